@@ -1,8 +1,7 @@
 """The user's settings: one JSON file, read tolerantly, written whole.
 
-One table: each setting's default, rule, label and help. What a file may hold is what the window accepts, and `why_not`
-says why not. A change is in force at once and told as `SettingsChanged`; what the engine is started with waits for its
-next start. What would take save points away is shown before it is done.
+One table has each setting's default, rule, label and help. A change is in force at once and published as
+`SettingsChanged`; what the engine is started with waits for its next start.
 """
 
 from __future__ import annotations

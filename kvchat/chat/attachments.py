@@ -1,15 +1,10 @@
-"""Documents and pictures that go with a message, read within bounds. Call it off the event loop.
+"""Documents and pictures that go with a message, read within bounds, off the event loop.
 
-**Documents** are stored as text with the message they came with, in the same transaction, and stand before its words in
-the prompt: another question about them, in any chat, shares the prefix. What cannot fit is refused before anything is
-stored.
-
-**Pictures** are stored as their files. The window draws them anew, smaller, from what Qt's reader took in within bounds
-(`ui/attachments/pictures.py`); below it nothing is decoded, and imports take no other picture than could be attached.
-They travel as `data:` URLs. The projector (`--mmproj`) is loaded only when a conversation with pictures is answered,
-which restarts the engine once; states of text mean the same with and without it, so it is no part of the fingerprint,
-only of what the self-test's finding is about. In a prompt a picture is as many ids below −1 as it has tokens, made from
-its bytes and the projector (`engine/speaking/pictures.py`). The engine, not the store, cuts a file with pictures.
+**Documents** are stored as text with their message and precede its words in the prompt, so that other questions about
+them share the prefix. What cannot fit is refused before anything is stored. **Pictures** are stored as their files and
+travel as `data:` URLs; only the window decodes them (`ui/attachments/pictures.py`). The projector (`--mmproj`) is
+loaded when a conversation with pictures is answered. States of text mean the same with and without it, so it is not in
+the fingerprint. In a prompt a picture is as many ids below −1 as it has tokens (`engine/speaking/pictures.py`).
 """
 
 from __future__ import annotations

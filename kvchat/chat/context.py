@@ -1,8 +1,7 @@
-"""How full a conversation's context is, and what can be done before it is: drop the middle, summarise. Never silently.
+"""How full a conversation's context is, and what to do about it: drop the middle, or summarise it.
 
-Counting asks the engine's tokenizer only. Dropping the middle and summarising make a branch of copies
-(`chat/record/tree.py`) after the opening, so that what was read of that stays warm and nothing said is lost; the
-summary is an extension of the same prompt, made in the chat's slot.
+Both make a branch of copies (`chat/record/tree.py`) after the opening, which stays warm; nothing is lost. Counting asks
+the engine's tokenizer only.
 """
 
 from __future__ import annotations

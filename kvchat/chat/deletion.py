@@ -1,19 +1,13 @@
-"""Order and deletion: folders and archive, what can still be had back, and what goes for good.
+"""Folders, archive and deletion: what can be restored, and what is deleted for good.
 
-**Recently deleted.** A deleted chat is hidden, a deleted message with all that followed moves to the table `removed`;
-both keep their save points and can be had back, by a later run too, for as long as the settings say (`keep_s`; with 0
-for `UNDO_S` or until quit), or until the user wants them gone now.
+**Recently deleted.** A deleted chat is hidden; a deleted message and what followed it move to the table `removed`. Both
+keep their save points and can be restored for `keep_s` (with 0 for `UNDO_S` or until quit).
 
-**A wrong clock ends nothing.** Gone for good is what has been deleted for `keep_s` by the clock *and* by what kvchat
-has seen pass of it: `deleted_s` of each row adds up the time between two looks (one an hour while kvchat runs, one at
-each start), of which no single one counts more than `_most_s`, a seventh of `keep_s`. A clock that is years ahead for
-one look, or for a day, so costs a seventh and the day, and one that goes back costs nothing. Whoever rarely opens
-kvchat can have things back for longer than the settings say, never for less.
+**A wrong clock deletes nothing early.** `deleted_s` adds up the time kvchat has seen pass, between hourly looks, each
+of which counts at most `_most_s`. Something goes when `keep_s` has passed by the clock and by that count.
 
-**Forgetting.** After that time, or when the user wants it now, they go for good: the save points that end in them,
-their words in the index (SQLite and FTS5 overwrite them), the title made of them. A save point that another one goes on
-from stays and becomes that one's (`hand_over` in `kvstore/index/points.py`). What a killed run left behind goes at the
-next start.
+**Forgetting** then deletes the save points that end in it, its words in the index (SQLite and FTS5 overwrite them) and
+titles made of it. What a killed run left behind goes at the next start.
 """
 
 from __future__ import annotations

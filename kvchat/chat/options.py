@@ -1,13 +1,8 @@
-"""How one conversation is answered: its options, its model, the presets it may begin with.
+"""How a conversation is answered: its options, its model, and presets to begin with.
 
-- **Its own model.** A conversation remembers the model it began with (`remember_model`); its turn asks the
-  engine host for it, which changes engines between turns. Looking at a conversation loads nothing. A model that is gone
-  leaves choices (`ModelMissing`, `ui/controllers/model.py`).
-- **Its own options.** `chat/options_service.py` has the rules: template options are fixed once something was
-  said, another system prompt makes a branch of copies, sampling changes at any time. What they leave open the settings
-  say, then the model's author, then `engine_host/model.py`; at temperature 0 nothing is added.
-  `ui/settings/presets.py` and `ui/settings/presets.py` show them in one form (`ui/settings/options_form.py`);
-  `ui/models/model_choice.py` offers the models on this computer.
+A conversation remembers its model (`remember_model`); looking at it loads nothing. Template options are fixed once
+something was said, another system prompt makes a branch of copies, and sampling changes at any time
+(`chat/options_service.py`). What is left open comes from the settings, then from the model.
 """
 
 from __future__ import annotations

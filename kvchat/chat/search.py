@@ -1,9 +1,8 @@
-"""Find words in messages, documents and titles: the index in the conversations' file, and what is asked of it.
+"""Full-text search in messages, attachments and titles.
 
-Triggers note which messages and titles must be indexed anew, so a reply that streams costs one mark; the words follow
-in steps of a few hundred messages, before a search and while nothing else is to be done. `words/folding.py` spreads
-text out so that FTS5 finds words without case or accents, and single characters of scripts without spaces and emoji.
-What is attached to a message is found with it; hits are shown in plain words, without Markdown's marks."""
+Triggers mark what must be indexed anew; it is indexed in steps, before a search and in spare time. `words/folding.py`
+prepares text so that FTS5 finds words without case or accents, and single characters of scripts without spaces.
+"""
 
 from __future__ import annotations
 

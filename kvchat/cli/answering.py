@@ -1,7 +1,4 @@
-"""`kvchat ask`: one question, or a conversation on the terminal. `kvchat serve`: answers for other programs.
-
-Runs the very turn that the window runs, without Qt: restore, stream, settle, save.
-"""
+"""`kvchat ask` and `kvchat serve`: the same turns as the window's, without Qt."""
 
 from __future__ import annotations
 

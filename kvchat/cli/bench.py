@@ -1,8 +1,7 @@
-"""`kvchat bench`: how fast an answer comes with the user's own model, and what is written for it.
+"""`kvchat bench`: how fast the user's own model answers, and what is written for it.
 
-A conversation of about N tokens goes on for some short turns. Each is answered three times from the very same prompt:
-with its prefix in the slot (hot), after the engine was restarted, from memory (warm), and after all of kvchat was
-restarted, from disk (restored). The last one is answered once more after the save points were deleted (cold).
+Each of some short turns of a chat is answered three times from the same prompt: from the slot (hot), after the engine
+was restarted (warm), and after all of kvchat was restarted, from disk (restored). The last is also answered cold.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Where no window can open: what is missing, in words, and a small chat in the terminal instead.
-
-Qt aborts the process when it cannot reach a display or load a library, so this is found out before Qt is imported.
-"""
+"""Find out before importing Qt, which would abort, why no window can open; chat in the terminal instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,1 @@
-"""This computer: its folders, files and keyring, SQLite schemas, and blocking work that can be given up.
-
-Knows no chat, model or engine.
-"""
+"""The computer: folders, files, keyring, SQLite schemas and blocking work. Knows no chat, model or engine."""

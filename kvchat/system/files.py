@@ -1,7 +1,6 @@
-"""Reading files by names that others chose: only regular ones, within bounds, and never for ever. Writing them whole.
+"""Read regular files by names that others chose, within bounds of size and time, and write files whole.
 
-A pipe or a device may have nothing to say, a network folder may be gone: every step has a time limit. It is made in a
-thread of its own, which is given up where it hangs; nothing else can be done about it.
+Every step has a time limit, as a pipe or a lost network folder may never answer. A thread that hangs is given up.
 """
 
 from __future__ import annotations

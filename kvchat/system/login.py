@@ -1,7 +1,6 @@
-"""Starting with the session: an autostart file on Linux, a value of the Run key on Windows, a LaunchAgent on macOS.
+"""Start at login: an autostart file on Linux, a value of the Run key on Windows, a LaunchAgent on macOS.
 
-What stands there is the only record, so that what the desktop's own settings switch off is off here as well. kvchat
-starts hidden, in the tray.
+That entry is the only record, so that the desktop's own settings count as well. kvchat starts hidden, in the tray.
 """
 
 from __future__ import annotations

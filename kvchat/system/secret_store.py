@@ -1,7 +1,4 @@
-"""One secret, kept in the system's keyring, or in a file that only the user may read where no keyring answers.
-
-The secret itself never goes into a log, an error or a repr.
-"""
+"""One secret, kept in the system's keyring or, without one, in a private file. It never goes into a log or repr."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A backup of the chats and the settings as one zip, and putting one back.
+"""Back up the chats and settings as one zip, and restore them.
 
-It is checked first, laid ready, and takes the data's place before anything has opened the database. What it replaces
-is kept in a folder beside it.
+A backup is checked, laid ready, and replaces the data before anything has opened the database. The old data is kept.
 """
 
 from __future__ import annotations

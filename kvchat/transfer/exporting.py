@@ -1,7 +1,4 @@
-"""Conversations to a file, whole or not at all: complete as JSON, or to read elsewhere as Markdown or HTML.
-
-The HTML stands alone. What is to be read is of a tree the current branch.
-"""
+"""Export conversations, whole or not at all: complete as JSON, or the current branches as Markdown or HTML."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
-"""A chat with its memory in one file, so that it is as quick elsewhere as here; sealed if there is a passphrase.
+"""A chat with its memory in one file, sealed if there is a passphrase.
 
-A plain tar: the chat as in any export, the manifest of its save points, then each block they need, once. Whoever opens
-it cannot trust it: sizes are bounded before anything is read, and nothing is written under a name out of the file.
+A plain tar: the chat as in any export, the manifest of its save points, then each block they need, once. Nobody can
+trust it: sizes are bounded before anything is read, and no name out of the file is used for writing.
 
-It is sealed by age, whose authenticated pieces can be written and read one at a time, however large the file is;
-`cryptography` has authenticated encryption for what fits into memory alone: for the key that is made for this one file,
-which the passphrase opens (scrypt, about a second and a quarter of a GB of memory). age's own way with passphrases
-lets no other thread run Python meanwhile, and the window would stand still.
+It is sealed by age, whose authenticated pieces can be streamed. The passphrase (scrypt, about a second and a quarter of
+a GB of memory) opens the key made for this file. age's own scrypt keeps other threads from running Python meanwhile.
 """
 
 from __future__ import annotations

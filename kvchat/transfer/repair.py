@@ -1,6 +1,6 @@
-"""The way out of damage in the chats' file: all that can be read of it, with what the newest automatic backup has.
+"""Repair a damaged chats file with what can be read of it and of the newest automatic backup.
 
-The damaged file is set aside, never deleted. The new one is laid ready and takes its place as a restored backup does.
+The damaged file is set aside, never deleted. The new one takes its place as a restored backup does.
 """
 
 from __future__ import annotations

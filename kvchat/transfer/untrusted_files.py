@@ -1,8 +1,4 @@
-"""Files that others made, read within bounds: zips, and JSON of any size, one chat at a time.
-
-An export is a list of chats, kvchat's own has one within. Such a list is read piece by piece, and no more than a piece
-is held in memory; any other file is a piece as a whole. What a piece may take is bounded.
-"""
+"""Zips and JSON from elsewhere, read within bounds. Lists of chats are read piece by piece."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Which files the .gitignore rules of a folder leave out, matched in time linear in the length of the name.
+"""The .gitignore rules of a folder, matched in time linear in the length of the name.
 
-Repositories come from strangers. pathspec and its like turn a rule into a regular expression that backtracks: twelve
-stars against one long name never ended, and the interpreter's lock was held meanwhile. The rules are those of
-gitignore(5) and git's wildmatch.c, bytes included: `?` is one byte.
+Repositories come from strangers, and pathspec's regular expressions backtrack: twelve stars against one long name never
+ended, while holding the interpreter's lock. The rules are those of gitignore(5) and git's wildmatch.c: `?` is one byte.
 """
 
 from __future__ import annotations

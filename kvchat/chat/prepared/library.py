@@ -1,7 +1,4 @@
-"""The library: documents that are read once and kept, as the window and the commands ask for them.
-
-They are read into a slot and saved in spare time; if interrupted, from the last save on once more.
-"""
+"""The library of prepared documents, as the window and the commands use it."""
 
 from __future__ import annotations
 

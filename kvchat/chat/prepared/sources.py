@@ -1,7 +1,4 @@
-"""From files, folders and repositories to documents, in bounds; and what has changed in them since.
-
-Call it off the event loop.
-"""
+"""Documents from files, folders and repositories, and what has changed in them. Call it off the event loop."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The conversations on disk: their values, the database and its schema, the tree, and what the model is given of it.
+"""The conversations on disk: values, database, schema, and the tree of messages.
 
-- **The tree** (`chat/turn/turns.py`, `chat/record/tree.py`). Regenerate, edit and an edited reply are siblings:
-  nothing is overwritten, and the way back is warm. What a turn begins with is on disk first. Deleting takes what
-  followed along, for it was said because of that message.
-- **One writer** (`system/owner.py`): the owner of the data folder. A command's question in a chat that is being
-  answered is on disk at once, and moves behind that reply when its turn comes (`Database.stand_last`).
+Regenerated and edited messages are siblings: nothing is overwritten. Deleting a message deletes what followed it. Only
+the owner of the data folder writes (`system/owner.py`); a command's question in a chat that is being answered is stored
+at once, and moves behind that reply when its turn comes (`Database.stand_last`).
 """

@@ -1,7 +1,7 @@
-"""The automatic backups: the chats of the last days, beside their file, for when that is damaged.
+"""Automatic backups of the chats, beside their file: one a day, the newest three.
 
-One a day is kept, as of the last time that kvchat ended or looked, and the newest three. A backup is made row by row
-into a fresh file: a damaged one is never copied over a good one. What is deleted for good goes from the backups, too.
+A backup is made row by row into a new file: a damaged one is never copied over a good one. What is deleted for good is
+deleted from the backups, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Between the conversations' tables and values: messages, what is attached to them, receipts.
-
-A file may be damaged: what makes no sense in a row costs that value, never the message or the chat.
-"""
+"""Conversion between the conversations' tables and values. A damaged value costs itself, never the message or chat."""
 
 from __future__ import annotations
 

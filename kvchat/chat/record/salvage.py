@@ -1,7 +1,7 @@
-"""What can still be read of a damaged file of chats, put into a new one, with what its newest backup has.
+"""Recovery of a damaged file of chats into a new one, with the help of its newest backup.
 
-Each table is read from both ends, as far as SQLite comes. What hung together and lost its middle is joined again: a
-chat whose own row is lost has another, a message whose parent is lost follows the one before it.
+Each table is read from both ends, as far as SQLite comes. A chat whose row is lost gets another; a message whose parent
+is lost follows the one before it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Memory that came with a chat from elsewhere: tried out before its next message relies on it, later replaced.
+"""Memory imported with a chat: tried out before its next message relies on it, later replaced.
 
-**Trying out** restores it as the next message would, and has the engine prove that it uses it. **Verifying** reads the
-chat with the user's own model, and that takes the place of what came with it: nobody can see from a state that it is
-what the model makes of its tokens, for rows that are computed anew differ in rounding from those that were right. So
-nothing is compared. What came from elsewhere is deleted.
+**Trying out** restores it and has the engine prove that it uses it. **Verifying** reads the chat with the user's own
+model and deletes the imported memory. States cannot be compared: recomputed rows differ in rounding.
 """
 
 from __future__ import annotations

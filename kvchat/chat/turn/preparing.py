@@ -1,7 +1,7 @@
-"""Preparing: what the next message will need is restored, and read, while the user still looks and writes.
+"""Restore and read what the next message will need, while the user looks and writes.
 
-Only what is on show now counts. In this order, each as far as it goes: the save point is restored; what is missing of
-the chat is read, and saved; the draft is read but for its last words. What was read of a draft is never saved.
+Only what is on show counts. Its save point is restored, missing parts of the chat are read and saved, and the draft is
+read but for its last words, and never saved.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Titles by the model, made in its spare time as an extension of the chat's own prompt.
+"""Titles by the model, made in spare time as an extension of the chat's own prompt.
 
-Only a chat whose state is in a slot is named, so that nothing is loaded for it, and afterwards the slot holds that
-chat's turn boundary again. Whoever asks for the slot meanwhile has it at once. A chat is tried once.
+Only a chat that is in a slot is named, once, and the slot holds its turn boundary again afterwards.
 """
 
 from __future__ import annotations

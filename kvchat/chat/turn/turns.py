@@ -1,8 +1,4 @@
-"""The turns that run or wait: as many as there are slots, at most one in a conversation, the words on disk first.
-
-`ask`, `ask_instead`, `answer_again`, `regenerate` and `go_on` put a turn's beginning on disk: the user's words, or
-where the branch forks.
-"""
+"""The turns that run or wait: as many as there are slots, at most one in a conversation."""
 
 from __future__ import annotations
 
