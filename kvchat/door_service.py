@@ -99,7 +99,7 @@ class DoorService:
     @property
     def in_engine(self) -> tuple[InEngine, ...]:
         held = ((slot.number, slot.contents) for slot in self.slots.all)
-        return tuple(InEngine(n, one.owner, len(one.tokens)) for n, one in held if one is not None)
+        return tuple(InEngine(n, contents.owner, len(contents.tokens)) for n, contents in held if contents is not None)
 
     def subscribe(self, listener: Callable[[], object]) -> Callable[[], None]:
         """Call `listener` whenever a request changes; returns what ends that."""
@@ -111,7 +111,7 @@ class DoorService:
 
     def rules(self, program: str) -> frozenset[str]:
         """Return the rules that mend this program's prompts."""
-        chosen = (one.rpartition(" ") for one in self.settings().door_rules)
+        chosen = (rule.rpartition(" ") for rule in self.settings().door_rules)
         return frozenset(rule for name, _, rule in chosen if name == program)
 
     async def keys(self) -> dict[str, str]:
@@ -223,4 +223,6 @@ class DoorService:
     async def _look(self) -> list[Model]:
         from kvchat.gateway.answering import Model
 
-        return [Model(self.model.name_of(str(one.path)), str(Path(one.path))) for one in await self.models.usable()]
+        return [
+            Model(self.model.name_of(str(model.path)), str(Path(model.path))) for model in await self.models.usable()
+        ]

@@ -145,7 +145,7 @@ class Runtime:
         if vitals is None or vitals.slot is None or engine is None:
             return vitals
         contents = [slot.known(engine) for slot in self.chat.slots.all]
-        held = sum(len(one.tokens) for one in contents if one)
+        held = sum(len(content.tokens) for content in contents if content)
         return dataclasses.replace(vitals, slot=dataclasses.replace(vitals.slot, tokens=max(vitals.slot.tokens, held)))
 
     async def diagnostics(self) -> str:

@@ -361,7 +361,7 @@ class Settings:
         return self.keep_deleted_days * 86_400.0
 
 
-ABOUT: dict[str, About] = {one.name: one.metadata["about"] for one in dataclasses.fields(Settings)}
+ABOUT: dict[str, About] = {setting.name: setting.metadata["about"] for setting in dataclasses.fields(Settings)}
 NAMES = tuple(ABOUT)
 
 
@@ -415,6 +415,6 @@ def why_not(name: str, value: Any) -> str:
     return ABOUT[name].rule(value)
 
 
-def differ(one: Settings, other: Settings, names: Iterable[str]) -> bool:
+def differ(before: Settings, after: Settings, names: Iterable[str]) -> bool:
     """Return True if any of these settings differs."""
-    return any(getattr(one, name) != getattr(other, name) for name in names)
+    return any(getattr(before, name) != getattr(after, name) for name in names)

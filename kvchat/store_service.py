@@ -34,7 +34,9 @@ def store_bounds(paths: Paths, settings: Settings, kept_bytes: int = 0) -> Bound
     quota = settings.quota_bytes
     if quota is None:
         quota = default_quota(
-            shutil.disk_usage(next(one for one in (paths.cache, *paths.cache.parents) if is_folder(one))).total,
+            shutil.disk_usage(
+                next(folder for folder in (paths.cache, *paths.cache.parents) if is_folder(folder))
+            ).total,
             long_chat(settings),
             kept_bytes,
         )
@@ -107,24 +109,24 @@ def store_problem(paths: Paths) -> str:
 
 def models_in(usage: StoreUsage) -> set[str]:
     """Return the models of the saved chats, by their names in fingerprints."""
-    return {one.model for one in usage.conversations if one.tokens}
+    return {chat.model for chat in usage.conversations if chat.tokens}
 
 
 def timed(usage: StoreUsage, speeds: Mapping[str, ReadingSpeed]) -> StoreUsage:
     """Add the time to read each chat again."""
     conversations = [
-        replace(one, reading=speeds[one.model].forecast(one.tokens)) if one.tokens else one
-        for one in usage.conversations
+        replace(chat, reading=speeds[chat.model].forecast(chat.tokens)) if chat.tokens else chat
+        for chat in usage.conversations
     ]
     return replace(usage, conversations=tuple(conversations))
 
 
 def timed_plan(plan: PrunePlan, usage: StoreUsage) -> PrunePlan:
     """Add the time to read again what the plan deletes entirely; `usage`: `timed`."""
-    times = {one.conversation_id: one.reading for one in usage.conversations}
+    times = {chat.conversation_id: chat.reading for chat in usage.conversations}
     conversations = [
-        one if one.save_points_left else replace(one, reading=times.get(one.conversation_id))
-        for one in plan.conversations
+        chat if chat.save_points_left else replace(chat, reading=times.get(chat.conversation_id))
+        for chat in plan.conversations
     ]
     return replace(plan, conversations=tuple(conversations))
 

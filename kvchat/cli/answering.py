@@ -72,7 +72,12 @@ async def _chosen_settings(commands: Commands, options: EngineOptions) -> Settin
     settings = with_options(await asyncio.to_thread(lambda: commands.settings), options)
     if settings.model_path or settings.engine_url:
         return settings
-    if not options.starter and not await _starter_is_wanted():
+    terminal, starter = current_terminal.get(), options.starter
+    if not starter and terminal and terminal.asks:
+        prompt = _("No model is chosen yet. Fetch the small starter model, 98 MB? [Y/n]") + " "
+        answer = await terminal.read_line(prompt)
+        starter = answer is not None and answer.strip().lower() in ("", "y", "yes")
+    if not starter:
         raise NoModelForCommand
     path = str(await fetch_starter(commands.paths.models, show_starter))
     await commands.change_settings(model_path=path)
@@ -86,14 +91,6 @@ def with_options(settings: Settings, options: EngineOptions) -> Settings:
     if options.model:
         settings = dataclasses.replace(settings, model_path=str(options.model.absolute()), engine_url=None)
     return settings
-
-
-async def _starter_is_wanted() -> bool:
-    terminal = current_terminal.get()
-    if terminal is None or not terminal.asks:
-        return False
-    answer = await terminal.read_line(_("No model is chosen yet. Fetch the small starter model, 98 MB? [Y/n]") + " ")
-    return answer is not None and answer.strip().lower() in ("", "y", "yes")
 
 
 def show_starter(progress: StarterProgress) -> None:

@@ -395,7 +395,7 @@ def parse(arguments: Sequence[str]) -> tuple[Command, Any]:
     """Return the command and options of a command line. Exits where it makes no sense."""
     given = vars(build_parser().parse_args(arguments))
     command = COMMANDS[given["command"]]
-    known = [one.name for one in fields(command.options) if given.get(one.name) is not None]
+    known = [field.name for field in fields(command.options) if given.get(field.name) is not None]
     values = {name: tuple(given[name]) if isinstance(given[name], list) else given[name] for name in known}
     return command, command.options(**values)
 
@@ -427,18 +427,18 @@ def _describe(parser: argparse.ArgumentParser, command: Command) -> None:
     parser.description = _(command.words)
     parser.set_defaults(command=command.name)
     groups: dict[str, argparse._ActionsContainer] = {}
-    for one in fields(command.options):
-        if not one.metadata:
+    for field in fields(command.options):
+        if not field.metadata:
             continue
-        more = dict(one.metadata)
+        more = dict(field.metadata)
         name, group, words = more.pop("name", None), more.pop("group", None), more.pop("help")
         if group and group not in groups:
             groups[group] = parser.add_mutually_exclusive_group()
         place = groups.get(group, parser)
         if name:
-            place.add_argument(name, dest=one.name, help=_(words), **more)
+            place.add_argument(name, dest=field.name, help=_(words), **more)
         else:
-            place.add_argument(one.name, help=_(words), **more)
+            place.add_argument(field.name, help=_(words), **more)
 
 
 def print_completion(options: ShellOptions) -> int:

@@ -143,7 +143,7 @@ def ttft(replies: Sequence[Reply]) -> float:
 
 def ttft_ratio(replies: Sequence[Reply], hot: Sequence[Reply]) -> float:
     pairs = zip(replies, hot, strict=True)
-    return median(one.receipt.ttft_ms / other.receipt.ttft_ms for one, other in pairs)
+    return median(reply.receipt.ttft_ms / other.receipt.ttft_ms for reply, other in pairs)
 
 
 def _numbered_notes(count: int, first: int) -> str:
@@ -236,7 +236,7 @@ async def _round(home: BenchHome, chat_id: str, number: int) -> _Round:
 
 def _result(home: BenchHome, rounds: list[_Round], cold: Reply, row: float) -> BenchResult:
     last = rounds[-1]
-    hot, warm, restored = [[getattr(one, name) for one in rounds] for name in ("hot", "warm", "restored")]
+    hot, warm, restored = [[getattr(round, name) for round in rounds] for name in ("hot", "warm", "restored")]
     stays_warm = all(reply.receipt.source is Source.WARM for reply in warm)
     new_rows = [int((after.tokens - before.tokens) * row) for before, after in pairwise(home.saved)]
     return BenchResult(
@@ -254,8 +254,8 @@ def _result(home: BenchHome, rounds: list[_Round], cold: Reply, row: float) -> B
         disk_ratio=last.after.physical_bytes / max(1.0, home.saved[-1].tokens * row),
         last_reply_bytes_written=last.written,
         new_rows_bytes_last_reply=new_rows[-1],
-        write_ratio=sum(one.written for one in rounds) / max(1, sum(new_rows)),
-        outputs_agree=all(one.agrees for one in rounds),
+        write_ratio=sum(round.written for round in rounds) / max(1, sum(new_rows)),
+        outputs_agree=all(round.agrees for round in rounds),
         cold_output_agrees=last.hot.text == cold.text,
     )
 

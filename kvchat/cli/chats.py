@@ -44,13 +44,16 @@ _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def named_chat(known: Sequence[Conversation], name: str) -> Conversation:
-    found = [one for one in known if one.id == name] or [one for one in known if name and one.id.startswith(name)]
-    if len(found) == 1:
-        return found[0]
+    """Return the chat with that id, or the only one whose id begins with it. Raises KvchatError."""
+    found = [chat for chat in known if name and chat.id.startswith(name)]
+    exact = [chat for chat in found if chat.id == name]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
     advice = _("`kvchat chats` lists them; write more of its id.")
     if not found:
         raise KvchatError(_("There is no chat {name}", name=name), "", advice)
-    shown = [f"{one.id[: max(SHOWN, len(name) + 4)]}  {one_line(calm(one.title))}" for one in found[:_MOST_CANDIDATES]]
+    letters = max(SHOWN, len(name) + 4)
+    shown = [f"{chat.id[:letters]}  {one_line(calm(chat.title))}" for chat in found[:_MOST_CANDIDATES]]
     more = [mark("…")] if len(found) > len(shown) else []
     raise KvchatError(_("Several chats begin with {name}", name=name), "\n".join([*shown, *more]), advice)
 
@@ -112,18 +115,18 @@ def search(options: SearchOptions) -> int:
             pass
         found = find(database, " ".join(options.words))
     if found or options.as_json:
-        show(options.as_json, {"chats": found}, [_excerpt(one, marked=shows_text()) for one in found])
+        show(options.as_json, {"chats": found}, [_excerpt(hit, marked=shows_text()) for hit in found])
     if not found:
         remark(_("Nothing found."))
     return 0 if found else NOTHING_FOUND
 
 
-def _excerpt(one: FoundChat, *, marked: bool) -> str:
-    title = f"{one.conversation_id}  {one_line(calm(one.title))}"
-    if not one.excerpt:
+def _excerpt(hit: FoundChat, *, marked: bool) -> str:
+    title = f"{hit.conversation_id}  {one_line(calm(hit.title))}"
+    if not hit.excerpt:
         return title
-    line = one.excerpt
-    for start, end in reversed(one.marks) if marked else ():
+    line = hit.excerpt
+    for start, end in reversed(hit.marks) if marked else ():
         line = f"{line[:start]}{_BOLD}{line[start:end]}{_PLAIN}{line[end:]}"
     return f"{title}\n    {line}"
 
@@ -137,7 +140,7 @@ def export(options: ExportOptions) -> int:
     form = ExportForm(options.form) if options.form else ExportForm.of(options.target)
     with _database(paths) as database:
         known = database.conversations()
-        chosen = [one.id for one in ([named_chat(known, options.chat_id)] if options.chat_id else known)]
+        chosen = [chat.id for chat in ([named_chat(known, options.chat_id)] if options.chat_id else known)]
         if options.target == STANDARD_STREAM:
             write_export(database, chosen, form, sys.stdout.buffer, zipped=len(chosen) != 1)
             return 0

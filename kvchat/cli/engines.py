@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,8 +22,8 @@ from kvchat.words.wording import size
 
 def show_all(options: JsonOptions) -> int:
     paths = resolve_paths()
-    fetched = fetched_engines(paths.engines)
-    entries = take_inventory(load_settings(paths.settings_file).engine_path, [one.location for one in fetched])
+    fetched = EngineFetcher(paths.engines, lambda: None).fetched()
+    entries = take_inventory(load_settings(paths.settings_file).engine_path, [engine.location for engine in fetched])
     graphics = find_graphics()
     fields = {
         "engines": [
@@ -39,7 +39,7 @@ def show_all(options: JsonOptions) -> int:
             }
             for entry in entries
         ],
-        "fetched": [{"name": one.name, "path": one.location.path, "bytes": one.size} for one in fetched],
+        "fetched": [{"name": engine.name, "path": engine.location.path, "bytes": engine.size} for engine in fetched],
         "graphics": graphics.makers,
         "advice": install_advice(graphics),
     }
@@ -48,10 +48,22 @@ def show_all(options: JsonOptions) -> int:
 
 
 def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[FetchedEngine] = ()) -> list[str]:
-    told = [line for entry in entries for line in _entry_lines(entry)] or [_("No engine was found.")]
+    told = []
+    for entry in entries:
+        told.append(f"{'*' if entry.chosen else ' '} {entry.location}")
+        if entry.problem:
+            told.append(f"    {entry.problem}")
+            continue
+        told.append(f"    {entry.version}")
+        for device in entry.devices:
+            memory = f" ({size(device.total_bytes)})" if device.total_bytes else ""
+            told.append(f"    {device.name}: {device.description}{memory}")
+        if not entry.devices:
+            told.append("    " + _("the processor alone"))
+    told = told or [_("No engine was found.")]
     told += [
-        "  " + _("Fetched: {name} ({size}); `kvchat engines remove {name}`", name=one.name, size=size(one.size))
-        for one in fetched
+        "  " + _("Fetched: {name} ({size}); `kvchat engines remove {name}`", name=engine.name, size=size(engine.size))
+        for engine in fetched
     ]
     if not any(entry.backends for entry in entries):
         graphics = find_graphics()
@@ -62,19 +74,6 @@ def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[FetchedEngine] = (
             *install_advice(graphics),
         ]
     return told
-
-
-def _entry_lines(entry: EngineEntry) -> Iterator[str]:
-    yield f"{'*' if entry.chosen else ' '} {entry.location}"
-    if entry.problem:
-        yield f"    {entry.problem}"
-        return
-    yield f"    {entry.version}"
-    for device in entry.devices:
-        memory = f" ({size(device.total_bytes)})" if device.total_bytes else ""
-        yield f"    {device.name}: {device.description}{memory}"
-    if not entry.devices:
-        yield "    " + _("the processor alone")
 
 
 async def test(options: EngineToTest, commands: Commands) -> int:

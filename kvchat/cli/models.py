@@ -46,7 +46,7 @@ class NoSuchFile(KvchatError):
 
 def _library(commands: Commands, folders: Sequence[Path] = ()) -> ModelLibrary:
     return ModelLibrary(
-        commands.paths, lambda: (*commands.settings.model_folders, *(str(one.absolute()) for one in folders))
+        commands.paths, lambda: (*commands.settings.model_folders, *(str(folder.absolute()) for folder in folders))
     )
 
 
@@ -58,7 +58,7 @@ async def show_all(options: ModelsOptions, commands: Commands) -> int:
     settings = commands.settings
     judge = ModelJudge(settings, look_at_capacity(settings), LoadLimits(commands.paths.load_limits))
     unreadable = await _library(commands, options.folders).find(judge, models.append)
-    models.sort(key=lambda one: (one.judgement is None, one.model.name.lower()))
+    models.sort(key=lambda judged: (judged.judgement is None, judged.model.name.lower()))
     show(options.as_json, {"models": list(map(_fields, models))}, list_lines(models, unreadable))
     return 0
 
@@ -66,20 +66,20 @@ async def show_all(options: ModelsOptions, commands: Commands) -> int:
 def list_lines(models: Sequence[JudgedModel], unreadable: Sequence[UnreadableFolder]) -> list[str]:
     rows = [
         (
-            one.model.name,
-            one.model.facts.quantisation,
-            size(one.model.size),
-            _("{tokens} context", tokens=tokens_short(one.model.facts.trained_context)),
-            _(one.judgement.verdict.value),
-            _(one.model.source.value),
+            judged.model.name,
+            judged.model.facts.quantisation,
+            size(judged.model.size),
+            _("{tokens} context", tokens=tokens_short(judged.model.facts.trained_context)),
+            _(judged.judgement.verdict.value),
+            _(judged.model.source.value),
         )
-        for one in models
-        if one.judgement and one.model.facts
+        for judged in models
+        if judged.judgement and judged.model.facts
     ]
     lines = [several(len(models), "{count} model", "{count} models"), *columns(rows)]
-    for one in models:
-        if problem := one.model.problem:
-            lines += [f"  {one.model.name}: {problem.title}.", f"    {problem.detail}"]
+    for judged in models:
+        if problem := judged.model.problem:
+            lines += [f"  {judged.model.name}: {problem.title}.", f"    {problem.detail}"]
     lines += [
         "  " + _("{path} cannot be read: {reason}.", path=folder.path, reason=folder.reason) for folder in unreadable
     ]
@@ -88,8 +88,8 @@ def list_lines(models: Sequence[JudgedModel], unreadable: Sequence[UnreadableFol
     return lines
 
 
-def _fields(one: JudgedModel) -> dict[str, Any]:
-    model = one.model
+def _fields(judged: JudgedModel) -> dict[str, Any]:
+    model = judged.model
     fields: dict[str, Any] = {
         "name": model.name,
         "path": model.path,
@@ -98,14 +98,14 @@ def _fields(one: JudgedModel) -> dict[str, Any]:
         "projector": model.projector,
         "problem": str(model.problem) if model.problem else None,
     }
-    if model.facts and one.judgement:
+    if model.facts and judged.judgement:
         fields |= {
             "architecture": model.facts.architecture,
             "quantisation": model.facts.quantisation,
             "trained_context": model.facts.trained_context,
             "parts": model.facts.parts,
-            "verdict": one.judgement.verdict,
-            "reason": one.judgement.reason,
+            "verdict": judged.judgement.verdict,
+            "reason": judged.judgement.reason,
         }
     return fields
 
@@ -200,7 +200,7 @@ async def _found(library: ModelLibrary, name: str) -> Path:
     """Return the one model on this machine with that name, or with it in its name. Raises NoSuchFile."""
     judged: list[JudgedModel] = []
     await library.find(lambda facts: judge_size(facts.size, available_memory()), judged.append)
-    models = {one.model.path: one.model.name for one in judged if one.model.facts}
+    models = {found.model.path: found.model.name for found in judged if found.model.facts}
     exact = [path for path, known in models.items() if known.lower() == name.lower()]
     found = exact or [path for path, known in models.items() if name.lower() in known.lower()]
     if len(found) == 1:
@@ -215,13 +215,13 @@ async def _found(library: ModelLibrary, name: str) -> Path:
 def chosen_file(repository: HubRepository, quantisation: str) -> HubFile:
     """Return the model of that quantisation or name; without one, Q4_K_M or the only one. Raises NoSuchFile."""
     wanted = quantisation.lower()
-    fitting = [one for one in repository.files if wanted in (one.quantisation.lower(), one.name.lower()) and wanted]
+    fitting = [file for file in repository.files if wanted in (file.quantisation.lower(), file.name.lower()) and wanted]
     if not wanted:
-        usual = [one for one in repository.files if one.quantisation == "Q4_K_M"]
+        usual = [file for file in repository.files if file.quantisation == "Q4_K_M"]
         fitting = list(repository.files) if len(repository.files) == 1 else usual
     if len(fitting) == 1:
         return fitting[0]
-    there = listed(one.quantisation or one.name for one in repository.files) or _("no model that kvchat could use")
+    there = listed(file.quantisation or file.name for file in repository.files) or _("no model that kvchat could use")
     raise NoSuchFile(
         _("{repository} has no such file", repository=repository.repository)
         if wanted

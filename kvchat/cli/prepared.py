@@ -51,7 +51,7 @@ async def prepare(options: PrepareOptions, commands: Commands) -> int:
 
 async def _meant(runtime: Runtime, options: PrepareOptions) -> Prepared:
     library = runtime.chat.library
-    found = next((one for one in await library.all() if one.name == options.name), None)
+    found = next((prepared for prepared in await library.all() if prepared.name == options.name), None)
     if found is not None:
         given = await asyncio.to_thread(lambda: {str(path.absolute()) for path in options.paths})
         if given and given != set(found.paths):
@@ -77,39 +77,39 @@ async def _meant(runtime: Runtime, options: PrepareOptions) -> Prepared:
     return await library.add(options.paths, options.name)
 
 
-def _fields(one: Standing, folder: Path) -> dict[str, Any]:
-    prepared = one.prepared
+def _fields(standing: Standing, folder: Path) -> dict[str, Any]:
+    prepared = standing.prepared
     return {
         "name": prepared.name,
         "paths": prepared.paths,
         "files": len(prepared.sources),
         "place": folder,
         "tokens": prepared.tokens,
-        "bytes": one.bytes,
-        "reading": one.time,
+        "bytes": standing.bytes,
+        "reading": standing.time,
         "model": prepared.model,
         "context_size": prepared.context_size,
         "read_at": prepared.created_at if prepared.is_read else None,
-        "stale": bool(one.changes),
-        "changes": one.changes.words if one.changes else "",
-        "ready": not one.why_not,
-        "why_not": one.why_not,
+        "stale": bool(standing.changes),
+        "changes": standing.changes.words if standing.changes else "",
+        "ready": not standing.why_not,
+        "why_not": standing.why_not,
     }
 
 
-def _row(one: Standing) -> tuple[str, ...]:
-    prepared, seconds = one.prepared, roughly(one.time) if one.time else _("an unknown time")
+def _row(standing: Standing) -> tuple[str, ...]:
+    prepared, seconds = standing.prepared, roughly(standing.time) if standing.time else _("an unknown time")
     return (
         calm(prepared.name),
         several(len(prepared.sources), "{count} file", "{count} files"),
         several(prepared.tokens, "{count} token", "{count} tokens"),
-        size(one.bytes),
-        _("not ready: {why_not}; reading takes {seconds}", why_not=one.why_not, seconds=seconds)
-        if one.why_not
+        size(standing.bytes),
+        _("not ready: {why_not}; reading takes {seconds}", why_not=standing.why_not, seconds=seconds)
+        if standing.why_not
         else _("saves {seconds}", seconds=seconds),
         calm(Path(prepared.model).stem),
         _("read {timestamp}", timestamp=timestamp(prepared.created_at)) if prepared.is_read else "",
-        _("{changes} since", changes=one.changes.words) if one.changes else "",
+        _("{changes} since", changes=standing.changes.words) if standing.changes else "",
     )
 
 
@@ -129,7 +129,7 @@ async def show_all(options: PreparedOptions, commands: Commands) -> int:
     lines = [_(nothing)]
     if standings:
         lines = [_("Kept in {save_points}", save_points=folder), *columns(list(map(_row, standings)))]
-    show(options.as_json, {"prepared": [_fields(one, folder) for one in standings]}, lines)
+    show(options.as_json, {"prepared": [_fields(standing, folder) for standing in standings]}, lines)
     return 0
 
 

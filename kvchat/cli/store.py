@@ -59,20 +59,20 @@ async def _do(commands: Commands, do: Callable[[_Opened], int]) -> int:
         # The warm tier's budget as in the app: without one, what a killed kvchat has left in memory would be given up.
         store = runtime.save_points.store if runtime else await asyncio.to_thread(open_store, paths, settings)
         try:
-            return await asyncio.to_thread(lambda: do(_Opened(paths, settings, store, *_told_of(paths))))
+            return await asyncio.to_thread(lambda: do(_opened(paths, settings, store)))
         finally:
             if runtime is None:
                 await asyncio.to_thread(store.close)
 
 
-def _told_of(paths: Paths) -> tuple[Titles, Saved]:
+def _opened(paths: Paths, settings: Settings, store: SavePointStore) -> _Opened:
     try:
         with closing(Database(paths.database)) as database:
             titles = {conversation.id: conversation.title for conversation in database.conversations()}
-            titles |= {one.owner: _("Prepared: {name}", name=one.name) for one in all_prepared(database)}
-            return titles, database.seconds_saved()
+            titles |= {prepared.owner: _("Prepared: {name}", name=prepared.name) for prepared in all_prepared(database)}
+            return _Opened(paths, settings, store, titles, database.seconds_saved())
     except KvchatError:
-        return {}, {}
+        return _Opened(paths, settings, store, {}, {})
 
 
 def _timed(paths: Paths, usage: StoreUsage) -> StoreUsage:
@@ -142,7 +142,7 @@ async def forget(options: ProgramOptions, commands: Commands) -> int:
 
     def do(opened: _Opened) -> int:
         kept = opened.store.usage().conversations
-        programs = sorted(filter(None, (program_of(one.conversation_id) for one in kept)))
+        programs = sorted(filter(None, (program_of(chat.conversation_id) for chat in kept)))
         if options.program not in programs:
             there = listed(programs) or _("There are none")
             raise KvchatError(
@@ -157,7 +157,7 @@ async def forget(options: ProgramOptions, commands: Commands) -> int:
 
 
 def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
-    programs = [one for one in usage.conversations if program_of(one.conversation_id)]
+    programs = [chat for chat in usage.conversations if program_of(chat.conversation_id)]
     chats = several(len(usage.conversations) - len(programs), "{count} chat", "{count} chats")
     if programs:
         others = several(len(programs), "{count} program", "{count} programs")
@@ -184,7 +184,7 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
         (_("Free on the disk"), _("{free_bytes}; below {free_floor_bytes} nothing is saved", **sizes)),
     ]
     if programs:
-        held = size(sum(one.exclusive_bytes for one in programs))
+        held = size(sum(chat.exclusive_bytes for chat in programs))
         allowed = _("{held} their own, of {programs_quota_bytes} allowed", held=held, **sizes)
         rows.append((_("Other programs"), allowed))
     if usage.set_aside_bytes:
@@ -193,19 +193,23 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
     lines = [f"{padded(name, broad)}{value}" for name, value in rows]
     if not usage.conversations:
         return lines
-    return [*lines, "", *columns([_usage_row(one, titles, saved) for one in usage.conversations])]
+    return [*lines, "", *columns([_usage_row(chat, titles, saved) for chat in usage.conversations])]
 
 
-def _usage_row(one: ConversationUsage, titles: Titles, saved: Saved) -> tuple[str, ...]:
-    choices = (_("pinned"), one.pinned), (_("never saved"), one.never_save), (_("imported, not verified"), one.imported)
+def _usage_row(chat: ConversationUsage, titles: Titles, saved: Saved) -> tuple[str, ...]:
+    choices = (
+        (_("pinned"), chat.pinned),
+        (_("never saved"), chat.never_save),
+        (_("imported, not verified"), chat.imported),
+    )
     marks = [word for word, is_so in choices if is_so]
     return (
-        _title(one.conversation_id, titles),
-        several(one.save_points, "{count} save point", "{count} save points"),
-        _("{exclusive_bytes} its own", exclusive_bytes=size(one.exclusive_bytes)),
-        _("{size} shared", size=size(one.shared_bytes)),
-        _("saved {time} so far", time=duration(1000 * saved.get(one.conversation_id, 0.0))),
-        _("used {timestamp}", timestamp=timestamp(one.last_used_at)),
+        _title(chat.conversation_id, titles),
+        several(chat.save_points, "{count} save point", "{count} save points"),
+        _("{exclusive_bytes} its own", exclusive_bytes=size(chat.exclusive_bytes)),
+        _("{size} shared", size=size(chat.shared_bytes)),
+        _("saved {time} so far", time=duration(1000 * saved.get(chat.conversation_id, 0.0))),
+        _("used {timestamp}", timestamp=timestamp(chat.last_used_at)),
         listed(marks),
     )
 
@@ -223,7 +227,7 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
         freed, time = size(plan.bytes_freed), _rereading(plan.reading)
         lines = [
             _("{verb} {count}, {size}; to read again: {time}.", verb=verb, count=count, size=freed, time=time),
-            *columns([_pruned_row(one, titles) for one in plan.conversations]),
+            *columns([_pruned_row(chat, titles) for chat in plan.conversations]),
             _("{size} would remain.", size=left) if dry_run else _("{size} remain.", size=left),
         ]
     if plan.bytes_left > target_bytes:
@@ -232,13 +236,13 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
     return lines
 
 
-def _pruned_row(one: PrunedConversation, titles: Titles) -> tuple[str, ...]:
+def _pruned_row(chat: PrunedConversation, titles: Titles) -> tuple[str, ...]:
     return (
-        _title(one.conversation_id, titles),
-        several(one.save_points, "{count} save point", "{count} save points"),
-        size(one.bytes_freed),
-        "" if one.save_points_left else _("to read again: {rereading}", rereading=_rereading(one.reading)),
-        _left(one.save_points_left),
+        _title(chat.conversation_id, titles),
+        several(chat.save_points, "{count} save point", "{count} save points"),
+        size(chat.bytes_freed),
+        "" if chat.save_points_left else _("to read again: {rereading}", rereading=_rereading(chat.reading)),
+        _left(chat.save_points_left),
     )
 
 
@@ -250,12 +254,12 @@ def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) 
     lines = [f"{checked}: {found}"]
     rows = [
         (
-            _title(one.conversation_id, titles),
-            _("{save_points} lost", save_points=several(one.save_points, "{count} save point", "{count} save points")),
-            _left(left.get(one.conversation_id, 0)),
-            one.reason.words,
+            _title(chat.conversation_id, titles),
+            _("{save_points} lost", save_points=several(chat.save_points, "{count} save point", "{count} save points")),
+            _left(left.get(chat.conversation_id, 0)),
+            chat.reason.words,
         )
-        for one in report.losses
+        for chat in report.losses
     ]
     return lines + columns(rows)
 

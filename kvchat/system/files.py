@@ -64,8 +64,18 @@ class TooLarge(OSError):
 
 def open_plain(path: Path) -> BinaryIO:
     """Open a regular file for reading. Raises OSError: NotAFile, and TimeoutError where nothing answers."""
-    file: io.RawIOBase = in_time(lambda: _open(path))
-    return io.BufferedReader(file)
+
+    def opened() -> io.RawIOBase:
+        check_is_file(path, path.stat().st_mode)  # first: opening alone can do something to a device
+        file = _Patient(os.open(path, _FLAGS))
+        try:
+            check_is_file(path, os.fstat(file.fileno()).st_mode)
+        except OSError:
+            file.close()
+            raise
+        return file
+
+    return io.BufferedReader(in_time(opened))
 
 
 def read_plain(path: Path, most: int) -> bytes:
@@ -130,17 +140,6 @@ def in_time(work: Callable[[], R]) -> R:
 def check_is_file(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         raise NotAFile(path, mode)
-
-
-def _open(path: Path) -> _Patient:
-    check_is_file(path, path.stat().st_mode)  # first: opening alone can do something to a device
-    file = _Patient(os.open(path, _FLAGS))
-    try:
-        check_is_file(path, os.fstat(file.fileno()).st_mode)
-    except OSError:
-        file.close()
-        raise
-    return file
 
 
 class _Patient(io.RawIOBase):

@@ -32,7 +32,19 @@ def migrate(
     if version(connection) < len(steps):
         if keep_copy and version(connection) > 0:
             back_up(connection, path.with_name(f"{path.name}.before-{len(steps)}"))
-        _apply_missing(connection, steps)
+        connection.execute("BEGIN IMMEDIATE")  # another process may have been quicker: look again under the lock
+        try:
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, applied_at REAL NOT NULL)"
+            )
+            for number in range(version(connection) + 1, len(steps) + 1):
+                for statement in statements(steps[number - 1]):
+                    connection.execute(statement)
+                connection.execute("INSERT INTO migrations VALUES (?, ?)", (number, time.time()))
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.rollback()  # on a full disk SQLite has done so already
+            raise
     check_version(connection, path, steps, too_new)
 
 
@@ -69,22 +81,6 @@ def statements(script: str) -> Iterator[str]:
         if sqlite3.complete_statement(pending):
             yield pending
             pending = ""
-
-
-def _apply_missing(connection: sqlite3.Connection, steps: Sequence[str]) -> None:
-    connection.execute("BEGIN IMMEDIATE")  # another process may have been quicker: look again under the lock
-    try:
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, applied_at REAL NOT NULL)"
-        )
-        for number in range(version(connection) + 1, len(steps) + 1):
-            for statement in statements(steps[number - 1]):
-                connection.execute(statement)
-            connection.execute("INSERT INTO migrations VALUES (?, ?)", (number, time.time()))
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.rollback()  # on a full disk SQLite has done so already
-        raise
 
 
 def version(connection: sqlite3.Connection) -> int:

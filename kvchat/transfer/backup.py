@@ -147,11 +147,17 @@ def lay_ready(
     try:
         with open_zip(source) as archive:
             manifest = _manifest(archive)
-            facts, done = _facts(source, archive, manifest), 0
-            _check_room(paths, facts)
+            facts, done, free = _facts(source, archive, manifest), 0, shutil.disk_usage(paths.data).free
+            if facts.unpacked > free:
+                sizes = {"unpacked": size_in_words(facts.unpacked), "free": size_in_words(free)}
+                raise OSError(errno.ENOSPC, _("it needs {unpacked} of room, and {free} are free", **sizes))
             for name, entry in manifest["files"].items():
                 done = _unpack(archive, name, entry, waiting, done, lambda so_far: progress(so_far, facts.unpacked))
-        _check_database(waiting / DATABASE)
+        with closing(sqlite3.connect(waiting / DATABASE)) as db:
+            if db.execute("PRAGMA integrity_check").fetchone()[0] != "ok":
+                raise zipfile.BadZipFile(_("the chats in it are damaged"))
+            if migrations.version(db) > len(MIGRATIONS):
+                raise zipfile.BadZipFile(_("it was made by a newer kvchat"))
         if SETTINGS in manifest["files"]:
             own, restored = load_settings(paths.settings_file), load_settings(waiting / SETTINGS)
             kept = {name: getattr(own, name) for name in (_DOOR if with_engine else (*_DOOR, *WHAT_ANSWERS))}
@@ -248,25 +254,12 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
 def _facts(source: Path, archive: zipfile.ZipFile, manifest: Mapping[str, Any]) -> BackupFacts:
     unpacked = sum(entry["size"] for entry in manifest["files"].values())
     made_at, conversations = datetime.fromisoformat(manifest["made_at"]), int(manifest["conversations"])
-    return BackupFacts(made_at, conversations, source.stat().st_size, unpacked, _engine(archive, manifest))
-
-
-def _engine(archive: zipfile.ZipFile, manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what answers by the backup's settings; empty if they cannot be read."""
+    engine: tuple[str, ...] = ()
     with suppress(KeyError, ValueError, RecursionError):
         if SETTINGS in manifest["files"]:
             with archive.open(SETTINGS) as packed:
-                settings = settings_in(json.loads(packed.read(_MOST_MANIFEST)))
-            return engine_of(settings)
-    return ()
-
-
-def _check_room(paths: Paths, facts: BackupFacts) -> None:
-    """Raise OSError where it would fill the disk."""
-    free = shutil.disk_usage(paths.data).free
-    if facts.unpacked > free:
-        needed, there = size_in_words(facts.unpacked), size_in_words(free)
-        raise OSError(errno.ENOSPC, _("it needs {unpacked} of room, and {free} are free", unpacked=needed, free=there))
+                engine = engine_of(settings_in(json.loads(packed.read(_MOST_MANIFEST))))
+    return BackupFacts(made_at, conversations, source.stat().st_size, unpacked, engine)
 
 
 def _unpack(
@@ -290,14 +283,6 @@ def _unpack(
     if size != entry["size"] or digest.hexdigest() != entry["blake3"]:
         raise zipfile.BadZipFile(_("{name} is damaged", name=name))
     return before + size
-
-
-def _check_database(database: Path) -> None:
-    with closing(sqlite3.connect(database)) as db:
-        if db.execute("PRAGMA integrity_check").fetchone()[0] != "ok":
-            raise zipfile.BadZipFile(_("the chats in it are damaged"))
-        if migrations.version(db) > len(MIGRATIONS):
-            raise zipfile.BadZipFile(_("it was made by a newer kvchat"))
 
 
 def _bad(source: Path, error: Exception) -> BadBackup:

@@ -77,7 +77,11 @@ def parse_claude(entry: Mapping[str, Any], name: str) -> Row:
             parent = said[-1].key if said and "parent_message_uuid" not in message else None
         blocks = [_dict(block) for block in _list(message.get("content"))]
         text = _blocks(blocks, "text") or _text(message.get("text"))
-        files = [_attached(_dict(file)) for file in _list(message.get("attachments"))]
+        files = [
+            f"{_text(file.get('file_name')) or 'attachment'}:\n\n{content}"
+            for file in map(_dict, _list(message.get("attachments")))
+            if (content := _text(file.get("extracted_content"))).strip()
+        ]
         said.append(
             _Said(
                 key,
@@ -240,11 +244,6 @@ def _without_reasoning(text: str) -> tuple[str, str]:
         said.append(text[at : begin.start()])
         at = end.end()
     return "".join((*said, text[at:])), "\n\n".join(thoughts)
-
-
-def _attached(file: Mapping[str, Any]) -> str:
-    content = _text(file.get("extracted_content"))
-    return f"{_text(file.get('file_name')) or 'attachment'}:\n\n{content}" if content.strip() else ""
 
 
 def _seconds(value: Any) -> float | None:

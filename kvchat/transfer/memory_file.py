@@ -191,21 +191,20 @@ def export_with_memory(
 ) -> int:
     """Write a chat with its memory, private, whole or not at all; returns the bytes. `progress` is told bytes."""
     manifest = memory_to_export(store, conversation_id)
-    pieces = _told(_pieces(database, store, conversation_id, manifest), manifest.bytes, progress)
+
+    def pieces() -> Iterator[bytes]:
+        done = 0
+        for piece in _pieces(database, store, conversation_id, manifest):
+            yield piece
+            done += len(piece)
+            progress(min(done, manifest.bytes), manifest.bytes)
+
     with whole_export(target, private=True) as new, new.open("wb") as out:
         if passphrase:
-            seal(pieces, out, passphrase)
+            seal(pieces(), out, passphrase)
         else:
-            out.writelines(pieces)
+            out.writelines(pieces())
         return out.tell()
-
-
-def _told(pieces: Iterable[bytes], total: int, progress: Progress) -> Iterator[bytes]:
-    done = 0
-    for piece in pieces:
-        yield piece
-        done += len(piece)
-        progress(min(done, total), total)
 
 
 def _pieces(

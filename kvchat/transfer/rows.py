@@ -64,7 +64,15 @@ def conversation_rows(database: Database, conversation_ids: Sequence[str] | None
 
 def store_rows(database: Database, conversation: Row) -> bool:
     """Store a conversation whole; False if its id is there already. Raises BadConversation and StorageFailed."""
-    checked, messages = _checked(conversation)
+    messages = conversation.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise BadConversation(_("it has no list of messages"))
+    if len(messages) > MOST_MESSAGES:
+        raise BadConversation(_("it has more than {most_messages} messages", most_messages=number(MOST_MESSAGES)))
+    checked = _clean({k: v for k, v in conversation.items() if k != "messages"}, _CONVERSATION_NEEDS, "it")
+    checked["title"] = checked["title"][:LONGEST_TITLE]
+    messages = [_checked_message(message, place) for place, message in enumerate(messages, 1)]
+    _check_tree(checked.get("leaf_id"), messages)
     try:
         with database.transaction() as db:
             if db.execute("SELECT 1 FROM conversations WHERE id = ?", (checked["id"],)).fetchone():
@@ -139,19 +147,6 @@ def _message_row(row: sqlite3.Row) -> Row:
     if kept["state"] == MessageState.STREAMING.value:  # whoever reads the file will not see it end
         kept["state"] = MessageState.INTERRUPTED.value
     return kept
-
-
-def _checked(conversation: Row) -> tuple[Row, list[Row]]:
-    messages = conversation.get("messages")
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise BadConversation(_("it has no list of messages"))
-    if len(messages) > MOST_MESSAGES:
-        raise BadConversation(_("it has more than {most_messages} messages", most_messages=number(MOST_MESSAGES)))
-    checked = _clean({k: v for k, v in conversation.items() if k != "messages"}, _CONVERSATION_NEEDS, "it")
-    checked["title"] = checked["title"][:LONGEST_TITLE]
-    clean = [_checked_message(message, number) for number, message in enumerate(messages, 1)]
-    _check_tree(checked.get("leaf_id"), clean)
-    return checked, clean
 
 
 def _checked_message(message: Row, number: int) -> Row:

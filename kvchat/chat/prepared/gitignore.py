@@ -107,21 +107,21 @@ def _tokens(rule: bytes) -> Iterator[bytes]:
     """Split a rule into patterns of one byte, stars and slashes. Raises IndexError where an end is missing."""
     place = 0
     while place < len(rule):
-        one = rule[place : place + 1]
+        letter = rule[place : place + 1]
         place += 1
-        if one == b"\\":
-            one = rule[place : place + 1]
-            if not one:
+        if letter == b"\\":
+            letter = rule[place : place + 1]
+            if not letter:
                 raise IndexError
             place += 1
-            yield _SLASH if one == b"/" else re.escape(one)
-        elif one == b"[":
+            yield _SLASH if letter == b"/" else re.escape(letter)
+        elif letter == b"[":
             token, place = _class(rule, place)
             yield token
-        elif one == b"?":
+        elif letter == b"?":
             yield b"."
         else:
-            yield one if one in (_STAR, _SLASH) else re.escape(one)
+            yield letter if letter in (_STAR, _SLASH) else re.escape(letter)
 
 
 def _class(rule: bytes, place: int) -> tuple[bytes, int]:
@@ -133,8 +133,8 @@ def _class(rule: bytes, place: int) -> tuple[bytes, int]:
     first = True
     while first or rule[place] != ord("]"):
         first = False
-        one = rule[place]
-        if one == ord("-") and before is not None and rule[place + 1] != ord("]"):
+        byte = rule[place]
+        if byte == ord("-") and before is not None and rule[place + 1] != ord("]"):
             place += 1 + (rule[place + 1] == ord("\\"))
             low, high, before = before, rule[place], None
             parts += [re.escape(bytes([low])) + b"-" + re.escape(bytes([high]))] if low <= high else []
@@ -143,7 +143,7 @@ def _class(rule: bytes, place: int) -> tuple[bytes, int]:
             parts.append(_CLASSES[rule[place + 2 : end - 1]])
             place, before = end, None
         else:
-            if one == ord("\\"):
+            if byte == ord("\\"):
                 place += 1
             before = rule[place]
             parts.append(re.escape(bytes([before])))

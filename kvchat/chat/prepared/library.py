@@ -210,7 +210,7 @@ class Library:
         return await self._parts.in_database(record.all_prepared)
 
     async def named(self, name: str) -> Prepared:
-        found = next((one for one in await self.all() if one.name == name), None)
+        found = next((prepared for prepared in await self.all() if prepared.name == name), None)
         if found is None:
             title = _("There is nothing called “{name}” in the library", name=name)
             raise CannotPrepare(title, "", _("`kvchat prepared` lists it."))
@@ -237,35 +237,35 @@ class Library:
         self._changed()
         return made
 
-    async def read(self, one: Prepared) -> Prepared:
+    async def read(self, prepared: Prepared) -> Prepared:
         """Read the files as they are now, except for what is kept of them. It gives way to everything else."""
-        if one.id in self.reading:
-            raise CannotPrepare(_("“{name}” is being read already", name=one.name), "", "")
-        task, refused = asyncio.ensure_future(self._read(one)), False
-        self.reading[one.id] = Reading(task)
+        if prepared.id in self.reading:
+            raise CannotPrepare(_("“{name}” is being read already", name=prepared.name), "", "")
+        task, refused = asyncio.ensure_future(self._read(prepared)), False
+        self.reading[prepared.id] = Reading(task)
         self._parts.background.begin(asyncio.wait([task]))
         self._changed()
         try:
             return await task
         except KvchatError as error:
-            refused = isinstance(error, CannotPrepare | CannotAttach) and not one.is_read
+            refused = isinstance(error, CannotPrepare | CannotAttach) and not prepared.is_read
             raise
         finally:
             task.cancel()
             await asyncio.wait([task])
-            del self.reading[one.id]
+            del self.reading[prepared.id]
             if refused:
-                await self.remove(one)
+                await self.remove(prepared)
             self._over()
             self._changed()
 
-    async def cancel(self, one: Prepared) -> None:
-        await self._stop_reading(one)
-        if not one.is_read:
-            await self.remove(one)
+    async def cancel(self, prepared: Prepared) -> None:
+        await self._stop_reading(prepared)
+        if not prepared.is_read:
+            await self.remove(prepared)
 
-    async def _stop_reading(self, one: Prepared) -> None:
-        if (reading := self.reading.get(one.id)) is not None:
+    async def _stop_reading(self, prepared: Prepared) -> None:
+        if (reading := self.reading.get(prepared.id)) is not None:
             reading.task.cancel()
             await asyncio.wait([reading.task])
 
@@ -273,21 +273,21 @@ class Library:
         for reading in self.reading.values():
             reading.task.cancel()
 
-    async def remove(self, one: Prepared) -> None:
-        await self._stop_reading(one)
-        await self._parts.in_database(record.remove, one)
+    async def remove(self, prepared: Prepared) -> None:
+        await self._stop_reading(prepared)
+        await self._parts.in_database(record.remove, prepared)
         self._changed()
         if self._parts.slots.store.problem is None:
-            await asyncio.to_thread(self._parts.slots.store.pin, one.owner, False)
-        await self._forget({one.owner: {one.owner}})
+            await asyncio.to_thread(self._parts.slots.store.pin, prepared.owner, False)
+        await self._forget({prepared.owner: {prepared.owner}})
 
-    async def begin(self, one: Prepared) -> Conversation:
-        made = await self._parts.in_database(record.begin_chat, one)
+    async def begin(self, prepared: Prepared) -> Conversation:
+        made = await self._parts.in_database(record.begin_chat, prepared)
         self._parts.events.publish(ConversationsChanged())
         return made
 
-    def new_chat(self, one: Prepared) -> NewChat:
-        return NewChat(lambda database, id: record.begin_chat(database, one, id))
+    def new_chat(self, prepared: Prepared) -> NewChat:
+        return NewChat(lambda database, id: record.begin_chat(database, prepared, id))
 
     async def names(self) -> dict[str, str]:
         rows = await self._parts.worker.run(self._parts.database.rows, "SELECT id, name FROM prepared")
@@ -300,8 +300,8 @@ class Library:
             return None
         names, hashes = zip(*documents, strict=True)
         known = await self.all()
-        same = [one for one in known if tuple(source.hash for source in one.sources) == hashes]
-        on = next((one for one in known if one.id == begun), None) or next(iter(same), None)
+        same = [prepared for prepared in known if tuple(source.hash for source in prepared.sources) == hashes]
+        on = next((prepared for prepared in known if prepared.id == begun), None) or next(iter(same), None)
         return Ground(names, on, on in same)
 
     async def standings(
@@ -312,40 +312,40 @@ class Library:
     ) -> list[Standing]:
         """Return the state of each set, or of `only` one. `now`: the engine's fingerprint and longest context."""
         fingerprint, limit = now or (None, None)
-        kept = {one.conversation_id: one for one in usage}
+        kept = {chat.conversation_id: chat for chat in usage}
         return [
             Standing(
-                one,
-                kept[one.owner].bytes if one.owner in kept else 0,
-                await asyncio.to_thread(sources.changes, list(map(Path, one.paths)), one.sources),
-                why_not_ready(one, kept.get(one.owner), fingerprint, limit),
-                await self._time(one.tokens, fingerprint or one.fingerprint),
+                prepared,
+                kept[prepared.owner].bytes if prepared.owner in kept else 0,
+                await asyncio.to_thread(sources.changes, list(map(Path, prepared.paths)), prepared.sources),
+                why_not_ready(prepared, kept.get(prepared.owner), fingerprint, limit),
+                await self._time(prepared.tokens, fingerprint or prepared.fingerprint),
             )
-            for one in ([only] if only else await self.all())
+            for prepared in ([only] if only else await self.all())
         ]
 
-    def time_left(self, one: Prepared) -> TimeRange | None:
-        reading = self.reading.get(one.id)
+    def time_left(self, prepared: Prepared) -> TimeRange | None:
+        reading = self.reading.get(prepared.id)
         return self._parts.slots.restore_cost.speed.forecast(reading.total - reading.done) if reading else None
 
     async def _time(self, tokens: int, fingerprint: Fingerprint | None) -> TimeRange | None:
         return (await self._parts.reading_speed(fingerprint.model)).forecast(tokens) if fingerprint else None
 
-    async def _read(self, one: Prepared) -> Prepared:
+    async def _read(self, prepared: Prepared) -> Prepared:
         parts = self._parts
-        documents = await asyncio.to_thread(gather, list(map(Path, one.paths)), one.sources)
+        documents = await asyncio.to_thread(gather, list(map(Path, prepared.paths)), prepared.sources)
         if parts.slots.store.problem is None:
-            await asyncio.to_thread(parts.slots.store.pin, one.owner, True)
+            await asyncio.to_thread(parts.slots.store.pin, prepared.owner, True)
 
         def progress(done: int, total: int) -> None:
-            if one.id in self.reading:
-                self.reading[one.id] = replace(self.reading[one.id], done=done, total=total)
+            if prepared.id in self.reading:
+                self.reading[prepared.id] = replace(self.reading[prepared.id], done=done, total=total)
                 parts.events.publish(LibraryChanged(progress=True))
 
-        now = await DocumentReader(parts, one, documents, progress).run()
+        now = await DocumentReader(parts, prepared, documents, progress).run()
         await parts.in_database(record.finish, now, documents)
-        if one.label and one.label != now.label:
-            await parts.slots.discard_messages(one.owner, [one.label])
+        if prepared.label and prepared.label != now.label:
+            await parts.slots.discard_messages(prepared.owner, [prepared.label])
         parts.background.begin(parts.absorb())
         return now
 
@@ -353,17 +353,21 @@ class Library:
         self._parts.events.publish(LibraryChanged())
 
 
-def why_not_ready(one: Prepared, usage: ConversationUsage | None, now: Fingerprint | None, limit: int | None) -> str:
+def why_not_ready(
+    prepared: Prepared, usage: ConversationUsage | None, now: Fingerprint | None, limit: int | None
+) -> str:
     """Say why a chat on it would have to read it first, or return an empty text. `now`, `limit`: the engine's."""
-    if not one.is_read or one.fingerprint is None:
+    if not prepared.is_read or prepared.fingerprint is None:
         return _("it was not read to its end")
-    differences = one.fingerprint.differences(now) if now else ()
+    differences = prepared.fingerprint.differences(now) if now else ()
     if differences == (Reason(ReasonCode.MODEL),):
         return _("it was read with another model")
-    if limit is not None and one.tokens >= limit:
+    if limit is not None and prepared.tokens >= limit:
         return _("it is longer than the context in use ({limit} tokens)", limit=number(limit))
     if differences:
-        return _("it was read with another {differences}", differences=listed(one.words for one in differences))
+        return _(
+            "it was read with another {differences}", differences=listed(difference.words for difference in differences)
+        )
     if usage is None or not usage.save_points:
         return _("its memory was deleted")
     return ""

@@ -66,7 +66,7 @@ def add(database: Database, name: str, paths: Sequence[str], documents: Sequence
     if not database.write(statement, (made, name, json.dumps(paths), *_stored(documents), now)):
         advice = _("Choose another name, or have that one read again.")
         raise CannotPrepare(_("There is something called “{name}” in the library already", name=name), "", advice)
-    return next(one for one in all_prepared(database) if one.id == made)
+    return next(prepared for prepared in all_prepared(database) if prepared.id == made)
 
 
 def finish(database: Database, prepared: Prepared, documents: Sequence[Document]) -> None:

@@ -65,7 +65,14 @@ def back_up(file: Path, *, often: bool) -> bool:
             new.replace(today)
         finally:
             new.unlink(missing_ok=True)
-        _drop_deleted(today, file)
+        # Take out what was deleted while it was made: `scrub` may have looked before it was there.
+        with closing(_attached(today, file)) as db, db:
+            db.execute("PRAGMA foreign_keys = OFF")  # a message whose parent is gone follows another one in the chat
+            db.execute("BEGIN IMMEDIATE")
+            for table in ("messages", "conversations", "removed", "prepared"):
+                db.execute(f"DELETE FROM main.{table} WHERE id NOT IN (SELECT id FROM live.{table})")
+            db.execute("DELETE FROM main.attachments WHERE message_id NOT IN (SELECT id FROM main.messages)")
+            db.execute(_TITLES)
         for old in backups_of(file)[KEPT:]:
             old.unlink(missing_ok=True)
         return True
@@ -133,16 +140,6 @@ def _copy(file: Path, target: Path) -> None:
             columns = ", ".join(row[1] for row in db.execute(f"PRAGMA main.table_info({table})"))
             db.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM live.{table} ORDER BY rowid")
         db.execute("COMMIT")
-
-
-def _drop_deleted(backup: Path, file: Path) -> None:
-    with closing(_attached(backup, file)) as db, db:
-        db.execute("PRAGMA foreign_keys = OFF")  # a message whose parent is gone follows another one in the chat itself
-        db.execute("BEGIN IMMEDIATE")
-        for table in ("messages", "conversations", "removed", "prepared"):
-            db.execute(f"DELETE FROM main.{table} WHERE id NOT IN (SELECT id FROM live.{table})")
-        db.execute("DELETE FROM main.attachments WHERE message_id NOT IN (SELECT id FROM main.messages)")
-        db.execute(_TITLES)
 
 
 def _attached(target: Path, file: Path) -> sqlite3.Connection:

@@ -112,9 +112,9 @@ class Forecasts:
             last = next((said.receipt.model for said in branch if said.receipt), "")
             speed = await parts.reading_speed(engine.fingerprint.model if engine else last)
             fits = [
-                one
-                for one in kept.get(chat, ())
-                if (one.fingerprint == engine.fingerprint if engine else one.fingerprint.model == last)
+                point
+                for point in kept.get(chat, ())
+                if (point.fingerprint == engine.fingerprint if engine else point.fingerprint.model == last)
             ]
             slot = parts.slots.of(chat)
             contents = slot.known(engine) if slot and engine else None
@@ -179,8 +179,8 @@ def _of_chat(
     else:
         here = {said.id for said in branch}
         best = max(
-            (one for one in kept if one.message_id in here),
-            key=lambda one: (one.tokens, one.tier is Tier.WARM),
+            (point for point in kept if point.message_id in here),
+            key=lambda point: (point.tokens, point.tier is Tier.WARM),
             default=None,
         )
         if best is not None:

@@ -75,9 +75,10 @@ class Statistics:
 
     def of_kind(self, kind: str) -> tuple[int, float, float]:
         """Return how many replies went on from there, seconds saved, and mean seconds to the first token."""
-        some = [one for one in self.replies if one.kind == kind]
-        count = sum(one.count for one in some)
-        return count, sum(one.saved_s for one in some), sum(one.first_token_s for one in some) / max(count, 1)
+        some = [replies for replies in self.replies if replies.kind == kind]
+        count = sum(replies.count for replies in some)
+        waited_s = sum(replies.first_token_s for replies in some)
+        return count, sum(replies.saved_s for replies in some), waited_s / max(count, 1)
 
 
 def read_statistics(file: Path, today: date | None = None) -> Statistics:

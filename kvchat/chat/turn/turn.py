@@ -166,7 +166,9 @@ class Turn:
             await self._say(request, reply)
             while exchange.outgrown and exchange.step:
                 written = reply.draft.written_into(reply.before, MessageState.STREAMING)
-                messages = prompt_messages([*(one for one in path if one.id != written.id), written], going_on=True)
+                messages = prompt_messages(
+                    [*(message for message in path if message.id != written.id), written], going_on=True
+                )
                 if self._keeps:
                     await exchange.save_what_fits(messages, written.id)
                 await self._say(replace(request, messages=messages, system=None), reply)
