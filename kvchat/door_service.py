@@ -77,19 +77,16 @@ class DoorService:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since another program last asked anything."""
         return self._gateway.answering.background.idle_s if self._gateway else float("inf")
 
     @cached_property
     def totals(self) -> Totals:
-        """Totals of other programs' requests, by day."""
         from kvchat.gateway.requests import Totals
 
         return Totals(self.paths.state / "programs.json")
 
     @property
     def under_way(self) -> Sequence[Passage]:
-        """Requests that wait or are answered, the oldest first."""
         return self._gateway.passages.under_way if self._gateway else ()
 
     @property
@@ -102,15 +99,12 @@ class DoorService:
         return tuple(InEngine(n, contents.owner, len(contents.tokens)) for n, contents in held if contents is not None)
 
     def subscribe(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """Call `listener` whenever a request changes; returns what ends that."""
-
         def tell(_: Passage) -> None:
             listener()
 
         return self.gateway.passages.subscribe(tell)
 
     def rules(self, program: str) -> frozenset[str]:
-        """Return the rules that mend this program's prompts."""
         chosen = (rule.rpartition(" ") for rule in self.settings().door_rules)
         return frozenset(rule for name, _, rule in chosen if name == program)
 
@@ -121,7 +115,6 @@ class DoorService:
         await self._change_keys("make", program)
 
     async def revoke_key(self, program: str) -> None:
-        """Revoke a program's key at once. Raises SettingsNotSaved."""
         await self._change_keys("revoke", program)
 
     async def forget(self, program: str) -> None:

@@ -136,7 +136,6 @@ class Runtime:
         return self.engine.break_even(self.chat.slots.restore_cost)
 
     async def statistics(self) -> Statistics:
-        """Return what the replies of the last days cost, by day. Raises StorageFailed."""
         return await asyncio.to_thread(read_statistics, self.paths.database)
 
     async def engine_vitals(self) -> Vitals | None:
@@ -193,8 +192,7 @@ class Runtime:
             await self.start_engine()
 
     async def retest_restoring(self) -> None:
-        """Restart the engine and test anew how it restores."""
-        await self.engine.forget_finding()
+        await self.engine.current.forget_finding()
         await self.restart_engine()
 
     async def use_model(self, path: Path) -> None:

@@ -357,7 +357,6 @@ class Settings:
 
     @property
     def keep_deleted_s(self) -> float:
-        """Seconds for which deletions can be undone."""
         return self.keep_deleted_days * 86_400.0
 
 
@@ -416,5 +415,4 @@ def why_not(name: str, value: Any) -> str:
 
 
 def differ(before: Settings, after: Settings, names: Iterable[str]) -> bool:
-    """Return True if any of these settings differs."""
     return any(getattr(before, name) != getattr(after, name) for name in names)

@@ -59,7 +59,6 @@ def long_chat(settings: Settings) -> int:
 
 
 def chats_in_words(quota: int, chat_bytes: int) -> str:
-    """Say how many chats of this model a quota holds; empty where unknown."""
     if not chat_bytes:
         return ""
     chats, tokens = quota // chat_bytes, tokens_short(LONG_CHAT)
@@ -71,7 +70,6 @@ def chats_in_words(quota: int, chat_bytes: int) -> str:
 
 
 def limit_in_words(paths: Paths, settings: Settings) -> str:
-    """Say the limit of the save points, and how many chats that is."""
     quota = store_bounds(paths, settings).quota
     return mark("; ").join(filter(None, (size_in_words(quota), chats_in_words(quota, long_chat(settings)))))
 
@@ -113,7 +111,6 @@ def models_in(usage: StoreUsage) -> set[str]:
 
 
 def timed(usage: StoreUsage, speeds: Mapping[str, ReadingSpeed]) -> StoreUsage:
-    """Add the time to read each chat again."""
     conversations = [
         replace(chat, reading=speeds[chat.model].forecast(chat.tokens)) if chat.tokens else chat
         for chat in usage.conversations
@@ -122,7 +119,6 @@ def timed(usage: StoreUsage, speeds: Mapping[str, ReadingSpeed]) -> StoreUsage:
 
 
 def timed_plan(plan: PrunePlan, usage: StoreUsage) -> PrunePlan:
-    """Add the time to read again what the plan deletes entirely; `usage`: `timed`."""
     times = {chat.conversation_id: chat.reading for chat in usage.conversations}
     conversations = [
         chat if chat.save_points_left else replace(chat, reading=times.get(chat.conversation_id))
@@ -155,7 +151,6 @@ class StoreService:
         return replace(usage, chat_bytes=await asyncio.to_thread(long_chat, self._settings()))
 
     async def delete(self, conversation_id: str | None) -> int:
-        """Delete one conversation's save points, or all; returns the bytes freed."""
         if conversation_id is None:
             return await asyncio.to_thread(self.store.delete_all)
         return await asyncio.to_thread(self.store.delete_conversation, conversation_id)
@@ -168,11 +163,9 @@ class StoreService:
         return await asyncio.to_thread(self.store.prune, plan)
 
     async def pin(self, conversation_id: str, pinned: bool) -> None:
-        """Exclude a conversation's save points from pruning, or include them again."""
         await asyncio.to_thread(self.store.pin, conversation_id, pinned)
 
     async def never_save(self, conversation_id: str, never: bool) -> None:
-        """Exclude a conversation from saving, or include it again."""
         await asyncio.to_thread(self.store.never_save, conversation_id, never)
 
     async def keep_to(self, settings: Settings) -> None:

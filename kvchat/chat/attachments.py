@@ -71,7 +71,6 @@ def read_attachment(path: Path) -> Attachment:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file within bounds. Raises CannotAttach."""
     try:
         return read_plain(path, MOST_BYTES)
     except OSError as error:

@@ -67,7 +67,6 @@ class Range:
     whole: bool = False
 
     def why_not(self, value: float) -> str:
-        """Return why the value is refused, as a sentence; empty for a good one."""
         if self.whole and value != int(value):
             return _("{words} must be a whole number.", words=_(self.words))
         if not math.isfinite(value) or not self.least <= value <= self.most:
@@ -133,7 +132,6 @@ def options_json(options: ChatOptions) -> str:
 
 
 def options_from(text: str) -> ChatOptions:
-    """Read the options from a stored text; default options where it makes no sense."""
     try:
         stored = json.loads(text or "{}")
         template = stored.get("template", {}).items()
@@ -207,7 +205,6 @@ def store_preset(database: Database, preset: Preset) -> Preset:
 
 
 def answer_settings(database: Database, conversation_id: str) -> AnswerSettings:
-    """Return how a conversation is answered; the defaults if it is gone. Raises StorageFailed."""
     for row in database.rows("SELECT model, options FROM conversations WHERE id = ?", (conversation_id,)):
         return AnswerSettings(row["model"], options_from(row["options"]))
     return AnswerSettings()

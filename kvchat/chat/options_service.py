@@ -107,7 +107,6 @@ class OptionsService:
         return await self.store_preset(replace(preset, id="", is_default=False, name=name))
 
     async def delete_preset(self, preset: Preset) -> None:
-        """Delete a preset; chats that began with it keep what they have of it."""
         await self._parts.worker.run(self._parts.database.write, "DELETE FROM presets WHERE id = ?", (preset.id,))
 
     async def default_preset(self) -> Preset | None:

@@ -255,7 +255,6 @@ class _Excerpts:
         return FoundChat(conversation_id, title, messages, line.text, line.marks, in_document=document is not None)
 
     def _in_document(self, message_id: str) -> Excerpt | None:
-        """Return a document's name and the line around the hit in it; None if nothing is attached."""
         query = "SELECT name, substr(text, 1, ?) AS text FROM attachments WHERE message_id = ? ORDER BY position"
         names = []
         for row in self._db.execute(query, (_READ_MOST, message_id)):

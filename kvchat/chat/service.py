@@ -101,7 +101,6 @@ class ChatService:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the engine was last needed."""
         return self._background.idle_s
 
     def is_answering(self, conversation_id: str) -> bool:
@@ -136,7 +135,6 @@ class ChatService:
         return await self.begin(await self._preset(system))
 
     async def new_chat(self, system: str | None = None) -> NewChat:
-        """As `new_conversation`, for a chat that begins with its first question."""
         preset = await self._preset(system)
         return NewChat(lambda database, id: begin_with(database, _(NEW_TITLE), preset, id))
 
@@ -224,12 +222,10 @@ class ChatService:
     def retry(
         self, conversation_id: str, sampling: Sampling | None = None, *, keep: bool = True
     ) -> asyncio.Future[Message | None]:
-        """Answer the last user message again, after a turn that failed or was interrupted."""
         begin = partial(turns.answer_again, self._database, conversation_id)
         return self._turns.begin(Turn(self.parts, conversation_id, begin, sampling, keep=keep))
 
     def regenerate(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
-        """Make another reply beside this one; what followed it stays on its branch."""
         begin = partial(turns.regenerate, self._database, reply)
         return self._turns.begin(Turn(self.parts, reply.conversation_id, begin, sampling))
 
@@ -240,7 +236,6 @@ class ChatService:
     def edit(
         self, question: Message, text: str, sampling: Sampling | None = None, *, keep: bool = True
     ) -> asyncio.Future[Message | None]:
-        """Ask something else in a question's place; what followed it stays on a branch of its own."""
         begin = partial(turns.ask_instead, self._database, question, text)
         return self._turns.begin(Turn(self.parts, question.conversation_id, begin, sampling, keep=keep, words=text))
 
@@ -250,7 +245,6 @@ class ChatService:
         return await self._change(id, append, id, reply.parent_id, Role.ASSISTANT, text, MessageState.EDITED)
 
     async def fork(self, reply: Message) -> str:
-        """Begin another conversation with all that was said up to this reply. Returns its id."""
         made = await self._worker.run(tree.fork, self._database, reply)
         self.events.publish(ConversationsChanged())
         return made
@@ -282,7 +276,6 @@ class ChatService:
         self.slots.end()
 
     async def idle(self) -> None:
-        """Wait until all turns, saves, preparing and titles are over."""
         await self._background.idle()
         await self.titles.idle()
 

@@ -85,7 +85,6 @@ async def _chosen_settings(commands: Commands, options: EngineOptions) -> Settin
 
 
 def with_options(settings: Settings, options: EngineOptions) -> Settings:
-    """Return the settings with the model and engine that a command names."""
     if options.engine:
         settings = dataclasses.replace(settings, engine_path=str(options.engine.absolute()), engine_url=None)
     if options.model:
@@ -222,7 +221,6 @@ class Talk:
 
 @contextlib.asynccontextmanager
 async def open_talk(options: AskOptions, commands: Commands) -> AsyncIterator[Talk]:
-    """Open the named chat, or a new one. Raises KvchatError."""
     runtime = await opened_runtime(commands, options)
     printer = _Printer(options.as_json)
     unsubscribe = runtime.events.subscribe(printer.hear)
@@ -257,7 +255,6 @@ async def _conversation(runtime: Runtime, options: AskOptions) -> str | NewChat:
 
 
 async def _begun_on(runtime: Runtime, name: str) -> NewChat:
-    """Begin a chat on prepared documents; says so first if they have to be read again."""
     library = runtime.chat.library
     prepared = await library.named(name)
     usage = () if runtime.save_points.problem else (await runtime.save_points.usage()).conversations

@@ -392,7 +392,6 @@ class ShellOptions(Options):
 
 
 def parse(arguments: Sequence[str]) -> tuple[Command, Any]:
-    """Return the command and options of a command line. Exits where it makes no sense."""
     given = vars(build_parser().parse_args(arguments))
     command = COMMANDS[given["command"]]
     known = [field.name for field in fields(command.options) if given.get(field.name) is not None]

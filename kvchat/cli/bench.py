@@ -68,7 +68,6 @@ class BenchHome:
         self.saved: list[Saved] = []  # by every turn so far
 
     async def ask(self, chat_id: str, text: str | None, *, keep: bool = True) -> Reply:
-        """Send a message, or the last one again; wait until the result is saved and absorbed."""
         chat = self.runtime.chat
         if text is None:
             return await self.reply(chat.retry(chat_id, self.greedy, keep=keep))
@@ -87,7 +86,6 @@ class BenchHome:
         return Reply(message.content, message.receipt)
 
     async def notes(self, tokens: int, first: int = 1) -> str:
-        """Write about `tokens` tokens of text in this model's vocabulary, its notes numbered from `first`."""
         engine = (await self.runtime.engine.ready()).engine
         per_note = len(await engine.prompt_tokens([ChatMessage("user", _numbered_notes(SAMPLE, first))])) / SAMPLE
         return _numbered_notes(max(1, round(tokens / per_note)), first)

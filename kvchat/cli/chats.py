@@ -165,7 +165,6 @@ def _export_with_memory(paths: Paths, options: ExportOptions) -> int:
 
 
 async def take_in(options: ImportOptions, commands: Commands) -> int:
-    """Take chats in and try out their memory; 1 when something could not be taken in."""
     transfer = (await commands.runtime()).transfer
     report = await transfer.take_in(options.files, lambda done, total: None, options.passphrase, start=True)
     for problem in report.problems:

@@ -229,7 +229,6 @@ def _look_at_model(
 
 
 def find_tray(environment: Mapping[str, str] = os.environ) -> Finding:
-    """Ask for tray icons: a StatusNotifier host on the session bus, or an X11 system tray."""
     if sys.platform != "linux":
         return Finding(Presence.AVAILABLE, "part of the system")
     bus = _bus_tray(environment)

@@ -77,7 +77,6 @@ def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[FetchedEngine] = (
 
 
 async def test(options: EngineToTest, commands: Commands) -> int:
-    """Try the named engine, or the one kvchat would start; 1 where it does not work."""
     settings = commands.settings
     location = find_engine(options.path) if options.path else usable_engine(settings.engine_path)[0]
 
@@ -129,7 +128,6 @@ async def remove(options: EngineName, commands: Commands) -> int:
 
 
 async def get(options: EngineToGet, commands: Commands) -> int:
-    """Fetch an engine and take it into use if it works, else 1."""
     wanted = next((backend for backend in Backend if backend.value.lower() == options.backend), None)
     async with _setup(commands) as setup:
         unsubscribe = setup.subscribe(lambda: None if options.as_json else progress.tell())

@@ -178,7 +178,6 @@ async def get(options: ModelToGet, commands: Commands) -> int:
 
 
 async def use(options: ModelToUse, commands: Commands) -> int:
-    """Choose a model for new chats, by its name or path."""
     name, terminal = " ".join(options.words), current_terminal.get()
     path = (terminal.folder if terminal else Path.cwd()) / name
     if not await asyncio.to_thread(path.is_file):
@@ -232,7 +231,6 @@ def chosen_file(repository: HubRepository, quantisation: str) -> HubFile:
 
 
 def _parts(text: str) -> tuple[str, str]:
-    """Return the repository that a text or address names, and the quantisation. Raises NoSuchFile."""
     name, quantisation = text, ""
     if "://" not in text:
         name, _colon, quantisation = text.partition(":")

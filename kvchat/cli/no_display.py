@@ -94,7 +94,6 @@ def _missing(libraries: Iterable[str]) -> DisplayProblem | None:
 
 
 def _package(library: str) -> str:
-    """Return the Debian package of a library, named by Debian policy 8.1."""
     name, _, version = library.lower().replace("_", "-").partition(".so.")
     return _PACKAGES.get(library, f"{name}{'-' if name[-1].isdigit() else ''}{version}")
 

@@ -102,7 +102,6 @@ def flag(name: str, words: str, **more: Any) -> Any:
 
 
 def positive(digits: str) -> int:
-    """Read a whole number above zero that somebody could wait for."""
     value = int(digits)
     if not 1 <= value <= MOST_CONTEXT:
         raise argparse.ArgumentTypeError(
@@ -112,8 +111,6 @@ def positive(digits: str) -> int:
 
 
 def setting(name: str, read: Callable[[str], float]) -> Callable[[str], float]:
-    """Return a reader of numbers within the bounds of a setting."""
-
     def number(digits: str) -> float:
         value = read(digits)
         if why := why_not(name, value):
@@ -152,7 +149,6 @@ def byte_count(words: str) -> int:
 
 
 def read_question() -> str:
-    """Read all of standard input as text. Raises NoQuestion."""
     given = sys.stdin.buffer.read(MOST_QUESTION + 1) if sys.stdin else b""
     if len(given) > MOST_QUESTION:
         raise NoQuestion(

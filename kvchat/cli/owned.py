@@ -75,12 +75,12 @@ class Commands:
 
     @property
     def settings(self) -> Settings:
-        """The settings in force. Reads them from the disk where there is no runtime."""
+        """Return the settings in force; reads them from the disk where there is no runtime."""
         return self._runtime.settings if self._runtime else load_settings(self.paths.settings_file)
 
     @property
     def is_own(self) -> bool:
-        """True where the command that asks is this process's own."""
+        """True if the command that asks is this process's own."""
         return self.own is not None and current_terminal.get() is self.own
 
     @property
@@ -88,7 +88,7 @@ class Commands:
         return self._runtime is not None
 
     async def runtime(self, settings: Settings | None = None) -> Runtime:
-        """The runtime, opened with these settings unless it is open already. Raises KvchatError."""
+        """Return the runtime, opened with these settings if it was not open. Raises KvchatError."""
         if self._runtime is None:
             async with self.opening():
                 if self._runtime is None:
@@ -100,7 +100,7 @@ class Commands:
 
     @contextlib.asynccontextmanager
     async def opening(self) -> AsyncIterator[Runtime | None]:
-        """The runtime if it is open; else nobody opens it meanwhile."""
+        """Give the runtime if it is open; nobody opens it meanwhile."""
         async with self._opening:
             yield self._runtime
 
@@ -110,7 +110,7 @@ class Commands:
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Have the folder with nothing open in it. Raises InUse."""
+        """Have the folder with no runtime open. Raises InUse."""
         async with self.opening() as runtime:
             if runtime is not None:
                 raise InUse(self.name, os.getpid())
@@ -125,11 +125,10 @@ class Commands:
             await asyncio.to_thread(save_settings, self.paths.settings_file, settings)
 
     def welcome(self, connection: Connection) -> None:
-        """Run what a client asks for; returns when it has gone. For a thread of its own."""
+        """Run a client's command, in a thread of its own, until it has gone."""
         self.serve(Terminal(connection))
 
     def serve(self, terminal: Terminal) -> None:
-        """As `welcome`."""
         try:
             name, options, *about = terminal.receive()
             terminal.about(*about)
@@ -194,7 +193,7 @@ def _function(name: str) -> Callable[[Any, Commands], Awaitable[int]]:
 
 
 def show_running_window(paths: Paths, request: StartRequest) -> bool:
-    """True if there is a window, which was told what this start is for. Raises InUse where another owner lasts."""
+    """Return True if there is a window, and tell it the reason for this start. Raises InUse."""
     connection = connect(paths.data)
     if connection is None:
         return False
@@ -358,7 +357,7 @@ async def _serve(ownership: Ownership | None, paths: Paths, name: str, terminal:
 
 
 def _absolute(options: Any) -> Any:
-    """The options with paths that hold in any folder."""
+    """Return the options with absolute paths."""
 
     def absolute(value: Any) -> Any:
         if isinstance(value, tuple | list):

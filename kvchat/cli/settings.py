@@ -82,7 +82,6 @@ def _value(name: str, words: Sequence[str]) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Show a value; a dash stands for "kvchat decides"."""
     if value is None or value == "" or value == ():
         return "-"
     if isinstance(value, bool):

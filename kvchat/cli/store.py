@@ -76,7 +76,6 @@ def _opened(paths: Paths, settings: Settings, store: SavePointStore) -> _Opened:
 
 
 def _timed(paths: Paths, usage: StoreUsage) -> StoreUsage:
-    """Return the usage with how long reading each chat again takes, where the chats' file tells."""
     speeds = {model: ReadingSpeed() for model in models_in(usage)}
     with contextlib.suppress(KvchatError), closing(Database(paths.database)) as database:
         for model, speed in speeds.items():
@@ -247,7 +246,6 @@ def _pruned_row(chat: PrunedConversation, titles: Titles) -> tuple[str, ...]:
 
 
 def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) -> list[str]:
-    """Return the result of verifying; `left`: save points that a conversation still has."""
     blocks = several(report.blocks, "{count} block", "{count} blocks")
     checked = _("{blocks} checked, {bytes}", blocks=blocks, bytes=size(report.bytes))
     found = _("all are good.") if report.clean else _("{count} bad, set aside.", count=number(report.bad_blocks))
@@ -281,7 +279,6 @@ def _named(conversation_id: str, titles: Titles, value: DataclassInstance) -> di
 
 
 def _title(conversation_id: str, titles: Titles) -> str:
-    """Return a title in one short line, a program's name, or the conversation's id."""
     program = program_of(conversation_id)
     title = _("Program: {program}", program=program) if program else titles.get(conversation_id, conversation_id)
     title = one_line(calm(title))

@@ -52,12 +52,12 @@ class Terminal:
         threading.Thread(target=self._send_all, name="terminal", daemon=True).start()
 
     def about(self, folder: str, is_tty: tuple[bool, bool, bool]) -> None:
-        """Take what the client tells of itself: the folder it is in, and which standard streams are terminals."""
+        """Note the client's folder, and which of its standard streams are terminals."""
         self.folder, self._is_tty = Path(folder), is_tty
 
     @property
     def asks(self) -> bool:
-        """True if somebody sits before it who can answer a question."""
+        """True if somebody can answer a question there."""
         return self._is_tty[0] and self._is_tty[2]
 
     @property
@@ -69,7 +69,7 @@ class Terminal:
         return self._is_tty[2]
 
     def receive(self) -> tuple[Any, ...]:
-        """The client's next message. Blocks. Raises OSError, EOFError when it has gone."""
+        """Return the client's next message. Blocks. Raises OSError, and EOFError when it has gone."""
         message: tuple[Any, ...] = self._connection.recv()
         return message
 
@@ -84,12 +84,11 @@ class Terminal:
                 self.end()
 
     async def read_line(self, prompt: str) -> str | None:
-        """The next line that is typed; None at the end of input."""
         self.send("read", prompt)
         return await self._lines.get()
 
     def send(self, *message: object) -> None:
-        """Have it sent, in order, without waiting."""
+        """Send a message, in order, without waiting."""
         self._outbox.put(message)
 
     def done(self, code: int) -> None:
@@ -112,7 +111,6 @@ current_terminal: ContextVar[Terminal | None] = ContextVar("current_terminal", d
 
 
 def say(text: str = "", end: str = "\n") -> None:
-    """Print on standard output, at once."""
     if (terminal := current_terminal.get()) is not None:
         terminal.send("out", text + end)
     else:
@@ -120,7 +118,7 @@ def say(text: str = "", end: str = "\n") -> None:
 
 
 def remark(text: str, end: str = "\n") -> None:
-    """Print on standard error what is not the result."""
+    """Print on standard error."""
     if (terminal := current_terminal.get()) is not None:
         terminal.send("err", text + end)
     else:
@@ -138,12 +136,11 @@ def shows_progress() -> bool:
 
 
 def show(wants_json: bool, fields: object, lines: Iterable[str]) -> None:
-    """Print a result: its fields as JSON, or its lines."""
     say(as_json(fields) if wants_json else "\n".join(lines))
 
 
 def as_json(fields: object) -> str:
-    """The fields as JSON: enums as their values, paths as text, times in ISO 8601."""
+    """Return JSON: enums as their values, paths as text, times in ISO 8601."""
 
     def plain(value: object) -> object:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -156,23 +153,23 @@ def as_json(fields: object) -> str:
 
 
 def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """The rows as lines, indented, each column as wide as its widest entry."""
+    """Return the rows as indented lines with aligned columns."""
     widths = [max(map(width, column)) for column in zip(*rows, strict=True)]
     return ["  " + "  ".join(map(padded, row, widths)).rstrip() for row in rows]
 
 
 def width(text: str) -> int:
-    """How many cells of a terminal it takes: ideographs, kana and Hangul take two."""
+    """Return the cells a text takes on a terminal: ideographs, kana and Hangul take two."""
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def padded(text: str, cells: int) -> str:
-    """As wide as so many cells, if it is not wider."""
+    """Pad a text to a number of cells."""
     return text + " " * (cells - width(text))
 
 
 def show_progress(what: str, done: int, total: int) -> None:
-    """So many bytes of so many, in a line of standard error that the next one goes over; to nobody else's eyes."""
+    """Show bytes done of a total, in a line on standard error that the next one overwrites; on terminals only."""
     if shows_progress():
         amount = _("{done} of {total}", done=size(done), total=size(total)) if total else ""
         end = "\n" if total and done == total else ""
@@ -216,7 +213,7 @@ def run_process(work: Callable[[], int]) -> NoReturn:
 
 
 def make_at_home() -> None:
-    """Where a user has no home folder, as in some containers, the folder for kvchat alone is it: much asks for one."""
+    """Use KVCHAT_HOME as the home folder of a user without one, as in some containers."""
     try:
         Path.home()
     except RuntimeError:
@@ -269,7 +266,7 @@ def take_signals(take: Callable[[int], object]) -> None:
 
 
 def take_each_interrupt(take: Callable[[int], object]) -> None:
-    """From now on call `take` with each Ctrl+C, which ends nothing, in lines that are typed as well."""
+    """Call `take` with each Ctrl+C, which ends nothing, also while a line is typed."""
     signal.set_wakeup_fd(-1)  # that nobody comes to an end for it is no fault
     signal.signal(signal.SIGINT, lambda number, frame: take(number))
     with suppress(ImportError):  # Windows has its own
@@ -284,7 +281,7 @@ def _end_the_deaf(ours: socket.socket, theirs: socket.socket) -> None:
 
 
 def _streams() -> _Told | None:
-    """Standard output and error as streams that take everything, in whatever the terminal can show of it; an input."""
+    """Make standard output and error take everything, as well as the terminal can show it, and open missing streams."""
     for number in range(3):  # a closed one would be given to the next file that is opened
         with suppress(OSError):
             os.fstat(number)
@@ -310,7 +307,7 @@ def _streams() -> _Told | None:
 
 
 class _Told(io.RawIOBase):
-    """A stream that takes everything. What cannot be written is lost, and why is remembered."""
+    """A stream that takes everything, and remembers why it could not be written."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
         self._raw = raw
@@ -335,7 +332,6 @@ class _Told(io.RawIOBase):
 
 
 def _not_told(fault: OSError) -> int:
-    """The exit code where the work is done and nobody has heard of it."""
     if isinstance(fault, BrokenPipeError):  # who read it wanted no more
         return NO_READER
     why = _("It is closed") if fault.errno == errno.EBADF else fault.strerror

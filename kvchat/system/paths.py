@@ -42,7 +42,6 @@ class Paths:
 
     @property
     def model_facts(self) -> Path:
-        """Cached headers of the models on disk."""
         return self.cache / "models.json"
 
     @property
@@ -56,7 +55,6 @@ class Paths:
 
     @property
     def load_limits(self) -> Path:
-        """Context sizes at which models ran out of memory when loaded, JSON."""
         return self.state / "load-limits.json"
 
     @property

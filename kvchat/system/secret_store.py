@@ -29,7 +29,6 @@ class SecretStore:
         self._file = file
 
     def load(self) -> tuple[str, Keeper] | None:
-        """Return the secret and what keeps it, or None."""
         kept = self._from_keyring()
         if kept:
             return kept, Keeper.KEYRING

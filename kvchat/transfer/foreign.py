@@ -146,7 +146,6 @@ def _rows(
     said: Iterable[_Said],
     leaf: str | None,
 ) -> Row:
-    """Build a conversation's rows. Messages without a text are left out, and their replies move up."""
     by_key = {message.key: message for message in said}
     kept = {key for key, m in by_key.items() if m.role is not None and (m.text.strip() or m.thinking.strip())}
     if not kept:
@@ -226,12 +225,10 @@ def _lm_studio_text(version: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _blocks(blocks: Iterable[Mapping[str, Any]], kind: str) -> str:
-    """Join the text of the content blocks of one type."""
     return "\n\n".join(filter(None, (_text(block.get(kind)) for block in blocks if block.get("type") == kind)))
 
 
 def _without_reasoning(text: str) -> tuple[str, str]:
-    """Split a reply into its text and its unquoted reasoning."""
     said: list[str] = []
     thoughts: list[str] = []
     at = 0

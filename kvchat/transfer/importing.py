@@ -146,7 +146,6 @@ def _entries(path: Path, passphrase: str) -> Iterator[_Entry]:
 
 
 def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """Return the files in a zip that may hold conversations. Raises ValueError."""
     members = [member for member in archive.infolist() if member.filename.endswith(".json")]
     conversations = [member for member in members if Path(member.filename).name == "conversations.json"]
     found = conversations or members  # exports hold other JSON as well: users, feedback, projects
@@ -158,7 +157,6 @@ def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
 
 
 def _in_file(name: str, opened: Callable[[], IO[bytes]]) -> Iterator[_Entry]:
-    """Yield what may be conversations in a JSON file; a fault is the last entry."""
     count = 0
     try:
         with opened() as file:
@@ -180,7 +178,6 @@ def _title(entry: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Say why something could not be read."""
     if isinstance(error, json.JSONDecodeError):
         place = {"line": error.lineno, "column": error.colno}
         return _("line {line}, column {column}: it is not JSON ({msg})", **place, msg=error.msg)

@@ -114,8 +114,6 @@ def _lock(passphrase: str, salt: bytes) -> ChaCha20Poly1305:
 
 
 class _Joined(io.RawIOBase):
-    """Pieces as one file."""
-
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces, self._left = pieces, memoryview(b"")
         self.fault: Exception | None = None  # that making them ended in

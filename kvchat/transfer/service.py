@@ -37,7 +37,6 @@ class TransferService:
         store: SavePointStore | None = None,
         try_out: TryOut | None = None,
     ) -> None:
-        """`store`, `try_out`: for the memory of chats, and to test whether it is of use."""
         self._paths, self._database, self._worker, self._events = paths, database, worker, events
         self._store, self._try_out = store, try_out
 

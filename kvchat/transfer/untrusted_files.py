@@ -127,7 +127,6 @@ class _Text:
         self._fill(_STEP)
 
     def next(self) -> str:
-        """Move `at` to the next character that is no space and return it; empty at the end."""
         while True:
             found = _SPACE.match(self._buffer, self.at)
             assert found is not None
@@ -162,7 +161,6 @@ class _Text:
             self._fill(max(_STEP, len(self._buffer) - self.at))
 
     def fault(self, words: str, at: int) -> json.JSONDecodeError:
-        """Return an error for a place in the window, with the file's line and column."""
         before = self._buffer[:at]
         lines = before.count("\n")
         column = at - before.rfind("\n") if lines else self._column + at + 1

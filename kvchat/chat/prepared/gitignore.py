@@ -174,7 +174,6 @@ def _segment(tokens: Sequence[bytes], *, deep: bool) -> _Segment:
 
 
 def _match(segments: Sequence[_Segment], names: Sequence[bytes]) -> bool:
-    """True if the segments match all of the names; what follows a `**` is taken where it is found first."""
     at = place = 0
     again: tuple[int, int] | None = None  # after the last `**`: its segment, and the name to try next
     while place < len(names) or at < len(segments):

@@ -60,7 +60,6 @@ def all_prepared(database: Database) -> list[Prepared]:
 
 
 def add(database: Database, name: str, paths: Sequence[str], documents: Sequence[Document]) -> Prepared:
-    """Add a set that is not read yet. Raises CannotPrepare if there is one of that name."""
     made, now = uuid.uuid4().hex, datetime.now(UTC).timestamp()
     statement = "INSERT OR IGNORE INTO prepared (id, name, paths, sources, texts, created_at) VALUES (?, ?, ?, ?, ?, ?)"
     if not database.write(statement, (made, name, json.dumps(paths), *_stored(documents), now)):
@@ -82,7 +81,6 @@ def finish(database: Database, prepared: Prepared, documents: Sequence[Document]
 
 
 def remove(database: Database, prepared: Prepared) -> None:
-    """Forget a set, and note that its save points are to go."""
     with database.transaction() as db:
         db.execute("DELETE FROM prepared WHERE id = ?", (prepared.id,))
         db.execute("INSERT OR IGNORE INTO deleted VALUES (?1, ?1)", (prepared.owner,))
@@ -121,7 +119,6 @@ def _stored(documents: Sequence[Document]) -> tuple[str, str]:
 
 
 def _prepared_of(row: sqlite3.Row) -> Prepared | None:
-    """Read a row; None where a damaged file has made nonsense of it."""
     try:
         facts = row["fingerprint"]
         return Prepared(

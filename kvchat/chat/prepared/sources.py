@@ -101,7 +101,6 @@ def gather(paths: Sequence[Path], before: Sequence[Source] = ()) -> tuple[Docume
 
 
 def changes(paths: Sequence[Path], before: Sequence[Source]) -> Changes:
-    """Compare with the files now; one is read only if its size or time differs."""
     known = {source.path: source for source in before}
     try:
         files = {str(path): (path, name) for path, name, _ in _files(filter(Path.exists, paths))}

@@ -114,7 +114,6 @@ class DailyBackups:
 
 
 def scrub(file: Path, ids: Iterable[str]) -> None:
-    """Remove what was deleted for good from the backups, with titles that were made of it."""
     gone = [(id,) for id in ids]
     for backup in backups_of(file):
         try:

@@ -169,7 +169,6 @@ class Database(DatabaseFile):
         self.write("UPDATE messages SET receipt = ? WHERE id = ?", (receipt_json(receipt), message_id))
 
     def reopen(self, message: Message) -> None:
-        """Mark an ended reply as streaming again and make it the conversation's leaf."""
         with self.transaction() as db:
             db.execute("UPDATE messages SET state = 'streaming' WHERE id = ?", (message.id,))
             statement = "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?"

@@ -96,13 +96,11 @@ class DatabaseFile:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Give the connection, to read only."""
         with _in_words(self.file):
             yield self._connection
 
     @contextlib.contextmanager
     def moment(self) -> Iterator[sqlite3.Connection]:
-        """Give a consistent snapshot to read, without holding up writers."""
         with _in_words(self.file):
             self._connection.execute("BEGIN")
             try:

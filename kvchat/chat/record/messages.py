@@ -75,7 +75,6 @@ class Receipt:
 
     @property
     def whole_s(self) -> float:
-        """Seconds from Send to the reply's last token, waits included."""
         writing = self.predicted_tokens / self.tokens_per_second if self.tokens_per_second else 0.0
         return (self.engine_wait_ms + self.queue_wait_ms + self.ttft_ms) / 1000 + writing
 
@@ -179,7 +178,6 @@ def needs_vision(messages: Sequence[ChatMessage]) -> bool:
 
 
 def ends_with_reply(branch: Sequence[Message]) -> bool:
-    """Return True if the user speaks next."""
     messages = prompt_messages(branch)
     return bool(messages) and messages[-1].role == Role.ASSISTANT.value
 

@@ -63,7 +63,6 @@ def attachment_of(row: sqlite3.Row | Mapping[str, Any]) -> Attachment:
 
 
 def role_of(row: sqlite3.Row) -> Role:
-    """Return who speaks; where that cannot be read, the more probable role."""
     try:
         return Role(row["role"])
     except ValueError:

@@ -42,7 +42,6 @@ def title_from(text: str) -> str:
 
 
 def is_over(answer: str) -> bool:
-    """Return True once the answer has gone beyond the title's line."""
     return any(line.endswith("\n") for line in _lines(answer))
 
 
@@ -57,7 +56,6 @@ def title_in(answer: str, said: str) -> str | None:
 
 
 def _lines(answer: str) -> list[str]:
-    """Return the lines that may be the title, without thoughts and introductions."""
     lines = _THOUGHT.sub("", answer).splitlines(keepends=True)
     return [line for line in lines if line.strip() and line.rstrip()[-1] not in _COLONS]
 
@@ -68,7 +66,6 @@ def _visible(line: str) -> str:
 
 
 def _bare(line: str) -> str:
-    """Strip what models put around a title: a label, Markdown, quotes."""
     before = None
     while line != before:
         before = line

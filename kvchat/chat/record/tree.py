@@ -199,7 +199,6 @@ def _removed(row: sqlite3.Row) -> Removed | None:
 
 
 def _in_order(rows: Sequence[dict[str, Any]], first_id: str) -> tuple[dict[str, Any], ...]:
-    """Return the rows of a message and all below it, parents first."""
     children: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         children[row["parent_id"]].append(row)

@@ -41,7 +41,6 @@ class Forecast:
 
     @property
     def of_chat(self) -> str:
-        """Words for a chat in a list."""
         if not self.begun:
             return _("nothing said yet")
         where = _(_WHERE[self.source])

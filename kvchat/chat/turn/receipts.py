@@ -79,7 +79,6 @@ _AHEAD = {Phase.LOADING: N_("Loaded ahead"), Phase.READING: N_("Read ahead")}
 
 
 def timeline(receipt: Receipt) -> tuple[Span, ...]:
-    """Return the steps of a reply in order, without those that took no time."""
     writing = 1000 * receipt.predicted_tokens / receipt.tokens_per_second if receipt.tokens_per_second else 0.0
     steps = (
         Span(Phase.LOADING, receipt.restore_ms if receipt.prefetched else 0.0, before_send=True),
@@ -128,7 +127,6 @@ def model_of(receipt: Receipt) -> str:
 
 
 def receipt_sentence(receipt: Receipt) -> str:
-    """Return the receipt in a sentence with its counts."""
     read = receipt.prompt_tokens - receipt.cached_tokens
     parts = [duration(receipt.ttft_ms)]
     if receipt.hollow:
@@ -160,7 +158,6 @@ def _had(receipt: Receipt) -> list[str]:
 
 
 def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
-    """Return the opened receipt as names and values, with the field's terms beside kvchat's words."""
     read, cached = receipt.prompt_tokens - receipt.cached_tokens, receipt.cached_tokens
     full = _("hollow restore: what was loaded was not used") if receipt.hollow else _(_IN_FULL[receipt.source])
     written, prompt = _tokens(receipt.predicted_tokens), _tokens(receipt.prompt_tokens)

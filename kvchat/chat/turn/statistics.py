@@ -69,12 +69,10 @@ class Statistics:
         return sum(replies.count for replies in self.replies)
 
     def on(self, day: date) -> tuple[int, float]:
-        """Return how many replies that day had, and the seconds they saved."""
         that_day = [replies for replies in self.replies if replies.day == day]
         return sum(replies.count for replies in that_day), sum(replies.saved_s for replies in that_day)
 
     def of_kind(self, kind: str) -> tuple[int, float, float]:
-        """Return how many replies went on from there, seconds saved, and mean seconds to the first token."""
         some = [replies for replies in self.replies if replies.kind == kind]
         count = sum(replies.count for replies in some)
         waited_s = sum(replies.first_token_s for replies in some)

@@ -48,7 +48,6 @@ def ask(
 
 
 def ask_instead(database: Database, question: Message, text: str) -> Beginning:
-    """Store another question, with the same documents, in this one's place; the old one stays on its branch."""
     where, complete = (question.conversation_id, question.parent_id), MessageState.COMPLETE
     return Beginning(database.append(*where, Role.USER, text, complete, question.attachments).id)
 
@@ -58,12 +57,10 @@ def answer_again(database: Database, conversation_id: str) -> Beginning:
 
 
 def regenerate(database: Database, reply: Message) -> Beginning:
-    """Make another reply beside this one. Raises KvchatError if no question leads to it."""
     return _last_question(database, database.path(reply.id))
 
 
 def go_on(database: Database, reply: Message) -> Beginning:
-    """Continue the same reply from its end."""
     question = _last_question(database, database.path(reply.id))
     database.set_leaf(reply.conversation_id, reply.id)
     return Beginning(question.question_id, unfinished=reply)
@@ -96,13 +93,11 @@ class Turns:
         return any(turn.conversation_id == conversation_id and not turn.answered for turn in self._turns)
 
     def stop(self, conversation_id: str | None = None) -> None:
-        """Stop the replies in a conversation, or all, also those that wait for the slot."""
         for turn in self._turns:
             if conversation_id in (None, turn.conversation_id):
                 turn.stop()
 
     def ahead_of(self, conversation_id: str) -> str | None:
-        """Return the conversation that is answered while this one waits, or None."""
         return self._parts.slots.ahead_of(conversation_id)
 
     def go_first(self, conversation_id: str) -> None:
