@@ -25,7 +25,6 @@ PACKAGING = ROOT / "packaging"
 
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scripts in `packaging` can be imported."""
     monkeypatch.syspath_prepend(str(PACKAGING))
 
 

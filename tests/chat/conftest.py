@@ -23,7 +23,6 @@ def restoring_is_known_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def stage(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> AsyncIterator[Stage]:
-    """An open stage; its engine starts with the first message."""
     async with Stage(tmp_path / "home", fake_engine, smollm2) as stage:
         yield stage
 

@@ -55,7 +55,6 @@ def fill(database: Database, chats: int) -> None:
 
 
 def fill_chat(database: Database, conversation_id: str, messages: int) -> None:
-    """So many messages in a row, at once."""
     ids = [None, *(f"{conversation_id}.{number}" for number in range(messages))]
     rows = [(id, conversation_id, parent, number) for number, (parent, id) in enumerate(itertools.pairwise(ids))]
     with database.transaction() as db:

@@ -171,7 +171,6 @@ def use(paths: Paths) -> set[str]:
 
 
 def _ask(database: Database, conversation_id: str) -> None:
-    """What `ask` writes, and a deletion."""
     beginning = turns.ask(database, conversation_id, "And now?")
     database.stand_last(beginning.question_id)
     path = database.path(beginning.question_id)

@@ -50,7 +50,6 @@ class Stage:
         return reply
 
     async def ask_while_busy(self, chat: str, text: str) -> Message | None:
-        """Send and wait for this reply alone."""
         return await self.runtime.chat.send(chat, text)
 
     async def answered(self, chat: str, text: str = QUESTION) -> Receipt:
@@ -69,20 +68,16 @@ class Stage:
             await asyncio.sleep(0.005)
 
     def of(self, kind: type[E]) -> list[E]:
-        """The events of one kind so far."""
         return [event for event in self.events if isinstance(event, kind)]
 
     def errors(self) -> list[str]:
         return [str(event.error) for event in self.of(TurnFailed)]
 
     def kept(self) -> StoreContents:
-        """What the store keeps."""
         return StoreContents(self.home)
 
     def save_points(self) -> list[SavePoint]:
-        """The save points kept, oldest first."""
         return self.kept().save_points()
 
     def requests(self, path: str) -> list[dict[str, object]]:
-        """The bodies of the requests to this path."""
         return [request["body"] for request in self.fake.requests() if request["path"].startswith(path)]

@@ -179,7 +179,6 @@ def other_model(tiny_model: Callable[[str], Path]) -> Path:
 
 
 def models_launched(stage: Stage) -> list[str]:
-    """The model of every engine so far."""
     return [launch["arguments"][launch["arguments"].index("--model") + 1] for launch in stage.fake.launches()]
 
 

@@ -25,7 +25,6 @@ async def listed(stage: Stage) -> dict[str, Conversation]:
 
 
 def deleted_ids(database: Database) -> set[str]:
-    """The chats whose deletion can still be undone."""
     with database.reading() as db:
         return {row["id"] for row in db.execute("SELECT id FROM conversations WHERE deleted_at IS NOT NULL")}
 

@@ -59,13 +59,11 @@ async def keep_deleted(stage: Stage, days: int) -> None:
 
 
 async def forgotten(stage: Stage) -> None:
-    """Wait until what was deleted has gone for good."""
     await stage.until(lambda: not rows(stage, "removed"))
     await stage.runtime.chat.idle()
 
 
 async def delete_now(stage: Stage) -> None:
-    """What was deleted goes for good, because the user says so."""
     await stage.runtime.chat.recently_deleted.delete_now(await stage.runtime.chat.recently_deleted.entries())
     await stage.runtime.chat.idle()
 
@@ -108,7 +106,6 @@ async def test_quitting_ends_the_time_to_undo_where_nothing_is_kept(stage: Stage
 
 
 def let_days_pass(stage: Stage, days: float) -> None:
-    """What was deleted was deleted that much earlier."""
     with contextlib.closing(sqlite3.connect(stage.home / "data" / "conversations.db")) as db, db:
         db.execute("UPDATE conversations SET deleted_at = deleted_at - ?1, deleted_s = ?1", (days * 86_400,))
         db.execute("UPDATE removed SET removed_at = removed_at - ?1, deleted_s = ?1", (days * 86_400,))
@@ -139,7 +136,6 @@ async def test_a_run_that_was_killed_leaves_nothing_of_what_was_deleted(stage: S
 
 
 def rows(stage: Stage, table: str) -> int:
-    """How many rows a table of the chats' file has."""
     with stage.runtime._database.reading() as db:
         return int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
 

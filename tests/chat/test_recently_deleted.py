@@ -116,7 +116,6 @@ class Clock:
         return bool(entries(self.database, 7 * DAY))
 
     def delete(self) -> None:
-        """Delete a chat, and a message of another one."""
         whole, other = [self.database.create_conversation(title) for title in "ab"]
         question = self.database.append(other.id, None, Role.USER, "Hello", MessageState.COMPLETE)
         tree.remove(self.database, question)
@@ -134,7 +133,6 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 @pytest.mark.parametrize("days_wrong", [0, 3])
 @pytest.mark.parametrize("years", [5, -7])
 def test_a_wrong_clock_ends_nothing_that_was_deleted_yesterday(clock: Clock, years: int, days_wrong: int) -> None:
-    """One look, or days of them, at a date that is wrong."""
     clock.delete()
     assert clock.pass_days(1)
     clock.now += years * YEAR

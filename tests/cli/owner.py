@@ -16,7 +16,6 @@ from kvchat.system.paths import Paths
 
 @contextlib.contextmanager
 def running_owner(paths: Paths, name: str = "kvchat serve") -> Iterator[Runtime]:
-    """Its runtime, as long as it has the folder."""
     opened: list[Runtime] = []
     is_open, ends = threading.Event(), threading.Event()
 

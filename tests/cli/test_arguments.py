@@ -179,7 +179,6 @@ def test_words_are_utf_8_whatever_the_locale_took_them_for(monkeypatch: pytest.M
 
 
 def commands_with_json(parser: argparse.ArgumentParser, before: str = "") -> Iterator[str]:
-    """Each command that takes `--json`, with those it stands in."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, command in action.choices.items():

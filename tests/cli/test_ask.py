@@ -29,7 +29,6 @@ LONG_REPLY = "word " * 400
 
 @pytest.fixture
 def chosen(fake_engine: FakeEngine, smollm2: Path) -> dict[str, object]:
-    """Settings that suit the fake engine."""
     return {
         "model_path": str(smollm2),
         "engine_path": str(fake_engine.path),
@@ -48,7 +47,6 @@ def home(tmp_path: Path, chosen: dict[str, object]) -> Home:
 def asked(
     home: Home, *arguments: str | bytes, stdout: object, environment: Mapping[str, str] = MappingProxyType({})
 ) -> subprocess.CompletedProcess[bytes]:
-    """Ask in a new chat, with another standard output."""
     return subprocess.run(
         [sys.executable, "-m", "kvchat", "ask", "--new", *arguments],
         env={**os.environ, "KVCHAT_HOME": str(home.folder), **environment},

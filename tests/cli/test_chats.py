@@ -19,7 +19,6 @@ from kvchat.words.safe_text import calm
 
 @pytest.fixture
 def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Conversation]]:
-    """Two chats, the newer one first."""
     monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "home"))
     with closing(Database(resolve_paths().ensure().database)) as database:
         for title in ("Old birds", "New \x1b[31mbirds"):

@@ -70,7 +70,6 @@ class Terminal:
         os.write(self._ours, text.encode())
 
     def ends(self) -> int:
-        """The exit code; what it says until then is kept in `said`."""
         while self._read():
             pass
         return self.process.wait(PATIENCE_S)
@@ -81,7 +80,6 @@ class Terminal:
         os.close(self._ours)
 
     def _read(self) -> bool:
-        """Whether there may be more."""
         if select.select([self._ours], [], [], 0.2)[0]:
             try:
                 heard = os.read(self._ours, 4096)

@@ -20,7 +20,6 @@ WATCHER = "org.kde.StatusNotifierWatcher"
 
 @pytest.fixture
 def bus(tmp_path: Path) -> Iterator[str]:
-    """The address of a session bus of our own."""
     with session_bus(tmp_path) as there:
         yield there.address
 

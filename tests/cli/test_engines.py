@@ -14,7 +14,6 @@ from tests.library.fake_hub import FakeHub
 
 @pytest.fixture
 def home(tmp_path: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A kvchat whose settings name the fake engine, and a small model."""
     folder = tmp_path / "home"
     (folder / "config").mkdir(parents=True)
     (folder / "config" / "settings.json").write_text(

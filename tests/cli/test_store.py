@@ -38,11 +38,9 @@ class Filled:
         return StoreContents(self.home)
 
     def open(self) -> Bench:
-        """The store as another process has it open."""
         return Bench(self.kept.folder)
 
     def left(self) -> dict[str, int]:
-        """Save points by conversation."""
         counts = {self.thesis: 0, self.letter: 0}
         for point in self.kept.save_points():
             counts[point.conversation_id] += 1
@@ -68,7 +66,6 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Filled:
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    """The exit code and the JSON object."""
     code = main(["store", *arguments, "--json"])
     return code, json.loads(capsys.readouterr().out)
 

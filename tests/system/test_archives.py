@@ -51,7 +51,6 @@ def test_a_second_archive_lands_beside_the_first(tmp_path: Path) -> None:
 
 
 def with_member(change: Callable[[tarfile.TarInfo], object]) -> bytes:
-    """A tar with a good file and one that is changed."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         tar.addfile(tarfile.TarInfo("good"), io.BytesIO())

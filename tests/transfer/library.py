@@ -40,7 +40,6 @@ def made_conversation(database: Database, title: str = "Trees 🌳 和 أشجا�
 
 
 def everything(database: Database) -> list[object]:
-    """All that is in a library, to compare."""
     with database.transaction() as db:
         ids = [row["id"] for row in db.execute("SELECT id FROM messages ORDER BY id")]
     return [sorted(database.conversations(), key=lambda c: c.id), [database.path(message_id) for message_id in ids]]

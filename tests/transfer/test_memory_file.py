@@ -39,8 +39,6 @@ EITHER = ["", SECRET]
 
 @dataclass
 class Home:
-    """A database and a store."""
-
     database: Database
     bench: Bench
 
@@ -263,7 +261,6 @@ def test_an_export_that_fails_leaves_nothing(here: tuple[Home, Conversation], tm
 
 @pytest.mark.slow
 def test_other_threads_go_on_while_a_passphrase_is_worked_on(tmp_path: Path) -> None:
-    """The window's, above all."""
     came, over = 0, threading.Event()
 
     def come_round() -> None:

@@ -49,8 +49,6 @@ class Bench:
         return [everything(self.database), [(path, path.is_file() and path.read_bytes()) for path in files]]
 
     def meanwhile(self, what: Callable[[], Awaitable[object]]) -> None:
-        """On the thread that works: wait for this to be done on the loop."""
-
         async def do() -> object:
             return await what()
 

@@ -38,7 +38,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kept(folder: Path) -> Iterator[str]:
-    """The files below that the rules of this folder leave in."""
     (rules,) = read_rules(folder)
 
     def walk(place: Path) -> Iterator[str]:

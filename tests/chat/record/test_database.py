@@ -75,7 +75,6 @@ class Clock(datetime):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> type[Clock]:
-    """That of the messages, to set."""
     monkeypatch.setattr(Clock, "year_now", 2026)
     monkeypatch.setattr("kvchat.chat.record.database.datetime", Clock)
     return Clock
@@ -95,7 +94,6 @@ def test_a_wrong_clock_changes_no_order(database: Database, clock: type[Clock]) 
 
 
 def test_a_wrong_clock_changes_no_order_of_replies(database: Database, clock: type[Clock]) -> None:
-    """Nor does what is deleted, made anew and put back."""
     chat = database.create_conversation("a").id
     question = said(database, chat, None, Role.USER, "Where do herons sleep?")
     replies = []

@@ -31,13 +31,11 @@ def paths(tmp_path: Path) -> Paths:
 
 
 def written(paths: Paths) -> dict[str, int]:
-    """How many messages each chat shows."""
     with closing(Database(paths.database)) as database:
         return {c.title: len(tree.current_branch(database, c.id)) for c in database.conversations()}
 
 
 def lose_a_page(paths: Paths) -> None:
-    """Of the chat about rivers."""
     data = bytearray(paths.database.read_bytes())
     at = data.index(b"Rivers are 7. Rivers are 7.") // 4096 * 4096
     data[at : at + 4096] = bytes(4096)

@@ -84,8 +84,6 @@ async def test_a_next_turn_is_saved_where_the_disk_has_room_for_what_is_new(
 
 
 class _Disk:
-    """A disk that has no room for messages until `full` is cleared."""
-
     def __init__(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full = False
         for name in ("update_reply", "append_question"):

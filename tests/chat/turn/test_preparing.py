@@ -33,7 +33,6 @@ async def shown(stage: Stage, chat: str) -> None:
 
 
 async def written(stage: Stage, chat: str | None, draft: str) -> None:
-    """Wait until a draft has been read as far as it will be."""
     stage.runtime.chat.prepare(chat, draft)
     await stage.until(lambda: stage.runtime.chat._preparing._timer is None)
     await stage.runtime.chat.idle()
@@ -47,7 +46,6 @@ def forgotten(stage: Stage) -> None:
 
 
 def read(stage: Stage) -> list[int]:
-    """How many tokens each request since then has read."""
     return [len(body["prompt"]) for body in stage.requests("/completion")]
 
 

@@ -28,7 +28,6 @@ def restoring_is_known_to_work() -> None:
 
 
 async def started(stage: Stage) -> Finding:
-    """The finding after the engine's start."""
     await stage.runtime.start_engine()
     await stage.until(stage.runtime.engine.is_ready)
     assert stage.runtime.engine.finding is not None

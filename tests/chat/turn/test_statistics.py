@@ -28,7 +28,6 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 
 def written(database: Database, receipt: Receipt | str | None, days_ago: int = 0, at: time = time(12)) -> None:
-    """A reply of that day, by the clock here."""
     chat = database.create_conversation("A chat")
     reply = database.append(chat.id, None, Role.ASSISTANT, "Baikal.", MessageState.COMPLETE)
     when = datetime.combine(TODAY - timedelta(days=days_ago), at).timestamp()

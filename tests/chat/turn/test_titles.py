@@ -29,7 +29,6 @@ async def begun(stage: Stage, reply: str = TITLE) -> str:
 
 
 async def have_time(stage: Stage) -> None:
-    """Let the model do what it does when there is nothing else to do."""
     stage.runtime.chat.titles.come()
     await stage.runtime.chat.idle()
 
@@ -41,7 +40,6 @@ async def shown(stage: Stage, chat: str) -> Conversation:
 
 
 def asked(stage: Stage) -> list[dict[str, Any]]:
-    """The requests for a title."""
     return [
         body
         for body in stage.requests("/v1/chat/completions")

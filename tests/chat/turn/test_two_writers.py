@@ -30,8 +30,6 @@ def home(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> Home:
 
 
 class Asking:
-    """`kvchat ask` in a process of its own."""
-
     def __init__(self, home: Home, *arguments: str) -> None:
         self.words = home.folder / f"{arguments[-1][:40]}.said"
         with self.words.open("wb") as words:
@@ -46,7 +44,6 @@ class Asking:
         wait_until(lambda: words.encode() in self.words.read_bytes(), what=words)
 
     def code(self) -> int:
-        """Its exit code, when it has ended."""
         self.process.communicate()
         return self.process.returncode
 
@@ -57,14 +54,12 @@ class Asking:
 
 
 def said(home: Home) -> list[tuple[str, str]]:
-    """The branch on show."""
     with closing(Database(home.folder / "data" / "conversations.db")) as database:
         (chat,) = database.conversations()
         return [(message.role.value, message.content) for message in current_branch(database, chat.id)]
 
 
 def prompts(fake: FakeEngine) -> dict[str, list[str]]:
-    """What the model was shown, by the question it was asked last."""
     asked = [request["body"]["messages"] for request in fake.requests() if request["path"] == "/v1/chat/completions"]
     return {messages[-1]["content"]: [message["content"] for message in messages] for messages in asked}
 
