@@ -200,8 +200,7 @@ async def bench(options: BenchOptions, commands: Commands) -> int:
     """Measure and print; progress goes to standard error. Raises KvchatError."""
     async with bench_home(options) as home:
         figures = await _measure(home, options.tokens or TOKENS)
-    show(options.as_json, figures, lines(figures))
-    return 0
+    return show(options.as_json, figures, lines(figures))
 
 
 async def _measure(home: BenchHome, tokens: int) -> BenchResult:

@@ -66,8 +66,7 @@ def show_all(options: JsonOptions) -> int:
     with _database(resolve_paths()) as database:
         known = database.conversations()
     lines = columns(list(map(_row, known))) or [_("There are no chats yet: `kvchat ask` begins one.")]
-    show(options.as_json, {"chats": known}, lines)
-    return 0
+    return show(options.as_json, {"chats": known}, lines)
 
 
 def _row(chat: Conversation) -> tuple[str, ...]:
@@ -90,8 +89,7 @@ async def rename(options: RenameOptions, commands: Commands) -> int:
         raise KvchatError(_("A chat needs a title"), _("It is empty."), _("Write one behind the chat."))
     await chats.rename(meant.id, title)
     renamed = await chats.conversation(meant.id) or meant
-    show(options.as_json, {"chats": [renamed]}, ["  ".join(_row(renamed)).strip()])
-    return 0
+    return show(options.as_json, {"chats": [renamed]}, ["  ".join(_row(renamed)).strip()])
 
 
 async def delete(options: SomeChats, commands: Commands) -> int:
@@ -105,8 +103,7 @@ async def delete(options: SomeChats, commands: Commands) -> int:
         kept = _("for {keep_deleted_days} among", keep_deleted_days=several(days, "{count} day", "{count} days"))
     count = several(len(meant), "{count} chat", "{count} chats")
     words = _("{count} deleted; {kept} the recently deleted of the window.", count=count, kept=kept)
-    show(options.as_json, {"chats": meant}, [words])
-    return 0
+    return show(options.as_json, {"chats": meant}, [words])
 
 
 def search(options: SearchOptions) -> int:

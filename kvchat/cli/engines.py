@@ -123,8 +123,7 @@ async def _setup(commands: Commands) -> AsyncIterator[EngineSetup]:
 async def remove(options: EngineName, commands: Commands) -> int:
     async with _setup(commands) as setup:
         await setup.remove(options.name)
-    show(options.as_json, {"removed": options.name}, [_("{name} is removed.", name=options.name)])
-    return 0
+    return show(options.as_json, {"removed": options.name}, [_("{name} is removed.", name=options.name)])
 
 
 async def get(options: EngineToGet, commands: Commands) -> int:

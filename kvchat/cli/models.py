@@ -59,8 +59,7 @@ async def show_all(options: ModelsOptions, commands: Commands) -> int:
     judge = ModelJudge(settings, look_at_capacity(settings), LoadLimits(commands.paths.load_limits))
     unreadable = await _library(commands, options.folders).find(judge, models.append)
     models.sort(key=lambda judged: (judged.judgement is None, judged.model.name.lower()))
-    show(options.as_json, {"models": list(map(_fields, models))}, list_lines(models, unreadable))
-    return 0
+    return show(options.as_json, {"models": list(map(_fields, models))}, list_lines(models, unreadable))
 
 
 def list_lines(models: Sequence[JudgedModel], unreadable: Sequence[UnreadableFolder]) -> list[str]:
@@ -124,8 +123,7 @@ def suggest(options: JsonOptions) -> int:
     ]
     title = _("For a GPU of {tier} GB:", tier=tier) if tier else _("For a computer without a large GPU:")
     lines = [title, *columns(rows), _("Fetch one with `kvchat models get NAME`.")]
-    show(options.as_json, {"memory_gb": tier, "suggestions": fitting}, lines)
-    return 0
+    return show(options.as_json, {"memory_gb": tier, "suggestions": fitting}, lines)
 
 
 async def search(options: SearchWords, commands: Commands) -> int:
@@ -137,8 +135,7 @@ async def search(options: SearchWords, commands: Commands) -> int:
         for hit in found
     ]
     nothing = _("Nothing on Hugging Face is named like “{what}” and has GGUF files.", what=what)
-    show(options.as_json, {"models": found}, columns(rows) or [nothing])
-    return 0
+    return show(options.as_json, {"models": found}, columns(rows) or [nothing])
 
 
 async def files(options: FilesOptions, commands: Commands) -> int:
@@ -152,8 +149,7 @@ async def files(options: FilesOptions, commands: Commands) -> int:
     if rows and repository.gated:
         lines.append(_("Its makers want to know who fetches it: `kvchat models token` takes an access token."))
     fields = {"repository": repository.repository, "revision": repository.revision, "files": judged}
-    show(options.as_json, fields, lines)
-    return 0
+    return show(options.as_json, fields, lines)
 
 
 async def get(options: ModelToGet, commands: Commands) -> int:
@@ -183,8 +179,7 @@ async def use(options: ModelToUse, commands: Commands) -> int:
     if not await asyncio.to_thread(path.is_file):
         path = await _found(_library(commands), name)
     await _use(commands, path)
-    show(options.as_json, {"model_path": path}, [_("New chats are answered by {path}.", path=path)])
-    return 0
+    return show(options.as_json, {"model_path": path}, [_("New chats are answered by {path}.", path=path)])
 
 
 async def _use(commands: Commands, path: Path) -> None:

@@ -129,8 +129,7 @@ async def show_all(options: PreparedOptions, commands: Commands) -> int:
     lines = [_(nothing)]
     if standings:
         lines = [_("Kept in {save_points}", save_points=folder), *columns(list(map(_row, standings)))]
-    show(options.as_json, {"prepared": [_fields(standing, folder) for standing in standings]}, lines)
-    return 0
+    return show(options.as_json, {"prepared": [_fields(standing, folder) for standing in standings]}, lines)
 
 
 async def remove(options: PreparedName, commands: Commands) -> int:

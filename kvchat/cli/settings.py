@@ -26,14 +26,12 @@ def show_all(options: JsonOptions) -> int:
     rows = [
         (name, _shown(value), "" if value == getattr(usual, name) else _("changed")) for name, value in values.items()
     ]
-    show(options.as_json, values, columns(rows))
-    return 0
+    return show(options.as_json, values, columns(rows))
 
 
 def show_one(options: SettingName) -> int:
     value = getattr(load_settings(resolve_paths().settings_file), options.name)
-    show(options.as_json, {options.name: value}, [_shown(value)])
-    return 0
+    return show(options.as_json, {options.name: value}, [_shown(value)])
 
 
 async def reset(options: SettingName, commands: Commands) -> int:
@@ -56,8 +54,7 @@ async def _unused(path: str | None) -> None: ...
 
 async def _put(options: SettingName, value: Any, commands: Commands) -> int:
     await commands.change_settings(**{options.name: value})
-    show(options.as_json, {options.name: value}, [f"{options.name}: {_shown(value)}"])
-    return 0
+    return show(options.as_json, {options.name: value}, [f"{options.name}: {_shown(value)}"])
 
 
 def _value(name: str, words: Sequence[str]) -> Any:

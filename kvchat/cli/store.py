@@ -87,8 +87,7 @@ async def show_all(options: JsonOptions, commands: Commands) -> int:
     def do(opened: _Opened) -> int:
         usage = dataclasses.replace(_timed(opened.paths, opened.store.usage()), chat_bytes=long_chat(opened.settings))
         titles, saved = opened.titles, opened.saved
-        show(options.as_json, _usage_fields(usage, titles, saved), usage_lines(usage, titles, saved))
-        return 0
+        return show(options.as_json, _usage_fields(usage, titles, saved), usage_lines(usage, titles, saved))
 
     return await _do(commands, do)
 
@@ -149,8 +148,7 @@ async def forget(options: ProgramOptions, commands: Commands) -> int:
             )
         freed = opened.store.delete_conversation(kept_for(options.program))
         fields = {"program": options.program, "bytes_freed": freed}
-        show(options.as_json, fields, [_("Freed {freed}.", freed=size(freed))])
-        return 0
+        return show(options.as_json, fields, [_("Freed {freed}.", freed=size(freed))])
 
     return await _do(commands, do)
 

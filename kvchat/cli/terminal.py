@@ -135,8 +135,10 @@ def shows_progress() -> bool:
     return sys.stderr.isatty() if terminal is None else terminal.shows_progress
 
 
-def show(wants_json: bool, fields: object, lines: Iterable[str]) -> None:
+def show(wants_json: bool, fields: object, lines: Iterable[str]) -> int:
+    """Print a result, as JSON or as lines, and return 0."""
     say(as_json(fields) if wants_json else "\n".join(lines))
+    return 0
 
 
 def as_json(fields: object) -> str:
