@@ -43,14 +43,6 @@ _LEAST_WAIT_MS = 500.0  # nor is a shorter wait
 _LEAST_SAVING_MS = 100.0  # less than that is not worth a word
 
 
-@dataclass(frozen=True)
-class ReceiptLine:
-    """A receipt in one quiet line; `fault` when it must not look quiet."""
-
-    text: str
-    fault: bool = False
-
-
 class Phase(Enum):
     """What is done for one reply, in this order."""
 
@@ -113,13 +105,12 @@ def where_told(receipt: Receipt) -> str:
     return where_from(verdict_of(receipt), receipt.cached_tokens, receipt.prompt_tokens, receipt.earlier_tokens)
 
 
-def receipt_line(receipt: Receipt) -> ReceiptLine:
+def receipt_line(receipt: Receipt) -> str:
     where = where_told(receipt)
     if receipt.hollow:
         where = f"{where}: {_(UNUSED)}"
     foreign = [_(IMPORTED)] if receipt.imported else []
-    parts = brief(receipt.ttft_ms), where, *foreign, *_waits(receipt), model_of(receipt)
-    return ReceiptLine(beside(parts), fault=receipt.hollow)
+    return beside((brief(receipt.ttft_ms), where, *foreign, *_waits(receipt), model_of(receipt)))
 
 
 def model_of(receipt: Receipt) -> str:

@@ -204,10 +204,9 @@ class ReceiptView(QWidget):
         """`below`: where the details go if there is more room than beneath the line."""
         super().__init__()
         self.receipt, self._look = receipt, look
-        line = receipt_line(receipt)
-        self.text = ("⚠ " if line.fault else "") + line.text
+        self.text = ("⚠ " if receipt.hollow else "") + receipt_line(receipt)
         self.line = ElidedButton(kind="quiet")
-        self.line.setProperty("tone", "warn" if line.fault else "")
+        self.line.setProperty("tone", "warn" if receipt.hollow else "")
         self.line.setCursor(Qt.CursorShape.PointingHandCursor)
         self.line.clicked.connect(self.toggle)
         self.details: QFrame | None = None

@@ -109,7 +109,7 @@ def test_the_strip_says_of_a_reply_what_its_receipt_says_from_the_first_word_on(
     live = words(story)
     story.tell(ReplyFinished("c", "m", receipt))
     assert words(story) == live, "nothing is taken back"
-    assert live[0].partition(":")[0] == receipt_line(receipt).text.partition(" · ")[2].partition(":")[0]
+    assert live[0].partition(":")[0] == receipt_line(receipt).partition(" · ")[2].partition(":")[0]
     assert live[1] == "first word after 0.31 s"
 
 
