@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from kvchat.chat.events import Event, TurnFailed
+from kvchat.chat.events import Event, ReplyDelta, TurnFailed
 from kvchat.chat.record.messages import Message, Receipt
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore.savepoint import SavePoint
@@ -42,6 +43,20 @@ class Stage:
 
     async def __aexit__(self, *_: object) -> None:
         await self.runtime.close()
+
+    async def restart(self, slots: int = 1) -> None:
+        """Close kvchat and open it again, with no events yet."""
+        await self.runtime.close()
+        self.settings = replace(self.settings, slots=slots)
+        self.events.clear()
+        await self.__aenter__()
+
+    async def writing(self, chat: str, text: str = "word " * 100) -> asyncio.Future[Message | None]:
+        """Send, wait for the first word of the reply, and hold the engine there."""
+        self.fake.set(FAKE_HOLD_DURING="stream")
+        future = self.runtime.chat.send(chat, text)
+        await self.until(lambda: [event for event in self.of(ReplyDelta) if event.conversation_id == chat])
+        return future
 
     async def ask(self, chat: str, text: str = QUESTION, *, keep: bool = True) -> Message | None:
         """Send, wait for the reply, and for the save after it."""

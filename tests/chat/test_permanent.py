@@ -118,7 +118,7 @@ async def killed(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("what", ["message", "chat"])
-async def test_a_run_that_was_killed_leaves_nothing_of_what_was_deleted(stage: Stage, smollm2: Path, what: str) -> None:
+async def test_a_run_that_was_killed_leaves_nothing_of_what_was_deleted(stage: Stage, what: str) -> None:
     chat = await asked(stage)
     if what == "chat":
         await stage.runtime.chat.organiser.delete([chat])
@@ -127,12 +127,12 @@ async def test_a_run_that_was_killed_leaves_nothing_of_what_was_deleted(stage: S
     await killed(stage)
     let_days_pass(stage, 8)
     assert len(stage.save_points()) == 2
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        assert len(again.save_points()) == (what == "message")
-        again.runtime.chat.forget_left_behind()
-        await again.runtime.chat.idle()
-        assert traces(again) == []
-        assert rows(again, "deleted") == 0
+    await stage.restart()
+    assert len(stage.save_points()) == (what == "message")
+    stage.runtime.chat.forget_left_behind()
+    await stage.runtime.chat.idle()
+    assert traces(stage) == []
+    assert rows(stage, "deleted") == 0
 
 
 def rows(stage: Stage, table: str) -> int:
@@ -240,19 +240,18 @@ async def test_what_cannot_be_deleted_is_told_once_and_tried_again(
     assert traces(stage) == []
 
 
-async def test_a_start_looks_only_at_what_was_kept_since_the_last(stage: Stage, smollm2: Path) -> None:
+async def test_a_start_looks_only_at_what_was_kept_since_the_last(stage: Stage) -> None:
     await asked(stage)
     by, store = stage.runtime._database.file_id(), stage.runtime._store
     assert len(store.unseen(by).messages) == 1
-    await stage.runtime.close()
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        assert again.runtime._store.unseen(by).messages == {}
-        assert len(again.runtime._store.unseen("another file").messages) == 1
-        assert len(again.save_points()) == 2
-        with again.runtime._database.reading() as db:
-            query = "SELECT count(*) FROM messages INDEXED BY messages_that_read WHERE CASE WHEN json_valid(receipt)"
-            tokens = "(receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens')"
-            assert db.execute(f"{query} THEN {tokens} >= 64 END").fetchone()[0] >= 1
+    await stage.restart()
+    assert stage.runtime._store.unseen(by).messages == {}
+    assert len(stage.runtime._store.unseen("another file").messages) == 1
+    assert len(stage.save_points()) == 2
+    with stage.runtime._database.reading() as db:
+        query = "SELECT count(*) FROM messages INDEXED BY messages_that_read WHERE CASE WHEN json_valid(receipt)"
+        tokens = "(receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens')"
+        assert db.execute(f"{query} THEN {tokens} >= 64 END").fetchone()[0] >= 1
 
 
 async def test_whoever_waits_for_a_deletion_may_be_cancelled(stage: Stage) -> None:

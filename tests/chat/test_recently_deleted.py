@@ -25,7 +25,7 @@ async def deleted(stage: Stage) -> list[Deleted]:
     return await stage.runtime.chat.recently_deleted.entries()
 
 
-async def test_a_chat_and_a_message_are_had_back_by_the_next_run_warm(stage: Stage, smollm2: Path) -> None:
+async def test_a_chat_and_a_message_are_had_back_by_the_next_run_warm(stage: Stage) -> None:
     chat, other = await stage.chat(), await stage.chat()
     await stage.answered(chat)
     await stage.runtime.chat.send(other, "Hello there", attachments=(Attachment("a.txt", 1, "h", "alpha"),))
@@ -41,17 +41,17 @@ async def test_a_chat_and_a_message_are_had_back_by_the_next_run_warm(stage: Sta
     points = len(stage.save_points())
     await stage.runtime.close()
     let_days_pass(stage, 6)
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        again.runtime.chat.forget_left_behind()
-        await again.runtime.chat.idle()
-        assert [entry.id for entry in await deleted(again)] == [message.id, chat]
-        for entry in await deleted(again):
-            await again.runtime.chat.recently_deleted.restore(entry)
-        assert await deleted(again) == []
-        assert [await again.runtime.chat.messages(id) for id in (chat, other)] == [chat_before, other_before]
-        assert (await again.runtime.chat.conversations())[0].title == title
-        assert len(again.save_points()) == points
-        assert (await again.answered(chat, "And the Danube?")).source is not Source.COLD
+    await stage.restart()
+    stage.runtime.chat.forget_left_behind()
+    await stage.runtime.chat.idle()
+    assert [entry.id for entry in await deleted(stage)] == [message.id, chat]
+    for entry in await deleted(stage):
+        await stage.runtime.chat.recently_deleted.restore(entry)
+    assert await deleted(stage) == []
+    assert [await stage.runtime.chat.messages(id) for id in (chat, other)] == [chat_before, other_before]
+    assert (await stage.runtime.chat.conversations())[0].title == title
+    assert len(stage.save_points()) == points
+    assert (await stage.answered(chat, "And the Danube?")).source is not Source.COLD
 
 
 async def test_what_is_deleted_now_is_nowhere_and_cannot_be_undone(stage: Stage) -> None:

@@ -191,24 +191,21 @@ async def test_a_set_that_is_cancelled_before_it_was_read_goes(stage: Stage, fol
     assert not stage.save_points()
 
 
-async def test_a_restart_finds_it_and_why_it_would_not_be_ready_is_said(
-    stage: Stage, folder: Path, tmp_path: Path, smollm2: Path
-) -> None:
+async def test_a_restart_finds_it_and_why_it_would_not_be_ready_is_said(stage: Stage, folder: Path) -> None:
     library = stage.runtime.chat.library
     one = await library.read(await library.add([folder], "Manual"))
-    await stage.runtime.close()
-    async with Stage(tmp_path / "home", stage.fake, smollm2) as later:
-        found = await later.runtime.chat.library.named("Manual")
-        assert found == one
-        now = await later.runtime.engine.states_now()
-        usage = {entry.conversation_id: entry for entry in (await later.runtime.save_points.usage()).conversations}
-        assert usage[one.owner].pinned
-        [standing] = await later.runtime.chat.library.standings(now, tuple(usage.values()))
-        assert standing.why_not == ""
-        assert (standing.bytes, bool(standing.changes)) == (usage[one.owner].bytes, False)
-        assert "longer than the context" in why_not_ready(found, usage[one.owner], now[0], 100)
-        assert why_not_ready(found, None, *now) == "its memory was deleted"
-        chat = await later.runtime.chat.library.begin(found)
-        receipt = await later.answered(chat.id, "What of the boat?")
-        assert receipt.source is Source.DISK
-        assert receipt.cached_tokens >= one.tokens - 1
+    await stage.restart()
+    found = await stage.runtime.chat.library.named("Manual")
+    assert found == one
+    now = await stage.runtime.engine.states_now()
+    usage = {entry.conversation_id: entry for entry in (await stage.runtime.save_points.usage()).conversations}
+    assert usage[one.owner].pinned
+    [standing] = await stage.runtime.chat.library.standings(now, tuple(usage.values()))
+    assert standing.why_not == ""
+    assert (standing.bytes, bool(standing.changes)) == (usage[one.owner].bytes, False)
+    assert "longer than the context" in why_not_ready(found, usage[one.owner], now[0], 100)
+    assert why_not_ready(found, None, *now) == "its memory was deleted"
+    chat = await stage.runtime.chat.library.begin(found)
+    receipt = await stage.answered(chat.id, "What of the boat?")
+    assert receipt.source is Source.DISK
+    assert receipt.cached_tokens >= one.tokens - 1

@@ -6,12 +6,11 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from kvchat.chat import turn_parts
-from kvchat.chat.events import QuestionNotStored, ReplyDelta
+from kvchat.chat.events import QuestionNotStored
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import MessageState
@@ -29,31 +28,29 @@ def _nothing_is_written(index: Index) -> Iterator[sqlite3.Connection]:
 
 
 async def test_what_was_saved_is_restored_even_if_its_use_cannot_be_noted(
-    stage: Stage, smollm2: Path, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
-    await stage.runtime.close()
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        monkeypatch.setattr(Index, "write", _nothing_is_written)
-        assert (await again.answered(chat, "And then?")).source is Source.DISK
-        monkeypatch.undo()
+    await stage.restart()
+    monkeypatch.setattr(Index, "write", _nothing_is_written)
+    assert (await stage.answered(chat, "And then?")).source is Source.DISK
+    monkeypatch.undo()
 
 
 @pytest.mark.parametrize("switch", ["FAKE_HOLLOW_RESTORE", "FAKE_REFUSE_RESTORE"])
 async def test_a_bad_save_point_that_cannot_be_set_aside_costs_no_reply(
-    stage: Stage, smollm2: Path, monkeypatch: pytest.MonkeyPatch, switch: str
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, switch: str
 ) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
-    await stage.runtime.close()
     stage.fake.set(**{switch: 1})
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        monkeypatch.setattr("kvchat.kvstore.parts.StoreBase.lose", _refuses)
-        reply = await again.ask(chat, "And then?")
-        monkeypatch.undo()
-        assert reply is not None, again.errors()
-        assert (reply.state, reply.content) == (MessageState.COMPLETE, "You said: And then?")
+    await stage.restart()
+    monkeypatch.setattr("kvchat.kvstore.parts.StoreBase.lose", _refuses)
+    reply = await stage.ask(chat, "And then?")
+    monkeypatch.undo()
+    assert reply is not None, stage.errors()
+    assert (reply.state, reply.content) == (MessageState.COMPLETE, "You said: And then?")
 
 
 def _refuses(*_: object, **__: object) -> str:
@@ -102,9 +99,7 @@ async def test_what_had_no_room_in_mid_reply_is_written_when_there_is_some(
 ) -> None:
     monkeypatch.setattr(turn_parts, "AGAIN_S", 0.01 if room == "later" else 3600.0)
     chat, disk, words = await stage.chat(), _Disk(stage, monkeypatch), " ".join(["word"] * 60)
-    stage.fake.set(FAKE_HOLD_DURING="stream")
-    future = stage.runtime.chat.send(chat, words)
-    await stage.until(lambda: stage.of(ReplyDelta))
+    future = await stage.writing(chat, words)
     disk.full = True
     stage.fake.set(FAKE_HOLD_DURING=None)
     assert await future is None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from kvchat.chat.events import FirstToken, ReplyFinished
@@ -86,7 +84,7 @@ async def test_the_strip_and_the_receipt_agree_from_the_first_word_on(stage: Sta
         ("damaged", "read again"),
     ],
 )
-async def test_they_agree_on_what_was_in_vain(stage: Stage, smollm2: Path, fault: str, words: str) -> None:
+async def test_they_agree_on_what_was_in_vain(stage: Stage, fault: str, words: str) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
     await stage.runtime.close()
@@ -96,9 +94,9 @@ async def test_they_agree_on_what_was_in_vain(stage: Stage, smollm2: Path, fault
     else:
         switches = {"hollow": "FAKE_HOLLOW_RESTORE", "refused": "FAKE_REFUSE_RESTORE"}
         stage.fake.set(**({"FAKE_DIE_DURING": "restore"} if fault == "died" else {switches[fault]: 1}))
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        await again.answered(chat, f"And then? {QUESTION}")
-        live, end, receipt = told_of(again, chat)
+    await stage.restart()
+    await stage.answered(chat, f"And then? {QUESTION}")
+    live, end, receipt = told_of(stage, chat)
     assert live == end
     assert live.startswith(words)
     assert live.partition(":")[0] == receipt.partition(":")[0]

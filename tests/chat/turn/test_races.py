@@ -142,9 +142,7 @@ async def test_settling_that_takes_long_gives_way_to_a_message_in_another_chat(
 ) -> None:
     monkeypatch.setattr(allocator, "SETTLING_PATIENCE_S", 0.0)
     first, second = await stage.chat(), await stage.chat()
-    stage.fake.set(FAKE_HOLD_DURING="stream")
-    one = stage.runtime.chat.send(first, "A long story. " * 60)
-    await stage.until(lambda: stage.of(ReplyDelta))
+    one = await stage.writing(first, "A long story. " * 60)
     two = stage.runtime.chat.send(second, "Hello?")
     await stage.until(lambda: stage.runtime.chat.is_answering(second))
     stage.fake.set(FAKE_HOLD_DURING="begin")
@@ -221,11 +219,9 @@ async def test_a_hanging_engine_can_be_stopped(stage: Stage, phase: str, monkeyp
 
 async def test_a_database_that_fails_in_the_middle_of_a_reply_is_said_and_no_bug(stage: Stage) -> None:
     chat = await stage.chat()
-    stage.fake.set(FAKE_HOLD_DURING="stream")
     bugs: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
-    future = stage.runtime.chat.send(chat, "word " * 60)
-    await stage.until(lambda: stage.of(ReplyDelta))
+    future = await stage.writing(chat)
     connection = sqlite3.connect(stage.home / "data" / "conversations.db")
     connection.execute("ALTER TABLE messages RENAME TO lost")
     connection.commit()
@@ -243,9 +239,7 @@ async def test_a_database_that_fails_in_the_middle_of_a_reply_is_said_and_no_bug
 async def test_deleting_does_not_wait_for_another_chats_reply(stage: Stage) -> None:
     talking, dropped = await stage.chat(), await stage.chat()
     await stage.answered(dropped)
-    stage.fake.set(FAKE_HOLD_DURING="stream")
-    future = stage.runtime.chat.send(talking, "word " * 100)
-    await stage.until(lambda: [e for e in stage.of(ReplyDelta) if e.conversation_id == talking])
+    future = await stage.writing(talking)
     await stage.runtime.chat.delete(dropped)
     assert stage.runtime.chat.busy == talking
     assert [c.id for c in await stage.runtime.chat.conversations()] == [talking]
@@ -277,28 +271,25 @@ async def test_a_replaced_model_is_another_fingerprint_even_when_the_engine_rest
     assert not stage.of(Restored)
 
 
-async def test_a_restore_ahead_that_proves_hollow_later_is_still_found_out(stage: Stage, smollm2: Path) -> None:
+async def test_a_restore_ahead_that_proves_hollow_later_is_still_found_out(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
-    await stage.runtime.close()
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        await again.runtime.start_engine()
-        await again.until(lambda: again.runtime.engine.is_ready())
-        again.runtime.chat.select(chat)
-        await again.runtime.chat.idle()
-        assert len(again.of(Restored)) == 1
-        reply = await again.runtime.chat.retry(chat)  # its prompt is shorter than what was restored
-        await again.runtime.chat.idle()
-        assert reply.receipt.hollow
-        assert reply.receipt.prefetched
+    await stage.restart()
+    await stage.runtime.start_engine()
+    await stage.until(lambda: stage.runtime.engine.is_ready())
+    stage.runtime.chat.select(chat)
+    await stage.runtime.chat.idle()
+    assert len(stage.of(Restored)) == 1
+    reply = await stage.runtime.chat.retry(chat)  # its prompt is shorter than what was restored
+    await stage.runtime.chat.idle()
+    assert reply.receipt.hollow
+    assert reply.receipt.prefetched
 
 
 async def test_a_second_message_while_one_is_answered_goes_back(stage: Stage) -> None:
     chat = await stage.chat()
-    stage.fake.set(FAKE_HOLD_DURING="stream")
-    first = stage.runtime.chat.send(chat, "one " * 50)
-    await stage.until(lambda: stage.of(ReplyDelta))
+    first = await stage.writing(chat, "one " * 50)
     assert await stage.runtime.chat.send(chat, "two") is None
     stage.fake.set(FAKE_HOLD_DURING=None)
     assert stage.of(QuestionNotStored)[0].text == "two"
@@ -309,10 +300,8 @@ async def test_a_second_message_while_one_is_answered_goes_back(stage: Stage) ->
 
 async def test_stopping_the_engine_stops_the_replies_that_wait_too(stage: Stage) -> None:
     first, second = await stage.chat(), await stage.chat()
-    stage.fake.set(FAKE_HOLD_DURING="stream")
-    one = stage.runtime.chat.send(first, "word " * 100)
+    one = await stage.writing(first)
     two = stage.runtime.chat.send(second, "word " * 100)
-    await stage.until(lambda: stage.of(ReplyDelta))
     await stage.runtime.stop_engine()
     assert (await one) is not None
     assert (await two) is None
@@ -321,7 +310,7 @@ async def test_stopping_the_engine_stops_the_replies_that_wait_too(stage: Stage)
 
 @pytest.mark.parametrize("where", ["store", "engine"])
 async def test_stop_during_a_restore_leaves_no_link_behind(
-    stage: Stage, smollm2: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Stopped twice while the slot file is there: the store has just made it, or the engine reads it."""
     chat = await stage.chat()
@@ -339,20 +328,20 @@ async def test_stop_during_a_restore_leaves_no_link_behind(
         monkeypatch.setattr(StoreRestoring, "_put", held)
     else:
         stage.fake.set(FAKE_HOLD_DURING="restore")
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        reading = len(again.requests("/slots/0?action=restore"))
-        future = again.runtime.chat.send(chat, "And then?")
-        await again.until(lambda: made.is_set() or len(again.requests("/slots/0?action=restore")) > reading)
-        staging = stage.home / "cache" / "savepoints" / "staging"
-        assert slot_files(staging)
-        for _ in range(2):
-            again.runtime.chat.stop(chat)
-            await asyncio.sleep(0)
-        go_on.set()
-        stage.fake.set(FAKE_HOLD_DURING=None)
-        await future
-        await again.runtime.chat.idle()
-        assert not slot_files(staging)
+    await stage.restart()
+    reading = len(stage.requests("/slots/0?action=restore"))
+    future = stage.runtime.chat.send(chat, "And then?")
+    await stage.until(lambda: made.is_set() or len(stage.requests("/slots/0?action=restore")) > reading)
+    staging = stage.home / "cache" / "savepoints" / "staging"
+    assert slot_files(staging)
+    for _ in range(2):
+        stage.runtime.chat.stop(chat)
+        await asyncio.sleep(0)
+    go_on.set()
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    await future
+    await stage.runtime.chat.idle()
+    assert not slot_files(staging)
 
 
 def slot_files(folder: Path) -> list[Path]:
@@ -361,9 +350,7 @@ def slot_files(folder: Path) -> list[Path]:
 
 async def test_the_wait_for_another_chats_reply_is_named_in_the_receipt(stage: Stage) -> None:
     first, second = await stage.chat(), await stage.chat()
-    stage.fake.set(FAKE_HOLD_DURING="stream")
-    one = stage.runtime.chat.send(first, "word " * 20)
-    await stage.until(lambda: stage.of(ReplyDelta))
+    one = await stage.writing(first, "word " * 20)
     two = stage.runtime.chat.send(second, "Hello there, second conversation.")
     await asyncio.sleep(0.2)  # the shortest wait that the receipt may name
     stage.fake.set(FAKE_HOLD_DURING=None)
@@ -433,16 +420,15 @@ async def test_a_message_sent_while_the_middle_is_summed_up_stays_on_the_page(st
     assert "four" in [message.content for message in await stage.runtime.chat.messages(chat)]
 
 
-async def test_a_restore_that_proves_hollow_in_a_summary_counts_as_one_in_a_turn(stage: Stage, smollm2: Path) -> None:
+async def test_a_restore_that_proves_hollow_in_a_summary_counts_as_one_in_a_turn(stage: Stage) -> None:
     chat = await stage.chat()
     for text in ("one", "two", "three"):
         await stage.answered(chat, f"{text} {'word ' * 100}")
-    await stage.runtime.close()
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        await again.runtime.chat.context.summarise(chat)
-        assert again.of(RestoreFailed)
-        assert again.runtime.engine.current.finding.hollow == 1
+    await stage.restart()
+    await stage.runtime.chat.context.summarise(chat)
+    assert stage.of(RestoreFailed)
+    assert stage.runtime.engine.current.finding.hollow == 1
 
 
 async def test_quitting_waits_for_a_save_as_long_as_the_engine_writes(
@@ -460,7 +446,7 @@ async def test_quitting_waits_for_a_save_as_long_as_the_engine_writes(
     assert len(stage.save_points()) == 1
 
 
-async def test_quitting_says_what_it_waits_for_and_need_not_wait(stage: Stage, smollm2: Path) -> None:
+async def test_quitting_says_what_it_waits_for_and_need_not_wait(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
     kept = stage.save_points()
@@ -479,9 +465,9 @@ async def test_quitting_says_what_it_waits_for_and_need_not_wait(stage: Stage, s
     await closing
     stage.fake.set(FAKE_HOLD_DURING=None)
     assert stage.save_points() == kept
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        assert [message.role for message in await again.runtime.chat.messages(chat)] == [Role.USER, Role.ASSISTANT] * 2
-        assert (await again.answered(chat, "Are you back?")).source is Source.DISK
+    await stage.restart()
+    assert [message.role for message in await stage.runtime.chat.messages(chat)] == [Role.USER, Role.ASSISTANT] * 2
+    assert (await stage.answered(chat, "Are you back?")).source is Source.DISK
 
 
 async def test_quitting_says_what_it_waits_for_while_the_engine_still_reads(stage: Stage) -> None:
@@ -498,7 +484,7 @@ async def test_quitting_says_what_it_waits_for_while_the_engine_still_reads(stag
     assert len(stage.save_points()) == 1
 
 
-async def test_what_waits_to_be_absorbed_is_left_when_nobody_waits_for_it(stage: Stage, smollm2: Path) -> None:
+async def test_what_waits_to_be_absorbed_is_left_when_nobody_waits_for_it(stage: Stage) -> None:
     chat = await stage.chat()
     absorb = stage.runtime._store.absorb_pending
     asked: list[bool] = []
@@ -518,11 +504,11 @@ async def test_what_waits_to_be_absorbed_is_left_when_nobody_waits_for_it(stage:
     stage.runtime.give_up_saving()
     await closing
     assert stage.kept().absorbed() == 0
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        assert not again.save_points()
-        receipt = await again.answered(chat, "Are you back?")
-        assert receipt.source is Source.COLD
-        assert again.kept().absorbed() == 1
+    await stage.restart()
+    assert not stage.save_points()
+    receipt = await stage.answered(chat, "Are you back?")
+    assert receipt.source is Source.COLD
+    assert stage.kept().absorbed() == 1
 
 
 async def test_silence_in_mid_reply_is_said_and_what_came_is_kept(
@@ -543,9 +529,7 @@ async def test_silence_in_mid_reply_is_said_and_what_came_is_kept(
 
 async def test_who_waits_knows_for_whom_and_can_be_put_first(stage: Stage) -> None:
     talking, second, third = await stage.chat(), await stage.chat(), await stage.chat()
-    stage.fake.set(FAKE_HOLD_DURING="stream")
-    one = stage.runtime.chat.send(talking, "word " * 60)
-    await stage.until(lambda: stage.of(ReplyDelta))
+    one = await stage.writing(talking, "word " * 60)
     two, three = stage.runtime.chat.send(second, "Hello?"), stage.runtime.chat.send(third, "And me?")
     await stage.until(lambda: len(stage.of(WaitingForChat)) == 2)
     assert {event.other for event in stage.of(WaitingForChat)} == {talking}
@@ -566,32 +550,31 @@ async def test_who_waits_knows_for_whom_and_can_be_put_first(stage: Stage) -> No
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("reads", [0, 1, 2, 3])
 async def test_a_database_that_fails_before_the_reply_is_said_and_no_bug(
-    stage: Stage, smollm2: Path, monkeypatch: pytest.MonkeyPatch, slots: int, reads: int
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, slots: int, reads: int
 ) -> None:
     """`reads`: how many succeed after the question was stored."""
-    await stage.runtime.close()
-    async with Stage(stage.home, stage.fake, smollm2, slots=slots) as again:
-        database, left, bugs = again.runtime._database, [reads], list[dict[str, object]]()
-        chat, other = await again.chat(), await again.chat()
-        await again.answered(chat)
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
-        reading, ask = database.reading, turns.ask
+    await stage.restart(slots)
+    database, left, bugs = stage.runtime._database, [reads], list[dict[str, object]]()
+    chat, other = await stage.chat(), await stage.chat()
+    await stage.answered(chat)
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
+    reading, ask = database.reading, turns.ask
 
-        def fail_after_these() -> contextlib.AbstractContextManager[sqlite3.Connection]:
-            left[0] -= 1
-            if left[0] < 0:
-                raise StorageFailed("Your chats could not be read or written", "disk I/O error")
-            return reading()
+    def fail_after_these() -> contextlib.AbstractContextManager[sqlite3.Connection]:
+        left[0] -= 1
+        if left[0] < 0:
+            raise StorageFailed("Your chats could not be read or written", "disk I/O error")
+        return reading()
 
-        def ask_and_fail(*question: Any) -> turns.Beginning:
-            beginning = ask(*question)
-            monkeypatch.setattr(database, "reading", fail_after_these)
-            return beginning
+    def ask_and_fail(*question: Any) -> turns.Beginning:
+        beginning = ask(*question)
+        monkeypatch.setattr(database, "reading", fail_after_these)
+        return beginning
 
-        monkeypatch.setattr(turns, "ask", ask_and_fail)
-        reply = await again.runtime.chat.send(other, "And then?")
-        await again.runtime.chat.idle()
-        monkeypatch.undo()
-        assert not bugs
-        assert reply is not None or again.of(TurnFailed), "nobody was told"
-        assert await again.ask(other, "And now?") is not None
+    monkeypatch.setattr(turns, "ask", ask_and_fail)
+    reply = await stage.runtime.chat.send(other, "And then?")
+    await stage.runtime.chat.idle()
+    monkeypatch.undo()
+    assert not bugs
+    assert reply is not None or stage.of(TurnFailed), "nobody was told"
+    assert await stage.ask(other, "And now?") is not None

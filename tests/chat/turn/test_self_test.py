@@ -44,7 +44,7 @@ def left_behind(stage: Stage) -> Sequence[Path]:
     return [file for file in files if ".db" not in file.name and file.suffix != ".lock"]
 
 
-async def test_the_first_start_tries_it_out_and_leaves_nothing(stage: Stage, smollm2: Path) -> None:
+async def test_the_first_start_tries_it_out_and_leaves_nothing(stage: Stage) -> None:
     assert await started(stage) == Finding(Strategy.PLAIN, proved=True)
     statuses = [event.status for event in stage.of(EngineChanged)]
     assert [s.state for s in statuses if s.checking] == [EngineState.LOADING], "told while it goes on"
@@ -60,24 +60,23 @@ async def test_the_first_start_tries_it_out_and_leaves_nothing(stage: Stage, smo
     assert (receipt.source, receipt.cached_tokens) == (Source.COLD, 0), "the slot was empty"
 
 
-async def test_it_is_tried_out_once(stage: Stage, smollm2: Path) -> None:
+async def test_it_is_tried_out_once(stage: Stage) -> None:
     await started(stage)
     before = saves(stage)
     await stage.runtime.restart_engine()
     await stage.until(stage.runtime.engine.is_ready)
-    await stage.runtime.close()
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        assert (await started(again)).proved
+    await stage.restart()
+    assert (await started(stage)).proved
     assert saves(stage) == before
 
 
-async def test_another_build_or_other_flags_are_tried_out_anew(stage: Stage, smollm2: Path) -> None:
+async def test_another_build_or_other_flags_are_tried_out_anew(stage: Stage) -> None:
     await started(stage)
     before = saves(stage)
     await stage.runtime.close()
     stage.fake.path.write_text(stage.fake.path.read_text() + "# another build\n")
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        await started(again)
+    await stage.restart()
+    await started(stage)
     assert saves(stage) == 2 * before
 
 
@@ -142,7 +141,7 @@ async def test_the_user_may_have_it_tried_again(stage: Stage) -> None:
     assert not stage.runtime.engine.may_retest
 
 
-async def test_after_a_week_it_is_tried_again(stage: Stage, smollm2: Path) -> None:
+async def test_after_a_week_it_is_tried_again(stage: Stage) -> None:
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
     assert (await started(stage)).strategy is Strategy.NONE
     await stage.runtime.close()
@@ -151,8 +150,8 @@ async def test_after_a_week_it_is_tried_again(stage: Stage, smollm2: Path) -> No
     for days, strategy in ((6, Strategy.NONE), (2, Strategy.PLAIN)):
         rows = json.loads(findings.read_text("utf-8"))
         findings.write_text(json.dumps([row | {"found_at": row["found_at"] - days * 86_400} for row in rows]))
-        async with Stage(stage.home, stage.fake, smollm2) as again:
-            assert (await started(again)).strategy is strategy
+        await stage.restart()
+        assert (await started(stage)).strategy is strategy
 
 
 async def test_stopping_the_engine_in_the_middle_says_nothing_about_it(stage: Stage) -> None:
@@ -182,7 +181,7 @@ async def test_stop_while_it_is_tried_out_ends_the_waiting_and_not_the_trial(sta
     assert stage.runtime.engine.finding == Finding(Strategy.PLAIN, proved=True)
 
 
-async def test_what_cannot_be_tried_is_assumed_and_proved_by_the_first_restore(stage: Stage, smollm2: Path) -> None:
+async def test_what_cannot_be_tried_is_assumed_and_proved_by_the_first_restore(stage: Stage) -> None:
     stage.fake.set(FAKE_EMPTY_SAVE=1)
     finding = await started(stage)
     assert (finding.strategy, finding.proved) == (Strategy.PLAIN, False)
@@ -192,25 +191,23 @@ async def test_what_cannot_be_tried_is_assumed_and_proved_by_the_first_restore(s
     stage.fake.set(FAKE_EMPTY_SAVE=None)
     chat = await stage.chat()
     await stage.answered(chat)
-    await stage.runtime.close()
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        assert (await again.answered(chat, "And then?")).source is Source.DISK
-        assert again.runtime.engine.current.finding.proved
+    await stage.restart()
+    assert (await stage.answered(chat, "And then?")).source is Source.DISK
+    assert stage.runtime.engine.current.finding.proved
 
 
-async def test_a_second_hollow_restore_in_a_row_makes_it_more_careful(stage: Stage, smollm2: Path) -> None:
+async def test_a_second_hollow_restore_in_a_row_makes_it_more_careful(stage: Stage) -> None:
     chats = [await stage.chat() for _ in range(3)]
     for number, chat in enumerate(chats):
         await stage.answered(chat, f"{number}: {QUESTION}")
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
     assert (await stage.answered(chats[0], "And then?")).hollow
-    assert stage.runtime.engine.finding == Finding(Strategy.PLAIN, proved=True, hollow=1)
-    await stage.runtime.close()
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        assert (await again.answered(chats[1], "And then?")).hollow
-        finding = again.runtime.engine.current.finding
-        assert (finding.strategy, finding.proved) == (Strategy.SETTLE, False)
-        assert [notice.title for notice in again.of(Notice)] == ["Remembering chats did not work as expected"]
+    assert stage.runtime.engine.current.finding == Finding(Strategy.PLAIN, proved=True, hollow=1)
+    await stage.restart()
+    assert (await stage.answered(chats[1], "And then?")).hollow
+    finding = stage.runtime.engine.current.finding
+    assert (finding.strategy, finding.proved) == (Strategy.SETTLE, False)
+    assert [notice.title for notice in stage.of(Notice)] == ["Remembering chats did not work as expected"]
 
 
 @pytest.mark.parametrize("written", ["{", '{"a": 1}', '[5, {"build": "x"}]', "[" * 100_000])
@@ -224,7 +221,7 @@ async def test_a_file_of_findings_that_makes_no_sense_costs_no_more_than_another
     assert kept["strategy"] == "plain"
 
 
-async def test_a_shared_system_prompt_read_ahead_is_told_as_read(stage: Stage, smollm2: Path) -> None:
+async def test_a_shared_system_prompt_read_ahead_is_told_as_read(stage: Stage) -> None:
     stage.fake.set(FAKE_EXACT_ONLY=1)
     await stage.answered(await stage.chat(SYSTEM))
     second = await stage.chat(SYSTEM)
@@ -241,15 +238,14 @@ async def test_a_shared_system_prompt_read_ahead_is_told_as_read(stage: Stage, s
     assert len([event for event in stage.of(Saved) if event.conversation_id == second]) == 1, (
         "said once, after the reply"
     )
-    await stage.runtime.close()
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        receipt = await again.answered(await again.chat(SYSTEM), "And the Rhine?")
-        assert receipt.source is Source.DISK
-        assert receipt.cached_tokens > 0.9 * len(SYSTEM)
+    await stage.restart()
+    receipt = await stage.answered(await stage.chat(SYSTEM), "And the Rhine?")
+    assert receipt.source is Source.DISK
+    assert receipt.cached_tokens > 0.9 * len(SYSTEM)
 
 
 async def test_a_long_system_prompt_is_saved_before_anybody_shares_it(
-    stage: Stage, smollm2: Path, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.fake.set(FAKE_EXACT_ONLY=1)
     await stage.answered(await stage.chat("Be brief."), "A question that shows how quickly prompts are read. " * 3)

@@ -85,17 +85,16 @@ async def test_the_slot_file_holds_the_turn_boundary(stage: Stage) -> None:
     assert receipt.cached_tokens == len(saved)
 
 
-async def test_after_a_restart_the_prefix_comes_from_disk(stage: Stage, smollm2: Path) -> None:
+async def test_after_a_restart_the_prefix_comes_from_disk(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
-    await stage.runtime.close()
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        receipt = await again.answered(chat, "And then?")
-        assert receipt.source is Source.DISK
-        assert receipt.restore_ms > 0
-        assert not receipt.prefetched
-        assert receipt.cached_tokens == again.of(Restored)[0].tokens
-        assert receipt.ttft_ms >= receipt.restore_ms
+    await stage.restart()
+    receipt = await stage.answered(chat, "And then?")
+    assert receipt.source is Source.DISK
+    assert receipt.restore_ms > 0
+    assert not receipt.prefetched
+    assert receipt.cached_tokens == stage.of(Restored)[0].tokens
+    assert receipt.ttft_ms >= receipt.restore_ms
 
 
 async def test_selecting_restores_before_anyone_types(stage: Stage) -> None:
@@ -140,21 +139,18 @@ async def test_selecting_restores_the_newest_state_where_only_that_is_of_use(sta
     assert [event.tokens for event in stage.of(Restored)] == [newest.n_tokens]
 
 
-async def test_a_new_chat_with_a_known_system_prompt_is_restored_while_the_user_writes(
-    stage: Stage, smollm2: Path
-) -> None:
+async def test_a_new_chat_with_a_known_system_prompt_is_restored_while_the_user_writes(stage: Stage) -> None:
     system = "You are a gardener who knows every river, every garden and every tree in this country by its name. " * 3
-    async with stage:
-        await stage.ask(await stage.chat(system))
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        await again.runtime.engine.ready()
-        chat = await again.chat(system)
-        again.runtime.chat.select(chat)
-        await again.runtime.chat.idle()
-        assert again.of(Restored)
-        receipt = await again.answered(chat, "Which trees stand by the river?")
+    await stage.ask(await stage.chat(system))
+    await stage.restart()
+    await stage.runtime.engine.ready()
+    chat = await stage.chat(system)
+    stage.runtime.chat.select(chat)
+    await stage.runtime.chat.idle()
+    assert stage.of(Restored)
+    receipt = await stage.answered(chat, "Which trees stand by the river?")
     assert receipt.prefetched
-    assert receipt.cached_tokens >= 0.9 * again.of(Restored)[-1].tokens
+    assert receipt.cached_tokens >= 0.9 * stage.of(Restored)[-1].tokens
 
 
 async def test_selecting_what_is_in_the_slot_restores_nothing(stage: Stage) -> None:
@@ -193,17 +189,16 @@ async def test_the_next_message_cancels_settling_but_the_reply_stays(stage: Stag
     assert stage.of(Saved)[-1].tokens == len(stage.save_points()[-1].tokens)
 
 
-async def test_a_hollow_restore_is_a_fault_and_is_not_tried_again(stage: Stage, smollm2: Path) -> None:
+async def test_a_hollow_restore_is_a_fault_and_is_not_tried_again(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
-    await stage.runtime.close()
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        receipt = await again.answered(chat, "And then?")
-        assert receipt.hollow
-        assert receipt.source is Source.COLD
-        assert receipt.miss_reason.code is ReasonCode.HOLLOW
-        assert again.of(RestoreFailed)
+    await stage.restart()
+    receipt = await stage.answered(chat, "And then?")
+    assert receipt.hollow
+    assert receipt.source is Source.COLD
+    assert receipt.miss_reason.code is ReasonCode.HOLLOW
+    assert stage.of(RestoreFailed)
 
 
 @pytest.mark.parametrize(
@@ -214,53 +209,51 @@ async def test_a_hollow_restore_is_a_fault_and_is_not_tried_again(stage: Stage, 
     ],
 )
 async def test_a_restore_that_fails_becomes_an_ordinary_prefill(
-    stage: Stage, smollm2: Path, switches: dict[str, object], reason: ReasonCode
+    stage: Stage, switches: dict[str, object], reason: ReasonCode
 ) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
-    await stage.runtime.close()
     stage.fake.set(**switches)
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        receipt = await again.answered(chat, "And then?")
-        assert receipt.source is Source.COLD
-        assert receipt.miss_reason == again.of(RestoreFailed)[0].reason
-        assert receipt.miss_reason.code is reason
-        assert again.of(Saved), "the fresh state must be saved again"
+    await stage.restart()
+    receipt = await stage.answered(chat, "And then?")
+    assert receipt.source is Source.COLD
+    assert receipt.miss_reason == stage.of(RestoreFailed)[0].reason
+    assert receipt.miss_reason.code is reason
+    assert stage.of(Saved), "the fresh state must be saved again"
 
 
 @pytest.mark.parametrize("how", ["abort", "kill"])
-async def test_an_engine_that_dies_of_what_was_restored(stage: Stage, smollm2: Path, how: str) -> None:
+async def test_an_engine_that_dies_of_what_was_restored(stage: Stage, how: str) -> None:
     """What it crashed over is set aside, and the message read from its beginning; nobody blames what was killed."""
     chat = await stage.chat()
     await stage.answered(chat)
     kept = [point.id for point in stage.save_points()]
-    await stage.runtime.close()
     stage.fake.set(FAKE_DIE_DURING="begin", FAKE_DIE_HOW=how)
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        reply = await again.ask(chat, "And then?", keep=False)
-        if how == "kill":
-            assert reply.receipt.source is not Source.COLD
-            assert [point.id for point in again.save_points()] == kept
-        else:
-            assert reply.receipt.source is Source.COLD
-            assert reply.receipt.miss_reason == Reason(ReasonCode.FAILED_OVER_USE)
-            assert not again.save_points()
-        assert not again.errors()
+    await stage.restart()
+    reply = await stage.ask(chat, "And then?", keep=False)
+    if how == "kill":
+        assert reply.receipt.source is not Source.COLD
+        assert [point.id for point in stage.save_points()] == kept
+    else:
+        assert reply.receipt.source is Source.COLD
+        assert reply.receipt.miss_reason == Reason(ReasonCode.FAILED_OVER_USE)
+        assert not stage.save_points()
+    assert not stage.errors()
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "foreign", "missing"])
-async def test_a_damaged_block_never_reaches_the_engine(stage: Stage, smollm2: Path, damage: str) -> None:
+async def test_a_damaged_block_never_reaches_the_engine(stage: Stage, damage: str) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
     await stage.runtime.close()
     for file in stage.kept().block_files():
         spoil(file, damage)
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        receipt = await again.answered(chat, "And then?")
-        assert receipt.source is Source.COLD
-        assert receipt.miss_reason
-        assert not again.requests("/slots/0?action=restore")
-        assert (await again.answered(chat, "And now?")).source is Source.HOT
+    await stage.restart()
+    receipt = await stage.answered(chat, "And then?")
+    assert receipt.source is Source.COLD
+    assert receipt.miss_reason
+    assert not stage.requests("/slots/0?action=restore")
+    assert (await stage.answered(chat, "And now?")).source is Source.HOT
 
 
 @pytest.mark.parametrize("switch", ["FAKE_EMPTY_SAVE", "FAKE_TRUNCATE_SAVE"])
@@ -345,9 +338,7 @@ async def test_the_engine_dies_while_it_saves(stage: Stage) -> None:
 
 async def test_stop_keeps_what_came_and_saves_it(stage: Stage) -> None:
     chat = await stage.chat()
-    stage.fake.set(FAKE_HOLD_DURING="stream")
-    future = stage.runtime.chat.send(chat, "word " * 100)
-    await stage.until(lambda: stage.of(ReplyDelta))
+    future = await stage.writing(chat)
     assert stage.runtime.chat.is_answering(chat)
     stage.runtime.chat.stop(chat)
     stage.fake.set(FAKE_HOLD_DURING=None)
@@ -389,24 +380,21 @@ async def test_time_saved_for_a_stopped_and_continued_reply_counts_each_restore_
     assert (restored.saved_ms or 0.0) >= first.saved_ms, "what was spared before still counts"
 
 
-async def test_what_was_restored_counts_as_context_used(
-    stage: Stage, smollm2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_was_restored_counts_as_context_used(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RestoreCost, "worth", lambda self, gain, size: gain >= LEAST_GAIN)
     monkeypatch.setattr(vitals, "parse_slots", lambda body: (vitals.SlotState(False, 0, 4096),))  # as b11434 tells it
     chat = await stage.chat()
     await stage.answered(chat, QUESTION * 5)
-    await stage.runtime.close()
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        await again.runtime.start_engine()
-        await again.until(lambda: again.runtime.engine.status.state is EngineState.READY)
-        again.runtime.chat.select(chat)
-        await again.until(lambda: again.of(Restored))
-        await again.runtime.chat.idle()
-        seen = await again.runtime.engine_vitals()
-        assert seen
-        assert seen.slot
-        assert seen.slot.tokens >= again.of(Restored)[0].tokens
+    await stage.restart()
+    await stage.runtime.start_engine()
+    await stage.until(lambda: stage.runtime.engine.status.state is EngineState.READY)
+    stage.runtime.chat.select(chat)
+    await stage.until(lambda: stage.of(Restored))
+    await stage.runtime.chat.idle()
+    seen = await stage.runtime.engine_vitals()
+    assert seen
+    assert seen.slot
+    assert seen.slot.tokens >= stage.of(Restored)[0].tokens
 
 
 async def test_stop_before_the_first_token_leaves_the_question(stage: Stage) -> None:
@@ -422,9 +410,8 @@ async def test_stop_before_the_first_token_leaves_the_question(stage: Stage) -> 
 
 async def test_the_partial_reply_is_on_disk_while_the_rest_is_waited_for(stage: Stage) -> None:
     chat = await stage.chat()
-    stage.fake.set(FAKE_TOKEN_DELAY=0.02, FAKE_HOLD_DURING="stream")
-    future = stage.runtime.chat.send(chat, "word " * 100)
-    await stage.until(lambda: stage.of(ReplyDelta))
+    stage.fake.set(FAKE_TOKEN_DELAY=0.02)
+    future = await stage.writing(chat)
     while not (await stage.runtime.chat.messages(chat))[-1].content.startswith("You said"):
         assert not future.done()
     stage.runtime.chat.stop(chat)
@@ -450,9 +437,7 @@ async def test_messages_in_a_row_are_joined_for_the_template(stage: Stage) -> No
 
 async def test_deleting_a_conversation_in_the_middle_of_its_reply(stage: Stage) -> None:
     chat = await stage.chat()
-    stage.fake.set(FAKE_HOLD_DURING="stream")
-    future = stage.runtime.chat.send(chat, "word " * 100)
-    await stage.until(lambda: stage.of(ReplyDelta))
+    future = await stage.writing(chat)
     deleting = asyncio.create_task(stage.runtime.chat.delete(chat))
     await asyncio.sleep(0)
     stage.fake.set(FAKE_HOLD_DURING=None)
