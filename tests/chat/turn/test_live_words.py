@@ -30,7 +30,7 @@ def told_of(stage: Stage, chat: str) -> tuple[str, str, str]:
         elif isinstance(event, ReplyFinished):
             receipt, end = event.receipt, _first_remark(story)
     assert isinstance(receipt, Receipt)
-    return live, end, receipt_line(receipt).text.partition(" · ")[2].partition(" · ")[0]
+    return live, end, receipt_line(receipt).partition(" · ")[2].partition(" · ")[0]
 
 
 def _first_remark(story: TurnStory) -> str:
