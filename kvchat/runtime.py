@@ -192,7 +192,7 @@ class Runtime:
             await self.start_engine()
 
     async def retest_restoring(self) -> None:
-        await self.engine.current.forget_finding()
+        await self.engine.forget_finding()
         await self.restart_engine()
 
     async def use_model(self, path: Path) -> None:

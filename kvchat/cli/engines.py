@@ -22,7 +22,7 @@ from kvchat.words.wording import size
 
 def show_all(options: JsonOptions) -> int:
     paths = resolve_paths()
-    fetched = EngineFetcher(paths.engines, lambda: None).fetched()
+    fetched = fetched_engines(paths.engines)
     entries = take_inventory(load_settings(paths.settings_file).engine_path, [engine.location for engine in fetched])
     graphics = find_graphics()
     fields = {

@@ -184,8 +184,6 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
         held = size(sum(chat.exclusive_bytes for chat in programs))
         allowed = _("{held} their own, of {programs_quota_bytes} allowed", held=held, **sizes)
         rows.append((_("Other programs"), allowed))
-    if usage.set_aside_bytes:
-        rows.append((_("Set aside as bad"), size(usage.set_aside_bytes)))
     broad = max(18, *(width(name) + 2 for name, _value in rows))
     lines = [f"{padded(name, broad)}{value}" for name, value in rows]
     if not usage.conversations:

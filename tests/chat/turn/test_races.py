@@ -397,7 +397,7 @@ async def test_what_the_engine_is_started_with_waits_for_its_next_start(stage: S
     await runtime.apply_settings(replace(runtime.settings, context_size=2048))
     await runtime.restart_engine()
     await stage.until(lambda: runtime.engine.status.state is EngineState.READY)
-    assert runtime.engine.current.engine_pid != first
+    assert runtime.engine.engine_pid != first
     assert runtime.engine.choice.plan.context_size == 2048
     assert runtime.engine.context_size == 2048, "not what the engine before it had reported"
     assert not runtime.engine.restart_pending
@@ -428,7 +428,7 @@ async def test_a_restore_that_proves_hollow_in_a_summary_counts_as_one_in_a_turn
     await stage.restart()
     await stage.runtime.chat.context.summarise(chat)
     assert stage.of(RestoreFailed)
-    assert stage.runtime.engine.current.finding.hollow == 1
+    assert stage.runtime.engine.finding.hollow == 1
 
 
 async def test_quitting_waits_for_a_save_as_long_as_the_engine_writes(

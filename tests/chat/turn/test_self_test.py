@@ -193,7 +193,7 @@ async def test_what_cannot_be_tried_is_assumed_and_proved_by_the_first_restore(s
     await stage.answered(chat)
     await stage.restart()
     assert (await stage.answered(chat, "And then?")).source is Source.DISK
-    assert stage.runtime.engine.current.finding.proved
+    assert stage.runtime.engine.finding.proved
 
 
 async def test_a_second_hollow_restore_in_a_row_makes_it_more_careful(stage: Stage) -> None:
@@ -202,10 +202,10 @@ async def test_a_second_hollow_restore_in_a_row_makes_it_more_careful(stage: Sta
         await stage.answered(chat, f"{number}: {QUESTION}")
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
     assert (await stage.answered(chats[0], "And then?")).hollow
-    assert stage.runtime.engine.current.finding == Finding(Strategy.PLAIN, proved=True, hollow=1)
+    assert stage.runtime.engine.finding == Finding(Strategy.PLAIN, proved=True, hollow=1)
     await stage.restart()
     assert (await stage.answered(chats[1], "And then?")).hollow
-    finding = stage.runtime.engine.current.finding
+    finding = stage.runtime.engine.finding
     assert (finding.strategy, finding.proved) == (Strategy.SETTLE, False)
     assert [notice.title for notice in stage.of(Notice)] == ["Remembering chats did not work as expected"]
 
