@@ -45,10 +45,6 @@ class StoreContents:
     def block_files(self) -> list[Path]:
         return sorted(file for file in (self.folder / "blocks").rglob("*") if file.is_file())
 
-    def losses(self) -> list[str]:
-        with self._index() as db:
-            return [] if db is None else [str(row[0]) for row in db.execute("SELECT reason FROM losses")]
-
     @contextmanager
     def _index(self) -> Iterator[sqlite3.Connection | None]:
         file = self.folder / "index.db"

@@ -75,14 +75,6 @@ class TrayItem:
     def read(self, name: str) -> Any:
         return _call(self._connection, Properties(self._item).get(name))[0][1]
 
-    @property
-    def tool_tip(self) -> str:
-        _icon, _pixmaps, title, text = self.read("ToolTip")
-        return " ".join(part for part in (title, text) if part)
-
-    def activate(self) -> None:
-        _call(self._connection, new_method_call(self._item, "Activate", "ii", (0, 0)))
-
     def menu(self) -> tuple[MenuEntry, ...]:
         _call(self._connection, new_method_call(self._menu, "AboutToShow", "i", (0,)))
         _revision, root = _call(self._connection, new_method_call(self._menu, "GetLayout", "iias", (0, -1, [])))
