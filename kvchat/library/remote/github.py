@@ -12,11 +12,9 @@ libraries are in a file beside: `cudart-llama-b11457-bin-ubuntu-cuda-12.8-x64.ta
 Linux since https://github.com/ggml-org/llama.cpp/pull/28186. Every build is a preview on GitHub; what is not one, as
 v0.7.0, has no builds, only the name of one (https://github.com/ggml-org/llama.cpp/pull/27485).
 
-The wheels of xllamacpp's indexes (https://xorbitsai.github.io/xllamacpp/whl/cu128 and others) are no source. They hold
-the same llama.cpp, and GitHub knows their hashes, but one for CUDA on Linux leaves CUDA's libraries out and depends on
-no package that has them (https://github.com/xorbitsai/xllamacpp/blob/main/setup.py and pyproject.toml; its workflow
-build-wheel-cuda-hip.yaml repairs those for ROCm and Vulkan alone): they run where CUDA is installed, these here where
-NVIDIA's driver is. Nor can they take the user's own arguments or share the work.
+The wheels of xllamacpp's indexes (https://xorbitsai.github.io/xllamacpp/whl/cu128 and others) are no source: those for
+CUDA on Linux lack CUDA's libraries (https://github.com/xorbitsai/xllamacpp/blob/main/setup.py), while the builds here
+run where NVIDIA's driver is; nor can they take the user's own arguments or share the work.
 """
 
 from __future__ import annotations
