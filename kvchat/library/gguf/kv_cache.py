@@ -258,11 +258,9 @@ def kv_bytes_per_token(layout: KvLayout, kv_type_k: str = "f16", kv_type_v: str 
     return kv_estimate(layout, 0, kv_type_k, kv_type_v).per_token
 
 
-def kv_bytes(
-    layout: KvLayout, n_ctx: int, kv_type_k: str = "f16", kv_type_v: str = "f16", *, swa_full: bool = False
-) -> int:
+def kv_bytes(layout: KvLayout, n_ctx: int, kv_type_k: str = "f16", kv_type_v: str = "f16") -> int:
     """Bytes of the whole KV cache at a context of `n_ctx` tokens. Raises ValueError for an unknown KV type."""
-    return sum(layer_bytes(layout, n_ctx, kv_type_k, kv_type_v, swa_full=swa_full))
+    return sum(layer_bytes(layout, n_ctx, kv_type_k, kv_type_v))
 
 
 def layer_bytes(

@@ -37,8 +37,8 @@ class Header(QWidget):
     rename_ended = Signal()
     requested = Signal(str)  # an action of the table of shortcuts
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, look: Look) -> None:
+        super().__init__()
         self._look, self._exists, self._model_name = look, False, _("No model")
         self.setObjectName("header")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)

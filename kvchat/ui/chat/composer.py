@@ -95,8 +95,8 @@ def local_files(data: QMimeData) -> list[Path]:
 class QueuedMessage(QFrame):
     """A queued message and what can be done with it. Takes no room while there is none."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         styled(self, "details").setAccessibleName(_("Queued message"))
         self.state, self.words = label(kind="small"), ElidedLabel()
         self.send = button(_("Send now"), kind="link", name=_("Send the queued message now"))
@@ -129,8 +129,8 @@ class Composer(QWidget):
     stop_requested = Signal()
     refused = Signal()  # sending was tried all the same
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, look: Look) -> None:
+        super().__init__()
         self._look = look
         self._busy = False
         self._refusal = ""  # why nothing can be sent now

@@ -60,8 +60,8 @@ class ContextBar(RoundBar):
 class ContextMeter(QWidget):
     """The bar and its words. Takes its room at all times, so that the composer never jumps."""
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, look: Look) -> None:
+        super().__init__()
         self.bar = ContextBar(look)
         self.words, self.wait = ElidedLabel("small"), ElidedLabel("small")
         self.wait.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
@@ -187,8 +187,8 @@ class Remarks(QWidget):
 class StatusStrip(QFrame):
     """Engine state dot and word, model, context, the turn."""
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, look: Look) -> None:
+        super().__init__()
         self.setObjectName("strip")
         self.setAccessibleName(_("Status"))
         self.dot = EngineDot(look)

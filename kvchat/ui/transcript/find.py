@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QTextCursor
-from PySide6.QtWidgets import QFrame, QTextEdit, QWidget
+from PySide6.QtWidgets import QFrame, QTextEdit
 from shiboken6 import isValid
 
 from kvchat.chat.record.messages import searched_text
@@ -94,8 +94,8 @@ class FindBar(QFrame):
 
     closed = Signal()
 
-    def __init__(self, look: Look, page: Transcript, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, look: Look, page: Transcript) -> None:
+        super().__init__()
         self._look, self._page = look, page
         self._hits: list[str] = []  # ids of the messages, from above
         self._at = 0
