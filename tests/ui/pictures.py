@@ -304,7 +304,7 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     library.close()
     yield "shortcuts", window.keyboard.open_sheet()
     yield "palette", window.keyboard.open_palette()
-    quick = QuickWindow(runtime, window._look, window.runner, window.chat, lambda _: None)
+    quick = QuickWindow(runtime, window.look, window.runner, window.chat, lambda _: None)
     quick.come()
     yield "quick question", quick
     quick.come()
@@ -336,7 +336,7 @@ async def _dialogs(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tu
     from kvchat.words.language import _
     from kvchat.words.wording import size
 
-    look = window._look
+    look = window.look
     window.side_windows.open_storage()._ask_delete_all()
     yield "question", window.side_windows.open_storage().findChildren(ConfirmDialog)[-1]
     window.side_windows.open_storage().close()

@@ -41,7 +41,7 @@ class MainWindow(QMainWindow):
     def __init__(self, look: Look, config: Path) -> None:
         """config: folder of `window.ini`"""
         super().__init__()
-        self._look = look
+        self.look = look
         self._joined = False
         self._pressed: list[QKeySequence] = []  # before there was anything to answer to it
         self.memory = WindowMemory(config / "window.ini")
@@ -90,7 +90,7 @@ class MainWindow(QMainWindow):
         from kvchat.ui.transcript.find import FindBar
         from kvchat.ui.transcript.transcript import Transcript
 
-        look = self._look
+        look = self.look
         self.notices = Notices(look)
         self.runner = TaskRunner(self.notices.show_error, self.notices.show_bug)
         self.transcript = Transcript(look)
@@ -111,26 +111,22 @@ class MainWindow(QMainWindow):
         from kvchat.ui.controllers.model import ModelController
         from kvchat.ui.controllers.organiser import OrganiserController
         from kvchat.ui.controllers.transfer import TransferController
-        from kvchat.ui.controllers.views import Views
         from kvchat.ui.models.model_choice import ModelMenu
 
-        runtime, look = self.runtime, self._look
-        around = self.sidebar, self.header, self.documents, self.find_bar, self.transcript, self.engine_card
-        below = self.context_card, self.composer, self.context_meter, self.strip, self.first_start
-        views = Views(look, self.runner, self.notices, *around, *below)
-        self.chat = ChatController(runtime, views, self)
-        self.messages = MessageController(runtime, views, self.chat)
+        runtime = self.runtime
+        self.chat = ChatController(runtime, self, self)
+        self.messages = MessageController(runtime, self, self.chat)
         page = self._chat_page
         self.attachments = AttachmentIntake(runtime, self.composer, self.chat.drafts, self.runner, self.notices, page)
         self.chat.left.connect(self.attachments.another_chat)
         self._stop_hearing = runtime.events.subscribe(self.attachments.hear)
-        self.context = ContextController(runtime, views, self.chat)
-        self.ground = GroundController(runtime, views, self.chat, self)
-        self.transfer = TransferController(runtime, views, self.chat.conversations, self)
-        self.organiser = OrganiserController(runtime, views, self.chat, self.transfer)
-        self.models = ModelController(runtime, views, self.chat, self)
+        self.context = ContextController(runtime, self, self.chat)
+        self.ground = GroundController(runtime, self, self.chat, self)
+        self.transfer = TransferController(runtime, self, self.chat.conversations, self)
+        self.organiser = OrganiserController(runtime, self, self.chat, self.transfer)
+        self.models = ModelController(runtime, self, self.chat, self)
         self.model_menu = ModelMenu(runtime, self.header.model_menu, self.runner, lambda: self.models.answering)
-        self.side_windows = SideWindows(runtime, look, self.runner, self.chat.conversations, self)
+        self.side_windows = SideWindows(runtime, self.look, self.runner, self.chat.conversations, self)
         asked_about = self.chat.conversations, self.transfer, self.first_start
         self.quitting = QuitController(runtime, *asked_about, self, self.memory)
         does = self._handlers(), self._senseless

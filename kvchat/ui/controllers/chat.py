@@ -20,7 +20,7 @@ from kvchat.ui.chat.first_words import PAUSE, FirstWords
 from kvchat.ui.chat.turn_story import waiting_words
 from kvchat.ui.controllers.sending import DraftController, Page, SendController
 from kvchat.ui.controllers.sidebar import SidebarController
-from kvchat.ui.controllers.views import ChatPresenter, Controller, TurnState, Views
+from kvchat.ui.controllers.views import ChatPresenter, Controller, TurnState, Views, told_by_engine
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.models.model_choice import ModelMenu
 from kvchat.ui.transcript.footer import MessageRequest, Request
@@ -158,10 +158,14 @@ class ChatController(Controller):
         self.open(rest[0] if rest else None)
 
     def show_engine(self) -> None:
-        runtime = self._runtime
-        self._views.show_engine(runtime, self.conversations.conversation(self.current))
-        if self._had_model != runtime.model.path:
-            self._had_model = runtime.model.path
+        engine, model, views = self._runtime.engine, self._runtime.model, self._views
+        fetchable = model.repository is not None
+        views.engine_card.show_status(engine.status, model.name, missing=model.is_missing, fetchable=fetchable)
+        views.strip.show_engine(engine.status.state, model.name)
+        views.header.show_model(model.name_in(self.conversations.conversation(self.current)))
+        views.strip.show_context(engine.context_size, engine.context_reason)
+        if self._had_model != model.path:
+            self._had_model = model.path
             self.model_changed.emit()
 
     @property
@@ -261,7 +265,10 @@ class ChatController(Controller):
         other = self._runtime.chat.ahead_of(self.current) if self.current else None
         turn = self.turn_of(other) if other else None
         waiting = waiting_words(self.conversations.title(other), turn.story, turn.live_text) if other and turn else ""
-        self._views.show_strip(self._runtime, self.turn_of())
+        here, runtime = self.turn_of(), self._runtime
+        no_model = not runtime.model.is_there and told_by_engine(here.failure, runtime.engine.status)
+        story, remarks = here.story, () if no_model else here.story.remarks
+        self._views.strip.show_turn(remarks, story.fraction, silent=story.silent, ahead=story.reading_ahead)
         self._shown.show_turn(waiting)
         self.opened.emit(bool(self._views.transcript.messages) or self._shown.is_answering or self._loading)
 

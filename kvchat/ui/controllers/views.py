@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from PySide6.QtCore import QObject, QTimer
 
 from kvchat.chat.events import Event, ReplyDelta, ReplyFinished, TurnEvent, TurnFailed
-from kvchat.chat.record.messages import Conversation, Role
+from kvchat.chat.record.messages import Role
 from kvchat.engine.speaking.connection import EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
@@ -74,9 +74,8 @@ class TurnState:
                     self.failure = event.error
 
 
-@dataclass(frozen=True)
-class Views:
-    """Widgets for the controllers to fill. runner: starts the user's actions"""
+class Views(Protocol):
+    """What the controllers use of the main window. runner: starts the user's actions"""
 
     look: Look
     runner: TaskRunner
@@ -92,21 +91,6 @@ class Views:
     context_meter: ContextMeter
     strip: StatusStrip
     first_start: FirstStart
-
-    def show_engine(self, runtime: Runtime, conversation: Conversation | None) -> None:
-        engine, model = runtime.engine, runtime.model
-        self.engine_card.show_status(
-            engine.status, model.name, missing=model.is_missing, fetchable=model.repository is not None
-        )
-        self.strip.show_engine(engine.status.state, model.name)
-        self.header.show_model(model.name_in(conversation))
-        self.strip.show_context(engine.context_size, engine.context_reason)
-
-    def show_strip(self, runtime: Runtime, turn: TurnState) -> None:
-        story = turn.story
-        nothing_failed = not runtime.model.is_there and _told_by_engine(turn.failure, runtime.engine.status)
-        remarks = () if nothing_failed else story.remarks  # there is no model yet
-        self.strip.show_turn(remarks, story.fraction, silent=story.silent, ahead=story.reading_ahead)
 
 
 @dataclass
@@ -131,7 +115,7 @@ class ChatPresenter:
         self.composer.set_busy(running)
         self.transcript.show_pending((waiting or turn.story.pending) if turn.awaiting else "", waits=bool(waiting))
         too_long = self.cards and isinstance(turn.failure, PromptTooLong)
-        told = too_long or (self.cards and _told_by_engine(turn.failure, self.runtime.engine.status))
+        told = too_long or (self.cards and told_by_engine(turn.failure, self.runtime.engine.status))
         self.transcript.show_failure(None if told else turn.failure, self.runtime.model.name_in(None))
         unanswered = bool(messages) and messages[-1].role is Role.USER and not running
         self.transcript.show_unanswered(unanswered and not too_long and (told or turn.failure is None))
@@ -151,7 +135,7 @@ class ChatPresenter:
         return True
 
 
-def _told_by_engine(failure: KvchatError | None, status: EngineStatus) -> bool:
+def told_by_engine(failure: KvchatError | None, status: EngineStatus) -> bool:
     """Return True if the engine's card shows this failure already."""
     return failure is not None and status.failure is not None and status.failure.title == failure.title
 
