@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,13 @@ def engine(tmp_path: Path) -> Path:
     return program
 
 
-def test_everything_found(paths: Paths, engine: Path, smollm2: Path) -> None:
-    report = collect(paths, Settings(model_path=str(smollm2), engine_path=str(engine)))
+@pytest.fixture
+def chosen(engine: Path, smollm2: Path) -> Settings:
+    return Settings(model_path=str(smollm2), engine_path=str(engine))
+
+
+def test_everything_found(paths: Paths, engine: Path, smollm2: Path, chosen: Settings) -> None:
+    report = collect(paths, chosen)
     assert report.healthy
     assert (report.engine.kind, report.engine.path) == ("llama-server", str(engine))
     assert "11434" in report.engine.version
@@ -58,12 +64,11 @@ def test_everything_found(paths: Paths, engine: Path, smollm2: Path) -> None:
         assert part in text
 
 
-def test_what_restoring_can_do_is_told_once_it_is_known(paths: Paths, engine: Path, smollm2: Path) -> None:
-    settings = Settings(model_path=str(smollm2), engine_path=str(engine))
-    assert "not tried yet" in "\n".join(lines(collect(paths, settings)))
+def test_what_restoring_can_do_is_told_once_it_is_known(paths: Paths, smollm2: Path, chosen: Settings) -> None:
+    assert "not tried yet" in "\n".join(lines(collect(paths, chosen)))
     subject = Subject(Fingerprint(model_identity(smollm2), "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
     store_finding(paths.restore_findings, subject, Finding(Strategy.PLAIN, proved=True), 0.0)
-    report = collect(paths, settings)
+    report = collect(paths, chosen)
     assert report.restoring == RestoreReport("plain", Finding(Strategy.PLAIN, True).words, "version: 11434 (abc1234)")
     text = "\n".join(lines(report))
     assert "restoring     Chats are remembered here" in text
@@ -71,9 +76,9 @@ def test_what_restoring_can_do_is_told_once_it_is_known(paths: Paths, engine: Pa
 
 
 def test_what_restoring_can_do_can_be_forgotten(
-    paths: Paths, engine: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
+    paths: Paths, smollm2: Path, chosen: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save_settings(paths.settings_file, Settings(model_path=str(smollm2), engine_path=str(engine)))
+    save_settings(paths.settings_file, chosen)
     assert main(["doctor", "--retest"]) == 0  # there is nothing yet
     assert not paths.restore_findings.exists()
     for model in (model_identity(smollm2), "another"):
@@ -118,15 +123,11 @@ def test_a_broken_model_is_told(paths: Paths, engine: Path, tmp_path: Path) -> N
     assert "half-downloaded" in "\n".join(lines(report))
 
 
-def test_a_missing_engine_is_told(paths: Paths, tmp_path: Path) -> None:
-    report = collect(paths, Settings(engine_path=str(tmp_path / "nowhere")))
-    assert not report.engine.found
-    assert not report.healthy
-    assert "not found" in "\n".join(lines(report))
-
-
-def test_an_engine_that_cannot_run_is_told(paths: Paths, tmp_path: Path) -> None:
+def test_an_engine_that_is_missing_or_cannot_run_is_told(paths: Paths, tmp_path: Path) -> None:
     program = tmp_path / "llama-server"
+    report = collect(paths, Settings(engine_path=str(program)))
+    assert (report.engine.found, report.healthy) == (False, False)
+    assert "not found" in "\n".join(lines(report))
     program.write_text("#!/bin/sh\necho 'error while loading shared libraries: libggml.so'\nexit 127\n")
     program.chmod(0o755)
     report = collect(paths, Settings(engine_path=str(program)))
@@ -134,17 +135,14 @@ def test_an_engine_that_cannot_run_is_told(paths: Paths, tmp_path: Path) -> None
     assert "libggml.so" in "\n".join(lines(report))
 
 
-def test_a_users_own_context_size_comes_with_its_warning(paths: Paths, engine: Path, smollm2: Path) -> None:
-    report = collect(paths, Settings(model_path=str(smollm2), engine_path=str(engine), context_size=16_384))
-    text = "\n".join(lines(report))
+def test_a_users_own_context_size_comes_with_its_warning(paths: Paths, chosen: Settings) -> None:
+    text = "\n".join(lines(collect(paths, replace(chosen, context_size=16_384))))
     assert "your own choice" in text
     assert "trained for 8,192" in text
 
 
-def test_json_and_text_and_exit_code(
-    paths: Paths, engine: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_settings(paths.settings_file, Settings(model_path=str(smollm2), engine_path=str(engine)))
+def test_json_and_text_and_exit_code(paths: Paths, chosen: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    save_settings(paths.settings_file, chosen)
     assert main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["engine"]["kind"] == "llama-server"
@@ -152,7 +150,7 @@ def test_json_and_text_and_exit_code(
     assert report["context"]["reason"].startswith("8,192 tokens")
     assert report["tray"]["presence"] in ("available", "missing", "unknown")
     assert {entry["name"] for entry in report["directories"]} >= {"config", "data", "save points"}
-    save_settings(paths.settings_file, Settings(model_path="/nowhere.gguf", engine_path=str(engine)))
+    save_settings(paths.settings_file, replace(chosen, model_path="/nowhere.gguf"))
     assert main(["doctor"]) == 1
     assert "The model file is missing" in capsys.readouterr().out
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import zipfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -42,25 +43,21 @@ def paths(tmp_path) -> Paths:
     return paths
 
 
-def contents(paths: Paths) -> list[object]:
-    database = open_library(paths.data)
-    try:
+def contents(folder: Path) -> list[object]:
+    with closing(open_library(folder)) as database:
         return everything(database)
-    finally:
-        database.close()
 
 
 def add_talk(paths: Paths) -> None:
-    database = open_library(paths.data)
-    made_conversation(database)
-    database.close()
+    with closing(open_library(paths.data)) as database:
+        made_conversation(database)
 
 
 @pytest.fixture
 def kept(paths, tmp_path) -> tuple[Path, list[object]]:
     """A backup, and what it should bring back; the data has gone on since."""
     add_talk(paths)
-    before = contents(paths)
+    before = contents(paths.data)
     target = tmp_path / "kvchat.zip"
     assert make_backup(paths, target).conversations == 1
     add_talk(paths)
@@ -101,24 +98,22 @@ def test_it_is_of_one_moment_whatever_is_said_while_it_is_copied(paths, tmp_path
 
 def test_what_was_there_comes_back_and_what_it_replaced_is_kept(kept, paths):
     source, before = kept
-    later = contents(paths)
+    later = contents(paths.data)
     lay_ready(paths, source)
-    assert contents(paths) == later  # nothing has changed yet
+    assert contents(paths.data) == later  # nothing has changed yet
     replaced = finish_restore(paths)
     assert replaced is not None
-    assert contents(paths) == before
+    assert contents(paths.data) == before
     assert load_settings(paths.settings_file).theme == "dark"
     assert (paths.models / "big.gguf").exists()
-    old = open_library(replaced / "data")
-    assert everything(old) == later
-    old.close()
+    assert contents(replaced / "data") == later
     assert finish_restore(paths) is None
 
 
 @pytest.mark.parametrize("swaps", range(3))
 def test_interrupted_it_goes_on_at_the_next_start(kept, paths, monkeypatch, swaps):
     source, before = kept
-    later = contents(paths)
+    later = contents(paths.data)
     lay_ready(paths, source)
     swap, done = backup._swap, []
 
@@ -135,10 +130,8 @@ def test_interrupted_it_goes_on_at_the_next_start(kept, paths, monkeypatch, swap
         monkeypatch.setattr(backup, "_swap", swap)
     replaced = finish_restore(paths)
     assert replaced is not None
-    assert contents(paths) == before
-    old = open_library(replaced / "data")
-    assert everything(old) == later
-    old.close()
+    assert contents(paths.data) == before
+    assert contents(replaced / "data") == later
 
 
 def rewritten(source: Path, target: Path, change: str) -> None:
@@ -158,13 +151,13 @@ def rewritten(source: Path, target: Path, change: str) -> None:
 
 @pytest.mark.parametrize("change", ["flip", "lack", "newer", "no list"])
 def test_a_damaged_backup_changes_nothing(kept, paths, tmp_path, change):
-    later = contents(paths)
+    later = contents(paths.data)
     bad = tmp_path / "bad.zip"
     rewritten(kept[0], bad, change)
     with pytest.raises(BadBackup):
         lay_ready(paths, bad)
     assert finish_restore(paths) is None
-    assert contents(paths) == later
+    assert contents(paths.data) == later
 
 
 def with_files(source: Path, target: Path, extra: dict[str, bytes]) -> None:
@@ -195,7 +188,7 @@ def test_nothing_but_chats_and_settings_is_taken_from_a_backup(kept, paths, tmp_
     assert (home / engine).stat().st_mode & 0o777 == 0o755
     theirs = [file for file in tmp_path.rglob("*") if file.is_file() and file.read_bytes() == b"theirs"]
     assert theirs == []
-    assert contents(paths) == kept[1]
+    assert contents(paths.data) == kept[1]
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
@@ -265,4 +258,4 @@ def test_settings_on_another_file_system_come_back_too(kept, paths, monkeypatch)
     replaced = finish_restore(paths)
     assert load_settings(paths.settings_file).theme == "dark"
     assert (replaced / "config" / "settings.json").read_text("utf-8") == "{}"
-    assert contents(paths) == kept[1]
+    assert contents(paths.data) == kept[1]
