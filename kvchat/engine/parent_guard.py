@@ -103,10 +103,7 @@ def _watch(engine_command: Sequence[str]) -> int:
             signal.signal(getattr(signal, name), lambda *_: None)
     _hold_by_job()
     with subprocess.Popen(
-        engine_command,
-        stdin=subprocess.DEVNULL,
-        env=engine_environment(engine_command[0]),
-        creationflags=no_window(),
+        engine_command, stdin=subprocess.DEVNULL, env=engine_environment(engine_command[0]), creationflags=no_window()
     ) as engine:
 
         def kill_at_end_of_input() -> None:

@@ -12,10 +12,7 @@ from kvchat.engine.running import failure
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineFailed, EngineGone, FailureKind
-from kvchat.engine_host.choice import (
-    ModelMissing,
-    NoModel,
-)
+from kvchat.engine_host.choice import ModelMissing, NoModel
 from kvchat.engine_host.external import ExternalEngine
 from kvchat.engine_host.managed import ManagedEngine
 from kvchat.errors import KvchatError

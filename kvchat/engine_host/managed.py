@@ -30,11 +30,7 @@ class ManagedEngine:
     """Chooses kvchat's own engine and has the supervisor run it."""
 
     def __init__(
-        self,
-        slot_path: Path,
-        supervisor: EngineSupervisor,
-        memory: EngineMemory,
-        needed: Callable[[], Awaitable[int]],
+        self, slot_path: Path, supervisor: EngineSupervisor, memory: EngineMemory, needed: Callable[[], Awaitable[int]]
     ) -> None:
         """`needed`: how many tokens the chats have that are likely to be answered, the replies included."""
         self.connection, self.memory = supervisor, memory

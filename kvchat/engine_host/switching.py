@@ -12,13 +12,7 @@ from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals, take_vitals
-from kvchat.engine_host.choice import (
-    Capacity,
-    EngineChoice,
-    ModelJudge,
-    choose_engine,
-    look_at_capacity,
-)
+from kvchat.engine_host.choice import Capacity, EngineChoice, ModelJudge, choose_engine, look_at_capacity
 from kvchat.engine_host.external import ExternalEngine, server_key
 from kvchat.engine_host.lifecycle import EngineLifecycle
 from kvchat.engine_host.managed import EngineMemory, ManagedEngine

@@ -248,10 +248,7 @@ class Forwarder:
             # Several answers are given without a lease of what the slot holds: it may be another's.
             reuse = not asked.several or lease.slot.holds(lease.engine.generation) == lease.owner
             body = asked.for_slot(engine.slot, reuse=reuse)
-            async with (
-                lease.at_risk(),
-                engine.passed_on(work.path, body, catch_up, patience_s) as answer,
-            ):
+            async with lease.at_risk(), engine.passed_on(work.path, body, catch_up, patience_s) as answer:
                 work.passage.status = answer.status_code
                 if unknown and (asked.stream or answer.status_code != 200):
                     await catch_up()

@@ -7,16 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from kvchat.engine.running.plan import BATCH_SIZE
-from kvchat.session.reading import (
-    FIRST_STEP,
-    LEAST_STEP,
-    MOST_STEP,
-    STEP_MS,
-    TAIL,
-    WHOLE_STEP,
-    Pace,
-    tail_of,
-)
+from kvchat.session.reading import FIRST_STEP, LEAST_STEP, MOST_STEP, STEP_MS, TAIL, WHOLE_STEP, Pace, tail_of
 
 PLENTY = 200 * BATCH_SIZE  # tokens are left to read
 

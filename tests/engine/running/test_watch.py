@@ -117,10 +117,7 @@ async def test_a_reply_that_falls_silent_is_a_hang(fake_engine: FakeEngine) -> N
 
 @pytest.mark.parametrize(
     ("message", "kind"),
-    [
-        ("Compute error.", FailureKind.CRASHED),
-        ("vk::Queue::submit: ErrorDeviceLost", FailureKind.GPU_LOST),
-    ],
+    [("Compute error.", FailureKind.CRASHED), ("vk::Queue::submit: ErrorDeviceLost", FailureKind.GPU_LOST)],
 )
 async def test_an_engine_that_can_no_longer_compute_is_replaced(
     fake_engine: FakeEngine, message: str, kind: FailureKind
