@@ -32,19 +32,18 @@ async def resting_at_once(runtime: Runtime) -> AsyncIterator[None]:
 
 
 async def test_an_idle_engine_rests_and_the_next_message_finds_everything_warm(
-    tmp_path: Path, fake_engine: FakeEngine
+    runtime: Runtime, fake_engine: FakeEngine
 ) -> None:
-    async with running(tmp_path, fake_engine) as runtime:
-        chat = (await runtime.chat.new_conversation()).id
-        await ask(runtime, chat, LONG)
-        async with resting_at_once(runtime):
-            await until(lambda: runtime.engine.status.state is RESTING)
-            await until(lambda: runtime.engine.engine_pid is None)
-        assert [request for request in fake_engine.requests() if "action=save" in request["path"]]
-        second = await ask(runtime, chat, "And then?")
-        assert len(fake_engine.launches()) == 2
-        assert second.receipt.source is Source.WARM
-        assert second.receipt.cached_tokens >= 0.9 * second.receipt.prompt_tokens
+    chat = (await runtime.chat.new_conversation()).id
+    await ask(runtime, chat, LONG)
+    async with resting_at_once(runtime):
+        await until(lambda: runtime.engine.status.state is RESTING)
+        await until(lambda: runtime.engine.engine_pid is None)
+    assert [request for request in fake_engine.requests() if "action=save" in request["path"]]
+    second = await ask(runtime, chat, "And then?")
+    assert len(fake_engine.launches()) == 2
+    assert second.receipt.source is Source.WARM
+    assert second.receipt.cached_tokens >= 0.9 * second.receipt.prompt_tokens
 
 
 async def test_with_the_first_message_means_not_before(tmp_path: Path, fake_engine: FakeEngine) -> None:
@@ -57,44 +56,38 @@ async def test_with_the_first_message_means_not_before(tmp_path: Path, fake_engi
         assert runtime.engine.status.state is READY
 
 
-async def test_with_the_app_means_at_once(tmp_path: Path, fake_engine: FakeEngine) -> None:
-    async with running(tmp_path, fake_engine) as runtime:
-        await runtime.begin()
-        await until(lambda: runtime.engine.status.state is READY)
+async def test_with_the_app_means_at_once(runtime: Runtime) -> None:
+    await runtime.begin()
+    await until(lambda: runtime.engine.status.state is READY)
 
 
 async def test_an_engine_that_answers_or_was_used_just_now_does_not_rest(
-    tmp_path: Path, fake_engine: FakeEngine
+    runtime: Runtime, fake_engine: FakeEngine
 ) -> None:
     fake_engine.set(FAKE_TOKEN_DELAY=0.05, FAKE_REPLY="one two three four five six")
-    async with running(tmp_path, fake_engine) as runtime:
-        chat = (await runtime.chat.new_conversation()).id
-        async with resting_at_once(runtime):
-            reply = await ask(runtime, chat, "Count")
-            assert reply.content == "one two three four five six"
-            assert len(fake_engine.launches()) == 1
-        assert not IdleStop(lambda: 60, runtime.chat, runtime.engine)._is_due()
+    chat = (await runtime.chat.new_conversation()).id
+    async with resting_at_once(runtime):
+        reply = await ask(runtime, chat, "Count")
+        assert reply.content == "one two three four five six"
+        assert len(fake_engine.launches()) == 1
+    assert not IdleStop(lambda: 60, runtime.chat, runtime.engine)._is_due()
 
 
-async def test_messages_that_come_while_it_stops_are_answered(tmp_path: Path, fake_engine: FakeEngine) -> None:
-    async with running(tmp_path, fake_engine) as runtime:
-        chat = (await runtime.chat.new_conversation()).id
-        async with resting_at_once(runtime):
-            for turn in range(3):
-                assert (await ask(runtime, chat, f"Message {turn}")).content == f"You said: Message {turn}"
-                await until(lambda: runtime.engine.status.state is RESTING)
+async def test_messages_that_come_while_it_stops_are_answered(runtime: Runtime) -> None:
+    chat = (await runtime.chat.new_conversation()).id
+    async with resting_at_once(runtime):
+        for turn in range(3):
+            assert (await ask(runtime, chat, f"Message {turn}")).content == f"You said: Message {turn}"
+            await until(lambda: runtime.engine.status.state is RESTING)
 
 
-async def test_a_message_that_comes_before_it_stops_leaves_the_slot_hot(
-    tmp_path: Path, fake_engine: FakeEngine
-) -> None:
-    async with running(tmp_path, fake_engine) as runtime:
-        chat = (await runtime.chat.new_conversation()).id
-        await ask(runtime, chat, LONG)
+async def test_a_message_that_comes_before_it_stops_leaves_the_slot_hot(runtime: Runtime) -> None:
+    chat = (await runtime.chat.new_conversation()).id
+    await ask(runtime, chat, LONG)
 
-        async def not_any_more() -> bool:
-            return False
+    async def not_any_more() -> bool:
+        return False
 
-        await runtime.chat.rest(not_any_more)
-        second = await ask(runtime, chat, "And then?")
-        assert second.receipt.source is Source.HOT
+    await runtime.chat.rest(not_any_more)
+    second = await ask(runtime, chat, "And then?")
+    assert second.receipt.source is Source.HOT

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
 import stat
+import threading
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,7 +17,10 @@ from kvchat.chat.events import Notice
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.errors import FailureKind
+from kvchat.engine_host.choice import EngineChoice
+from kvchat.engine_host.managed import EngineMemory
 from kvchat.runtime import Runtime
+from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.library.gguf_files import LLAMA, write_gguf
 from tests.running import ask, running
@@ -67,51 +73,47 @@ async def test_the_context_is_halved_until_it_fits_and_the_next_start_knows(
         assert heard == []
 
 
-async def test_what_the_engine_puts_on_the_gpu_is_told(tmp_path: Path, fake_engine: FakeEngine) -> None:
+async def test_what_the_engine_puts_on_the_gpu_is_told(runtime: Runtime, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_MOST_LAYERS=3, FAKE_KV_MIB_PER_1K=1)
-    async with running(tmp_path, fake_engine) as runtime:
-        await runtime.engine.ready()
-        (values,) = arguments(fake_engine)
-        assert (values["--fit"], values["--fit-target"]) == ("on", "128"), "half of the margin of 512 MiB"
-        assert runtime.engine.context_reason == (
-            "4,096 tokens: all this model was trained for. 3 of its 5 layers fit on the GPU."
-        )
-        gpu, _computer = runtime.engine.memory_bars
-        assert (gpu.place, gpu.measured, gpu.kv) == ("FAKE0", True, 4 * MIB)
+    await runtime.engine.ready()
+    (values,) = arguments(fake_engine)
+    assert (values["--fit"], values["--fit-target"]) == ("on", "128"), "half of the margin of 512 MiB"
+    assert runtime.engine.context_reason == (
+        "4,096 tokens: all this model was trained for. 3 of its 5 layers fit on the GPU."
+    )
+    gpu, _computer = runtime.engine.memory_bars
+    assert (gpu.place, gpu.measured, gpu.kv) == ("FAKE0", True, 4 * MIB)
 
 
-async def test_a_model_leaves_a_gpu_that_runs_out_of_memory(tmp_path: Path, fake_engine: FakeEngine) -> None:
+async def test_a_model_leaves_a_gpu_that_runs_out_of_memory(runtime: Runtime, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_GPU_FULL=1)
-    async with running(tmp_path, fake_engine) as runtime:
-        await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello")
-        first, second = arguments(fake_engine)
-        assert "--n-gpu-layers" not in first
-        assert (second["--n-gpu-layers"], second["--fit"]) == ("0", "off")
-        assert runtime.engine.context_reason.startswith(
-            "4,096 tokens: memory ran out with more of the model on the GPU; nothing of the model fits on the GPU."
-        )
+    await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello")
+    first, second = arguments(fake_engine)
+    assert "--n-gpu-layers" not in first
+    assert (second["--n-gpu-layers"], second["--fit"]) == ("0", "off")
+    assert runtime.engine.context_reason.startswith(
+        "4,096 tokens: memory ran out with more of the model on the GPU; nothing of the model fits on the GPU."
+    )
 
 
-async def test_at_the_floor_the_failure_is_told(tmp_path: Path, fake_engine: FakeEngine) -> None:
+async def test_at_the_floor_the_failure_is_told(runtime: Runtime, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_MOST_CONTEXT=1000)
-    async with running(tmp_path, fake_engine) as runtime:
-        heard = notices(runtime)
-        with pytest.raises(Exception, match="ran out of memory"):
-            await runtime.engine.ready()
-        assert contexts(fake_engine)[-1] == 2048
-        assert runtime.engine.status.state is EngineState.FAILED
-        assert heard == []
+    heard = notices(runtime)
+    with pytest.raises(Exception, match="ran out of memory"):
+        await runtime.engine.ready()
+    assert contexts(fake_engine)[-1] == 2048
+    assert runtime.engine.status.state is EngineState.FAILED
+    assert heard == []
 
 
-async def test_the_bars_show_what_the_engine_took(tmp_path: Path, fake_engine: FakeEngine) -> None:
+async def test_the_bars_show_what_the_engine_took(runtime: Runtime, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_KV_MIB_PER_1K=8)
     actual = 4 * 8 * MIB
-    async with running(tmp_path, fake_engine) as runtime:
-        await runtime.engine.ready()
-        assert sum(bar.kv for bar in runtime.engine.choice.context.bars) < actual / 10
-        assert sum(bar.kv for bar in runtime.engine.memory_bars) == actual
-        assert all(bar.measured for bar in runtime.engine.memory_bars)
-        assert "MB" not in runtime.engine.context_reason, "its bars tell what it has taken"
+    await runtime.engine.ready()
+    assert sum(bar.kv for bar in runtime.engine.choice.context.bars) < actual / 10
+    assert sum(bar.kv for bar in runtime.engine.memory_bars) == actual
+    assert all(bar.measured for bar in runtime.engine.memory_bars)
+    assert "MB" not in runtime.engine.context_reason, "its bars tell what it has taken"
 
 
 async def test_a_proposal_gains_what_it_promises(tmp_path: Path, fake_engine: FakeEngine) -> None:
@@ -129,6 +131,28 @@ async def test_a_proposal_gains_what_it_promises(tmp_path: Path, fake_engine: Fa
         assert before is not None
         assert runtime.engine.context_size == before + proposal.tokens
         assert arguments(fake_engine)[-1]["-ctk"] == "q8_0"
+
+
+async def test_no_engine_is_started_once_kvchat_has_ended_it_for_good(
+    runtime: Runtime, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims, goes_on, chosen = threading.Event(), threading.Event(), EngineMemory.choose
+
+    def choose(*given: Any, **more: Any) -> EngineChoice:
+        claims.set()
+        goes_on.wait()
+        return chosen(*given, **more)
+
+    monkeypatch.setattr(EngineMemory, "choose", choose)
+    await runtime.start_engine()
+    await until(claims.is_set)
+    closing = asyncio.ensure_future(runtime.engine.close())
+    await asyncio.sleep(0)
+    goes_on.set()
+    await closing
+    await runtime._background.idle()
+    assert runtime.engine.status.state is EngineState.STOPPED
+    assert not fake_engine.launches()
 
 
 @pytest.mark.engine
