@@ -196,7 +196,6 @@ async def test_the_settings_lead_from_the_own_engine_to_the_server_and_back(tmp_
 @sees_processes
 @pytest.mark.engine
 async def test_the_real_server(tmp_path: Path, smollm2: Path, real_llama_server: EngineLocation) -> None:
-    assert real_llama_server.path is not None
     slots = tmp_path / "slots"
     slots.mkdir()
     theirs = UsersServer(real_llama_server.path, LaunchPlan(smollm2, 1024, slots))

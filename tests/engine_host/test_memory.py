@@ -128,7 +128,6 @@ async def test_a_proposal_gains_what_it_promises(tmp_path: Path, fake_engine: Fa
         await runtime.apply_settings(proposal.taken(runtime.settings))
         await runtime.restart_engine()
         await runtime.engine.ready()
-        assert before is not None
         assert runtime.engine.context_size == before + proposal.tokens
         assert arguments(fake_engine)[-1]["-ctk"] == "q8_0"
 

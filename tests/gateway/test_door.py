@@ -541,7 +541,6 @@ async def test_whoever_sits_at_the_window_waits_for_a_step_at_most(
         fake_engine.set(FAKE_BATCH_DELAY=None)
         answer = await long
         assert answer.json()["choices"][0]["message"]["content"].startswith("You said: xx")
-        assert at.last.found is not None
         assert (at.last.cached or 0) <= at.last.found < 20, "what it had read itself before it gave way was not found"
 
 

@@ -64,7 +64,6 @@ async def test_why_it_was_read_again_is_told_in_the_receipt_and_added_up(tmp_pat
     assert at.last.broken is None
     told = receipt_in(await ask(at, agents.opencode(date=TOMORROW)))
     parting = at.last.broken
-    assert parting is not None
     assert told["miss-code"] == ReasonCode.DATE_IN_SYSTEM
     assert MENDED_BY[parting.cause.code] == "hold-clock"
     assert TODAY in parting.before

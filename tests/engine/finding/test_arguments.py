@@ -141,7 +141,6 @@ def test_every_spelling_and_how_many_values_follow() -> None:
 
 def test_numbered_log_levels_are_found() -> None:
     older, newer = parse_help(HELP), parse_help(HELP + "-lv,   --verbosity N   threshold:\n   - 4: trace (more info)\n")
-    assert older is not None
     assert (older.traces, newer.traces) == (False, True)
 
 

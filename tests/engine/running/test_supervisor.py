@@ -36,6 +36,11 @@ class Watched:
         self.supervisor = EngineSupervisor(policy=policy, ladder=ladder, clock=lambda: self.now, sleep=self._sleep)
         self.supervisor.subscribe(self.said.append)
 
+    async def ready(self, fake: FakeEngine) -> EngineSupervisor:
+        await self.supervisor.start(fake.location, fake.plan)
+        await self.supervisor.ready()
+        return self.supervisor
+
     @property
     def states(self) -> list[EngineState]:
         return [status.state for status in self.said]
@@ -114,9 +119,7 @@ async def test_one_process_at_a_time_each_of_a_new_generation_with_a_new_key(
 @pytest.mark.parametrize("ladder", [QUICK])
 async def test_a_cancelled_stop_leaves_nothing_behind(watched: Watched, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_IGNORE_SIGTERM=1)
-    supervisor = watched.supervisor
-    await supervisor.start(fake_engine.location, fake_engine.plan)
-    await supervisor.ready()
+    supervisor = await watched.ready(fake_engine)
     pid = supervisor.pid
     assert pid is not None
     stopping = asyncio.create_task(supervisor.stop())
@@ -130,10 +133,7 @@ async def test_a_cancelled_stop_leaves_nothing_behind(watched: Watched, fake_eng
 
 
 async def test_a_death_is_told_and_healed(watched: Watched, fake_engine: FakeEngine) -> None:
-    supervisor = watched.supervisor
-    await supervisor.start(fake_engine.location, fake_engine.plan)
-    await supervisor.ready()
-    assert supervisor.pid is not None
+    supervisor = await watched.ready(fake_engine)
     os.kill(supervisor.pid, signal.SIGKILL)
     await until(lambda: supervisor.status.state is not READY)
     told = supervisor.status.failure
@@ -162,12 +162,10 @@ async def test_a_crash_loop_backs_off_and_ends(watched: Watched, fake_engine: Fa
 
 
 async def test_deaths_long_ago_are_forgiven(watched: Watched, fake_engine: FakeEngine) -> None:
-    supervisor = watched.supervisor
-    await supervisor.start(fake_engine.location, fake_engine.plan)
+    supervisor = await watched.ready(fake_engine)
     for _ in range(7):
         await supervisor.ready()
         watched.now += 301.0
-        assert supervisor.pid is not None
         pid = supervisor.pid
         os.kill(pid, signal.SIGKILL)
         await until(lambda pid=pid: supervisor.pid not in (pid, None))  # type: ignore[misc]
@@ -192,8 +190,7 @@ async def test_what_cannot_get_better_is_not_tried_again(
     assert watched.delays == []
     assert len(fake_engine.launches()) == 1
     fake_engine.set(FAKE_EXIT_AT_START=None)
-    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
-    await watched.supervisor.ready()
+    await watched.ready(fake_engine)
 
 
 async def test_an_engine_or_a_model_that_is_gone(watched: Watched, fake_engine: FakeEngine, tmp_path: Path) -> None:
@@ -213,8 +210,7 @@ async def test_an_engine_or_a_model_that_is_gone(watched: Watched, fake_engine: 
 
 async def test_a_taken_port_is_answered_with_another(watched: Watched, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_PORT_TAKEN_TIMES=4)
-    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
-    await watched.supervisor.ready()
+    await watched.ready(fake_engine)
     ports = [launch["arguments"][launch["arguments"].index("--port") + 1] for launch in fake_engine.launches()]
     assert len(ports) == len(set(ports)) == 5
     assert watched.delays == []
@@ -223,8 +219,7 @@ async def test_a_taken_port_is_answered_with_another(watched: Watched, fake_engi
 
 async def test_a_strangers_server_is_never_taken_for_ours(watched: Watched, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_STRANGER_TIMES=1)
-    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
-    await watched.supervisor.ready()
+    await watched.ready(fake_engine)
     assert len(fake_engine.launches()) == 2
 
 

@@ -61,7 +61,6 @@ async def test_an_engine_frozen_in_mid_reply_is_asked_at_once(
     fake_engine.set(FAKE_REPLY="one two three four", FAKE_HOLD_DURING="stream")
     async with watched(fake_engine, patient) as supervisor:
         frozen, said = supervisor.pid, list[EngineStatus]()
-        assert frozen is not None
         supervisor.subscribe(said.append)
         words = asyncio.create_task(ask(await supervisor.ready()))
         await until(lambda: any("chat" in request["path"] for request in fake_engine.requests()))
@@ -83,7 +82,6 @@ async def test_a_frozen_engine_is_replaced(fake_engine: FakeEngine) -> None:
         said: list[EngineStatus] = []
         supervisor.subscribe(said.append)
         frozen = supervisor.pid
-        assert frozen is not None
         os.kill(frozen, signal.SIGSTOP)
         await until(lambda: supervisor.generation == 2)
         await supervisor.ready()
@@ -165,7 +163,6 @@ async def test_after_sleep_the_engine_is_asked_and_its_old_silence_forgiven(fake
 
 async def test_an_engine_that_ends_by_itself_ends_its_watch(fake_engine: FakeEngine) -> None:
     async with watched(fake_engine) as supervisor:
-        assert supervisor.pid is not None
         os.kill(supervisor.pid, signal.SIGKILL)
         await until(lambda: supervisor.generation == 2)
         await supervisor.ready()
@@ -188,7 +185,6 @@ async def test_a_real_engine_that_is_frozen_is_replaced_and_answers_again(
         await supervisor.start(location, LaunchPlan(smollm2, 512, tmp_path))
         await supervisor.ready()
         frozen = supervisor.pid
-        assert frozen is not None
         os.kill(frozen, signal.SIGSTOP)
         await until(lambda: supervisor.generation == 2, limit_s=120.0)
         assert (await (await supervisor.ready()).facts()).context_size == 512
