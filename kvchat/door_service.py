@@ -192,12 +192,11 @@ class DoorService:
 
     async def _open(self, host: str, port: int, keys: Mapping[str, str]) -> str:
         await asyncio.to_thread(importlib.import_module, "kvchat.gateway.gateway")  # takes a tenth of a second
-        from kvchat.gateway.checks import origins_in
-        from kvchat.gateway.gateway import Door
+        from kvchat.gateway.checks import Checks, origins_in
 
         owner = await asyncio.to_thread(owner_of, self.paths.data)
         let_in = Keys(keys, owner.api_key if owner and owner.pid == os.getpid() else "")
-        return await self.gateway.open(Door(host, port, let_in, origins_in(self.settings().door_origins)))
+        return await self.gateway.open(Checks(host, let_in, origins_in(self.settings().door_origins)), port)
 
     async def _change_keys(self, what: str, program: str) -> None:
         try:

@@ -36,7 +36,7 @@ _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\[\]:/?#@\s]*)(?::\d{0,5})?")
 class Checks:
     """The access that the user allows."""
 
-    host: str  # the address that is listened on
+    host: str  # the address that is listened at
     keys: Keys
     origins: frozenset[str] = frozenset()  # web pages that may speak to the door; * for all
 

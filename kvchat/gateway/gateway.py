@@ -6,7 +6,6 @@ import contextlib
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -36,7 +35,6 @@ from kvchat.gateway.dialects.asked import (
     refusal,
     understood,
 )
-from kvchat.gateway.keys import Keys
 from kvchat.gateway.mending import Mending, no_rules
 from kvchat.gateway.metrics import Metrics
 from kvchat.gateway.requests import Passages
@@ -47,7 +45,6 @@ from kvchat.session.slots import Slots
 from kvchat.system.concurrency import apart
 from kvchat.words.language import _
 
-PORT = 8737
 MOST_UNDER_WAY = 64  # requests that wait or are answered
 MOST_BYTES = 400_000_000  # of all their bodies, and of those that are still coming
 AGAIN_S = 5
@@ -63,16 +60,6 @@ class NoKey(KvchatError):
             _("At {host} every computer of the network could use the model.", host=host),
             _("Give a key (--key-file, or Settings, Other programs), or listen at 127.0.0.1 alone."),
         )
-
-
-@dataclass(frozen=True)
-class Door:
-    """Where it is, and for whom."""
-
-    host: str = "127.0.0.1"
-    port: int = PORT
-    keys: Keys = field(default_factory=lambda: Keys({}))
-    origins: frozenset[str] = frozenset()
 
 
 class Gateway:
@@ -96,29 +83,29 @@ class Gateway:
         self.passages = Passages(shares)
         self.metrics, self.totals = (Metrics(self.passages, by_program=by_program) for by_program in (True, False))
         self.answering = Answering(slots, host, catalogue.find, self.passages, absorb, Mending(rules))
-        self.door: Door | None = None  # that is open
+        self._checks: Checks | None = None  # of who comes in, while it is open
         self._listening: Listening | None = None
 
     @property
     def url(self) -> str | None:
-        if self.door is None or self._listening is None:
+        if self._checks is None or self._listening is None:
             return None
-        host = f"[{self.door.host}]" if ":" in self.door.host else self.door.host
+        host = f"[{self._checks.host}]" if ":" in self._checks.host else self._checks.host
         return f"http://{host}:{self._listening.port}"
 
-    async def open(self, door: Door) -> str:
+    async def open(self, checks: Checks, port: int) -> str:
         """Open it, in place of one that is open; its address. Raises NoKey and PortTaken."""
-        if not door.keys and not is_loopback(door.host):
-            raise NoKey(door.host)
+        if not checks.keys and not is_loopback(checks.host):
+            raise NoKey(checks.host)
         await self.shut()
-        self._listening = await listen(_app(self, Checks(door.host, door.keys, door.origins)), door.host, door.port)
-        self.door = door
+        self._listening = await listen(_app(self, checks), checks.host, port)
+        self._checks = checks
         assert self.url is not None
         return self.url
 
     async def shut(self) -> None:
         """Take in nobody any more; what is being answered breaks off, what is being saved is saved."""
-        self.door = None
+        self._checks = None
         with self.answering.stopped():
             await self.answering.background.idle()
             if self._listening is not None:

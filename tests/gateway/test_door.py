@@ -23,7 +23,8 @@ from kvchat.gateway import gateway as app
 from kvchat.gateway import work as outlet
 from kvchat.gateway.dialects.asked import Asked
 from kvchat.gateway.dialects.prompts import Prompt, prompt_of
-from kvchat.gateway.gateway import Door, NoKey
+from kvchat.gateway.gateway import NoKey
+from kvchat.gateway.keys import Keys
 from kvchat.gateway.requests import MOST_NAME, Stage
 from kvchat.gateway.work import Work
 from kvchat.kvstore.savepoint import Tokens, program_of
@@ -209,7 +210,7 @@ async def test_nobody_comes_in_by_another_name_or_from_a_web_page_or_without_the
         assert programs[0] == "editor"
         assert programs[1].startswith("python-httpx")
         with pytest.raises(NoKey):  # what others can reach needs one
-            await at.runtime.door.gateway.open(Door("0.0.0.0", 0))
+            await at.runtime.door.gateway.open(checks.Checks("0.0.0.0", Keys({})), 0)
 
 
 async def test_named_web_pages_may_use_it(tmp_path: Path, settings: Settings) -> None:
