@@ -18,7 +18,7 @@ from kvchat.engine.speaking.wire import Timings
 from kvchat.gateway.crashes import Crashes
 from kvchat.gateway.dialects.asked import LIMITS, Form, Refused, refusal
 from kvchat.gateway.dialects.prompts import head_of
-from kvchat.gateway.dialects.replies import Counts, Heard, Usage
+from kvchat.gateway.dialects.replies import Heard, Usage
 from kvchat.gateway.mending import Mending
 from kvchat.gateway.requests import Passage, Stage, headers_of, is_lost
 from kvchat.gateway.work import GaveWay, Work
@@ -263,7 +263,7 @@ class Forwarder:
                     with contextlib.suppress(EngineError, GaveWay):
                         await catch_up()
         finally:
-            engine.rows.answered(rows, heard.counts.cached if heard.counts else 0)
+            engine.rows.answered(rows, heard.counts.cache_n if heard.counts else 0)
             self._note(begun=begun, ahead=ahead)
         await self._prove(heard.counts, steps=steps)
         if asked.stream:
@@ -272,13 +272,13 @@ class Forwarder:
             work.outlet.whole(200, self._headers(answer) | headers_of(work.passage.receipt()), body)
         return heard
 
-    def _send_hot(self, answer: Answer, counts: Counts | None, body: bytes) -> None:
+    def _send_hot(self, answer: Answer, counts: Timings | None, body: bytes) -> None:
         """Send an answer at once if, by the engine's count, its prompt was in the slot, and not restored unproved."""
         passage, contents = self.work.passage, self.lease.slot.contents
-        hot = counts and counts.prompt - counts.cached < LEAST_STEPS and not _is_little(counts.cached, counts.prompt)
+        hot = counts and counts.prompt_n < LEAST_STEPS and not _is_little(counts.cache_n, counts.prompt_tokens)
         if counts and hot and contents and not contents.unproved:
-            passage.source, passage.found, passage.cached = Source.HOT.value, counts.cached, counts.cached
-            passage.prompt = counts.prompt
+            passage.source, passage.found, passage.cached = Source.HOT.value, counts.cache_n, counts.cache_n
+            passage.prompt = counts.prompt_tokens
             self.work.outlet.whole(200, self._headers(answer) | headers_of(passage.receipt()), body)
 
     async def _take(self, answer: Answer, heard: Heard) -> bytes:
@@ -324,29 +324,28 @@ class Forwarder:
         elif self._known or begun or ahead:
             lease.slot.forget()
 
-    async def _prove(self, counts: Counts | None, *, steps: bool) -> None:
+    async def _prove(self, counts: Timings | None, *, steps: bool) -> None:
         """Judge by the engine's counts what was loaded; they teach what restoring is worth."""
         passage, ids, lease = self.work.passage, self.work.prompt.ids, self.lease
         if counts is None:
             return
         lease.slot.proved()
-        cost = lease.slots.restore_cost
-        read = counts.prompt - counts.cached
-        if counts.prompt_ms is not None and not steps:
-            cost.speed.learn(read, counts.prompt_ms, counts.cached)
-        passage.read_ms += counts.prompt_ms or 0.0
-        passage.prompt, passage.predicted = counts.prompt, counts.predicted
+        cost, prompt = lease.slots.restore_cost, counts.prompt_tokens
+        if not steps:
+            cost.speed.learn(counts.prompt_n, counts.prompt_ms, counts.cache_n)
+        passage.read_ms += counts.prompt_ms
+        passage.prompt, passage.predicted = prompt, counts.predicted_n
         passage.write_ms = 0.0 if passage.stream else counts.predicted_ms
-        passage.cached = self._usage().reused(counts.cached)
+        passage.cached = self._usage().reused(counts.cache_n)
         if not self._known:
             return
-        if counts.prompt != len(ids):  # what the slot holds is not what was thought
+        if prompt != len(ids):  # what the slot holds is not what was thought
             lease.slot.forget()
             passage.miss = Reason(ReasonCode.RENDERS_OTHERWISE)
             return
-        timings = Timings(passage.cached, counts.prompt - passage.cached, 0.0, counts.predicted, counts.predicted_ms)
+        timings = replace(counts, cache_n=passage.cached, prompt_n=prompt - passage.cached, prompt_ms=0.0)
         verdict = (await self.exchange.prove(timings)).verdict
-        little = _is_little(passage.cached, counts.prompt)
+        little = _is_little(passage.cached, prompt)
         passage.source = (Source.COLD if little else verdict.source).value
         passage.miss = verdict.miss_reason or (passage.miss if little else None)
         passage.saved_ms = max(0.0, cost.prefill_ms(passage.cached) - passage.restore_ms)

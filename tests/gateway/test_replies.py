@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from kvchat.engine.speaking.wire import Timings
 from kvchat.gateway.dialects.asked import Form
-from kvchat.gateway.dialects.replies import Counts, Heard, Usage
+from kvchat.gateway.dialects.replies import Heard, Usage
 
 TIMINGS = {"cache_n": 90, "prompt_n": 10, "prompt_ms": 5.0, "predicted_n": 7}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "go", "arguments": '{"where":"東"}'}}
@@ -112,7 +113,7 @@ def test_a_stream_in_any_pieces_is_the_answer_in_one(form: Form) -> None:
             heard.take(data[at : at + size])
         heard.end()
         assert heard.reply == whole.reply
-        assert (heard.counts.prompt, heard.counts.cached, heard.counts.predicted) == (100, 90, 7)
+        assert (heard.counts.cache_n, heard.counts.prompt_n, heard.counts.predicted_n) == (90, 10, 7)
 
 
 @pytest.mark.parametrize("form", STREAMS)
@@ -131,7 +132,7 @@ def test_an_answer_of_another_shape_is_passed_on_and_nothing_is_made_of_it(form:
         heard = Heard(form, streamed)
         heard.take(b"data: " + body + b"\n\n" if streamed else body)
         heard.end()
-        assert heard.counts in (None, Counts(0, 0, 0))
+        assert heard.counts in (None, Timings(0, 0, 0.0, 0, 0.0))
 
 
 USAGE = Usage("heron", read=70, read_ms=100.0)
@@ -170,7 +171,7 @@ def test_what_kvchat_read_for_a_request_is_not_told_as_reused(form: Form, newlin
         assert [line for n, line in enumerate(said) if n != 1] == [line for n, line in enumerate(lines) if n != 1]
         assert json.loads(said[1].removeprefix("data: ")) == ({INNER[form]: told} if form in INNER else told)
         assert heard.counts == whole.counts
-        assert heard.counts.cached == 90, "what the engine counts proves what was loaded"
+        assert heard.counts.cache_n == 90, "what the engine counts proves what was loaded"
 
 
 @pytest.mark.parametrize("form", sorted(STREAMS, key=str))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvchat.engine.speaking.wire import Timings
 from kvchat.gateway.dialects.asked import MUCH, Form
 from kvchat.gateway.dialects.conversion import Json
 
@@ -58,17 +59,6 @@ class Usage:
 MOST_HEARD = 64_000_000  # bytes of an answer; of a longer one nothing is kept
 
 
-@dataclass(frozen=True)
-class Counts:
-    """The engine's counts of a request. Tokens; ms where it said so."""
-
-    prompt: int
-    cached: int
-    predicted: int
-    prompt_ms: float | None = None
-    predicted_ms: float = 0.0
-
-
 @dataclass
 class Heard:
     """Reads one answer: `take` its bytes as they arrive, then `end`. Both return the bytes for the client."""
@@ -76,7 +66,7 @@ class Heard:
     form: Form
     stream: bool
     usage: Usage = field(default_factory=Usage)
-    counts: Counts | None = None
+    counts: Timings | None = None  # the engine's; of times that it does not tell 0
     whole: bool = False  # the answer came to its end; bytes that say so may follow
     events: int = 0  # of a stream so far: about a token each
     _size: int = 0
@@ -210,22 +200,21 @@ class Heard:
     def _count(self, event: Json) -> None:
         inner = event.get("message") or event.get("response")
         usage = event.get("usage") or (inner.get("usage") if isinstance(inner, dict) else None) or {}
-        before = self.counts or Counts(0, 0, 0)
         if isinstance(timings := event.get("timings"), dict) and "prompt_n" in timings:
-            cached = int(timings.get("cache_n") or 0)
-            prompt = cached + int(timings["prompt_n"] or 0)
-            predicted = int(timings.get("predicted_n") or 0)
-            took = (float(timings.get(name) or 0.0) for name in ("prompt_ms", "predicted_ms"))
-            self.counts = Counts(prompt, cached, predicted, *took)
+            cached, read, predicted = (int(timings.get(name) or 0) for name in ("cache_n", "prompt_n", "predicted_n"))
+            read_ms, write_ms = (float(timings.get(name) or 0.0) for name in ("prompt_ms", "predicted_ms"))
+            self.counts = Timings(cached, read, read_ms, predicted, write_ms)
         elif "cache_read_input_tokens" in usage:  # Anthropic's: what was cached is not among the input
-            cached = int(usage["cache_read_input_tokens"] or 0)
-            prompt = cached + int(usage.get("input_tokens") or 0)
-            self.counts = Counts(prompt, cached, int(usage.get("output_tokens") or 0))
+            names = ("cache_read_input_tokens", "input_tokens", "output_tokens")
+            cached, read, predicted = (int(usage.get(name) or 0) for name in names)
+            self.counts = Timings(cached, read, 0.0, predicted, 0.0)
         elif "input_tokens_details" in usage:
             cached = int((usage["input_tokens_details"] or {}).get("cached_tokens") or 0)
-            self.counts = Counts(int(usage.get("input_tokens") or 0), cached, int(usage.get("output_tokens") or 0))
+            prompt, predicted = (int(usage.get(name) or 0) for name in ("input_tokens", "output_tokens"))
+            self.counts = Timings(cached, prompt - cached, 0.0, predicted, 0.0)
         elif self.form is Form.MESSAGES and "output_tokens" in usage:
-            self.counts = Counts(before.prompt, before.cached, int(usage["output_tokens"] or 0))
+            before = self.counts or Timings(0, 0, 0.0, 0, 0.0)
+            self.counts = replace(before, predicted_n=int(usage["output_tokens"] or 0))
 
 
 def _finished(block: Json) -> Json:
