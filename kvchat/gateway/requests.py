@@ -31,7 +31,7 @@ MOST_NAME = 200  # characters of a model's name that are remembered: clients may
 UNTOLD = (None, Reason(ReasonCode.NOTHING_ALIKE), Reason(ReasonCode.GOES_ON_OTHERWISE))
 LEAST_READ, ABOUT = 64, 64  # tokens: fewer that are read are not worth a word; what is found ends about there
 ALL_PROGRAMS = "all programs"  # whose memory it is where programs share it; none is called so, for it has a space
-_NOT_TOLD = ("_began", "chat", "reply", "whole", "unheard", "parting", "changes", "keyed", "kept_with")
+_NOT_TOLD = ("_began", "whole", "unheard", "parting", "changes", "keyed", "kept_with")
 
 
 class Stage(Enum):
