@@ -130,7 +130,9 @@ class _Loop(qasync.QEventLoop):  # type: ignore[misc]  # it has no types
             if not self.display_gone:
                 self.display_gone = True
                 qInstallMessageHandler(lambda *_: None)  # Qt says it again in each round
-                sys.stderr.write(_("The display is gone; kvchat saves your chats and ends.") + "\n")
+                sys.stderr.write(
+                    _("The connection to the display was lost; kvchat is saving your chats and quitting.") + "\n"
+                )
                 for seconds in (0.0, _PATIENCE_S):  # told a second time it waits for no save and no button
                     self.call_later(seconds, signal.raise_signal, signal.SIGTERM)
 

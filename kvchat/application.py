@@ -42,7 +42,7 @@ async def opened(paths: Paths, settings: Settings, release: Callable[[], Awaitab
     try:
         return await open_runtime(paths, settings)
     except ChatsDamaged as error:
-        words = _("Repairing keeps all that can be read, with what the newest automatic backup has.")
+        words = _("The repair recovers all readable messages and adds those from the newest automatic backup.")
         await release()
         if not await ask(error.title, sentences(words, _("The damaged file is set aside.")), error.detail, _("Repair")):
             return None
@@ -98,7 +98,7 @@ class Application:
     def _hear(self, event: Event) -> None:
         if isinstance(event, SettingsChanged) and self._runtime.settings.language != self._chosen:
             self._chosen = self._runtime.settings.language
-            words = _("kvchat changes its language when it restarts")
+            words = _("The new language takes effect after a restart")
             settings = self._window.findChild(SettingsWindow)
             above = settings if settings is not None and settings.isVisible() else self._window
             above.notices.offer(words, _("Restart kvchat"), self._restart, stays=True)

@@ -271,7 +271,9 @@ class Runtime:
 
     async def _come_to_rest(self, idle: Awaitable[None]) -> None:
         if not await self.chat.slots.finishing.rested(idle, SAVE_PATIENCE_S):
-            self._notify(_("The engine does not answer"), _("It is stopped; what it was saving is not kept."))
+            self._notify(
+                _("The engine is not responding"), _("kvchat stopped the engine. Chat memory being saved was lost.")
+            )
 
     def _why_not_read(self) -> Reason | None:
         """Return why nothing may be read ahead, or None."""

@@ -122,17 +122,17 @@ class Settings:
 
     theme: str = _choice(
         "system",
-        (("system", N_("Like the system")), ("light", N_("Light")), ("dark", N_("Dark"))),
+        (("system", N_("System default")), ("light", N_("Light")), ("dark", N_("Dark"))),
         "general",
         N_("Theme"),
-        N_("Light or dark, or whatever your desktop uses right now."),
+        N_("Light, dark, or the theme of your desktop."),
     )
     language: str = _choice(
         SYSTEM,
-        ((SYSTEM, N_("Like the system")), *LANGUAGES.items()),
+        ((SYSTEM, N_("System default")), *LANGUAGES.items()),
         "general",
         N_("Language"),
-        N_("Of kvchat’s own words, when it starts the next time. In a chat, write as you like."),
+        N_("Language of the kvchat interface. Changes take effect when kvchat restarts."),
     )
     zoom: int = _number(
         100,
@@ -140,7 +140,7 @@ class Settings:
         250,
         "general",
         N_("Text size"),
-        N_("Of all text. Ctrl++ and Ctrl+− change it in the main window, Ctrl+0 sets it back."),
+        N_("In the main window, Ctrl++ and Ctrl+− change the text size, and Ctrl+0 resets it."),
         unit="%",
         choices=tuple((percent, f"{percent} %") for percent in ZOOMS),
     )
@@ -149,51 +149,52 @@ class Settings:
         _switch,
         "general",
         NUMBERS,
-        N_("How long each reply took and where its chat came from, below it and in the line at the bottom."),
+        N_("Show how long each reply took and how the chat was loaded, below the reply and in the status bar."),
     )
     model_titles: bool = _setting(
         True,
         _switch,
         "general",
-        N_("Let the model name chats"),
-        N_("In the language of the chat, when it has nothing else to do. A name you gave stays."),
+        N_("Automatic chat titles"),
+        N_("When idle, the model generates a title in the language of the chat. Titles you set yourself stay."),
     )
     read_ahead: str = _choice(
         "auto",
-        (("auto", N_("Automatically")), ("always", N_("Always")), ("never", N_("Never"))),
+        (("auto", N_("Automatic")), ("always", N_("Always")), ("never", N_("Never"))),
         "general",
-        N_("Read before you send"),
+        N_("Process ahead"),
         N_(
-            "While you look at a chat or write, the engine reads what it will need, and then answers at once. "
-            "Automatically: not on battery, and not with a server of your own. Of a draft nothing is kept."
+            "While you view a chat or type, the engine processes the prompt in advance, so replies "
+            "start sooner. Automatic turns this off on battery and with an external llama-server. "
+            "Drafts are never saved."
         ),
     )
     quick_key: bool = _setting(
         False,
         _switch,
         "general",
-        N_("Ask from anywhere"),
+        N_("Quick question shortcut"),
         N_(
-            "{key} opens a small window to ask something in, whatever you are at. On Wayland your desktop asks "
-            "which key it shall be."
+            "{key} opens the Quick question window from any app. On Wayland, your desktop asks you "
+            "to choose the shortcut."
         ),
     )
     engine_start: str = _choice(
         "app",
-        (("app", N_("With kvchat")), ("message", N_("With the first message"))),
+        (("app", N_("When kvchat starts")), ("message", N_("On the first message"))),
         "general",
-        N_("Start the engine"),
-        N_("With the first message saves memory until you need it; that message waits until the model is loaded."),
+        N_("Engine start"),
+        N_("Starting on the first message saves memory until then, but that message waits for the model to load."),
     )
     idle_minutes: int | None = _number(
         None,
         1,
         7 * 24 * 60,
         "general",
-        N_("Stop the engine when idle"),
+        N_("Unload when idle"),
         N_(
-            "After so long without a message the model’s memory is freed. The next message brings it back, and "
-            "your chats come back from disk."
+            "After this long without a message, kvchat unloads the model. The next message loads it "
+            "again, and your chats are restored from disk."
         ),
         unit="minutes",
         empty=N_("never"),
@@ -203,8 +204,8 @@ class Settings:
         False,
         _switch,
         "general",
-        N_("Tell me of a newer kvchat"),
-        N_("Asks GitHub once a day, and shows where it is. Nothing is fetched or installed."),
+        N_("Check for updates"),
+        N_("Once a day, kvchat checks GitHub for a new version and shows a link. It downloads and installs nothing."),
     )
 
     model_path: str | None = _setting(None, _path)
@@ -214,37 +215,38 @@ class Settings:
         LEAST_CONTEXT,
         MOST_CONTEXT,
         "model",
-        N_("Context size"),
-        N_("How much of a chat the model has in view at once. More takes more memory."),
+        N_("Context length"),
+        N_("How much of a chat the model can use at once. A longer context uses more memory."),
         unit="tokens",
-        empty=N_("kvchat decides"),
-        reset=N_("Let kvchat decide"),
+        empty=N_("Automatic"),
+        reset=N_("Reset to automatic"),
     )
     slots: int = _number(
         0,
         0,
         8,
         "model",
-        N_("Chats side by side"),
+        N_("Parallel chats"),
         N_(
-            "So many of the chats used last stay in the model’s view at once: going back to one of them takes no time, "
-            "and as many can be answered at a time. They share the context size, and each slows the others a little."
+            "Number of recent chats kept loaded. You can return to them instantly, and they can "
+            "generate replies at the same time. They share the context length and slow each other "
+            "down slightly."
         ),
-        choices=((0, N_("kvchat decides")), (1, N_("One")), (2, N_("Two")), (4, N_("Four"))),
+        choices=((0, N_("Automatic")), (1, N_("One")), (2, N_("Two")), (4, N_("Four"))),
     )
     kv_type: str = _setting(
         "f16",
         _one_of(KV_TYPE_NAMES),
         "model",
-        N_("Precision of the memory of chats"),
+        N_("KV cache precision"),
         N_(
-            "With less precision longer chats fit, and replies may suffer a little. What was kept with another "
-            "precision cannot be used until you change it back. In the field’s terms: the type of the KV cache."
+            "Lower precision fits longer chats in memory but may slightly reduce reply quality. Chat "
+            "memory saved with another precision cannot be used until you change it back."
         ),
         choices=(
             ("f16", N_("Exact (f16)")),
             ("q8_0", N_("Half the memory (q8_0)")),
-            ("q4_0", N_("A quarter (q4_0)")),
+            ("q4_0", N_("A quarter of the memory (q4_0)")),
         ),
     )
     temperature: float | None = _setting(None, _temperature)  # None: the engine's default
@@ -256,10 +258,11 @@ class Settings:
         None,
         _text,
         "engine",
-        N_("Use a llama-server that you run yourself"),
+        N_("External llama-server"),
         N_(
-            "kvchat then starts no engine of its own, and never stops yours. Chats are remembered only if the server "
-            "runs on this computer and was started with --slot-save-path."
+            "kvchat uses the llama-server at this address and does not start or stop an engine. Chat "
+            "memory works only if the server runs on this computer and was started with "
+            "--slot-save-path."
         ),
         example="http://127.0.0.1:8080",
     )
@@ -267,10 +270,10 @@ class Settings:
         "",
         _text,
         "engine",
-        N_("Share the work with other computers"),
+        N_("RPC servers"),
         N_(
-            "For models larger than one computer: the name and port of each rpc-server, parted by commas. What travels "
-            "between them is not encrypted."
+            "Distribute a large model across several computers. Enter the host and port of each "
+            "rpc-server, separated by commas. The traffic is not encrypted."
         ),
         example="den:50052, attic:50052",
     )
@@ -279,7 +282,7 @@ class Settings:
         _text,
         "engine",
         N_("Extra arguments"),
-        N_("For llama-server, as on its command line. Those that kvchat needs itself are refused."),
+        N_("Command-line arguments for llama-server. Arguments that kvchat sets itself are not allowed."),
         example="--threads 8",
     )
 
@@ -288,19 +291,19 @@ class Settings:
         100 * MB,
         MOST_BYTES,
         "storage",
-        N_("Limit"),
+        N_("Storage limit"),
         unit="bytes",
-        empty=N_("kvchat decides"),
-        reset=N_("Let kvchat decide"),
+        empty=N_("Automatic"),
+        reset=N_("Reset to automatic"),
     )
-    free_floor_bytes: int = _number(2 * GB, 0, MOST_BYTES, "storage", N_("Keep free"), unit="bytes")
+    free_floor_bytes: int = _number(2 * GB, 0, MOST_BYTES, "storage", N_("Minimum free space"), unit="bytes")
     max_age_days: int | None = _number(  # None: kept until the quota is full
         None,
         1,
         3650,
         "storage",
         N_("Maximum age"),
-        N_("What was not used for so long is deleted. Messages always stay."),
+        N_("kvchat deletes chat memory that was not used for this long. Messages are never deleted."),
         unit="days",
         empty=N_("no limit"),
         reset=N_("No limit"),
@@ -310,10 +313,10 @@ class Settings:
         0,
         3650,
         "storage",
-        N_("Keep what was deleted"),
+        N_("Keep deleted items"),
         N_(
-            "For so long a deleted chat or message can be had back; then it goes for good, from the search and the "
-            "memory of chats as well. With 0 it goes in a moment."
+            "You can restore deleted chats and messages for this long. Then kvchat deletes them "
+            "permanently, including from search and chat memory. 0 deletes immediately."
         ),
         unit="days",
     )
@@ -322,34 +325,34 @@ class Settings:
         False,
         _switch,
         "programs",
-        N_("Let other programs in"),
+        N_("Enable API server"),
         N_(
-            "Editors and agents on this computer can ask the model too. What they ask is remembered as your chats are, "
-            "so that they answer at once, after a restart as well."
+            "Editors and agents on this computer can use the model. Their prompts are saved like "
+            "your chats, so replies start quickly, even after a restart."
         ),
     )
     door_any_model: bool = _setting(
         True,
         _switch,
         "programs",
-        N_("Answer to any model’s name"),
+        N_("Accept any model name"),
         N_(
-            "Programs that insist on a name such as gpt-4o get the model in use. Off: they are told which models "
-            "there are."
+            "Requests for an unknown model, such as gpt-4o, use the current model. When off, they "
+            "fail with a list of the available models."
         ),
     )
     door_share: bool = _setting(
         False,
         _switch,
         "programs",
-        N_("Share memory between programs"),
+        N_("Share chat memory between apps"),
         N_(
-            "Programs reuse what others asked, so that less is read again. Each can then find out what the others "
-            "asked."
+            "Apps reuse the saved prompts of other apps, so less is reprocessed. Each app can then "
+            "find out what the others sent."
         ),
     )
     door_port: int = _number(
-        8737, 1, 65_535, "programs", N_("Port"), N_("Another one, where that is taken by something else.")
+        8737, 1, 65_535, "programs", N_("Port"), N_("Change it if another program uses this port.")
     )
     door_host: str = _setting("127.0.0.1", _text)  # any address but this computer's own needs a key
     door_origins: str = _setting("", _text)  # web pages that may use it, parted by commas
@@ -371,7 +374,7 @@ class SettingsNotSaved(KvchatError):
         super().__init__(
             _("The settings could not be saved"),
             f"{path}: {error.strerror}.",
-            _("They hold until kvchat is quit. Check that the disk has room and that you may write there."),
+            _("They apply until you quit kvchat. Check the permissions of the folder and that the disk is not full."),
         )
 
 

@@ -63,7 +63,7 @@ def chats_in_words(quota: int, chat_bytes: int) -> str:
         return ""
     chats, tokens = quota // chat_bytes, tokens_short(LONG_CHAT)
     if chats < 1:
-        none = N_("holds no chat of {tokens} tokens with this model: one takes {size}")
+        none = N_("cannot hold a chat of {tokens} tokens with this model, which takes {size}")
         return _(none, tokens=tokens, size=size_in_words(chat_bytes))
     count = several(chats, "{count} chat", "{count} chats")
     return _("holds about {chats} of {tokens} tokens with this model", chats=count, tokens=tokens)
@@ -91,7 +91,7 @@ def open_store_or_none(paths: Paths, settings: Settings) -> SavePointStore:
     except KvchatError as error:
         return NoStore(error)
     except OSError as error:
-        return NoStore(KvchatError(_("The folder for save points cannot be used."), f"{paths.save_points}: {error}."))
+        return NoStore(KvchatError(_("The chat memory folder cannot be used."), f"{paths.save_points}: {error}."))
 
 
 def store_problem(paths: Paths) -> str:

@@ -88,7 +88,7 @@ def test_the_window_says_so_in_a_box(tmp_path: Path) -> None:
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
-    assert ended.stdout.startswith("A folder that kvchat needs cannot be made")
+    assert ended.stdout.startswith("A required folder could not be created")
     assert str(tmp_path / "file") in ended.stdout
     assert ended.stdout.rstrip().endswith("True")
 

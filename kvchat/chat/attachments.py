@@ -49,15 +49,18 @@ def is_picture(data: bytes) -> bool:
 
 def picture_of(name: str, data: bytes) -> Attachment:
     if kind_of(data) is None:
-        what, advice = _("Models are shown PNG, JPEG, GIF and BMP."), _("Save the picture as PNG, and attach that.")
+        what, advice = (
+            _("Supported image formats are PNG, JPEG, GIF and BMP."),
+            _("Convert the image to PNG, then attach it."),
+        )
         raise CannotAttach(name, what, advice)
     width, height = pixels(data)
     if not width * height:
-        raise CannotAttach(name, _("It is damaged."), _("Save it anew, and attach that."))
-    advice = _("Make it smaller, and attach that.")
+        raise CannotAttach(name, _("It is damaged."), _("Save it again with another app, then attach it."))
+    advice = _("Attach a smaller version.")
     if len(data) > MOST_PICTURE_BYTES:
         count, most = size_in_words(len(data)), size_in_words(MOST_PICTURE_BYTES)
-        raise CannotAttach(name, _("It has {count}; {most_bytes} is the most.", count=count, most_bytes=most), advice)
+        raise CannotAttach(name, _("It is {count}; the limit is {most_bytes}.", count=count, most_bytes=most), advice)
     if not 0 < width * height <= MOST_PIXELS:
         what = _("It has {width} × {height} pixels.", width=number(width), height=number(height))
         raise CannotAttach(name, what, advice)
@@ -74,11 +77,11 @@ def read_bytes(path: Path) -> bytes:
     try:
         return read_plain(path, MOST_BYTES)
     except OSError as error:
-        advice = _("Check that you may read it.")
+        advice = _("Check the permissions of the file.")
         if isinstance(error, NotAFile):
-            advice = _("Attach files one by one, or several at once.")
+            advice = _("Attach one or more files instead.")
         elif isinstance(error, TooLarge):
-            advice = _("Attach the part that matters.")
+            advice = _("Attach only the relevant part.")
         raise CannotAttach(path.name, f"{error.strerror or error}.", advice) from error
 
 
@@ -86,7 +89,9 @@ def document_of_file(name: str, data: bytes) -> Attachment:
     if data[:1024].lstrip().startswith(b"%PDF-"):
         return _attachment(name, data, _pdf_text(name, data))
     if Path(name).suffix.lower() in _OFFICE:
-        raise CannotAttach(name, _("kvchat reads text and PDF."), _("Save it as PDF or as text, and attach that."))
+        raise CannotAttach(
+            name, _("kvchat supports text and PDF files."), _("Save it as a PDF or text file, then attach that file.")
+        )
     return _attachment(name, data, _decoded(name, data))
 
 
@@ -97,7 +102,7 @@ def document_of_text(name: str, text: str) -> Attachment:
 def _attachment(name: str, data: bytes, text: str) -> Attachment:
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").encode("utf-8", "replace").decode()
     if not text.strip():
-        raise CannotAttach(name, _("There is no text in it."), _("Attach a file with text."))
+        raise CannotAttach(name, _("It contains no text."), _("Attach a file that contains text."))
     return Attachment(name, len(data), blake3(data).hexdigest(), text)
 
 
@@ -115,7 +120,7 @@ def _decoded(name: str, data: bytes) -> str:
             best = from_bytes(data).best()
             if best is not None:
                 return str(best)
-    what, advice = _("It holds no text that kvchat can read."), _("Attach text, code, Markdown, CSV or a PDF.")
+    what, advice = _("It contains no text that kvchat can read."), _("Attach a text, code, Markdown, CSV or PDF file.")
     raise CannotAttach(name, what, advice)
 
 
@@ -127,18 +132,18 @@ def _pdf_text(name: str, data: bytes) -> str:
     try:
         reader = PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
-            what, advice = _("It is protected by a password."), _("Save it without the password, and attach that.")
+            what, advice = _("It is password-protected."), _("Save it without a password, then attach it.")
             raise CannotAttach(name, what, advice)
         for page in reader.pages:
             if time.monotonic() > deadline:
-                raise CannotAttach(name, _("Its text takes too long to find."), _("Attach fewer of its pages."))
+                raise CannotAttach(name, _("Extracting its text takes too long."), _("Attach fewer pages."))
             pages.append(page.extract_text().strip())
     except KvchatError:
         raise
     except Exception as error:  # a damaged PDF can break the reader in any way
-        what = _("The PDF is damaged or unusual ({name}).", name=type(error).__name__)
-        raise CannotAttach(name, what, _("Save it anew from another program, or attach its text.")) from error
+        what = _("The PDF is damaged or not supported ({name}).", name=type(error).__name__)
+        raise CannotAttach(name, what, _("Save it again with another app, or attach its text.")) from error
     if not any(pages):
-        advice = _("Run text recognition (OCR) over it first.")
-        raise CannotAttach(name, _("Its pages are pictures: there is no text in it."), advice)
+        advice = _("Run text recognition (OCR) on it first.")
+        raise CannotAttach(name, _("Its pages are images without text."), advice)
     return "\n\n".join(pages)

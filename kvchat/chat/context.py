@@ -48,9 +48,9 @@ class NothingToDrop(KvchatError):
 
     def __init__(self) -> None:
         super().__init__(
-            _("There is no middle to leave out"),
-            _("The beginning and the last message take the whole context already."),
-            _("Choose a larger context size, or send less at once."),
+            _("There are no older messages to drop or summarize"),
+            _("The beginning and the last message already fill the context."),
+            _("Choose a larger context length in the settings, or send a shorter message."),
         )
 
 
@@ -58,13 +58,13 @@ class DocumentsTooLong(KvchatError):
     """The attached files do not fit beside the conversation."""
 
     def __init__(self, names: Sequence[str], use: ContextUse) -> None:
-        title = _("“{name}” does not fit the model's context", name=names[0])
+        title = _("“{name}” does not fit in the model's context", name=names[0])
         if len(names) > 1:
-            title = _("The {count} attached files do not fit the model's context", count=len(names))
+            title = _("The {count} attached files do not fit in the model's context", count=len(names))
         waiting, limit = number(use.waiting), number(use.limit)
-        there = _("This message has {waiting} tokens and the context holds {limit}.", waiting=waiting, limit=limit)
-        taken = _("{used} are used by the chat already.", used=number(use.used)) if use.used else ""
-        advice = _("Attach the part that matters, or choose a larger context size in the settings.")
+        there = _("This message has {waiting} tokens; the context length is {limit}.", waiting=waiting, limit=limit)
+        taken = _("The chat already uses {used}.", used=number(use.used)) if use.used else ""
+        advice = _("Attach only the relevant part, or choose a larger context length in the settings.")
         super().__init__(title, sentences(there, taken), advice)
 
 
@@ -138,7 +138,9 @@ class StillAnswering(KvchatError):
     """A conversation answers one message at a time."""
 
     def __init__(self) -> None:
-        super().__init__(_("The last message is still being answered"), "", _("Wait for the reply, or stop it."))
+        super().__init__(
+            _("The reply to the last message is still being generated"), "", _("Wait for the reply, or stop it.")
+        )
 
 
 _Count = tuple[int, bool]  # tokens of a text; True if they were counted to its end
@@ -216,8 +218,8 @@ class ContextService:
             if host < LEAST_PART:
                 raise KvchatError(
                     _("No part of “{name}” fits", name=whole.name),
-                    _("The chat takes nearly the whole context already."),
-                    _("Keep only the newest part of the chat, choose a larger context, or begin a new chat."),
+                    _("The chat already fills nearly the whole context."),
+                    _("Drop older messages, choose a larger context length, or start a new chat."),
                 )
             beginning = part.text[: min(int(len(part.text) * host / tokens), len(part.text) - 1)]
             line = beginning.rfind("\n")
@@ -264,7 +266,9 @@ class ContextService:
             async with exchange.losses_explained():
                 await exchange.answer(request, lambda chunk: said.append(chunk.text))
             if not (summary := "".join(said).strip()):
-                raise KvchatError(_("The model wrote no summary"), "", _("Try again, or leave the middle out instead."))
+                raise KvchatError(
+                    _("The model did not write a summary"), "", _("Try again, or drop older messages instead.")
+                )
             both = (Role.USER, SUMMARY_REQUEST), (Role.ASSISTANT, summary)
             await self._branch_off(split, [new_message(conversation_id, *said) for said in both])
             return len(split.middle)

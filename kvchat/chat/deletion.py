@@ -79,8 +79,10 @@ class PermanentDeletion:
             yield
         except KvchatError as error:
             if not self._told:
-                words = _("{title}. {detail} It is tried again.", title=error.title.rstrip("."), detail=error.detail)
-                self._parts.events.publish(Notice(_("What was deleted is not all gone yet"), words))
+                words = _(
+                    "{title}. {detail} kvchat will try again.", title=error.title.rstrip("."), detail=error.detail
+                )
+                self._parts.events.publish(Notice(_("Some deleted data has not been erased yet"), words))
             self._told = True
             self.close()
             loop = asyncio.get_running_loop()

@@ -51,9 +51,9 @@ class FormatRefused(KvchatError):
 
     def __init__(self, said: str) -> None:
         super().__init__(
-            _("The engine cannot follow this chat's output format"),
-            _("It says: {said}.", said=said),
-            _("Your message is kept. Correct the grammar or schema in the chat's settings (⋯), then try again."),
+            _("The engine does not support this chat's output format"),
+            _("The engine reported: {said}.", said=said),
+            _("Your message is saved. Correct the grammar or schema in the chat settings (⋯), then try again."),
         )
 
 
@@ -71,7 +71,7 @@ class Range:
             return _("{words} must be a whole number.", words=_(self.words))
         if not math.isfinite(value) or not self.least <= value <= self.most:
             least, most = _figure(self.least), _figure(self.most)
-            return _("{words} must be from {least} to {most}.", words=_(self.words), least=least, most=most)
+            return _("{words} must be between {least} and {most}.", words=_(self.words), least=least, most=most)
         return ""
 
 
@@ -89,7 +89,7 @@ RANGES: dict[str, Range] = {
     "presence_penalty": Range(N_("Presence penalty"), -2, 2),
     "frequency_penalty": Range(N_("Frequency penalty"), -2, 2),
     "seed": Range(N_("Seed"), -1, 2**32 - 1, whole=True),  # llama.cpp's uint32_t; -1 is a random one
-    "max_tokens": Range(N_("Longest reply"), 1, 2**24, whole=True),
+    "max_tokens": Range(N_("Max tokens"), 1, 2**24, whole=True),
 }
 MOST_STOPS = 16  # words that end a reply
 
@@ -101,27 +101,33 @@ def check(options: ChatOptions) -> None:
         if value is not None and (why := bounds.why_not(value)):
             raise BadOptions(why.removesuffix("."), "", _("Change the number, or leave the field empty."))
     if len(sampling.stop or ()) > MOST_STOPS or not all(sampling.stop or ()):
-        title = _("There can be at most {most_stops} stop words, none of them empty", most_stops=MOST_STOPS)
-        raise BadOptions(title, "", _("Take some away."))
+        title = _("Use at most {most_stops} stop words, none of them empty", most_stops=MOST_STOPS)
+        raise BadOptions(title, "", _("Remove extra or empty stop words."))
     check_format(sampling)
 
 
 def check_format(sampling: Sampling) -> None:
     """Raise BadOptions for a schema that is not JSON and a grammar without a root. The engine knows the rest."""
     if sampling.json_schema and sampling.grammar:
-        raise BadOptions(_("A reply can follow a JSON schema or a grammar, not both"), "", _("Take one of them away."))
+        raise BadOptions(_("A JSON schema and a grammar cannot be used together"), "", _("Remove one of them."))
     text = (sampling.json_schema or "") + (sampling.grammar or "")
     if len(text) > MOST_GRAMMAR or levels(text) > MOST_LEVELS:
-        raise BadOptions(_("This output format is too long or too deeply nested"), "", _("Use a shorter one."))
+        raise BadOptions(
+            _("This output format is too long or too deeply nested"),
+            "",
+            _("Use a shorter or simpler schema or grammar."),
+        )
     if sampling.json_schema:
         try:
             schema = json.loads(sampling.json_schema)
         except (ValueError, RecursionError) as error:
-            raise BadOptions(_("The JSON schema is not JSON"), f"{error}.", _("Correct it and try again.")) from None
+            raise BadOptions(
+                _("The JSON schema is not valid JSON"), f"{error}.", _("Correct it and try again.")
+            ) from None
         if not isinstance(schema, dict):
-            raise BadOptions(_("The JSON schema is not an object"), "", _("It must begin with { and end with }."))
+            raise BadOptions(_("The JSON schema is not a JSON object"), "", _("It must begin with { and end with }."))
     if sampling.grammar and "root" not in sampling.grammar:
-        advice = _("Every GBNF grammar begins with one: root ::= …")
+        advice = _("Every GBNF grammar needs one: root ::= …")
         raise BadOptions(_("The grammar has no rule named root"), "", advice)
 
 
@@ -195,7 +201,7 @@ def store_preset(database: Database, preset: Preset) -> Preset:
     )
     with database.transaction() as db:
         if db.execute("SELECT 1 FROM presets WHERE name = ? AND id != ?", (kept.name, kept.id)).fetchone():
-            title = _("There is a preset named “{name}” already", name=kept.name)
+            title = _("A preset named “{name}” already exists", name=kept.name)
             raise BadOptions(title, "", _("Choose another name."))
         if kept.is_default:
             db.execute("UPDATE presets SET is_default = 0")

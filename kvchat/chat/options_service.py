@@ -39,9 +39,9 @@ class OptionsService:
         before = (await self.answer_settings(conversation_id)).options.template
         if options.template != before and await self.begun(conversation_id):
             raise BadOptions(
-                _("This chat has begun with other options of its model"),
-                _("They stand at the beginning of everything the model has read here."),
-                _("Begin a new chat to use others."),
+                _("The model options of a chat cannot be changed after its first message"),
+                _("They are part of the beginning of the prompt."),
+                _("Start a new chat to use other options."),
             )
         await self._parts.in_database(store_options, conversation_id, options)
 
@@ -91,7 +91,7 @@ class OptionsService:
         except EngineRefused as refusal:
             said = refusal.message.rpartition("JSON schema error at ")[2]
             advice = _("Correct it and try again.")
-            raise BadOptions(_("The engine cannot follow this JSON schema"), said, advice) from None
+            raise BadOptions(_("The engine does not support this JSON schema"), said, advice) from None
 
     async def presets(self) -> list[Preset]:
         return await self._parts.in_database(presets)

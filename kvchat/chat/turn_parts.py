@@ -148,4 +148,4 @@ class TurnParts:
         if report.save_points:
             self.events.publish(Absorbed(report.save_points, report.bytes_written))
         for reason in report.refused:
-            self.events.publish(Notice(_("The memory of a chat was not kept"), reason.in_a_sentence))
+            self.events.publish(Notice(_("The memory of a chat was not saved"), reason.in_a_sentence))

@@ -44,10 +44,10 @@ TOLD_OF_RECEIPT = (
     *("ttft_ms", "restore_ms", "prefill_ms", "prompt_tokens", "cached_tokens", "predicted_tokens"),
     "source",
 )
-WAITING = N_("Another reply is being written; waiting…")
+WAITING = N_("Another reply is being generated; waiting…")
 SAID_AFTER_S = 1.0  # so long a save goes on without a word
 PROMPT = "> "
-_ENDS = N_("Ctrl+C stops a reply, Ctrl+D ends.")
+_ENDS = N_("Press Ctrl+C to stop a reply, Ctrl+D to quit.")
 
 
 class NoModelForCommand(KvchatError):
@@ -57,14 +57,14 @@ class NoModelForCommand(KvchatError):
         super().__init__(
             _("No model is chosen yet"),
             "",
-            _("Give one with --model PATH, or add --starter to fetch the small starter model (98 MB)."),
+            _("Specify one with --model PATH, or add --starter to download the small starter model (98 MB)."),
         )
 
 
 async def opened_runtime(commands: Commands, options: EngineOptions) -> Runtime:
     if commands.is_open and options.engine:
-        advice = _("Leave --engine out, choose the engine in its settings, or quit it first.")
-        raise KvchatError(_("kvchat is running with its own engine"), "", advice)
+        advice = _("Omit --engine, choose the engine in the kvchat settings, or quit kvchat first.")
+        raise KvchatError(_("kvchat is already running with another engine"), "", advice)
     return await commands.runtime(await _chosen_settings(commands, options))
 
 
@@ -74,7 +74,7 @@ async def _chosen_settings(commands: Commands, options: EngineOptions) -> Settin
         return settings
     terminal, starter = current_terminal.get(), options.starter
     if not starter and terminal and terminal.asks:
-        prompt = _("No model is chosen yet. Fetch the small starter model, 98 MB? [Y/n]") + " "
+        prompt = _("No model is chosen yet. Download the small starter model (98 MB)? [Y/n]") + " "
         answer = await terminal.read_line(prompt)
         starter = answer is not None and answer.strip().lower() in ("", "y", "yes")
     if not starter:
@@ -103,11 +103,11 @@ async def serve(options: ServeOptions, commands: Commands) -> int:
     from kvchat.gateway.keys import read_key_file
 
     if not commands.is_own:
-        sentence = N_("{name} (process {pid}) has the engine; the model is not loaded a second time.")
+        sentence = N_("The engine belongs to {name} (process {pid}), and the model is not loaded twice.")
         raise KvchatError(
-            _("kvchat is running"),
+            _("kvchat is already running"),
             _(sentence, name=commands.name, pid=os.getpid()),
-            _("Switch the API server on in its settings, or quit it first."),
+            _("Enable the API server in the kvchat settings, or quit kvchat first."),
         )
     commands.lasts = True
     keys = await asyncio.to_thread(read_key_file, options.key_file) if options.key_file else None
@@ -174,7 +174,7 @@ class _Printer:
             case WaitingForChat():
                 remark(_(WAITING))
             case MakingRoom(done=False):
-                remark(_("making room for a longer chat..."))
+                remark(_("increasing the context length..."))
             case RestoreFailed(reason=reason):
                 remark(_("the save point was not used: {reason}", reason=reason.words))
             case Saved(bytes=size, ms=ms) if self.tells_saves:
@@ -261,8 +261,12 @@ async def _begun_on(runtime: Runtime, name: str) -> NewChat:
     (standing,) = await library.standings(await runtime.engine.states_now(), usage, only=prepared)
     if why := standing.why_not:
         told, time = calm(name), roughly(standing.time) if standing.time else ""
-        words = _("“{name}” is read first: {why}", name=told, why=why)
-        remark(_("“{name}” is read first in {time}: {why}", name=told, time=time, why=why) if time else words)
+        words = _("“{name}” must be processed first: {why}", name=told, why=why)
+        remark(
+            _("“{name}” must be processed first, which takes {time}: {why}", name=told, time=time, why=why)
+            if time
+            else words
+        )
     return library.new_chat(prepared)
 
 
@@ -311,7 +315,9 @@ async def _kept(runtime: Runtime) -> None:
 def _tell_unfinished(runtime: Runtime) -> bool:
     if (unfinished := runtime.unfinished) is None:
         return False
-    words = _("saving the memory of this chat ({words}); Ctrl+C ends kvchat without it", words=unfinished.words)
+    words = _(
+        "saving the memory of this chat ({words}); press Ctrl+C to quit without saving it", words=unfinished.words
+    )
     remark(words)
     return True
 

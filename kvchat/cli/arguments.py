@@ -37,16 +37,16 @@ from kvchat.transfer.exporting import ExportForm
 from kvchat.words.language import N_, _
 
 _CODES = N_(
-    "Exit codes: 0 done; 1 not done, or nothing found, or a fault found: standard error says which; 2 the command line"
-    " makes no sense; 130 and 143 ended by Ctrl+C or SIGTERM; 141 whoever read the output has left."
+    "Exit codes: 0 success; 1 failure, no results or a problem found (see standard error); 2 invalid "
+    "command line; 130 and 143 ended by Ctrl+C or SIGTERM; 141 output closed by its reader."
 )
-_LISTED = N_("actions (without one, they are listed)")
+_LISTED = N_("actions (default: list)")
 _ACTIONS = {  # titles of the lists of actions
-    "store": N_("actions (without one, the store is shown)"),
+    "store": N_("actions (default: show the store)"),
     "engines": _LISTED,
     "chats": _LISTED,
     "settings": _LISTED,
-    "models": N_("actions (without one, the models on this machine are listed)"),
+    "models": N_("actions (default: list the models on this machine)"),
     "prepared": _LISTED,
 }
 # argparse's own words: it asks a catalogue for them that nobody has here, so it is given kvchat's.
@@ -61,25 +61,25 @@ _ARGPARSE = (
 
 @dataclass(frozen=True)
 class JsonOptions(Options):
-    as_json: bool = flag("--json", N_("print one JSON object instead"))
+    as_json: bool = flag("--json", N_("print a JSON object"))
 
 
 @dataclass(frozen=True)
 class EngineOptions(Options):
     model: Path | None = option(
-        "--model", "PATH", N_("a GGUF file (default: the one in the settings)"), type=named_path
+        "--model", "PATH", N_("GGUF file of the model (default: from the settings)"), type=named_path
     )
     engine: Path | None = option(
-        "--engine", "PATH", N_("a llama-server (default: the one kvchat finds)"), type=named_path
+        "--engine", "PATH", N_("llama-server to use (default: found automatically)"), type=named_path
     )
-    starter: bool = flag("--starter", N_("without a model, fetch the starter model"))
+    starter: bool = flag("--starter", N_("download the starter model if no model is chosen"))
 
 
-@window("quick", words=N_("the small window to ask something in; to be bound to a key of your desktop's"))
-@window("", words=N_("Chat with your own llama-server, and have it remember."))
+@window("quick", words=N_("open the Quick question window; bind this command to a desktop shortcut"))
+@window("", words=N_("Chat with a local llama-server and save the memory of every chat."))
 @dataclass(frozen=True)
 class WindowOptions(Options):
-    starter: bool = flag("--starter", N_("without a model, fetch the starter model (98 MB) unasked"))
+    starter: bool = flag("--starter", N_("download the starter model (98 MB) without asking if no model is chosen"))
     hidden: bool = flag("--hidden", N_("start in the tray, without opening the window"))
 
 
@@ -87,32 +87,38 @@ class WindowOptions(Options):
 @dataclass(frozen=True)
 class OpenOptions(WindowOptions):
     what: tuple[str, ...] = positional(
-        "FILE", N_("without any, the window; before files and links `open` may be left out"), (), nargs="*"
+        "FILE",
+        N_("files or links to open (default: open the window); `open` may be omitted before them"),
+        (),
+        nargs="*",
     )
 
 
-@owner("ask", "answering:ask", N_("ask a question, or have a conversation on the terminal"))
+@owner("ask", "answering:ask", N_("ask a question or chat in the terminal"))
 @dataclass(frozen=True)
 class AskOptions(EngineOptions, JsonOptions):
-    new: bool = flag("--new", N_("begin a new chat"), group="which")
-    chat_id: str | None = option("--chat", "ID", N_("go on with this chat (default: the newest)"), group="which")
-    system: str | None = option("--system", "TEXT", N_("system prompt of a new chat"), group="begins")
+    new: bool = flag("--new", N_("start a new chat"), group="which")
+    chat_id: str | None = option("--chat", "ID", N_("continue this chat (default: the newest)"), group="which")
+    system: str | None = option("--system", "TEXT", N_("system prompt for a new chat"), group="begins")
     on: str | None = option(
-        "--on", "NAME", N_("begin a new chat on documents that were prepared under that name"), group="begins"
+        "--on", "NAME", N_("start a new chat with the prepared documents of this name"), group="begins"
     )
     attach: tuple[Path, ...] = option(
-        "--attach", "FILE", N_("a text, PDF or picture; repeatable"), (), type=Path, action="append"
+        "--attach", "FILE", N_("text, PDF or image file to attach; repeatable"), (), type=Path, action="append"
     )
     max_tokens: int | None = option(
         "--max-tokens", "N", N_("stop the reply after N tokens"), type=setting("max_tokens", int)
     )
     temperature: float | None = option(
-        "--temperature", "T", N_("0 always takes the likeliest token"), type=setting("temperature", float)
+        "--temperature",
+        "T",
+        N_("sampling temperature; 0 always picks the most likely token"),
+        type=setting("temperature", float),
     )
-    seed: int | None = option("--seed", "N", N_("seed of the sampling"), type=setting("seed", int))
+    seed: int | None = option("--seed", "N", N_("sampling seed"), type=setting("seed", int))
     prompt: str | None = positional(
         "PROMPT",
-        N_("the question; - reads standard input; without one, a conversation on the terminal"),
+        N_("question, or - for standard input (default: chat in the terminal)"),
         None,
         nargs="?",
     )
@@ -124,7 +130,9 @@ class AskOptions(EngineOptions, JsonOptions):
         prompt = read_question() if self.prompt is None or self.prompt == "-" else self.prompt
         if not prompt.strip():
             raise NoQuestion(
-                _("There is no question"), _("It is empty."), _("Write it behind the command, or - to read it.")
+                _("No question was given"),
+                _("The text is empty."),
+                _("Type the question after the command, or use - to read it from standard input."),
             )
         return replace(self, prompt=prompt)
 
@@ -132,207 +140,211 @@ class AskOptions(EngineOptions, JsonOptions):
 @owner(
     "serve",
     "answering:serve",
-    N_("let other programs use the engine, with its memory; prints “ready” and the address, and ends with Ctrl+C"),
+    N_("run the API server until Ctrl+C; prints “ready” and the address once it accepts requests"),
 )
 @dataclass(frozen=True)
 class ServeOptions(EngineOptions):
-    host: str | None = option("--host", "ADDRESS", N_("where to listen (default: 127.0.0.1); any other needs a key"))
+    host: str | None = option(
+        "--host", "ADDRESS", N_("address to listen on (default: 127.0.0.1); any other requires an API key")
+    )
     port: int | None = option("--port", "N", "default: 8737", type=setting("door_port", int))
-    slots: int | None = option("--slots", "N", N_("answer up to N requests side by side"), type=setting("slots", int))
+    slots: int | None = option("--slots", "N", N_("process up to N requests in parallel"), type=setting("slots", int))
     key_file: Path | None = option(
         "--key-file",
         "FILE",
-        N_("a file only you may read; a line is a key, or a program's name, a colon and its key"),
+        N_("file readable only by you, with one KEY or APP:KEY per line"),
         type=Path,
     )
 
 
-@owner("prepare", "prepared:prepare", N_("read documents once, for chats to begin on without reading them"))
+@owner("prepare", "prepared:prepare", N_("process documents in advance for new chats"))
 @dataclass(frozen=True)
 class PrepareOptions(EngineOptions):
     paths: Sequence[Path] = positional(
-        "PATH", N_("files or folders; none: read again what is so called"), (), type=named_path, nargs="*"
+        "PATH", N_("files or folders (default: reprocess the documents of this name)"), (), type=named_path, nargs="*"
     )
-    name: str = option("--name", "NAME", N_("what it is called in the library"), "", required=True)
+    name: str = option("--name", "NAME", N_("name in the library"), "", required=True)
 
 
-@owner("prepared", "prepared:show_all", N_("list prepared documents and what they take and save"))
+@owner("prepared", "prepared:show_all", N_("list prepared documents with their disk use and time saved"))
 @dataclass(frozen=True)
 class PreparedOptions(EngineOptions, JsonOptions):
     pass
 
 
-@owner("prepared remove", "prepared:remove", N_("forget one"))
+@owner("prepared remove", "prepared:remove", N_("remove prepared documents"))
 @dataclass(frozen=True)
 class PreparedName(EngineOptions):
-    name: str = positional("NAME", N_("what it is called"))
+    name: str = positional("NAME", N_("name of the prepared documents"))
 
 
-@apart("bench", "bench:bench", N_("measure what save points bring with your own model"))
+@apart("bench", "bench:bench", N_("measure the speedup from save points with your model"))
 @dataclass(frozen=True)
 class BenchOptions(EngineOptions, JsonOptions):
-    tokens: int | None = option("--tokens", "N", N_("length of the chat"), type=positive)
+    tokens: int | None = option("--tokens", "N", N_("length of the chat in tokens"), type=positive)
 
 
-owner("store", "store:show_all", N_("show, prune or verify the save points"))(JsonOptions)
+owner("store", "store:show_all", N_("show, prune or verify save points"))(JsonOptions)
 
 
-@owner("store prune", "store:prune", N_("delete the least valuable save points until the rest fits a size"))
+@owner("store prune", "store:prune", N_("delete the least valuable save points to reach a target size"))
 @dataclass(frozen=True)
 class PruneOptions(JsonOptions):
     target_bytes: int = option(
-        "--to", "BYTES", N_("what may remain: 500MB, 2GB or bytes"), 0, type=byte_count, required=True
+        "--to", "BYTES", N_("target size: 500MB, 2GB or bytes"), 0, type=byte_count, required=True
     )
-    dry_run: bool = flag("--dry-run", N_("only tell what would be deleted"))
+    dry_run: bool = flag("--dry-run", N_("show what pruning would delete, without deleting it"))
 
 
-owner("store verify", "store:verify", N_("hash every block again and set bad ones aside"))(JsonOptions)
+owner("store verify", "store:verify", N_("check the hash of every block and set damaged ones aside"))(JsonOptions)
 
 
-@owner("store forget", "store:forget", N_("delete the save points of another program"))
+@owner("store forget", "store:forget", N_("delete the save points of an app"))
 @dataclass(frozen=True)
 class ProgramOptions(JsonOptions):
-    program: str = positional("PROGRAM", N_("its name, as the list has it"))
+    program: str = positional("PROGRAM", N_("name as listed"))
 
 
-here("engines", "engines:show_all", N_("list engines, try one out, fetch one for the graphics card"))(JsonOptions)
+here("engines", "engines:show_all", N_("list, test, download or remove engines"))(JsonOptions)
 
 
-@apart("engines test", "engines:test", N_("start one with a small model; save and restore"))
+@apart("engines test", "engines:test", N_("test an engine with a small model, including save and restore"))
 @dataclass(frozen=True)
 class EngineToTest(JsonOptions):
     path: str | None = positional(
-        "PATH", N_('a llama-server, or "embedded" (default: the one in use)'), None, type=str, nargs="?"
+        "PATH", N_('path of a llama-server, or "embedded" (default: the engine in use)'), None, type=str, nargs="?"
     )
 
 
-@owner("engines get", "engines:get", N_("fetch one that uses the graphics card; Ctrl+C pauses, the same goes on"))
+@owner(
+    "engines get", "engines:get", N_("download an engine that uses the GPU; Ctrl+C pauses, the same command resumes")
+)
 @dataclass(frozen=True)
 class EngineToGet(JsonOptions):
     backend: str | None = positional(
         None,
-        N_("what it computes with (default: what suits the card)"),
+        N_("backend (default: the best one for the GPU)"),
         None,
         nargs="?",
         choices=[backend.value.lower() for backend in Backend],
     )
 
 
-@owner("engines remove", "engines:remove", N_("delete one that was fetched"))
+@owner("engines remove", "engines:remove", N_("delete a downloaded engine"))
 @dataclass(frozen=True)
 class EngineName(JsonOptions):
-    name: str = positional("NAME", N_("its name, as the list has it"))
+    name: str = positional("NAME", N_("name as listed"))
 
 
-@apart("models", "models:show_all", N_("find models on this machine, search and fetch others"))
+@apart("models", "models:show_all", N_("list models on this machine, search for and download others"))
 @dataclass(frozen=True)
 class ModelsOptions(JsonOptions):
     folders: tuple[Path, ...] = option(
-        "--folder", "DIR", N_("look here as well; may be repeated"), (), type=Path, action="append"
+        "--folder", "DIR", N_("also search this folder; repeatable"), (), type=Path, action="append"
     )
 
 
-here("models suggest", "models:suggest", N_("name a few models for this machine; nothing is asked of the network"))(
-    JsonOptions
-)
+here("models suggest", "models:suggest", N_("suggest models for this machine, without network access"))(JsonOptions)
 
 
 @apart("models search", "models:search", N_("search Hugging Face"))
 @dataclass(frozen=True)
 class SearchWords(JsonOptions):
-    words: tuple[str, ...] = positional("WORDS", N_("what the name must contain"), (), nargs="+")
+    words: tuple[str, ...] = positional("WORDS", N_("words in the name of the repository"), (), nargs="+")
 
 
 @dataclass(frozen=True)
 class RepositoryOptions(Options):
-    repository: str = positional("OWNER/NAME[:QUANT]", N_("such as ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"))
+    repository: str = positional("OWNER/NAME[:QUANT]", N_("for example ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"))
 
 
-@apart("models files", "models:files", N_("list the models in a repository, with sizes and whether they fit"))
+@apart("models files", "models:files", N_("list the models in a repository with their size and fit"))
 @dataclass(frozen=True)
 class FilesOptions(RepositoryOptions, JsonOptions):
     pass
 
 
-@owner("models get", "models:get", N_("fetch a model; Ctrl+C pauses, the same command goes on"))
+@owner("models get", "models:get", N_("download a model; Ctrl+C pauses, the same command resumes"))
 @dataclass(frozen=True)
 class ModelToGet(RepositoryOptions):
-    use: bool = flag("--use", N_("make it the model to chat with"))
+    use: bool = flag("--use", N_("use the model for new chats"))
 
 
-@owner("models use", "models:use", N_("make a model that is here the one to chat with"))
+@owner("models use", "models:use", N_("use a model on this machine for new chats"))
 @dataclass(frozen=True)
 class ModelToUse(JsonOptions):
     words: tuple[str, ...] = positional(
-        "NAME", N_("its name in the list or a part of it, or the path of a GGUF file"), (), nargs="+"
+        "NAME", N_("name as listed or part of it, or path of a GGUF file"), (), nargs="+"
     )
 
 
-@here("models token", "models:token", N_("keep an access token for gated models, read from standard input"))
+@here("models token", "models:token", N_("save an access token for gated models, read from standard input"))
 @dataclass(frozen=True)
 class TokenOptions(Options):
-    forget: bool = flag("--forget", N_("forget it"))
+    forget: bool = flag("--forget", N_("delete the saved access token"))
 
 
 here("chats", "chats:show_all", N_("list, show, rename or delete chats"))(JsonOptions)
 
 
-@here("chats show", "chats:show_one", N_("print one as Markdown; with --json all of it, as `export` writes it"))
+@here(
+    "chats show", "chats:show_one", N_("print a chat as Markdown; with --json, print the complete chat like `export`")
+)
 @dataclass(frozen=True)
 class OneChat(JsonOptions):
-    chat: str = positional("ID", N_("as the list has it; its first letters do"))
+    chat: str = positional("ID", N_("chat id as listed, or its first characters"))
 
 
-@owner("chats rename", "chats:rename", N_("give one another title"))
+@owner("chats rename", "chats:rename", N_("rename a chat"))
 @dataclass(frozen=True)
 class RenameOptions(OneChat):
-    title: str = positional("TITLE", N_("the new one"))
+    title: str = positional("TITLE", N_("new title"))
 
 
-@owner("chats delete", "chats:delete", N_("delete some; for a while the window can have them back"))
+@owner("chats delete", "chats:delete", N_("delete chats; Recently deleted in the window can restore them for a while"))
 @dataclass(frozen=True)
 class SomeChats(JsonOptions):
-    chats: tuple[str, ...] = positional("ID", N_("as the list has it; its first letters do"), (), nargs="+")
+    chats: tuple[str, ...] = positional("ID", N_("chat id as listed, or its first characters"), (), nargs="+")
 
 
-@here("search", "chats:search", N_("find words in all chats and what is attached to them"))
+@here("search", "chats:search", N_("search all chats and attachments"))
 @dataclass(frozen=True)
 class SearchOptions(JsonOptions):
     words: tuple[str, ...] = positional(
-        "WORDS", N_('all of them, or beginnings; "in quotes" as they are'), (), nargs="+"
+        "WORDS", N_('words or prefixes, all of which must occur; use "quotes" for an exact phrase'), (), nargs="+"
     )
 
 
 @dataclass(frozen=True)
 class PassphraseOptions(Options):
     passphrase_file: Path | None = option(
-        "--passphrase-file", "FILE", N_("its first line seals or opens the file; - is standard input"), type=Path
+        "--passphrase-file", "FILE", N_("file with the passphrase on its first line; - for standard input"), type=Path
     )
 
 
-@here("export", "chats:export", N_("write chats to a file"))
+@here("export", "chats:export", N_("export chats to a file"))
 @dataclass(frozen=True)
 class ExportOptions(PassphraseOptions):
     target: Path = positional(
-        "FILE", N_("where to; its ending says in which form; - is standard output"), STANDARD_STREAM, type=Path
+        "FILE", N_("output file, whose extension sets the format; - for standard output"), STANDARD_STREAM, type=Path
     )
-    chat_id: str | None = option("--chat", "ID", N_("only this chat"))
+    chat_id: str | None = option("--chat", "ID", N_("export only this chat"))
     form: str | None = option(
         "--form",
         None,
-        N_("json: complete, can be imported again; md: Markdown, several as a zip; html: one page"),
+        N_("json: complete, can be imported; md: Markdown, several chats as a zip; html: single page"),
         choices=[form.value for form in ExportForm],
     )
     with_memory: bool = flag(
-        "--with-memory", N_("with what the model has of --chat in memory, to go on elsewhere without reading it")
+        "--with-memory", N_("include the memory of --chat, to continue on another computer without reprocessing")
     )
 
 
-@owner("import", "chats:take_in", N_("take chats in: kvchat, ChatGPT, Claude, Open WebUI, LM Studio"))
+@owner("import", "chats:take_in", N_("import chats from kvchat, ChatGPT, Claude, Open WebUI or LM Studio"))
 @dataclass(frozen=True)
 class ImportOptions(PassphraseOptions):
     files: tuple[Path, ...] = positional(
-        "FILE", N_("JSON files, zips, folders, or chats with their memory"), (), type=Path, nargs="+"
+        "FILE", N_("JSON or zip files, folders, or chats exported with memory"), (), type=Path, nargs="+"
     )
     passphrase: str = ""
 
@@ -342,50 +354,54 @@ class ImportOptions(PassphraseOptions):
         return replace(self, passphrase=read_passphrase(self.passphrase_file))
 
 
-@here("backup", "chats:backup", N_("write chats and settings into one zip"))
+@here("backup", "chats:backup", N_("back up chats and settings to a zip file"))
 @dataclass(frozen=True)
 class BackupOptions(Options):
-    target: Path = positional("FILE", N_("- is standard output"), STANDARD_STREAM, type=Path)
+    target: Path = positional("FILE", N_("output file; - for standard output"), STANDARD_STREAM, type=Path)
 
 
-@owner("restore", "chats:restore", N_("put a backup back; what it replaces is kept beside it"))
+@owner("restore", "chats:restore", N_("restore a backup; the replaced files are kept"))
 @dataclass(frozen=True)
 class RestoreOptions(Options):
     source: Path = positional("FILE", "", STANDARD_STREAM, type=Path)
-    with_engine: bool = flag("--with-engine", N_("also take the engine and its arguments from the backup's settings"))
+    with_engine: bool = flag(
+        "--with-engine", N_("also restore the engine and its arguments from the settings in the backup")
+    )
 
 
 owner(
     "repair",
     "chats:repair_chats",
-    N_("where the chats' file is damaged: keep all that can be read, and what the newest automatic backup has"),
+    N_("repair a damaged chat database with the help of the newest automatic backup"),
 )(Options)
-here("settings", "settings:show_all", N_("list the settings, look one up, change one"))(JsonOptions)
+here("settings", "settings:show_all", N_("list, print, change or reset settings"))(JsonOptions)
 
 
-@owner("settings reset", "settings:reset", N_("take what is usual again"))
-@here("settings get", "settings:show_one", N_("print one"))
+@owner("settings reset", "settings:reset", N_("reset a setting to its default"))
+@here("settings get", "settings:show_one", N_("print a setting"))
 @dataclass(frozen=True)
 class SettingName(JsonOptions):
-    name: str = positional("NAME", N_("as the list has it"), choices=SETTING_NAMES)
+    name: str = positional("NAME", N_("name of the setting as listed"), choices=SETTING_NAMES)
 
 
-@owner("settings set", "settings:change", N_("change one"))
+@owner("settings set", "settings:change", N_("change a setting"))
 @dataclass(frozen=True)
 class SettingValue(SettingName):
-    values: tuple[str, ...] = positional("VALUE", N_("a size as 20GB, a list as several values"), (), nargs="+")
+    values: tuple[str, ...] = positional(
+        "VALUE", N_("new value; a size such as 20GB, several values for a list"), (), nargs="+"
+    )
 
 
-@here("doctor", "doctor:doctor", N_("show what kvchat found on this machine"))
+@here("doctor", "doctor:doctor", N_("show diagnostics for this machine"))
 @dataclass(frozen=True)
 class DoctorOptions(JsonOptions):
     model: Path | None = option(
-        "--model", "PATH", N_("a GGUF file to judge (default: the one in the settings)"), type=named_path
+        "--model", "PATH", N_("GGUF file to check (default: from the settings)"), type=named_path
     )
-    retest: bool = flag("--retest", N_("have the next start try out again whether restoring works here"))
+    retest: bool = flag("--retest", N_("repeat the restore test at the next start"))
 
 
-@here("completion", "arguments:print_completion", N_("print what makes a shell complete kvchat's commands"))
+@here("completion", "arguments:print_completion", N_("print a shell completion script"))
 @dataclass(frozen=True)
 class ShellOptions(Options):
     shell: str = positional(None, 'for ~/.bashrc: eval "$(kvchat completion bash)"', choices=("bash", "zsh", "tcsh"))
@@ -405,7 +421,7 @@ def command_named(name: str) -> Command:
 
 def build_parser() -> argparse.ArgumentParser:
     argparse._ = _  # type: ignore[attr-defined]  # it asks gettext's own domain: https://bugs.python.org/issue12711
-    title = _("commands (without one, the window)")
+    title = _("commands (default: open the window)")
     parser = argparse.ArgumentParser("kvchat", epilog=_(_CODES), argument_default=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"kvchat {__version__}")
     _describe(parser, COMMANDS[""])

@@ -49,13 +49,13 @@ def named_chat(known: Sequence[Conversation], name: str) -> Conversation:
     exact = [chat for chat in found if chat.id == name]
     if len(exact or found) == 1:
         return (exact or found)[0]
-    advice = _("`kvchat chats` lists them; write more of its id.")
+    advice = _("Run `kvchat chats` to list the chats, and enter more characters of the id.")
     if not found:
-        raise KvchatError(_("There is no chat {name}", name=name), "", advice)
+        raise KvchatError(_("No chat has the id {name}", name=name), "", advice)
     letters = max(SHOWN, len(name) + 4)
     shown = [f"{chat.id[:letters]}  {one_line(calm(chat.title))}" for chat in found[:_MOST_CANDIDATES]]
     more = [mark("…")] if len(found) > len(shown) else []
-    raise KvchatError(_("Several chats begin with {name}", name=name), "\n".join([*shown, *more]), advice)
+    raise KvchatError(_("Several chat ids start with {name}", name=name), "\n".join([*shown, *more]), advice)
 
 
 def _database(paths: Paths) -> closing[Database]:
@@ -65,7 +65,7 @@ def _database(paths: Paths) -> closing[Database]:
 def show_all(options: JsonOptions) -> int:
     with _database(resolve_paths()) as database:
         known = database.conversations()
-    lines = columns(list(map(_row, known))) or [_("There are no chats yet: `kvchat ask` begins one.")]
+    lines = columns(list(map(_row, known))) or [_("No chats yet. Run `kvchat ask` to start one.")]
     return show(options.as_json, {"chats": known}, lines)
 
 
@@ -86,7 +86,7 @@ async def rename(options: RenameOptions, commands: Commands) -> int:
     meant = named_chat(await chats.conversations(), options.chat)
     title = options.title.strip()
     if not title:
-        raise KvchatError(_("A chat needs a title"), _("It is empty."), _("Write one behind the chat."))
+        raise KvchatError(_("A chat needs a title"), _("The text is empty."), _("Type the title after the chat id."))
     await chats.rename(meant.id, title)
     renamed = await chats.conversation(meant.id) or meant
     return show(options.as_json, {"chats": [renamed]}, ["  ".join(_row(renamed)).strip()])
@@ -98,11 +98,14 @@ async def delete(options: SomeChats, commands: Commands) -> int:
     meant = [named_chat(known, name) for name in options.chats]
     await runtime.chat.organiser.delete([chat.id for chat in meant])
     days = runtime.settings.keep_deleted_days
-    kept = _("no longer in")
+    kept = _("not kept in Recently deleted")
     if days:
-        kept = _("for {keep_deleted_days} among", keep_deleted_days=several(days, "{count} day", "{count} days"))
+        kept = _(
+            "kept in Recently deleted for {keep_deleted_days}",
+            keep_deleted_days=several(days, "{count} day", "{count} days"),
+        )
     count = several(len(meant), "{count} chat", "{count} chats")
-    words = _("{count} deleted; {kept} the recently deleted of the window.", count=count, kept=kept)
+    words = _("{count} deleted; {kept}.", count=count, kept=kept)
     return show(options.as_json, {"chats": meant}, [words])
 
 
@@ -133,7 +136,7 @@ def export(options: ExportOptions) -> int:
     if options.with_memory:
         return _export_with_memory(paths, options)
     if options.passphrase_file:
-        raise KvchatError(_("Only a chat with its memory can be sealed with a passphrase"), "", "Add --with-memory.")
+        raise KvchatError(_("Only an export with memory can be encrypted with a passphrase"), "", "Add --with-memory.")
     form = ExportForm(options.form) if options.form else ExportForm.of(options.target)
     with _database(paths) as database:
         known = database.conversations()
@@ -148,15 +151,15 @@ def export(options: ExportOptions) -> int:
 
 def _export_with_memory(paths: Paths, options: ExportOptions) -> int:
     if not options.chat_id or options.form or options.target == STANDARD_STREAM:
-        title = _("A chat with its memory goes alone, into a file of its own form")
-        raise KvchatError(title, "", _("Name the chat with --chat, and leave --form out."))
+        title = _("An export with memory contains a single chat and has its own format")
+        raise KvchatError(title, "", _("Specify the chat with --chat, and omit --form."))
     passphrase = read_passphrase(options.passphrase_file)
     with _database(paths) as database:
         chat = named_chat(database.conversations(), options.chat_id)
         store, tell = KeptMemory(paths.save_points), partial(show_progress, _("Exporting:"))
         written = export_with_memory(database, store, chat.id, options.target, passphrase, tell)
-    sealed = _("sealed with the passphrase") if passphrase else _("readable by anyone who has the file")
-    sentence = N_("exported 1 chat with its memory, {written}, to {target}; {sealed}")
+    sealed = _("encrypted with the passphrase") if passphrase else _("not encrypted")
+    sentence = N_("exported 1 chat with memory ({written}) to {target}; {sealed}")
     say(_(sentence, written=size(written), target=options.target, sealed=sealed))
     return 0
 
@@ -167,7 +170,7 @@ async def take_in(options: ImportOptions, commands: Commands) -> int:
     for problem in report.problems:
         remark(str(problem))
     count = several(len(report.imported), "{count} chat", "{count} chats")
-    say(_("imported {count}, {known} were here already", count=count, known=number(report.known)))
+    say(_("imported {count}; {known} already existed", count=count, known=number(report.known)))
     for words in report.told:
         say(words)
     return 1 if report.problems else 0
@@ -181,7 +184,7 @@ def backup(options: BackupOptions) -> int:
             return 0
         facts = make_backup(paths, options.target)
     count = several(facts.conversations, "{count} chat", "{count} chats")
-    sentence = N_("backed up {conversations}, {size}, to {target}")
+    sentence = N_("backed up {conversations} ({size}) to {target}")
     say(_(sentence, conversations=count, size=size(facts.size), target=options.target))
     return 0
 
@@ -191,12 +194,12 @@ async def restore(options: RestoreOptions, commands: Commands) -> int:
         facts = await asyncio.to_thread(lay_ready, commands.paths, options.source, with_engine=options.with_engine)
         replaced: Path | None = await asyncio.to_thread(finish_restore, commands.paths)
     count = several(facts.conversations, "{count} chat", "{count} chats")
-    say(_("restored {conversations}; what was here is in {replaced}", conversations=count, replaced=replaced))
+    say(_("restored {conversations}; the replaced files are in {replaced}", conversations=count, replaced=replaced))
     return 0
 
 
 async def repair_chats(options: Options, commands: Commands) -> int:
     async with commands.alone():
         repaired = await asyncio.to_thread(repair, commands.paths)
-    say(repaired.words if repaired else _("The chats are whole; nothing was changed."))
+    say(repaired.words if repaired else _("The chat database is intact; nothing was changed."))
     return 0

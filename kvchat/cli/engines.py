@@ -59,10 +59,15 @@ def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[FetchedEngine] = (
             memory = f" ({size(device.total_bytes)})" if device.total_bytes else ""
             told.append(f"    {device.name}: {device.description}{memory}")
         if not entry.devices:
-            told.append("    " + _("the processor alone"))
+            told.append("    " + _("CPU only"))
     told = told or [_("No engine was found.")]
     told += [
-        "  " + _("Fetched: {name} ({size}); `kvchat engines remove {name}`", name=engine.name, size=size(engine.size))
+        "  "
+        + _(
+            "Downloaded: {name} ({size}); to delete: `kvchat engines remove {name}`",
+            name=engine.name,
+            size=size(engine.size),
+        )
         for engine in fetched
     ]
     if not any(entry.backends for entry in entries):
@@ -70,7 +75,7 @@ def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[FetchedEngine] = (
         cards = _(" and ").join(maker.value for maker in graphics.makers)
         told += [
             "",
-            _("Graphics: {cards}. To use it:", cards=cards) if cards else _("Graphics:"),
+            _("GPU: {cards}. To use it:", cards=cards) if cards else _("GPU:"),
             *install_advice(graphics),
         ]
     return told
@@ -123,7 +128,7 @@ async def _setup(commands: Commands) -> AsyncIterator[EngineSetup]:
 async def remove(options: EngineName, commands: Commands) -> int:
     async with _setup(commands) as setup:
         await setup.remove(options.name)
-    return show(options.as_json, {"removed": options.name}, [_("{name} is removed.", name=options.name)])
+    return show(options.as_json, {"removed": options.name}, [_("{name} was removed.", name=options.name)])
 
 
 async def get(options: EngineToGet, commands: Commands) -> int:
@@ -136,10 +141,15 @@ async def get(options: EngineToGet, commands: Commands) -> int:
         finally:
             unsubscribe()
     if trial is None:
-        raise KvchatError(_("The engine was not fetched"), _("It was cancelled, or another one is being fetched."))
+        raise KvchatError(
+            _("The engine was not downloaded"), _("The download was canceled, or another one is in progress.")
+        )
     path = commands.settings.engine_path
-    used = _("In use now: {path}", path=path)
-    kept = _("It is not used; the engine you had stays. The same command tries it again without a download.")
+    used = _("Now in use: {path}", path=path)
+    kept = _(
+        "The new engine is not used; the previous engine stays in use. Run the command again to "
+        "repeat the test without a download."
+    )
     show(options.as_json, _trial_fields(path, trial), [used if trial.works else kept])
     return 0 if trial.works else 1
 
@@ -160,7 +170,7 @@ class _Progress:
                 build, source = now.build, self._setup.source
                 say(_("{name} ({size}) from {source}", name=build.name, size=size(build.size), source=source))
             elif now.stage is Stage.TRYING:
-                say(_("Trying it out:"))
+                say(_("Testing:"))
         if now.build and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):
             show_progress(f"{_(now.stage.value).capitalize()}:", now.done, now.build.size)
         for step in now.steps[self._shown :]:

@@ -53,7 +53,7 @@ def _library(commands: Commands, folders: Sequence[Path] = ()) -> ModelLibrary:
 async def show_all(options: ModelsOptions, commands: Commands) -> int:
     for folder in options.folders:
         if not is_folder(folder):
-            raise NoSuchFile(_("There is no such folder"), str(folder), _("Name one that is there."))
+            raise NoSuchFile(_("The folder does not exist"), str(folder), _("Specify an existing folder."))
     models: list[JudgedModel] = []
     settings = commands.settings
     judge = ModelJudge(settings, look_at_capacity(settings), LoadLimits(commands.paths.load_limits))
@@ -83,7 +83,7 @@ def list_lines(models: Sequence[JudgedModel], unreadable: Sequence[UnreadableFol
         "  " + _("{path} cannot be read: {reason}.", path=folder.path, reason=folder.reason) for folder in unreadable
     ]
     if not models:
-        lines += [_("`kvchat models suggest` names some, `kvchat models get` fetches one.")]
+        lines += [_("Run `kvchat models suggest` for suggestions, and `kvchat models get` to download one.")]
     return lines
 
 
@@ -121,20 +121,20 @@ def suggest(options: JsonOptions) -> int:
         )
         for model in fitting
     ]
-    title = _("For a GPU of {tier} GB:", tier=tier) if tier else _("For a computer without a large GPU:")
-    lines = [title, *columns(rows), _("Fetch one with `kvchat models get NAME`.")]
+    title = _("For a GPU with {tier} GB:", tier=tier) if tier else _("For a computer without a large GPU:")
+    lines = [title, *columns(rows), _("Download one with `kvchat models get NAME`.")]
     return show(options.as_json, {"memory_gb": tier, "suggestions": fitting}, lines)
 
 
 async def search(options: SearchWords, commands: Commands) -> int:
     what = " ".join(options.words)
     found = await _library(commands).hub.search(what)
-    account = _("asks for your account")
+    account = _("sign-in required")
     rows = [
         (hit.repository, _("{downloads} downloads", downloads=number(hit.downloads)), account if hit.gated else "")
         for hit in found
     ]
-    nothing = _("Nothing on Hugging Face is named like “{what}” and has GGUF files.", what=what)
+    nothing = _("No repositories with GGUF files match “{what}” on Hugging Face.", what=what)
     return show(options.as_json, {"models": found}, columns(rows) or [nothing])
 
 
@@ -145,9 +145,9 @@ async def files(options: FilesOptions, commands: Commands) -> int:
     verdicts = [(file, judge_size(file.size, memory).verdict) for file in repository.files]
     judged = [dataclasses.asdict(file) | {"size": file.size, "verdict": verdict} for file, verdict in verdicts]
     rows = [(file.name, size(file.size), verdict.value) for file, verdict in verdicts]
-    lines = columns(rows) or [_("{repository} has no model that kvchat could use.", repository=repository.repository)]
+    lines = columns(rows) or [_("{repository} has no compatible models.", repository=repository.repository)]
     if rows and repository.gated:
-        lines.append(_("Its makers want to know who fetches it: `kvchat models token` takes an access token."))
+        lines.append(_("This model is gated: add an access token with `kvchat models token`."))
     fields = {"repository": repository.repository, "revision": repository.revision, "files": judged}
     return show(options.as_json, fields, lines)
 
@@ -159,7 +159,7 @@ async def get(options: ModelToGet, commands: Commands) -> int:
     file = chosen_file(repository, quantisation)
 
     def tell(done: int, rate: float, checking: bool) -> None:
-        show_progress(_("Checking:") if checking else _("Fetching:"), done, file.size)
+        show_progress(_("Checking:") if checking else _("Downloading:"), done, file.size)
 
     order = Order(repository.repository, repository.revision, file)
     downloader = Downloader("models")
@@ -179,7 +179,7 @@ async def use(options: ModelToUse, commands: Commands) -> int:
     if not await asyncio.to_thread(path.is_file):
         path = await _found(_library(commands), name)
     await _use(commands, path)
-    return show(options.as_json, {"model_path": path}, [_("New chats are answered by {path}.", path=path)])
+    return show(options.as_json, {"model_path": path}, [_("New chats use {path}.", path=path)])
 
 
 async def _use(commands: Commands, path: Path) -> None:
@@ -200,10 +200,12 @@ async def _found(library: ModelLibrary, name: str) -> Path:
     if len(found) == 1:
         return found[0]
     there = listed(sorted({models[path] for path in found} or set(models.values()))) or _("none")
-    title = _("Several models are called like “{name}”", name=name)
+    title = _("Several models match “{name}”", name=name)
     if not found:
-        title = _("There is no model “{name}” on this machine", name=name)
-    raise NoSuchFile(title, _("There is: {there}.", there=there), _("Name one of them, or the path of a GGUF file."))
+        title = _("No model on this machine matches “{name}”", name=name)
+    raise NoSuchFile(
+        title, _("Available: {there}.", there=there), _("Specify one of them, or the path of a GGUF file.")
+    )
 
 
 def chosen_file(repository: HubRepository, quantisation: str) -> HubFile:
@@ -215,13 +217,11 @@ def chosen_file(repository: HubRepository, quantisation: str) -> HubFile:
         fitting = list(repository.files) if len(repository.files) == 1 else usual
     if len(fitting) == 1:
         return fitting[0]
-    there = listed(file.quantisation or file.name for file in repository.files) or _("no model that kvchat could use")
+    there = listed(file.quantisation or file.name for file in repository.files) or _("no compatible models")
     raise NoSuchFile(
-        _("{repository} has no such file", repository=repository.repository)
-        if wanted
-        else _("Which file is it to be?"),
-        _("There is: {there}.", there=there),
-        _("Name one: `kvchat models get {repository}:Q8_0`.", repository=repository.repository),
+        _("{repository} has no such file", repository=repository.repository) if wanted else _("No file was specified"),
+        _("Available: {there}.", there=there),
+        _("Specify one, for example `kvchat models get {repository}:Q8_0`.", repository=repository.repository),
     )
 
 
@@ -230,8 +230,8 @@ def _parts(text: str) -> tuple[str, str]:
     if "://" not in text:
         name, _colon, quantisation = text.partition(":")
     if (repository := repository_in(name)) is None:
-        advice = _("Write it as OWNER/NAME; `kvchat models search` finds it.")
-        raise NoSuchFile(_("This is no repository"), _("“{name}”", name=name), advice)
+        advice = _("Use the form OWNER/NAME; run `kvchat models search` to find repositories.")
+        raise NoSuchFile(_("This is not a repository"), _("“{name}”", name=name), advice)
     return repository, quantisation
 
 
@@ -240,9 +240,9 @@ def token(options: TokenOptions) -> int:
     kept = ModelLibrary(paths, lambda: ()).token
     if options.forget:
         kept.forget()
-        say(_("The access token is forgotten."))
+        say(_("The access token was deleted."))
         return 0
     # Not as an argument: those can be seen by every user of the machine.
     value = getpass.getpass(_("Access token: ")) if sys.stdin.isatty() else sys.stdin.readline(LONGEST_TOKEN)
-    say(_("Kept in {save}.", save=_(kept.save(value))))
+    say(_("Saved in {save}.", save=_(kept.save(value))))
     return 0

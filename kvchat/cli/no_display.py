@@ -14,7 +14,7 @@ from kvchat.words.language import N_, _, listed
 
 GREETING = "Say hello in one sentence."
 GREETING_TOKENS = 64
-_ELSEWHERE = N_("Start kvchat from a desktop session, or chat here with: kvchat ask PROMPT")
+_ELSEWHERE = N_("Start kvchat in a desktop session, or chat in the terminal with: kvchat ask PROMPT")
 
 # Shared objects that Qt's libraries and its platform plugins link to.
 _CORE_LIBRARIES = (
@@ -73,7 +73,7 @@ def explain(problem: DisplayProblem, *, starter: bool) -> int:
     if sys.stdin.isatty():
         print(_("Chatting in the terminal instead."), file=sys.stderr)
         return run(command_named("ask"), AskOptions(new=True, starter=True))
-    print(_("Instead, one question to the starter model: {greeting}", greeting=GREETING), file=sys.stderr)
+    print(_("Asking the starter model one question instead: {greeting}", greeting=GREETING), file=sys.stderr)
     return run(command_named("ask"), AskOptions(prompt=GREETING, new=True, max_tokens=GREETING_TOKENS, starter=True))
 
 
@@ -104,7 +104,7 @@ def _unreachable(environment: Mapping[str, str]) -> DisplayProblem | None:
     if any(_answers(name, environment) for name in names):
         return None
     shown = _(" and ").join(f"{name}={environment[name]}" for name in names)
-    return DisplayProblem(_("No display answers at {shown}.", shown=shown), _(_ELSEWHERE))
+    return DisplayProblem(_("Cannot connect to the display at {shown}.", shown=shown), _(_ELSEWHERE))
 
 
 def _answers(name: str, environment: Mapping[str, str]) -> bool:

@@ -105,7 +105,7 @@ def positive(digits: str) -> int:
     value = int(digits)
     if not 1 <= value <= MOST_CONTEXT:
         raise argparse.ArgumentTypeError(
-            _("{digits} is not from 1 to {most_context}", digits=digits, most_context=number(MOST_CONTEXT))
+            _("{digits} is not between 1 and {most_context}", digits=digits, most_context=number(MOST_CONTEXT))
         )
     return value
 
@@ -130,7 +130,9 @@ def text(words: str) -> str:
 def named_path(name: str) -> Path:
     """Read a path that can be written down: a chat remembers its model by it."""
     if text(name) != name:
-        raise argparse.ArgumentTypeError(_("the name {text} is not in UTF-8: rename it", text=repr(text(name))))
+        raise argparse.ArgumentTypeError(
+            _("the name {text} is not valid UTF-8; rename the file or folder", text=repr(text(name)))
+        )
     return Path(name)
 
 
@@ -138,10 +140,12 @@ def byte_count(words: str) -> int:
     """Read a size as a user writes it: "2GB", "1.5 gb", "500M", "1000000"."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", words, re.IGNORECASE)
     if match is None:
-        raise argparse.ArgumentTypeError(_("{words} is not a size; write it as 500MB or 2GB", words=repr(words)))
+        raise argparse.ArgumentTypeError(
+            _("{words} is not a valid size; use a form such as 500MB or 2GB", words=repr(words))
+        )
     size_bytes = float(match[1]) * _UNITS[match[2].upper()]
     if size_bytes > MOST_BYTES:
-        raise argparse.ArgumentTypeError(_("{words} is more than any disk has", words=repr(words)))
+        raise argparse.ArgumentTypeError(_("{words} is too large", words=repr(words)))
     return round(size_bytes)
 
 
@@ -154,7 +158,7 @@ def read_question() -> str:
         raise NoQuestion(
             _("The question is too long"),
             _("It is larger than {most_question}.", most_question=size(MOST_QUESTION)),
-            _("Attach a part of it."),
+            _("Shorten the question."),
         )
     return given.decode("utf-8-sig", "replace").replace("\0", "")
 
@@ -167,11 +171,11 @@ def read_passphrase(file: Path | None) -> str:
         whole = sys.stdin.readline() if file == STANDARD_STREAM else read_plain(file, MOST_PASSPHRASE).decode()
     except (OSError, ValueError) as error:
         raise KvchatError(
-            _("The passphrase could not be read"), f"{file}: {error}.", _("Give a file of text.")
+            _("The passphrase could not be read"), f"{file}: {error}.", _("Specify a text file.")
         ) from error
     passphrase = whole.partition("\n")[0].rstrip("\r")
     if not passphrase:
-        raise KvchatError(_("The passphrase is empty"), str(file), _("Write one into its first line."))
+        raise KvchatError(_("The passphrase is empty"), str(file), _("Put the passphrase on the first line."))
     return passphrase
 
 

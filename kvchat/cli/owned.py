@@ -52,9 +52,9 @@ class InUse(KvchatError):
 
     def __init__(self, name: str, pid: int) -> None:
         super().__init__(
-            _("kvchat is running"),
-            _("{name} (process {pid}) uses these chats. Nothing has been changed.", name=name, pid=pid),
-            _("Quit it, then try again."),
+            _("kvchat is already running"),
+            _("The chats are in use by {name} (process {pid}). Nothing has been changed.", name=name, pid=pid),
+            _("Quit kvchat, then try again."),
         )
 
 
@@ -149,7 +149,7 @@ class Commands:
         """End the commands that run, and take no more."""
         self._closed = True
         for task, terminal in self._running.items():
-            terminal.fail(KvchatError(_("kvchat was quit before this was done"), "", _("Try again.")))
+            terminal.fail(KvchatError(_("kvchat quit before the command finished"), "", _("Try again.")))
             task.cancel()
         await self.idle()
 
@@ -308,9 +308,9 @@ def attend(connection: Connection, name: str, options: object, *, is_owner: bool
     if not begun:
         raise NotBegun
     raise KvchatError(
-        _("The kvchat that did this has ended unexpectedly"),
-        _("What you wrote is saved."),
-        _("Run the command again to see what became of it."),
+        _("kvchat ended unexpectedly while running this command"),
+        _("Your input is saved."),
+        _("Run the command again to see the result."),
     )
 
 

@@ -29,7 +29,7 @@ async def prepare(options: PrepareOptions, commands: Commands) -> int:
         if isinstance(event, LibraryChanged) and shows_progress() and reading is not None:
             done, total = number(reading.done), number(reading.total)
             amount = _("{done} of {total} tokens", done=done, total=total) if reading.total else ""
-            remark("\r" + _("Reading: {amount}", amount=padded(amount, 30)), end="")
+            remark("\r" + _("Processing: {amount}", amount=padded(amount, 30)), end="")
 
     unsubscribe = runtime.events.subscribe(hear)
     try:
@@ -43,7 +43,7 @@ async def prepare(options: PrepareOptions, commands: Commands) -> int:
     what = (
         several(len(now.sources), "{count} file", "{count} files"),
         _("{tokens} tokens", tokens=number(now.tokens)),
-        _("read in {time}", time=duration(now.read_ms)) if now.read_ms else "",
+        _("processed in {time}", time=duration(now.read_ms)) if now.read_ms else "",
     )
     say(_("“{name}” is prepared: {what}.", name=calm(now.name), what=listed(what)))
     return 0
@@ -56,14 +56,14 @@ async def _meant(runtime: Runtime, options: PrepareOptions) -> Prepared:
         given = await asyncio.to_thread(lambda: {str(path.absolute()) for path in options.paths})
         if given and given != set(found.paths):
             what, advice = (
-                _("It was made of {paths}.", paths=listed(found.paths)),
+                _("It was made from {paths}.", paths=listed(found.paths)),
                 _("Choose another name, or remove it first."),
             )
-            raise CannotPrepare(_("There is something called “{name}” already", name=options.name), what, advice)
+            raise CannotPrepare(_("“{name}” already exists", name=options.name), what, advice)
         return found
     if not options.paths:
-        title = _("There is nothing called “{name}” yet", name=options.name)
-        raise CannotPrepare(title, "", _("Say which files or folders to read."))
+        title = _("“{name}” does not exist yet", name=options.name)
+        raise CannotPrepare(title, "", _("Specify the files or folders to process."))
     now = await runtime.engine.states_now()
     estimate = await library.estimate(options.paths, now)
     expected = (
@@ -104,12 +104,12 @@ def _row(standing: Standing) -> tuple[str, ...]:
         several(len(prepared.sources), "{count} file", "{count} files"),
         several(prepared.tokens, "{count} token", "{count} tokens"),
         size(standing.bytes),
-        _("not ready: {why_not}; reading takes {seconds}", why_not=standing.why_not, seconds=seconds)
+        _("not ready: {why_not}; processing takes {seconds}", why_not=standing.why_not, seconds=seconds)
         if standing.why_not
         else _("saves {seconds}", seconds=seconds),
         calm(Path(prepared.model).stem),
-        _("read {timestamp}", timestamp=timestamp(prepared.created_at)) if prepared.is_read else "",
-        _("{changes} since", changes=standing.changes.words) if standing.changes else "",
+        _("processed {timestamp}", timestamp=timestamp(prepared.created_at)) if prepared.is_read else "",
+        _("{changes} since then", changes=standing.changes.words) if standing.changes else "",
     )
 
 
@@ -124,16 +124,16 @@ async def show_all(options: PreparedOptions, commands: Commands) -> int:
     standings = await runtime.chat.library.standings(await runtime.engine.states_now(), usage.conversations)
     folder = commands.paths.save_points
     nothing = N_(
-        "Nothing is prepared. `kvchat prepare PATH... --name NAME` reads documents once, for chats to begin on."
+        "No prepared documents. Run `kvchat prepare PATH... --name NAME` to process documents in advance for new chats."
     )
     lines = [_(nothing)]
     if standings:
-        lines = [_("Kept in {save_points}", save_points=folder), *columns(list(map(_row, standings)))]
+        lines = [_("Saved in {save_points}", save_points=folder), *columns(list(map(_row, standings)))]
     return show(options.as_json, {"prepared": [_fields(standing, folder) for standing in standings]}, lines)
 
 
 async def remove(options: PreparedName, commands: Commands) -> int:
     library = (await _opened(commands, options)).chat.library
     await library.remove(await library.named(options.name))
-    say(_("“{name}” is removed.", name=calm(options.name)))
+    say(_("“{name}” was removed.", name=calm(options.name)))
     return 0

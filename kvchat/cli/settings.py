@@ -44,8 +44,8 @@ async def change(options: SettingValue, commands: Commands) -> int:
     if not why and value and name in _JUDGED_BY_ENGINE:
         why = await EngineSetup(commands.paths, lambda: commands.settings, _unused).why_not(name, value)
     if why:
-        advice = _("`kvchat settings reset {name}` takes what is usual.", name=name)
-        raise KvchatError(_("{name} cannot be that", name=name), why, advice)
+        advice = _("Run `kvchat settings reset {name}` to restore the default.", name=name)
+        raise KvchatError(_("Invalid value for {name}", name=name), why, advice)
     return await _put(options, value, commands)
 
 
@@ -63,13 +63,13 @@ def _value(name: str, words: Sequence[str]) -> Any:
     if isinstance(usual, tuple):
         return tuple(words)
     if len(words) != 1:
-        given = _("{count} were given.", count=len(words))
-        raise KvchatError(_("{name} takes one value", name=name), given, _("Put it into quotes."))
+        given = _("{count} values were given.", count=len(words))
+        raise KvchatError(_("{name} takes one value", name=name), given, _("Put the value in quotes."))
     if name.endswith("_bytes"):
         try:
             return byte_count(first)
         except argparse.ArgumentTypeError as error:
-            raise KvchatError(_("{name} cannot be that", name=name), f"{error}.") from error
+            raise KvchatError(_("Invalid value for {name}", name=name), f"{error}.") from error
     try:
         number = json.loads(first)
     except ValueError:

@@ -142,9 +142,9 @@ async def forget(options: ProgramOptions, commands: Commands) -> int:
         kept = opened.store.usage().conversations
         programs = sorted(filter(None, (program_of(chat.conversation_id) for chat in kept)))
         if options.program not in programs:
-            there = listed(programs) or _("There are none")
+            there = listed(programs) or _("No apps have save points")
             raise KvchatError(
-                _("Nothing is kept for a program called “{program}”", program=options.program), f"{there}.", ""
+                _("There are no save points of an app named “{program}”", program=options.program), f"{there}.", ""
             )
         freed = opened.store.delete_conversation(kept_for(options.program))
         fields = {"program": options.program, "bytes_freed": freed}
@@ -157,19 +157,19 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
     programs = [chat for chat in usage.conversations if program_of(chat.conversation_id)]
     chats = several(len(usage.conversations) - len(programs), "{count} chat", "{count} chats")
     if programs:
-        others = several(len(programs), "{count} program", "{count} programs")
+        others = several(len(programs), "{count} app", "{count} apps")
         chats = _("{chats} and {programs}", chats=chats, programs=others)
     sizes = {name: size(value) for name, value in vars(usage).items() if name.endswith("_bytes")}
     today, written = size(usage.bytes_written_today), size(usage.bytes_written)
     rows = [
-        (_("Save points"), _("{save_points}, in {chats}", save_points=number(usage.save_points), chats=chats)),
+        (_("Save points"), _("{save_points} in {chats}", save_points=number(usage.save_points), chats=chats)),
         (_("On disk"), _("{physical_bytes} of {quota_bytes} allowed", **sizes)),
         *([("", holds)] if (holds := chats_in_words(usage.quota_bytes, usage.chat_bytes)) else []),
         (
-            _("As whole files"),
+            _("Without sharing"),
             _("{logical_bytes}; sharing saves {shared_savings}", shared_savings=size(_shared_savings(usage)), **sizes),
         ),
-        (_("Rows, each once"), size(usage.unique_rows_bytes)),
+        (_("Unique rows"), size(usage.unique_rows_bytes)),
         (
             _("Written"),
             _(
@@ -178,12 +178,12 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
                 bytes_written=written,
             ),
         ),
-        (_("Free on the disk"), _("{free_bytes}; below {free_floor_bytes} nothing is saved", **sizes)),
+        (_("Free disk space"), _("{free_bytes}; below {free_floor_bytes} nothing is saved", **sizes)),
     ]
     if programs:
         held = size(sum(chat.exclusive_bytes for chat in programs))
-        allowed = _("{held} their own, of {programs_quota_bytes} allowed", held=held, **sizes)
-        rows.append((_("Other programs"), allowed))
+        allowed = _("{held} exclusive, of {programs_quota_bytes} allowed", held=held, **sizes)
+        rows.append((_("API server"), allowed))
     broad = max(18, *(width(name) + 2 for name, _value in rows))
     lines = [f"{padded(name, broad)}{value}" for name, value in rows]
     if not usage.conversations:
@@ -201,10 +201,10 @@ def _usage_row(chat: ConversationUsage, titles: Titles, saved: Saved) -> tuple[s
     return (
         _title(chat.conversation_id, titles),
         several(chat.save_points, "{count} save point", "{count} save points"),
-        _("{exclusive_bytes} its own", exclusive_bytes=size(chat.exclusive_bytes)),
+        _("{exclusive_bytes} exclusive", exclusive_bytes=size(chat.exclusive_bytes)),
         _("{size} shared", size=size(chat.shared_bytes)),
         _("saved {time} so far", time=duration(1000 * saved.get(chat.conversation_id, 0.0))),
-        _("used {timestamp}", timestamp=timestamp(chat.last_used_at)),
+        _("last used {timestamp}", timestamp=timestamp(chat.last_used_at)),
         listed(marks),
     )
 
@@ -215,18 +215,18 @@ def _shared_savings(usage: StoreUsage) -> int:
 
 def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: bool) -> list[str]:
     if not plan.save_point_ids:
-        lines = [_("Nothing to delete: the save points take {bytes_left}.", bytes_left=size(plan.bytes_left))]
+        lines = [_("Nothing to delete: the save points use {bytes_left}.", bytes_left=size(plan.bytes_left))]
     else:
         verb, left = _("Would delete") if dry_run else _("Deleting"), size(plan.bytes_left)
         count = several(len(plan.save_point_ids), "{count} save point", "{count} save points")
         freed, time = size(plan.bytes_freed), _rereading(plan.reading)
         lines = [
-            _("{verb} {count}, {size}; to read again: {time}.", verb=verb, count=count, size=freed, time=time),
+            _("{verb} {count} ({size}); time to reprocess: {time}.", verb=verb, count=count, size=freed, time=time),
             *columns([_pruned_row(chat, titles) for chat in plan.conversations]),
             _("{size} would remain.", size=left) if dry_run else _("{size} remain.", size=left),
         ]
     if plan.bytes_left > target_bytes:
-        sentence = N_("That is more than {target_bytes}: what is pinned stays, and the list of what is saved.")
+        sentence = N_("This is more than {target_bytes} because pinned save points and the index are not deleted.")
         lines.append(_(sentence, target_bytes=size(target_bytes)))
     return lines
 
@@ -236,15 +236,15 @@ def _pruned_row(chat: PrunedConversation, titles: Titles) -> tuple[str, ...]:
         _title(chat.conversation_id, titles),
         several(chat.save_points, "{count} save point", "{count} save points"),
         size(chat.bytes_freed),
-        "" if chat.save_points_left else _("to read again: {rereading}", rereading=_rereading(chat.reading)),
+        "" if chat.save_points_left else _("time to reprocess: {rereading}", rereading=_rereading(chat.reading)),
         _left(chat.save_points_left),
     )
 
 
 def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) -> list[str]:
     blocks = several(report.blocks, "{count} block", "{count} blocks")
-    checked = _("{blocks} checked, {bytes}", blocks=blocks, bytes=size(report.bytes))
-    found = _("all are good.") if report.clean else _("{count} bad, set aside.", count=number(report.bad_blocks))
+    checked = _("{blocks} checked ({bytes})", blocks=blocks, bytes=size(report.bytes))
+    found = _("no damage found.") if report.clean else _("{count} damaged, set aside.", count=number(report.bad_blocks))
     lines = [f"{checked}: {found}"]
     rows = [
         (
@@ -276,14 +276,14 @@ def _named(conversation_id: str, titles: Titles, value: DataclassInstance) -> di
 
 def _title(conversation_id: str, titles: Titles) -> str:
     program = program_of(conversation_id)
-    title = _("Program: {program}", program=program) if program else titles.get(conversation_id, conversation_id)
+    title = _("App: {program}", program=program) if program else titles.get(conversation_id, conversation_id)
     title = one_line(calm(title))
     return title if len(title) <= TITLE_WIDTH else title[: TITLE_WIDTH - 1] + "…"
 
 
 def _left(save_points: int) -> str:
-    return _("{count} left", count=number(save_points)) if save_points else _("starts cold")
+    return _("{count} left", count=number(save_points)) if save_points else _("none left")
 
 
 def _rereading(time: TimeRange | None) -> str:
-    return roughly(time) if time else _("not known")
+    return roughly(time) if time else _("unknown")

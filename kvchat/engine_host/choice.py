@@ -47,9 +47,10 @@ class CannotSee(KvchatError):
 
     def __init__(self, model: str, why: str = "", advice: str = "") -> None:
         super().__init__(
-            _("{model} cannot see pictures", model=model),
-            why or _("The file it sees with (it has “mmproj” in its name) does not lie beside it."),
-            advice or _("Choose a model that can see. If this one can, download it again: that file comes with it."),
+            _("{model} does not support images", model=model),
+            why or _("Its vision file (with “mmproj” in its name) is not in the same folder."),
+            advice
+            or _("Choose a model that supports images. If this one does, download it again to get its vision file."),
         )
 
 
@@ -67,7 +68,7 @@ class NoModel(KvchatError):
     """No model has been chosen yet."""
 
     def __init__(self) -> None:
-        super().__init__(_("No model is chosen yet"), "", _("Pick a GGUF file, or fetch the starter model."))
+        super().__init__(_("No model is chosen yet"), "", _("Choose a GGUF file, or download the starter model."))
 
 
 class ModelMissing(KvchatError):
@@ -76,9 +77,9 @@ class ModelMissing(KvchatError):
     def __init__(self, path: str) -> None:
         self.path = path
         super().__init__(
-            _("This chat’s model, {stem}, is no longer there", stem=Path(path).stem),
-            _("{path} is gone, or its disk is not connected.", path=path),
-            _("Choose what answers here from now on."),
+            _("This chat’s model, {stem}, is missing", stem=Path(path).stem),
+            _("{path} does not exist, or its disk is not connected.", path=path),
+            _("Choose another model for this chat."),
         )
 
 
@@ -230,8 +231,8 @@ def _size_and_identity(projector: Path) -> tuple[int, str]:
         return projector.stat().st_size, file_identity(projector)
     except OSError as error:
         reason = error.strerror or error
-        why = _("The file it sees with, {name}, cannot be read: {reason}.", name=projector.name, reason=reason)
-        raise CannotSee(_("This model"), why, _("Check that you may read it.")) from error
+        why = _("Its vision file, {name}, cannot be read: {reason}.", name=projector.name, reason=reason)
+        raise CannotSee(_("This model"), why, _("Check the permissions of the file.")) from error
 
 
 def placed(plan: LaunchPlan, context: ContextChoice) -> LaunchPlan:
@@ -271,10 +272,10 @@ def user_arguments(
     extra = arguments.parse(settings.engine_arguments)
     workers = arguments.parse_workers(settings.rpc_workers)
     if location.path is None and extra:
-        raise arguments.BadArguments(_("The engine inside kvchat takes none; only a llama-server does."))
+        raise arguments.BadArguments(_("The embedded engine takes no extra arguments; only llama-server does."))
     no_rpc = location.path is None or (asked.options is not None and asked.options.find("--rpc") is None)
     if workers and no_rpc:
-        raise arguments.BadWorkers(_("This engine cannot share its work with other computers."))
+        raise arguments.BadWorkers(_("This engine does not support RPC servers."))
     arguments.check(extra, asked.options)
     return extra, workers
 
@@ -346,7 +347,7 @@ def memory_for(location: EngineLocation, workers: Sequence[str] = (), staged: St
         if reason := worker_gone(error.detail):
             raise EngineFailed(reason) from error
         said = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
-        raise arguments.BadWorkers(_("The engine does not run with them: {said}", said=said)) from error
+        raise arguments.BadWorkers(_("The engine could not start with these RPC servers: {said}", said=said)) from error
     return _memory(staged, [DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])
 
 

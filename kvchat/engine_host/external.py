@@ -57,9 +57,9 @@ class ExternalEngine:
 
     def cannot_see(self) -> CannotSee:
         return CannotSee(
-            _("The model of your server"),
-            _("The server was started without what it sees with (--mmproj)."),
-            _("Start it with that, or attach the text that is in the picture."),
+            _("The server’s model"),
+            _("The server was started without a vision file (--mmproj)."),
+            _("Restart it with --mmproj, or attach the text from the image."),
         )
 
     async def prepare(self, settings: Settings) -> Callable[[], Awaitable[None]]:

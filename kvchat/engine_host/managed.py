@@ -48,7 +48,7 @@ class ManagedEngine:
             await asyncio.to_thread(find_projector, Path(chosen), arguments.parse(settings.engine_arguments))
 
     def cannot_see(self) -> CannotSee:
-        return CannotSee(_("This model"), _("The file beside it is not for pictures."))
+        return CannotSee(_("This model"), _("Its vision file (mmproj) does not support images."))
 
     async def prepare(self, settings: Settings, *, sees: bool, tokens: int) -> Callable[[], Awaitable[None]]:
         """Choose an engine, with room for so many tokens as far as there is; returns what starts it."""
@@ -157,10 +157,10 @@ class EngineMemory:
             return
         again = ""
         if limit is not None and not ran_out.context.by_user:
-            again = " " + _("More is tried again from {until} on.", until=day(limit.until))
+            again = " " + _("kvchat will try a larger context again on {until}.", until=day(limit.until))
         self._notify(
-            _("Memory ran out while the model loaded"),
-            _("It runs with less now. {reason}{again}", reason=context.reason, again=again),
+            _("The model ran out of memory while loading"),
+            _("The model now uses less memory. {reason}{again}", reason=context.reason, again=again),
         )
 
     async def close(self) -> None:

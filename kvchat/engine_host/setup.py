@@ -62,11 +62,11 @@ class EngineNotStored(KvchatError):
 class Stage(Enum):
     """A stage of fetching; the value is the word on the screen."""
 
-    ASKING = N_("asking what there is")
-    CHECKING = N_("checking what is there")
+    ASKING = N_("looking for a release")
+    CHECKING = N_("checking existing files")
     FETCHING = N_("downloading")
     UNPACKING = N_("unpacking")
-    TRYING = N_("trying it out")
+    TRYING = N_("testing")
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,8 @@ class EngineSetup:
         engine, trial = got
         if trial.works:
             await self._use(str(engine.location.path))
-            words = _("{name} works, and is chosen.", name=engine.name)
-            self._notify(_("There is an engine for the graphics card"), words)
+            words = _("{name} passed its test and is now selected.", name=engine.name)
+            self._notify(_("GPU engine ready"), words)
         return trial
 
     async def remove(self, name: str) -> None:
@@ -184,7 +184,7 @@ class EngineSetup:
                 shutil.rmtree(folder.rename(folder.with_name(f".{name}.gone")))
             except OSError as error:
                 title, why = _("The engine could not be removed"), f"{folder}: {error.strerror}."
-                raise EngineNotStored(title, why, _("Stop it, then try again.")) from error
+                raise EngineNotStored(title, why, _("Stop the engine, then try again.")) from error
 
         if self._settings().engine_path == str(self._engines / name / program_name()):
             await self._use(None)
@@ -222,8 +222,8 @@ class EngineSetup:
                 return await asyncio.to_thread(self.key.save, value)
             await asyncio.to_thread(self.key.forget)
         except OSError as error:
-            advice = _("Check that the disk has room.")
-            raise KvchatError(_("The key could not be kept"), f"{error.strerror}.", advice) from error
+            advice = _("Check that the disk is not full.")
+            raise KvchatError(_("The API key could not be saved"), f"{error.strerror}.", advice) from error
         return None
 
     async def why_not(self, name: str, text: str) -> str:
@@ -246,8 +246,8 @@ class EngineSetup:
     async def _find_build(self, graphics: Graphics, wanted: Backend | None) -> EngineBuild:
         """Find the newest build for these cards, of the best or the wanted kind. Raises NoSuchEngine, HubError."""
         if not graphics.makers:
-            why = _("The engine inside kvchat does as well as any on the processor.")
-            raise NoSuchEngine(_("No graphics card was found"), why, _("If there is one, install its driver first."))
+            why = _("The embedded engine is as fast as any other on the CPU.")
+            raise NoSuchEngine(_("No GPU found"), why, _("If this computer has a GPU, install its driver first."))
         releases = await self._downloader.run(self._github.releases(REPOSITORY))
         builds = builds_for(graphics, releases)
         for build in builds:
@@ -255,11 +255,11 @@ class EngineSetup:
                 return build
         others = listed(build.backend.value for build in builds)
         raise NoSuchEngine(
-            _("There is no engine for {card}", card=wanted.value)
+            _("No {card} engine is available", card=wanted.value)
             if wanted
-            else _("There is no engine for this computer’s card"),
-            _("llama.cpp’s newest releases have {others} that suits it.", others=others or _("none")),
-            _("Look at {source} yourself, or choose a llama-server that you have.", source=self.source),
+            else _("No engine is available for this GPU"),
+            _("Matching builds in the latest llama.cpp releases: {others}.", others=others or _("none")),
+            _("See {source}, or choose a llama-server on this computer.", source=self.source),
         )
 
     async def _fetch_build(self, build: EngineBuild) -> tuple[FetchedEngine, Trial]:
@@ -305,9 +305,9 @@ class EngineSetup:
         if free < needed:
             sizes = {"needed": size_in_words(needed), "engines": self._engines, "free": size_in_words(free)}
             raise EngineNotStored(
-                _("There is not enough disk space for this engine"),
-                _("It needs {needed} for a moment; {engines} has {free} free.", **sizes),
-                _("Free some space, then try again."),
+                _("Not enough disk space for this engine"),
+                _("Installing it takes {needed} temporarily; {engines} has {free} free.", **sizes),
+                _("Free up disk space, then try again."),
             )
 
     def _unpack(self, order: Order, stop: threading.Event) -> None:
@@ -321,16 +321,16 @@ class EngineSetup:
                 if stop.is_set():
                     return
                 if not (whole / program_name()).is_file():
-                    raise UnsafeArchive(_("there is no {program_name} in it", program_name=program_name()))
+                    raise UnsafeArchive(_("it does not contain {program_name}", program_name=program_name()))
                 if target.exists():  # without its program
                     shutil.rmtree(target)
                 whole.rename(target)
         except UnsafeArchive as error:
             self._forget(order)
             raise EngineNotStored(
-                _("The engine is not as expected"),
+                _("The engine archive is invalid"),
                 f"{order.file.parts[0].path}: {error}.",
-                _("Look at {source}.", source=self.source),
+                _("See {source}.", source=self.source),
             ) from error
         except OSError as error:
             raise _not_stored(self._engines, error) from error
@@ -345,9 +345,9 @@ class EngineSetup:
         engines = {engine.name: engine for engine in fetched_engines(self._engines)}
         if name not in engines:
             raise NoSuchEngine(
-                _("kvchat has fetched no engine called {name}", name=name),
-                _("There is: {there}.", there=listed(engines) or _("none")),
-                _("Only those can be removed."),
+                _("No downloaded engine is named {name}", name=name),
+                _("Available: {there}.", there=listed(engines) or _("none")),
+                _("Only downloaded engines can be removed."),
             )
         return engines[name]
 
@@ -356,9 +356,9 @@ def _not_stored(folder: Path, error: OSError) -> EngineNotStored:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EngineNotStored(
             _("The disk is full"),
-            _("{folder} has no room left for the engine.", folder=folder),
-            _("Free some space, then try again: what has arrived is kept."),
+            _("{folder} has no space left for the engine.", folder=folder),
+            _("Free up disk space, then try again. The download resumes where it stopped."),
         )
     return EngineNotStored(
-        _("The engine cannot be stored"), f"{folder}: {error.strerror}.", _("Check that you may write there.")
+        _("The engine could not be saved"), f"{folder}: {error.strerror}.", _("Check the permissions of the folder.")
     )

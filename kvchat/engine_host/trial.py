@@ -56,10 +56,10 @@ class CannotRemember(KvchatError):
     """The engine's restores are of no use, or it is not known whether they are."""
 
     def __init__(self, finding: Finding) -> None:
-        title = _("Chats cannot be remembered with this engine")
+        title = _("Chat memory does not work with this engine")
         if finding.strategy.saves:
-            title = _("Chats may not be remembered with this engine")
-        advice = _("Chats work; each one is read again when it is opened. Try another version of llama-server.")
+            title = _("Chat memory may not work with this engine")
+        advice = _("You can chat, but each chat is reprocessed when you open it. Try another version of llama-server.")
         super().__init__(title, finding.words, advice)
 
 
@@ -93,9 +93,9 @@ async def try_engine(
         devices = await asyncio.to_thread(list_devices, location)
         if needs and location.path and all(device.name.startswith(("CPU", "BLAS")) for device in devices):
             raise await asyncio.to_thread(why_no_card, location.path, needs)
-        done(TrialStep(_("Devices"), listed(device.description for device in devices) or _("the processor alone")))
+        done(TrialStep(_("Devices"), listed(device.description for device in devices) or _("CPU only")))
         if model is None:
-            done(TrialStep(_("Model"), _("There is none yet to try it with.")))
+            done(TrialStep(_("Model"), _("No model to test with")))
         else:
             await _run(location, asked, model, done)
     except KvchatError as error:
@@ -118,11 +118,11 @@ async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: 
             async with contextlib.aclosing(stream) as chunks:
                 async for chunk in chunks:
                     timings = chunk.timings or timings
-            done(TrialStep(_("Reply"), per_second(timings.tokens_per_second) if timings else _("it answered")))
+            done(TrialStep(_("Reply"), per_second(timings.tokens_per_second) if timings else _("received")))
             finding = await _self_test(engine, supervisor.generation, plan)
             if not (finding.proved and finding.strategy.saves):
                 raise CannotRemember(finding)
-            done(TrialStep(_("Memory of chats"), finding.words))
+            done(TrialStep(_("Chat memory"), finding.words))
         except EngineGone as error:  # the supervisor may know more of a death than a connection that broke off
             raise await error.explained() from error
         finally:

@@ -56,9 +56,9 @@ class NoKey(KvchatError):
 
     def __init__(self, host: str) -> None:
         super().__init__(
-            _("A door that others can reach needs a key"),
-            _("At {host} every computer of the network could use the model.", host=host),
-            _("Give a key (--key-file, or Settings, Other programs), or listen at 127.0.0.1 alone."),
+            _("The API server needs an API key for network access"),
+            _("With the address {host}, any computer on the network could use the model.", host=host),
+            _("Set an API key (--key-file, or Settings, API server), or listen on 127.0.0.1 only."),
         )
 
 

@@ -95,13 +95,13 @@ def read_key_file(path: Path) -> dict[str, str]:
     try:
         if os.name != "nt" and stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise BadKeyFile(
-                _("The file with the key is not private"),
-                _("Others may read {path}.", path=path),
-                _("chmod 600 {path}", path=path),
+                _("The API key file is not private"),
+                _("Other users can read {path}.", path=path),
+                _("Run: chmod 600 {path}", path=path),
             )
         lines = read_plain(path, _MOST_FILE).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadKeyFile(_("The file with the key cannot be read"), f"{path}: {error}.") from error
+        raise BadKeyFile(_("The API key file cannot be read"), f"{path}: {error}.") from error
     keys: dict[str, str] = {}
     for line in filter(None, map(str.strip, lines)):
         name, colon, key = (part.strip() for part in line.partition(":"))
@@ -109,13 +109,14 @@ def read_key_file(path: Path) -> dict[str, str]:
             name, key = EVERYBODY, line
         if len(key) < LEAST_KEY or name.rstrip("-._") != program_name(name):
             words = _(
-                "A line is a key of at least {least_key} characters, or a program's name, a colon and its key.",
+                "Each line must be an API key of at least {least_key} characters, or an app's name, "
+                "a colon and its API key.",
                 least_key=LEAST_KEY,
             )
-            raise BadKeyFile(_("The file with the key is not as it should be"), f"{path}: {words}")
+            raise BadKeyFile(_("The API key file is invalid"), f"{path}: {words}")
         keys[name] = key
     if not keys:
-        raise BadKeyFile(_("There is no key in the file"), _("{path} is empty.", path=path))
+        raise BadKeyFile(_("The API key file contains no key"), _("{path} is empty.", path=path))
     return keys
 
 

@@ -201,9 +201,9 @@ def _bound(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         raise PortTaken(
-            _("Other programs cannot be listened for"),
-            _("Nobody can listen at {host}:{port}: {reason}.", host=host, port=port, reason=error.strerror),
-            _("Choose another port, or end the program that has it."),
+            _("The API server could not start"),
+            _("Cannot listen on {host}:{port}: {reason}.", host=host, port=port, reason=error.strerror),
+            _("Choose another port, or close the program that uses it."),
         ) from error
     sock.setblocking(False)
     return sock

@@ -36,7 +36,11 @@ _MOST_TOKEN = 1 << 31
 _BLOCK_NAME = 32  # bytes
 MOST_POINTS = 100  # of a conversation, the newest; the blocks of the last hold all but what states cannot be cut to
 _PIECE = 1 << 20  # bytes
-_GONE = N_("A part of the memory of this chat was deleted or damaged meanwhile."), "", N_("Try again, or leave it out.")
+_GONE = (
+    N_("Part of this chat’s memory was deleted or damaged in the meantime."),
+    "",
+    N_("Try again, or export the chat without its memory."),
+)
 
 Contents = Iterator[tuple[bytes, Iterable[bytes]]]  # a block's name, and what it holds in pieces
 
@@ -102,23 +106,23 @@ def from_json(data: Any) -> Manifest:
     """Check a manifest that anybody may have written, and return it. Raises BadMemory."""
     try:
         if data["format"] != FORMAT or data["version"] != VERSION:
-            raise BadMemory(_("it was written by a newer kvchat"))
+            raise BadMemory(_("it was created by a newer version of kvchat"))
         blocks = [(bytes.fromhex(name), _number(size)) for name, size in data["blocks"]]
         if any(len(name) != _BLOCK_NAME for name, _ in blocks):
-            raise BadMemory(_("a block has no proper name"))
+            raise BadMemory(_("a block has an invalid name"))
         carried: list[CarriedPoint] = []
         for entry in data["points"]:
             carried.append(_point(entry, blocks, carried[-1].tokens if carried else ()))
         fingerprint = Fingerprint(**data["fingerprint"])
         if not all(type(value) is (int if name == "streams" else str) for name, value in asdict(fingerprint).items()):
-            raise BadMemory(_("it does not say what it was made with"))
+            raise BadMemory(_("its engine details are invalid"))
         manifest = Manifest(fingerprint, tuple(carried))
     except BadMemory:
         raise
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecipeError) as error:
-        raise BadMemory(_("its description is not one")) from error
+        raise BadMemory(_("its manifest is invalid")) from error
     if not carried or manifest.blocks != dict(blocks):
-        raise BadMemory(_("its description does not fit what it holds"))
+        raise BadMemory(_("its manifest does not match its contents"))
     return manifest
 
 
@@ -127,24 +131,24 @@ def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> C
     shared, message_id = _number(entry["shared"]), entry["message_id"]
     tokens = (*before[:shared], *(_number(token, -_MOST_TOKEN, _MOST_TOKEN) for token in entry["tokens"]))
     if shared > len(before) or not tokens or not isinstance(message_id, str | None):
-        raise BadMemory(_("a save point is of no tokens"))
+        raise BadMemory(_("a save point is invalid"))
     uses = []
     for number, cache, *place in entry["uses"]:
         row, rows, skip, position = map(_number, place)
         if cache == RESIDUE and rows > RESIDUE_CHUNK:
-            raise BadMemory(_("a block unpacks to more than a block can hold"))
+            raise BadMemory(_("a block is too large when unpacked"))
         uses.append(BlockUse(*blocks[_number(number)], _number(cache, RESIDUE), row, rows, skip, position))
     recipe = Recipe(_number(entry["file_size"], 1), row_map_of(entry["row_map"]), tuple(uses))
     check_whole(recipe)
     prefill_ms = entry["prefill_ms"]
     if type(prefill_ms) not in (int, float) or not isfinite(prefill_ms) or not 0 <= prefill_ms < _MOST:
-        raise BadMemory(_("a number in its description cannot be true"))
+        raise BadMemory(_("a number in its manifest is out of range"))
     return CarriedPoint(tokens, message_id, float(prefill_ms), recipe)
 
 
 def _number(value: Any, least: int = 0, most: int = _MOST) -> int:
     if type(value) is not int or not least <= value < most:
-        raise BadMemory(_("a number in its description cannot be true"))
+        raise BadMemory(_("a number in its manifest is out of range"))
     return value
 
 
@@ -205,17 +209,17 @@ def _receive(files: BlockFiles, manifest: Manifest, contents: Contents) -> tuple
     for name, content in contents:
         size = missing.pop(name, None)
         if size is None:
-            raise BadMemory(_("it holds a block twice, or one that it does not need"))
+            raise BadMemory(_("it contains a duplicate or unused block"))
         if files.claim(name, size) is not None:
             continue
         written = files.write(_at_most(content, size))
         if written.block != name or written.size != size:
             files.drop(written)
-            raise BadMemory(_("a part of it is damaged"))
+            raise BadMemory(_("part of it is damaged"))
         total += files.put(written)
         xxh3[name] = written.xxh3
     if missing:
-        raise BadMemory(_("a part of it is missing"))
+        raise BadMemory(_("part of it is missing"))
     return total, xxh3
 
 
@@ -255,5 +259,5 @@ def _at_most(content: Iterable[bytes], size: int) -> Iterator[bytes]:
     for piece in content:
         size -= len(piece)
         if size < 0:
-            raise BadMemory(_("a part of it is damaged"))
+            raise BadMemory(_("part of it is damaged"))
         yield piece

@@ -40,7 +40,7 @@ PROGRAMS_AGE_DAYS = 14.0  # agents come back to a thread within days, or never; 
 
 def not_written(error: OSError) -> NotSaved:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NotSaved(Reason(ReasonCode.DISK_FULL), _("Make room on the disk."))
+        return NotSaved(Reason(ReasonCode.DISK_FULL), _("Free up disk space."))
     return NotSaved(Reason(ReasonCode.NOT_WRITTEN, {"error": error.strerror or str(error)}))
 
 
@@ -55,14 +55,14 @@ def in_words(*, saving: bool = False) -> Iterator[None]:
     except IndexLost as error:
         if saving:
             raise NotSaved(Reason(ReasonCode.INDEX_DAMAGED)) from error
-        detail = _("It was set aside, and a new one begun: each chat is read again once.")
-        raise StoreRefused(_("The list of what is kept was damaged."), detail) from error
+        detail = _("kvchat set it aside and created a new one. Each chat is reprocessed once.")
+        raise StoreRefused(_("The chat memory index was damaged."), detail) from error
     except (IndexFailed, OSError) as error:
         if saving and isinstance(error, OSError):
             raise
         if saving:
             raise NotSaved(Reason(ReasonCode.INDEX_NOT_WRITTEN, {"error": str(error)})) from error
-        raise StoreRefused(_("The memory of chats could not be read or written."), f"{error}.") from error
+        raise StoreRefused(_("Chat memory could not be read or written."), f"{error}.") from error
 
 
 class StoreBase:
@@ -98,10 +98,10 @@ class StoreBase:
         quota, floor, free = self.bounds.of(conversation_id), self.bounds.free_floor, self.free_bytes()
         if size > quota:
             places = {"size": size_in_words(size), "limit": size_in_words(quota)}
-            raise NotSaved(Reason(ReasonCode.OVER_LIMIT, places), _("Raise the limit in the settings, under Storage."))
+            raise NotSaved(Reason(ReasonCode.OVER_LIMIT, places), _("Raise the storage limit in Settings, Storage."))
         if free - still_to_write < floor:
             places = {"free": size_in_words(free), "floor": size_in_words(floor)}
-            advice = _("Make room on the disk, or lower the floor in the settings.")
+            advice = _("Free up disk space, or lower the minimum free space in Settings, Storage.")
             raise NotSaved(Reason(ReasonCode.DISK_NEARLY_FULL, places), advice)
 
     def unabsorbed(self) -> frozenset[str]:

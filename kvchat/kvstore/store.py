@@ -49,7 +49,7 @@ from kvchat.kvstore.savepoint import (
 from kvchat.words.language import N_, _
 from kvchat.words.reasons import Reason, ReasonCode
 
-TITLE = N_("The memory of chats cannot be kept for now")
+TITLE = N_("Chat memory is unavailable")
 
 
 class BlockStore(Restoring):
@@ -230,8 +230,8 @@ def check_store(folder: Path) -> None:
 
 
 def _unusable(folder: Path, error: Exception) -> StoreRefused:
-    title = _("The folder for the memory of chats cannot be used.")
-    advice = _("Check that it is a folder of yours and that the disk is not full.")
+    title = _("The chat memory folder cannot be used.")
+    advice = _("Check the permissions of the folder and that the disk is not full.")
     return StoreRefused(title, f"{folder}: {getattr(error, 'strerror', None) or error}.", advice)
 
 
@@ -262,7 +262,7 @@ class NoStore:
     def __init__(self, why: KvchatError) -> None:
         """`why`: the error from opening the store."""
         advice = _(
-            "{advice} You can go on chatting; a chat is read again whenever another one was in between.",
+            "{advice} You can keep chatting, but a chat is reprocessed each time you return to it from another chat.",
             advice=why.advice,
         )
         self.problem = StoreRefused(_(TITLE), f"{why.title} {why.detail}".strip(), advice.strip())

@@ -39,11 +39,8 @@ class PromptTooLong(KvchatError):
         sizes = {"prompt_tokens": number(prompt_tokens), "context_size": number(context_size)}
         super().__init__(
             _("This chat no longer fits the model's context"),
-            _("It has {prompt_tokens} tokens and the context holds {context_size}.", **sizes),
-            _(
-                "Start a new chat, or choose a larger context size in the settings if the model and the memory "
-                "allow it."
-            ),
+            _("It has {prompt_tokens} tokens, but the context length is {context_size}.", **sizes),
+            _("Start a new chat, or increase the context length in Settings if the model and memory allow it."),
         )
         self.prompt_tokens, self.context_size = prompt_tokens, context_size
 

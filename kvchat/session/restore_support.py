@@ -65,11 +65,14 @@ class Finding:
     @property
     def words(self) -> str:
         if not self.strategy.saves:
-            words = _("Chats cannot be remembered here: they are read again, and nothing is kept of them.")
+            words = _("With this engine and model, kvchat saves no chat memory and reprocesses chats instead.")
         elif self.proved:
-            words = _("Chats are remembered here: {how}.", how=_(_REACH[self.strategy]))
+            words = _("Chat memory works with this engine and model: {how}.", how=_(_REACH[self.strategy]))
         else:
-            words = _("Chats should be remembered here, as the first will show: {how}.", how=_(_REACH[self.strategy]))
+            words = _(
+                "Chat memory should work with this engine and model (not confirmed yet): {how}.",
+                how=_(_REACH[self.strategy]),
+            )
         return sentences(words, self.reason.in_a_sentence if self.reason else "")
 
     def after_restore(self, *, hollow: bool) -> Finding:
@@ -85,11 +88,11 @@ class Finding:
 
 
 _REACH = {
-    Strategy.PLAIN: N_("any part of one can be used again"),
-    Strategy.FULL_WINDOW: N_("each as it was after any of its replies (--swa-full is on)"),
-    Strategy.COMPLETE: N_("each as it was after any of its replies"),
-    Strategy.LONG: N_("each as it was after any of its replies, once it is longer than the model’s sliding window"),
-    Strategy.SETTLE: N_("each as it was after any of its replies"),
+    Strategy.PLAIN: N_("any part of a chat can be reused"),
+    Strategy.FULL_WINDOW: N_("a chat can be restored to the end of any reply (--swa-full is on)"),
+    Strategy.COMPLETE: N_("a chat can be restored to the end of any reply"),
+    Strategy.LONG: N_("a chat longer than the model’s sliding window can be restored to the end of any reply"),
+    Strategy.SETTLE: N_("a chat can be restored to the end of any reply"),
 }
 
 
@@ -128,11 +131,11 @@ class Findings:
         """Keep a finding. The user is told when restoring turns out not to work, or less well than it seemed."""
         await asyncio.to_thread(store_finding, self._file, subject, finding, self._clock())
         if not finding.strategy.saves:
-            self._tell(_("Chats cannot be remembered here"), finding.words)
+            self._tell(_("Chat memory does not work with this engine"), finding.words)
         elif finding.strategy is Strategy.LONG and before is None:
-            self._tell(_("Short chats cannot be remembered here"), finding.words)
+            self._tell(_("Chat memory does not work for short chats with this engine"), finding.words)
         elif before is not None and before.strategy is not finding.strategy:
-            self._tell(_("Remembering chats did not work as expected"), finding.words)
+            self._tell(_("Chat memory did not work as expected"), finding.words)
 
 
 def newest_finding(file: Path, model: str) -> tuple[Finding, str] | None:

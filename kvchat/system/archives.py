@@ -54,7 +54,7 @@ def _unpack(archive: Path, into: Path, stop: threading.Event) -> None:
                 return
             total, files = total + member.size, files + 1
             if total > MOST_UNPACKED or files > MOST_FILES:
-                raise UnsafeArchive(_("it would unpack to more than any engine has"))
+                raise UnsafeArchive(_("it is too large when unpacked"))
             _put(member, _inside(into, member.name), stop)
     except (tarfile.TarError, zipfile.BadZipFile, BadGzipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise UnsafeArchive(_("it is damaged: {error}", error=error)) from error
@@ -81,13 +81,13 @@ def _inside(folder: Path, name: str) -> Path:
     """Return where a member belongs. Raises UnsafeArchive if that is outside, or behind a link."""
     pieces = [piece for piece in name.split("/") if piece not in ("", ".")]
     if name.startswith("/") or any(piece == ".." or set(piece) & set('\\:*?"<>|\0') for piece in pieces):
-        raise UnsafeArchive(_("it has a file with an impossible name: {name}", name=repr(name)))
+        raise UnsafeArchive(_("it contains a file with an invalid name: {name}", name=repr(name)))
     target = folder.joinpath(*pieces)
     for parent in target.parents:
         if parent == folder:
             break
         if parent.is_symlink():
-            raise UnsafeArchive(_("it has a file behind a link: {name}", name=repr(name)))
+            raise UnsafeArchive(_("it contains a file behind a link: {name}", name=repr(name)))
     return target
 
 
@@ -98,7 +98,7 @@ def _tarred(archive: Path) -> Iterator[_Member]:
                 yield _Member(entry.name)
             elif entry.issym():
                 if "/" in entry.linkname or entry.linkname in ("", ".", ".."):  # libllama.so -> libllama.so.0
-                    raise UnsafeArchive(_("it has a link that leads elsewhere: {name}", name=repr(entry.name)))
+                    raise UnsafeArchive(_("it contains a link to another folder: {name}", name=repr(entry.name)))
                 yield _Member(entry.name, link=entry.linkname)
             elif entry.isreg():
 
@@ -109,7 +109,7 @@ def _tarred(archive: Path) -> Iterator[_Member]:
 
                 yield _Member(entry.name, entry.size, bool(entry.mode & stat.S_IXUSR), opened)
             else:
-                raise UnsafeArchive(_("it has something that is no file: {name}", name=repr(entry.name)))
+                raise UnsafeArchive(_("it contains an entry that is not a file: {name}", name=repr(entry.name)))
 
 
 def _zipped(archive: Path) -> Iterator[_Member]:
@@ -117,7 +117,7 @@ def _zipped(archive: Path) -> Iterator[_Member]:
         for entry in zipped.infolist():
             mode = entry.external_attr >> 16
             if stat.S_ISLNK(mode):
-                raise UnsafeArchive(_("it has a link: {filename}", filename=repr(entry.filename)))
+                raise UnsafeArchive(_("it contains a link: {filename}", filename=repr(entry.filename)))
             if entry.is_dir():
                 yield _Member(entry.filename)
                 continue

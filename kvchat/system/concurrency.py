@@ -52,7 +52,7 @@ class Background:
         if not self._tasks:
             self._hear(False)
         if not task.cancelled() and (error := task.exception()):
-            context = {"message": _("Work in the background ended in a bug"), "exception": error, "task": task}
+            context = {"message": _("A background task failed"), "exception": error, "task": task}
             task.get_loop().call_exception_handler(context)
 
 

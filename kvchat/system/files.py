@@ -133,7 +133,7 @@ def in_time(work: Callable[[], R]) -> R:
     except TimeoutError as error:
         if done.done():  # the work's own
             raise
-        words = _("Nothing answered for {patience_s} s", patience_s=f"{PATIENCE_S:.0f}")
+        words = _("No response for {patience_s} s", patience_s=f"{PATIENCE_S:.0f}")
         raise TimeoutError(errno.ETIMEDOUT, words) from error
 
 
@@ -165,7 +165,7 @@ class _Patient(io.RawIOBase):
             self._hangs = True
             raise
         except BlockingIOError as error:
-            raise OSError(errno.EAGAIN, _("It waits for news, as no file does")) from error
+            raise OSError(errno.EAGAIN, _("Reading it blocks, so it is not a regular file")) from error
         buffer[: len(read)] = read
         return len(read)
 

@@ -53,9 +53,9 @@ def start_at_login(on: bool) -> None:
             _put(_autostart(), _entry().encode() if on else None)
     except OSError as error:
         raise KvchatError(
-            _("Starting at login could not be changed"),
+            _("The “Start at login” setting could not be changed"),
             f"{error.filename or _RUN_KEY}: {error.strerror}.",
-            _("Your desktop’s own settings have a list of the programs that start at login."),
+            _("Change the list of startup apps in your desktop’s settings."),
         ) from error
 
 

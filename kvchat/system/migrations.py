@@ -20,7 +20,7 @@ class DatabaseTooNew(KvchatError):
     """The database was written by a newer kvchat."""
 
     def __init__(self, title: str, path: Path, found: int, known: int) -> None:
-        sentence = N_("{path} has format {found}; this version knows formats up to {known}.")
+        sentence = N_("{path} has format {found}; this version supports formats up to {known}.")
         detail = _(sentence, path=path, found=found, known=known)
         super().__init__(title, detail, _("Install the newer version again. Nothing was changed."))
 

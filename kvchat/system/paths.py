@@ -69,9 +69,9 @@ class Paths:
             except OSError as error:
                 if folder != self.cache:
                     raise KvchatError(
-                        _("A folder that kvchat needs cannot be made"),
+                        _("A required folder could not be created"),
                         f"{folder}: {error.strerror}.",
-                        _("Check that you may write there, or set KVCHAT_HOME to another folder."),
+                        _("Check the permissions of the folder, or set KVCHAT_HOME to another folder."),
                     ) from error
         return self
 
@@ -86,9 +86,9 @@ def resolve_paths(environment: dict[str, str] | None = None) -> Paths:
         return Paths(dirs.user_config_path, dirs.user_data_path, dirs.user_cache_path, dirs.user_state_path)
     except RuntimeError as error:
         raise KvchatError(
-            _("There is no home folder"),
-            _("Neither HOME nor the computer's list of users names one."),
-            _("Set HOME, or KVCHAT_HOME to a folder for kvchat alone."),
+            _("No home folder found"),
+            _("Neither HOME nor the user database specifies a home folder."),
+            _("Set HOME, or set KVCHAT_HOME to a folder for kvchat only."),
         ) from error
 
 

@@ -16,8 +16,8 @@ _SERVICE = "kvchat"
 class Keeper(Enum):
     """What keeps a secret; the value is how a sentence ends: "kept in …"."""
 
-    KEYRING = N_("the system's keyring")
-    FILE = N_("a file that only you may read, because no keyring answers here")
+    KEYRING = N_("the system keyring")
+    FILE = N_("a file that only you can read, because no keyring is available")
 
 
 class SecretStore:

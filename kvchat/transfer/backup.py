@@ -72,9 +72,9 @@ def make_backup(paths: Paths, target: Path, progress: Progress = lambda done, to
         return replace(facts, size=target.stat().st_size)
     except (OSError, sqlite3.Error) as error:
         raise BackupFailed(
-            _("The backup could not be made"),
+            _("The backup could not be created"),
             f"{target}: {getattr(error, 'strerror', None) or error}.",
-            _("Choose another place, or make room there."),
+            _("Choose another folder, or free up disk space."),
         ) from error
 
 
@@ -150,14 +150,14 @@ def lay_ready(
             facts, done, free = _facts(source, archive, manifest), 0, shutil.disk_usage(paths.data).free
             if facts.unpacked > free:
                 sizes = {"unpacked": size_in_words(facts.unpacked), "free": size_in_words(free)}
-                raise OSError(errno.ENOSPC, _("it needs {unpacked} of room, and {free} are free", **sizes))
+                raise OSError(errno.ENOSPC, _("it needs {unpacked} of disk space, but only {free} is free", **sizes))
             for name, entry in manifest["files"].items():
                 done = _unpack(archive, name, entry, waiting, done, lambda so_far: progress(so_far, facts.unpacked))
         with closing(sqlite3.connect(waiting / DATABASE)) as db:
             if db.execute("PRAGMA integrity_check").fetchone()[0] != "ok":
-                raise zipfile.BadZipFile(_("the chats in it are damaged"))
+                raise zipfile.BadZipFile(_("its chat database is damaged"))
             if migrations.version(db) > len(MIGRATIONS):
-                raise zipfile.BadZipFile(_("it was made by a newer kvchat"))
+                raise zipfile.BadZipFile(_("it was created by a newer version of kvchat"))
         if SETTINGS in manifest["files"]:
             own, restored = load_settings(paths.settings_file), load_settings(waiting / SETTINGS)
             kept = {name: getattr(own, name) for name in (_DOOR if with_engine else (*_DOOR, *WHAT_ANSWERS))}
@@ -198,9 +198,9 @@ def finish_restore(paths: Paths) -> Path | None:
         return replaced
     except OSError as error:
         raise BackupFailed(
-            _("The backup could not be put back"),
+            _("The backup could not be restored"),
             f"{error.filename or paths.data}: {error.strerror or error}.",
-            _("Make room on the disk and start kvchat again."),
+            _("Free up disk space and restart kvchat."),
         ) from error
 
 
@@ -238,7 +238,7 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
         if manifest["format"] != FORMAT:
             raise ValueError
         if manifest["version"] != VERSION:
-            raise zipfile.BadZipFile(_("it was made by a newer kvchat"))
+            raise zipfile.BadZipFile(_("it was created by a newer version of kvchat"))
         datetime.fromisoformat(manifest["made_at"])
         if DATABASE not in manifest["files"]:
             raise ValueError
@@ -248,7 +248,7 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
                 raise ValueError
         return {**manifest, "files": files}
     except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
-        raise zipfile.BadZipFile(_("it is not a backup of kvchat's")) from error
+        raise zipfile.BadZipFile(_("it is not a kvchat backup")) from error
 
 
 def _facts(source: Path, archive: zipfile.ZipFile, manifest: Mapping[str, Any]) -> BackupFacts:
@@ -278,7 +278,7 @@ def _unpack(
             out.flush()
             os.fsync(out.fileno())
     except KeyError as error:
-        raise zipfile.BadZipFile(_("{name} is missing in it", name=name)) from error
+        raise zipfile.BadZipFile(_("{name} is missing", name=name)) from error
     target.chmod(0o600)
     if size != entry["size"] or digest.hexdigest() != entry["blake3"]:
         raise zipfile.BadZipFile(_("{name} is damaged", name=name))
@@ -288,5 +288,7 @@ def _unpack(
 def _bad(source: Path, error: Exception) -> BadBackup:
     reason = getattr(error, "strerror", None) or error
     return BadBackup(
-        _("This backup cannot be used"), f"{source.name}: {reason}.", _("Choose another one. Nothing has been changed.")
+        _("This backup cannot be used"),
+        f"{source.name}: {reason}.",
+        _("Choose another backup. Nothing has been changed."),
     )

@@ -88,7 +88,7 @@ def whole_export(target: Path, *, private: bool = False) -> Iterator[Path]:
         raise ExportFailed(
             _("The export could not be written"),
             f"{target}: {error.strerror or error}.",
-            _("Choose another place, or make room there."),
+            _("Choose another folder, or free up disk space."),
         ) from error
 
 

@@ -70,7 +70,7 @@ def import_paths(
         for done, entry in enumerate(entry for path in paths for entry in _entries(path, passphrase)):
             progress(done, 0)
             if done == MOST_CHATS:
-                too_many = N_("{where}: kvchat takes in {most_chats} chats at once, the rest is left out")
+                too_many = N_("{where}: kvchat imported only {most_chats} chats, the maximum for one import")
                 problems.append(_(too_many, where=entry.where, most_chats=number(MOST_CHATS)))
                 break
             try:
@@ -80,13 +80,18 @@ def import_paths(
                 else:
                     here.append(row["id"])
                 if entry.memory and row["id"] in here:
-                    told.append(_("The memory in {file} was left out: its chat was here already.", file=entry.where))
+                    told.append(
+                        _(
+                            "The chat memory in {file} was not imported because the chat already exists.",
+                            file=entry.where,
+                        )
+                    )
                 elif entry.memory and store is not None:
                     memories.append(entry.memory.bring(store, row["id"], progress))
             except (BadConversation, RecursionError) as problem:
                 problems.append(f"{entry.where}: {_reason(problem)}")
             except (BadMemory, StoreRefused) as problem:
-                left_out = N_("{where}: the chat is here, its memory was left out: {problem}")
+                left_out = N_("{where}: the chat was imported without its memory: {problem}")
                 problems.append(_(left_out, where=entry.where, problem=problem))
             progress(done + 1, 0)
     except BaseException:
@@ -118,7 +123,7 @@ class _Entry:
             return with_own_ids(self.value)
         parser = foreign_parser(self.value)
         if parser is None:
-            raise BadConversation(_("it is not a chat in any form that kvchat knows"))
+            raise BadConversation(_("it is not a chat in a supported format"))
         return parser(self.value, self.name)
 
 
@@ -150,9 +155,9 @@ def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     conversations = [member for member in members if Path(member.filename).name == "conversations.json"]
     found = conversations or members  # exports hold other JSON as well: users, feedback, projects
     if not found:
-        raise ValueError(_("the zip holds no JSON"))
+        raise ValueError(_("the zip file contains no JSON"))
     if sum(member.file_size for member in found) > LARGEST_FILE:
-        raise ValueError(_("unpacked it would be larger than {largest_file}", largest_file=size(LARGEST_FILE)))
+        raise ValueError(_("it is larger than {largest_file} when unpacked", largest_file=size(LARGEST_FILE)))
     return found
 
 
@@ -166,9 +171,9 @@ def _in_file(name: str, opened: Callable[[], IO[bytes]]) -> Iterator[_Entry]:
                     where += " " + _("“{name}”", name=title)
                 yield _Entry(where, piece.value, piece.own, name if piece.alone else f"{name}:{count}")
             if not count:
-                raise ValueError(_("it holds no chats"))
+                raise ValueError(_("it contains no chats"))
     except (*ZIP_FAULTS, MemoryError) as error:
-        rest = "; " + _("the {count} before that are taken in", count=number(count)) if count > 1 else ""
+        rest = "; " + _("the {count} chats before it were imported", count=number(count)) if count > 1 else ""
         yield _Entry(name, fault=_reason(error) + rest)
 
 
@@ -180,13 +185,13 @@ def _title(entry: Any) -> str:
 def _reason(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         place = {"line": error.lineno, "column": error.colno}
-        return _("line {line}, column {column}: it is not JSON ({msg})", **place, msg=error.msg)
+        return _("line {line}, column {column}: invalid JSON ({msg})", **place, msg=error.msg)
     if isinstance(error, UnicodeDecodeError):
-        return _("it is not text in UTF-8")
+        return _("it is not UTF-8 text")
     if isinstance(error, zipfile.BadZipFile | zlib.error | EOFError):
-        return _("the zip is damaged ({error})", error=error)
+        return _("the zip file is damaged ({error})", error=error)
     if isinstance(error, RecursionError):
         return _("it is nested too deeply")
     if isinstance(error, MemoryError):
-        return _("there is not enough memory for it")
+        return _("not enough memory to read it")
     return str(error.strerror or error) if isinstance(error, OSError) else str(error)

@@ -42,8 +42,8 @@ from kvchat.words.wording import size as size_in_words
 
 _CHATS, _MEMORY, _BLOCKS = "chats.json", "memory.json", "blocks/"
 _PIECE = 1 << 20  # bytes
-NOT_VERIFIED = N_("kvchat cannot see whether it is genuine, so it serves this chat alone.")
-_CUT_OFF = N_("it is cut off or damaged")
+NOT_VERIFIED = N_("kvchat cannot tell if it is genuine, so only this chat uses it.")
+_CUT_OFF = N_("it is incomplete or damaged")
 MAGIC = b"kvchat sealed "
 _VERSION = b"1\n"
 _COST, _BLOCK = 1 << 18, 8  # of scrypt, as age has them
@@ -55,9 +55,9 @@ class PassphraseNeeded(KvchatError):
 
     def __init__(self, title: str = "") -> None:
         super().__init__(
-            title or _("This file needs its passphrase"),
+            title or _("This file requires a passphrase"),
             _("Nothing was imported."),
-            _("Give the passphrase it was exported with."),
+            _("Enter the passphrase used for the export."),
         )
 
 
@@ -65,7 +65,7 @@ class WrongPassphrase(PassphraseNeeded):
     """The passphrase is wrong, or the first bytes of the file are damaged."""
 
     def __init__(self) -> None:
-        super().__init__(_("The passphrase does not open this file"))
+        super().__init__(_("Wrong passphrase"))
 
 
 def seal(pieces: Iterable[bytes], out: IO[bytes], passphrase: str) -> None:
@@ -150,16 +150,18 @@ class Brought:
 
 def told_of(brought: Brought, tried: TriedOut) -> str:
     tokens, bytes_ = several(brought.n_tokens, "{count} token", "{count} tokens"), size_in_words(brought.bytes)
-    came = _("Its memory came along: {tokens}, {size}.", tokens=tokens, size=bytes_)
+    came = _("Its memory was imported: {tokens}, {size}.", tokens=tokens, size=bytes_)
     if model := calm(brought.model):
-        came = _("Its memory came along: {tokens}, {size}, made with {model}.", tokens=tokens, size=bytes_, model=model)
+        came = _(
+            "Its memory was imported: {tokens}, {size}, created with {model}.", tokens=tokens, size=bytes_, model=model
+        )
     came = sentences(came, _(NOT_VERIFIED))
     if tried.waits:
-        why = _("It could not be tried out yet: {reason}.", reason=tried.reason.words) if tried.reason else ""
-        return sentences(came, why or _("It is tried out when the chat goes on."))
+        why = _("It could not be tested yet: {reason}.", reason=tried.reason.words) if tried.reason else ""
+        return sentences(came, why or _("kvchat tests it with the next message in this chat."))
     if tried.reason:
-        return _("{came} Here the chat will be read again: {reason}.", came=came, reason=tried.reason.words)
-    works = N_("{came} It was tried out and works here: {tokens} of {of} tokens need not be read again.")
+        return _("{came} This computer must reprocess the chat: {reason}.", came=came, reason=tried.reason.words)
+    works = N_("{came} A test on this computer succeeded: {tokens} of {of} tokens need no reprocessing.")
     return _(works, came=came, tokens=number(tried.tokens), of=number(tried.of))
 
 
@@ -167,8 +169,8 @@ class NothingKept(KvchatError):
     """A chat has no memory that could go with it."""
 
     def __init__(self) -> None:
-        advice = _("Export it without, or let it be answered once and try again.")
-        super().__init__(_("Nothing is kept of this chat that could go with it"), "", advice)
+        advice = _("Export the chat without its memory, or get a new reply and try again.")
+        super().__init__(_("This chat has no saved memory to export"), "", advice)
 
 
 def memory_to_export(store: SavePointStore | KeptMemory, conversation_id: str) -> Manifest:
@@ -279,7 +281,7 @@ class MemoryFile:
         except BadMemory:
             raise
         except (ValueError, RecursionError, StopIteration) as error:
-            raise BadMemory(_("its description is not one")) from error
+            raise BadMemory(_("its manifest is invalid")) from error
         store.bring(conversation_id, manifest, self._blocks(manifest, progress))
         model = described.get("model")
         name = model if isinstance(model, str) else ""
@@ -299,7 +301,7 @@ class MemoryFile:
             except ValueError as error:
                 raise BadMemory(_(_CUT_OFF)) from error
             if manifest.blocks.get(block) != size:
-                raise BadMemory(_("it holds a block that it does not need"))
+                raise BadMemory(_("it contains an unused block"))
             yield block, content
             done += size
             progress(done, manifest.bytes)

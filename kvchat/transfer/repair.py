@@ -31,30 +31,30 @@ class Repaired:
 
     @property
     def title(self) -> str:
-        return _("Your chats are repaired") if self.found.chats else _("No chat could be read")
+        return _("Your chats were repaired") if self.found.chats else _("No chats could be recovered")
 
     @property
     def words(self) -> str:
         found = self.found
         chats = several(found.chats, "{count} chat", "{count} chats")
         messages = several(found.messages, "{count} message", "{count} messages")
-        lines = [_("{chats} with {messages} are there.", chats=chats, messages=messages)]
+        lines = [_("Recovered: {chats} with {messages}.", chats=chats, messages=messages)]
         if found.from_backup:
             lines.append(
                 several(
                     found.from_backup,
-                    "{count} message of these come from the automatic backup.",
-                    "{count} messages of these come from the automatic backup.",
+                    "{count} message was recovered from the automatic backup.",
+                    "{count} messages were recovered from the automatic backup.",
                 )
             )
         if found.lost:
             named = [_("“{name}”", name=title) + f" ({number(count)})" for title, count in found.lost[:_MOST_NAMED]]
             more = len(found.lost) - len(named)
             named += [several(more, "{count} more chat", "{count} more chats")] if more > 0 else []
-            lines.append(_("Messages could not be read any more in {named}.", named=listed(named)))
+            lines.append(_("Some messages could not be recovered in {named}.", named=listed(named)))
         elif found.unreadable:
-            lines.append(_("Of the damaged file itself nothing could be read."))
-        return sentences(*lines, _("The damaged file is kept in {aside}.", aside=self.aside))
+            lines.append(_("Nothing could be recovered from the damaged file."))
+        return sentences(*lines, _("The damaged file is now in {aside}.", aside=self.aside))
 
 
 def repair(paths: Paths) -> Repaired | None:
@@ -81,7 +81,7 @@ def repair(paths: Paths) -> Repaired | None:
         return Repaired(found, aside)
     except (OSError, *FAULTS) as error:
         raise KvchatError(
-            _("The chats could not be repaired"), f"{file}: {error}.", _("Make room on the disk, then try again.")
+            _("The chats could not be repaired"), f"{file}: {error}.", _("Free up disk space, then try again.")
         ) from error
     finally:
         forget_waiting(paths)

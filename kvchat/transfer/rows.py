@@ -88,7 +88,7 @@ def store_rows(database: Database, conversation: Row) -> bool:
             ]
             insert_rows(db, "attachments", attachments)
     except sqlite3.IntegrityError as error:
-        raise BadConversation(_("some of its messages are in another chat here already")) from error
+        raise BadConversation(_("some of its messages already exist in another chat")) from error
     return True
 
 
@@ -159,7 +159,7 @@ def _checked_message(message: Row, number: int) -> Row:
     attached = _("an attachment of {what}", what=what)
     clean["attachments"] = [_checked_attachment(entry, attached) for entry in attachments]
     if clean["role"] not in _ROLES:
-        raise BadConversation(_("{what} is by “{clean}”, which is not a role", what=what, clean=clean["role"]))
+        raise BadConversation(_("{what} has the unknown role “{clean}”", what=what, clean=clean["role"]))
     if clean["state"] not in _STATES or clean["state"] == MessageState.STREAMING.value:
         raise BadConversation(_("{what} has the unknown state “{clean}”", what=what, clean=clean["state"]))
     if receipt is not None:
@@ -174,7 +174,7 @@ def _checked_attachment(attachment: Row, what: str) -> Row:
         try:
             picture = picture_of(clean["name"], base64.b64decode(clean["data"], validate=True))
         except (TypeError, ValueError, CannotAttach) as error:
-            raise BadConversation(_("{what} is no picture", what=what)) from error
+            raise BadConversation(_("{what} is not a valid image", what=what)) from error
         clean |= {"data": picture.data, "size": picture.size, "hash": picture.hash, "text": ""}
     return clean
 
@@ -186,23 +186,23 @@ def _checked_receipt(receipt: Any, what: str) -> str:
         Receipt(**{field.name: receipt[field.name] for field in fields(Receipt) if field.name in receipt})
         return json.dumps(receipt, allow_nan=False)
     except (KeyError, TypeError, ValueError) as error:
-        raise BadConversation(_("the receipt of {what} is not one", what=what)) from error
+        raise BadConversation(_("the receipt of {what} is invalid", what=what)) from error
 
 
 def _clean(values: Row, needs: Needs, what: str) -> Row:
     for name, wanted in needs.items():
         if not isinstance(values.get(name), wanted) or isinstance(values[name], bool):
-            raise BadConversation(_("{what} has no proper “{name}”", what=what, name=name))
+            raise BadConversation(_("{what} has no valid “{name}”", what=what, name=name))
         if name.endswith("_at") and not 0 <= values[name] <= _LATEST:
-            raise BadConversation(_("{what} has a time beyond the calendar as “{name}”", what=what, name=name))
+            raise BadConversation(_("{what} has an out-of-range time in “{name}”", what=what, name=name))
     clean = {}
     for name, value in values.items():
         if name in _LEFT_OUT:
             continue
         if not isinstance(value, str | int | float | None) or (isinstance(value, int) and abs(value) > _LARGEST):
-            raise BadConversation(_("{what} has something unexpected as “{name}”", what=what, name=name))
+            raise BadConversation(_("{what} has an unexpected value in “{name}”", what=what, name=name))
         if isinstance(value, str) and len(value) > LONGEST_TEXT and name != "data":
-            too_long = N_("{what} has more than {longest_text} characters as “{name}”")
+            too_long = N_("{what} has more than {longest_text} characters in “{name}”")
             raise BadConversation(_(too_long, what=what, longest_text=number(LONGEST_TEXT), name=name))
         clean[name] = _whole_text(value) if isinstance(value, str) else value
     return clean
@@ -225,9 +225,9 @@ def _check_tree(leaf_id: Any, messages: Sequence[Row]) -> None:
         path, at = set(), start
         while at is not None and at not in rooted:
             if at in path:
-                raise BadConversation(_("its messages answer each other in a circle"))
+                raise BadConversation(_("its messages form a loop"))
             if at not in parents:
-                raise BadConversation(_("a message answers one that is missing"))
+                raise BadConversation(_("the message before one of its messages is missing"))
             path.add(at)
             at = parents[at]
         rooted |= path

@@ -41,10 +41,12 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a zip within bounds. Raises OSError and zipfile.BadZipFile."""
     with open_plain(path) as file:
         if _directory_size(file) > MOST_LISTED:
-            raise zipfile.BadZipFile(_("it lists more files than kvchat looks through"))
+            raise zipfile.BadZipFile(_("it contains too many files"))
         with zipfile.ZipFile(file) as archive:
             if any(member.compress_type not in _PACKED for member in archive.infolist()):
-                raise zipfile.BadZipFile(_("it is packed in an unusual way"))  # which can take any amount of memory
+                raise zipfile.BadZipFile(
+                    _("it uses an unsupported compression method")
+                )  # which can take any amount of memory
             yield archive
 
 

@@ -29,134 +29,134 @@ class ReasonCode(StrEnum):
 
     # Why a prompt was read: nothing fits
     FIRST_REPLY = "first-reply", N_("the first reply")
-    NOTHING_SAVED = "nothing-saved", N_("nothing is kept of this chat")
-    NOTHING_ALIKE = "nothing-alike", N_("nothing that is kept begins like it")
-    BEGINS_DIFFERENTLY = "begins-differently", N_("what is saved begins differently ({shared} tokens in common)")
+    NOTHING_SAVED = "nothing-saved", N_("this chat has no saved memory")
+    NOTHING_ALIKE = "nothing-alike", N_("no saved memory starts with the same text")
+    BEGINS_DIFFERENTLY = "begins-differently", N_("the saved memory starts differently ({shared} tokens in common)")
     CANNOT_GO_BACK = (
         "cannot-go-back",
-        N_("the chat was changed before what was kept of it, and this model cannot go back"),
+        N_("the chat was changed before the end of its saved memory, and this model cannot rewind"),
     )
     GOES_ON_OTHERWISE = (
         "goes-on-otherwise",
-        N_("what is kept begins like it and goes on otherwise, and this model cannot go back"),
+        N_("the saved memory starts the same but continues differently, and this model cannot rewind"),
     )
-    OTHER_MODEL = "other-model", N_("saved with another model")
-    OTHER_SETTINGS = "other-settings", N_("saved with other engine settings ({settings})")
-    INDEX_LOST = "index-lost", N_("the list of what is kept was lost or damaged, and a new one begun")
-    INDEX_LOST_ON = "index-lost-on", N_("{reason}; the list of what was kept was lost on {day}")
+    OTHER_MODEL = "other-model", N_("saved with a different model")
+    OTHER_SETTINGS = "other-settings", N_("saved with different engine settings ({settings})")
+    INDEX_LOST = "index-lost", N_("the chat memory index was lost or damaged and was recreated")
+    INDEX_LOST_ON = "index-lost-on", N_("{reason}; the chat memory index was lost on {day}")
 
     # What differs between two engines
     MODEL = "model", N_("model")
-    KV_TYPE_K = "kv_type_k", N_("KV type of K")
-    KV_TYPE_V = "kv_type_v", N_("KV type of V")
+    KV_TYPE_K = "kv_type_k", N_("K cache type")
+    KV_TYPE_V = "kv_type_v", N_("V cache type")
     FLASH_ATTENTION = "flash_attention", N_("flash attention")
     STREAMS = "streams", N_("number of KV streams")
-    ROPE = "rope", N_("context size, which changes how this model counts positions")
+    ROPE = "rope", N_("context length, which changes how this model encodes positions")
     OPTIONS = "options", N_("extra engine arguments")
     BUILD = "build", N_("engine build")
 
     # Its memory is lost
     SET_ASIDE = "set-aside", N_("its memory was set aside: {reason}"), N_("its memory was set aside")
     BLOCK_DAMAGED = "block-damaged", N_("a block was damaged ({error})")
-    PRUNED = "pruned", N_("its memory was deleted to stay within the limit on the disk")
-    PRUNED_BY_USER = "pruned-by-user", N_("its memory was deleted to make room")
-    EXPIRED = "expired", N_("its memory was deleted because it had not been used for long")
-    DELETED_MEANWHILE = "deleted-meanwhile", N_("its memory was deleted meanwhile")
-    NOT_FINISHED = "not-finished", N_("kvchat ended before its memory was stored")
-    NOT_WAITED_FOR = "not-waited-for", N_("kvchat was told not to wait until it was saved")
+    PRUNED = "pruned", N_("its memory was deleted to stay within the storage limit")
+    PRUNED_BY_USER = "pruned-by-user", N_("its memory was deleted to free up disk space")
+    EXPIRED = "expired", N_("its memory was deleted because it was not used for a long time")
+    DELETED_MEANWHILE = "deleted-meanwhile", N_("its memory was deleted in the meantime")
+    NOT_FINISHED = "not-finished", N_("kvchat quit before its memory was saved")
+    NOT_WAITED_FOR = "not-waited-for", N_("kvchat quit without waiting for its memory to be saved")
 
     # It could not be loaded
-    NOT_READABLE = "not-readable", N_("what is kept could not be read ({error})")
-    NOT_STAGED = "not-staged", N_("its file could not be put into the engine's folder ({error})")
-    PART_DAMAGED = "part-damaged", N_("a part of its memory was damaged ({error})")
-    NO_STORE = "no-store", N_("the memory of chats cannot be kept for now")
+    NOT_READABLE = "not-readable", N_("its saved memory could not be read ({error})")
+    NOT_STAGED = "not-staged", N_("its file could not be copied to the engine's folder ({error})")
+    PART_DAMAGED = "part-damaged", N_("part of its memory was damaged ({error})")
+    NO_STORE = "no-store", N_("chat memory is unavailable")
     NEEDS_PROJECTOR = (
         "needs-projector",
-        N_("what is kept of it goes on with pictures, and the model was loaded without what it sees with"),
+        N_("its saved memory contains images, and the model was loaded without its vision file"),
     )
-    NOT_WORTH_IT = "not-worth-it", N_("reading it again takes no longer than loading it")
-    TOO_SHORT = "too-short", N_("this engine cannot restore a chat that is shorter than the model’s sliding window")
-    NO_RESTORING = "no-restoring", N_("chats cannot be remembered with this engine and model")
-    TOO_LARGE_NOW = "too-large-now", N_("what is kept of it is larger than the context is now")
-    DIED_OVER_RESTORE = "died-over-restore", N_("the engine died while it loaded its memory")
-    FAILED_OVER_USE = "failed-over-use", N_("the engine failed when it used its memory")
-    REFUSED = "refused", N_("the engine refused its memory: {message}")
-    LOADED_LESS = "loaded-less", N_("the engine loaded {loaded} of {tokens} tokens")
-    OTHER_ENGINE = "other-engine", N_("it was made with another {differences}")
-    LONGER_THAN_CONTEXT = "longer-than-context", N_("it has {tokens} tokens, and the context is of {context_size}")
+    NOT_WORTH_IT = "not-worth-it", N_("reprocessing it takes no longer than loading it")
+    TOO_SHORT = "too-short", N_("this engine cannot restore a chat shorter than the model’s sliding window")
+    NO_RESTORING = "no-restoring", N_("chat memory does not work with this engine and model")
+    TOO_LARGE_NOW = "too-large-now", N_("its saved memory is longer than the current context length")
+    DIED_OVER_RESTORE = "died-over-restore", N_("the engine crashed while loading its memory")
+    FAILED_OVER_USE = "failed-over-use", N_("the engine failed while using its memory")
+    REFUSED = "refused", N_("the engine rejected its memory: {message}")
+    LOADED_LESS = "loaded-less", N_("the engine loaded only {loaded} of {tokens} tokens")
+    OTHER_ENGINE = "other-engine", N_("it was saved with a different {differences}")
+    LONGER_THAN_CONTEXT = "longer-than-context", N_("it has {tokens} tokens, but the context length is {context_size}")
 
     # It was loaded and not used
-    HOLLOW = "hollow", N_("hollow restore: the engine accepted {accepted} tokens and then reused {reused} of them")
-    REUSED_LESS = "reused-less", N_("the engine reused {reused} of {held} tokens it had")
-    NOT_REUSED = "not-reused", N_("the engine did not reuse what it held")
-    PURGED = "purged", N_("the engine gave up what it held, to make room for others")
-    RENDERS_OTHERWISE = "renders-otherwise", N_("the engine made another prompt of it than it had told")
+    HOLLOW = "hollow", N_("hollow restore: the engine accepted {accepted} tokens but reused only {reused}")
+    REUSED_LESS = "reused-less", N_("the engine reused only {reused} of the {held} tokens it held")
+    NOT_REUSED = "not-reused", N_("the engine did not reuse its cached tokens")
+    PURGED = "purged", N_("the engine discarded the chat to make room for others")
+    RENDERS_OTHERWISE = "renders-otherwise", N_("the engine built a different prompt than it had reported")
 
     # What is known of restoring
-    UNUSED = "unused", N_("the engine loaded a chat and did not use it")
-    UNUSED_AGAIN = "unused-again", N_("the engine loaded {count} chats in a row and used neither")
-    TOO_SLOW_TO_TRY = "too-slow-to-try", N_("the engine is too slow to try it out beforehand")
-    NOT_TRIED = "not-tried", N_("it could not be tried out beforehand ({reason})")
-    IN_USE = "in-use", N_("it was not tried out beforehand, because another program may be using the server")
-    OUT_OF_REACH = "out-of-reach", N_("the server keeps its states where kvchat cannot reach them")
-    DIED_OVER_TRIAL = "died-over-trial", N_("the engine died when it was tried out")
+    UNUSED = "unused", N_("the engine loaded a chat but did not use it")
+    UNUSED_AGAIN = "unused-again", N_("the engine loaded {count} chats in a row but used none of them")
+    TOO_SLOW_TO_TRY = "too-slow-to-try", N_("the engine is too slow to test in advance")
+    NOT_TRIED = "not-tried", N_("it could not be tested in advance ({reason})")
+    IN_USE = "in-use", N_("it was not tested in advance because another program may be using the server")
+    OUT_OF_REACH = "out-of-reach", N_("the server saves its files where kvchat cannot access them")
+    DIED_OVER_TRIAL = "died-over-trial", N_("the engine crashed during the test")
     WINDOW_AS_CONTEXT = "window-as-context", N_("the model's sliding window is as long as the context")
-    TAKES_LONG = "takes-long", N_("that would take long with this model")
-    NEVER_REUSES = "never-reuses", N_("the engine reads a short chat again even if it has it already")
-    LITTLE_ROOM = "little-room", N_("too little room for its files")
+    TAKES_LONG = "takes-long", N_("a test would take too long with this model")
+    NEVER_REUSES = "never-reuses", N_("the engine reprocesses a short chat even if it is still loaded")
+    LITTLE_ROOM = "little-room", N_("not enough disk space for its files")
     NOTHING_LOADED = "nothing-loaded", N_("nothing was loaded")
-    USED_LESS = "used-less", N_("the engine accepted {accepted} tokens and then used {used} of them")
-    NO_PARTS = "no-parts", N_("part of what was saved is of no use: {reason}")
-    NO_WAY_BACK = "no-way-back", N_("the engine cannot go back: it used {used} of {tokens} tokens")
+    USED_LESS = "used-less", N_("the engine accepted {accepted} tokens but used only {used}")
+    NO_PARTS = "no-parts", N_("part of a saved chat cannot be reused: {reason}")
+    NO_WAY_BACK = "no-way-back", N_("the engine cannot rewind: it used {used} of {tokens} tokens")
     NEEDS_SWA_FULL = (
         "needs-swa-full",
-        N_("{reason}; --swa-full among the engine's extra arguments may change that, at the price of memory"),
+        N_("{reason}; adding --swa-full to the extra arguments may help but uses more memory"),
     )
 
     # Why nothing was kept
-    NEVER_SAVED = "never-saved", N_("you chose never to save this chat")
-    OVER_LIMIT = "over-limit", N_("it takes {size}, and the limit on the disk is {limit}")
-    DISK_NEARLY_FULL = "disk-nearly-full", N_("the disk is nearly full: {free} are free, and {floor} must stay free")
+    NEVER_SAVED = "never-saved", N_("“Never keep chat memory” is on for this chat")
+    OVER_LIMIT = "over-limit", N_("it takes {size}, but the storage limit is {limit}")
+    DISK_NEARLY_FULL = "disk-nearly-full", N_("the disk is nearly full: {free} is free, and {floor} must stay free")
     DISK_FULL = "disk-full", N_("the disk is full")
     NOT_WRITTEN = "not-written", N_("it could not be written ({error})")
-    NO_FILE = "no-file", N_("the engine said that it saved, but there is no file")
-    FILE_BROKEN = "file-broken", N_("the engine's file is broken ({error})")
-    FILE_CUT = "file-cut", N_("the engine's file is not whole: it wrote {written}, {there} are there")
-    NOTHING_HELD = "nothing-held", N_("the engine had nothing of this chat")
-    OTHERS_HELD = "others-held", N_("the engine holds something else: {tokens} tokens, {shared} of them this chat’s")
+    NO_FILE = "no-file", N_("the engine reported a save but created no file")
+    FILE_BROKEN = "file-broken", N_("the engine's file is damaged ({error})")
+    FILE_CUT = "file-cut", N_("the engine's file is incomplete: {written} written, {there} found")
+    NOTHING_HELD = "nothing-held", N_("the engine held no tokens of this chat")
+    OTHERS_HELD = "others-held", N_("the engine holds another prompt: {tokens} tokens, {shared} of them from this chat")
     HELD_LESS = "held-less", N_("the engine held {held} tokens instead of {tokens}")
-    BLOCKS_DELETED = "blocks-deleted", N_("its blocks were deleted again and again while they were written")
-    FILE_CHANGED = "file-changed", N_("its file was changed while it was being stored")
-    INDEX_DAMAGED = "index-damaged", N_("the list of what is kept was damaged, and a new one begun")
-    INDEX_NOT_WRITTEN = "index-not-written", N_("the list of what is kept could not be written ({error})")
-    DIED_OVER_SAVE = "died-over-save", N_("the engine died while it saved the system prompt")
+    BLOCKS_DELETED = "blocks-deleted", N_("its blocks were deleted repeatedly during the save")
+    FILE_CHANGED = "file-changed", N_("its file changed during the save")
+    INDEX_DAMAGED = "index-damaged", N_("the chat memory index was damaged and was recreated")
+    INDEX_NOT_WRITTEN = "index-not-written", N_("the chat memory index could not be written ({error})")
+    DIED_OVER_SAVE = "died-over-save", N_("the engine crashed while saving the system prompt")
     NEXT_MESSAGE = "next-message", N_("the next message came first")
 
     # Why nothing is read ahead
-    READ_AHEAD_OFF = "read-ahead-off", N_("that is switched off")
-    FOREIGN_ENGINE = "foreign-engine", N_("the engine is not kvchat’s own")
-    ON_BATTERY = "on-battery", N_("this computer runs on its battery")
-    COSTS_MORE = "costs-more", N_("going back from it would take longer than reading it")
+    READ_AHEAD_OFF = "read-ahead-off", N_("turned off in Settings")
+    FOREIGN_ENGINE = "foreign-engine", N_("the engine is external")
+    ON_BATTERY = "on-battery", N_("this computer is running on battery")
+    COSTS_MORE = "costs-more", N_("rewinding would take longer than processing it")
 
     # Why a program's prompt parts from the one before
-    OTHER_PROMPT = "other-prompt", N_("the prompt is another one")
-    OTHER_CONVERSATION = "other-conversation", N_("another conversation begins")
+    OTHER_PROMPT = "other-prompt", N_("different prompt")
+    OTHER_CONVERSATION = "other-conversation", N_("a different conversation started")
     OTHER_WAY = (
         "other-way",
-        N_("the conversation went another way from message {number} ({role}) on"),
-        N_("the conversation went another way"),
+        N_("the conversation branched at message {number} ({role})"),
+        N_("the conversation branched"),
     )
     BILLING_HEADER = "billing-header", N_("the billing header")
     DATE_IN_SYSTEM = "date-in-system", N_("the date in the system prompt")
     DATE_IN_TOOLS = "date-in-tools", N_("the date in the tool list")
     DATE_IN_FIRST = "date-in-first", N_("the date in the first message")
     DATE_IN_MESSAGE = "date-in-message", N_("the date in message {number} ({role})"), N_("the date in a message")
-    DATE_IN_TEMPLATE = "date-in-template", N_("the date that the model’s template adds")
+    DATE_IN_TEMPLATE = "date-in-template", N_("the date added by the chat template")
     TIME_IN_SYSTEM = "time-in-system", N_("the time in the system prompt")
     TIME_IN_TOOLS = "time-in-tools", N_("the time in the tool list")
     TIME_IN_FIRST = "time-in-first", N_("the time in the first message")
     TIME_IN_MESSAGE = "time-in-message", N_("the time in message {number} ({role})"), N_("the time in a message")
-    TIME_IN_TEMPLATE = "time-in-template", N_("the time that the model’s template adds")
+    TIME_IN_TEMPLATE = "time-in-template", N_("the time added by the chat template")
     FOLDER_IN_SYSTEM = "folder-in-system", N_("the working folder in the system prompt")
     FOLDER_IN_TOOLS = "folder-in-tools", N_("the working folder in the tool list")
     FOLDER_IN_FIRST = "folder-in-first", N_("the working folder in the first message")
@@ -165,53 +165,53 @@ class ReasonCode(StrEnum):
         N_("the working folder in message {number} ({role})"),
         N_("the working folder in a message"),
     )
-    FOLDER_IN_TEMPLATE = "folder-in-template", N_("the working folder in the template")
-    PATH_IN_SYSTEM = "path-in-system", N_("the path of a file in the system prompt")
-    PATH_IN_TOOLS = "path-in-tools", N_("the path of a file in the tool list")
-    PATH_IN_FIRST = "path-in-first", N_("the path of a file in the first message")
+    FOLDER_IN_TEMPLATE = "folder-in-template", N_("the working folder in the chat template")
+    PATH_IN_SYSTEM = "path-in-system", N_("a file path in the system prompt")
+    PATH_IN_TOOLS = "path-in-tools", N_("a file path in the tool list")
+    PATH_IN_FIRST = "path-in-first", N_("a file path in the first message")
     PATH_IN_MESSAGE = (
         "path-in-message",
-        N_("the path of a file in message {number} ({role})"),
-        N_("the path of a file in a message"),
+        N_("a file path in message {number} ({role})"),
+        N_("a file path in a message"),
     )
-    PATH_IN_TEMPLATE = "path-in-template", N_("the path of a file in the template")
+    PATH_IN_TEMPLATE = "path-in-template", N_("a file path in the chat template")
     GIT_STATUS = "git-status", N_("the git status in the system prompt")
     SYSTEM_CHANGED = "system-changed", N_("the system prompt was changed")
     OTHER_OPTIONS = (
         "other-options",
-        N_("other options of the request: {options}"),
-        N_("other options of the request"),
+        N_("different request options: {options}"),
+        N_("different request options"),
     )
     TEMPLATE_DROPS_REASONING = (
         "template-drops-reasoning",
-        N_("reasoning of earlier turns was dropped by the template"),
+        N_("the chat template dropped the reasoning of earlier turns"),
     )
-    TEMPLATE_REWORDS = "template-rewords", N_("the template put the same messages in other words")
+    TEMPLATE_REWORDS = "template-rewords", N_("the chat template formatted the same messages differently")
     TOOLS_CHANGED = "tools-changed", N_("tool list changed: {changes}"), N_("tool list changed")
     TOOLS_ADDED = "tools-added", N_("{tools} added")
     TOOLS_REMOVED = "tools-removed", N_("{tools} removed")
-    TOOLS_REDESCRIBED = "tools-redescribed", N_("{tools} described anew")
+    TOOLS_REDESCRIBED = "tools-redescribed", N_("{tools} changed")
     MORE = "more", N_("{count} more")
-    TOOLS_REORDERED = "tools-reordered", N_("tools listed in another order")
+    TOOLS_REORDERED = "tools-reordered", N_("tools reordered")
     PROGRAM_DROPS_REASONING = (
         "program-drops-reasoning",
-        N_("reasoning of earlier turns was left out by the program"),
+        N_("the app omitted the reasoning of earlier turns"),
     )
-    REMINDER_MOVES = "reminder-moves", N_("a <system-reminder> that moves")
+    REMINDER_MOVES = "reminder-moves", N_("a <system-reminder> moved")
     RESULTS_CLEARED = (
         "results-cleared",
-        N_("old results of tools were cleared, from message {number} ({role}) on"),
-        N_("old results of tools were cleared"),
+        N_("old tool results were cleared, starting at message {number} ({role})"),
+        N_("old tool results were cleared"),
     )
-    REPOSITORY_MAP = "repository-map", N_("the map of the repository")
+    REPOSITORY_MAP = "repository-map", N_("the repository map")
     FILES_IN_CHAT = "files-in-chat", N_("the files in the chat")
-    SURROUNDINGS = "surroundings", N_("what the program tells of its surroundings")
-    LEFT_OUT = "left-out", N_("earlier messages left out: {count}"), N_("earlier messages left out")
-    SUMMARISED = "summarised", N_("earlier messages were summarised (compaction)")
+    SURROUNDINGS = "surroundings", N_("the environment details from the app")
+    LEFT_OUT = "left-out", N_("earlier messages omitted: {count}"), N_("earlier messages omitted")
+    SUMMARISED = "summarised", N_("earlier messages were summarized (compaction)")
     PUT_IN = (
         "put-in",
-        N_("something was put in before message {number} ({role})"),
-        N_("something was put in before a message"),
+        N_("content was inserted before message {number} ({role})"),
+        N_("content was inserted before a message"),
     )
     EDITED = "edited", N_("message {number} ({role}) was edited"), N_("an earlier message was edited")
 

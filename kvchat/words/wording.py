@@ -12,17 +12,17 @@ from typing import NamedTuple
 from kvchat.words.language import N_, _, number, pgettext, several
 
 # What stands here is shown through `_`.
-MEMORY_OF_CHATS = N_("Memory of chats")  # what is kept so that chats need not be read again
+MEMORY_OF_CHATS = N_("Chat memory")  # what is kept so that chats need not be read again
 STORAGE = N_("Storage")  # its place
-CHATS_READY = N_("chats kept ready, up to")  # staged in the computer's memory; a size follows
-ALWAYS_KEEP, NEVER_KEEP = N_("Always keep its memory"), N_("Never keep its memory")
+CHATS_READY = N_("cached chats, up to")  # staged in the computer's memory; a size follows
+ALWAYS_KEEP, NEVER_KEEP = N_("Always keep chat memory"), N_("Never keep chat memory")
 VERIFY_MEMORY = N_("Verify imported memory")
 TIME_SAVED = N_("Time saved")  # the page that adds it up
 NUMBERS = N_("Speed and token counts")
-STYLE = N_("Creativity and style")
+STYLE = N_("Sampling")
 # Where what a reply went on from came from, the best first.
 STILL_LOADED, REMEMBERED, READ_AGAIN = N_("still loaded"), N_("remembered"), N_("read again")
-READ_AHEAD = N_("read ahead")  # before Send, while the user looked or wrote
+READ_AHEAD = N_("processed ahead")  # before Send, while the user looked or wrote
 FIRST_REPLY, READ = N_("first reply"), N_("read")  # not again: there was nothing to remember, or next to nothing of use
 
 

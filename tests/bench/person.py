@@ -180,7 +180,7 @@ def lines(result: Person) -> list[str]:
         waited = f"{duration(two.interrupted_ttft_ms)}   ({duration(two.interrupted_wait_ms)} more than hot)"
         rows += [
             (f"First token with {two.paste_tokens:,} tokens pasted", duration(two.paste_unread_ttft_ms)),
-            ("  read ahead", f"{duration(two.paste_ttft_ms)}   ({two.paste_ratio:.3f} times that)"),
+            ("  processed ahead", f"{duration(two.paste_ttft_ms)}   ({two.paste_ratio:.3f} times that)"),
             ("  another message, sent in the middle of that", waited),
             ("Longest step of reading ahead", duration(two.longest_step_ms)),
         ]

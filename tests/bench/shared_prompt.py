@@ -124,7 +124,7 @@ def lines(result: SharedPrompt) -> list[str]:
     )
     rows = [
         ("On disk", f"{size(result.disk_bytes)}   ({result.disk_ratio:.2f} times the rows, each counted once)"),
-        ("As whole files", size(result.whole_files_bytes)),
+        ("Without sharing", size(result.whole_files_bytes)),
         ("A new chat's first token, hot", duration(result.hot_ttft_ms)),
         ("  after a restart", f"{duration(result.restored_ttft_ms)}   ({result.restored_ratio:.2f} times hot)"),
         ("    of which restore", duration(result.restore_ms)),

@@ -241,7 +241,7 @@ async def test_a_missing_model_leaves_the_choice(stage: Stage, other_model: Path
     assert await stage.ask(chat) is None
     error = stage.of(TurnFailed)[-1].error
     assert isinstance(error, ModelMissing)
-    assert (error.path, error.title) == (gone, "This chat’s model, Lost-7B, is no longer there")
+    assert (error.path, error.title) == (gone, "This chat’s model, Lost-7B, is missing")
     assert len(stage.fake.launches()) == 1
     await stage.runtime.locate_model(gone, other_model)
     assert await stage.runtime.chat.retry(chat) is not None

@@ -227,7 +227,7 @@ async def test_what_cannot_be_deleted_is_told_once_and_tried_again(
 
     def refuse_at_first(conversation_id: str) -> int:
         if next(refusals, None) is not None:
-            raise StoreRefused("The save points could not be read or written.", "The disk is gone.")
+            raise StoreRefused("The save points could not be read or written.", "The disk no longer exists.")
         return delete(conversation_id)
 
     monkeypatch.setattr(store, "delete_conversation", refuse_at_first)
@@ -235,8 +235,8 @@ async def test_what_cannot_be_deleted_is_told_once_and_tried_again(
     await stage.runtime.chat.delete(chat)
     await stage.until(lambda: not rows(stage, "deleted"))
     await stage.runtime.chat.idle()
-    assert [notice.title for notice in told] == ["What was deleted is not all gone yet"]
-    assert "The disk is gone." in told[0].detail
+    assert [notice.title for notice in told] == ["Some deleted data has not been erased yet"]
+    assert "The disk no longer exists." in told[0].detail
     assert traces(stage) == []
 
 

@@ -204,7 +204,7 @@ def test_help_says_what_a_command_does_and_what_happens_without_one(capsys: pyte
         ([], "without one, the window"),
         ([], "0 done; 1 not done"),
         (["serve"], "prints “ready” and the address"),
-        (["models", "use"], "make a model that is here the one to chat with"),
+        (["models", "use"], "use a model on this machine for new chats"),
     ):
         with pytest.raises(SystemExit):
             build_parser().parse_args([*arguments, "--help"])

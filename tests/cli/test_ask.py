@@ -92,7 +92,7 @@ def test_that_the_engine_starts_anew_with_more_room_is_said(
     assert done.returncode == 0, done.stderr
     sizes = [launch["arguments"][launch["arguments"].index("--ctx-size") + 1] for launch in fake_engine.launches()]
     assert sizes == ["16384", "32768"]
-    assert "making room for a longer chat..." in done.stderr.splitlines()
+    assert "increasing the context length..." in done.stderr.splitlines()
 
 
 @pytest.mark.fake

@@ -85,7 +85,7 @@ def test_what_restoring_can_do_can_be_forgotten(
         subject = Subject(Fingerprint(model, "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
         store_finding(paths.restore_findings, subject, Finding(Strategy.NONE, proved=True), 0.0)
     main(["doctor"])
-    assert "Chats cannot be remembered here" in capsys.readouterr().out
+    assert "Chat memory does not work with this engine" in capsys.readouterr().out
     main(["doctor", "--retest"])
     assert "not tried yet" in capsys.readouterr().out
     assert newest_finding(paths.restore_findings, "another") is not None

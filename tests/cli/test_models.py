@@ -69,7 +69,7 @@ def test_the_models_on_this_machine(home: Path, tmp_path: Path, capsys: pytest.C
     thing, half = found
     assert (thing["name"], thing["source"], thing["verdict"]) == ("Thing-F32", "LM Studio", "fits")
     assert (thing["trained_context"], thing["quantisation"]) == (4096, "F32")
-    assert half["problem"].startswith("The model file is not whole")
+    assert half["problem"].startswith("The model file is incomplete")
     assert main(["models", "--folder", str(tmp_path / "mine")]) == 0
     text = capsys.readouterr().out
     assert "Thing-F32  F32" in text

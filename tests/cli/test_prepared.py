@@ -76,10 +76,10 @@ def test_a_folder_is_prepared_asked_about_changed_read_again_and_removed(
     assert "longer than the context" in listed(home)[0]["why_not"]
     other = write_gguf(tmp_path / "other.gguf", LLAMA | {"context_length": 4096})
     [another] = listed(home, "--model", str(other))
-    assert another["why_not"] == "it was read with another model"
+    assert another["why_not"] == "it was processed with another model"
     asked_with = home.run("ask", "--new", "--on", "Manual", "--model", str(other), "And the boat?")
     assert "“Manual” is read first" in asked_with.stderr
-    assert "it was read with another model" in asked_with.stderr
+    assert "it was processed with another model" in asked_with.stderr
 
     assert home.run("ask", "--on", "Nothing", "Hello").returncode == 1
     assert home.run("prepared", "remove", "Manual").returncode == 0

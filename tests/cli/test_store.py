@@ -96,7 +96,7 @@ def test_the_text_names_every_conversation(filled: Filled, capsys: pytest.Captur
     bench.store.close()
     assert main(["store"]) == 0
     text = capsys.readouterr().out
-    assert "3, in 2 chats" in text
+    assert "3 in 2 chats" in text
     (thesis,) = [line for line in text.splitlines() if "My thesis on rivers" in line]
     assert "2 save points" in thesis
     assert "pinned" in thesis
@@ -110,8 +110,8 @@ def test_other_programs_are_named_counted_and_forgotten(filled: Filled, capsys: 
     bench.store.close()
     main(["store"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("5, in 2 chats and 1 program")
-    assert any(line.startswith("Other programs") and line.endswith("allowed") for line in lines)
+    assert lines[0].endswith("5 in 2 chats and 1 program")
+    assert any(line.startswith("API server") and line.endswith("allowed") for line in lines)
     assert any("Program: claude-cli" in line and "2 save points" in line for line in lines)
     assert main(["store", "forget", "zed"]) == 1
     assert "zed" in capsys.readouterr().err
@@ -129,8 +129,8 @@ def test_a_dry_run_tells_and_removes_nothing(
     assert main(["store", "prune", "--to", "0", "--dry-run"]) == 0
     text = capsys.readouterr().out
     assert "Would delete 3 save points" in text
-    assert text.count("starts cold") == 2
-    assert "to read again: about 2 s" in text, "of both, at 1 ms a token"
+    assert text.count("none left") == 2
+    assert "time to reprocess: about 2 s" in text, "of both, at 1 ms a token"
     assert filled.kept.block_files() == before
     assert filled.left() == {filled.thesis: 2, filled.letter: 1}
 
@@ -168,7 +168,7 @@ def test_what_is_pinned_stays_and_that_is_said(filled: Filled, capsys: pytest.Ca
 def test_a_time_that_is_not_known_is_not_called_none() -> None:
     plan = PrunePlan(("1",), 5_000_000, (PrunedConversation("a", 1, 5_000_000, 0),), 0)
     lines = plan_lines(plan, {"a": "A letter"}, 0, dry_run=True)
-    assert lines[0] == "Would delete 1 save point, 5 MB; to read again: not known."
+    assert lines[0] == "Would delete 1 save point (5 MB); time to reprocess: not known."
     assert "0 ms" not in "\n".join(lines)
 
 

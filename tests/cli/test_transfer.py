@@ -123,7 +123,7 @@ def test_nothing_is_restored_under_a_running_kvchat(home, tmp_path, capsys):
     with running_owner(home):
         for command in (["restore", str(tmp_path / "b.zip")], ["repair"]):
             assert main(command) == 1
-            assert "kvchat is running" in capsys.readouterr().err
+            assert "kvchat is already running" in capsys.readouterr().err
     assert not [file for file in home.data.iterdir() if "replaced" in file.name or "restore" in file.name]
     assert main(["restore", str(tmp_path / "b.zip")]) == 0
 
@@ -140,7 +140,7 @@ def test_a_chat_with_its_memory_goes_alone_and_with_a_passphrase_out_of_a_file(h
         (["--passphrase-file", str(secret), target], "Only a chat with its memory can be sealed"),
         (["--with-memory", "--chat", made.id, "--passphrase-file", str(empty), target], "The passphrase is empty"),
         (["--with-memory", "--chat", made.id, "--passphrase-file", "nowhere", target], "could not be read"),
-        (["--with-memory", "--chat", "nobody", target], "There is no chat nobody"),
+        (["--with-memory", "--chat", "nobody", target], "No chat has the id nobody"),
         (["--with-memory", "--chat", made.id, target], "Nothing is kept of this chat"),
     ):
         assert main(["export", *arguments]) == 1

@@ -92,7 +92,7 @@ async def test_of_a_chat_that_the_engine_cannot_restore_nothing_is_saved(tmp_pat
     assert [reply.source for reply in replies] == [Source.COLD, Source.COLD]
     assert replies[1].miss_reason == Reason(ReasonCode.TOO_SHORT)
     assert save_points == [0, 0]
-    assert notices == ["Short chats cannot be remembered here"]
+    assert notices == ["Chat memory does not work for short chats with this engine"]
 
 
 def test_windows_beside_recurrent_state_come_back_as_far_as_they_are_hot(tmp_path: Path) -> None:

@@ -25,11 +25,11 @@ WINDOWS = {  # what the palette calls it: how it is called itself; of the dialog
     "Manual": "Manual",
     "Keyboard shortcuts": "Keyboard shortcuts",
     "Engine…": "Engine",
-    "Programs…": "Programs",
+    "Connected apps…": "Connected apps",
     "Library…": "Library",
     "Recently deleted…": "Recently deleted",
     "Export this chat…": "Export",
-    "Export with its memory…": "Export with its memory?",
+    "Export with memory…": "Export with memory?",
     "Import chats…": "Import chats",
 }
 MENUS = ("This chat", "More", "Shown: All chats")
@@ -103,7 +103,7 @@ class _Reader:
         main = self.desktop.find("frame", "kvchat")
         wait_until(lambda: main.active, what="the main window with the keyboard")
         self.desktop.key("ctrl+k")
-        field = self.desktop.find("text", "Go to a chat, or do something")
+        field = self.desktop.find("text", "Go to a chat or run a command")
         wait_until(lambda: field.focused, what="the palette with the keyboard")
         field.set_text(action)
         wait_until(lambda: self._first_that_fits().startswith(action), what=f"{action!r} in the palette")
@@ -126,11 +126,11 @@ class _Reader:
     def models(self) -> None:
         self.do("Models…")
         with self.reading("Models"):
-            self.desktop.find("check box", "Get more").press()
+            self.desktop.find("check box", "Download").press()
             self.desktop.find("list", "Models on Hugging Face")
             self.look("Models, get more")
-            self.desktop.find("push button", "Access token for Hugging Face").press()
-            with self.reading("Access token for Hugging Face"):
+            self.desktop.find("push button", "Hugging Face access token").press()
+            with self.reading("Hugging Face access token"):
                 pass
 
     def menu(self, opening: Callable[[], object], name: str) -> None:
@@ -147,7 +147,7 @@ class _Reader:
         self.desktop.key("Escape")
         self.do("Search in all chats")
         self.desktop.find("text", "Search all chats").set_text("Hello")
-        self.desktop.find("list", "Chats found")
+        self.desktop.find("list", "Search results")
         self.look("search")
         self.desktop.key("Escape")
         self.do("Edit my last message")
@@ -162,7 +162,7 @@ class _Reader:
         """What is asked when it is quit while a reply is written."""
         self.do("Chat settings…")
         with self.reading("Chat settings") as opened:
-            self.desktop.find("text", "Longest reply").set_text("4000")
+            self.desktop.find("text", "Max tokens").set_text("4000")
             self.desktop.find("push button", "Save").press()
             wait_until(lambda: _is_gone(opened), what="the saved settings' end")
         self.window.send("Count to a thousand.")
@@ -188,7 +188,7 @@ class _Reader:
 
     def _first_that_fits(self) -> str:
         with suppress(Gone):
-            if item := self.desktop.find("list", "What fits").find("list item"):
+            if item := self.desktop.find("list", "Matches").find("list item"):
                 return item.name
         return ""
 

@@ -42,9 +42,9 @@ def test_another_model_or_kv_type_is_said(tmp_path: Path) -> None:
     chat = here.ask("--new", "--system", notes(30), "Which is the longest?")["chat_id"]
     assert here.run("export", "--chat", chat, "--with-memory", str(file)).returncode == 0
     for name, settings, words in (
-        ("model", {"model_path": str(tiny_model("qwen35"))}, "it was made with another model."),
+        ("model", {"model_path": str(tiny_model("qwen35"))}, "it was saved with a different model."),
         ("kv", {"model_path": str(tiny_model("llama")), "kv_type": "q8_0"}, "another KV type of K"),
-        ("none", {}, "It could not be tried out yet: No model is chosen yet."),
+        ("none", {}, "It could not be tested yet: No model is chosen yet."),
     ):
         there = Home(tmp_path / name)
         there.write_settings(**settings)

@@ -96,7 +96,7 @@ async def test_two_workers_share_a_model_and_its_save_points(
         workers[1].kill()
         assert await runtime.chat.send(chat, "And after that?") is None
         failed = next(event for event in told if isinstance(event, TurnFailed))
-        assert failed.error.title == "Another computer does not answer"
+        assert failed.error.title == "An RPC server is not responding"
         assert runtime.engine.status.failure is not None
         assert runtime.engine.status.failure.kind is FailureKind.WORKER_LOST
         assert workers[1].address in runtime.engine.status.failure.detail
@@ -114,7 +114,7 @@ async def test_a_worker_that_is_not_there_is_named(
     nobody = f"{HOST}:{free_port(HOST)}"
     runner = {"model_path": str(smollm2), "engine_path": str(build / "llama-server"), "rpc_workers": nobody}
     async with running(tmp_path, fake_engine, **runner) as runtime:
-        with pytest.raises(Exception, match="Another computer does not answer"):
+        with pytest.raises(Exception, match="An RPC server is not responding"):
             await runtime.engine.ready()
         assert runtime.engine.status.failure is not None
         assert runtime.engine.status.failure.kind is FailureKind.WORKER_LOST

@@ -48,7 +48,7 @@ def test_an_engine_that_cannot_be_asked_leaves_the_computers_memory(tmp_path: Pa
 
 def test_a_computer_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_devices(_: EngineLocation, workers: Sequence[str]) -> NoReturn:
-        raise EngineNotFound("The engine cannot be run", f"/src/ggml-rpc.cpp:547: Failed to connect to {workers[0]}\n")
+        raise EngineNotFound("The engine cannot run", f"/src/ggml-rpc.cpp:547: Failed to connect to {workers[0]}\n")
 
     monkeypatch.setattr(choosing, "list_devices", no_devices)
     with pytest.raises(EngineFailed, match=r"No rpc-server answers at den:50052\."):

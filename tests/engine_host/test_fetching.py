@@ -95,12 +95,12 @@ async def home(
 
 async def test_it_is_fetched_tried_out_and_used(home: Home, github: FakeHub) -> None:
     await home.works()
-    assert home.notices == [("There is an engine for the graphics card", f"{NAME} works, and is chosen.")]
+    assert home.notices == [("GPU engine ready", f"{NAME} works, and is chosen.")]
     assert home.left() == ["libcublas.so.12", "libcudart.so.12", "libggml-cuda.so", "llama-server"]
     assert home.stages == [Stage.ASKING, Stage.FETCHING, Stage.UNPACKING, Stage.TRYING]
     assert home.told[-1] is None
     last = home.told[-2]
-    assert [step.name for step in last.steps][-1] == "Memory of chats"
+    assert [step.name for step in last.steps][-1] == "Chat memory"
     assert [one.name for one in fetched_engines(home.paths.engines)] == [NAME]
     entries = await home.setup.engines()
     assert (entries[0].location.path, entries[0].chosen) == (home.program, True)
@@ -127,7 +127,7 @@ async def test_one_that_does_not_see_the_card_is_not_used_and_kept_to_be_tried_a
     assert "crashed" in (await home.fails()).steps[-1].name
     fake_engine.set(FAKE_EXIT_AT_START=None, FAKE_NO_GPU=1)
     trial = await home.fails()
-    assert trial.steps[-1].name == "The engine does not see the graphics card"
+    assert trial.steps[-1].name == "The engine does not detect the GPU"
     assert "NVIDIA" in trial.steps[-1].detail
     fake_engine.set(FAKE_NO_GPU=None)  # the driver is installed
     github.status = 0
@@ -151,7 +151,7 @@ async def refused(home: Home, kind: type[KvchatError]) -> KvchatError:
 async def test_a_wrong_hash_and_then_a_right_one(home: Home, github: FakeHub) -> None:
     github.claims[LIBRARIES] = "0" * 64
     error = await refused(home, DownloadFailed)
-    assert error.title == "The download arrived damaged"
+    assert error.title == "The download is damaged"
     assert "GitHub" in error.detail
     github.claims.clear()
     before = len(github.downloads)
@@ -240,15 +240,15 @@ async def test_one_that_cannot_even_start_says_what_it_lacks(
     ldd.chmod(0o755)
     monkeypatch.setenv("PATH", f"{ldd.parent}{os.pathsep}{os.environ['PATH']}")
     step = (await home.fails()).steps[-1]
-    assert step.name == "The engine cannot be run here"
-    assert step.detail == "It lacks libssl.so.3. That comes with OpenSSL (Debian: libssl3)."
+    assert step.name == "The engine cannot run on this computer"
+    assert step.detail == "It is missing libssl.so.3. That comes with OpenSSL (Debian: libssl3)."
 
 
 async def test_what_one_that_cannot_even_start_has_printed_is_told(home: Home, github: FakeHub) -> None:
     program = b"#!/bin/sh\necho no kernel image for this device\nexit 1\n"
     github.releases["b11457"][ARCHIVE] = tarred({"llama-b11457/llama-server": program})
     error = (await home.fails()).steps[-1].error
-    assert (error.title, error.detail) == ("The engine cannot be run here", "no kernel image for this device")
+    assert (error.title, error.detail) == ("The engine cannot run on this computer", "no kernel image for this device")
     assert "another kind" in error.advice, "nobody has set its path"
 
 
@@ -264,10 +264,10 @@ async def test_a_real_llama_server_out_of_an_archive(
     github.releases = {"b11457": {VULKAN: tarred(files, links)}}
     home.settings = Settings(engine_path="/usr/bin/old", model_path=str(smollm2))
     step = (await home.fails(Backend.VULKAN)).steps[-1]
-    assert step.name == "The engine does not see the graphics card"
+    assert step.name == "The engine does not detect the GPU"
     assert "Vulkan" in step.detail
     monkeypatch.setattr(engine_setup, "backend_of", lambda name: None)  # as if the processor were enough
     trial = await home.setup.get(Backend.VULKAN)
     assert trial.works, trial.steps[-1]
-    assert trial.steps[-1].name == "Memory of chats"
+    assert trial.steps[-1].name == "Chat memory"
     assert home.settings.engine_path == str(home.paths.engines / "llama.cpp-b11457-vulkan" / "llama-server")

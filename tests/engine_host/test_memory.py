@@ -58,7 +58,7 @@ async def test_the_context_is_halved_until_it_fits_and_the_next_start_knows(
         assert runtime.engine.context_size == 16_384
         assert runtime.engine.context_reason.startswith("16,384 tokens: memory ran out with 65,536")
         (notice,) = heard
-        assert notice.title == "Memory ran out while the model loaded"
+        assert notice.title == "The model ran out of memory while loading"
         assert "65,536" in notice.detail
         assert "More is tried again from" in notice.detail
         retried = [status.failure for status in said if status.state is EngineState.STARTING and status.failure]
@@ -79,7 +79,7 @@ async def test_what_the_engine_puts_on_the_gpu_is_told(runtime: Runtime, fake_en
     (values,) = arguments(fake_engine)
     assert (values["--fit"], values["--fit-target"]) == ("on", "128"), "half of the margin of 512 MiB"
     assert runtime.engine.context_reason == (
-        "4,096 tokens: all this model was trained for. 3 of its 5 layers fit on the GPU."
+        "4,096 tokens: all this model was trained for. 3 of 5 layers fit on the GPU."
     )
     gpu, _computer = runtime.engine.memory_bars
     assert (gpu.place, gpu.measured, gpu.kv) == ("FAKE0", True, 4 * MIB)
@@ -186,7 +186,7 @@ async def test_the_real_engine_under_a_memory_limit(
         tokens = runtime.engine.choice.context.tokens
         assert tokens in (8192, 16_384)  # what else takes address space differs from machine to machine
         assert runtime.engine.context_reason.startswith(f"{tokens:,} tokens: memory ran out with 65,536.")
-        assert [notice.title for notice in heard] == ["Memory ran out while the model loaded"]
+        assert [notice.title for notice in heard] == ["The model ran out of memory while loading"]
         (bar,) = runtime.engine.memory_bars
         assert bar.measured
         assert bar.kv == tokens * 23_040

@@ -21,7 +21,7 @@ async def tried(fake: FakeEngine, *, model: bool = True) -> Trial:
 async def test_a_good_engine_passes_every_step(fake_engine: FakeEngine) -> None:
     trial = await tried(fake_engine)
     assert trial.works
-    assert [step.name for step in trial.steps] == ["Version", "Devices", "Model", "Reply", "Memory of chats"]
+    assert [step.name for step in trial.steps] == ["Version", "Devices", "Model", "Reply", "Chat memory"]
     assert "--slot-save-path" in fake_engine.launches()[0]["arguments"]
 
 

@@ -697,7 +697,7 @@ async def test_a_system_prompt_that_two_programs_sent_serves_the_third(
         for name in ("ann", "zed", "quill", "loom"):
             assert await found(at, anybody, name, secret) < few, "names that anybody may take do not count"
         assert await found(at, ann, "", secret) < few
-        assert await found(at, ann, "", "Another conversation") > few or exact_only, "it is its own"
+        assert await found(at, ann, "", "Another conversation") > few or exact_only, "it is exclusive"
         assert await found(at, bob, "", "Mine") < few, "it has not sent it before"
         told = await found(at, cay, "", secret)
         assert len(WORDS) - 20 < told < len(WORDS) + 60, "the system prompt, and nothing of what the first has asked"

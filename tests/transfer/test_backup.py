@@ -228,7 +228,7 @@ def test_a_list_that_is_none_is_refused_in_words(paths, tmp_path, content):
         archive.writestr("manifest.json", content)
     with pytest.raises(BadBackup) as told:
         check_backup(tmp_path / "x.zip")
-    assert "it is not a backup of kvchat's" in told.value.detail
+    assert "it is not a kvchat backup" in told.value.detail
 
 
 def test_a_file_that_is_no_zip(paths, tmp_path):

@@ -335,7 +335,7 @@ def test_an_import_has_an_end(tmp_path, monkeypatch):
     report = import_paths(open_library(tmp_path), [file])
     assert len(report.imported) == 1
     assert report.problems[-1] == (
-        "conversations.json, chat 4 “Bäume”: kvchat takes in 3 chats at once, the rest is left out"
+        "conversations.json, chat 4 “Bäume”: kvchat imported only 3 chats, the maximum for one import"
     )
 
 

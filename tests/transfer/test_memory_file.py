@@ -308,7 +308,7 @@ def test_the_words(here: tuple[Home, Conversation], make: Made, tmp_path: Path) 
     there = make("there")
     [brought] = there.take_in(exported(*here, tmp_path / "chat.kvchat")).memories
     assert "It was tried out and works here: 698 of 700 tokens" in told_of(brought, TriedOut(698, 700))
-    assert told_of(brought, TriedOut(waits=True)).endswith("It is tried out when the chat goes on.")
+    assert told_of(brought, TriedOut(waits=True)).endswith("kvchat tests it with the next message in this chat.")
     said = told_of(
         brought, TriedOut(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": (Reason(ReasonCode.MODEL),)}))
     )

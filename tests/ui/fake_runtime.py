@@ -486,7 +486,7 @@ class FakeEngines(EngineSetup):
         EngineEntry(
             EngineLocation(EngineKind.LLAMA_SERVER, Path("/usr/bin/llama-server")),
             chosen=False,
-            problem=KvchatError("This engine is too old", "It is build 6000."),
+            problem=KvchatError("This engine is too old", "Path: build 6000."),
         ),
         EngineEntry(
             EngineLocation(EngineKind.EMBEDDED),

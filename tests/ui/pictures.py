@@ -342,7 +342,7 @@ async def _dialogs(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tu
     window.side_windows.open_storage().close()
     yield "link", _opened(LinkDialog(window, "https://example.org/" + "a-long-path/" * 12))
     about = _(transfer._ABOUT_MEMORY, size=size(1_136_000_000))
-    title, action = _("Export with its memory?"), _("Choose a file…")
+    title, action = _("Export with memory?"), _("Choose a file…")
     yield "passphrase", ask_passphrase(window, title, about, action, lambda _: None, optional=True)
     yield "bug", _opened(BugReportDialog(look, "Traceback (most recent call last):\n  ValueError: 7", window))
     problems = ["a.json: It is no JSON.", "チャット.json: it is cut off"]

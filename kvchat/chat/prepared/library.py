@@ -41,7 +41,7 @@ from kvchat.words.wording import TimeRange, percent, tokens_short
 LETTERS_A_TOKEN = 3.6  # of English and code, roughly, before an engine has counted
 SURE_SHARE = 0.5  # of a guessed number of tokens there are at least so many
 STEP_MS = 500.0  # a step takes about so long: there are many of them, and small ones take longer in all
-_TOO_LONG = N_("Choose a part of it, or a larger context size in the settings if model and memory allow it.")
+_TOO_LONG = N_("Choose a part of it, or a larger context length in the settings if the model and memory allow it.")
 
 
 class DocumentReader:
@@ -88,7 +88,7 @@ class DocumentReader:
             if not (lease.keeps and lease.engine.remembers(tokens)):
                 problem = parts.slots.store.problem
                 why = problem.detail if problem else lease.engine.finding.words
-                raise CannotPrepare(_("Documents cannot be kept here"), why, "")
+                raise CannotPrepare(_("Prepared documents cannot be saved on this computer"), why, "")
             label = self._label(lease.engine.fingerprint)
             loaded = await lease.load((*boundary, NEXT))
 
@@ -96,7 +96,7 @@ class DocumentReader:
                 await lease.settle(stop)  # where a longer state was restored it holds more
                 saved = await lease.save(stop, label=label, tell=False)
                 if saved is None and self._why_not_saved:
-                    raise CannotPrepare(_("The documents could not be kept"), self._why_not_saved, "")
+                    raise CannotPrepare(_("The prepared documents could not be saved"), self._why_not_saved, "")
 
             stops = [stop for stop in parts_of(lease, boundary) if len(stop) >= loaded.expected_cached]
             if not await read_and_keep(
@@ -129,13 +129,13 @@ class DocumentReader:
         room = engine.limit - engine.reserve(None)
         letters = list(itertools.accumulate(len(document.text) for document in self._documents))
         fits = sum(so_far * tokens <= room * letters[-1] for so_far in letters)
-        amount = _("about {share} of it fit", share=percent(100 * room // tokens / 100))
+        amount = _("about {share} of it fits", share=percent(100 * room // tokens / 100))
         if len(letters) > 1:
             places = {"fits": number(fits), "count": number(len(letters)), "amount": amount}
             amount = _("the first {fits} of its {count} files fit, {amount}", **places)
         places = {"tokens": number(tokens), "room": number(room), "amount": amount}
-        words = _("It has {tokens} tokens and there is room for {room}: {amount}.", **places)
-        raise CannotPrepare(_("That is longer than the model can read at once"), words, _(_TOO_LONG))
+        words = _("It has {tokens} tokens, but only {room} fit in the context: {amount}.", **places)
+        raise CannotPrepare(_("This is too long for the model's context"), words, _(_TOO_LONG))
 
     def _hear(self, event: SessionEvent) -> None:
         if isinstance(event, SaveSkipped):
@@ -162,8 +162,8 @@ class TooLongToPrepare(CannotPrepare):
 
     def __init__(self, estimate: Estimate) -> None:
         tokens, room = tokens_short(estimate.tokens), number(estimate.room or 0)
-        words = _("It has about {tokens} tokens and there is room for {room}.", tokens=tokens, room=room)
-        super().__init__(_("That is longer than the model can read at once"), words, _(_TOO_LONG))
+        words = _("It has about {tokens} tokens, but only {room} fit in the context.", tokens=tokens, room=room)
+        super().__init__(_("This is too long for the model's context"), words, _(_TOO_LONG))
 
 
 @dataclass(frozen=True)
@@ -212,8 +212,8 @@ class Library:
     async def named(self, name: str) -> Prepared:
         found = next((prepared for prepared in await self.all() if prepared.name == name), None)
         if found is None:
-            title = _("There is nothing called “{name}” in the library", name=name)
-            raise CannotPrepare(title, "", _("`kvchat prepared` lists it."))
+            title = _("“{name}” is not in the library", name=name)
+            raise CannotPrepare(title, "", _("Run `kvchat prepared` to list the library."))
         return found
 
     async def estimate(self, paths: Sequence[Path], now: tuple[Fingerprint, int] | None) -> Estimate:
@@ -240,7 +240,7 @@ class Library:
     async def read(self, prepared: Prepared) -> Prepared:
         """Read the files as they are now, except for what is kept of them. It gives way to everything else."""
         if prepared.id in self.reading:
-            raise CannotPrepare(_("“{name}” is being read already", name=prepared.name), "", "")
+            raise CannotPrepare(_("“{name}” is already being processed", name=prepared.name), "", "")
         task, refused = asyncio.ensure_future(self._read(prepared)), False
         self.reading[prepared.id] = Reading(task)
         self._parts.background.begin(asyncio.wait([task]))
@@ -358,15 +358,16 @@ def why_not_ready(
 ) -> str:
     """Say why a chat on it would have to read it first, or return an empty text. `now`, `limit`: the engine's."""
     if not prepared.is_read or prepared.fingerprint is None:
-        return _("it was not read to its end")
+        return _("it was not fully processed")
     differences = prepared.fingerprint.differences(now) if now else ()
     if differences == (Reason(ReasonCode.MODEL),):
-        return _("it was read with another model")
+        return _("it was processed with another model")
     if limit is not None and prepared.tokens >= limit:
-        return _("it is longer than the context in use ({limit} tokens)", limit=number(limit))
+        return _("it is longer than the current context length ({limit} tokens)", limit=number(limit))
     if differences:
         return _(
-            "it was read with another {differences}", differences=listed(difference.words for difference in differences)
+            "it was processed with another {differences}",
+            differences=listed(difference.words for difference in differences),
         )
     if usage is None or not usage.save_points:
         return _("its memory was deleted")

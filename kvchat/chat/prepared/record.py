@@ -63,8 +63,8 @@ def add(database: Database, name: str, paths: Sequence[str], documents: Sequence
     made, now = uuid.uuid4().hex, datetime.now(UTC).timestamp()
     statement = "INSERT OR IGNORE INTO prepared (id, name, paths, sources, texts, created_at) VALUES (?, ?, ?, ?, ?, ?)"
     if not database.write(statement, (made, name, json.dumps(paths), *_stored(documents), now)):
-        advice = _("Choose another name, or have that one read again.")
-        raise CannotPrepare(_("There is something called “{name}” in the library already", name=name), "", advice)
+        advice = _("Choose another name, or reprocess the existing one.")
+        raise CannotPrepare(_("“{name}” is already in the library", name=name), "", advice)
     return next(prepared for prepared in all_prepared(database) if prepared.id == made)
 
 

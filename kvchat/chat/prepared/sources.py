@@ -67,13 +67,13 @@ class Changes:
         changed, added, gone = self.changed, self.added, self.gone
         whole = (
             several(changed, "{count} file changed", "{count} files changed"),
-            several(added, "{count} file new", "{count} files new"),
-            several(gone, "{count} file gone", "{count} files gone"),
+            several(added, "{count} file added", "{count} files added"),
+            several(gone, "{count} file removed", "{count} files removed"),
         )
         brief = (
             several(changed, "{count} changed", "{count} changed"),
-            several(added, "{count} new", "{count} new"),
-            several(gone, "{count} gone", "{count} gone"),
+            several(added, "{count} added", "{count} added"),
+            several(gone, "{count} removed", "{count} removed"),
         )
         there = [place for place, count in enumerate((changed, added, gone)) if count] or [0]
         return listed([whole[there[0]], *(brief[place] for place in there[1:])])
@@ -91,12 +91,12 @@ def gather(paths: Sequence[Path], before: Sequence[Source] = ()) -> tuple[Docume
         documents.append(document)
         amount += len(document.text)
         if amount > MOST_TEXT:
-            sentence = N_("They hold more than {most_text} of text, more than any model reads at once.")
+            sentence = N_("They contain more than {most_text} of text, which is too long for any model.")
             words = _(sentence, most_text=size(MOST_TEXT))
-            raise CannotPrepare(_("That is too much to prepare"), words, _("Choose the part that matters."))
+            raise CannotPrepare(_("This is too much to prepare"), words, _("Choose only the relevant part."))
     if not documents:
-        words, advice = _("No file with text was found there."), _("Choose text, code, Markdown or a PDF.")
-        raise CannotPrepare(_("There is nothing to read"), words, advice)
+        words, advice = _("No files with text were found."), _("Choose text, code, Markdown or PDF files.")
+        raise CannotPrepare(_("There is nothing to prepare"), words, advice)
     return tuple(documents)
 
 
@@ -133,7 +133,7 @@ def _document(path: Path, name: str, *, named: bool) -> Document | None:
         changed = path.stat().st_mtime_ns if path.exists() else 0  # before it is read: what changes meanwhile is seen
         data = read_bytes(path)
         if is_picture(data):
-            raise CannotAttach(path.name, _("It is a picture."), _("Prepare text, code, Markdown or a PDF."))
+            raise CannotAttach(path.name, _("It is an image."), _("Prepare text, code, Markdown or PDF files."))
         read = document_of_file(name, data)
     except (CannotAttach, OSError):
         if named:
@@ -152,8 +152,8 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, bool]]:
                 seen.add(file)
                 yield file, os.fsencode(name).decode("utf-8", "replace"), file == path
             if len(seen) > MOST_FILES:
-                words = _("There are more than {most_files} files in it.", most_files=number(MOST_FILES))
-                raise CannotPrepare(_("That is too much to prepare"), words, _("Choose the folder that matters."))
+                words = _("It contains more than {most_files} files.", most_files=number(MOST_FILES))
+                raise CannotPrepare(_("This is too much to prepare"), words, _("Choose only the relevant subfolder."))
 
 
 def _in_folder(folder: Path, rules: _Rules) -> Iterator[Path]:

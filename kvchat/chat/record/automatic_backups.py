@@ -77,9 +77,7 @@ def back_up(file: Path, *, often: bool) -> bool:
             old.unlink(missing_ok=True)
         return True
     except (OSError, sqlite3.OperationalError) as error:
-        raise StorageFailed(
-            _("No automatic backup could be made"), f"{today}: {error}.", _("Make room there.")
-        ) from error
+        raise StorageFailed(_("The automatic backup failed"), f"{today}: {error}.", _("Free up disk space.")) from error
     except FAULTS as error:
         raise ChatsDamaged(file, str(error)) from error
 

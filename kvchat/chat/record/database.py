@@ -49,7 +49,7 @@ class ConversationGone(KvchatError):
     """The conversation was deleted meanwhile."""
 
     def __init__(self) -> None:
-        super().__init__(_("This chat was deleted"), "", _("Begin a new one to go on."))
+        super().__init__(_("This chat was deleted"), "", _("Start a new chat to continue."))
 
 
 class Database(DatabaseFile):

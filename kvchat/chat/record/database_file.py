@@ -28,11 +28,12 @@ class ChatsDamaged(StorageFailed):
 
     def __init__(self, path: Path, what: str, title: str = "") -> None:
         super().__init__(
-            title or _("The chats' file is damaged"),
+            title or _("The chat database is damaged"),
             f"{path}: {what}.",
             _(
-                "Quit kvchat and start it again to have it repaired, or run kvchat repair: what can be read is kept, "
-                "and what the newest automatic backup has; the damaged file is set aside."
+                "Restart kvchat to repair it, or run kvchat repair. The repair recovers all readable "
+                "messages, adds those from the newest automatic backup and sets the damaged file "
+                "aside."
             ),
         )
 
@@ -56,7 +57,7 @@ class DatabaseFile:
             if not path.exists():
                 _make(path)
             elif not path.stat().st_size:
-                raise ChatsDamaged(path, _("it holds nothing"), _("The chats' file is empty"))
+                raise ChatsDamaged(path, _("it has no content"), _("The chat database is empty"))
             self._connection = _connected(path)
             try:
                 self._connection.execute("PRAGMA journal_mode = WAL")
@@ -148,7 +149,7 @@ def _connected(path: Path) -> sqlite3.Connection:
 def _make(path: Path) -> None:
     """Make the file whole or not at all; an empty one would count as emptied. Raises ChatsDamaged."""
     if any(path.with_name(BACKUPS).glob("*.db")):
-        raise ChatsDamaged(path, _("there are backups of it"), _("The chats' file is gone"))
+        raise ChatsDamaged(path, _("only its backups were found"), _("The chat database is missing"))
     new = name_beside(path)
     try:
         make_empty(new)
@@ -169,7 +170,7 @@ def _in_words(path: Path) -> Iterator[None]:
         raise StorageFailed(
             _("Your chats could not be read or written"),
             f"{path}: {error}.",
-            _("Check that the disk is not full and that the file may be written, then try again."),
+            _("Check that the disk is not full and that you have permission to write to the file, then try again."),
         ) from error
     except sqlite3.DatabaseError as error:
         if isinstance(error, (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.InterfaceError)):

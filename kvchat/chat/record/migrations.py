@@ -168,4 +168,4 @@ MIGRATIONS: tuple[str, ...] = (
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Bring the conversations to the newest format. Raises kvchat.system.migrations.DatabaseTooNew."""
-    migrations.migrate(connection, path, MIGRATIONS, _("Your chats were last opened by a newer kvchat"))
+    migrations.migrate(connection, path, MIGRATIONS, _("Your chats were last opened by a newer version of kvchat"))

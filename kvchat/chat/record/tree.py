@@ -37,7 +37,7 @@ class BelongsToDeleted(KvchatError):
     """The message that a deleted one answers is deleted, too."""
 
     def __init__(self) -> None:
-        super().__init__(_("The message before it is deleted, too"), "", _("Put that one back first."))
+        super().__init__(_("The previous message is deleted as well"), "", _("Restore that message first."))
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def branch_of_copies(database: Database, parent_id: str | None, messages: Sequen
         if row is None:
             raise ConversationGone
         if row["leaf_id"] != leaf_id:
-            what, advice = _("Nothing was left out of it."), _("Try again if it is still full.")
-            raise KvchatError(_("The chat has gone on meanwhile"), what, advice)
+            what, advice = _("No messages were dropped."), _("Try again if the context is still full.")
+            raise KvchatError(_("The chat has changed in the meantime"), what, advice)
         for message in messages:
             parent_id = insert_message(db, replace(message, parent_id=parent_id), said_here=False).id
 

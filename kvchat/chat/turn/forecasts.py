@@ -42,10 +42,10 @@ class Forecast:
     @property
     def of_chat(self) -> str:
         if not self.begun:
-            return _("nothing said yet")
+            return _("no messages yet")
         where = _(_WHERE[self.source])
         if self.wait and self.noticeable:
-            return _("{where}: answers in {time}", where=where, time=roughly(self.wait))
+            return _("{where}: replies in {time}", where=where, time=roughly(self.wait))
         return f"{where}: {_(_OTHERWISE[self.source])}" if self.source in _OTHERWISE else where
 
     @property
@@ -57,11 +57,11 @@ class Forecast:
         if self.source in _RESTORED:
             return several(
                 self.to_read,
-                "{time}: loading it, and {count} token to read",
-                "{time}: loading it, and {count} tokens to read",
+                "{time}: loading the chat memory, {count} token to process",
+                "{time}: loading the chat memory, {count} tokens to process",
                 time=time,
             )
-        return several(self.to_read, "{time}: {count} token to read", "{time}: {count} tokens to read", time=time)
+        return several(self.to_read, "{time}: {count} token to process", "{time}: {count} tokens to process", time=time)
 
 
 _WHERE = {
@@ -69,11 +69,11 @@ _WHERE = {
     Source.HOT: STILL_LOADED,
     Source.WARM: N_("remembered, in memory"),
     Source.DISK: N_("remembered, on disk"),
-    Source.COLD: N_("must be read again"),
+    Source.COLD: N_("must be reprocessed"),
 }
-_OTHERWISE = dict.fromkeys(_RESTORED, N_("comes back in a moment")) | {
-    Source.AHEAD: N_("answers at once"),
-    Source.HOT: N_("answers at once"),
+_OTHERWISE = dict.fromkeys(_RESTORED, N_("replies in a moment")) | {
+    Source.AHEAD: N_("replies immediately"),
+    Source.HOT: N_("replies immediately"),
 }
 
 

@@ -102,7 +102,9 @@ class CannotVerify(KvchatError):
     """The memory of a chat cannot be verified now; it stays as it is."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(_("The memory of this chat could not be verified"), why, _("It stays marked as imported."))
+        super().__init__(
+            _("The memory of this chat could not be verified"), why, _("The memory stays marked as imported.")
+        )
 
 
 class Verifying:
@@ -175,7 +177,7 @@ class Verifying:
         parts = self._parts
         chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
         if not ends_with_reply(branch):
-            raise CannotVerify(_("Its last message has no reply yet."))
+            raise CannotVerify(_("The last message has no reply yet."))
         request = Request(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
         exchange, events, costs = parts.exchange(slot, conversation_id), parts.events, parts.slots.restore_cost
         async with exchange.losses_explained():
@@ -187,7 +189,7 @@ class Verifying:
             if len(boundary) >= lease.engine.context_size:
                 raise PromptTooLong(len(boundary), lease.engine.limit)
             if not lease.keeps:
-                raise CannotVerify(_("Nothing can be kept of it with this engine and model."))
+                raise CannotVerify(_("Chat memory cannot be saved with this engine and model."))
             loaded = await lease.load(boundary, reader=CHATS)
             done, saved = loaded.expected_cached, False
 
@@ -213,5 +215,5 @@ class Verifying:
             finally:
                 events.publish(ReadingAhead(conversation_id, len(boundary), len(boundary), draft=False))
         if read and not saved:
-            raise CannotVerify(_("What was read could not be saved."))
+            raise CannotVerify(_("The reprocessed chat memory could not be saved."))
         return read

@@ -31,13 +31,13 @@ WHERE = {
     Source.COLD: READ_AGAIN,
 }
 IMPORTED = N_("imported memory, not verified")
-UNUSED = N_("what was loaded was not used")
+UNUSED = N_("the loaded memory was not used")
 _IN_FULL = {  # what the field calls it
-    Source.AHEAD: N_("ahead: prefilled before Send"),
-    Source.HOT: N_("hot: it was in the engine’s slot"),
+    Source.AHEAD: N_("ahead: processed before Send"),
+    Source.HOT: N_("hot: in the engine’s slot"),
     Source.WARM: N_("warm: restored from memory"),
-    Source.DISK: N_("restored from disk, proved by the engine’s own count"),
-    Source.COLD: N_("cold: read from the beginning"),
+    Source.DISK: N_("restored from disk, confirmed by the engine’s token count"),
+    Source.COLD: N_("cold: processed from the beginning"),
 }
 _LEAST_WAIT_MS = 500.0  # nor is a shorter wait
 _LEAST_SAVING_MS = 100.0  # less than that is not worth a word
@@ -47,10 +47,10 @@ class Phase(Enum):
     """What is done for one reply, in this order."""
 
     LOADING = N_("Loading")
-    READING = N_("Reading")
+    READING = N_("Processing")
     FIRST_TOKEN = N_("First token")
-    WRITING = N_("Writing")
-    SETTLING = N_("Rounding off")  # settling: the slot is brought to the turn boundary
+    WRITING = N_("Generating")
+    SETTLING = N_("Finalizing")  # settling: the slot is brought to the turn boundary
     SAVING = N_("Saving")
 
 
@@ -67,7 +67,7 @@ class Span:
         return _(_AHEAD.get(self.phase, self.phase.value) if self.before_send else self.phase.value)
 
 
-_AHEAD = {Phase.LOADING: N_("Loaded ahead"), Phase.READING: N_("Read ahead")}
+_AHEAD = {Phase.LOADING: N_("Loaded ahead"), Phase.READING: N_("Processed ahead")}
 
 
 def timeline(receipt: Receipt) -> tuple[Span, ...]:
@@ -121,14 +121,16 @@ def receipt_sentence(receipt: Receipt) -> str:
     read = receipt.prompt_tokens - receipt.cached_tokens
     parts = [duration(receipt.ttft_ms)]
     if receipt.hollow:
-        again = several(read, "read {count} token again", "read {count} tokens again")
+        again = several(read, "reprocessed {count} token", "reprocessed {count} tokens")
         parts.append(f"{again}: {_(UNUSED)}")
     elif receipt.source is Source.COLD:
-        parts.append(several(read, "read {count} token", "read {count} tokens"))
+        parts.append(several(read, "processed {count} token", "processed {count} tokens"))
         if receipt.miss_reason:
             parts.append(receipt.miss_reason.words)
     else:
-        parts.append(listed([several(read, "read {count} new token", "read {count} new tokens"), *_had(receipt)]))
+        parts.append(
+            listed([several(read, "processed {count} new token", "processed {count} new tokens"), *_had(receipt)])
+        )
         if receipt.saved_ms is not None and receipt.saved_ms >= _LEAST_SAVING_MS:
             saved_s = receipt.saved_ms / 1000  # an estimate shows no more digits than it is worth
             time = _("{seconds} s", seconds=f"{saved_s:.0f}") if 10 <= saved_s < 100 else duration(receipt.saved_ms)
@@ -145,38 +147,40 @@ def _had(receipt: Receipt) -> list[str]:
         had.append(_("remembered {tokens} from disk", tokens=number(before)))
     elif before:
         had.append(_("remembered {tokens}", tokens=number(before)))
-    return [*had, _("{tokens} read ahead", tokens=number(ahead))] if ahead else had
+    return [*had, _("{tokens} processed ahead", tokens=number(ahead))] if ahead else had
 
 
 def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
     read, cached = receipt.prompt_tokens - receipt.cached_tokens, receipt.cached_tokens
-    full = _("hollow restore: what was loaded was not used") if receipt.hollow else _(_IN_FULL[receipt.source])
+    full = _("hollow restore: the loaded memory was not used") if receipt.hollow else _(_IN_FULL[receipt.source])
     written, prompt = _tokens(receipt.predicted_tokens), _tokens(receipt.prompt_tokens)
     if receipt.tokens_per_second:
         written = _("{tokens} at {speed}", tokens=written, speed=per_second(receipt.tokens_per_second))
     kept = number(cached)
-    prompt = _("{tokens}: read {read} new, remembered {kept}", tokens=prompt, read=number(read), kept=kept)
+    prompt = _("{tokens}: {read} processed, {kept} remembered", tokens=prompt, read=number(read), kept=kept)
     ahead = _("{tokens} in {time}", tokens=_tokens(receipt.read_ahead_tokens), time=duration(receipt.read_ahead_ms))
     ahead = _("{what} (before you pressed Send, not counted)", what=ahead)
     reading = _("{time} for {tokens}", time=duration(receipt.prefill_ms), tokens=_tokens(read))
     lines = [
         (_("Time to first token"), duration(receipt.ttft_ms)),
         ("  " + _("Loading (restore)"), _restore(receipt)),
-        *([("  " + _("Read ahead"), ahead)] if receipt.read_ahead_tokens else []),
-        ("  " + _("Reading (prefill)"), reading),
-        ("  " + _("First token and the rest"), duration(receipt.first_token_ms)),
+        *([("  " + _("Processed ahead"), ahead)] if receipt.read_ahead_tokens else []),
+        ("  " + _("Processing (prefill)"), reading),
+        ("  " + _("First token and overhead"), duration(receipt.first_token_ms)),
         (_("Prompt"), prompt),
         (_("Reply"), written),
         *([(_("Model"), model_of(receipt))] if receipt.model_name else []),
-        (_("Where from"), f"{where_told(receipt)}{mark('; ')}{full}"),
+        (_("Source"), f"{where_told(receipt)}{mark('; ')}{full}"),
     ]
     if receipt.imported:
-        lines.append((_("Imported memory"), _("It came with the chat from elsewhere, and kvchat has not verified it.")))
+        lines.append(
+            (_("Imported memory"), _("This memory was imported with the chat, and kvchat has not verified it."))
+        )
     if receipt.settle_ms is not None:
         settled = duration(receipt.settle_ms)
-        words = _("rounded off in {time}, not saved", time=settled)
+        words = _("finalized in {time}, not saved", time=settled)
         if receipt.save_ms is not None:
-            words = _("rounded off in {time}, saved in {saved}", time=settled, saved=duration(receipt.save_ms))
+            words = _("finalized in {time}, saved in {saved}", time=settled, saved=duration(receipt.save_ms))
         lines.append((_("After the reply"), words))
     if receipt.queue_wait_ms >= _LEAST_WAIT_MS:
         lines.append((_("Waited for another reply (not counted)"), duration(receipt.queue_wait_ms)))
@@ -185,7 +189,7 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
     if receipt.saved_ms is not None:
         lines.append((_("Time saved (estimate)"), duration(receipt.saved_ms)))
     if receipt.miss_reason:
-        lines.append((_("Why it was read"), receipt.miss_reason.words))
+        lines.append((_("Reason for processing"), receipt.miss_reason.words))
     return tuple(lines)
 
 

@@ -239,5 +239,5 @@ class ReplyWriter:
                 self._unwritten = True  # the next round tries again: the other process may only have been slow
                 if not warned:
                     warned = True
-                    words = _("{detail} The reply goes on; kvchat keeps trying to write it down.", detail=error.detail)
+                    words = _("{detail} The reply continues; kvchat keeps trying to save it.", detail=error.detail)
                     self._events.publish(Notice(error.title, words))

@@ -90,10 +90,12 @@ class Titles:
         attempt = await self._attempt(conversation_id)
         await self._settle(attempt)
         if attempt.answer is None:
-            what = _("The model is busy, or has not read this chat yet.")
-            raise NoTitle(_("The chat cannot be named now"), what, _("Send a message here, then try again."))
+            what = _("The model is busy or has not processed this chat yet.")
+            raise NoTitle(
+                _("The model cannot suggest a title right now"), what, _("Send a message in this chat, then try again.")
+            )
         if attempt.title is None:
-            raise NoTitle(_("The model found no name"), "", _("The chat keeps the one it has."))
+            raise NoTitle(_("The model did not suggest a title"), "", _("The chat keeps its current title."))
         parts.events.publish(ConversationsChanged())
 
     async def _name_in_spare_time(self, conversation_ids: list[str]) -> None:

@@ -140,7 +140,7 @@ class Turn:
             if (self._drawn.grammar or self._drawn.json_schema) and "grammar" in refusal.message:
                 raise FormatRefused(refusal.message) from refusal
             advice = _("Try again. If it happens every time, the model's chat template may not suit this chat.")
-            raise EngineError(_("The engine would not answer"), refusal.message, advice) from refusal
+            raise EngineError(_("The engine rejected the chat"), refusal.message, advice) from refusal
         return message if message is not None else await self._close_reply(MessageState.STOPPED)
 
     async def _stream(self) -> Message | None:
@@ -232,7 +232,9 @@ class Turn:
             raise
         parts.events.publish(ReplyFinished(self.conversation_id, message.id, receipt))
         if receipt is not None and self._exchange.full and (engine := self._exchange.engine):
-            sentence = N_("All {tokens} tokens of it are taken. Choose a larger one, or go on in a shorter branch.")
+            sentence = N_(
+                "All {tokens} tokens are in use. Choose a larger context length, or continue in a shorter branch."
+            )
             words = _(sentence, tokens=number(engine.context_size))  # never passed off as a whole one
             parts.events.publish(Notice(_("The reply was cut off: the context is full"), words, self.conversation_id))
         return message

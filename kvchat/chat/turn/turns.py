@@ -69,7 +69,7 @@ def go_on(database: Database, reply: Message) -> Beginning:
 def _last_question(database: Database, path: list[Message]) -> Beginning:
     questions = [message for message in path if message.role is Role.USER]
     if not questions:
-        raise KvchatError(_("There is nothing to answer yet"), "", _("Write a message first."))
+        raise KvchatError(_("There is no message to reply to"), "", _("Write a message first."))
     database.set_leaf(questions[-1].conversation_id, questions[-1].id)
     return Beginning(questions[-1].id)
 

@@ -72,24 +72,24 @@ class BadArguments(KvchatError):
     """The extra arguments cannot be used."""
 
     def __init__(self, detail: str) -> None:
-        super().__init__(_("The engine's extra arguments cannot be used"), detail, _(_ADVICE))
+        super().__init__(_("The engine's extra arguments are invalid"), detail, _(_ADVICE))
 
 
 class BadWorkers(KvchatError):
     """The list of RPC workers cannot be used."""
 
     def __init__(self, detail: str) -> None:
-        advice = _("Write each as name:port in the settings, or clear it.")
-        super().__init__(_("The list of other computers cannot be used"), detail, advice)
+        advice = _("Enter each server as name:port in the settings, or clear the list.")
+        super().__init__(_("The list of RPC servers is invalid"), detail, advice)
 
 
-_LOCAL = N_("kvchat keeps the engine reachable from this computer alone")
-_SETTING = N_("it has a setting of its own")
-_SAVE_POINTS = N_("the memory of chats depends on it")
+_LOCAL = N_("kvchat allows access to the engine from this computer only")
+_SETTING = N_("it has its own setting")
+_SAVE_POINTS = N_("chat memory depends on it")
 _MODEL = N_("the model is chosen in the window")
-_FOREIGN = N_("kvchat uses the engine for chatting alone")
-_WATCHES = N_("kvchat watches the engine through it")
-_ENDS = N_("the engine would print something and end")
+_FOREIGN = N_("kvchat uses the engine only for chats")
+_WATCHES = N_("kvchat monitors the engine with it")
+_ENDS = N_("the engine would print information and exit")
 
 # One spelling of each is enough where the build's own --help tells the others.
 _OWNED = {
@@ -131,7 +131,7 @@ def parse(text: str) -> tuple[str, ...]:
     try:
         return tuple(lexer)
     except ValueError as error:
-        raise BadArguments(_("A quotation mark is not closed.")) from error
+        raise BadArguments(_("A closing quotation mark is missing.")) from error
 
 
 def check(arguments: Sequence[str], known: KnownOptions | None) -> None:
@@ -141,18 +141,18 @@ def check(arguments: Sequence[str], known: KnownOptions | None) -> None:
     """
     for name, values in _grouped(arguments):
         if not name.startswith("-"):
-            raise BadArguments(_('"{name}" is not an option; options begin with a dash.', name=name))
+            raise BadArguments(_('"{name}" is not an option; options start with a dash.', name=name))
         option = known.find(name) if known else None
         if reason := _reason(name, option.names if option else ()):
-            raise BadArguments(_("{name} is not for you to set here: {reason}.", name=name, reason=_(reason)))
+            raise BadArguments(_("{name} cannot be set here: {reason}.", name=name, reason=_(reason)))
         if known is None:
             continue
         if option is None:
-            hint = _("Write a space instead of the equals sign.") if "=" in name else ""
-            raise BadArguments(sentences(_("This engine does not know the option {name}.", name=name), hint))
+            hint = _("Use a space instead of the equals sign.") if "=" in name else ""
+            raise BadArguments(sentences(_("This engine does not support the option {name}.", name=name), hint))
         if len(values) != option.values:
             counts = {"count": _count(option.values), "count2": _count(len(values))}
-            raise BadArguments(_("{name} takes {count}, and {count2} was given.", name=name, **counts))
+            raise BadArguments(_("{name} takes {count}, but got {count2}.", name=name, **counts))
 
 
 def meaning(arguments: Sequence[str]) -> str:
@@ -182,7 +182,7 @@ def parse_workers(text: str) -> tuple[str, ...]:
         host, colon, port = worker.rpartition(":")
         right_host = re.fullmatch(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%\w]+\]", host)
         if not colon or not right_host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise BadWorkers(_('"{worker}" is not a computer and a port.', worker=worker))
+            raise BadWorkers(_('"{worker}" is not a valid name and port.', worker=worker))
     return workers
 
 

@@ -71,14 +71,14 @@ def find_engine(settings_path: str | None) -> EngineLocation:
         try:
             return EngineLocation(EngineKind.LLAMA_SERVER, in_time(lambda: _checked(path)))
         except OSError as error:
-            raise EngineNotFound(_("The engine is not there"), f"{path}: {error.strerror}.", _(_ADVICE)) from error
+            raise EngineNotFound(_("The engine was not found"), f"{path}: {error.strerror}.", _(_ADVICE)) from error
     for engine in installed_engines():
         if engine.path is None or not embedded_only:
             return engine
     raise EngineNotFound(
         _("No engine found"),
         _("There is no llama-server on this machine, and the embedded engine is not installed."),
-        _("Install llama.cpp, or `pip install xllamacpp`, or set the path to a llama-server in the settings."),
+        _("Install llama.cpp, run `pip install xllamacpp`, or set the path to a llama-server in the settings."),
     )
 
 
@@ -164,7 +164,7 @@ def parse_embedded_devices(text: str) -> tuple[Device, ...]:
 
 def _checked(path: Path) -> Path:
     """Return the program the settings name. A bare name is looked for on PATH."""
-    title, name = _("The engine is not there"), program_name()
+    title, name = _("The engine was not found"), program_name()
     if len(path.parts) == 1 and (found := shutil.which(str(path))):
         return Path(found)
     if not path.exists():
@@ -172,15 +172,15 @@ def _checked(path: Path) -> Path:
     if path.is_dir():
         if _is_program(path / name):
             return (path / name).absolute()
-        why = _("{path} is a folder without a {program_name}.", path=path, program_name=name)
+        why = _("The folder {path} does not contain {program_name}.", path=path, program_name=name)
         raise EngineNotFound(title, why, _(_ADVICE))
     if not _is_program(path):
-        why = _("{path} is not an executable program.", path=path)
-        raise EngineNotFound(_("The engine cannot be run"), why, _(_ADVICE))
+        why = _("{path} is not executable.", path=path)
+        raise EngineNotFound(_("The engine cannot run"), why, _(_ADVICE))
     return path.absolute()
 
 
-_ADVICE = N_("Correct the engine path in the settings, or clear it so that kvchat looks for an engine itself.")
+_ADVICE = N_("Correct the engine path in the settings, or clear it to let kvchat find an engine.")
 
 
 def program_name() -> str:
@@ -208,11 +208,11 @@ def _ask(command: list[str]) -> str:
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # of Windows
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise EngineNotFound(_("The engine cannot be run"), str(error), _(_ADVICE)) from error
+        raise EngineNotFound(_("The engine cannot run"), str(error), _(_ADVICE)) from error
     text = done.stdout.decode("utf-8", "replace")
     if done.returncode != 0:
-        why = text.strip()[-500:] or _("exit {returncode}", returncode=done.returncode)
-        raise EngineNotFound(_("The engine cannot be run"), why, _(_ADVICE))
+        why = text.strip()[-500:] or _("exit code {returncode}", returncode=done.returncode)
+        raise EngineNotFound(_("The engine cannot run"), why, _(_ADVICE))
     return text
 
 
@@ -229,7 +229,7 @@ class EngineTooOld(KvchatError):
         super().__init__(
             _("This engine is too old"),
             f"{location}: {lacks}",
-            _("Install a newer llama-server, or choose the engine inside kvchat in the settings."),
+            _("Install a newer llama-server, or choose the embedded engine in the settings."),
         )
 
 
@@ -248,7 +248,7 @@ class EngineProbe:
             raise EngineTooOld(location, _("It is build {build}; kvchat needs {minimum_build} or newer.", **builds))
         lacking = self.options.missing(NEEDED_OPTIONS) if self.options else frozenset()
         if lacking:
-            raise EngineTooOld(location, _("It does not know {lacking}.", lacking=listed(sorted(lacking))))
+            raise EngineTooOld(location, _("It does not support {lacking}.", lacking=listed(sorted(lacking))))
 
 
 def build_number(text: str) -> int | None:
@@ -274,8 +274,8 @@ def probe(location: EngineLocation) -> EngineProbe:
     if options is None:
         raise EngineNotFound(
             _("This is not a llama-server"),
-            _("{program} answers, but it does not have a llama-server's options.", program=location.path),
-            _("Choose the program llama-server, or clear the engine path so that kvchat looks for one itself."),
+            _("{program} runs, but does not support the options of llama-server.", program=location.path),
+            _("Choose a llama-server, or clear the engine path to let kvchat find one."),
         )
     version = engine_version(location)
     asked = EngineProbe(version.removeprefix("version: "), build_number(version), options)

@@ -96,20 +96,20 @@ def suiting(graphics: Graphics) -> tuple[Backend, ...]:
 def install_advice(graphics: Graphics) -> tuple[str, ...]:
     """Say how to get an engine that uses these cards, in sentences for the command line."""
     if not graphics.makers:
-        words = _("No graphics card was found that an engine could use: the engine inside kvchat does as well as any.")
+        words = _("No supported GPU was found; the embedded engine is as fast as any other on this computer.")
         return (words,)
     best, *others = (backend.value for backend in suiting(graphics))
-    steps = [_("`kvchat engines get` fetches one for {best}, and tries it out.", best=best)]
+    steps = [_("Run `kvchat engines get` to download and test an engine for {best}.", best=best)]
     if others:
         name = others[0].lower()
-        steps[0] += " " + _("`kvchat engines get {name}` fetches one for {other}.", name=name, other=others[0])
+        steps[0] += " " + _("For {other}, run `kvchat engines get {name}`.", name=name, other=others[0])
     return tuple(filter(None, (driver_first(graphics), *steps)))
 
 
 def driver_first(graphics: Graphics) -> str:
     """Say what has to be installed before an engine can use the card; empty where nothing has."""
     if Maker.NVIDIA in graphics.makers and not graphics.nvidia_driver:
-        return _("Install NVIDIA’s own driver first: without it no engine can use the card.")
+        return _("Install the NVIDIA driver first; engines cannot use the GPU without it.")
     return ""
 
 
@@ -124,43 +124,46 @@ _SYSTEM = N_("a newer Linux")
 
 # What brings a library, by the beginning of its name. Packages are Debian's and Ubuntu's.
 _BRINGS = {
-    "libcuda.so": N_("NVIDIA’s own driver (Debian: nvidia-driver)"),
-    "libvulkan.so": N_("the Vulkan loader (Debian: libvulkan1) and the card’s driver for it (mesa-vulkan-drivers)"),
+    "libcuda.so": N_("the NVIDIA driver (Debian: nvidia-driver)"),
+    "libvulkan.so": N_("the Vulkan loader (Debian: libvulkan1) and the GPU’s Vulkan driver (mesa-vulkan-drivers)"),
     "libgomp.so": N_("the OpenMP library (Debian: libgomp1)"),
-    "libcudart.so": N_("the CUDA libraries, which come with the engine: fetch it again"),
-    "libcublas": N_("the CUDA libraries, which come with the engine: fetch it again"),
-    "libamdhip": N_("AMD’s ROCm"),
-    "libhip": N_("AMD’s ROCm"),
-    "libroc": N_("AMD’s ROCm"),
-    "libhsa": N_("AMD’s ROCm"),
+    "libcudart.so": N_("the CUDA libraries included with the engine (download the engine again)"),
+    "libcublas": N_("the CUDA libraries included with the engine (download the engine again)"),
+    "libamdhip": N_("AMD ROCm"),
+    "libhip": N_("AMD ROCm"),
+    "libroc": N_("AMD ROCm"),
+    "libhsa": N_("AMD ROCm"),
     "libssl": N_("OpenSSL (Debian: libssl3)"),
     "libcrypto": N_("OpenSSL (Debian: libssl3)"),
-    "libsycl": N_("Intel’s oneAPI"),
-    "libmkl": N_("Intel’s oneAPI"),
-    "libze_loader": N_("Intel’s Level Zero loader (Debian: libze1)"),
+    "libsycl": N_("Intel oneAPI"),
+    "libmkl": N_("Intel oneAPI"),
+    "libze_loader": N_("the Intel Level Zero loader (Debian: libze1)"),
 }
 _DRIVERS = {  # what makes a card seen, where all libraries are there
-    Backend.CUDA: N_("NVIDIA’s own driver is not running, is too old for this engine, or the card is."),
+    Backend.CUDA: N_("The NVIDIA driver is not running, or the driver or the GPU is too old for this engine."),
     Backend.VULKAN: N_(
-        "No driver offers the card to Vulkan (Debian: mesa-vulkan-drivers; for NVIDIA, its own driver)."
+        "No Vulkan driver for the GPU was found (Debian: mesa-vulkan-drivers; for NVIDIA, the NVIDIA driver)."
     ),
-    Backend.ROCM: N_("AMD’s driver is not running, you may not use it (group render), or ROCm does not know the card."),
-    Backend.SYCL: N_("Intel’s driver for computing is not there (Debian: intel-opencl-icd and libze1)."),
-    Backend.METAL: N_("macOS offers no card that Metal could use."),
+    Backend.ROCM: N_(
+        "The AMD driver is not running, you do not have permission to use it (group "
+        "render), or ROCm does not support the GPU."
+    ),
+    Backend.SYCL: N_("The Intel compute driver is not installed (Debian: intel-opencl-icd and libze1)."),
+    Backend.METAL: N_("macOS reports no GPU that supports Metal."),
 }
 
 
-_AGAIN = N_("Put that right and try again, or choose another kind; what was downloaded is kept.")
+_AGAIN = N_("Fix this problem and try again, or choose another backend; the download is kept.")
 
 
 def cannot_be_run(why: str) -> KvchatError:
-    return KvchatError(_("The engine cannot be run here"), why, _(_AGAIN))
+    return KvchatError(_("The engine cannot run on this computer"), why, _(_AGAIN))
 
 
 def why_no_card(program: Path, backend: Backend) -> KvchatError:
     """Say why the engine at `program` has no device of that kind. Blocks for as long as `ldd` takes."""
     why = what_is_lacking(program) or _(_DRIVERS[backend])
-    return KvchatError(_("The engine does not see the graphics card"), why, _(_AGAIN))
+    return KvchatError(_("The engine does not detect the GPU"), why, _(_AGAIN))
 
 
 def what_is_lacking(program: Path) -> str:
@@ -175,8 +178,8 @@ def what_is_lacking(program: Path) -> str:
         return ""
     known = {next((words for start, words in _BRINGS.items() if name.startswith(start)), "") for name in lacking}
     brought = _(" and ").join(sorted(_(words) for words in known if words))
-    return _("It lacks {lacking}.", lacking=listed(sorted(lacking))) + (
-        " " + _("That comes with {brought}.", brought=brought) if brought else ""
+    return _("It is missing {lacking}.", lacking=listed(sorted(lacking))) + (
+        " " + _("This is part of {brought}.", brought=brought) if brought else ""
     )
 
 

@@ -25,14 +25,14 @@ from kvchat.errors import KvchatError
 from kvchat.settings import MOST_CONTEXT
 from kvchat.words.language import N_, _
 
-_ADVICE = N_("Check the server's address and key in the settings, and whether it runs.")
+_ADVICE = N_("Check the server's address and API key in the settings, and check that the server is running.")
 
 
 class BadAddress(KvchatError):
     """The address of the server makes no sense."""
 
     def __init__(self, detail: str) -> None:
-        super().__init__(_("The server's address cannot be used"), detail, _("Write it as http://127.0.0.1:8080."))
+        super().__init__(_("The server's address is invalid"), detail, _("Use the form http://127.0.0.1:8080."))
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ def parse_address(text: str) -> str:
     except httpx2.InvalidURL as error:
         raise BadAddress(f"{error}.") from error
     if url.scheme not in ("http", "https") or not url.host:
-        raise BadAddress(_("It has to begin with http:// or https:// and name a computer."))
+        raise BadAddress(_("It must start with http:// or https://, followed by a host name."))
     if url.userinfo:
-        raise BadAddress(_("A password does not belong into the address; the key has a place of its own."))
+        raise BadAddress(_("The address cannot contain a password; enter the API key in its own field."))
     if url.port is not None and not 0 < url.port < 65_536:
-        raise BadAddress(_("A port is a number from 1 to 65535, and {port} is none.", port=url.port))
+        raise BadAddress(_("The port must be between 1 and 65535, but it is {port}.", port=url.port))
     if url.query or url.fragment:
-        raise BadAddress(_("It has to end before any ? or #."))
+        raise BadAddress(_("It cannot contain ? or #."))
     return str(url).rstrip("/")
 
 
@@ -158,7 +158,7 @@ async def _unfit(client: LlamaServerClient) -> EngineFailure | None:
         facts = await client.facts()
     except EngineRefused as refusal:
         if refusal.status in (401, 403):
-            return _failure(_("The server does not accept the key"), refusal.message)
+            return _failure(_("The server rejected the API key"), refusal.message)
         return _no_llama_server(client.base_url)
     except EngineGone as gone:
         return _failure(gone.title, gone.detail)
@@ -170,17 +170,17 @@ async def _unfit(client: LlamaServerClient) -> EngineFailure | None:
             FailureKind.INCOMPATIBLE,
             _("The server is too old"),
             _("It is build {build}; kvchat needs {minimum_build} or newer.", build=build, minimum_build=MINIMUM_BUILD),
-            _("Update the llama-server that runs there."),
+            _("Update llama-server on that server."),
         )
     return None
 
 
 def _gone(url: str) -> EngineFailure:
-    return _failure(_("The server does not answer"), _("Nobody answers at {url}.", url=url))
+    return _failure(_("The server is not responding"), _("There is no response from {url}.", url=url))
 
 
 def _no_llama_server(url: str) -> EngineFailure:
-    return _failure(_("This is not a llama-server"), _("Another program answers at {url}.", url=url))
+    return _failure(_("This is not a llama-server"), _("Another program is running at {url}.", url=url))
 
 
 def _failure(title: str, detail: str) -> EngineFailure:

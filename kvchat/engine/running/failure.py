@@ -45,8 +45,8 @@ def explain(outcome: Outcome, *, was_ready: bool = False) -> EngineFailure:
         or _by_signal(outcome, lines)
         or EngineFailure(
             FailureKind.EXITED,
-            _("The engine stopped by itself"),
-            said_last(_("It ended with exit code {code}.", code=outcome.code), lines),
+            _("The engine stopped unexpectedly"),
+            said_last(_("It exited with code {code}.", code=outcome.code), lines),
             _(LOG_ADVICE),
         )
     )
@@ -55,29 +55,32 @@ def explain(outcome: Outcome, *, was_ready: bool = False) -> EngineFailure:
 def timed_out(seconds: float, lines: Sequence[str]) -> EngineFailure:
     return EngineFailure(
         FailureKind.TIMED_OUT,
-        _("The engine did not come up"),
+        _("The engine did not start"),
         said_last(_("It showed no progress for {seconds} seconds and was stopped.", seconds=f"{seconds:.0f}"), lines),
-        _("Is the model on a slow or sleeping disk? Try again, or try a smaller model."),
+        _("The model may be on a slow or sleeping disk. Try again, or try a smaller model."),
     )
 
 
 def hangs() -> EngineFailure:
     return EngineFailure(
-        FailureKind.HANGS, _("The engine hung"), _("It did not answer for too long and was stopped."), _(LOG_ADVICE)
+        FailureKind.HANGS,
+        _("The engine stopped responding"),
+        _("It did not respond for too long and was stopped."),
+        _(LOG_ADVICE),
     )
 
 
 def foreign_server(port: int) -> EngineFailure:
     return EngineFailure(
         FailureKind.PORT_TAKEN,
-        _("The engine's port was taken"),
-        _("Another program answers on port {port}.", port=port),
-        _("Start the engine again: another port is chosen each time."),
+        _("The engine's port is already in use"),
+        _("Another program is using port {port}.", port=port),
+        _("Start the engine again; kvchat chooses a new port each time."),
     )
 
 
 def model_missing(path: Path) -> EngineFailure:
-    title, advice = _("The model file is missing"), _("It may have been moved: choose it again.")
+    title, advice = _("The model file is missing"), _("The file may have been moved. Choose the model again.")
     return EngineFailure(FailureKind.MODEL_MISSING, title, str(path), advice)
 
 
@@ -91,23 +94,27 @@ def bug(error: BaseException) -> EngineFailure:
     return EngineFailure(
         FailureKind.EXITED,
         _("kvchat lost track of the engine"),
-        _("This is a fault in kvchat: {error}", error=repr(error)),
-        _("Start the engine again, and please report this."),
+        _("This is a bug in kvchat: {error}", error=repr(error)),
+        _("Start the engine again, and please report this bug."),
     )
 
 
 def given_up(reason: EngineFailure, deaths: int) -> EngineFailure:
     if deaths < 2:
         return reason
-    left_alone = _("It died {deaths} times, so it is left alone.", deaths=deaths)
+    left_alone = _("It stopped {deaths} times, so kvchat does not restart it again.", deaths=deaths)
     return dataclasses.replace(reason, detail=sentences(reason.detail, left_alone))
 
 
 def smaller(reason: EngineFailure, plan: LaunchPlan) -> EngineFailure:
     tokens = number(plan.context_size)
-    advice = _("It is started again with {tokens} tokens.", tokens=tokens)
+    advice = _("kvchat is restarting it with a context length of {tokens} tokens.", tokens=tokens)
     if plan.without_gpu:
-        advice = _("It is started again with {tokens} tokens and {layers} layers on the GPU.", tokens=tokens, layers=0)
+        advice = _(
+            "kvchat is restarting it with a context length of {tokens} tokens and {layers} layers on the GPU.",
+            tokens=tokens,
+            layers=0,
+        )
     return dataclasses.replace(reason, advice=advice)
 
 
@@ -116,25 +123,25 @@ def _by_start(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
     if library is not None or outcome.code == _WINDOWS_DLL_NOT_FOUND:
         return EngineFailure(
             FailureKind.MISSING_LIBRARY,
-            _("The engine lacks a library"),
-            library or _("A library (DLL) that it needs is not installed."),
+            _("The engine is missing a library"),
+            library or _("A required library (DLL) is not installed."),
             _(
-                "Install llama-server again, together with the libraries it was built with, or set the engine path in "
-                'the settings to "embedded" to use the engine inside kvchat.'
+                "Reinstall llama-server with the libraries it was built with, or set the engine path "
+                'in the settings to "embedded" to use the embedded engine.'
             ),
         )
     if outcome.code in (parent_guard.EXIT_NOT_FOUND, parent_guard.EXIT_NOT_EXECUTABLE, embedded.EXIT_NOT_INSTALLED):
         return EngineFailure(
             FailureKind.NOT_FOUND,
             _("The engine could not be started"),
-            last_error(lines) or _("Its program is not there or may not be run."),
+            last_error(lines) or _("The program is missing or not executable."),
             _("Check the engine path in the settings."),
         )
     if outcome.signal == signal.SIGILL.value or outcome.code == _WINDOWS_ILLEGAL_INSTRUCTION:
         return EngineFailure(
             FailureKind.UNSUPPORTED_CPU,
-            _("The engine does not fit this processor"),
-            _("It used an instruction this processor does not have."),
+            _("The engine does not support this CPU"),
+            _("It used an instruction that this CPU does not support."),
             _("Install a llama-server built for this machine."),
         )
     return None
@@ -149,24 +156,24 @@ def _by_signal(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
         name = _("signal {number}", number=outcome.signal)
     if name == "SIGKILL":
         if outcome.memory_ran_out:
-            return out_of_memory(_("It was killed while the system ended programs for want of memory."))
+            return out_of_memory(_("The system killed it because memory ran out."))
         return EngineFailure(
             FailureKind.KILLED,
             _("The engine was killed"),
-            _("Something outside kvchat ended it at once (SIGKILL). Systems do that when memory runs out."),
+            _("It was killed from outside kvchat (SIGKILL). The system does this when memory runs out."),
             _(MEMORY_ADVICE),
         )
     if name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGTRAP"):
         return EngineFailure(
             FailureKind.CRASHED,
             _("The engine crashed"),
-            said_last(_("It ended with {name}.", name=name), lines),
+            said_last(_("It was terminated by {name}.", name=name), lines),
             _(LOG_ADVICE),
         )
     return EngineFailure(
         FailureKind.KILLED,
         _("The engine was killed"),
-        _("Something outside kvchat ended it ({name}).", name=name),
+        _("It was terminated from outside kvchat ({name}).", name=name),
         _(LOG_ADVICE),
     )
 
@@ -175,8 +182,8 @@ def not_prepared() -> EngineFailure:
     return EngineFailure(
         FailureKind.EXITED,
         _("The engine could not be started"),
-        _("Something unexpected went wrong while kvchat prepared it."),
-        _("The report says what; try again, or choose another model or engine."),
+        _("An unexpected error occurred while kvchat prepared to start it."),
+        _("See the report for details. Try again, or choose another model or engine."),
     )
 
 

@@ -109,7 +109,7 @@ class Watch:
             if stuck.done():
                 break
             if self._wall() - before - pause > self._policy.asleep_s:
-                self._log.note(_("kvchat: the computer slept; asking the engine whether it still answers"))
+                self._log.note(_("kvchat: the computer woke from sleep; checking if the engine still responds"))
                 misses = 0  # what it missed before was its falling asleep
             try:
                 await client.is_loaded(self._policy.worried_answer_s if self._worried else self._policy.answer_s)
@@ -296,7 +296,7 @@ class EngineSupervisor(EngineConnection):
     async def _look_after(self, process: EngineProcess, client: LlamaServerClient, watch: Watch) -> EngineFailure:
         """Wait until a ready engine ends by itself, or has to be ended; returns why."""
         ending = asyncio.create_task(process.wait(), name="engine ending")
-        ailing = asyncio.create_task(watch.until_ailing(client), name=_("engine watch"))
+        ailing = asyncio.create_task(watch.until_ailing(client), name=_("engine monitor"))
         try:
             await asyncio.wait({ending, ailing}, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():

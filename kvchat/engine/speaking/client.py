@@ -103,7 +103,7 @@ class LlamaServerClient:
         """Ask /health; False while it is loading. Raises EngineGone while nobody listens yet, and NotOurEngine."""
         status = await self._http.knock("/health", timeout_s)
         if status not in (200, 503):
-            raise NotOurEngine(_("Another program answers on the engine's port"), f"/health says {status}.")
+            raise NotOurEngine(_("Another program is using the engine's port"), f"/health says {status}.")
         return status == 200
 
     async def verify(self) -> ServerFacts:
@@ -114,7 +114,9 @@ class LlamaServerClient:
         if await self._http.knock("/props", CONNECT_S) == 401:
             with contextlib.suppress(EngineRefused):
                 return await self.facts()
-        raise NotOurEngine(_("Another program answers on the engine's port"), _("It does not know this launch's key."))
+        raise NotOurEngine(
+            _("Another program is using the engine's port"), _("It does not accept the API key that kvchat set.")
+        )
 
     @property
     def rows(self) -> SlotRows:
@@ -254,7 +256,7 @@ class LlamaServerClient:
 
     def _picture_prompts(self) -> PicturePrompts:
         if self._pictures is None:
-            raise cannot_show(_("no projector is loaded"))
+            raise cannot_show(_("no vision file (mmproj) is loaded"))
         return self._pictures
 
     async def _tokens(self, text: str, special: bool) -> tuple[int, ...]:
@@ -262,7 +264,7 @@ class LlamaServerClient:
         answer = await self._http.answer("POST", "/tokenize", body)
         tokens = await apart(len(answer) > MANY, wire.parse_tokens, answer)
         if tokens is None:
-            raise EngineRefused(200, _("The engine's answer to /tokenize makes no sense."))
+            raise EngineRefused(200, _("The engine's response to /tokenize is invalid."))
         return tokens
 
     async def _slot(self, action: str, body: dict[str, Any]) -> dict[str, Any]:

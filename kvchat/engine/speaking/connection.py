@@ -19,7 +19,7 @@ class EngineState(Enum):
     """The life of an engine process."""
 
     STOPPED = N_("stopped")
-    RESTING = N_("resting")  # none runs, to save memory; the next message starts one
+    RESTING = N_("unloaded")  # none runs, to save memory; the next message starts one
     STARTING = N_("starting")
     LOADING = N_("loading")
     READY = N_("ready")

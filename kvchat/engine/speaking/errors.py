@@ -113,7 +113,7 @@ class EngineGone(EngineError):
         if self.life is None or not await self.life.ends_soon():
             return self
         if self.life.failure is None:  # the user stopped it
-            return EngineError(_("The engine was stopped"), "", _("It starts again with your next message."))
+            return EngineError(_("The engine was stopped"), "", _("It restarts with your next message."))
         return EngineFailed(self.life.failure)
 
 
@@ -162,8 +162,12 @@ class EngineBroken(EngineFailed, EngineGone):
     """The engine answers, and says what only another process can heal: it is as good as gone."""
 
 
-MEMORY_ADVICE = N_("Choose a smaller context or a smaller model, or close other programs that use much memory.")
-LOG_ADVICE = N_("The engine's log says more. If it happens again, try another model or another llama-server version.")
+MEMORY_ADVICE = N_(
+    "Choose a smaller context length or a smaller model, or close other programs that use a lot of memory."
+)
+LOG_ADVICE = N_(
+    "See the engine log for details. If it happens again, try another model or another llama-server version."
+)
 
 # llama.cpp's "0.00.026.668 E " (time, level) and the module column before the function's name.
 _PREFIX = re.compile(r"^(\d+\.)+\d+ [A-Z] (?:(?:srv|cmn|slt|cli|que|res|hf)\s+\S+:?\s+)?")
@@ -182,9 +186,9 @@ class _Rule:
 
     def failure(self, line: str) -> EngineFailure:
         if self._kind is FailureKind.WORKER_LOST and (match := _WORKER_GONE.search(line)):
-            line = _("The rpc-server of another computer has stopped.")
+            line = _("An RPC server has stopped.")
             if worker := match["worker"]:
-                line = _("No rpc-server answers at {worker}.", worker=worker)
+                line = _("There is no response from the RPC server {worker}.", worker=worker)
         return EngineFailure(self._kind, _(self._title), line, _(self._advice))
 
 
@@ -199,14 +203,20 @@ _GPU_LOST = _Rule(  # what the backends say when the driver was reset or the car
     r"(CUDA|ROCm|MUSA|HIP) error|DeviceLost|device lost|GPU is lost|fallen off the bus|unspecified launch failure"
     r"|command buffer \d+ failed|SYCL error",
     FailureKind.GPU_LOST,
-    N_("The graphics card stopped working for the engine"),
-    N_("This happens when its driver is reset or updated, or after sleep. If it goes on, restart the computer."),
+    N_("The GPU stopped working for the engine"),
+    N_(
+        "This can happen when the GPU driver is reset or updated, or after sleep. If it continues, "
+        "restart the computer."
+    ),
 )
 _WORKER_LOST = _Rule(
     _WORKER_GONE.pattern,
     FailureKind.WORKER_LOST,
-    N_("Another computer does not answer"),
-    N_("Start rpc-server there and check the network, or take that computer out of the list in the settings."),
+    N_("An RPC server is not responding"),
+    N_(
+        "Start rpc-server on that computer and check the network, or remove the server from RPC "
+        "servers in the settings."
+    ),
 )
 _DYING = (
     _OUT_OF_MEMORY,
@@ -224,36 +234,36 @@ _STARTING = (
     _Rule(
         r"couldn't bind HTTP server socket|Address already in use",
         FailureKind.PORT_TAKEN,
-        N_("The engine's port was taken"),
-        N_("Start the engine again: another port is chosen each time."),
+        N_("The engine's port is already in use"),
+        N_("Start the engine again; kvchat chooses a new port each time."),
     ),
     _Rule(
         r"invalid argument:|unknown argument|error while handling argument",
         FailureKind.INCOMPATIBLE,
-        N_("This engine does not fit kvchat"),
-        N_('Install a newer llama-server, or set the engine path in the settings to "embedded" to use kvchat\'s own.'),
+        N_("This engine is not compatible with kvchat"),
+        N_(
+            'Install a newer llama-server, or set the engine path in the settings to "embedded" to '
+            "use the embedded engine."
+        ),
     ),
     _Rule(
         r"V cache.* requires flash[_ ]att",  # src/llama-context.cpp
         FailureKind.INCOMPATIBLE,
-        N_("This precision does not work here"),
-        N_(
-            "The model is fine. Set the precision in the settings to exact (f16), or use an engine with flash "
-            "attention."
-        ),
+        N_("This KV cache precision is not supported"),
+        N_("Set the KV cache precision in the settings to Exact (f16), or use an engine with flash attention."),
     ),
     _Rule(
         r"unknown model architecture",
         FailureKind.BAD_MODEL,
         N_("The model cannot be loaded"),
-        N_("This engine does not know this kind of model yet: update the engine, or choose another model."),
+        N_("This engine does not support this type of model yet. Update the engine, or choose another model."),
     ),
     _Rule(
         r"invalid magic|missing tensor|error loading model|failed to load model|corrupted or incomplete"
         r"|gguf_init_from_\w+: failed",
         FailureKind.BAD_MODEL,
         N_("The model cannot be loaded"),
-        N_("Choose another model, or download this one again: the file may be damaged or incomplete."),
+        N_("The file may be damaged or incomplete. Download it again, or choose another model."),
     ),
 )
 
@@ -279,8 +289,8 @@ def broken(status: int, message: str) -> EngineFailure | None:
     if status == _SERVER_ERROR and _CANNOT_COMPUTE.search(message):
         return EngineFailure(
             FailureKind.CRASHED,
-            _("The engine can no longer compute"),
-            _("It said: {message}", message=message),
+            _("The engine can no longer process requests"),
+            _("It reported: {message}", message=message),
             _(LOG_ADVICE),
         )
     return None
@@ -312,4 +322,4 @@ def _clean(line: str) -> str:
 
 def said_last(sentence: str, lines: Sequence[str]) -> str:
     line = last_error(lines)
-    return _("{sentence} It said last: {line}", sentence=sentence, line=line) if line else sentence
+    return _("{sentence} Last output: {line}", sentence=sentence, line=line) if line else sentence

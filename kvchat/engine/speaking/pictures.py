@@ -34,7 +34,7 @@ Tokenize = Callable[[str, bool], Awaitable[tuple[int, ...]]]  # a text's ids; wi
 
 def cannot_show(why: str) -> EngineRefused:
     """A prompt with pictures cannot be made; why, in words."""
-    return EngineRefused(200, _("Pictures cannot be shown: {why}.", why=why))
+    return EngineRefused(200, _("Images cannot be used: {why}.", why=why))
 
 
 class PicturePrompts:
@@ -69,14 +69,14 @@ class PicturePrompts:
                 answer = await self._call("/detokenize", {"tokens": run[len(special) :] if opening else run})
                 words = answer["content"]
                 if await self._tokenize(words, at == 0) != run:
-                    raise EngineRefused(200, _("With pictures it can be read again only to the end of a word."))
+                    raise EngineRefused(200, _("A prompt with images can only be reprocessed up to the end of a word."))
                 text += words
         return {"prompt_string": text, "multimodal_data": data}
 
     def _texts(self, prompt: str, pictures: int) -> list[str]:
         texts = prompt.split(self._marker)
         if len(texts) != pictures + 1:
-            raise cannot_show(_("the model’s chat template leaves out pictures"))
+            raise cannot_show(_("the model’s chat template does not support images"))
         return texts
 
     async def _ids(self, picture: Picture) -> tuple[int, ...]:
@@ -93,14 +93,14 @@ class PicturePrompts:
             answer = await self._call("/v1/chat/completions/input_tokens", prompt_body(alone))
         except EngineRefused as refusal:
             if refusal.status in (404, 501):
-                raise cannot_show(_("this engine cannot count them, a newer one can")) from refusal
+                raise cannot_show(_("this engine cannot count image tokens; a newer one can")) from refusal
             raise
         rendered = await self._call("/apply-template", prompt_body(without_pictures(alone)))
         first, second = self._texts(str(rendered.get("prompt")), 1)
         words = len(await self._tokenize(first, True)) + len(await self._tokenize(second, False))
         count = int(answer.get("input_tokens") or 0) - words
         if count <= 0:
-            raise cannot_show(_("the engine does not tell how many tokens a picture takes"))
+            raise cannot_show(_("the engine does not report how many tokens an image takes"))
         return picture_ids(self._projector, picture, count)
 
     def _pictures_in(self, run: tuple[int, ...]) -> list[Picture]:
@@ -108,7 +108,7 @@ class PicturePrompts:
         while rest:
             picture = next((known for known, ids in self._known.items() if rest[: len(ids)] == ids), None)
             if picture is None:
-                raise cannot_show(_("a picture is no longer at hand"))
+                raise cannot_show(_("an image is no longer available"))
             found.append(picture)
             rest = rest[len(self._known[picture]) :]
         return found

@@ -32,7 +32,7 @@ _QUICK_S = 60.0  # for what the engine answers without computing; it may be behi
 _LAST_WORDS_S = 0.5  # at the end, for what a reply's connection still holds
 _READ_BYTES = 65_536
 _WRITE_BYTES = 1_000_000
-_GONE_ADVICE = N_("kvchat starts it again by itself; send the message once more.")
+_GONE_ADVICE = N_("kvchat restarts it automatically. Send the message again.")
 
 
 class Answer:
@@ -98,9 +98,11 @@ class Answer:
         except TimeoutError as error:
             raise _silent(self._life) from error
         except (h11.RemoteProtocolError, OSError) as error:
-            raise _gone(self._life, _("The engine broke off"), str(error) or type(error).__name__) from error
+            raise _gone(
+                self._life, _("The connection to the engine was lost"), str(error) or type(error).__name__
+            ) from error
         if isinstance(event, h11.ConnectionClosed):
-            raise _gone(self._life, _("The engine broke off"), _("It was closed."))
+            raise _gone(self._life, _("The connection to the engine was lost"), _("The engine closed the connection."))
         return event
 
     async def _receive(self) -> bytes:
@@ -230,7 +232,7 @@ class Transport:
                             answer.read_in_batches(self._closing, self._on_silence)
                         yield chunk
             if not ended:
-                raise _gone(self.life, _("The engine broke off"), _("Its reply stopped before the end."))
+                raise _gone(self.life, _("The connection to the engine was lost"), _("The response ended early."))
         except EngineError as error:
             self._on_fault(error)
             raise
@@ -244,7 +246,7 @@ class Transport:
     ) -> AsyncIterator[Answer]:
         """Send a request; the answer is still to `begin`. Left early, the connection is dropped."""
         if self._closing.is_set():
-            raise _gone(self.life, _("The engine is no longer there"), _("It was stopped or started anew."))
+            raise _gone(self.life, _("The engine is no longer running"), _("It was stopped or restarted."))
         url, secure = self._url, self._url.scheme == "https"
         try:
             async with asyncio.timeout(min(CONNECT_S, silence_s)):
@@ -252,7 +254,7 @@ class Transport:
                     url.hostname, url.port or (443 if secure else 80), ssl=_certificates() if secure else None
                 )
         except OSError as error:  # TimeoutError is one
-            reason = str(error) or _("It takes no connection.")
+            reason = str(error) or _("It does not accept connections.")
             raise _gone(self.life, _("The engine cannot be reached"), reason) from error
         answer = Answer(reader, writer, silence_s, self.life)
         self._under_way.add(answer)
@@ -284,7 +286,7 @@ async def _whole(answer: Answer) -> bytes:
         async with contextlib.aclosing(answer.aiter_raw()) as pieces:
             return await collect(pieces, MOST_ANSWER)
     except ValueError as error:
-        raise EngineRefused(answer.status_code, _("The answer makes no sense")) from error
+        raise EngineRefused(answer.status_code, _("The response is invalid")) from error
 
 
 def _json(body: dict[str, Any]) -> bytes:
@@ -298,6 +300,6 @@ def _gone(life: Life, title: str, detail: str) -> EngineGone:
 
 
 def _silent(life: Life) -> EngineSilent:
-    error = EngineSilent(_("The engine does not answer"), _("It has been silent for too long."), _(_GONE_ADVICE))
+    error = EngineSilent(_("The engine is not responding"), _("It has not responded for too long."), _(_GONE_ADVICE))
     error.life = life
     return error

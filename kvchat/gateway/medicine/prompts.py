@@ -217,9 +217,9 @@ class Parting:
     def sentence(self, read: int | None = None, seconds: float = 0.0) -> str:
         """Say all of it in a sentence; `read`: so many tokens were read again, which took so long."""
         at, of, cause = number(self.at), number(self.of), self.cause.words
-        words = _("token {at} of {of}: {cause}", at=at, of=of, cause=cause)
+        words = _("the prompt changed at token {at} of {of}: {cause}", at=at, of=of, cause=cause)
         if read is not None:
-            words = _("{words}; {tokens} tokens read again", words=words, tokens=number(read))
+            words = _("{words}; {tokens} tokens reprocessed", words=words, tokens=number(read))
         return listed((words, brief(1000 * seconds))) if read is not None and seconds else words
 
 

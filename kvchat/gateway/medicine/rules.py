@@ -251,19 +251,19 @@ RULES: dict[str, Rule] = {
     for rule in (
         Rule(
             BILLING_HEADER,
-            N_("Leave the billing header out"),
+            N_("Remove the billing header"),
             N_(
-                "Claude Code puts a number that is another one with each request before everything else; the model is "
-                "not told it."
+                "Claude Code starts each request with a header that changes every time. This rule "
+                "removes it from the prompt."
             ),
             billing_header,
         ),
         Rule(
             HOLD_CLOCK,
-            N_("Hold the date"),
+            N_("Freeze the date"),
             N_(
-                "The date and time that the program tells the model first stay for 24 hours, so the model may be a day "
-                "behind."
+                "The model sees the date and time of the app’s first prompt for 24 hours, so its "
+                "date can be up to a day old."
             ),
             hold_clock,
         ),

@@ -18,7 +18,7 @@ from kvchat.kvstore.index.usage import note_index_loss
 from kvchat.system.migrations import check_version, migrate
 from kvchat.words.language import N_, _
 
-TOO_NEW = N_("The memory of your chats was last kept by a newer kvchat")
+TOO_NEW = N_("Your chat memory was saved by a newer version of kvchat")
 _PAGE_BYTES = 8192  # a whole segment of tokens fits into a page of an index with its neighbours
 _LOG_BYTES = 400_000  # of the write-ahead log, before it is worked into the file
 _MOST_IDLE = 4
@@ -171,7 +171,7 @@ class Index:
                 self._writer = self._connect()
                 note_index_loss(self._writer)
             except (OSError, sqlite3.Error) as error:
-                raise IndexFailed(_("it is damaged, and cannot be made anew: {error}", error=error)) from error
+                raise IndexFailed(_("it is damaged and cannot be recreated: {error}", error=error)) from error
             self.fresh = True
 
     def _close_readers(self) -> None:

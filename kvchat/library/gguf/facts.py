@@ -51,7 +51,9 @@ class ModelFileMissing(NotAModel):
     """There is no file at the model's path."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(_("The model file is missing"), str(path), _("It may have been moved: choose it again."))
+        super().__init__(
+            _("The model file is missing"), str(path), _("The file may have been moved. Choose the model again.")
+        )
 
 
 @dataclass(frozen=True)
@@ -140,20 +142,24 @@ def unreadable(path: Path, error: OSError) -> NotAModel:
 
 def _half_downloaded(path: Path) -> NotAModel:
     return NotAModel(
-        _("The model file is not whole"),
-        _("{path} ends before its last weights: it looks half-downloaded.", path=path),
-        _("Download it again, or wait until the download is done."),
+        _("The model file is incomplete"),
+        _("{path} ends before the last weights. The download may be incomplete.", path=path),
+        _("Download the model again, or wait until the download finishes."),
     )
 
 
 def _not_gguf(path: Path, fault: HeaderFault) -> NotAModel:
     if isinstance(fault, OtherVersion) and fault.big_endian:
-        return NotAModel(_("This model is for big-endian machines"), str(path), _("Look for its ordinary GGUF file."))
+        return NotAModel(
+            _("This model is for big-endian machines"),
+            str(path),
+            _("Choose the little-endian GGUF file of this model."),
+        )
     if isinstance(fault, OtherVersion):
         return NotAModel(
-            _("This GGUF version is unknown"),
-            _("{path} says {fault}; kvchat reads versions 2 and 3.", path=path, fault=fault),
-            _("Look for a newer download of this model."),
+            _("This GGUF version is not supported"),
+            _("{path} is {fault}; kvchat supports versions 2 and 3.", path=path, fault=fault),
+            _("Look for a newer GGUF file of this model."),
         )
     return NotAModel(_("This is not a GGUF model"), f"{path}: {fault}.", _("Choose a file in llama.cpp's GGUF format."))
 
@@ -163,28 +169,28 @@ def _check_kind(values: Mapping[str, Value]) -> None:
     fields = GgufFields(values, architecture)
     if kind == "mmproj" or architecture == "clip":
         raise NotAModel(
-            _("This file only adds sight or hearing to a model"),
+            _("This file only adds image or audio input to a model"),
             _("It is a multimodal projector (mmproj)."),
             _("Choose the model file that came with it."),
         )
     if kind in _MADE_FOR_A_MODEL:
-        raise NotAModel(_(_MADE_FOR_A_MODEL[kind]), "", _("Choose the model that it was made for."))
+        raise NotAModel(_(_MADE_FOR_A_MODEL[kind]), "", _("Choose the model it was made for."))
     if not architecture or not fields.number("context_length"):
         raise NotAModel(
             _("This is not a language model"),
-            _("The GGUF file names no architecture and trained context."),
+            _("The GGUF file does not specify an architecture and a context length."),
             _("Choose a text model."),
         )
     nonsense = ""
     if not 0 < fields.number("block_count") <= MOST_BLOCKS:
-        nonsense = _("Its number of layers makes no sense.")
+        nonsense = _("Its number of layers is invalid.")
     elif any(count < 0 for count in fields.per_layer("attention.head_count_kv", MOST_BLOCKS)):
-        nonsense = _("Its number of heads makes no sense.")
+        nonsense = _("Its number of attention heads is invalid.")
     if nonsense:
         raise NotAModel(_("This is not a GGUF model"), nonsense, _("Download it again."))
     if "bert" in architecture or architecture in ("t5encoder", "gemma-embedding"):
         raise NotAModel(
-            _("This is an embedding model"), _("It makes vectors of text and cannot chat."), _("Choose a chat model.")
+            _("This is an embedding model"), _("It turns text into vectors and cannot chat."), _("Choose a chat model.")
         )
 
 
@@ -197,8 +203,8 @@ def _parts(path: Path, values: Mapping[str, Value]) -> tuple[Path, ...]:
     if part is None or part.count != count:
         raise NotAModel(
             _("This file is one part of a model"),
-            _("{name} is one of {count} parts, and its name does not say which.", name=path.name, count=count),
-            _("Give the parts their original names back."),
+            _("{name} is one of {count} parts, but its name does not say which one.", name=path.name, count=count),
+            _("Restore the original file names."),
         )
     if part.number != 1:
         raise NotAModel(

@@ -102,7 +102,7 @@ def kv_layout(fields: GgufFields) -> KvLayout:
     if window_note:
         notes.append(window_note)
     if fields.prefix in _ONLY_ROUGHLY:
-        notes.append(_("this kind of model keeps its context in a way of its own"))
+        notes.append(_("this architecture uses its own KV cache layout"))
     state, indexed = _state_values(fields), _indexed_layers(fields, blocks)
     layers = []
     for layer in range(blocks):
@@ -218,7 +218,7 @@ def _sliding_layers(fields: GgufFields, blocks: int, recurs: list[bool]) -> tupl
     if period < 0:
         period = _WINDOW_PERIODS.get(architecture, -1) if full_first is None else full_first
     if period < 0:
-        return none, _("the file does not say which layers have a sliding window, so all are counted in full")
+        return none, _("the file does not say which layers use a sliding window, so all layers are counted in full")
     if period == 0:  # as in llama_hparams::set_swa_pattern
         return [True] * blocks, ""
     full = 0 if full_first is not None else period - 1

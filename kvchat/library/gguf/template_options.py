@@ -32,7 +32,7 @@ class TemplateOption:
     choices: Choices
 
 
-_THINK, _REMEMBER, _HOW_MUCH = N_("Think before replying"), N_("Show it its earlier thinking"), N_("Reasoning effort")
+_THINK, _REMEMBER, _HOW_MUCH = N_("Reasoning"), N_("Keep earlier reasoning"), N_("Reasoning effort")
 _YES_NO: Choices = ((True, N_("On")), (False, N_("Off")))
 _NO_YES: Choices = ((False, N_("On")), (True, N_("Off")))  # the variable says what is left out
 _EFFORTS: Choices = (("low", N_("Low")), ("medium", N_("Medium")), ("high", N_("High")))
@@ -53,7 +53,7 @@ _KNOWN = (
     TemplateOption("drop_thinking", _REMEMBER, _NO_YES),  # DeepSeek V4
 )
 _LADDER = ("off", "none", "no_think", "disabled", "minimal", "low", "medium", "high", "xhigh", "max")  # what is more
-_WORDS = {"no_think": N_("None"), "xhigh": N_("Very high"), "max": N_("As much as it can")} | {
+_WORDS = {"no_think": N_("None"), "xhigh": N_("Very high"), "max": N_("Maximum")} | {
     value: words for option in _KNOWN for value, words in option.choices if isinstance(value, str)
 }
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)

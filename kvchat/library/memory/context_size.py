@@ -55,10 +55,10 @@ class ContextChoice:
 def _placement_in_words(placement: Placement, where: str) -> str:
     layers, all_layers, experts = placement.gpu_layers, placement.all_layers, placement.cpu_experts
     if layers == 0:
-        return _("nothing of the model fits on {where}", where=where)
+        return _("no part of the model fits on {where}", where=where)
     if layers < all_layers:
         return _(
-            "{gpu_layers} of its {all_layers} layers fit on {where}",
+            "{gpu_layers} of {all_layers} layers fit on {where}",
             gpu_layers=layers,
             all_layers=all_layers,
             where=where,
@@ -136,7 +136,7 @@ class ContextChooser:
         if most.by_user or self._whole(most.tokens) or most.kv_bytes <= CHEAP or size >= most.tokens:
             return most
         reason = _(
-            "{reason} {size} are laid out so far, so that it is ready soon; it grows with your chats.",
+            "{reason} Starts with {size} tokens and grows as needed.",
             reason=most.reason,
             size=number(size),
         )
@@ -157,7 +157,7 @@ class ContextChooser:
             needed, free = self._compared(larger)
             slower = " " + self._beside_gpu(larger) if whole and not self._whole(larger) else ""
             reason = _(
-                "{larger} tokens take about {needed} of the {free} {place} once the engine has stopped.{slower}",
+                "{larger} tokens need about {needed} of the {free} {place} after the engine stops.{slower}",
                 larger=number(larger),
                 needed=size_in_words(needed),
                 free=size_in_words(free),
@@ -174,23 +174,23 @@ class ContextChooser:
             tokens = self._largest(min(most, ENOUGH_ON_DEVICE), self._fits)
         if not self._fits(tokens):
             reason = _(
-                "{tokens} tokens: the least that is of use, though even this may not fit. "
-                "With the chat the model takes about {needed}, and {sparable}.",
+                "{tokens} tokens: the minimum, but even this may not fit. With this context, the "
+                "model needs about {needed}, and {sparable}.",
                 tokens=number(tokens),
                 needed=size_in_words(self._compared(tokens)[0]),
                 sparable=self._sparable(tokens),
             )
         elif tokens >= self._trained:
-            reason = _("{tokens} tokens: all this model was trained for.", tokens=number(tokens))
+            reason = _("{tokens} tokens: the full context length of this model.", tokens=number(tokens))
         else:
             ran_out = ""
             if limit and tokens >= most:
                 ran_out = " " + _(
-                    "More ran out of memory when it was tried; it is tried again from {until} on.",
+                    "A larger context ran out of memory; kvchat will try it again on {until}.",
                     until=day(limit.until),
                 )
             reason = _(
-                "{tokens} tokens: what fits into memory; the model was trained for {trained}.{ran_out}",
+                "{tokens} tokens: the most that fits in memory; the model supports {trained}.{ran_out}",
                 tokens=number(tokens),
                 trained=number(self._facts.trained_context),
                 ran_out=ran_out,
@@ -199,18 +199,19 @@ class ContextChooser:
 
     def _honour(self, wanted: int) -> ContextChoice:
         tokens = max(STEP, wanted)
-        reason = _("{tokens} tokens: your own choice.", tokens=number(tokens))
+        reason = _("{tokens} tokens: set by you.", tokens=number(tokens))
         warning = ""
         if not self._fits(tokens):
             warning = _(
-                "This may not fit: with the chat the model takes about {needed}, and {spare}.",
+                "This may not fit: with this context, the model needs about {needed}, and {spare}.",
                 needed=size_in_words(self._compared(tokens)[0]),
                 spare=self._sparable(tokens),
             )
         elif tokens > self._facts.trained_context:
             # b11434 caps the slot at the trained context, and allocates the rest in vain
             warning = _(
-                "The model was trained for {trained} tokens: newer engines stop there, older ones get lost.",
+                "The model was trained for {trained} tokens. Newer engines stop there; older ones "
+                "produce poor replies beyond that.",
                 trained=number(self._facts.trained_context),
             )
         return replace(self._choice(tokens, reason), warning=warning, by_user=True)
@@ -266,10 +267,10 @@ class ContextChooser:
 
     def _place(self, tokens: int) -> str:
         if not self._on_gpu(tokens):
-            return _("allowed here") if self._memory.limited else _("free")
+            return _("allowed by the system") if self._memory.limited else _("free")
         if self._whole(tokens):
             return _("free on {beside}", beside=self._memory.beside)
-        return _("free, {beside} included", beside=self._memory.beside)
+        return _("free, including {beside}", beside=self._memory.beside)
 
     def _beside_gpu(self, tokens: int) -> str:
         """Return a sentence where part of the model runs beside a GPU; else ""."""
@@ -280,7 +281,7 @@ class ContextChooser:
     def _sparable(self, tokens: int) -> str:
         free = self._compared(tokens)[1]
         return _(
-            "only {spare} of the {free} {place} can be spared",
+            "only {spare} of the {free} {place} can be used",
             spare=size_in_words(spendable(free)),
             free=size_in_words(free),
             place=self._place(tokens),
@@ -291,11 +292,10 @@ class ContextChooser:
         shared = share = ""
         if self._demand.slots > 1:
             slots = self._demand.slots
-            shared = _("Up to {slots} chats share it side by side: each may use what the others leave.", slots=slots)
+            shared = _("Up to {slots} parallel chats share this context.", slots=slots)
         if self._fits(tokens):
             share = _(
-                "With a chat of that length the model takes about {needed} of the {free} "
-                "{place}; {margin} of it is left alone.",
+                "With this context, the model needs about {needed} of the {free} {place}; {margin} stays reserved.",
                 needed=size_in_words(needed),
                 free=size_in_words(free),
                 place=self._place(tokens),
@@ -320,7 +320,7 @@ class ContextChooser:
 
 
 def partly(memory: MemoryFacts) -> str:
-    return _("Part of it runs beside {beside}, which is slower.", beside=memory.beside)
+    return _("Part of the model runs outside {beside}, which is slower.", beside=memory.beside)
 
 
 def round_down(tokens: int) -> int:

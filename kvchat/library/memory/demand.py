@@ -206,7 +206,7 @@ class MemoryBar:
             (self.other, _("engine")),
         )
         taken = listed(f"{size_in_words(size)} {what}" for size, what in parts if size)
-        left = ((self.staging, _("for staging")), (self.unused, _("unused")), (self.margin, _("left alone")))
+        left = ((self.staging, _("for cached chats")), (self.unused, _("unused")), (self.margin, _("reserved")))
         rest = listed(f"{size_in_words(size)} {what}" for size, what in left if size)
         return _("{taken}; {rest}, of {free} free", taken=taken, rest=rest, free=size_in_words(self.free))
 

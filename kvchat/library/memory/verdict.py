@@ -42,13 +42,13 @@ def judge(demand: Demand, memory: MemoryFacts, wanted: int | None = None) -> Jud
     choice = chooser.choose()
     blind = ContextChooser(replace(demand, projector=0), memory).choose() if not choice.fits else choice
     if not choice.fits and blind.fits:
-        return Judgement(Verdict.TIGHT, _("{reason} For pictures there is not enough memory.", reason=blind.in_full))
+        return Judgement(Verdict.TIGHT, _("{reason} There is not enough memory for images.", reason=blind.in_full))
     if not choice.fits:
         return Judgement(Verdict.NO, choice.in_full)
     if wanted is not None and not (own := chooser.choose(wanted)).fits:
         return Judgement(
             Verdict.TIGHT,
-            _("{tokens} tokens: your own choice. {warning}", tokens=number(own.tokens), warning=own.warning),
+            _("{tokens} tokens: set by you. {warning}", tokens=number(own.tokens), warning=own.warning),
         )
     if choice.beside or choice.tokens < min(demand.facts.trained_context, COMFORTABLE):
         return Judgement(Verdict.TIGHT, choice.in_full)
@@ -60,13 +60,13 @@ def judge_size(size: int, memory: MemoryFacts) -> Judgement:
     needed = round(size * (1 + OVERHEAD_SHARE)) + ENGINE_BYTES
     free = memory.device_free if memory.devices else memory.available
     where = _("free on {beside}", beside=memory.beside) if memory.devices else _("free")
-    guess = _("A guess from the size of its files; {free} is {where}.", free=size_in_words(free), where=where)
+    guess = _("Estimated from the file size; {free} is {where}.", free=size_in_words(free), where=where)
     if needed <= spendable(free):
         return Judgement(Verdict.FITS, guess)
     if memory.devices and needed <= spendable(free + memory.available):
         return Judgement(Verdict.TIGHT, sentences(guess, partly(memory)))
     if not memory.devices and size + ENGINE_BYTES <= spendable(free):
-        return Judgement(Verdict.TIGHT, _("{guess} Little room is left for a chat.", guess=guess))
+        return Judgement(Verdict.TIGHT, _("{guess} Little memory is left for the context.", guess=guess))
     return Judgement(Verdict.NO, guess)
 
 
@@ -126,17 +126,17 @@ def _smaller_kv(situation: Situation) -> Proposal | None:
     best = situation.otherwise(kv_type=SMALLER_KV)
     tokens = best.tokens - choice.tokens
     if tokens > 0:
-        gain = _("{tokens} more tokens of context fit into the same memory.", tokens=number(tokens))
+        gain = _("{tokens} more tokens of context fit in the same memory.", tokens=number(tokens))
     elif best.fits and not choice.fits:
-        gain = _("The {tokens} tokens then fit.", tokens=number(best.tokens))
+        gain = _("A context of {tokens} tokens then fits.", tokens=number(best.tokens))
     elif choice.beside and not best.beside:
-        gain = _("All of the model fits on {beside} then, which is faster.", beside=situation.memory.beside)
+        gain = _("The whole model then fits on {beside}, which is faster.", beside=situation.memory.beside)
     else:
         return None
     return Proposal(
-        _("Keep the context in less memory ({smaller_kv})", smaller_kv=SMALLER_KV),
+        _("Lower the KV cache precision ({smaller_kv})", smaller_kv=SMALLER_KV),
         gain,
-        _("Replies may differ in small ways, and saved chats are read once more."),
+        _("Replies may differ slightly, and saved chats are reprocessed once."),
         tokens,
         choice.needed - situation.otherwise(kv_type=SMALLER_KV, wanted=choice.tokens).needed,
         kv_type=SMALLER_KV,
@@ -153,16 +153,16 @@ def _full_window(situation: Situation) -> Proposal | None:
         return None
     taken = situation.otherwise(swa_full=True, wanted=choice.tokens).kv_bytes - choice.kv_bytes
     fewer = choice.tokens - full.tokens
-    price = _("It takes {taken} more memory at this context.", taken=size_in_words(taken))
+    price = _("This uses {taken} more memory at this context length.", taken=size_in_words(taken))
     if fewer > 0:
         price = _(
-            "It takes {taken} more memory at this context, and the context would be {fewer} tokens shorter.",
+            "This uses {taken} more memory at this context length and shortens the context by {fewer} tokens.",
             taken=size_in_words(taken),
             fewer=number(fewer),
         )
     return Proposal(
-        _("Keep whole sliding windows (--swa-full)"),
-        _("Editing or going back anywhere in a chat needs no reading again."),
+        _("Keep the full sliding-window cache (--swa-full)"),
+        _("Chats need no reprocessing after you edit or rewind them at any point."),
         price,
         -fewer,
         -taken,

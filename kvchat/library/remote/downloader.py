@@ -77,7 +77,7 @@ class Order:
         inside = PurePosixPath((part or self.file.parts[0]).path)
         pieces = (*self.repository.split("/"), *inside.parts)
         if inside.is_absolute() or any(piece in ("", ".", "..") or set(piece) & set('\\:*?"<>|\0') for piece in pieces):
-            raise HubError(_("This file has an impossible name"), str(inside), _("Choose another file."))
+            raise HubError(_("This file has an invalid name"), str(inside), _("Choose another file."))
         return models.joinpath(*pieces)
 
     def partial(self, models: Path, part: HubPart) -> Path:
@@ -204,15 +204,19 @@ class _Fetch:
                 self._told(self._before + self._done, False)
         if self._done < part.size:
             raise Unreachable(
-                _("The download broke off"), _("{path} came only in part.", path=part.path), _("Try again.")
+                _("The download was interrupted"), _("{path} is incomplete.", path=part.path), _("Try again.")
             )
 
     def _damaged(self) -> DownloadFailed:
         self._path.unlink()
         return DownloadFailed(
-            _("The download arrived damaged"),
-            _("{path} is not what {name} has a hash of.", path=self._part.path, name=self._origin.name),
-            _("What had arrived is deleted: download it again."),
+            _("The download is damaged"),
+            _(
+                "The hash of {path} does not match the one published by {name}.",
+                path=self._part.path,
+                name=self._origin.name,
+            ),
+            _("kvchat deleted the damaged file. Download it again."),
         )
 
     def _begin_anew(self, file: Any) -> None:
@@ -228,7 +232,11 @@ _in_hand: set[Path] = set()  # the first files of what is being fetched
 def _alone(target: Path) -> Iterator[None]:
     """Keep a second fetch of the same files from writing into the first."""
     if target in _in_hand:
-        raise DownloadFailed(_("This is being fetched already"), _("Another kvchat does it."), _("Wait for it."))
+        raise DownloadFailed(
+            _("This download is already in progress"),
+            _("Another kvchat process is downloading it."),
+            _("Wait until the download finishes."),
+        )
     _in_hand.add(target)
     try:
         yield
@@ -240,14 +248,14 @@ def _check_room(order: Order, models: Path) -> None:
     largest = max(part.size for part in order.file.parts)
     if largest > LARGEST:
         raise DownloadFailed(
-            _("This file is too large to be fetched like this"),
+            _("This file is too large to download in kvchat"),
             _(
-                "It has {largest}; Hugging Face gives larger files than {largest2} only to its own program.",
+                "It is {largest}. Hugging Face serves files larger than {largest2} only to its own client.",
                 largest=size_in_words(largest),
                 largest2=size_in_words(LARGEST),
             ),
             _(
-                "Use `hf download {repository} {path}`; kvchat will find the model.",
+                "Run `hf download {repository} {path}`. kvchat will find the model.",
                 repository=order.repository,
                 path=order.file.parts[0].path,
             ),
@@ -256,15 +264,15 @@ def _check_room(order: Order, models: Path) -> None:
     free = shutil.disk_usage(order.target(models).parent).free
     if needed + SPARE_ROOM > free:
         raise DownloadFailed(
-            _("There is not enough disk space for this download"),
+            _("Not enough disk space for this download"),
             _(
-                "It needs {needed} more, and {spare_room} should stay free; {models} has {free}.",
+                "It needs {needed} more, and {spare_room} should stay free; {models} has {free} free.",
                 needed=size_in_words(needed),
                 spare_room=size_in_words(SPARE_ROOM),
                 models=models,
                 free=size_in_words(free),
             ),
-            _("Free some space, or choose something smaller."),
+            _("Free up disk space, or choose a smaller file."),
         )
 
 
@@ -272,11 +280,11 @@ def disk_failure(folder: Path, error: OSError) -> DownloadFailed:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DownloadFailed(
             _("The disk is full"),
-            _("{folder} has no room left.", folder=folder),
-            _("Free some space, then go on: what has arrived is kept."),
+            _("{folder} has no space left.", folder=folder),
+            _("Free up disk space, then resume the download."),
         )
     return DownloadFailed(
-        _("The download cannot be stored"), f"{folder}: {error.strerror}.", _("Check that you may write there.")
+        _("The download could not be saved"), f"{folder}: {error.strerror}.", _("Check the permissions of the folder.")
     )
 
 

@@ -18,7 +18,7 @@ class DownloadState(Enum):
     """The state of a download; the value is the word on the screen."""
 
     WAITING = N_("waiting")
-    CHECKING = N_("checking what is there")
+    CHECKING = N_("checking existing files")
     FETCHING = N_("downloading")
     PAUSED = N_("paused")
     DONE = N_("done")
@@ -148,7 +148,7 @@ def outcome_in_words(download: Download) -> tuple[str, str] | None:
     """Return a title and a sentence for a download that has ended; None for one that goes on or was told to stop."""
     name, error = download.order.file.name, download.error
     if download.state is DownloadState.DONE:
-        return _("{name} is downloaded", name=name), _("It is among the models now.")
+        return _("{name} downloaded", name=name), _("You can now choose it in Models.")
     if download.state is DownloadState.FAILED and error is not None:
         return _("{name} could not be downloaded", name=name), sentences(error.title, error.detail)
     return None

@@ -73,9 +73,9 @@ class GitHub:
                 return tuple(_release(release) for release in listed if not release["draft"])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise HubError(
-                    _("The answer makes no sense"),
+                    _("The response is invalid"),
                     f"{base}: {error!r}.",
-                    _("Something else than GitHub may have answered."),
+                    _("The response may not come from GitHub. Check your network and proxy."),
                 ) from error
 
     def page(self, repository: str) -> str:
@@ -106,9 +106,9 @@ class GitHub:
         except httpx2.HTTPStatusError as error:
             raise _refused(host, error.response.status_code, url) from error
         except httpx2.TimeoutException as error:
-            raise _unreachable(_("{host} did not answer in time.", host=host)) from error
+            raise _unreachable(_("{host} did not respond in time.", host=host)) from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise _unreachable(_("There is no connection to {host}.", host=host)) from error
+            raise _unreachable(_("Could not connect to {host}.", host=host)) from error
 
 
 def _server() -> str:
@@ -118,18 +118,20 @@ def _server() -> str:
 def _refused(host: str, status: int, url: str) -> HubError:
     if status == 404:
         return HubError(
-            _("GitHub has no such file"), _("{url} is gone.", url=url), _("Try again: there may be a newer one.")
+            _("File not found on GitHub"),
+            _("{url} no longer exists.", url=url),
+            _("Try again. There may be a newer release."),
         )
     if status in (403, 429):  # asked without an account: 60 times an hour
         return HubError(
-            _("GitHub asks for patience"),
-            _("{host} gets too many requests from here.", host=host),
+            _("GitHub rate limit reached"),
+            _("{host} received too many requests from your network.", host=host),
             _("Try again later."),
         )
     kind = Unreachable if status >= 500 else HubError
     return kind(
-        _("GitHub has a problem"),
-        _("{host} answered {status}.", host=host, status=status),
+        _("GitHub is having problems"),
+        _("{host} returned HTTP status {status}.", host=host, status=status),
         _("Try again later."),
     )
 

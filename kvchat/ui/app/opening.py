@@ -253,7 +253,7 @@ class Opener(QObject):
             self._open_file(Path(path))
 
     def _tell_of_dead_link(self, link: str) -> None:
-        self._window.notices.tell(_("This link leads to nothing here"), link[:_MOST_SHOWN])
+        self._window.notices.tell(_("The link target was not found"), link[:_MOST_SHOWN])
 
     def _follow(self, link: str) -> None:
         try:

@@ -19,8 +19,8 @@ from kvchat.ui.models.first_start import FirstStart
 from kvchat.words.language import N_, _, sentences, several
 
 _NO_TRAY = N_(
-    "Closing the window quits kvchat here, for this desktop shows no tray it could stay in. On GNOME the extension "
-    "“AppIndicator and KStatusNotifierItem Support” adds one."
+    "Closing the window quits kvchat because this desktop has no system tray. On GNOME, the "
+    "extension “AppIndicator and KStatusNotifierItem Support” adds one."
 )
 _LETTERS = 56  # wide
 SHOWN_AFTER_S, UPDATED_EVERY_S = 1.0, 0.5
@@ -56,7 +56,7 @@ class QuitController(QObject):
         elif self.question is None:
             self._window.show()
             self.question = confirm(
-                self._window, _("Quit now?"), sentences(*words), _("Quit"), self.agreed.emit, keep=_("Stay")
+                self._window, _("Quit now?"), sentences(*words), _("Quit"), self.agreed.emit, keep=_("Keep running")
             )
             self.question.finished.connect(self._forget)
 
@@ -75,27 +75,27 @@ class QuitController(QObject):
 
     def _what_ends(self) -> list[str]:
         ends = [
-            _("A reply is being written in “{title}”; what has come of it is kept.", title=self._list.title(chat))
+            _("A reply is being generated in “{title}”. The text so far is saved.", title=self._list.title(chat))
             for chat in self._runtime.chat.answering
         ]
         if count := sum(download.state in RUNS for download in self._runtime.models.downloads.all()):
             ends.append(
                 several(
                     count,
-                    "{count} model is being downloaded: what has arrived is kept, and can go on later.",
-                    "{count} models are being downloaded: what has arrived is kept, and can go on later.",
+                    "{count} model is being downloaded. You can resume the download later.",
+                    "{count} models are being downloaded. You can resume the downloads later.",
                 )
             )
         if self._first_start.is_fetching:
             ends.append(_("The starter model is being downloaded."))
         if self._runtime.engines.fetching is not None:
-            ends.append(_("An engine is being downloaded: what has arrived is kept, and can go on later."))
+            ends.append(_("An engine is being downloaded. You can resume the download later."))
         if self._runtime.chat.library.reading:
-            ends.append(_("Documents are being read for the library: what has been read of them is kept."))
+            ends.append(_("Documents are being processed for the library. The progress so far is saved."))
         if self._runtime.door.under_way:
-            ends.append(_("Another program is being answered; it gets no more of that answer."))
+            ends.append(_("A reply to an app is being generated and will be cut off."))
         ends += [
-            _("{work}: that ends, and nothing of it is kept.", work=words.rstrip("…"))
+            _("{work} will be canceled, and nothing will be saved.", work=words.rstrip("…"))
             for words in self._transfer.going_on
         ]
         return ends
@@ -110,15 +110,15 @@ class FinishingBox(QDialog):
     def __init__(self) -> None:
         super().__init__(None, Qt.WindowType.Dialog | Qt.WindowType.CustomizeWindowHint | Qt.WindowType.WindowTitleHint)
         self.setWindowTitle("kvchat")
-        self.title = label(_("Saving the memory of your chats"), "title", wraps=True)
+        self.title = label(_("Saving chat memory"), "title", wraps=True)
         self.words = label(kind="muted", wraps=True)
-        tip = _("The last message is then read again next time. Nothing you or the model wrote is lost.")
+        tip = _("The last message will be reprocessed next time. No messages are lost.")
         self.leave = button(_("Quit now"), tip=tip)
         parts = self.title, self.words, row(STRETCH, self.leave)
         column(*parts, on=self, spacing=10, margins=(24, 22, 24, 18))
 
     def say(self, unfinished: Unfinished | None) -> None:
-        self.words.setText(unfinished.words if unfinished else _("The engine is being stopped"))
+        self.words.setText(unfinished.words if unfinished else _("Stopping the engine"))
         fit_height(self, _LETTERS)
 
     def reject(self) -> None:

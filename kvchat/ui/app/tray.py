@@ -121,8 +121,8 @@ class Tray(QObject):
 
     def _tell_where(self) -> None:
         self.icon.showMessage(
-            _("kvchat is still here"),
-            _("It stays in the tray, so that your chats answer at once. Quit from its menu."),
+            _("kvchat is still running"),
+            _("It stays in the tray so that your chats reply without delay. To quit, use the tray menu."),
             tray_icon(LogoState.READY),
         )
 
@@ -153,9 +153,9 @@ class Attention(QObject):
             return
         match event:
             case ReplyFinished(conversation_id=id, receipt=receipt) if receipt and receipt.whole_s >= LONG_S:
-                self._tell(id, _("The reply is there, after {time}.", time=rough_duration(receipt.whole_s)))
+                self._tell(id, _("The reply finished after {time}.", time=rough_duration(receipt.whole_s)))
             case TurnFailed(conversation_id=id, error=error):
-                self._tell(id, _("There is no reply: {error}.", error=error.title))
+                self._tell(id, _("The reply failed: {error}.", error=error.title))
 
     def _tell(self, chat: str, words: str) -> None:
         self._window.runner.start(self._notify(chat, words))

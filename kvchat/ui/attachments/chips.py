@@ -58,7 +58,7 @@ class AttachmentCard(QFrame):
 
     def show_found(self, found: bool) -> None:
         restyle(self, "found", "true" if found else "false")
-        self.name.setAccessibleDescription(_("What you search for is in it") if found else "")
+        self.name.setAccessibleDescription(_("Contains the search text") if found else "")
 
     def show_tokens(self, tokens: int, *, counted: bool) -> None:
         """Show how many tokens it has; an estimate says so, and does not replace a count."""
@@ -72,7 +72,7 @@ class AttachmentChip(AttachmentCard):
     """One document, by its name."""
 
     def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
-        super().__init__(look, attachment, _("Attachment"), _("Show what the model is given"))
+        super().__init__(look, attachment, _("Attachment"), _("Show the text that the model gets"))
         styled(self.name, "chip").setText(short_name(attachment.name))
         self.name.setIcon(icon("document", look.theme.muted))
         cross = [self.cross()] if removable else []
@@ -83,7 +83,7 @@ class PictureTile(AttachmentCard):
     """One picture, small. It is decoded in a thread and shown when that is done."""
 
     def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
-        super().__init__(look, attachment, _("Picture"), _("Show it large"))
+        super().__init__(look, attachment, _("Image"), _("Show full size"))
         from kvchat.ui.attachments.pictures import shape
 
         shown = shape(attachment.data)
@@ -217,8 +217,8 @@ class AttachmentView(QDialog):
     def _steps(self) -> QHBoxLayout:
         buttons = []
         for words, keys, picture, by in (
-            (_("Previous place found"), "Shift+F3", "chevron-up", -1),
-            (_("Next place found"), "F3", "chevron-down", 1),
+            (_("Previous match"), "Shift+F3", "chevron-up", -1),
+            (_("Next match"), "F3", "chevron-down", 1),
         ):
             drawn = icon(picture, self._look.theme.muted)
             button = tool_button(words, lambda _=False, by=by: self.step(by), tip=f"{words} ({keys})", icon=drawn)
@@ -244,9 +244,9 @@ class PictureView(QDialog):
 
         super().__init__(parent)
         self.setWindowTitle(attachment.name)
-        self.picture = label(_("This picture cannot be shown."))
+        self.picture = label(_("This image cannot be shown."))
         self.picture.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self.picture.setAccessibleName(_("Picture {name}", name=attachment.name))
+        self.picture.setAccessibleName(_("Image {name}", name=attachment.name))
         ratio = self.devicePixelRatioF()
         image = decoded(attachment.data, _LARGE * ratio)
         if image is not None:

@@ -71,7 +71,7 @@ def prepared(name: str, data: bytes) -> Attachment:
     image = decoded(data, QSize(LONGEST_SIDE, LONGEST_SIDE))
     if image is None:
         raise CannotAttach(
-            name, _("The picture is damaged, too large, or of an unusual kind."), _("Save it as PNG first.")
+            name, _("The image is damaged, too large or in an unsupported format."), _("Save it as a PNG file first.")
         )
     return of_image(name, image)
 
@@ -167,8 +167,8 @@ class NoScreenshot(KvchatError):
     def __init__(self) -> None:
         super().__init__(
             _("The screenshot could not be taken"),
-            _("Your desktop does not let applications take screenshots."),
-            _("Take one with your desktop’s own key, and paste it here."),
+            _("Your desktop does not let apps take screenshots."),
+            _("Take one with your desktop’s own shortcut and paste it here."),
         )
 
 
@@ -233,13 +233,13 @@ class RegionPicker(QWidget):
 
     def __init__(self, picture: QPixmap) -> None:
         super().__init__(None, Qt.WindowType.FramelessWindowHint | Qt.WindowType.WindowStaysOnTopHint)
-        self.setAccessibleName(_("Choose what to take a screenshot of"))
+        self.setAccessibleName(_("Choose a region for the screenshot"))
         self.setCursor(Qt.CursorShape.CrossCursor)
         self._picture = picture
         self._begun: QPoint | None = None  # where the mouse was pressed
         self.region = QRect()  # in the coordinates of the screen
-        keys = _("Enter takes it, or all of the screen. Esc cancels.")
-        self._hint = label(_("Drag to choose a region, or use the arrow keys, with Shift to resize.") + "\n" + keys)
+        keys = _("Press Enter to capture the region, or the whole screen if you chose none. Press Esc to cancel.")
+        self._hint = label(_("Drag to choose a region, or use the arrow keys (with Shift to resize).") + "\n" + keys)
         self._hint.setParent(self)
         self._hint.setStyleSheet("background: rgba(0, 0, 0, 200); color: white; padding: 10px 16px; border-radius: 8px")
 

@@ -11,7 +11,7 @@ from kvchat.ui.widgets.controls import Card
 from kvchat.words.language import N_, _, number
 from kvchat.words.wording import tokens_short
 
-TOO_LONG = N_("This does not fit the context")
+TOO_LONG = N_("The prompt exceeds the context length")
 
 
 class EngineCard(Card):
@@ -22,7 +22,7 @@ class EngineCard(Card):
         self.start = self.add_button(_("Start"), "primary")
         self.restart = self.add_button(_("Restart"), "primary")
         self.log = self.add_button(_("View log"))
-        self.locate = self.add_button(_("Locate it…"), "primary")
+        self.locate = self.add_button(_("Locate file…"), "primary")
         self.fetch = self.add_button(_("Download again…"))
         self.model = self.add_button(_("Choose another model"))
 
@@ -38,9 +38,9 @@ class EngineCard(Card):
         if failure is not None and failed:
             self.say(failure.title, failure.detail, failure.advice)
         elif failure is not None and state is not EngineState.STOPPED:
-            again = _("Starting the engine again.")
+            again = _("Restarting the engine.")
             if status.restart_attempt:
-                again = _("Starting the engine again (attempt {attempt}).", attempt=status.restart_attempt)
+                again = _("Restarting the engine (attempt {attempt}).", attempt=status.restart_attempt)
             if failure.kind is FailureKind.NOT_FOUND:  # a server of the user's: only looked for
                 again = _("{detail} Trying again…", detail=failure.detail)
             self.say(failure.title, again, failure.advice)
@@ -64,13 +64,13 @@ class EngineCard(Card):
 def _calm_words(status: EngineStatus, model: str | None) -> tuple[str, str, str]:
     name = model or _("the model")
     if status.checking:
-        once = _("This takes a few seconds, once per model and engine. You can start writing.")
-        return _("Checking whether chats can be remembered here…"), once, ""
+        once = _("This takes a few seconds, once per model and engine. You can start typing.")
+        return _("Testing whether chats can be remembered…"), once, ""
     match status.state:
         case EngineState.STOPPED if model is None:
-            return _("There is no model yet"), _("Your messages are kept and answered once you choose one."), ""
+            return _("No model chosen"), _("Your messages are saved. Choose a model to get replies."), ""
         case EngineState.STOPPED:
-            return _("The engine is stopped"), _("Your chats and their memory are kept."), ""
+            return _("The engine is stopped"), _("Your chats and their memory are saved."), ""
         case EngineState.STOPPING:
             return _("Stopping the engine…"), "", ""
         case EngineState.STARTING:
@@ -78,7 +78,7 @@ def _calm_words(status: EngineStatus, model: str | None) -> tuple[str, str, str]
         case _:
             return (
                 _("Loading {name}…", name=name),
-                _("You can start writing; it answers as soon as it is ready."),
+                _("You can start typing. The reply comes as soon as the model is loaded."),
                 "",
             )
 
@@ -88,15 +88,17 @@ class ContextCard(Card):
 
     def __init__(self) -> None:
         super().__init__()
-        self.larger = self.add_button(_("Larger context"), "primary")
-        self.part = self.add_button(_("Attach a part of it"))
-        self.drop = self.add_button(_("Keep the newest part"))
-        self.summarise = self.add_button(_("Summarise the middle"))
+        self.larger = self.add_button(_("Increase context"), "primary")
+        self.part = self.add_button(_("Attach only a part"))
+        self.drop = self.add_button(_("Drop older messages"))
+        self.summarise = self.add_button(_("Summarize the middle"))
         self.stop = self.add_button(_("Stop"))
         self.new = self.add_button(_("New chat"), "primary")
         self.later = self.add_button(_("Not now"), "flat")
-        self.summarise.setToolTip(_("The model summarises the chat. You continue in a new branch with the summary."))
-        self.drop.setToolTip(_("You continue in a new branch without the older messages. They stay in this one."))
+        self.summarise.setToolTip(_("The model summarizes the chat. You continue in a new branch with the summary."))
+        self.drop.setToolTip(
+            _("You continue in a new branch without the older messages. They stay in the current branch.")
+        )
         self.part.setToolTip(_("Attaches as much of the longest text as fits, from its beginning."))
         self.hide()
 
@@ -111,15 +113,15 @@ class ContextCard(Card):
             price + _otherwise(use, larger, can_shorten=can_shorten, can_part=can_part),
         )
         if larger is not None:
-            self.larger.setText(_("Larger context ({tokens})", tokens=tokens_short(larger.tokens)))
-            self.larger.setToolTip(_("The engine starts again with a larger context."))
+            self.larger.setText(_("Increase context to {tokens}", tokens=tokens_short(larger.tokens)))
+            self.larger.setToolTip(_("Restarts the engine with a longer context."))
         more = [larger is not None and self.larger, can_part and self.part]
         more += [can_shorten and self.drop, can_shorten and self.summarise]
         self.offer(*more, not any(more) and self.new, self.later)
         self.show()
 
     def show_summarising(self) -> None:
-        self.say(_("Summarising…"), _("The model reads the chat and summarises it."), "")
+        self.say(_("Summarizing…"), _("The model is summarizing the chat."), "")
         self.offer(self.stop)
         self.show()
 
@@ -128,14 +130,14 @@ def _taken(use: ContextUse) -> str:
     taken = use.used + use.waiting
     if use.over and use.estimated:
         return _(
-            "It has about {taken} tokens, and the context holds {limit}.",
+            "It has about {taken} tokens; the context length is {limit}.",
             taken=tokens_short(taken),
             limit=number(use.limit),
         )
     if use.over:
-        return _("It has {taken} tokens, and the context holds {limit}.", taken=number(taken), limit=number(use.limit))
+        return _("It has {taken} tokens; the context length is {limit}.", taken=number(taken), limit=number(use.limit))
     return _(
-        "{taken} of {limit} tokens are taken, and {reserve} are kept for the reply.",
+        "{taken} of {limit} tokens are used, and {reserve} are reserved for the reply.",
         taken=number(taken),
         limit=number(use.limit),
         reserve=number(use.reserve),
@@ -144,9 +146,9 @@ def _taken(use: ContextUse) -> str:
 
 def _otherwise(use: ContextUse, larger: ContextChoice | None, *, can_shorten: bool, can_part: bool) -> str:
     if can_shorten or can_part:
-        return _("kvchat removes nothing unless you choose to.")
+        return _("kvchat does not remove anything unless you choose to.")
     if larger is not None:
         return _("You can also send a shorter message.")
     if use.used >= use.limit:
-        return _("Choose a model with a larger context, or start a new chat.")
-    return _("Send a shorter message, or choose a model with a larger context.")
+        return _("Choose a model with a longer context, or start a new chat.")
+    return _("Send a shorter message, or choose a model with a longer context.")

@@ -132,7 +132,7 @@ class Header(QWidget):
             self._entry(menu, action)
         menu.addSeparator()
         self._entry(menu, "deleted")
-        keeping = menu.addMenu(_("Import, export, back up"))
+        keeping = menu.addMenu(_("Import, export, backup"))
         for action in ("export-all", "import", "import-folder", "back-up", "restore"):
             self._entry(keeping, action)
         menu.addSeparator()
@@ -179,7 +179,7 @@ class DocumentsLine(ElidedButton):
 
     def show_words(self, words: str, state: str) -> None:
         """`state`: a warning; "" if all is well."""
-        self.set_text(beside((words, state)), "", _("Show it in the library"))
+        self.set_text(beside((words, state)), "", _("Show in library"))
         self.setAccessibleName(_("Documents: {filter}", filter=listed((words, state))))
         restyle(self, "tone", "warn" if state else "")
 
@@ -267,7 +267,7 @@ class ChatPage(QWidget):
 def _welcome() -> QWidget:
     page = ScrollPage("page")  # on a small screen it makes room for a card
     title = label(_("What is on your mind?"), "hero", wraps=True)
-    words = label(_("Come back to it any day: kvchat keeps what the model has already read."), "muted", wraps=True)
+    words = label(_("Come back at any time: kvchat saves what the model has already processed."), "muted", wraps=True)
     for text in (title, words):
         text.setAlignment(Qt.AlignmentFlag.AlignHCenter)
     lines = column(STRETCH, title, words, STRETCH, on=page.ground, spacing=8, margins=24)

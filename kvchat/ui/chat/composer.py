@@ -145,7 +145,7 @@ class Composer(QWidget):
         self.button = button("", self._pressed, "send")
         tip = _("Send after this reply (Enter)")
         self.after_reply = button("", self._send, "send", name=_("Send after this reply"), tip=tip)
-        tip = _("Attach text, code, PDF files or pictures (Ctrl+O); you can also drop or paste them")
+        tip = _("Attach text, code, PDF files or images (Ctrl+O); you can also drop or paste them")
         self.attach = tool_button(_("Attach files"), tip=tip)
         self.screenshot = tool_button(_("Attach a screenshot"), tip=_("Attach a screenshot (Ctrl+Shift+S)"))
         self.chips = ChipRows(look)

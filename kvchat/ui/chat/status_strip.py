@@ -83,16 +83,16 @@ class ContextMeter(QWidget):
             parts = [_("{used} of {limit} tokens used", used=used, limit=tokens_short(use.limit))]
             if use.waiting:
                 parts.append(_("{waiting} in this message", waiting=waiting))
-            words = beside([*parts, _("{reserve} kept for the reply", reserve=tokens_short(use.reserve))])
+            words = beside([*parts, _("{reserve} reserved for the reply", reserve=tokens_short(use.reserve))])
             explained = _(
-                "The context holds {limit} tokens: {used} used so far, {waiting} in your message, and {reserve} "
-                "reserved for the reply.",
+                "Context length: {limit} tokens. {used} used so far, {waiting} in your message, and "
+                "{reserve} reserved for the reply.",
                 limit=number(use.limit),
                 used=number(use.used),
                 waiting=number(use.waiting),
                 reserve=number(use.reserve),
             )
-        sent_now = _("Sent now, the first word comes after {wait}", wait=wait) if wait else ""
+        sent_now = _("If sent now, the first token comes after {wait}", wait=wait) if wait else ""
         self.words.set_text(words)
         restyle(self.words, "tone", "warn" if use is not None and use.tight else "")
         self.setAccessibleName(". ".join(filter(None, (_("Context: {words}", words=words) if words else "", sent_now))))
@@ -195,10 +195,10 @@ class StatusStrip(QFrame):
         self.state, self.context = label(kind="small"), label(kind="small")
         self.model = ElidedLabel("small")
         self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
-        self.progress = progress_bar(_("Reading"))
+        self.progress = progress_bar(_("Processing"))
         self.progress.setFixedWidth(90)
         # Shown while something is read that nobody has asked for yet; no higher than the words, or the page would move.
-        self.stop = tool_button(_("Stop reading ahead"), kind="bare")
+        self.stop = tool_button(_("Stop processing ahead"), kind="bare")
         for widget in (self.progress, self.stop):
             widget.hide()
         self.remarks = Remarks(look)
@@ -244,7 +244,7 @@ class StatusStrip(QFrame):
 
     def _show_state(self) -> None:
         silent = self._silent and self._engine is EngineState.READY
-        word = _("silent") if silent else _(self._engine.value)
+        word = _("not responding") if silent else _(self._engine.value)
         self.dot.show_state(self._engine, silent=silent)
         self.state.setText(word)
         self.state.setAccessibleName(_("Engine {word}", word=word))

@@ -16,8 +16,11 @@ _RANKS = {"speed": 0, "save": 1, "restore": 2, "ahead": 2}  # the rest, 3: above
 # What it waits for: the remark, if any, and what stands where the reply will be.
 _WAITING: dict[type[chat.TurnEvent], tuple[str, str]] = {
     session.WaitingForEngine: (N_("waiting for the engine"), N_("Waiting for the engine…")),
-    session.MakingRoom: (N_("making room for a longer chat"), N_("Making room for a longer chat…")),
-    chat.WaitingForChat: ("", N_("Another chat is being answered; this one is next.")),
+    session.MakingRoom: (
+        N_("restarting the engine with a longer context"),
+        N_("Restarting the engine with a longer context…"),
+    ),
+    chat.WaitingForChat: ("", N_("The model is replying to another chat. This one is next.")),
 }
 
 
@@ -83,8 +86,8 @@ class TurnStory:
                 self._remarks.pop("wait", None)
                 self.fraction = done / total if total else None
                 share = percent(self.fraction or 0)
-                self._say("read", _("reading {share} of {total} tokens", share=share, total=number(total)), "live")
-                self.pending = _("Reading {share} of {total} tokens…", share=share, total=number(total))
+                self._say("read", _("processing {share} of {total} tokens", share=share, total=number(total)), "live")
+                self.pending = _("Processing {share} of {total} tokens…", share=share, total=number(total))
             case chat.ReadingAhead() | chat.NotReadAhead():
                 self._tell_ahead(event)
             case chat.FirstToken():
@@ -93,7 +96,7 @@ class TurnStory:
                 if (verdict := event.verdict) is not None:
                     where = where_from(verdict, event.cached_tokens, event.prompt_tokens, event.earlier_tokens)
                     self._say_where(verdict, where, event.restore_ms)
-                self._say("ttft", _("first word after {ttft_ms}", ttft_ms=duration(event.ttft_ms)))
+                self._say("ttft", _("first token after {ttft_ms}", ttft_ms=duration(event.ttft_ms)))
             case chat.Speed(tokens_per_second=speed) if speed:  # 0 before it was measured
                 self._say("speed", per_second(speed), "live")
             case chat.Silent(seconds=seconds):
@@ -128,16 +131,16 @@ class TurnStory:
     def _tell_ahead(self, event: chat.ReadingAhead | chat.NotReadAhead) -> None:
         self._fresh()
         if isinstance(event, chat.NotReadAhead):
-            self._say("ahead", _("not read ahead: {reason}", reason=event.reason.words))
+            self._say("ahead", _("not processed ahead: {reason}", reason=event.reason.words))
             return
         self.reading_ahead = event.done < event.total
         self.fraction = event.done / event.total if self.reading_ahead else None
         if self.reading_ahead:
-            what = _("what you write") if event.draft else _("this chat")
+            what = _("your draft") if event.draft else _("this chat")
             done, total = number(event.done), several(event.total, "{count} token", "{count} tokens")
-            self._say("ahead", _("reading {what}: {done} of {total}", what=what, done=done, total=total), "live")
+            self._say("ahead", _("processing {what}: {done} of {total}", what=what, done=done, total=total), "live")
         elif event.done:
-            self._say("ahead", several(event.done, "{count} token read ahead", "{count} tokens read ahead"))
+            self._say("ahead", several(event.done, "{count} token processed ahead", "{count} tokens processed ahead"))
         else:
             self._remarks.pop("ahead", None)
 
@@ -173,11 +176,11 @@ class TurnStory:
         self._over = True
         match event:
             case session.Saving():
-                self._say("save", _("keeping…"), "live")
+                self._say("save", _("saving…"), "live")
             case session.Saved(bytes=count):
-                self._say("save", _("kept {count}", count=size(count)))
+                self._say("save", _("saved {count}", count=size(count)))
             case session.SaveSkipped(reason=reason):
-                self._say("save", _("not kept: {reason}", reason=reason.words), "warn")
+                self._say("save", _("not saved: {reason}", reason=reason.words), "warn")
 
     def _reading_ended(self) -> None:
         self._remarks.pop("read", None)
@@ -196,9 +199,9 @@ class TurnStory:
 
 def waiting_words(title: str, other: TurnStory, reply: str) -> str:
     """Say in place of a reply that waits for another chat's which chat that is, and how far its reply is."""
-    far = _("writing its reply")
+    far = _("generating its reply")
     if other.fraction is not None:
-        far = _("reading {share}", share=percent(other.fraction))
+        far = _("processing {share}", share=percent(other.fraction))
     if reply:
         words = len(reply.split())
         far = several(words, "{far}, {count} word so far", "{far}, {count} words so far", far=far)

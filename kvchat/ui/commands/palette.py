@@ -49,7 +49,7 @@ class Palette(QDialog):
         super().__init__(parent, Qt.WindowType.Tool | Qt.WindowType.FramelessWindowHint)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self._window, self._completes = parent, bool(name)
-        name = name or _("Go to a chat, or do something")
+        name = name or _("Go to a chat or run a command")
         self.setAccessibleName(name)
         self.setObjectName("palette")
         self._chats, self._chat_words = chats, [folded(entry.words) for entry in chats]
@@ -62,11 +62,11 @@ class Palette(QDialog):
         self.field.returnPressed.connect(self._do)
         self.list = QListWidget()
         self.list.setObjectName("paletteList")
-        self.list.setAccessibleName(_("What fits"))
+        self.list.setAccessibleName(_("Matches"))
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.itemClicked.connect(lambda _: self._do())
-        self.nothing = label(_("No chat and nothing to do is called that."), "muted")
+        self.nothing = label(_("No matching chats or commands."), "muted")
         self.nothing.setContentsMargins(10, 4, 10, 6)
         self._column = column(self.field, self.nothing, self.list, on=self, spacing=6, margins=10)
         once = Qt.ConnectionType.SingleShotConnection  # closing takes the activation away, which would close it again

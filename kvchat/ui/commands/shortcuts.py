@@ -30,34 +30,34 @@ class Shortcut:
 
 
 _CHATS, _MESSAGES, _VIEW = N_("Chats"), N_("Messages"), N_("View")
-_WINDOWS, _KEEPING = N_("Windows"), N_("Housekeeping")
+_WINDOWS, _KEEPING = N_("Windows"), N_("Import and backup")
 
 SHORTCUTS = (
-    Shortcut("palette", N_("Go to a chat, or do something"), _CHATS, ("Ctrl+K",), in_palette=False),
+    Shortcut("palette", N_("Go to a chat or run a command"), _CHATS, ("Ctrl+K",), in_palette=False),
     Shortcut("new", N_("New chat"), _CHATS, ("Ctrl+N",), also=N_("begin start conversation")),
     Shortcut("previous", N_("Previous chat"), _CHATS, ("Ctrl+Up", "Ctrl+PgUp")),
     Shortcut("next", N_("Next chat"), _CHATS, ("Ctrl+Down", "Ctrl+PgDown")),
-    Shortcut("list", N_("Go to the list of chats"), _CHATS, ("Ctrl+1",)),
+    Shortcut("list", N_("Go to the chat list"), _CHATS, ("Ctrl+1",)),
     Shortcut("search", N_("Search in all chats"), _CHATS, ("Ctrl+Shift+F",), also=N_("find")),
     Shortcut("find", N_("Find in this chat"), _CHATS, ("Ctrl+F",), also=N_("search")),
-    Shortcut("find-next", N_("Next place found"), _CHATS, ("F3",), in_palette=False),
-    Shortcut("find-previous", N_("Previous place found"), _CHATS, ("Shift+F3",), in_palette=False),
+    Shortcut("find-next", N_("Next match"), _CHATS, ("F3",), in_palette=False),
+    Shortcut("find-previous", N_("Previous match"), _CHATS, ("Shift+F3",), in_palette=False),
     Shortcut(
         "chat-settings", N_("Chat settings…"), _CHATS, also=N_("system prompt temperature sampling preset thinking")
     ),
     Shortcut("rename", N_("Rename this chat"), _CHATS, ("F2",), also=N_("title name")),
-    Shortcut("name", N_("Name this chat by the model"), _CHATS, also=N_("title rename")),
+    Shortcut("name", N_("Generate a title for this chat"), _CHATS, also=N_("title rename")),
     Shortcut("delete", N_("Delete this chat"), _CHATS, also=N_("remove trash")),
-    Shortcut("undo", N_("Undo what was deleted"), _CHATS, ("Ctrl+Z",), also=N_("restore back")),
+    Shortcut("undo", N_("Undo deletion"), _CHATS, ("Ctrl+Z",), also=N_("restore back")),
     Shortcut("deleted", N_("Recently deleted…"), _CHATS, also=N_("trash bin restore recover undo")),
     Shortcut("compose", N_("Write a message"), _MESSAGES, ("Ctrl+L",)),
     Shortcut("send", N_("Send"), _MESSAGES, ("Enter",), in_palette=False, own=False),
     Shortcut("line", N_("New line"), _MESSAGES, ("Shift+Enter",), in_palette=False, own=False),
     Shortcut("stop", N_("Stop the reply"), _MESSAGES, ("Esc",), also=N_("cancel end")),
-    Shortcut("regenerate", N_("Make another reply"), _MESSAGES, ("Ctrl+R",), also=N_("regenerate retry again")),
+    Shortcut("regenerate", N_("Regenerate reply"), _MESSAGES, ("Ctrl+R",), also=N_("regenerate retry again")),
     Shortcut("edit", N_("Edit my last message"), _MESSAGES, ("Ctrl+E",), also=N_("change correct")),
     Shortcut(
-        "edit-up", N_("Edit my last message, from an empty field"), _MESSAGES, ("Up",), in_palette=False, own=False
+        "edit-up", N_("Edit my last message (in an empty field)"), _MESSAGES, ("Up",), in_palette=False, own=False
     ),
     Shortcut(
         "attach", N_("Attach files…"), _MESSAGES, ("Ctrl+O",), also=N_("upload picture image pdf document add open")
@@ -70,7 +70,7 @@ SHORTCUTS = (
     Shortcut("normal", N_("Normal text size"), _VIEW, ("Ctrl+0",), also=N_("font zoom reset")),
     Shortcut("dark", N_("Dark theme"), _VIEW, also=N_("colours colors appearance night mode")),
     Shortcut("light", N_("Light theme"), _VIEW, also=N_("colours colors appearance day mode bright")),
-    Shortcut("like-system", N_("Theme like the system"), _VIEW, also=N_("colours colors appearance dark light")),
+    Shortcut("like-system", N_("System theme"), _VIEW, also=N_("colours colors appearance dark light")),
     Shortcut("sidebar", N_("Show or hide the sidebar"), _VIEW, ("Ctrl+B",), also=N_("panel chats list")),
     Shortcut("full-screen", N_("Full screen"), _VIEW, ("F11",), also=N_("fullscreen maximise maximize")),
     Shortcut("numbers", N_("Show or hide speed and token counts"), _VIEW, also=N_("figures statistics receipt time")),
@@ -82,10 +82,13 @@ SHORTCUTS = (
         "library", N_("Library…"), _WINDOWS, also=N_("documents folder repository files prepare knowledge read begin")
     ),
     Shortcut(
-        "programs", N_("Programs…"), _WINDOWS, also=N_("gateway server api agents editors requests openai anthropic")
+        "programs",
+        N_("Connected apps…"),
+        _WINDOWS,
+        also=N_("gateway server api agents editors requests openai anthropic"),
     ),
     Shortcut("engine", N_("Engine…"), _WINDOWS, ("Ctrl+Shift+E",), also=N_("server llama memory speed gpu")),
-    Shortcut("log", N_("Engine’s log…"), _WINDOWS, also=N_("output errors messages debug diagnostics")),
+    Shortcut("log", N_("Engine log…"), _WINDOWS, also=N_("output errors messages debug diagnostics")),
     Shortcut("restart-engine", N_("Restart engine"), _WINDOWS, also=N_("start stop server llama reload")),
     Shortcut(
         "disk", N_("Storage…"), _WINDOWS, ("Ctrl+D",), also=N_("disk usage space cache memory of chats delete shrink")
@@ -96,7 +99,7 @@ SHORTCUTS = (
     Shortcut("quit", N_("Quit"), _WINDOWS, ("Ctrl+Q",), also=N_("exit close leave")),
     Shortcut("export", N_("Export this chat…"), _KEEPING, also=N_("save share download markdown html json")),
     Shortcut(
-        "export-memory", N_("Export with its memory…"), _KEEPING, also=N_("save share move computer passphrase encrypt")
+        "export-memory", N_("Export with memory…"), _KEEPING, also=N_("save share move computer passphrase encrypt")
     ),
     Shortcut("export-all", N_("Export all chats…"), _KEEPING, also=N_("save share download")),
     Shortcut("import", N_("Import chats…"), _KEEPING, also=N_("load open chatgpt claude")),
@@ -184,8 +187,8 @@ def add_keep_actions(
 ) -> None:
     """Append "always keep" and "never keep", checked if they are in force; `pin` and `never` get what is chosen."""
     for words, tip, on, run in (
-        (ALWAYS_KEEP, _("It is never deleted to make room"), pinned, pin),
-        (NEVER_KEEP, _("After a restart the chat is read again from the beginning"), never_save, never),
+        (ALWAYS_KEEP, _("It is never deleted to free up space"), pinned, pin),
+        (NEVER_KEEP, _("After a restart, the chat is reprocessed from the beginning"), never_save, never),
     ):
         action = menu.addAction(_(words))
         action.setToolTip(tip)

@@ -28,7 +28,7 @@ from kvchat.ui.dialogs.confirm import file_dialog
 from kvchat.ui.dialogs.panel import Notices
 from kvchat.words.language import N_, _
 
-PASTED_PICTURE, SCREENSHOT = N_("Pasted picture.png"), N_("Screenshot.png")
+PASTED_PICTURE, SCREENSHOT = N_("Pasted image.png"), N_("Screenshot.png")
 
 
 class Drafts(Protocol):

@@ -137,9 +137,9 @@ class ChatController(Controller):
             title = self.conversations.title(other)
             confirm(
                 self._views.transcript,
-                _("Answer this chat first?"),
-                _("This stops the reply in “{title}”, which you can continue later.", title=title),
-                _("Answer this first"),
+                _("Reply to this chat first?"),
+                _("This stops the reply in “{title}”. You can continue it later.", title=title),
+                _("Reply here first"),
                 lambda: self._runtime.chat.go_first(here),
                 keep=_("Wait"),
             )
@@ -303,7 +303,7 @@ class MessageController(Controller):
             return
         if chat.is_answering(id):
             self._views.notices.tell(
-                _("The last message is still being answered"), _("Wait for the reply, or stop it.")
+                _("The reply to the last message is still being generated"), _("Wait for the reply, or stop it.")
             )
             return
         match requested.run:
@@ -350,6 +350,6 @@ class MessageController(Controller):
         removed = await self._runtime.chat.delete_message(message)
         what = _("Deleted the message")
         if followed := len(removed.rows) - 1:
-            what = _("Deleted the message and {followed} that followed it", followed=number(followed))
+            what = _("Deleted the message and the {followed} after it", followed=number(followed))
         put_back = self._runtime.chat.put_back
         self._views.notices.offer_undo(what, lambda: self._runner.start(put_back(removed)))

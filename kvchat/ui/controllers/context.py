@@ -188,7 +188,7 @@ def _left_out(count: int) -> str:
 
 
 def _summed_up(count: int) -> str:
-    return several(count, "{count} message was summed up", "{count} messages were summed up")
+    return several(count, "{count} message was summarized", "{count} messages were summarized")
 
 
 class GroundController(Controller):
@@ -246,5 +246,5 @@ def words_of(ground: Ground, standing: Standing | None, *, keeps: bool) -> tuple
     if not ground.as_read:
         return text, _("updated since; this chat keeps the version it started with")
     if standing.why_not and not keeps:
-        return text, _("to be read: {why_not}", why_not=standing.why_not)
-    return text, _("{words} since it was read", words=standing.changes.words) if standing.changes else ""
+        return text, _("needs processing: {why_not}", why_not=standing.why_not)
+    return text, _("{words} since it was processed", words=standing.changes.words) if standing.changes else ""

@@ -63,8 +63,11 @@ class ModelController(Controller):
         works = self._chat.failure is None and self._runtime.engine.status.state is not EngineState.FAILED
         if begun and works and self.answering != self._runtime.settings.model_path:
             self._views.notices.tell(
-                _("New chats are answered by {model}", model=model.name_in(None)),
-                _("This chat stays with {model}. Choose another above the chat.", model=model.name_in(conversation)),
+                _("New chats use {model}", model=model.name_in(None)),
+                _(
+                    "This chat still uses {model}. You can change its model above the chat.",
+                    model=model.name_in(conversation),
+                ),
             )
         else:
             self.use_current()

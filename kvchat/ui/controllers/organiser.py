@@ -90,7 +90,7 @@ class OrganiserController(Controller):
             folders.addAction(folder.replace("&", "&&"), move(folder))
         folders.addAction(_("New folder…"), lambda: self._ask_folder(ids))
         folders.addAction(_("No folder"), move(None))
-        away = _("Take out of the archive") if chat.archived else pgettext("to do", "Archive")
+        away = _("Unarchive") if chat.archived else pgettext("to do", "Archive")
         menu.addAction(away, lambda: start(self._archive(ids, not chat.archived)))
 
     def _reload_after(self, run: Coroutine[Any, Any, object]) -> None:
@@ -98,7 +98,7 @@ class OrganiserController(Controller):
 
     async def _verify(self, id: str) -> None:
         if await self._runtime.chat.verifying.verify(id):
-            self._views.notices.tell(_("The memory of this chat is verified"), self._chat.conversations.title(id))
+            self._views.notices.tell(_("The memory of this chat was verified"), self._chat.conversations.title(id))
 
     async def show_imported(self, ids: list[str]) -> None:
         sidebar = self._views.sidebar
@@ -142,7 +142,7 @@ class OrganiserController(Controller):
     def _ask_folder(self, ids: list[str]) -> None:
         dialog = QInputDialog(self._views.sidebar)
         dialog.setWindowTitle(_("New folder"))
-        dialog.setLabelText(_("Name of the folder"))
+        dialog.setLabelText(_("Folder name"))
         dialog.textValueSelected.connect(
             lambda name: name.strip() and self._runner.start(self._organiser.move(ids, name))
         )

@@ -24,19 +24,19 @@ from kvchat.ui.dialogs.panel import ImportReportDialog
 from kvchat.words.language import N_, _, listed, number, sentences, several
 from kvchat.words.wording import moment_of, size
 
-_FORMS = N_("kvchat’s own form, complete (*.json);;Markdown (*.md *.zip);;Web page (*.html)")
+_FORMS = N_("Complete kvchat export (*.json);;Markdown (*.md *.zip);;Web page (*.html)")
 _EXPORTS = N_("Exported chats (*.json *.zip *.kvchat);;All files (*)")
 _BACKUPS = N_("Backups (*.zip);;All files (*)")
-_WITH_MEMORY = N_("Chats with their memory (*.kvchat)")
+_WITH_MEMORY = N_("Chats with memory (*.kvchat)")
 _ABOUT_MEMORY = N_(
-    "The memory of this chat takes {size}. With it, the chat continues with the same model on any computer without "
-    "being read again. Anyone who has the file can read the chat, unless you set a passphrase. A lost passphrase "
-    "cannot be recovered."
+    "The memory of this chat takes {size}. With it, the chat continues with the same model on any "
+    "computer without reprocessing. Anyone who has the file can read the chat unless you set a "
+    "passphrase. A lost passphrase cannot be recovered."
 )
 _ABOUT_IMPORT = N_(
-    "{file}: import it only if you trust whoever made it. kvchat cannot see whether memory from others is genuine, and "
-    "a forged one can change what the model answers. It is used for this chat alone until kvchat has verified it by "
-    "reading the chat itself."
+    "Import {file} only if you trust its source. kvchat cannot tell whether memory from others is "
+    "genuine, and forged memory can change the model’s replies. kvchat uses the memory only for this "
+    "chat until it has verified it by reprocessing the chat."
 )
 _NO_NAME = str.maketrans(dict.fromkeys('\\/:*?"<>|\n\r\t\0', " "))
 _PATIENCE_MS = 600  # what takes no longer shows no progress
@@ -80,7 +80,7 @@ class TransferController(Controller):
     def back_up(self) -> None:
         async def save(target: Path) -> None:
             work = partial(self._runtime.transfer.back_up, target)
-            facts = await self._write(_("Backing up…"), work, _("Backup cancelled"))
+            facts = await self._write(_("Backing up…"), work, _("Backup canceled"))
             self._views.notices.tell_where(_("Backed up {contents}", contents=_contents(facts)), target)
 
         self._save(_("Back up"), _("kvchat backup.zip"), _(_BACKUPS), save)
@@ -96,7 +96,7 @@ class TransferController(Controller):
         """ids: None for all chats"""
         chats = list(self._conversations.titles) if ids is None else ids
         work = partial(self._runtime.transfer.export, chats, target)
-        count = await self._write(_("Exporting…"), work, _("Export cancelled"))
+        count = await self._write(_("Exporting…"), work, _("Export canceled"))
         self._views.notices.tell_where(several(count, "Exported {count} chat", "Exported {count} chats"), target)
 
     async def _offer_memory(self, id: str) -> None:
@@ -106,15 +106,15 @@ class TransferController(Controller):
         def pick(passphrase: str) -> None:
             async def export(target: Path) -> None:
                 work = partial(self._runtime.transfer.export_with_memory, id, target, passphrase=passphrase)
-                written = size(await self._write(_("Exporting…"), work, _("Export cancelled")))
-                told = _("Exported 1 chat with its memory, {size}", size=written)
+                written = size(await self._write(_("Exporting…"), work, _("Export canceled")))
+                told = _("Exported 1 chat with memory, {size}", size=written)
                 if passphrase:
-                    told = _("Exported 1 chat with its memory, {size}, sealed with your passphrase", size=written)
+                    told = _("Exported 1 chat with memory, {size}, encrypted with your passphrase", size=written)
                 self._views.notices.tell_where(told, target)
 
-            self._save(_("Export with its memory"), f"{self._file_name(id)}.kvchat", _(_WITH_MEMORY), export)
+            self._save(_("Export with memory"), f"{self._file_name(id)}.kvchat", _(_WITH_MEMORY), export)
 
-        ask_passphrase(self._window, _("Export with its memory?"), about, _("Choose a file…"), pick, optional=True)
+        ask_passphrase(self._window, _("Export with memory?"), about, _("Choose a file…"), pick, optional=True)
 
     async def _offer(self, paths: list[Path]) -> None:
         """Import the files; memory, which anybody may have made, only once the user has agreed."""
@@ -133,7 +133,7 @@ class TransferController(Controller):
     async def _take_in(self, paths: list[Path], passphrase: str = "") -> None:
         work = partial(self._runtime.transfer.take_in, paths, passphrase=passphrase)
         try:
-            report = await self._with_progress(_("Importing…"), work, _("Import cancelled"), _("Nothing was imported."))
+            report = await self._with_progress(_("Importing…"), work, _("Import canceled"), _("Nothing was imported."))
         except PassphraseNeeded as needed:
             ask_passphrase(
                 self._window,
@@ -151,10 +151,10 @@ class TransferController(Controller):
         title = several(len(report.imported), "Imported {count} chat", "Imported {count} chats")
         known = ""
         if report.known:
-            known = several(report.known, "{count} chat was here already.", "{count} chats were here already.")
+            known = several(report.known, "{count} chat already exists.", "{count} chats already exist.")
         if back:
-            came = _("Brought back from Recently deleted: {count}.", count=number(len(back)))
-            known = sentences(known, _("It was in Recently deleted and is back.") if report.known == 1 else came)
+            came = _("Restored from Recently deleted: {count}.", count=number(len(back)))
+            known = sentences(known, _("It was restored from Recently deleted.") if report.known == 1 else came)
         known = sentences(known, *report.told)
         if report.problems:
             ImportReportDialog(self._views.look, title, known, report.problems, self._window).open()
@@ -168,8 +168,8 @@ class TransferController(Controller):
             self._window,
             _("Restore the backup of {made_at}?", made_at=moment_of(facts.made_at)),
             _(
-                "The backup contains {contents}. It replaces your current chats and settings, which are kept in a "
-                "separate folder.",
+                "The backup contains {contents}. It replaces your current chats and settings, which "
+                "are saved in a separate folder.",
                 contents=_contents(facts),
             ),
             _("Restore the backup"),
@@ -189,21 +189,24 @@ class TransferController(Controller):
             return
         confirm(
             self._window,
-            _("Use the engine settings of the backup?"),
-            _("They start an engine with: {program}. Use them only if you made this backup yourself.", program=program),
-            _("Use them"),
+            _("Use the engine settings from the backup?"),
+            _(
+                "These settings start the engine with: {program}. Use them only if you created this backup yourself.",
+                program=program,
+            ),
+            _("Use backup settings"),
             lambda: lay_ready(with_engine=True),
-            keep=_("Keep this computer’s"),
+            keep=_("Keep current settings"),
         ).rejected.connect(lay_ready)
 
     async def _lay_ready(self, source: Path, *, with_engine: bool) -> None:
         work = partial(self._runtime.transfer.lay_ready, source, with_engine=with_engine)
-        cancelled = _("Restore cancelled"), _("Nothing has been changed.")
+        cancelled = _("Restore canceled"), _("Nothing was changed.")
         await self._with_progress(_("Checking the backup…"), work, *cancelled)
         confirm(
             self._window,
             _("Restart kvchat to finish?"),
-            _("The backup is ready and will be used at the next start."),
+            _("The backup will be restored at the next start."),
             _("Restart kvchat"),
             self.restart_requested.emit,
             keep=_("Later"),

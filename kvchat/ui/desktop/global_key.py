@@ -25,7 +25,7 @@ from kvchat.words.language import N_, _
 KEY = "Ctrl+Alt+K"
 _SHORTCUTS = "GlobalShortcuts"
 _REGISTRY = portal(_SHORTCUTS)._replace(interface="org.freedesktop.host.portal.Registry")
-_WORDS = N_("Ask something in a small window")
+_WORDS = N_("Ask a quick question")
 
 
 class KeyNotGiven(KvchatError):
@@ -33,9 +33,9 @@ class KeyNotGiven(KvchatError):
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            _("There is no key to ask from anywhere"),
+            _("The quick question shortcut is not available"),
             why,
-            _("Bind the command “kvchat quick” to a key in your desktop’s settings instead."),
+            _("Assign the command “kvchat quick” to a shortcut in your desktop’s settings instead."),
         )
 
 
@@ -69,13 +69,13 @@ class GlobalKey(QObject):
             try:
                 return await bind_by_portal(self._bus, self.pressed.emit)
             except NoAnswer as error:
-                raise KeyNotGiven(_("Your desktop gives applications no keys of their own.")) from error
+                raise KeyNotGiven(_("Your desktop does not support global shortcuts for apps.")) from error
         register = {"windows": register_on_windows, "cocoa": register_on_mac}.get(platform)
         if register is None:
-            raise KeyNotGiven(_("This display has no such keys."))
+            raise KeyNotGiven(_("This display does not support global shortcuts."))
         release = register(lambda: self.pressed.emit(""))
         if release is None:
-            raise KeyNotGiven(_("Another program has {key}.", key=KEY))
+            raise KeyNotGiven(_("Another app uses {key}.", key=KEY))
         return release
 
 

@@ -92,7 +92,7 @@ class PassphraseDialog(Question):
         self.field = line_edit(_("Passphrase"), _("Passphrase (optional)") if optional else _("Passphrase"))
         self.again = line_edit(_("Repeat the passphrase"), _("Repeat the passphrase"))
         self.differs = label(kind="refusal")
-        self.shown = button(_("Show"), name=_("Show what is typed"))
+        self.shown = button(_("Show"), name=_("Show passphrase"))
         self.shown.setCheckable(True)
         self.shown.setAutoDefault(False)  # Enter is not meant for it
         self.go, self.cancel = QPushButton(action), QPushButton(_("Cancel"))
@@ -118,7 +118,7 @@ class PassphraseDialog(Question):
         given, again = self.field.text(), self.again.text()
         self.go.setEnabled(given == again if self._optional else bool(given))
         self.again.setEnabled(bool(given) or bool(again))
-        self.differs.setText("" if given.startswith(again) else _("The two passphrases differ."))
+        self.differs.setText("" if given.startswith(again) else _("The passphrases do not match."))
 
 
 def ask_passphrase(

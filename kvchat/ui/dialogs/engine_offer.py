@@ -26,8 +26,8 @@ from kvchat.words.wording import rough_duration, size
 
 Start = Callable[[Coroutine[Any, Any, None]], object]
 PROMISE = N_(
-    "The engine for it comes from llama.cpp’s releases on GitHub, its hash is checked, and it is used only if it "
-    "passes a trial. The one you have stays."
+    "kvchat downloads the engine from llama.cpp’s releases on GitHub, verifies its hash and uses it "
+    "only if it passes a test. Your current engine stays installed."
 )
 
 
@@ -47,12 +47,12 @@ class EngineOffer(QWidget):
         super().__init__()
         self._engines, self._start = engines, start
         self._unsubscribe: Callable[[], None] | None = None
-        self.choice = ChoiceBox(look, _("What the engine computes with"))
+        self.choice = ChoiceBox(look, _("Backend"))
         self.choice.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
         kind = "" if explains else "primary"
-        self.get = button(_("Get it"), self._begin, kind)
-        self.bar, self.amount = progress_bar(_("Getting an engine")), label(kind="muted", wraps=True)
-        self.cancel = button(_("Cancel"), engines.cancel_fetch, name=_("Cancel getting an engine"))
+        self.get = button(_("Download"), self._begin, kind)
+        self.bar, self.amount = progress_bar(_("Downloading an engine")), label(kind="muted", wraps=True)
+        self.cancel = button(_("Cancel"), engines.cancel_fetch, name=_("Cancel the engine download"))
         self.outcome = Card()
         self._choosing, self._running = QWidget(), QWidget()
         self._choosing.setLayout(flow(self.choice, self.get))
@@ -77,7 +77,7 @@ class EngineOffer(QWidget):
 
     def _begin(self) -> None:
         backend = self.choice.currentData()
-        what = listed((_("An engine that uses {kind}", kind=backend.value), about(backend)))
+        what = listed((_("an engine with the {kind} backend", kind=backend.value), about(backend)))
         ask_if_metered(self, self._start, what, lambda: self._start(self._get(backend)))
 
     async def _get(self, backend: Backend) -> None:
@@ -97,7 +97,7 @@ class EngineOffer(QWidget):
         async def look() -> None:
             graphics = await asyncio.to_thread(self._engines.unused_graphics)
             if graphics is not None:
-                title = _("{cards}: use it for replies that come several times as fast", cards=cards(graphics))
+                title = _("{cards}: use it to get replies several times faster", cards=cards(graphics))
                 self.title.setText(title)
                 self.words.setText(sentences(driver_first(graphics), _(PROMISE)))
                 self.show_choices(graphics)
@@ -133,7 +133,7 @@ class EngineOffer(QWidget):
             self.show_error(last)
             return
         told = "\n".join(f"✓ {step.name}: {step.detail}" for step in steps)
-        self._say(_("The new engine works and is chosen"), told, "", "")
+        self._say(_("The new engine works and has been selected"), told, "", "")
 
     def show_error(self, error: KvchatError) -> None:
         self._say(error.title, error.detail, error.advice, "bad")
@@ -146,7 +146,7 @@ class EngineOffer(QWidget):
 
 
 def cards(graphics: Graphics) -> str:
-    return _("Graphics card by {makers}", makers=_(" and ").join(maker.value for maker in graphics.makers))
+    return _("{makers} GPU", makers=_(" and ").join(maker.value for maker in graphics.makers))
 
 
 def _words(now: Fetching) -> str:

@@ -27,7 +27,7 @@ def ask_if_metered(
         if not await is_metered():
             fetch()
             return
-        words = _("{what} would be fetched. Your desktop says that this connection counts what goes through it.")
+        words = _("To be downloaded: {what}. Your desktop reports that this connection is metered.")
         title, action = _("Download over a metered connection?"), _("Download")
         confirm(parent, title, words.format(what=what), action, fetch, keep=_("Not now"))
 

@@ -31,8 +31,8 @@ _INFO_MS = 12_000
 _MOST_UNDOS = 20
 _LETTERS = 48  # at least, wide
 _REQUEST = N_(
-    "kvchat met something it did not expect. Your chats are safe on disk. "
-    "If you report this, please add the text below, after a look at it: it may quote what you wrote."
+    "kvchat ran into an unexpected error. Your chats are safe on disk. If you report it, include the "
+    "text below. Check it first: it may contain text you wrote."
 )
 
 
@@ -97,7 +97,7 @@ class Notices(GivingWay):
             notice.add_button(action, on_click)
 
     def tell_of_version(self, number: str, page: str) -> None:
-        title = _("kvchat {number} is out", number=number)
+        title = _("kvchat {number} is available", number=number)
         self.offer(title, _("Show"), lambda: QDesktopServices.openUrl(QUrl(page)), stays=True)
 
     def tell_where(self, done: str, target: Path) -> None:
@@ -193,7 +193,7 @@ class BugReportDialog(ReportDialog):
         # in English: for the developer who is sent the report
         versions = f"kvchat {__version__}\n{platform.platform()}\nPython {platform.python_version()}"
         font = page_font(look.type.mono, look.type.small)
-        super().__init__(_("Something unexpected happened"), _(_REQUEST), f"{versions}\n\n{text}", font, parent)
+        super().__init__(_("Unexpected error"), _(_REQUEST), f"{versions}\n\n{text}", font, parent)
         self.copy.setDefault(True)
 
     def add(self, text: str) -> None:
@@ -204,9 +204,9 @@ class ImportReportDialog(ReportDialog):
     """Report of an import: chats imported, chats known already, and each problem."""
 
     def __init__(self, look: Look, title: str, known: str, problems: Sequence[str], parent: QWidget) -> None:
-        failed = _("One was not taken in, or not as a whole:")
+        failed = _("One item was not imported, or only in part:")
         if len(problems) > 1:
-            failed = _("{count} were not taken in, or not as a whole:", count=number(len(problems)))
+            failed = _("{count} items were not imported, or only in part:", count=number(len(problems)))
         words = sentences(known, failed)
         super().__init__(_("Import"), words, "\n".join(problems), page_font(look.type.family, look.type.base), parent)
         self.setAccessibleName(title)

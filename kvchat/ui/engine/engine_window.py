@@ -24,12 +24,12 @@ from kvchat.words.wording import per_second, size, tokens_short
 _ROWS = (
     ("state", N_("Engine")),
     ("model", N_("Model")),
-    ("now", N_("Now")),
+    ("now", N_("Activity")),
     ("context", N_("Context used")),
-    ("prefill", N_("Reading")),
-    ("decode", N_("Writing")),
-    ("memory", N_("Memory in use")),
-    ("graphics", N_("Graphics memory in use")),
+    ("prefill", N_("Processing")),
+    ("decode", N_("Generating")),
+    ("memory", N_("Memory used")),
+    ("graphics", N_("GPU memory used")),
     ("process", N_("Process")),
 )
 _UNKNOWN = "–"
@@ -96,11 +96,11 @@ class LivePage(ScrollPage):
     def hear(self, event: Event) -> None:
         match event:
             case Prefilling(done=done, total=total):
-                self._say("now", _("reading, {done} of {total} tokens", done=number(done), total=number(total)))
+                self._say("now", _("processing, {done} of {total} tokens", done=number(done), total=number(total)))
             case FirstToken():
-                self._say("now", _("writing"))
+                self._say("now", _("generating"))
             case Speed(tokens_per_second=rate) if rate:
-                self._say("now", _("writing, {rate}", rate=per_second(rate)))
+                self._say("now", _("generating, {rate}", rate=per_second(rate)))
             case ReplyFinished():
                 self._say("now", _("idle"))
 
@@ -108,7 +108,7 @@ class LivePage(ScrollPage):
         self._values[key].setText(words)
 
 
-_LEVELS = ((Level.DETAIL, N_("Everything")), (Level.WARNING, N_("Warnings and errors")), (Level.ERROR, N_("Errors")))
+_LEVELS = ((Level.DETAIL, N_("All messages")), (Level.WARNING, N_("Warnings and errors")), (Level.ERROR, N_("Errors")))
 
 
 class LogPage(QWidget):
@@ -120,12 +120,12 @@ class LogPage(QWidget):
         self._shown: list[str] = []
         self._showing = False
         self.level = ChoiceBox(look)
-        self.level.setAccessibleName(_("Which lines"))
+        self.level.setAccessibleName(_("Log level"))
         for level, words in _LEVELS:
             self.level.addItem(_(words), level.value)
         self.follow = QCheckBox(_("Follow"))
         self.follow.setChecked(True)
-        self.follow.setAccessibleDescription(_("Stay at the newest line"))
+        self.follow.setAccessibleDescription(_("Scroll to new lines automatically"))
         self.copy = button(_("Copy"), self._copy, name=_("Copy the log"))
         self.text = plain_text(_("Engine log"), page_font(look.type.mono, look.type.small))
         self.text.setTextInteractionFlags(
@@ -191,7 +191,7 @@ class EngineWindow(Panel):
         self.tabs.tabBar().setDrawBase(False)
         for page, words in ((self.live, _("Live")), (self.log, _("Log"))):
             self.tabs.addTab(page, words)
-        tip = _("Versions, settings and the log, without keys and names: for a report")
+        tip = _("Versions, settings and the log for a bug report, without keys and names")
         self.diagnostics = button(_("Copy diagnostics"), lambda: self.run(self._copy_diagnostics()), tip=tip)
         buttons = row(self.diagnostics, STRETCH, button(_("Close"), self.close, name=_("Close the engine window")))
         column(self.notices, (self.tabs, 1), buttons, on=self, spacing=12, margins=(20, 14, 20, 16))

@@ -59,7 +59,7 @@ class FirstStart(QWidget):
         self.setObjectName("firstStart")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.starter = _widen(button(starter_words(here=False), self.fetch_starter, "primary"))
-        self.models = _widen(button(_("Find or get another model…")))
+        self.models = _widen(button(_("Find or download another model…")))
         self.pick = _widen(button(_("Choose a model file…"), lambda: open_gguf_dialog(self, self._begin_use)))
         self.back = _widen(button(_("Not now"), kind="flat"))
         self.error = Card()
@@ -97,13 +97,13 @@ class FirstStart(QWidget):
     def fetch_starter(self) -> None:
         def begin() -> None:
             self.show_progress(0, 0)
-            self.amount.setText(_("Asking for it…"))
+            self.amount.setText(_("Connecting…"))
             self._fetching = self._runner.start(self._fetch(), self.show_error)
 
         if self._starter_is_here:
             begin()
         else:
-            what = _("The starter model, {size}", size=size(STARTER_SIZE))
+            what = _("the starter model, {size}", size=size(STARTER_SIZE))
             ask_if_metered(self, self._runner.start, what, begin)
 
     async def _fetch(self) -> None:
@@ -137,23 +137,21 @@ class FirstStart(QWidget):
         runtime = self._runtime
         try:
             found = await asyncio.to_thread(find_engine, runtime.settings.engine_path)
-            engine = str(found.path or _("the engine inside kvchat"))
+            engine = str(found.path or _("the embedded engine"))
         except KvchatError as error:
             engine = error.title
         memory = (await runtime.engine.capacity()).memory
         self.starter.setToolTip(judge_size(STARTER_SIZE, memory).reason)
         free, whole = size(memory.available), size(memory.all_there_is)
-        seen = [engine, _("{free} of {whole} of memory free", free=free, whole=whole)]
+        seen = [engine, _("{free} of {whole} memory free", free=free, whole=whole)]
         free = size(memory.device_free)
         seen.append(
-            _("{free} free on {cards}", free=free, cards=memory.beside)
-            if memory.devices
-            else _("no supported graphics card")
+            _("{free} free on {cards}", free=free, cards=memory.beside) if memory.devices else _("no supported GPU")
         )
         usage = await runtime.save_points.usage()
         saving = _(
-            "The memory of your chats takes up to {size} on disk and saves seconds to minutes of waiting each time "
-            "you return to a chat. You can change the limit in Settings, Storage.",
+            "Chat memory takes up to {size} on disk and saves seconds to minutes of waiting each "
+            "time you return to a chat. You can change the limit in Settings, Storage.",
             size=size(usage.quota_bytes),
         )
         at_login = await asyncio.to_thread(starts_at_login) if can_start_at_login() else None
@@ -204,9 +202,9 @@ class FirstStart(QWidget):
         box.setMaximumWidth(self.fontMetrics().averageCharWidth() * _LETTERS)
         self._found = column(spacing=12)
         self._progress = QWidget()
-        self.bar = progress_bar(_("Fetching the starter model"))
+        self.bar = progress_bar(_("Downloading the starter model"))
         self.amount = label(kind="muted")
-        self.cancel = button(_("Cancel"), self._cancel, name=_("Cancel fetching"))
+        self.cancel = button(_("Cancel"), self._cancel, name=_("Cancel the download"))
         column(self.bar, row((self.amount, 1), self.cancel), on=self._progress, spacing=10, margins=(0, 4, 0, 0))
         self._progress.hide()
         choices = self._found, self.starter, self.models, self.pick, self._progress, self.error, self.back
@@ -217,8 +215,8 @@ class FirstStart(QWidget):
 
 def starter_words(*, here: bool) -> str:
     if here:
-        return _("Use kvchat’s own starter model")
-    return _("Fetch the starter model ({size})", size=size(STARTER_SIZE))
+        return _("Use the starter model")
+    return _("Download the starter model ({size})", size=size(STARTER_SIZE))
 
 
 def open_gguf_dialog(parent: QWidget, on_pick: Callable[[Path], object]) -> None:
@@ -231,10 +229,10 @@ def open_gguf_dialog(parent: QWidget, on_pick: Callable[[Path], object]) -> None
 def _greeting() -> tuple[QLabel, QLabel, QLabel]:
     logo = QLabel()
     logo.setPixmap(app_icon().pixmap(QSize(64, 64)))
-    title = label(_("Choose a model to talk to"), "hero", wraps=True)
+    title = label(_("Choose a model to chat with"), "hero", wraps=True)
     words = _(
-        "Everything stays on this computer. kvchat keeps what the model worked out about each "
-        "chat, so that it answers at once when you come back."
+        "Everything stays on this computer. kvchat saves the memory of each chat, so that chats "
+        "continue without delay when you come back."
     )
     return logo, title, label(words, "muted", wraps=True)
 

@@ -35,7 +35,7 @@ from kvchat.ui.widgets.text_search import ClearableField
 from kvchat.words.language import N_, _, listed
 from kvchat.words.wording import size
 
-SAID = N_("Searching and downloading ask huggingface.co; nothing is asked before you do.")
+SAID = N_("kvchat contacts huggingface.co only when you search or download.")
 
 
 class ModelsHub(QWidget):
@@ -50,7 +50,7 @@ class ModelsHub(QWidget):
         self._heading_of_results = ""
         self._heading_before = ""  # while the heading says what is being asked
         self._repository: HubRepository | None = None
-        hint = _("Name of a model, or an address on huggingface.co")
+        hint = _("Model name or address on huggingface.co")
         self.field = ClearableField(look, _("Search Hugging Face"), hint)
         self.field.setToolTip(hint)
         self.search = button(_("Search"), self._search)
@@ -62,7 +62,7 @@ class ModelsHub(QWidget):
         self.list.current_changed.connect(self._show_current)
         self.access = Card()  # of a repository that wants to know who asks
         self.access_page = ""
-        self.access.add_button(_("Open its page"), "", lambda: QDesktopServices.openUrl(QUrl(self.access_page)))
+        self.access.add_button(_("Open model page"), "", lambda: QDesktopServices.openUrl(QUrl(self.access_page)))
         self.token = self.access.add_button(_("Access token…"), "primary")
         self.access.hide()
         self.reason, said = label(kind="small", wraps=True), label(_(SAID), "small", wraps=True)
@@ -114,18 +114,18 @@ class ModelsHub(QWidget):
     async def _find(self, text: str) -> None:
         self.heading.setText(_("Searching…"))
         found = await self._runtime.models.hub.search(text)
-        none = _("No model that runs here is named like “{text}”", text=text)
-        self._show_rows(_("Found for “{text}”", text=text) if found else none, [result_row(model) for model in found])
+        none = _("No compatible model found for “{text}”", text=text)
+        self._show_rows(_("Results for “{text}”", text=text) if found else none, [result_row(model) for model in found])
 
     async def _list_files(self, repository: str, quantisation: str) -> None:
-        self.heading.setText(_("Asking for its files…"))
+        self.heading.setText(_("Loading the file list…"))
         listed, memory = await self._runtime.models.hub.repository(repository), await self._free_memory()
         if self._repository is None:
             self._results = list(self.list.rows)
             self._heading_of_results = self._heading_before
         heading = listed.repository
         if not listed.files:
-            heading = _("{repository} has no model that kvchat could use", repository=heading)
+            heading = _("{repository} has no model that kvchat can use", repository=heading)
         is_here = self._runtime.models.is_here
         rows = [file_row(file, memory, here=is_here(listed, file)) for file in listed.files]
         self._show_rows(heading, rows, back=bool(self._results))
@@ -176,8 +176,9 @@ class ModelsHub(QWidget):
 
 
 _WORDS = N_(
-    "Some models are open only to those who have accepted their terms. Make a token with the right to read on "
-    "huggingface.co/settings/tokens and paste it here. It goes to Hugging Face alone."
+    "Some models are available only after you accept their terms. Create an access token with read "
+    "permission at huggingface.co/settings/tokens and paste it here. kvchat sends it only to Hugging "
+    "Face."
 )
 _LETTERS = 72  # wide
 
@@ -186,12 +187,12 @@ class TokenDialog(Panel):
     """One field. The token is not shown again."""
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget) -> None:
-        super().__init__(runtime, look, runner, _("Access token for Hugging Face"), parent)
+        super().__init__(runtime, look, runner, _("Hugging Face access token"), parent)
         self._store = runtime.models.token
         self.field, self.place = line_edit(_("Access token"), "hf_…"), label(kind="muted", wraps=True)
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
         self.field.returnPressed.connect(self._save)
-        self.forget = button(_("Forget it"), self._forget, "danger")
+        self.forget = button(_("Remove"), self._forget, "danger")
         self.save = button(_("Save"), self._save, "primary")
         below = row(self.forget, STRETCH, button(_("Close"), self.close), self.save)
         parts = self.notices, label(_(_WORDS), "muted", wraps=True), self.field, self.place, below
@@ -222,9 +223,14 @@ class TokenDialog(Panel):
         token = await asyncio.to_thread(self._store.load)
         self.forget.setVisible(token is not None and token.place != ELSEWHERE)
         if token is None:
-            self.place.setText(_("No token is kept."))
+            self.place.setText(_("No access token is saved."))
         elif token.place == ELSEWHERE:
-            self.place.setText(_("One was found in {place}; it is used unless you give another.", place=_(token.place)))
+            self.place.setText(
+                _(
+                    "An access token was found in {place}. It is used unless you enter another one.",
+                    place=_(token.place),
+                )
+            )
         else:
-            self.place.setText(_("One is kept in {place}.", place=_(token.place)))
+            self.place.setText(_("An access token is saved in {place}.", place=_(token.place)))
         fit_height(self, _LETTERS)

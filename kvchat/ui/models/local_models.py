@@ -29,8 +29,8 @@ from kvchat.words.language import N_, _, beside, several
 from kvchat.words.wording import size
 
 _NO_MODEL = N_(
-    "A model is a file whose name ends in .gguf. kvchat looks in its own folder, in those of other applications and in "
-    "the ones you choose."
+    "Models are .gguf files. kvchat looks for them in its own folder, in the folders of other apps "
+    "and in the folders you add."
 )
 _SHOW_EVERY = 25  # models; a first look at hundreds takes some seconds
 
@@ -51,14 +51,14 @@ class ModelsHere(QWidget):
         self.list.taken.connect(self._use)
         self.list.current_changed.connect(self._show_current)
         self.status, self.reason = label(kind="small", wraps=True), label(kind="small", wraps=True)
-        tip = _("New chats are answered by it. Chats that have begun keep their model.")
+        tip = _("New chats use this model. Existing chats keep their model.")
         self.use = button(_("Use this model"), lambda: self._use(self.list.current), "primary", tip=tip)
         self.delete = button(_("Delete…"), self._ask_delete, name=_("Delete this model"))
-        self.folders = button(_("Folders…"), self.open_folders, name=_("Folders to look in"))
+        self.folders = button(_("Folders…"), self.open_folders, name=_("Model folders"))
         self.none = Card()
-        self.none.say(_("No model was found on this computer"), _(_NO_MODEL), "")
+        self.none.say(_("No models found on this computer"), _(_NO_MODEL), "")
         words = starter_words(here=False)
-        self.starter, self.more = self.none.add_button(words, "primary"), self.none.add_button(_("Get another…"))
+        self.starter, self.more = self.none.add_button(words, "primary"), self.none.add_button(_("Download another…"))
         self.none.add_button(_("Choose a folder…"), "", self._ask_folder)
         self.none.hide()
         below = row((self.status, 1), flow(self.folders, self.delete, self.use, at_end=True), spacing=8)
@@ -134,7 +134,8 @@ class ModelsHere(QWidget):
         if (current := self._model_of(self.list.current)) is not None:
             model = current.model
             words = _(
-                "{size} go to the trash. Your chats with it stay; the next message in one asks for another model.",
+                "This moves {size} to the trash. Your chats with this model are not deleted, but "
+                "need another model to continue.",
                 size=size(model.size),
             )
             title = _("Delete {model}?", model=model.name)
@@ -155,8 +156,8 @@ class ModelsHere(QWidget):
                 self.look()
 
         if left:
-            words = _("There is no trash where it lies. {size} are deleted for good.", size=size(model.size))
-            title = _("Delete {model} for good?", model=model.name)
+            words = _("This disk has no trash. {size} will be permanently deleted.", size=size(model.size))
+            title = _("Permanently delete {model}?", model=model.name)
             confirm(self, title, words, _("Delete"), lambda: self._panel.run(delete()))
 
     def _model_of(self, row: Row | None) -> JudgedModel | None:
@@ -181,9 +182,9 @@ class ModelsHere(QWidget):
         model = current.model if current else None
         self.use.setEnabled(current is not None and current.judgement is not None)
         in_use = model is not None and str(model.path) in (used, self._runtime.model.path)
-        why_not = _("It is in use.") if in_use else ""
+        why_not = _("This model is in use.") if in_use else ""
         if model is not None and not model.may_be_deleted:
-            why_not = _("It belongs to another program, which deletes it.")
+            why_not = _("Delete it in the app that installed it.")
         self.delete.setEnabled(model is not None and not why_not)
         self.delete.setToolTip(why_not)
         self.reason.setText(chosen.tip if chosen else "")
@@ -201,7 +202,7 @@ class ModelNotDeleted(KvchatError):
         super().__init__(
             _("The model could not be deleted"),
             f"{error.filename}: {error.strerror}.",
-            _("Check that you may write in that folder."),
+            _("Check the permissions of the folder."),
         )
 
 

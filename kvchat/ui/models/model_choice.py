@@ -126,7 +126,7 @@ class ModelMenu(QObject):
             action.setChecked(str(judged.model.path) == used)
         if not usable:
             words = _("This server has one model") if self._runtime.settings.engine_url else _("Looking for models…")
-            menu.addAction(words if not self._found else _("No model here can be used")).setEnabled(False)
+            menu.addAction(words if not self._found else _("No usable model found")).setEnabled(False)
         menu.addSeparator()
         menu.addAction(_("More models…"), self.more_requested.emit)
 
@@ -146,13 +146,13 @@ def found_row(judged: JudgedModel, used: Path | None) -> Row:
     """Return the row of a model on this computer. used: the one in use"""
     model, facts, path = judged.model, judged.model.facts, left_to_right(str(judged.model.path))
     if facts is None or judged.judgement is None:
-        problem = model.problem or KvchatError(_("It cannot be used"))
+        problem = model.problem or KvchatError(_("This model cannot be used"))
         why = "\n".join(part for part in (problem.detail, problem.advice, path) if part)
         return Row(model.path, model.name, ended(problem.title), _("unusable"), Tone.BAD, why)
     context = _("{tokens} context", tokens=tokens_short(facts.trained_context))
     quantisation = "" if quantisation_in(model.name) else facts.quantisation
     parts = [quantisation, size(model.size), context, _(model.source.value)]
-    parts += [_("can see or hear")] if model.projector else []
+    parts += [_("image or audio input")] if model.projector else []
     chip, tone = (_("in use"), Tone.GOOD) if model.path == used else _chip(judged.judgement)
     return Row(model.path, model.name, beside(parts), chip, tone, f"{judged.judgement.reason}\n{path}")
 
@@ -184,11 +184,11 @@ def suggestion_row(suggestion: Suggestion, memory: MemoryFacts) -> Row:
 
 def result_row(model: HubModel) -> Row:
     parts = [
-        _("{downloads} downloads a month", downloads=number(model.downloads)),
+        _("{downloads} downloads per month", downloads=number(model.downloads)),
         _("{likes} likes", likes=number(model.likes)),
     ]
     parts += [_("updated {updated}", updated=f"{model.updated:%Y-%m-%d}")] if model.updated else []
-    return Row(model, model.repository, beside(parts), _("asks who you are") if model.gated else "")
+    return Row(model, model.repository, beside(parts), _("needs access token") if model.gated else "")
 
 
 def file_row(file: HubFile, memory: MemoryFacts, *, here: bool) -> Row:
@@ -197,7 +197,7 @@ def file_row(file: HubFile, memory: MemoryFacts, *, here: bool) -> Row:
     words, parts = size(file.size), len(file.parts)
     if parts > 1:
         words = _("{size} in {count} files", size=words, count=parts)
-    words = beside((words, _("can see or hear") if file.projector else ""))
+    words = beside((words, _("image or audio input") if file.projector else ""))
     chip, tone = (_("on this computer"), Tone.GOOD) if here else _chip(judgement)
     return Row(file, file.name, words, chip, tone, judgement.reason)
 

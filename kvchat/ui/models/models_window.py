@@ -38,12 +38,12 @@ class ModelsWindow(Panel):
         self.here, self.hub = ModelsHere(runtime, look, self), ModelsHub(runtime, look, self)
         self.downloads = DownloadsView(self, runtime)
         self._pages, self.tabs = QStackedWidget(), QButtonGroup(self)
-        for number, (words, page) in enumerate(((_("On this computer"), self.here), (_("Get more"), self.hub))):
+        for number, (words, page) in enumerate(((_("On this computer"), self.here), (_("Download"), self.hub))):
             tab = button(words, kind="tab")
             tab.setCheckable(True)
             self.tabs.addButton(tab, number)
             self._pages.addWidget(page)
-        token = button(_("Access token…"), self.open_token, "link", name=_("Access token for Hugging Face"))
+        token = button(_("Access token…"), self.open_token, "link", name=_("Hugging Face access token"))
         above = row(*self.tabs.buttons(), STRETCH, token, spacing=6)
         column(above, self.notices, (self._pages, 1), self.downloads, on=self, spacing=12, margins=(20, 16, 20, 16))
         self.tabs.idToggled.connect(self._show_page)
@@ -157,7 +157,7 @@ class DownloadView(QFrame):
         self.name, self.words, self.bar = ElidedLabel("strong"), label(kind="small", wraps=True), progress_bar("")
         self.pause = button(_("Pause"), lambda: self._downloads.pause(self.download.path))
         self.resume, self.again = button(_("Resume"), self._resume), button(_("Try again"), self._resume)
-        self.use = button(_("Use it"), lambda: window.run(window.use(self.download.path)))
+        self.use = button(_("Use model"), lambda: window.run(window.use(self.download.path)))
         self.remove = button(_("Remove"), self._ask_remove)
         self.token = button(_("Access token…"), window.open_token, name=_("Access token"))
         buttons = self.token, self.pause, self.resume, self.again, self.use, self.remove
@@ -197,7 +197,7 @@ class DownloadView(QFrame):
         confirm(
             window,
             _("Remove this download?"),
-            _("{done} of {name} have arrived; they are deleted.", done=done, name=name),
+            _("The {done} of {name} downloaded so far will be deleted.", done=done, name=name),
             _("Remove"),
             lambda: window.run(remove(download.path)),
         )
@@ -208,7 +208,7 @@ def download_words(download: Download) -> str:
     amount = _("{done} of {total}", done=size(download.done), total=size(download.total))
     match download.state:
         case DownloadState.DONE:
-            return _("{total}, complete; its hash is right.", total=size(download.total))
+            return _("{total}, complete, hash verified.", total=size(download.total))
         case DownloadState.FAILED if download.error is not None:
             error = download.error
             return beside((amount, str(error)))

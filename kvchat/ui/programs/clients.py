@@ -144,7 +144,10 @@ CLIENTS = (
     Client("OpenAI SDK", N_("In a Python program."), "https://github.com/openai/openai-python", _openai),
     Client(
         "Claude Code",
-        N_("In the terminal. The line with HEADER leaves out what updates change: all would be read again after one."),
+        N_(
+            "In the terminal. The line with HEADER removes text that changes with every Claude Code "
+            "update; otherwise each update would cause everything to be reprocessed."
+        ),
         "https://code.claude.com/docs/en/llm-gateway",
         _claude_code,
     ),
@@ -157,24 +160,21 @@ CLIENTS = (
     Client("OpenCode", N_("In opencode.json."), "https://opencode.ai/docs/providers/", _opencode),
     Client(
         "Cline",
-        N_("In Cline’s settings, with the gear."),
+        N_("In Cline’s settings (gear icon)."),
         "https://docs.cline.bot/provider-config/openai-compatible",
         _cline,
     ),
     Client("Aider", N_("In the terminal."), "https://aider.chat/docs/llms/openai-compat.html", _aider),
     Client(
         "Zed",
-        N_(
-            "In settings.json. Zed asks for the key in its agent settings, under LLM Providers, or takes "
-            "KVCHAT_API_KEY."
-        ),
+        N_("In settings.json. Enter the API key in Zed’s agent settings under LLM Providers, or set KVCHAT_API_KEY."),
         "https://zed.dev/docs/ai/use-api-access",
         _zed,
     ),
     Client("Continue", "In ~/.continue/config.yaml.", "https://docs.continue.dev/reference", _continue),
     Client(
         "Open WebUI",
-        N_("In the terminal; in a running one it is Admin Settings, Connections."),
+        N_("In the terminal. If Open WebUI is already running: Admin Settings, Connections."),
         "https://docs.openwebui.com/getting-started/quick-start/connect-a-provider/starting-with-openai-compatible",
         _open_webui,
     ),

@@ -23,19 +23,19 @@ from kvchat.words.language import N_, _, beside, ended, listed, number, several
 from kvchat.words.wording import brief, moment_of, percent, roughly, since, tokens_short
 
 _STAGES = {
-    Stage.QUEUED: N_("waits"),
-    Stage.LOADING: N_("loading what is remembered"),
-    Stage.READING: N_("reading"),
-    Stage.ANSWERING: N_("answering"),
+    Stage.QUEUED: N_("waiting"),
+    Stage.LOADING: N_("loading memory"),
+    Stage.READING: N_("processing"),
+    Stage.ANSWERING: N_("generating"),
 }
-_ENDED = {Stage.FAILED: N_("failed"), Stage.LEFT: N_("left by the program")}
+_ENDED = {Stage.FAILED: N_("failed"), Stage.LEFT: N_("canceled by the app")}
 _LEAST_SAVED_MS = 1000.0
 
 
 def stage_of(passage: Passage) -> str:
     if passage.stage is Stage.READING and passage.prompt:
         left = passage.prompt - (passage.found or 0)
-        return _("reading, {read} of {left} tokens", read=number(passage.read), left=number(left))
+        return _("processing, {read} of {left} tokens", read=number(passage.read), left=number(left))
     return _(_STAGES.get(passage.stage, _ENDED.get(passage.stage, "")))
 
 
@@ -46,7 +46,7 @@ def holder_of(owner: str, titles: Mapping[str, str]) -> str:
 def program_line(total: Total, now: datetime) -> str:
     parts = [several(total.requests, "{count} request", "{count} requests")]
     if total.last_at:
-        parts.append(_("the last one {when}", when=since(datetime.fromtimestamp(total.last_at, UTC), now)))
+        parts.append(_("last {when}", when=since(datetime.fromtimestamp(total.last_at, UTC), now)))
     if total.saved_ms >= _LEAST_SAVED_MS:
         parts.append(_("{time} saved", time=roughly(total.saved_ms / 1000)))
     return beside(parts)
@@ -54,18 +54,18 @@ def program_line(total: Total, now: datetime) -> str:
 
 def found_share(total: Total) -> str:
     """Return the share of its prompts that was found; empty without prompts."""
-    return _("{share} found", share=percent(total.share)) if total.prompt else ""
+    return _("{share} remembered", share=percent(total.share)) if total.prompt else ""
 
 
 def all_together(totals: Sequence[Total]) -> str:
     prompt, cached = sum(total.prompt for total in totals), sum(total.cached for total in totals)
-    programs = several(len(totals), "{count} program", "{count} programs")
+    programs = several(len(totals), "{count} app", "{count} apps")
     requests = sum(total.requests for total in totals)
-    words = several(requests, "{count} request of {programs}", "{count} requests of {programs}", programs=programs)
+    words = several(requests, "{count} request from {programs}", "{count} requests from {programs}", programs=programs)
     if not prompt:
         return ended(words)
     share = percent(cached / prompt)
-    return _("{words}; {share} of what they sent did not have to be read again.", words=words, share=share)
+    return _("{words}; {share} of their tokens did not have to be reprocessed.", words=words, share=share)
 
 
 def told_of(amount: Sum) -> str:
@@ -90,7 +90,9 @@ def request_line(passage: Passage) -> str:
         # Of an answer in one piece some dialects do not tell how long writing it took.
         known = passage.stream or passage.write_ms
         parts.append(
-            _("first word after {first_ms}", first_ms=first_ms) if known else _("answered after {time}", time=first_ms)
+            _("first token after {first_ms}", first_ms=first_ms)
+            if known
+            else _("completed after {time}", time=first_ms)
         )
     if passage.why:
         parts.append(passage.why.words)
@@ -148,11 +150,11 @@ class LastRequests(QWidget):
         self._look = look
         self._requests: dict[int, Passage] = {}
         self._shown: Passage | None = None
-        self.list = RowList(look, _("Last requests"))
+        self.list = RowList(look, _("Recent requests"))
         self.list.current_changed.connect(self._show_current)
         self.receipt: ReceiptView | None = None
         self._below: QVBoxLayout = column(spacing=6)
-        column(label(_("Last requests"), "strong"), self.list, self._below, on=self, spacing=6, margins=(0, 10, 0, 0))
+        column(label(_("Recent requests"), "strong"), self.list, self._below, on=self, spacing=6, margins=(0, 10, 0, 0))
         look.changed.connect(self._look_anew)
 
     def show_requests(self, requests: Sequence[Passage]) -> None:
@@ -183,10 +185,10 @@ class LastRequests(QWidget):
             read = (passage.prompt or 0) - (passage.cached or 0)
             words = parting.sentence(read, passage.read_ms / 1000)
             self._below.addWidget(label(words[:1].upper() + words[1:] + ".", wraps=True, selectable=True))
-            self._below.addWidget(self._texts(_("Before"), parting.before, _("Now"), parting.after))
+            self._below.addWidget(self._texts(_("Before"), parting.before, _("Activity"), parting.after))
         for change in passage.changes:
             title, where = _(RULES[change.rule].title), _(change.where)
-            sent, told = _("As it was sent"), _("As the model was told")
+            sent, told = _("As sent by the app"), _("As passed to the model")
             self._below.addWidget(label(_("{title}: {where} was changed.", title=title, where=where), wraps=True))
             self._below.addWidget(self._texts(sent, change.before, told, change.after))
 

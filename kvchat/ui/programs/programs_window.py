@@ -52,7 +52,7 @@ class LiveRows(QWidget):
         self.rows: list[LiveRow] = []
         self.more = label(kind="small")
         self._lines: QVBoxLayout = column(spacing=4)
-        title = label(_("In the engine now"), "strong")
+        title = label(_("Currently in the engine"), "strong")
         column(title, self._lines, self.more, on=self, spacing=6, margins=(0, 0, 0, 10))
 
     def show_now(self, under_way: Sequence[Passage], in_engine: Sequence[InEngine], titles: Mapping[str, str]) -> None:
@@ -60,7 +60,7 @@ class LiveRows(QWidget):
         told = [(passage.program, stage_of(passage), _done(passage)) for passage in under_way]
         for held in in_engine:
             if held.place not in busy and held.tokens:
-                words = _("ready, {tokens} tokens", tokens=tokens_short(held.tokens))
+                words = _("loaded, {tokens} tokens", tokens=tokens_short(held.tokens))
                 told.append((holder_of(held.owner, titles), words, None))
         while len(self.rows) < min(len(told), _MOST):
             self.rows.append(LiveRow(self._look))
@@ -81,7 +81,7 @@ class LiveRow(QWidget):
         super().__init__()
         self._look = look
         self.name, self.words = ElidedLabel(), ElidedLabel("muted")
-        self.bar: QProgressBar = progress_bar(_("How much is read"))
+        self.bar: QProgressBar = progress_bar(_("Processing progress"))
         row(self.name, (self.words, 1), self.bar, on=self, spacing=12, margins=0)
         look.changed.connect(self._fit)
         self._fit()
@@ -119,7 +119,7 @@ class ProgramDetails(QWidget):
         self.rules = {name: RuleSwitch(look, rule) for name, rule in RULES.items()}
         for name, switch in self.rules.items():
             switch.wanted.connect(lambda on, name=name: self.rule_wanted.emit(name, on))
-        why, mend = label(_("Why it was read again"), "strong"), label(_("What can be done about it"), "strong")
+        why, mend = label(_("Reasons for reprocessing"), "strong"), label(_("Prompt rewriting"), "strong")
         column(why, self.causes, 6, mend, *self.rules.values(), on=self, spacing=6, margins=(0, 10, 0, 0))
         look.changed.connect(self._fit)
         self._fit()
@@ -138,7 +138,7 @@ class ProgramDetails(QWidget):
         clear(self.causes)
         causes = sorted(total.misses.items(), key=lambda known: (-known[1].ms, -known[1].tokens))
         if not causes:
-            nothing = label(_("Nothing of what it sent had to be read twice."), "muted", wraps=True)
+            nothing = label(_("None of its prompts had to be reprocessed."), "muted", wraps=True)
             self.causes.addWidget(nothing, 0, 0, 1, 3)
         most = max((cost.tokens for _, cost in causes), default=1) or 1
         for line, (cause, cost) in enumerate(causes[:_MOST_CAUSES]):
@@ -175,19 +175,19 @@ class RuleSwitch(Entry):
         words = [self._words]
         if spared:
             tokens, came_to = number(spared.tokens), told_of(spared)
-            words.append(_("Has spared {tokens} tokens ({came_to}).", tokens=tokens, came_to=came_to))
+            words.append(_("Avoided reprocessing {tokens} tokens ({came_to}).", tokens=tokens, came_to=came_to))
         if lost.times and not on:
             tokens, came_to = number(lost.tokens), told_of(lost)
-            without = _("For want of it {tokens} tokens were read again ({came_to}).", tokens=tokens, came_to=came_to)
+            without = _("{tokens} tokens had to be reprocessed without it ({came_to}).", tokens=tokens, came_to=came_to)
             words.append(without)
         self.say(sentences(*words))
 
 
 _EMPTY = N_(
-    "No program has asked anything yet. Editors and agents on this computer can use the model that is loaded here, and "
-    "need not wait until it has read everything again."
+    "No app has sent a request yet. Editors and agents on this computer can use the model loaded "
+    "here, and do not have to wait until it has reprocessed everything."
 )
-_SHUT, _LET_IN = N_("Other programs are shut out."), N_("Settings of other programs")
+_SHUT, _LET_IN = N_("The API server is off."), N_("API server settings")
 _SOON_MS = 120  # a request that is read tells so often
 _MOST_SHOWN = 4  # programs without scrolling
 _GOOD = 0.7  # of what a program sends
@@ -199,7 +199,7 @@ class ProgramsWindow(Panel):
     settings_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(runtime, look, runner, _("Programs"), parent, size=(760, 800), least=(440, 420))
+        super().__init__(runtime, look, runner, _("Connected apps"), parent, size=(760, 800), least=(440, 420))
         self._door = runtime.door
         self._totals: Mapping[str, Total] = {}
         self._titles: Mapping[str, str] = {}  # of chats that are in the engine
@@ -210,7 +210,7 @@ class ProgramsWindow(Panel):
         self.shut = label(_(_SHUT), wraps=True)
         self.let_in = button(_("Settings…"), self.settings_requested, "link", name=_(_LET_IN))
         self.now = LiveRows(look)
-        self.list = RowList(look, _("Programs"))
+        self.list = RowList(look, _("Connected apps"))
         self.details = ProgramDetails(look)
         self.requests = LastRequests(look)
         self.empty = QWidget()
@@ -278,7 +278,7 @@ class ProgramsWindow(Panel):
             await self._door.forget(str(chosen.value))
             self.refresh()
 
-        words = _("Its figures go from this page, and what is remembered of its prompts is deleted.")
+        words = _("This deletes its statistics and the saved memory of its prompts.")
         title = _("Forget “{name}”?", name=chosen.value)
         confirm(self, title, words, _("Forget"), lambda: self.run(forget()))
 
@@ -288,16 +288,22 @@ class ProgramsWindow(Panel):
     def _build(self) -> None:
         self._shut, self._page = QWidget(), ScrollPage("settingsPage")
         row((self.shut, 1), self.let_in, on=self._shut, spacing=10, margins=(22, 0, 22, 0))
-        parts = (self.now, label(_("Programs"), "strong"), self.total, self.list, self.details, self.requests, STRETCH)
+        parts = (
+            self.now,
+            label(_("Connected apps"), "strong"),
+            self.total,
+            self.list,
+            self.details,
+            self.requests,
+            STRETCH,
+        )
         column(*parts, on=self._page.ground, spacing=8, margins=(22, 12, 22, 12))
         nothing, top = label(_(_EMPTY), "muted", wraps=True), Qt.AlignmentFlag.AlignHCenter
         nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        set_up = button(_("Set one up…"), self.settings_requested, name=_("Set a program up"))
+        set_up = button(_("Connect an app…"), self.settings_requested, name=_("Connect an app"))
         column(STRETCH, nothing, (set_up, 0, top), STRETCH, on=self.empty, spacing=14, margins=(60, 0, 60, 0))
-        self.forget = button(
-            _("Forget this one…"), self._ask_forget, "danger", name=_("Forget the program that is chosen")
-        )
-        self._leave = button(_("Close"), self.close, "primary", name=_("Close programs"))
+        self.forget = button(_("Forget app…"), self._ask_forget, "danger", name=_("Forget the chosen app"))
+        self._leave = button(_("Close"), self.close, "primary", name=_("Close connected apps"))
         below = row(self.forget, STRETCH, self._leave, margins=(22, 0, 22, 0))
         shown = self.notices, self._shut, (self._page, 1), (self.empty, 1), below
         column(*shown, on=self, spacing=12, margins=(0, 14, 0, 16))

@@ -25,9 +25,9 @@ from kvchat.ui.widgets.layouts import flow
 from kvchat.words.language import N_, _, listed, mark, sentences
 from kvchat.words.wording import size
 
-_DECIDES = N_("kvchat decides")
-_NOT_LOOKED = N_("The program that runs the model. kvchat takes the first it finds that is good enough.")
-_TRIAL = N_("Starts it beside the one that runs, with the smallest model at hand; takes some seconds.")
+_DECIDES = N_("Automatic")
+_NOT_LOOKED = N_("The program that runs the model. By default, kvchat uses the first suitable one it finds.")
+_TRIAL = N_("Starts this engine next to the running one with the smallest available model. Takes a few seconds.")
 
 
 class EnginePage(SettingsPage):
@@ -45,16 +45,16 @@ class EnginePage(SettingsPage):
         self.browse = button(_("Choose a file…"), self.open_file_dialog, name=_("Choose a llama-server"))
         self.again = button(_("Look again"), self.look_again, name=_("Look for engines again"))
         self.engine = self.add(Entry(_("Engine"), _(_NOT_LOOKED), _flow(self.box, self.browse, self.again), wide=True))
-        self.test = button(_("Try it"), lambda: self.run(self._try()), name=_("Try the engine"))
-        self.trial = self.add(Entry(_("Does it work?"), _(_TRIAL), self.test))
+        self.test = button(_("Test"), lambda: self.run(self._try()), name=_("Test the engine"))
+        self.trial = self.add(Entry(_("Engine test"), _(_TRIAL), self.test))
         self.offer = EngineOffer(look, runtime.engines, self.run)
-        self.card = self.add(Entry(_("Use your graphics card"), _(PROMISE), self.offer, wide=True))
+        self.card = self.add(Entry(_("GPU acceleration"), _(PROMISE), self.offer, wide=True))
         self.fetched = self.add(FetchedEntry(self))
         panel.follow(self._engines.subscribe, self._hear_fetching)
         self.add_settings(through="engine_url")
         self.key_entry = self.add(KeyEntry(self))
         self.add_settings()
-        self.box.setAccessibleDescription(_("What kvchat starts; the list below says what each engine is"))
+        self.box.setAccessibleDescription(_("The engine that kvchat starts. The list below describes each engine."))
         self.box.activated.connect(lambda index: self._choose(self.box.itemData(index)))
 
     def refresh(self) -> None:
@@ -150,7 +150,7 @@ class FetchedEntry(Entry):
         self._page, self._list = page, QWidget()
         self._rows = column(on=self._list, spacing=4, margins=0)
         super().__init__(
-            _("Fetched engines"), _("Choose one above; what is not used can be removed."), self._list, wide=True
+            _("Downloaded engines"), _("Choose an engine above. You can remove unused ones."), self._list, wide=True
         )
 
     def show_engines(self, engines: Sequence[FetchedEngine]) -> None:
@@ -170,9 +170,9 @@ class FetchedEntry(Entry):
             finally:
                 self._page.look_again()
 
-        words = _("{size} are freed. It can be had again.", size=size(engine.size))
+        words = _("This frees {size}. You can download it again.", size=size(engine.size))
         if self._page.runtime.settings.engine_path == str(engine.location.path):
-            words += " " + _("It is in use: kvchat takes another engine instead.")
+            words += " " + _("It is in use. kvchat will use another engine instead.")
         title = _("Remove {name}?", name=engine.name)
         confirm(self, title, words, _("Remove"), lambda: self._page.run(remove()))
 
@@ -181,13 +181,13 @@ class KeyEntry(Entry):
     """The server's key: typed, kept, never shown again."""
 
     def __init__(self, page: SettingsPage) -> None:
-        self.field = line_edit(_("The server’s key"), _("what it was given as --api-key"))
+        self.field = line_edit(_("Server API key"), _("the value of the server’s --api-key"))
         self._engines = page.runtime.engines
-        self.forget = button(_("Forget"), lambda: page.run(self._keep("")), "link", name=_("Forget the server’s key"))
-        words = _("Only where the server asks for one.")
-        super().__init__(_("The server’s key"), words, _flow(self.field, self.forget), wide=True)
+        self.forget = button(_("Forget"), lambda: page.run(self._keep("")), "link", name=_("Forget the server API key"))
+        words = _("Required only if the server uses an API key.")
+        super().__init__(_("Server API key"), words, _flow(self.field, self.forget), wide=True)
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
-        self.field.setAccessibleDescription(_("Only if the server asks for one"))
+        self.field.setAccessibleDescription(_("Required only if the server uses an API key"))
 
         def keep() -> None:
             if key := self.field.text().strip():
@@ -198,21 +198,21 @@ class KeyEntry(Entry):
     async def _keep(self, key: str) -> None:
         """key: empty to forget the one there is"""
         keeper = await self._engines.keep_key(key)
-        kept = _("Kept in {place}. It is used when the engine starts next.", place=_(keeper.value)) if keeper else ""
-        self.say(kept or _("None is kept."))
+        kept = _("Saved in {place}. Used the next time the engine starts.", place=_(keeper.value)) if keeper else ""
+        self.say(kept or _("No API key is saved."))
         self.field.clear()
 
 
 def _name(entry: EngineEntry) -> str:
-    return str(entry.location.path or _("The engine inside kvchat"))
+    return str(entry.location.path or _("Embedded engine"))
 
 
 def _card_words(graphics: Graphics, found: Sequence[EngineEntry]) -> str:
     chosen = next((entry for entry in found if entry.chosen), None)
     if chosen is not None and chosen.backends:
-        words = [_("The engine in use computes on it.")]
+        words = [_("The current engine uses it.")]
     else:
-        words = [_("With an engine that uses it, replies come several times as fast."), driver_first(graphics)]
+        words = [_("An engine that supports it generates replies several times faster."), driver_first(graphics)]
     return sentences(cards(graphics), *words, _(PROMISE))
 
 
@@ -220,7 +220,7 @@ def _described(entry: EngineEntry) -> str:
     name = f"{'●' if entry.chosen else '○'} {_name(entry)}{mark(': ')}"
     if entry.problem is not None:
         return f"{name}{sentences(entry.problem.title, entry.problem.detail)}"
-    devices = listed(device.description for device in entry.devices) or _("the processor alone")
+    devices = listed(device.description for device in entry.devices) or _("CPU only")
     return f"{name}{entry.version}{mark('; ')}{devices}"
 
 

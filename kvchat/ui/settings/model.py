@@ -25,8 +25,8 @@ from kvchat.words.wording import CHATS_READY, size
 _LEAST = 3.0  # pixels; a part that is there is seen
 _NAMES = (
     N_("the model"),
-    N_("room for the chat"),
-    N_("working space"),
+    N_("context"),
+    N_("compute buffers"),
     CHATS_READY,
 )  # weights, KV cache, buffers, staging
 _TONES = (1.0, 0.6, 0.3)  # of the accent
@@ -41,9 +41,9 @@ class ModelPage(SettingsPage):
         super().__init__(runtime, look, panel)
         choose = button(_("Choose another…"), lambda: self.leads_to.emit("models"), name=_("Choose another model"))
         self.model = self.add(Entry(_("Model"), "", choose))
-        name, tip = _("Try out again whether chats can be remembered"), _("The engine starts again for that")
+        name, tip = _("Test again whether chats can be remembered"), _("Restarts the engine")
         self.retest = button(_("Try again"), lambda: self.run(runtime.retest_restoring()), name=name, tip=tip)
-        self.restoring = self.add(Entry(_("Chats after a restart"), "", self.retest))
+        self.restoring = self.add(Entry(_("Restoring chats"), "", self.retest))
         self.add_settings(through="slots")
         self.memory = self.add(MemoryEntry(look))
         self.memory.taken.connect(lambda proposal: self.apply(proposal.taken(runtime.settings)))
@@ -53,7 +53,7 @@ class ModelPage(SettingsPage):
         super().refresh()
         runtime = self.runtime
         engine = runtime.engine
-        self.model.say(breakable(runtime.model.name or _("None is chosen yet.")))
+        self.model.say(breakable(runtime.model.name or _("No model chosen yet.")))
         self.restoring.say(engine.restoring)
         self.restoring.setVisible(bool(engine.restoring))
         self.retest.setVisible(engine.may_retest)
@@ -74,7 +74,7 @@ class MemoryEntry(Entry):
         self._shown: tuple[Sequence[MemoryBar], Sequence[Proposal]] = ((), ())
         self._holder = QWidget()
         self._column = column(on=self._holder, spacing=12, margins=0)
-        super().__init__(_("Memory"), _("What the model takes."), self._holder, wide=True)
+        super().__init__(_("Memory use"), _("Memory the model uses."), self._holder, wide=True)
         look.changed.connect(self._restyle)  # a lambda would be called when this is gone
 
     def show_memory(self, bars: Sequence[MemoryBar], proposals: Sequence[Proposal]) -> None:
@@ -83,8 +83,8 @@ class MemoryEntry(Entry):
             return
         self._shown = (bars, proposals)
         measured = any(bar.measured for bar in bars)
-        estimate = _("An estimate from before the load.")
-        self.say(_("What the engine has taken, as it says itself.") if measured else estimate)
+        estimate = _("Estimated before loading.")
+        self.say(_("As reported by the engine.") if measured else estimate)
         self._fill(bars, proposals)
 
     def _restyle(self) -> None:
@@ -113,15 +113,15 @@ class MemoryPicture(QWidget):
 
     def __init__(self, look: Look, bar: MemoryBar) -> None:
         super().__init__()
-        name = _("This computer’s memory") if bar.place == COMPUTER else bar.place
-        free = _("{free} free before the load", free=size(bar.free))
+        name = _("System memory") if bar.place == COMPUTER else bar.place
+        free = _("{free} free before loading", free=size(bar.free))
         caption = label(beside((name, free)), "small", wraps=True)  # in two labels it was cut on a small screen
         legend = styled(QLabel(" &nbsp; ".join(_legend(look, bar)), wordWrap=True), "small")
         column(caption, _Bar(look, bar), legend, on=self, spacing=4, margins=0)
         taken = listed(f"{_(part)} {size(count)}" for part, count in zip(_NAMES, _parts(bar), strict=True) if count)
         self.setAccessibleName(
             _(
-                "{name}: {taken}; left alone {margin} of {free} free",
+                "{name}: {taken}; reserved {margin} of {free} free",
                 name=name,
                 taken=taken,
                 margin=size(bar.margin),
@@ -168,7 +168,7 @@ def _legend(look: Look, bar: MemoryBar) -> list[str]:
     """Return each part as rich text: a square in its colour, its name and size."""
     parts = zip(_parts(bar), _colours(look), _NAMES, strict=True)
     words = [_entry(colour.name(), f"{_(name)} {size(count)}") for count, colour, name in parts if count]
-    return [*words, _entry(look.theme.muted, _("left alone {margin}", margin=size(bar.margin)), "▨")]
+    return [*words, _entry(look.theme.muted, _("reserved {margin}", margin=size(bar.margin)), "▨")]
 
 
 def _entry(colour: str, words: str, sign: str = "■") -> str:

@@ -19,14 +19,14 @@ from kvchat.words.language import N_, _, pgettext, with_marks
 from kvchat.words.wording import STYLE
 
 _HELP = {
-    "temperature": N_("Low is predictable, high is inventive"),
-    "top_k": N_("Choose among so many words; 0: all"),
-    "top_p": N_("Choose among the likeliest that make up this share"),
-    "min_p": N_("Leave out what is so much less likely than the best"),
-    "repeat_penalty": N_("Above 1, words said before become less likely"),
-    "presence_penalty": N_("Above 0, once said is less likely"),
-    "frequency_penalty": N_("Above 0, the more often said the less likely"),
-    "seed": N_("The same number draws the same reply; -1: another each time"),
+    "temperature": N_("Lower is more predictable, higher is more creative"),
+    "top_k": N_("Sample only from this many of the most likely tokens; 0: all"),
+    "top_p": N_("Sample from the most likely tokens up to this total probability"),
+    "min_p": N_("Exclude tokens less likely than this fraction of the most likely token"),
+    "repeat_penalty": N_("Above 1, repeated tokens become less likely"),
+    "presence_penalty": N_("Above 0, tokens that already occurred become less likely"),
+    "frequency_penalty": N_("Above 0, tokens become less likely the more often they occurred"),
+    "seed": N_("The same number gives the same reply; -1: different each time"),
     "max_tokens": N_("In tokens"),
 }
 # What the engine does where neither the user nor the model's author says anything (llama.cpp, common/common.h).
@@ -39,7 +39,7 @@ _ENGINE: dict[str, float] = {
     "presence_penalty": 0,
     "frequency_penalty": 0,
 }
-_FREE, _SCHEMA, _GRAMMAR = N_("Free text"), N_("JSON that follows a schema"), N_("Text that follows a grammar")
+_FREE, _SCHEMA, _GRAMMAR = N_("Free text"), N_("JSON that matches a schema"), N_("Text that matches a grammar")
 _FORMATS = _FREE, _SCHEMA, _GRAMMAR
 _NOTHING = {"seed": N_("random"), "max_tokens": N_("no limit")}  # what holds where there is no number
 _COLUMNS = 3
@@ -59,21 +59,21 @@ class OptionsForm(QWidget):
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
-        self.system = _editor(_("System prompt"), _("Who the model should be, and how it should answer"), lines=4)
+        self.system = _editor(_("System prompt"), _("Who the model should be and how it should reply"), lines=4)
         self.numbers = {name: line_edit(_(known.words)) for name, known in RANGES.items()}
         self.stop = line_edit(_("Stop words"), pgettext("stop words", "none"))
         self.format, self.format_text = (
             ChoiceBox(look, _("Output format")),
             _editor(_("Schema or grammar"), "", lines=5),
         )
-        name, tip = _("Reset creativity and style"), _("Leave all of it to the model")
+        name, tip = _("Reset sampling"), _("Use the model’s defaults")
         self.reset = button(_("Reset"), self._reset, "link", name=name, tip=tip)
         self.refusal = label(kind="refusal", wraps=True)
         self._template: dict[str, ChoiceBox] = {}
         self._unknown: TemplateOptions = ()  # what the model's template does not ask for
         self._template_holder = QWidget()
         self._template_grid = QGridLayout(self._template_holder)
-        words = _("Fixed since this chat has begun: these stand at the beginning of all the model has read.")
+        words = _("Fixed because the chat has started: these options are at the beginning of the prompt.")
         self._fixed = label(words, "small", wraps=True)
         self._build()
         self.format.currentIndexChanged.connect(self._show_format)
@@ -90,7 +90,7 @@ class OptionsForm(QWidget):
         self._template = {}
         for row, option in enumerate(options):
             box = ChoiceBox(self._look, _(option.words))
-            box.addItem(_("As the model does"), None)
+            box.addItem(_("Model default"), None)
             for value, words in option.choices:
                 box.addItem(_(words), value)
             box.setEnabled(not begun)
@@ -123,7 +123,7 @@ class OptionsForm(QWidget):
                     values[name] = int(text) if RANGES[name].whole else float(text.replace(",", "."))
                 except ValueError:
                     raise BadOptions(
-                        _("{words}: “{text}” is not such a number", words=_(RANGES[name].words), text=text), "", ""
+                        _("{words}: “{text}” is not a valid number", words=_(RANGES[name].words), text=text), "", ""
                     ) from None
         stop = tuple(word.strip() for word in self.stop.text().split(",") if word.strip())
         text, kind = self.format_text.toPlainText().strip(), _FORMATS[self.format.currentIndex()]
@@ -162,7 +162,7 @@ class OptionsForm(QWidget):
         self.format_text.setPlaceholderText(example if kind == _SCHEMA else 'root ::= "yes" | "no"')
 
     def _build(self) -> None:
-        self.stop.setToolTip(_("A reply ends where one of these words comes; part them by commas"))
+        self.stop.setToolTip(_("The reply ends at any of these words. Separate with commas."))
         self.format.addItems([_(kind) for kind in _FORMATS])
         self._template_grid.setContentsMargins(0, 4, 0, 0)
         self._template_grid.setColumnStretch(0, 1)

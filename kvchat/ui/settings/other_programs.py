@@ -25,16 +25,16 @@ from kvchat.ui.widgets.entries import ChoiceBox, Entry
 from kvchat.ui.widgets.layouts import flow
 from kvchat.words.language import N_, _
 
-_KEY = N_("Who shows it is let in. Every program may use the same one.")
-_OWN = N_("A program with a key of its own is known by it, and can be shut out alone.")
-_SET_UP = N_("The lines that have it ask here. When they are copied the key is in them.")
+_KEY = N_("Grants access to the API server. All apps can use the same API key.")
+_OWN = N_("An app with its own API key is identified by it, and its access can be revoked separately.")
+_SET_UP = N_("Connects the app to kvchat. The copied text includes the API key.")
 _HIDDEN = "•" * 12
 
 
 class OtherProgramsPage(SettingsPage):
     """Only the switch while nobody is let in."""
 
-    name, key = N_("Other programs"), "programs"
+    name, key = N_("API server"), "programs"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
@@ -47,9 +47,9 @@ class OtherProgramsPage(SettingsPage):
         self.own = self.add(OwnKeysEntry(self))
         self.add_settings()
         self._inside = self.entries[1:]  # of use once somebody is let in
-        self.show_programs = button(_("Show…"), lambda: self.leads_to.emit("programs"), name=_("Show the programs"))
-        words = _("What each has asked, how much of it was remembered, and what had it read again.")
-        self.programs = self.add(Entry(_("Programs"), words, self.show_programs))
+        self.show_programs = button(_("Show…"), lambda: self.leads_to.emit("programs"), name=_("Show connected apps"))
+        words = _("Requests of each app, with how much was remembered and what had to be reprocessed.")
+        self.programs = self.add(Entry(_("Connected apps"), words, self.show_programs))
 
     def change(self, name: str, value: Any) -> None:
         """Apply a setting; make a key if other programs are let in for the first time."""
@@ -120,11 +120,11 @@ class AddressEntry(Entry):
         self.field.setText(url or "")
         self.copy.setEnabled(url is not None)
         if url is None:
-            self.say(_("It could not be opened. Another port may help."))
+            self.say(_("The API server could not start. Try another port."))
         elif "//127.0.0.1" in url or "//[::1]" in url or "//localhost" in url:
-            self.say(_("Reached from this computer alone."))
+            self.say(_("Only this computer can connect."))
         else:
-            self.say(_("Other computers of the network reach it, too."))
+            self.say(_("Other computers on the network can also connect."))
 
 
 class KeyEntry(Entry):
@@ -132,14 +132,14 @@ class KeyEntry(Entry):
 
     def __init__(self, page: OtherProgramsPage) -> None:
         self._page, self._key = page, ""
-        self.field = line_edit(_("Key"))
+        self.field = line_edit(_("API key"))
         self.field.setReadOnly(True)
-        self.reveal = button(_("Show"), self._toggle, name=_("Show the key"))
-        self.copy = CopyButton(_("the key"), lambda: self._key)
-        self.renew = button(_("Renew…"), self._ask, name=_("Renew the key"))
+        self.reveal = button(_("Show"), self._toggle, name=_("Show the API key"))
+        self.copy = CopyButton(_("the API key"), lambda: self._key)
+        self.renew = button(_("Replace…"), self._ask, name=_("Replace the API key"))
         holder = QWidget()
         column(self.field, flow(self.reveal, self.copy, self.renew), on=holder, spacing=8, margins=0)
-        super().__init__(_("Key"), _(_KEY), holder, wide=True)
+        super().__init__(_("API key"), _(_KEY), holder, wide=True)
 
     @property
     def is_open(self) -> bool:
@@ -149,8 +149,8 @@ class KeyEntry(Entry):
         self._key = key
         self.field.setText(key)
         self._reveal(self.is_open and bool(key))
-        self.say(_(_KEY) if key else _("There is none: every program on this computer is let in."))
-        self.renew.setText(_("Renew…") if key else _("Make one"))
+        self.say(_(_KEY) if key else _("No API key is set. Every app on this computer has access."))
+        self.renew.setText(_("Replace…") if key else _("Create key"))
         for widget in (self.field, self.reveal, self.copy):
             widget.setVisible(bool(key))
 
@@ -170,8 +170,8 @@ class KeyEntry(Entry):
         if not self._key:
             self._make()
             return
-        words = _("Programs that have the old one are shut out until they are given the new one.")
-        confirm(self._page.panel, _("Make a new key?"), words, _("Make a new key"), self._make)
+        words = _("Apps with the old API key lose access until you give them the new one.")
+        confirm(self._page.panel, _("Create a new API key?"), words, _("Create new key"), self._make)
 
     def _make(self) -> None:
         self._page.run(self._page.make_key())
@@ -182,17 +182,17 @@ class LinesEntry(Entry):
 
     def __init__(self, page: OtherProgramsPage) -> None:
         self._page = page
-        self.box = ChoiceBox(page.look, _("Program"))
+        self.box = ChoiceBox(page.look, _("App"))
         for client in CLIENTS:
             self.box.addItem(client.name, client)
         self.where = label(kind="small", wraps=True)
-        self.text = plain_text(_("Lines to paste"), code_font(page.look.type.mono, page.look.type.small))
+        self.text = plain_text(_("Configuration to paste"), code_font(page.look.type.mono, page.look.type.small))
         self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-        self.copy = CopyButton(_("the lines"), lambda: self.client.lines(page.access))
-        self.link = button(_("Its documentation"), self._open, "link")
+        self.copy = CopyButton(_("the configuration"), lambda: self.client.lines(page.access))
+        self.link = button(_("Documentation"), self._open, "link")
         holder = QWidget()
         column(flow(self.box, self.copy, self.link), self.where, self.text, on=holder, spacing=8, margins=0)
-        super().__init__(_("Set a program up"), _(_SET_UP), holder, wide=True)
+        super().__init__(_("Connect an app"), _(_SET_UP), holder, wide=True)
         self.box.activated.connect(self.show_lines)
         page.look.changed.connect(self.show_lines)
 
@@ -223,12 +223,12 @@ class OwnKeysEntry(Entry):
     def __init__(self, page: OtherProgramsPage) -> None:
         self._page = page
         self.rows: dict[str, QWidget] = {}  # by program
-        self.field = line_edit(_("The program’s name"), _("such as zed"))
-        self.make = button(_("Make a key"), self._make, name=_("Make a key for this program"))
+        self.field = line_edit(_("App name"), _("for example zed"))
+        self.make = button(_("Create key"), self._make, name=_("Create an API key for this app"))
         holder = QWidget()
         self._list = column(spacing=6)
         column(self._list, row((self.field, 1), self.make, spacing=8), on=holder, spacing=8, margins=0)
-        super().__init__(_("Keys of single programs"), _(_OWN), holder, wide=True)
+        super().__init__(_("API keys for individual apps"), _(_OWN), holder, wide=True)
         self.field.returnPressed.connect(self._make)
 
     def show_keys(self, keys: Mapping[str, str]) -> None:
@@ -244,9 +244,9 @@ class OwnKeysEntry(Entry):
 
     def _key_row(self, name: str, key: str) -> QWidget:
         made = QWidget()
-        copy = CopyButton(_("the key of {name}", name=name), lambda: key)
-        words = _("Take back the key of {name}", name=name)
-        revoke = button(_("Take back"), lambda: self._page.run(self._page.revoke_key(name)), name=words)
+        copy = CopyButton(_("the API key of {name}", name=name), lambda: key)
+        words = _("Revoke the API key of {name}", name=name)
+        revoke = button(_("Revoke"), lambda: self._page.run(self._page.revoke_key(name)), name=words)
         row((label(name, selectable=True), 1), copy, revoke, on=made, spacing=8, margins=0)
         return made
 

@@ -73,11 +73,11 @@ class SettingsPage(ScrollPage):
         if about.reset:
             reset = _(about.reset)
         elif about.unit == "days":
-            reset = several(default, "Back to {count} day", "Back to {count} days")
+            reset = several(default, "Reset to {count} day", "Reset to {count} days")
         elif about.unit:
-            reset = _("Back to {size}", size=UNITS[about.unit](default))
+            reset = _("Reset to {size}", size=UNITS[about.unit](default))
         else:
-            reset = _("Back to {door_port}", door_port=default)
+            reset = _("Reset to {door_port}", door_port=default)
         change: Change = self.change
         return NumberEntry(name, title, words, NOTATIONS[about.unit], change, default=_(about.empty), reset=reset)
 
@@ -108,7 +108,7 @@ class TextEntry(FieldEntry):
     ) -> None:
         """example: placeholder; empty: value of the setting where the field is empty"""
         field, holder = line_edit(title, example), QWidget()
-        self.clear = button(_("Clear"), lambda: self._clear(), "link", name=_("{title}: clear", title=title))
+        self.clear = button(_("Clear"), lambda: self._clear(), "link", name=_("Clear {title}", title=title))
         row((field, 1), self.clear, on=holder, spacing=10, margins=0)
         super().__init__(name, title, words, field, holder, wide=True)
         self._page, self._empty = page, empty

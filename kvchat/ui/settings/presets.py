@@ -24,8 +24,8 @@ from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage, flow
 from kvchat.words.language import N_, _, ended, sentences
 
 _WORDS = N_(
-    "A preset is a system prompt with settings for creativity and style and, if you wish, a model. A chat takes one "
-    "over from its chat settings; new chats begin with the default one."
+    "A preset is a system prompt with sampling settings and, optionally, a model. Apply it in the "
+    "settings of a chat. New chats start with the default preset."
 )
 
 
@@ -102,11 +102,9 @@ class PresetDialog(OptionsPanel):
         self.name.setText(preset.name)
         model = preset.model or self._runtime.settings.model_path
         self.with_model.clear()
-        self.with_model.addItem(_("Answered by whichever model is in use"), None)
+        self.with_model.addItem(_("Use the current model"), None)
         if model is not None:
-            self.with_model.addItem(
-                _("Always answered by {name_of}", name_of=self._runtime.model.name_of(model)), model
-            )
+            self.with_model.addItem(_("Always use {name_of}", name_of=self._runtime.model.name_of(model)), model)
         self.with_model.setCurrentIndex(1 if preset.model else 0)
         self.come()
         self.name.setFocus()
@@ -143,7 +141,7 @@ class PresetsPage(SettingsPage):
         self.list.setAccessibleName(_("Presets"))
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setMinimumHeight(220)
-        self.none = label(_("No presets yet. “New…” makes the first."), "muted")
+        self.none = label(_("No presets yet. Choose “New…” to create one."), "muted")
         self.new = button(_("New…"), lambda: self.open(Preset(_("New preset"))))
         self.edit = button(_("Edit…"), lambda: self.open(self._chosen()))
         options = runtime.chat.options
@@ -157,7 +155,7 @@ class PresetsPage(SettingsPage):
         self.delete = button(_("Delete…"), self._ask_delete, "danger")
         holder, buttons = QWidget(), flow(self.new, self.edit, self.duplicate, self.default, self.delete)
         column(self.list, self.none, buttons, on=holder, spacing=10, margins=0)
-        self.add(Entry(_("Chats can begin with"), _(_WORDS), holder, wide=True))
+        self.add(Entry(_("Available presets"), _(_WORDS), holder, wide=True))
         self.list.currentRowChanged.connect(self._show_buttons)
         self.list.itemActivated.connect(lambda _: self.open(self._chosen()))
         self._show_buttons()
@@ -199,7 +197,7 @@ class PresetsPage(SettingsPage):
         chosen = self._chosen()
         for action in (self.edit, self.duplicate, self.default, self.delete):
             action.setEnabled(chosen is not None)
-        self.default.setText(_("No default") if chosen and chosen.is_default else _("Make default"))
+        self.default.setText(_("Remove default") if chosen and chosen.is_default else _("Make default"))
 
     def _change(self, work: Callable[[Preset], Awaitable[object]]) -> None:
         """Do something with the chosen preset, then load the list."""
@@ -216,13 +214,13 @@ class PresetsPage(SettingsPage):
             confirm(
                 self,
                 _("Delete “{name}”?", name=preset.name),
-                _("Chats that began with it keep what they have of it."),
+                _("Chats that use this preset keep its settings."),
                 _("Delete"),
                 lambda: self._change(lambda _: self.runtime.chat.options.delete_preset(preset)),
             )
 
 
-_EMPTY_FIELD = N_("An empty field is left to the model; what stands there faintly is used then.")
+_EMPTY_FIELD = N_("Leave a field empty to use the model’s default (shown in gray).")
 
 
 @dataclass(frozen=True)
@@ -283,7 +281,7 @@ class ChatSettings(OptionsPanel):
     async def _load_presets(self) -> None:
         self._presets = await self._runtime.chat.options.presets()
         self.preset.clear()
-        self.preset.addItem(_("Take from a preset…") if self._presets else _("No presets yet"))
+        self.preset.addItem(_("Apply a preset…") if self._presets else _("No presets yet"))
         self.preset.addItems([preset.name for preset in self._presets])
         self.preset.setEnabled(bool(self._presets))
 
@@ -323,10 +321,10 @@ class ChatSettings(OptionsPanel):
             store()
             return
         words = _(
-            "It stands before everything that was said. The chat goes on in a new branch, which the model reads once "
-            "from the beginning; the branch as it was is kept."
+            "The system prompt comes before all messages. The chat continues in a new branch, which "
+            "the model processes once from the beginning. The current branch stays unchanged."
         )
-        confirm(self, _("Go on with another system prompt?"), words, _("Go on"), store)
+        confirm(self, _("Continue with a different system prompt?"), words, _("Continue"), store)
 
     async def _store(self, subject: Subject, values: FormValues) -> None:
         chat, id, model = self._runtime.chat, subject.conversation_id, self.model.path

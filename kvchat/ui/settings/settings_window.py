@@ -48,7 +48,7 @@ class LoginEntry(SwitchEntry):
     """Start with the session: not one of kvchat's settings, the desktop knows."""
 
     def __init__(self, look: Look, page: SettingsPage) -> None:
-        words = _("In the tray, without opening its window. Your chats are then ready when you are.")
+        words = _("Starts in the tray without opening the window, so that your chats are ready.")
         super().__init__(look, "", _("Start at login"), words, lambda _, on: page.run(self._change(on)))
         self._page = page
 
@@ -84,7 +84,7 @@ class SettingsWindow(Panel):
             QListWidgetItem(_(page.name), self.list)
         self._fit_list()
         frame, self.pending = styled(QFrame(), "notice"), QWidget()
-        words = label(_("The engine uses what you changed when it starts next."), wraps=True)
+        words = label(_("Your changes apply the next time the engine starts."), wraps=True)
         self.restart = button(_("Restart engine now"), lambda: self.run(runtime.restart_engine()), "primary")
         row((words, 1), self.restart, on=frame, margins=(14, 8, 8, 8))
         column(frame, on=self.pending, margins=(24, 8, 24, 4))

@@ -33,7 +33,7 @@ class FolderNotOpened(KvchatError):
     def __init__(self, folder: Path) -> None:
         super().__init__(
             _("The folder could not be opened"),
-            _("It is {folder}.", folder=folder),
+            _("Path: {folder}.", folder=folder),
             _("Open it in your file manager."),
         )
 
@@ -45,13 +45,13 @@ class StoragePage(SettingsPage):
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
-        show = button(_("Show…"), lambda: self.leads_to.emit("storage"), name=_("Show the memory of chats"))
-        self.add(Entry(_(MEMORY_OF_CHATS), _("Each chat’s share of the disk, and what is to be kept."), show))
+        show = button(_("Show…"), lambda: self.leads_to.emit("storage"), name=_("Show chat memory"))
+        self.add(Entry(_(MEMORY_OF_CHATS), _("Disk space used by each chat, and which chat memory to keep."), show))
         self.add_settings()
         paths = runtime.paths
         for title, folder, words in (
-            (_(MEMORY_OF_CHATS), paths.save_points, _("This folder may be deleted at any time.")),
-            (_("Chats"), paths.data, _("Back this folder up to keep your chats.")),
+            (_(MEMORY_OF_CHATS), paths.save_points, _("You can delete this folder at any time.")),
+            (_("Chats"), paths.data, _("Back up this folder to keep your chats.")),
             (_("Settings"), paths.config, ""),
         ):
             name = _("Open the folder: {title}", title=title)
@@ -75,13 +75,16 @@ class StoragePage(SettingsPage):
             return
         words = chats_in_words(quota, chat)
         help = _(
-            "How much disk the memory of chats may take. When it is full, what spares the least reading for its size "
-            "goes first. Left to kvchat it is {limit} here.",
+            "Disk space for chat memory. When the limit is reached, kvchat deletes the chat memory "
+            "that saves the least time per GB. Automatic limit: {limit}.",
             limit=size(usual),
         )
         self.settings["quota_bytes"].say(sentences(help, _("The limit now {words}.", words=words) if words else ""))
         self.settings["free_floor_bytes"].say(
-            _("When less than this is free on the disk, nothing more is kept. {free} are free now.", free=size(free))
+            _(
+                "When less than this is free on the disk, kvchat stops saving chat memory. {free} free now.",
+                free=size(free),
+            )
         )
 
     def _quota(self, chosen: int | None) -> int:
@@ -103,7 +106,7 @@ class StoragePage(SettingsPage):
             plan = await self.runtime.save_points.plan_prune(quota)
             if plan.save_point_ids:
                 title = _("Lower the limit to {limit}?", limit=size(quota))
-                words = sentences(plan_in_words(plan, quota), _("Messages stay."))
+                words = sentences(plan_in_words(plan, quota), _("Messages are not deleted."))
                 self._ask("quota_bytes", title, words, _("Lower the limit"), chosen)
                 return
         super().change("quota_bytes", chosen)
@@ -113,7 +116,9 @@ class StoragePage(SettingsPage):
         if days is None or (before is not None and days >= before):
             super().change("max_age_days", days)
             return
-        title = several(days, "Delete what was not used for {count} day?", "Delete what was not used for {count} days?")
+        title = several(
+            days, "Delete chat memory not used for {count} day?", "Delete chat memory not used for {count} days?"
+        )
         words = expiry_in_words(await self.runtime.save_points.usage(), days, datetime.now(UTC))
         self._ask("max_age_days", title, words, _("Delete"), days)
 

@@ -22,7 +22,7 @@ from kvchat.ui.widgets.lists import Row, RowList
 from kvchat.words.language import N_, _, several
 from kvchat.words.wording import moment_of
 
-_FOR_GOOD = N_("from the list of chats, the search, the memory of chats and the automatic backups")
+_FOR_GOOD = N_("from the chat list, search, chat memory and automatic backups")
 
 
 class DeletedWindow(Panel):
@@ -32,14 +32,14 @@ class DeletedWindow(Panel):
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Recently deleted"), parent, size=(600, 480), least=(400, 300))
-        self.words, self.empty = label(kind="muted", wraps=True), label(_("Nothing was deleted lately."), "muted")
+        self.words, self.empty = label(kind="muted", wraps=True), label(_("No recently deleted items."), "muted")
         self.list = RowList(look, _("Recently deleted"))
         self.list.taken.connect(lambda _: self._restore())
         self.list.current_changed.connect(self._show_buttons)
-        self.limits = button(_("How long…"), self.storage_requested, "link")
+        self.limits = button(_("Retention settings…"), self.storage_requested, "link")
         self.all = button(_("Delete all…"), lambda: self._ask([row.value for row in self.list.rows]), "danger")
-        self.now = button(_("Delete now…"), lambda: self._ask(self._chosen()), "danger")
-        self.restore = button(_("Bring back"), self._restore, "primary")
+        self.now = button(_("Delete permanently…"), lambda: self._ask(self._chosen()), "danger")
+        self.restore = button(_("Restore"), self._restore, "primary")
         below = row(self.limits, (flow(self.all, self.now, self.restore, at_end=True), 1))
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         parts = self.notices, self.words, (self.empty, 1), (self.list, 1), below
@@ -55,9 +55,13 @@ class DeletedWindow(Panel):
 
     async def _load(self) -> None:
         entries, days = await self._runtime.chat.recently_deleted.entries(), self._runtime.settings.keep_deleted_days
-        kept = _("for {days}", days=several(days, "{count} day", "{count} days")) if days else _("for half a minute")
+        kept = _("for {days}", days=several(days, "{count} day", "{count} days")) if days else _("for 30 seconds")
         self.words.setText(
-            _("What you delete stays here {kept}; then it goes for good: {for_good}.", kept=kept, for_good=_(_FOR_GOOD))
+            _(
+                "Deleted items stay here {kept}. Then kvchat permanently deletes them {for_good}.",
+                kept=kept,
+                for_good=_(_FOR_GOOD),
+            )
         )
         self.list.show_rows([row_of(entry) for entry in entries])
         self.list.setVisible(bool(entries))
@@ -81,15 +85,16 @@ class DeletedWindow(Panel):
 
     def _ask(self, entries: Sequence[object]) -> None:
         wanted = [entry for entry in entries if isinstance(entry, Deleted)]
-        what = several(len(wanted), "{count} entry", "{count} entries")
+        what = several(len(wanted), "{count} item", "{count} items")
         if len(wanted) == 1 and wanted[0].is_chat:
             what = _("“{name}”", name=wanted[0].title)
-        title, delete = _("Delete {what} for good?", what=what), self._runtime.chat.recently_deleted.delete_now
+        title, delete = _("Permanently delete {what}?", what=what), self._runtime.chat.recently_deleted.delete_now
         words = _(
-            "It goes now and cannot be had back: {for_good}. Files you exported or backed up yourself are yours.",
+            "You cannot undo this. kvchat deletes everything {for_good}. Files you exported or "
+            "backed up yourself are not affected.",
             for_good=_(_FOR_GOOD),
         )
-        confirm(self, title, words, _("Delete for good"), lambda: self.run(delete(wanted)))
+        confirm(self, title, words, _("Delete permanently"), lambda: self.run(delete(wanted)))
 
 
 def row_of(entry: Deleted) -> Row:
@@ -98,6 +103,10 @@ def row_of(entry: Deleted) -> Row:
     if not entry.is_chat:
         what = _("{count} of “{title}”", count=count, title=entry.title)
     days = (entry.gone_at.astimezone().date() - datetime.now().date()).days
-    gone = several(days, "goes in {count} day", "goes in {count} days") if days >= 1 else _("goes today")
+    gone = (
+        several(days, "permanently deleted in {count} day", "permanently deleted in {count} days")
+        if days >= 1
+        else _("permanently deleted today")
+    )
     words = _("{what} · deleted {deleted_at} · {gone}", what=what, deleted_at=moment_of(entry.deleted_at), gone=gone)
     return Row(entry, entry.title if entry.is_chat else entry.words, words)

@@ -27,10 +27,10 @@ from kvchat.ui.widgets.lists import Row, RowList, Tone
 from kvchat.words.language import N_, _, beside, listed, number, sentences, several
 from kvchat.words.wording import TimeRange, roughly, since, size, tokens_short
 
-_WHAT_FOR = N_("What stands here is read once. A chat that begins on it answers at once, as if it had been read to it.")
+_WHAT_FOR = N_("kvchat processes these documents once. A chat that starts with them replies without delay.")
 _EMPTY = N_(
-    "Nothing yet. Add a manual, some papers or the folder of a program: it is read once, in spare time, and every "
-    "chat you begin on it has it in mind from its first question."
+    "No documents yet. Add a manual, papers or a source code folder. kvchat processes them once, in "
+    "the background. Every chat that starts with them knows them from the first question."
 )
 
 
@@ -54,13 +54,13 @@ class LibraryWindow(Panel):
         self.list = RowList(look, _("Library"))
         self.list.taken.connect(lambda _: self._with_current(self._begin))
         self.list.current_changed.connect(self._show_current)
-        self.bar = progress_bar(_("How much is read"))
+        self.bar = progress_bar(_("Processing progress"))
         self.files = button(_("Add files…"), lambda: self._choose(QFileDialog.FileMode.ExistingFiles))
         self.folder = button(_("Add a folder…"), lambda: self._choose(QFileDialog.FileMode.Directory))
         self.remove = button(_("Remove…"), self._ask_to_remove, "danger")
-        self.cancel = button(_("Stop reading"), lambda: self._with_current(self._library.cancel))
-        self.again = button(_("Read again"), lambda: self._with_current(self._read))
-        self.begin = button(_("Begin a chat"), lambda: self._with_current(self._begin), "primary")
+        self.cancel = button(_("Stop processing"), lambda: self._with_current(self._library.cancel))
+        self.again = button(_("Reprocess"), lambda: self._with_current(self._read))
+        self.begin = button(_("Start a chat"), lambda: self._with_current(self._begin), "primary")
         above = row(self.files, self.folder, STRETCH, spacing=8)
         below = row(STRETCH, self.remove, self.cancel, self.again, self.begin, spacing=8)
         shown = self.notices, self.what_for, above, (self.empty, 1), (self.list, 1), self.bar, self.details, below
@@ -185,7 +185,8 @@ class LibraryWindow(Panel):
             return
         title = _("Remove “{name}” from the library?", name=standing.prepared.name)
         words = _(
-            "Its files stay as they are, and so do the chats that began on it. To have it here again it must be read."
+            "The files and the chats that started with them are not deleted. To use the files here "
+            "again, you must add and process them again."
         )
         confirm(self, title, words, _("Remove"), lambda: self.run(self._remove(standing.prepared)))
 
@@ -197,7 +198,7 @@ class AddDialog(Question):
         can_be_read = not estimate.too_long
         self.field, self.words = line_edit(_("Name"), _("Name")), label(estimate_words(estimate), "muted", wraps=True)
         self.field.setText(name)
-        self.read = button(_("Read"), self.accept, "primary")
+        self.read = button(_("Add"), self.accept, "primary")
         self.read.setEnabled(can_be_read)
         self.field.textChanged.connect(lambda _: self.read.setEnabled(bool(self.name) and can_be_read))
         title, answers = _("Add to the library"), (button(_("Not now"), self.reject), self.read)
@@ -231,8 +232,8 @@ def estimate_words(estimate: Estimate) -> str:
     words = _("{files}, about {tokens} tokens.", files=files, tokens=tokens)
     if estimate.time:
         time = roughly(estimate.time)
-        words = _("{files}, about {tokens} tokens; reading takes {time}.", files=files, tokens=tokens, time=time)
-    return sentences(words, _("You can go on chatting meanwhile: what you ask goes first."))
+        words = _("{files}, about {tokens} tokens; processing takes {time}.", files=files, tokens=tokens, time=time)
+    return sentences(words, _("You can keep chatting meanwhile: your messages take priority."))
 
 
 def row_of(standing: Standing, reading: Reading | None) -> Row:
@@ -245,9 +246,9 @@ def row_of(standing: Standing, reading: Reading | None) -> Row:
     chip, tone = _("ready"), Tone.GOOD
     if reading is not None:
         share = f"{100 * reading.done // reading.total} %" if reading.total else "…"
-        chip, tone = _("reading {share}", share=share), Tone.PLAIN
+        chip, tone = _("processing {share}", share=share), Tone.PLAIN
     elif standing.why_not:
-        chip, tone = _("to be read") if prepared.is_read else _("not read"), Tone.WARN
+        chip, tone = _("needs processing") if prepared.is_read else _("not processed"), Tone.WARN
     elif standing.changes:
         chip, tone = _("files changed"), Tone.WARN
     return Row(prepared.id, prepared.name, beside(parts), chip, tone)
@@ -259,28 +260,38 @@ def details_of(standing: Standing, reading: Reading | None, left: TimeRange | No
     lines = [left_to_right(listed(prepared.paths))]
     if reading is not None:
         done, total = number(reading.done), number(reading.total)
-        words = _("It is about to be read.")
+        words = _("Waiting to be processed.")
         if reading.total and left:
-            words = _("{done} of {total} tokens are read, {time} left.", done=done, total=total, time=roughly(left))
+            words = _("{done} of {total} tokens processed, {time} left.", done=done, total=total, time=roughly(left))
         elif reading.total:
-            words = _("{done} of {total} tokens are read.", done=done, total=total)
-        return "\n".join([*lines, sentences(words, _("What you ask goes first."))])
+            words = _("{done} of {total} tokens processed.", done=done, total=total)
+        return "\n".join([*lines, sentences(words, _("Your messages take priority."))])
     if prepared.is_read:
         when = since(prepared.created_at.astimezone(), datetime.now().astimezone())
-        words, there = _("Read {when}.", when=when), left_to_right(str(place))
+        words, there = _("Processed {when}.", when=when), left_to_right(str(place))
         if standing.bytes:
-            words = _("Read {when}; {size} are kept in {place}.", when=when, size=size(standing.bytes), place=there)
+            words = _("Processed {when}; {size} saved in {place}.", when=when, size=size(standing.bytes), place=there)
         lines.append(words)
     if changed := standing.changes.words if standing.changes else "":
-        words = _("{words} since then. Chats begin on what was read; reading again reads what is new.", words=changed)
+        words = _(
+            "{words} since then. Chats start with the processed version. Reprocess to include the changes.",
+            words=changed,
+        )
         lines.append(words)
     if not prepared.is_read:
-        words = _("It was not read to its end: no chat can begin on it yet. Reading again goes on from what is kept.")
+        words = _(
+            "Processing was interrupted, so no chat can start with these documents yet. "
+            "Reprocess to continue from the saved progress."
+        )
         lines.append(words)
     elif why := standing.why_not:
-        words = _("A chat on it would have to read it first: {why}.", why=why)
+        words = _("A chat with these documents would have to process them first: {why}.", why=why)
         if standing.time:
             time = roughly(standing.time)
-            words = _("A chat on it would have to read it first, which takes {time}: {why}.", time=time, why=why)
+            words = _(
+                "A chat with these documents would have to process them first, which takes {time}: {why}.",
+                time=time,
+                why=why,
+            )
         lines.append(words)
     return "\n".join(lines)

@@ -98,7 +98,7 @@ class SearchResults(ItemList):
     chosen = Signal(object)  # a FoundChat
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
-        super().__init__(look, _("Chats found"), parent)
+        super().__init__(look, _("Search results"), parent)
         self._model = _Model(self)
         self.setModel(self._model)
         self.setItemDelegate(_Delegate(look, self))
@@ -168,7 +168,7 @@ class SearchPanel(QWidget):
         self.field.setToolTip(f"{self.field.placeholderText()} (Ctrl+Shift+F)")
         self.field.setClearButtonEnabled(True)
         for button in self.field.findChildren(QToolButton):
-            button.setAccessibleName(_("Empty the search field"))
+            button.setAccessibleName(_("Clear the search field"))
         self.words = label(kind="small", wraps=True)
         self.words.setContentsMargins(10, 2, 10, 0)
         found = QWidget()
@@ -182,7 +182,7 @@ class SearchPanel(QWidget):
 
     def show_found(self, found: Found) -> None:
         self.results.show_chats(found.chats)
-        unfinished = "" if found.complete else _("Older messages are still being read.")
+        unfinished = "" if found.complete else _("Older messages are still being indexed.")
         self.words.setText(sentences("" if found.chats else _("Nothing found."), unfinished))
         self.words.setVisible(bool(self.words.text()))
         self.pages.setCurrentIndex(1)

@@ -67,21 +67,19 @@ class Sidebar(QFrame):
         self.arrangement = Arrangement()
         self.folders: list[str] = []
         self._resting = ""  # the conversation that pointer or keys came to last
-        self.view_button = button("", kind="quiet", tip=_("Which chats are shown, and in what order"))
+        self.view_button = button("", kind="quiet", tip=_("Filter and sort chats"))
         self.view_menu = QMenu(self)
         self.view_menu.aboutToShow.connect(self._fill_view_menu)
         self.view_button.setMenu(self.view_menu)
         self.list = self._build_list()
-        self.empty = label(_("Nothing here yet.\nWhat you talk about will be kept here."), "small", wraps=True)
+        self.empty = label(_("No chats yet.\nYour chats will appear here."), "small", wraps=True)
         self.empty.setContentsMargins(10, 4, 10, 0)
         self.empty.hide()  # nobody has looked yet: chats that cannot be read are not gone
-        self.library_button = button(
-            _("Library"), kind="usage", tip=_("Documents that are read once, for chats to begin on")
-        )
+        self.library_button = button(_("Library"), kind="usage", tip=_("Documents processed once, to start chats with"))
         self.usage_button = ElidedButton("usage", beside=_BESIDE_USAGE)
         self.usage_button.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self._say_usage(_(STORAGE), "")
-        self.usage_bar = progress_bar(_("Share of the limit in use"))
+        self.usage_bar = progress_bar(_("Share of the storage limit in use"))
         chats = QWidget()
         column(self.view_button, self.empty, (self.list, 1), on=chats, spacing=2, margins=0)
         self.search = SearchPanel(look, chats)
@@ -156,12 +154,12 @@ class Sidebar(QFrame):
     def show_usage(self, usage: StoreUsage) -> None:
         words, tail = _(STORAGE), size_of(usage.physical_bytes, usage.quota_bytes)
         if usage.problem:
-            words, tail = _("{storage}: nothing is kept", storage=_(STORAGE)), ""
+            words, tail = _("{storage}: nothing is saved", storage=_(STORAGE)), ""
         self._say_usage(words, tail)
         self.usage_bar.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
 
     def _say_usage(self, words: str, tail: str) -> None:
-        self.usage_button.set_text(words, tail, _("What the memory of your chats takes on the disk"))
+        self.usage_button.set_text(words, tail, _("Disk space used by chat memory"))
         self.usage_button.setAccessibleName(f"{words} {tail}".strip())
 
     def _build_list(self) -> ChatList:

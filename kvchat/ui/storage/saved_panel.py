@@ -142,7 +142,7 @@ class DayBars(QWidget):
         self.update()
 
 
-EMPTY = N_("No replies yet. From the first one on, this page adds up what your chats did not have to read again.")
+EMPTY = N_("No replies yet. This page will show how much reprocessing time your chats have saved.")
 
 
 class SavedPanel(Panel):
@@ -152,7 +152,7 @@ class SavedPanel(Panel):
         super().__init__(runtime, look, runner, _(TIME_SAVED), parent, size=(620, 620), least=(420, 380))
         self.shown: Statistics | None = None
         self.total, self.estimate = label(kind="title", wraps=True), label(kind="muted", wraps=True)
-        self.saved = DayBars(look, _("Time saved a day"), lambda seconds: rough_duration(seconds) if seconds else "0")
+        self.saved = DayBars(look, _("Time saved per day"), lambda seconds: rough_duration(seconds) if seconds else "0")
         self.day = label(kind="small", wraps=True)
         self.day.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.day.setMinimumHeight(2 * self.day.fontMetrics().lineSpacing())
@@ -164,8 +164,8 @@ class SavedPanel(Panel):
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.empty.setMargin(40)
         self._page = ScrollPage("settingsPage")
-        sums = self.total, self.estimate, 10, label(_("What replies went on from"), "strong"), self.kinds
-        days = 10, label(_("Time saved a day"), "strong"), self.saved, self.day, STRETCH
+        sums = self.total, self.estimate, 10, label(_("Replies by source"), "strong"), self.kinds
+        days = 10, label(_("Time saved per day"), "strong"), self.saved, self.day, STRETCH
         column(*sums, *days, on=self._page.ground, spacing=8, margins=(22, 18, 22, 18))
         self._leave = button(_("Close"), self.close, "primary", name=_("Close time saved"))
         buttons = row(STRETCH, self._leave, margins=(22, 0, 22, 0))
@@ -195,8 +195,8 @@ class SavedPanel(Panel):
         self.estimate.setText(
             several(
                 len(statistics.days),
-                "So much less waiting in the last {count} day, over {replies}.",
-                "So much less waiting in the last {count} days, over {replies}.",
+                "Less waiting in the last {count} day, over {replies}.",
+                "Less waiting in the last {count} days, over {replies}.",
                 replies=several(statistics.count, "{count} reply", "{count} replies"),
             )
         )
@@ -208,7 +208,7 @@ class SavedPanel(Panel):
             self.refresh()
 
     def _point(self, day: int) -> None:
-        words = _("Point at a day, or go there with the arrow keys.")
+        words = _("Point at a day or use the arrow keys.")
         if self.shown is not None and 0 <= day < len(self.shown.days):
             words = _of_day(self.shown, day)
         self.day.setText(words)
@@ -217,7 +217,7 @@ class SavedPanel(Panel):
 
     def _fill_kinds(self, statistics: Statistics) -> None:
         clear(self.kinds)
-        for place, words in enumerate((_("replies"), _("first word after"), _("saved")), 1):
+        for place, words in enumerate((_("replies"), _("time to first token"), _("saved")), 1):
             self.kinds.addWidget(label(words, "small", wraps=True), 0, place, Qt.AlignmentFlag.AlignRight)
         for kind in KINDS:
             count, saved, first = statistics.of_kind(kind)

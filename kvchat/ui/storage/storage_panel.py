@@ -26,7 +26,7 @@ from kvchat.words.wording import STORAGE, size
 
 _STEPS = 1000
 _DEBOUNCE_MS = 120  # a slider being dragged asks for a plan this long after it came to rest
-_INVITATION = N_("Move the slider to see what would go, and what reading it again would cost.")
+_INVITATION = N_("Move the slider to see which chat memory would be deleted and how long reprocessing would take.")
 
 
 class PruneCard(QFrame):
@@ -121,8 +121,8 @@ class PruneCard(QFrame):
 
 
 _LEAST_LIST = 120  # pixels at 100 % text
-GONE = N_("A chat that is gone")
-EMPTY = N_("No chat is remembered yet. After each reply the memory of its chat is kept here.")
+GONE = N_("Deleted chat")
+EMPTY = N_("No chat memory yet. kvchat saves it after each reply.")
 
 
 async def owner_names(chat: ChatService) -> dict[str, str]:
@@ -163,10 +163,10 @@ class StoragePanel(Panel):
         page = ScrollPage("page")  # on a small screen not all of it fits
         shown = self.summary, self._build_heading(), (self.list, 1), (self.empty, 1), self.prune, limits
         column(*shown, on=page.ground, spacing=12, margins=0)
-        name = _("Delete the memory of all chats")
+        name = _("Delete all chat memory")
         self.delete_all = button(_("Delete all…"), self._ask_delete_all, "danger", name=name)
         self._leave = button(_("Close"), self.close, "primary", name=_("Close storage"))
-        saved = button(_("Time saved…"), self.saved_requested, tip=_("What it was good for, day by day"))
+        saved = button(_("Time saved…"), self.saved_requested, tip=_("Time saved by chat memory, day by day"))
         buttons = row(self.delete_all, STRETCH, saved, self._leave, margins=(8, 0, 8, 0))
         column(self.notices, (page, 1), buttons, on=self, spacing=12, margins=(16, 20, 16, 18))
         self._connect()
@@ -220,7 +220,7 @@ class StoragePanel(Panel):
 
     def _title(self, conversation_id: str) -> str:
         program = program_of(conversation_id)
-        return _("{name} (program)", name=program) if program else self._titles.get(conversation_id, _(GONE))
+        return _("{name} (app)", name=program) if program else self._titles.get(conversation_id, _(GONE))
 
     def _connect(self) -> None:
         self.list.delete_wanted.connect(self._delete)
@@ -235,8 +235,8 @@ class StoragePanel(Panel):
 
     def _build_heading(self) -> QWidget:
         self._legend = styled(QLabel(), "small")
-        words = _("Show only what would go")
-        self.only_losses = button(words, None, "link", name=_("Show only the chats that would lose something"))
+        words = _("Show affected chats only")
+        self.only_losses = button(words, None, "link", name=_("Show only chats that would lose memory"))
         self.only_losses.setCheckable(True)
         self.only_losses.toggled.connect(lambda on: self.only_losses.setText(_("Show all") if on else words))
         self.only_losses.hide()
@@ -252,7 +252,7 @@ class StoragePanel(Panel):
         inside.setContentsMargins(*((end, 4, begin, 0) if self.isRightToLeft() else (begin, 4, end, 0)))
         self._heading.setFixedHeight(max(inside.sizeHint().height(), self.only_losses.sizeHint().height() + 4))
         own, shared = self._look.theme.accent, shared_colour(self._look).name()
-        parts = ((own, _("its own")), (shared, _("shared with others")))
+        parts = ((own, _("own")), (shared, _("shared with others")))
         square = '<span style="color:{}">■</span>&nbsp;{}'
         self._legend.setText(" &nbsp; ".join(square.format(colour, html.escape(words)) for colour, words in parts))
 
@@ -263,8 +263,8 @@ class StoragePanel(Panel):
     def _ask_delete_all(self) -> None:
         confirm(
             self,
-            _("Delete the memory of all chats?"),
-            _("All messages stay. Each chat must be read again once before it answers quickly."),
+            _("Delete all chat memory?"),
+            _("Messages are not deleted. Each chat must be reprocessed once before it replies quickly again."),
             _("Delete all"),
             lambda: self._delete(None),
         )

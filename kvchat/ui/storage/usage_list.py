@@ -173,7 +173,7 @@ class UsageList(ItemList):
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         self.usage = UsageModel()
         self.buttons: dict[int, QToolButton] = {}  # by row, only those in view; Qt lays rows out from the start
-        super().__init__(look, _("What is kept, by chat"), parent)
+        super().__init__(look, _("Chat memory by chat"), parent)
         self._look = look
         self.setItemDelegate(UsageDelegate(look, self))
         self.setModel(self.usage)
@@ -210,7 +210,7 @@ class UsageList(ItemList):
         id = row.usage.conversation_id
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        menu.setAccessibleName(_("What to do with {title}", title=row.title))
+        menu.setAccessibleName(_("Actions for {title}", title=row.title))
         add_keep_actions(
             menu,
             row.usage.pinned,
@@ -219,7 +219,7 @@ class UsageList(ItemList):
             lambda on: self.never_save_wanted.emit(id, on),
         )
         menu.addSeparator()
-        delete = menu.addAction(_("Delete its memory"))
+        delete = menu.addAction(_("Delete chat memory"))
         delete.setEnabled(row.usage.save_points > 0)
         delete.triggered.connect(lambda: self.delete_wanted.emit(id))
         menu.popup(at)
@@ -246,7 +246,7 @@ class UsageList(ItemList):
 
     def _make_button(self, number: int) -> QToolButton:
         drawn, title = icon("dots", self._look.theme.muted), self.usage.rows[number].title
-        name, tip = _("What to do with {title}", title=title), _("Always keep, never keep, delete")
+        name, tip = _("Actions for {title}", title=title), _("Always keep, never keep, delete")
         button = tool_button(name, tip=tip, icon=drawn)
         button.setParent(self.viewport())
         button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the list has the keys: Space opens the same menu

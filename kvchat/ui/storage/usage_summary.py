@@ -30,12 +30,12 @@ def sharing(usage: StoreUsage) -> str:
         return ""
     spared = spared_bytes(usage)
     if not spared and any(entry.shared_bytes for entry in usage.conversations):
-        return _("What chats share is kept once; it is too little yet to spare anything.")
+        return _("Chats share some chat memory, but too little to save space yet.")
     if not spared:
-        return _("Nothing is shared yet: turns and chats that begin alike will be kept once.")
+        return _("Nothing is shared yet. Turns and chats with the same beginning are saved only once.")
     share = spared / usage.logical_bytes
     return _(
-        "{spared} spared ({percent}): whole files would take {logical_bytes}.",
+        "{spared} saved by sharing ({percent}). Without sharing: {logical_bytes}.",
         spared=size(spared),
         percent=percent(share) if share < 0.995 else _("more than 99 %"),
         logical_bytes=size(usage.logical_bytes),
@@ -44,24 +44,28 @@ def sharing(usage: StoreUsage) -> str:
 
 def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
     limit = size(usage.quota_bytes)
-    words = _("Above the limit of {limit}, what spares the least reading for its size goes first.", limit=limit)
+    words = _(
+        "When the limit of {limit} is reached, kvchat deletes the chat memory that saves the least time per GB.",
+        limit=limit,
+    )
     if holds := chats_in_words(usage.quota_bytes, usage.chat_bytes):
         words = _(
-            "The limit of {limit} {holds}. Above it, what spares the least reading for its size goes first.",
+            "The limit of {limit} {holds}. When it is reached, kvchat deletes the chat memory that "
+            "saves the least time per GB.",
             limit=limit,
             holds=holds,
         )
     if any(program_of(entry.conversation_id) for entry in usage.conversations):
         programs = _(
-            "Other programs go before chats; they keep {programs_quota_bytes} at most.",
+            "The memory of apps is deleted before the memory of chats and limited to {programs_quota_bytes}.",
             programs_quota_bytes=size(usage.programs_quota_bytes),
         )
         words = sentences(words, programs)
     if max_age_days is not None:
         unused = several(
             max_age_days,
-            "What was not used for {count} day goes as well.",
-            "What was not used for {count} days goes as well.",
+            "Chat memory not used for {count} day is also deleted.",
+            "Chat memory not used for {count} days is also deleted.",
         )
         words = sentences(words, unused)
     return words
@@ -72,11 +76,11 @@ def break_even_in_words(pays: BreakEven | None) -> str:
     if pays is None:
         return ""
     reading, loading = per_second(1000 / pays.prefill_ms_per_token), size(1000 / pays.restore_ms_per_byte)
-    rates = _("(reading {reading}, loading {loading}/s)", reading=reading, loading=loading)
+    rates = _("(processing {reading}, loading {loading}/s)", reading=reading, loading=loading)
     if pays.tokens is None:
-        return _("On this computer loading is never quicker than reading {rates}.", rates=rates)
+        return _("On this computer, loading is never faster than processing {rates}.", rates=rates)
     return _(
-        "On this computer loading is quicker than reading from about {tokens} tokens on {rates}.",
+        "On this computer, loading is faster than processing from about {tokens} tokens on {rates}.",
         tokens=number(pays.tokens),
         rates=rates,
     )
@@ -85,20 +89,20 @@ def break_even_in_words(pays: BreakEven | None) -> str:
 def use_of(usage: ConversationUsage, now: datetime, seconds_saved: float = 0.0) -> str:
     words = _("used {when}", when=since(usage.last_used_at, now.astimezone(usage.last_used_at.tzinfo)))
     if program_of(usage.conversation_id):
-        prompts = several(usage.save_points, "{count} prompt kept", "{count} prompts kept")
+        prompts = several(usage.save_points, "{count} prompt saved", "{count} prompts saved")
         words = beside((prompts, words))
     if seconds_saved >= 1:
-        return _("{words} · has saved {time}", words=words, time=roughly(seconds_saved))
+        return _("{words} · {time} saved", words=words, time=roughly(seconds_saved))
     if usage.reading:
-        return _("{words} · reading it again: {time}", words=words, time=roughly(usage.reading))
+        return _("{words} · reprocessing: {time}", words=words, time=roughly(usage.reading))
     return words
 
 
 def split_of(usage: ConversationUsage) -> str:
     if not usage.bytes:
-        return _("nothing kept")
+        return _("nothing saved")
     if not usage.shared_bytes:
-        return _("all its own")
+        return _("nothing shared")
     return _(
         "{exclusive_bytes} own, {shared_bytes} shared",
         exclusive_bytes=size(usage.exclusive_bytes),
@@ -120,32 +124,35 @@ def loss_of(loss: PrunedConversation) -> str:
             size=size(loss.bytes_freed),
         )
     if loss.reading is None:
-        return _("would have to be read again")
-    return _("would have to be read again: {time}", time=roughly(loss.reading))
+        return _("would have to be reprocessed")
+    return _("would have to be reprocessed: {time}", time=roughly(loss.reading))
 
 
 def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
     pinned = _(
-        "It cannot go below {bytes_left}: what is always kept stays, and the list of what is kept.",
+        "At least {bytes_left} must remain: chat memory that is always kept, and the chat memory index.",
         bytes_left=size(plan.bytes_left),
     )
     missed = pinned if plan.bytes_left > max(target_bytes, 0) else ""
     if not plan.save_point_ids:
-        return sentences(_("Nothing would go."), missed)
+        return sentences(_("Nothing would be deleted."), missed)
     chats = [entry for entry in plan.conversations if not program_of(entry.conversation_id)]
     thinned = [entry for entry in chats if entry.save_points_left]
     cold, parts = len(plan.cold), list[str]()
     if prompts := sum(entry.save_points for entry in plan.conversations) - sum(entry.save_points for entry in chats):
-        parts.append(_("{prompts} of other programs", prompts=several(prompts, "{count} prompt", "{count} prompts")))
+        parts.append(_("{prompts} of apps", prompts=several(prompts, "{count} prompt", "{count} prompts")))
     if thinned:
         turns = several(sum(entry.save_points for entry in thinned), "{count} old turn", "{count} old turns")
         parts.append(_("{turns} of {count}", turns=turns, count=several(len(thinned), "{count} chat", "{count} chats")))
     if cold:
-        parts.append(several(cold, "{count} chat must be read again", "{count} chats must be read again"))
+        parts.append(several(cold, "{count} chat must be reprocessed", "{count} chats must be reprocessed"))
     if plan.reading:
-        parts.append(_("reading it all again would take {time}", time=roughly(plan.reading)))
+        parts.append(_("reprocessing everything would take {time}", time=roughly(plan.reading)))
     more = plan.bytes_left < _NEAR * target_bytes
-    whole = _("That leaves {bytes_left}: the memory of one reply goes as a whole.", bytes_left=size(plan.bytes_left))
+    whole = _(
+        "This leaves {bytes_left}, because the memory of a reply can only be deleted as a whole.",
+        bytes_left=size(plan.bytes_left),
+    )
     frees = _("Frees {size}: {what}.", size=size(plan.bytes_freed), what=mark("; ").join(parts))
     return sentences(frees, missed, whole if more else "")
 
@@ -156,11 +163,11 @@ def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:
     chats = [entry for entry in usage.conversations if not program_of(entry.conversation_id)]
     cold = [entry for entry in chats if entry.save_points and not entry.pinned and entry.last_used_at < limit]
     if not cold:
-        return _("No chat must be read again by it now; old turns may go. Messages stay.")
-    becomes = several(len(cold), "{count} chat must be read again", "{count} chats must be read again")
+        return _("No chat would have to be reprocessed now, but old turns may be deleted. Messages are not deleted.")
+    becomes = several(len(cold), "{count} chat must be reprocessed", "{count} chats must be reprocessed")
     if reading := added(entry.reading for entry in cold):
-        becomes = _("{becomes}; reading it all again would take {time}", becomes=becomes, time=roughly(reading))
-    return sentences(becomes, _("Old turns of others may go as well."), _("Messages stay."))
+        becomes = _("{becomes}; reprocessing everything would take {time}", becomes=becomes, time=roughly(reading))
+    return sentences(becomes, _("Old turns of other chats may also be deleted."), _("Messages are not deleted."))
 
 
 class SavingsBar(RoundBar):
@@ -190,7 +197,7 @@ class UsageSummary(QWidget):
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.total = label(kind="title")
-        self.share = progress_bar(_("Share of the limit in use"))
+        self.share = progress_bar(_("Share of the storage limit in use"))
         self.picture = SavingsBar(look)
         self.on_disk, self.spared = label(kind="strong"), label(kind="muted", wraps=True)
         self.today, self.ever, self.warm, self.room = (label(kind="strong") for _ in range(4))
@@ -208,7 +215,7 @@ class UsageSummary(QWidget):
         self.total.setText(_("{size} in use", size=size_of(usage.physical_bytes, usage.quota_bytes)))
         self.share.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
         if usage.problem:
-            self.total.setText(_("Nothing is kept"))
+            self.total.setText(_("Nothing is saved"))
         for widget in (self.share, self._figures):
             widget.setVisible(not usage.problem)
         self.picture.show_usage(usage)
@@ -224,20 +231,20 @@ class UsageSummary(QWidget):
         ):
             figure.setText(size(count) if count else _("nothing"))
         words = _(
-            "Below {free_floor_bytes} free on the disk nothing more is kept.",
+            "When less than {free_floor_bytes} is free on the disk, nothing more is saved.",
             free_floor_bytes=size(usage.free_floor_bytes),
         )
         if usage.other_bytes:
             others = size(usage.other_bytes)
-            words = sentences(words, _("{size} of what is in use are the index and temporary files.", size=others))
+            words = sentences(words, _("{size} of this is the index and temporary files.", size=others))
         self.free.setText("" if usage.problem else words)
 
     def _build_figures(self) -> QHBoxLayout:
         cells = []
         for figure, words, tip in (
-            (self.today, _("written today"), _("What SSDs wear by: bytes the store has written today")),
-            (self.ever, _("written ever"), _("What SSDs wear by: bytes the store has written since it was made")),
-            (self.warm, _("ready in memory"), _("Chats whose memory comes back without the disk")),
+            (self.today, _("written today"), _("Bytes written to the disk today (SSD wear)")),
+            (self.ever, _("written in total"), _("Bytes written to the disk in total (SSD wear)")),
+            (self.warm, _("cached in memory"), _("Chat memory that loads without reading the disk")),
             (self.room, _("free on this disk"), ""),
         ):
             caption = label(words, "small", wraps=True)

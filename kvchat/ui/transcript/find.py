@@ -104,7 +104,7 @@ class FindBar(QFrame):
         self.setAccessibleName(_("Find in this chat"))
         self.field, self.place = line_edit(_("Find in this chat"), _("Find in this chat")), label(kind="small")
         self.field.textEdited.connect(lambda: self._look_for(None))
-        words = _("place found")
+        words = _("match")
         tips = _("Previous {words} (Shift+F3)", words=words), _("Next {words} (F3)", words=words)
         self.previous_button = tool_button(_("Previous {words}", words=words), partial(self.step, -1), tip=tips[0])
         self.next_button = tool_button(_("Next {words}", words=words), partial(self.step, 1), tip=tips[1])
@@ -168,7 +168,7 @@ class FindBar(QFrame):
             spot = _("{spot} of {spots}", spot=self._spot + 1, spots=self._spots)
             words = _("{spot} in message {words}", spot=spot, words=words) if found > 1 else spot
         self.place.setText(words)
-        self.place.setToolTip(_("Messages with all these words") if found else "")
+        self.place.setToolTip(_("Messages that contain all these words") if found else "")
         for button in (self.previous_button, self.next_button):
             button.setEnabled(found > 1 or self._spots > 1)
 

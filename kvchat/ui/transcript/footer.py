@@ -230,8 +230,8 @@ class ReceiptView(QWidget):
     def _show_arrow(self) -> None:
         arrow = "▾" if self.is_open else "◂" if self.isRightToLeft() else "▸"
         self.line.set_text(self.text, arrow, receipt_sentence(self.receipt))
-        folded = _("Receipt: {text}, details folded", text=self.text)
-        self.line.setAccessibleName(_("Receipt: {text}, details open", text=self.text) if self.is_open else folded)
+        folded = _("Receipt: {text}, details collapsed", text=self.text)
+        self.line.setAccessibleName(_("Receipt: {text}, details expanded", text=self.text) if self.is_open else folded)
 
 
 class ReplyFooter(QWidget):
@@ -308,7 +308,7 @@ class FailureCard(Card):
         self.setProperty("tone", "bad")
         self.title.setProperty("tone", "bad")
         self.retry, self.use_current = self.add_button(_("Try again")), self.add_button("", "primary")
-        self.locate, self.model = self.add_button(_("Locate it…")), self.add_button(_("Choose another model"))
+        self.locate, self.model = self.add_button(_("Locate file…")), self.add_button(_("Choose another model"))
 
     def show_error(self, error: KvchatError | None, model: str | None = None) -> None:
         """Show the error, or hide. Where the conversation's model is gone, `model` names the one in use."""
@@ -333,10 +333,10 @@ class TranscriptTail(QWidget):
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
         self.pending = label(kind="muted", wraps=True)  # what happens before the first token, where the reply will be
-        self.first = button(_("Answer this chat first"), kind="link")
+        self.first = button(_("Reply to this chat first"), kind="link")
         self.failure = FailureCard()
         self.unanswered = QWidget()  # a message was left without a reply
-        self.answer = button(_("Try again"), self.retry_requested, "link", name=_("Answer the last message"))
+        self.answer = button(_("Try again"), self.retry_requested, "link", name=_("Reply to the last message"))
         row(label(_("This message has no reply yet."), "small"), self.answer, STRETCH, on=self.unanswered, margins=0)
         first = self.first, 0, Qt.AlignmentFlag.AlignLeft
         self._column = column(self.pending, first, self.failure, self.unanswered, on=self, spacing=22, margins=0)

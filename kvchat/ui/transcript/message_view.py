@@ -146,9 +146,9 @@ class MessageView(QWidget):
         if self.editor is not None:
             return
         asks = self.message.role is Role.USER
-        action, hint = _("Save"), _("The old reply stays on a branch of its own.")
+        action, hint = _("Save"), _("The old reply stays in its own branch.")
         if asks:
-            action, hint = _("Send"), _("What followed stays on a branch of its own.")
+            action, hint = _("Send"), _("The later messages stay in their own branch.")
         text = self.message.content.strip("\n") if words is None else words
         self.editor = MessageEditor(text, self.style_in_use.font, action, hint, enter=asks, parent=self)
         self.editor.done.connect(lambda text: self._request(Request.EDIT, text))
@@ -207,7 +207,7 @@ class UserView(MessageView):
         add = self.action_row.add
         add("copy", _("Copy this message"), lambda: QGuiApplication.clipboard().setText(message.content))
         add("edit", _("Edit this message"), self.edit)
-        add("trash", _("Delete this message and what follows"), lambda: self._request(Request.DELETE))
+        add("trash", _("Delete this message and everything after it"), lambda: self._request(Request.DELETE))
         self._blocks = plain_blocks(message.content.strip("\n"))
         self._has_words = bool(message.content.strip()) or not message.attachments
         self._made = 0

@@ -57,7 +57,7 @@ class ThinkingView(QWidget):
     def show_thinking(self, text: str, *, still: bool, ms: float | None) -> None:
         """Show this; `still`: the model goes on thinking. `ms`: how long it thought, None if nobody measured it."""
         self._text = text
-        heading = _("Thought first") if ms is None else _("Thought for {ms}", ms=rough_duration(ms / 1000))
+        heading = _("Reasoning") if ms is None else _("Thought for {ms}", ms=rough_duration(ms / 1000))
         self._heading = _("Thinking…") if still else heading
         self._show()
 
@@ -83,7 +83,7 @@ class ThinkingView(QWidget):
         self.toggled.emit()
 
     def _show(self) -> None:
-        name = listed((self._heading, _("open") if self.is_open else _("folded")))
+        name = listed((self._heading, _("expanded") if self.is_open else _("collapsed")))
         if name != self.button.accessibleName():
             self.button.setText(f"{self._heading} {'▾' if self.is_open else '◂' if self.isRightToLeft() else '▸'}")
             self.button.setAccessibleName(name)
@@ -118,7 +118,7 @@ class ReplyView(MessageView):
         add("swap", _("Regenerate with another model"), lambda: ask(Request.REGENERATE_WITH))
         self._go_on = add("go-on", _("Continue the reply"), self._continue)
         add("fork", _("Fork into a new chat"), lambda: ask(Request.FORK))
-        add("trash", _("Delete the reply and what follows"), lambda: ask(Request.DELETE))
+        add("trash", _("Delete the reply and everything after it"), lambda: ask(Request.DELETE))
         self._last = False
 
     @property

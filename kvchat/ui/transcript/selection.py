@@ -230,7 +230,7 @@ class Selection(QObject):
             menu.addAction(_("Copy message as text"), lambda: _put(whole(view.message, markdown=False)))
             menu.addAction(_("Copy message as Markdown"), lambda: _put(whole(view.message, markdown=True)))
         if link:
-            menu.addAction(_("Copy the link’s address"), lambda: _put(link))
+            menu.addAction(_("Copy link address"), lambda: _put(link))
         menu.addSeparator()
         menu.addAction(_("Select this message"), lambda: self.select_message(view))
         if not view.action_row.isHidden():

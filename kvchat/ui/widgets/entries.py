@@ -44,7 +44,7 @@ def _whole_number(unit: str, pattern: str, wanted: str) -> Notation:
         bare = text.strip().removesuffix(_(unit))
         found = expression.fullmatch(_SEPARATORS.sub("", bare.replace(number(1000)[1:-3], "")))
         if found is None:
-            raise ValueError(_("This must be {wanted}.", wanted=_(wanted)))
+            raise ValueError(_("Enter {wanted}.", wanted=_(wanted)))
         return int(found[1]) * (1024 if found[2] else 1)
 
     return Notation(unit, number, read)
@@ -54,13 +54,13 @@ def _read_size(text: str) -> int:
     """Read bytes, from decimal gigabytes unless another unit is given: "20", "7.5 GB", "500 MB", "1 TB", "20 Go"."""
     found = _SIZE.fullmatch(_SEPARATORS.sub("", _DECIMAL_COMMA.sub(r"\1.\2", text)))
     if found is None:
-        raise ValueError(_("This must be a size, such as 20 GB or 500 MB."))
+        raise ValueError(_("Enter a size, such as 20 GB or 500 MB."))
     return round(float(found[1]) * _SCALES[found[2].lower()])
 
 
 def _read_port(text: str) -> int:
     if not text.strip().isdecimal():
-        raise ValueError(_("This must be a whole number, such as 8737."))
+        raise ValueError(_("Enter a whole number, such as 8737."))
     return int(text)
 
 

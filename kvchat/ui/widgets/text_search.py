@@ -76,7 +76,7 @@ class ClearableField(QLineEdit):
         super().__init__(placeholderText=placeholder)
         self._look = look
         self.setAccessibleName(name)
-        self.empty = tool_button(_("Empty the field"), self.clear, "quiet")
+        self.empty = tool_button(_("Clear the field"), self.clear, "quiet")
         self.empty.clicked.connect(self.setFocus)
         self.empty.setParent(self)
         self.empty.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # from the keyboard there are shorter ways

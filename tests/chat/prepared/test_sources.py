@@ -49,7 +49,7 @@ def test_a_file_that_was_only_touched_has_not_changed(tmp_path: Path) -> None:
     (tmp_path / "b.md").unlink()
     assert changes([tmp_path], before).words == "1 file changed, 1 gone"
     (tmp_path / "c.md").unlink()
-    assert changes([tmp_path / "c.md"], before[2:]).words == "1 file gone"
+    assert changes([tmp_path / "c.md"], before[2:]).words == "1 file removed"
 
 
 def test_bounds_and_what_holds_no_text_are_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

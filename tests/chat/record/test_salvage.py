@@ -84,7 +84,7 @@ def test_an_empty_file_is_not_taken_for_a_new_one(paths: Paths, damage: str) -> 
     with pytest.raises(ChatsDamaged):
         Database(paths.database)
     repaired = repair(paths)
-    assert "Of the damaged file itself nothing could be read." in repaired.words
+    assert "Nothing could be recovered from the damaged file." in repaired.words
     assert written(paths) == {"Mountains": 41, "Lakes": 40}  # as of the backup
 
 
@@ -113,7 +113,7 @@ def test_a_leaf_that_is_nowhere_and_broken_rows_cost_themselves_alone(paths: Pat
         chat = database.conversations()[0].id
         roles = {message.role for message in database.branch(chat)}
         assert roles == {Role.SYSTEM, Role.USER, Role.ASSISTANT}
-        assert database.append_question(chat, "Go on").parent_id is not None
+        assert database.append_question(chat, "Continue").parent_id is not None
         assert all(message.receipt is None for message in database.branch(chat))
 
 

@@ -75,7 +75,7 @@ def test_a_hollow_restore_is_told() -> None:
     hollow = replace(COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW, {"accepted": 5906, "reused": 0}))
     assert receipt_line(hollow) == "35 s · read again: what was loaded was not used"
     assert receipt_sentence(hollow) == "34.6 s · read 5,918 tokens again: what was loaded was not used"
-    assert ("Where from", "read again; hollow restore: what was loaded was not used") in receipt_details(hollow)
+    assert ("Source", "read again; hollow restore: what was loaded was not used") in receipt_details(hollow)
 
 
 def test_a_restore_before_send_is_named_as_not_counted() -> None:
@@ -102,15 +102,15 @@ def test_a_speed_that_was_not_measured_is_not_told() -> None:
 def test_the_timeline_goes_from_before_send_to_after_the_reply() -> None:
     whole = replace(AHEAD, settle_ms=220.0, save_ms=90.0)
     assert [(step.words, round(step.ms)) for step in timeline(whole)] == [
-        ("Read ahead", 9500),
+        ("Processed ahead", 9500),
         ("Loading", 21),
-        ("Reading", 200),
+        ("Processing", 200),
         ("First token", 91),
-        ("Writing", 1939),
-        ("Rounding off", 220),
+        ("Generating", 1939),
+        ("Finalizing", 220),
         ("Saving", 90),
     ]
     assert timeline(replace(whole, prefetched=True))[0].words == "Loaded ahead"
     assert [step.phase for step in timeline(COLD)][-1] is Phase.WRITING
-    assert ("After the reply", "rounded off in 0.22 s, saved in 90 ms") in receipt_details(whole)
-    assert ("After the reply", "rounded off in 0.22 s, not saved") in receipt_details(replace(whole, save_ms=None))
+    assert ("After the reply", "finalized in 0.22 s, saved in 90 ms") in receipt_details(whole)
+    assert ("After the reply", "finalized in 0.22 s, not saved") in receipt_details(replace(whole, save_ms=None))

@@ -112,7 +112,7 @@ async def test_where_restoring_does_not_work_nothing_is_saved_and_that_is_said_o
     assert saves(stage) == before
     assert not stage.of(Saving)
     assert not stage.of(SaveSkipped)
-    assert [notice.title for notice in stage.of(Notice)] == ["Chats cannot be remembered here"]
+    assert [notice.title for notice in stage.of(Notice)] == [("Chat memory does not work with this engine")]
 
 
 async def test_an_engine_that_dies_over_it_restarts_and_is_not_tried_again(stage: Stage) -> None:
@@ -207,7 +207,7 @@ async def test_a_second_hollow_restore_in_a_row_makes_it_more_careful(stage: Sta
     assert (await stage.answered(chats[1], "And then?")).hollow
     finding = stage.runtime.engine.finding
     assert (finding.strategy, finding.proved) == (Strategy.SETTLE, False)
-    assert [notice.title for notice in stage.of(Notice)] == ["Remembering chats did not work as expected"]
+    assert [notice.title for notice in stage.of(Notice)] == ["Chat memory did not work as expected"]
 
 
 @pytest.mark.parametrize("written", ["{", '{"a": 1}', '[5, {"build": "x"}]', "[" * 100_000])
@@ -284,7 +284,9 @@ async def test_an_engine_that_dies_while_it_saves_the_system_prompt_costs_no_rep
 
 
 def test_findings_in_words() -> None:
-    assert Finding(Strategy.PLAIN, proved=True).words == "Chats are remembered here: any part of one can be used again."
+    assert Finding(Strategy.PLAIN, proved=True).words == (
+        "Chat memory works with this engine and model: any part of one can be used again."
+    )
     died = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL)).words
     assert died.endswith("nothing is kept of them. The engine died when it was tried out.")
     assert "should be remembered" in Finding(Strategy.COMPLETE, proved=False).words

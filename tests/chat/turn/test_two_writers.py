@@ -19,7 +19,7 @@ from tests.e2e.home import Home
 from tests.e2e.waiting import wait_until
 from tests.engine_fixtures import FakeEngine
 
-WAITING = "Another reply is being written; waiting…"
+WAITING = "Another reply is being generated; waiting…"
 
 
 @pytest.fixture

@@ -42,8 +42,8 @@ def test_what_fits_is_taken() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("-c 4096", "setting of its own"),
-        ("--ctx_size 4096", "setting of its own"),
+        ("-c 4096", "setting of exclusive"),
+        ("--ctx_size 4096", "setting of exclusive"),
         ("--host 0.0.0.0", "this computer alone"),
         ("--api-key secret", "this computer alone"),
         ("--cors-origins *", "this computer alone"),
@@ -53,7 +53,7 @@ def test_what_fits_is_taken() -> None:
         ("--no-kv-unified", "memory of chats"),
         ("-m other.gguf", "model is chosen"),
         ("--no-webui", "chatting alone"),
-        ("--rpc a:1", "setting of its own"),
+        ("--rpc a:1", "setting of exclusive"),
         ("--version", "end"),
     ],
 )

@@ -98,9 +98,9 @@ def ldd_prints(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, of: str
         ("libcuda.so.1", "It lacks libcuda.so.1. That comes with NVIDIA’s own driver"),
         ("libvulkan.so.1", "libvulkan1"),
         ("libgomp.so.1", "libgomp1"),
-        ("libamdhip64.so.7", "AMD’s ROCm"),
-        ("libsycl.so.8", "Intel’s oneAPI"),
-        ("libsomething.so.3", "It lacks libsomething.so.3."),
+        ("libamdhip64.so.7", "AMD ROCm"),
+        ("libsycl.so.8", "Intel oneAPI"),
+        ("libsomething.so.3", "It is missing libsomething.so.3."),
     ],
 )
 def test_the_library_is_named_and_what_brings_it(
@@ -129,7 +129,7 @@ def test_a_system_that_is_too_old(engine: Path, tmp_path: Path, monkeypatch: pyt
 def test_with_all_libraries_it_is_the_driver(engine: Path, tmp_path: Path, backend: Backend) -> None:
     assert missing_libraries(tmp_path) == {}
     error = why_no_card(tmp_path / "llama-server", backend)
-    assert error.title == "The engine does not see the graphics card"
+    assert error.title == "The engine does not detect the GPU"
     assert error.detail.endswith(".")
 
 

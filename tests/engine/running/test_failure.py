@@ -128,11 +128,11 @@ def test_a_kv_type_without_flash_attention_is_not_blamed_on_the_model(log: str) 
 def test_a_worker_that_is_gone_is_named() -> None:
     absent = failure.explain(Outcome(-6, tuple(WORKER_ABSENT.splitlines())))
     assert absent.kind is FailureKind.WORKER_LOST
-    assert absent.detail == "No rpc-server answers at den:50052."
+    assert absent.detail == "There is no response from the RPC server den:50052."
     assert errors.worker_gone(WORKER_ABSENT) == absent
     assert errors.worker_gone(NOT_A_MODEL) is None
     lost = failure.explain(Outcome(-6, tuple(WORKER_DIED.splitlines())), was_ready=True)
-    assert (lost.kind, lost.detail) == (FailureKind.WORKER_LOST, "The rpc-server of another computer has stopped.")
+    assert (lost.kind, lost.detail) == (FailureKind.WORKER_LOST, "An RPC server has stopped.")
 
 
 def test_a_backtrace_is_no_reason() -> None:
@@ -162,7 +162,7 @@ def test_words_of_starting_do_not_explain_a_death_while_serving() -> None:
 
 def test_an_unknown_end_quotes_the_last_error() -> None:
     lines = ("0.00.001.000 E srv x: it broke", "0.00.002.000 I bye")
-    assert failure.explain(Outcome(3, lines)).detail == "It ended with exit code 3. It said last: it broke"
+    assert failure.explain(Outcome(3, lines)).detail == ("It ended with exit code 3. Last output: it broke")
 
 
 def test_giving_up_says_how_often() -> None:

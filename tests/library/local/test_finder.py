@@ -119,7 +119,7 @@ def test_broken_files_are_shown_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "dangling.gguf").symlink_to(tmp_path / "gone")
     titles = {model.name: model.problem.title for model in look(tmp_path) if model.problem}
     assert titles == {
-        "cut": "The model file is not whole",
+        "cut": "The model file is incomplete",
         "page": "This is not a GGUF model",
         "dangling": "The model file is missing",
     }

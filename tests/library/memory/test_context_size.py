@@ -46,7 +46,7 @@ def test_slots_are_had_where_they_cost_the_context_a_trifle(large: GgufFacts, tm
     tight = next(MemoryFacts(size) for size in range(0, GB, 1 << 18) if choose(slides.facts, MemoryFacts(size)).fits)
     assert slots_for(slides, tight, 4) == 1
     reason = ContextChooser(replace(slides, slots=2), PLENTY).choose().reason
-    assert reason.endswith("Up to 2 chats share it side by side: each may use what the others leave.")
+    assert reason.endswith("Up to 2 parallel chats share this context.")
 
 
 def test_as_much_as_fits_and_not_a_step_more(large: GgufFacts) -> None:
@@ -58,7 +58,7 @@ def test_as_much_as_fits_and_not_a_step_more(large: GgufFacts) -> None:
     assert choice.reason.startswith(f"{choice.tokens:,} tokens: what fits into memory; ")
     assert "trained for 131,072" in choice.reason
     assert choose(large, memory, "q8_0").tokens > 1.7 * choice.tokens
-    assert "allowed here" in choose(large, MemoryFacts(10 * GB, limited=True)).share
+    assert "allowed by the system" in choose(large, MemoryFacts(10 * GB, limited=True)).share
 
 
 def test_more_memory_never_means_less_context(large: GgufFacts) -> None:
@@ -73,7 +73,7 @@ def test_too_little_memory_gets_the_minimum_and_is_told(large: GgufFacts) -> Non
     assert choice.tokens == MINIMUM
     assert not choice.fits
     assert "may not fit" in choice.reason
-    assert "only 3.6 GB of the 4 GB free can be spared" in choice.reason
+    assert "only 3.6 GB of the 4 GB free can be used" in choice.reason
 
 
 @pytest.mark.parametrize(("trained", "most", "least"), [(1000, 1000, 1000), (5000, 4864, MINIMUM)])
@@ -105,7 +105,7 @@ def test_a_gpu_that_is_too_small_takes_what_it_can(large: GgufFacts) -> None:
     choice = choose(large, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 6 * GB),)))
     assert choice.tokens == ENOUGH_ON_DEVICE
     assert choice.fits
-    assert choice.beside == "Part of it runs beside the GPU, which is slower."
+    assert choice.beside == "Part of the model runs outside the GPU, which is slower."
     assert choice.fit_target == margin(6 * GB) // 2
     gpu, memory = choice.bars
     assert gpu.unused == pytest.approx(0, abs=10), "what the engine will make of it is not known yet"
@@ -118,7 +118,7 @@ def test_a_gpu_that_is_too_small_takes_what_it_can(large: GgufFacts) -> None:
     ("placement", "words"),
     [
         (Placement(33, 33), ""),
-        (Placement(20, 33), "20 of its 33 layers fit on the GPU."),
+        (Placement(20, 33), "20 of 33 layers fit on the GPU."),
         (Placement(33, 33, 12), "The experts of 12 layers do not fit on the GPU."),
         (Placement(0, 33), "Nothing of the model fits on the GPU."),
     ],

@@ -53,7 +53,7 @@ def test_the_users_own_context_counts(large: GgufFacts) -> None:
     assert judge(Demand(large), memory, wanted=16_384).verdict is Verdict.FITS
     too_long = judge(Demand(large), memory, wanted=131_072)  # 17 GB of KV cache alone: it was said to fit
     assert too_long.verdict is Verdict.TIGHT
-    assert too_long.reason.startswith("131,072 tokens: your own choice. This may not fit")
+    assert too_long.reason.startswith("131,072 tokens: set by you. This may not fit")
 
 
 def test_the_projector_counts(large: GgufFacts) -> None:
@@ -108,7 +108,7 @@ def test_a_wish_that_does_not_fit_may_fit_with_it(large: GgufFacts) -> None:
     assert not choice.fits
     here = Situation(choice, Demand(large), memory, 40_960, (), takes_arguments=True)
     (proposal,) = proposals(here)
-    assert (proposal.tokens, proposal.gain) == (0, "The 40,960 tokens then fit.")
+    assert (proposal.tokens, proposal.gain) == (0, "A context of 40,960 tokens then fits.")
 
 
 def test_all_of_the_model_on_the_gpu_is_worth_it(large: GgufFacts) -> None:
@@ -118,7 +118,7 @@ def test_all_of_the_model_on_the_gpu_is_worth_it(large: GgufFacts) -> None:
     assert choice.beside
     here = Situation(choice, Demand(large), memory, 32_768, (), takes_arguments=True)
     (proposal,) = proposals(here)
-    assert proposal.gain == "All of the model fits on the GPU then, which is faster."
+    assert proposal.gain == "The whole model then fits on the GPU, which is faster."
 
 
 def test_nothing_is_proposed_that_is_in_force_or_impossible(large: GgufFacts, tmp_path: Path) -> None:
@@ -134,6 +134,6 @@ def test_whole_windows_are_proposed_where_they_fit(sliding: GgufFacts) -> None:
     row = 2 * 2 * 64 * 2
     assert proposal.bytes == -4 * row * (65_536 - 1024)
     assert proposal.tokens == 0
-    assert proposal.price == "It takes 132 MB more memory at this context."
+    assert proposal.price == "This uses 132 MB more memory at this context length."
     assert not [found for found in proposals(replace(here, extra=("--swa-full",))) if found.engine_argument]
     assert not [found for found in proposals(replace(here, takes_arguments=False)) if found.engine_argument]

@@ -89,7 +89,7 @@ async def test_no_network_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with pytest.raises(Unreachable, match="cannot be reached") as caught:
         await Hub(lambda: None).search("thing")
-    assert caught.value.detail == "There is no connection to 127.0.0.1:9."
+    assert caught.value.detail == "Could not connect to 127.0.0.1:9."
     assert "internet" in caught.value.advice
 
 

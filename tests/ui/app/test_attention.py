@@ -63,7 +63,7 @@ async def test_a_click_on_what_the_desktop_told_opens_the_chat(
     furnished.events.publish(ReplyFinished("b", "m", receipt(75)))
     await until(lambda: desktop.asked)
     (told,) = desktop.asked
-    assert told[1][3:6] == ("Chat b", "The reply is there, after 1 min.", ["default", "Open"])
+    assert told[1][3:6] == ("Chat b", "The reply finished after 1 min.", ["default", "Open"])
     await until(lambda: attention._chats)  # what the desktop answered has arrived
     desktop.emit("ActivationToken", "us", 7, "let it")
     desktop.emit("ActionInvoked", "us", 8, "default")  # another application's
@@ -87,7 +87,7 @@ async def test_without_a_bus_the_tray_tells(
     window.hide()
     furnished.events.publish(TurnFailed("c", KvchatError("The engine stopped")))
     await until(lambda: said)
-    assert said == [("Chat c", "There is no reply: The engine stopped.")]
+    assert said == [("Chat c", "The reply failed: The engine stopped.")]
     tray.icon.messageClicked.emit()
     assert (window.isVisible(), window.chat.current) == (True, "c")
     attention.close()

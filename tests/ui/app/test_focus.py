@@ -73,7 +73,7 @@ async def test_after_an_edit_given_up_and_after_one_sent(
 
 async def test_after_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await opened(window)
-    window.composer.take("Go on")
+    window.composer.take("Continue")
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
     await until(lambda: furnished.chat.is_answering("lakes"))
     furnished.chat.say("lakes", "One")

@@ -115,7 +115,7 @@ PALETTE = (
     ("model", "Models…"),
     ("download", "Models…"),
     ("backup", "Back up…"),
-    ("log", "Engine’s log…"),
+    ("log", "Engine log…"),
     ("preferences", "Settings…"),
     ("system prompt", "Chat settings…"),
     ("trash", "Recently deleted…"),
@@ -215,15 +215,15 @@ async def test_the_palette_offers_only_what_does_something_now(furnished: FakeRu
 
     chat = window.chat.current or ""
     await until(lambda: len(window.transcript.views) == 2, "the messages")
-    assert not {"Stop the reply", "Undo what was deleted", "Theme like the system"} & offered()
-    assert {"Make another reply", "Edit my last message", "Rename this chat"} <= offered()
+    assert not {"Stop the reply", "Undo deletion", "System theme"} & offered()
+    assert {"Regenerate reply", "Edit my last message", "Rename this chat"} <= offered()
     window.chat.sending.send("And now?")
     await until(lambda: furnished.chat.is_answering(chat))
     assert "Stop the reply" in offered()
-    assert not {"Make another reply", "Edit my last message"} & offered()
+    assert not {"Regenerate reply", "Edit my last message"} & offered()
     furnished.chat.stop(chat)
     window.sidebar.delete_requested.emit(["c0"])
-    await until(lambda: "Undo what was deleted" in offered())
+    await until(lambda: "Undo deletion" in offered())
     window.new_conversation()
     assert not {"Rename this chat", "Delete this chat", "Find in this chat", "Export this chat…"} & offered()
     assert {"New chat", "Settings…", "Previous chat"} <= offered()

@@ -99,13 +99,13 @@ async def test_what_is_written_is_told_as_it_is_written_and_reading_it_can_be_st
     assert furnished.chat.drafted == ("thesis", "one", ())
     high = window.strip.sizeHint().height()
     furnished.events.publish(ReadingAhead("thesis", 300, 2100, draft=True))
-    assert "reading what you write: 300 of 2,100 tokens" in window.strip.remarks.text
+    assert "processing what you write: 300 of 2,100 tokens" in window.strip.remarks.text
     assert window.strip.progress.value() == 142
     assert (window.strip.stop.isVisible(), window.strip.sizeHint().height()) == (True, high)  # the page stays in place
     qtbot.mouseClick(window.strip.stop, Qt.MouseButton.LeftButton)
     assert furnished.chat.calls[-1] == ("stop reading ahead", "thesis")
     furnished.events.publish(ReadingAhead("thesis", 2100, 2100, draft=True))
-    assert "2,100 tokens read ahead" in window.strip.remarks.text
+    assert "2,100 tokens processed ahead" in window.strip.remarks.text
     assert window.strip.stop.isHidden()
 
 
@@ -197,7 +197,7 @@ async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, q
     await until(lambda: furnished.chat.busy == "thesis")
     assert window.composer.button.accessibleName() == "Stop"
     furnished.events.publish(Prefilling("thesis", 100, 400, 0))
-    assert window.transcript.tail.pending.text() == "Reading 25 % of 400 tokens…"
+    assert window.transcript.tail.pending.text() == "Processing 25 % of 400 tokens…"
     for piece in ("One ", "two ", "**three**"):
         furnished.chat.say("thesis", piece)
     await until(lambda: replies(window)[-1].text == "One two **three**")
@@ -301,7 +301,7 @@ async def test_the_model_s_name_is_shown_at_once_and_moves_nothing(furnished: Fa
     await settled(window, furnished)
     before = titles(window)
     window.chat.open("jeju")
-    entry(window.header.chat_menu, "Name this chat by the model").trigger()
+    entry(window.header.chat_menu, "Generate a title for this chat").trigger()
     await until(lambda: titles(window) == [before[0], "Named by the model"])
     assert window.header.title.whole == "Named by the model"
 
@@ -323,7 +323,7 @@ async def test_each_chat_says_how_long_it_would_take(furnished: FakeRuntime, win
     index_of, chats = window.sidebar.model.index_of, ("thesis", "jeju")
     names = [
         "Thesis, chapter 3, still loaded: answers at once",
-        "Trip to Jeju, must be read again: answers in about 41 s",
+        "Trip to Jeju, must be read again: replies in about 41 s",
     ]
     roles = Qt.ItemDataRole.AccessibleTextRole, Qt.ItemDataRole.ToolTipRole
     await until(lambda: [index_of(id).data(roles[0]) for id in chats] == names)
@@ -412,7 +412,9 @@ async def test_imported_memory_is_verified_from_the_menu_of_its_chat(
     (verify := entry()) and verify.trigger()
     await until(lambda: ("verify", "jeju") in furnished.chat.calls)
     told = [notice.words[0] for notice in window.notices.on_show]
-    await until(lambda: "The memory of this chat is verified" in [one.words[0] for one in window.notices.on_show], told)
+    await until(
+        lambda: "The memory of this chat was verified" in [one.words[0] for one in window.notices.on_show], told
+    )
 
 
 async def test_pin_and_never_save_from_the_conversation_s_own_menus(
@@ -466,20 +468,20 @@ async def test_both_menus_of_a_chat_have_the_same_entries(
     menu = next(menu for menu in view.findChildren(QMenu) if menu.isVisible())
     assert window.chat.current == "thesis", "the row is not opened for that"
     assert words(menu) == words(window.header.chat_menu)
-    assert {"Rename", "Keep on top", "Chat settings…", "Export with its memory…", "Delete"} <= set(words(menu))
-    entry(menu, "Name this chat by the model", fill=False).trigger()
+    assert {"Rename", "Keep on top", "Chat settings…", "Export with memory…", "Delete"} <= set(words(menu))
+    entry(menu, "Generate a title for this chat", fill=False).trigger()
     menu.close()
     await until(lambda: furnished.chat.by_id["jeju"].title == "Named by the model")
 
 
 async def test_engine_failure_card_and_its_buttons(furnished: FakeRuntime, window: MainWindow) -> None:
-    failure = EngineFailure(FailureKind.BAD_MODEL, "Not a model", "It is truncated.", "Fetch it again.")
+    failure = EngineFailure(FailureKind.BAD_MODEL, "Not a model", "Path: truncated.", "Fetch it again.")
     furnished.set_engine(EngineState.FAILED, failure=failure)
     card = window.engine_card
     assert card.isVisible()
     assert (card.title.text(), card.detail.text(), card.advice.text()) == (
         "Not a model",
-        "It is truncated.",
+        "Path: truncated.",
         "Fetch it again.",
     )
     card.restart.click()
@@ -503,7 +505,7 @@ async def test_engine_coming_back_says_what_happened(furnished: FakeRuntime, win
     furnished.set_engine(EngineState.LOADING)
     assert window.engine_card.title.text() == "Loading SmolLM2-135M-Instruct…"
     furnished.set_engine(EngineState.LOADING, checking=True)
-    assert window.engine_card.title.text() == "Checking whether chats can be remembered here…"
+    assert window.engine_card.title.text() == "Testing whether chats can be remembered…"
     assert not window.engine_card.restart.isVisible()
 
 
@@ -556,10 +558,10 @@ async def test_receipt_opens_on_click(furnished: FakeRuntime, window: MainWindow
     assert "read 12 new tokens, remembered 5,906 from disk" in receipt.line.toolTip()
     qtbot.mouseClick(receipt.line, Qt.MouseButton.LeftButton)
     await until(lambda: receipt.details is not None and receipt.details.isVisible())
-    assert receipt.line.accessibleName() == "Receipt: 0.3 s · remembered, details open"
+    assert receipt.line.accessibleName() == "Receipt: 0.3 s · remembered, details expanded"
     receipt.line.setFocus()
     qtbot.keyClick(receipt.line, Qt.Key.Key_Space)
-    assert receipt.line.accessibleName() == "Receipt: 0.3 s · remembered, details folded"
+    assert receipt.line.accessibleName() == "Receipt: 0.3 s · remembered, details collapsed"
     assert receipt.details is not None
     assert receipt.details.isHidden()
 
@@ -581,7 +583,7 @@ async def test_strip_shows_engine_context_and_turn(furnished: FakeRuntime, windo
     assert strip.context.text() == "context 32K"
     assert "trained for" in strip.context.toolTip()
     furnished.events.publish(Prefilling("thesis", 2959, 5918, 0))
-    assert strip.remarks.text == "reading 50 % of 5,918 tokens"
+    assert strip.remarks.text == "processing 50 % of 5,918 tokens"
     assert strip.progress.isVisible()
     furnished.events.publish(FirstToken("thesis", 310, 5906, 5918, Verdict(Source.HOT, hollow=False, miss_reason=None)))
     assert strip.remarks.text == "still loaded · first word after 0.31 s"
@@ -601,7 +603,7 @@ async def test_the_strip_forgets_what_it_told_of_a_chat_when_another_is_opened(
     assert window.strip.remarks.text == ""
     window.chat.open("thesis")
     furnished.events.publish(ReadingAhead("thesis", 687, 2645, draft=False))
-    assert window.strip.remarks.text == "reading this chat: 687 of 2,645 tokens"
+    assert window.strip.remarks.text == "processing this chat: 687 of 2,645 tokens"
     window.chat.open("jeju")
     furnished.events.publish(ReplyDelta("thesis", "m", "words", ""))
     furnished.events.publish(Speed("thesis", 41.3, 6000))
@@ -614,7 +616,7 @@ async def test_an_engine_of_which_nothing_is_heard_is_not_called_ready(
 ) -> None:
     await settled(window, furnished)
     furnished.events.publish(Silent("thesis", 12.4))
-    assert (window.strip.state.text(), window.strip.remarks.text) == ("silent", "no output for 12 s")
+    assert (window.strip.state.text(), window.strip.remarks.text) == ("not responding", "no output for 12 s")
     furnished.events.publish(Silent("thesis", 0.0))
     assert window.strip.state.text() == "ready"
 
@@ -627,7 +629,7 @@ async def test_in_a_narrow_window_the_strip_still_tells_the_turn(furnished: Fake
     assert strip.model.isVisible()
     assert strip.context.isVisible()
     window.resize(420, 600)
-    both = ["still loaded", "first word after 0.31 s"]
+    both = ["still loaded", "first token after 0.31 s"]
     await until(lambda: [piece.text for piece in strip.remarks.fitting(strip.remarks.width())][:2] == both)
     window.resize(1100, 600)
     await until(lambda: strip.width() == 1100)
@@ -719,7 +721,7 @@ async def test_escape_before_the_first_word_ends_what_the_strip_tells(
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Escape)
     await until(lambda: not window.strip.progress.isVisible(), "the end of the reading")
     assert furnished.chat.busy is None
-    assert "reading" not in window.strip.remarks.text
+    assert "processing" not in window.strip.remarks.text
 
 
 async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: FakeRuntime, window: MainWindow) -> None:
@@ -743,7 +745,7 @@ async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: Fake
     furnished.chat.ahead = None
     furnished.events.publish(Prefilling("thesis", 1, 10, 0))
     assert first.isHidden()
-    assert pending.text().startswith("Reading")
+    assert pending.text().startswith("Processing")
 
 
 async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:

@@ -53,7 +53,7 @@ async def test_a_link_shows_a_chat_and_writes_without_sending(
 async def test_a_link_that_leads_nowhere_is_told(furnished: FakeRuntime, window: MainWindow, opener: Opener) -> None:
     for link in ("kvchat://chat/gone", "kvchat://delete/b", "kvchat:"):
         opener.open(link)
-        assert window.notices.on_show[-1].words == ("This link leads to nothing here", link)
+        assert window.notices.on_show[-1].words == ("The link target was not found", link)
     assert window.chat.current == "d"
 
 
@@ -127,7 +127,7 @@ def test_files_and_links_need_no_command(tmp_path: Path) -> None:
     assert _is_to_open("kvchat://chat/a")
     assert not _is_to_open("ask")
     assert not _is_to_open(str(tmp_path))
-    assert parse(["open", "a", "b"])[1].what == ("a", "b")
+    assert parse(["expanded", "a", "b"])[1].what == ("a", "b")
     assert parse(["quick"])[0].name == "quick"
 
 
@@ -205,7 +205,9 @@ async def test_a_failure_that_came_while_it_was_away_is_told_when_it_comes_back(
     quick.composer.button.click()
     await until(lambda: furnished.chat.busy)
     quick.close()
-    furnished.events.publish(TurnFailed(furnished.chat.busy or "", KvchatError("The engine hung", "It was stopped.")))
+    furnished.events.publish(
+        TurnFailed(furnished.chat.busy or "", KvchatError("The engine stopped responding", "It was stopped."))
+    )
     quick.come()
     await until(lambda: not quick.transcript.tail.failure.isHidden())
 

@@ -208,7 +208,7 @@ async def test_the_preset_window_holds_what_is_behind_it_and_enter_saves(
     assert QApplication.activeModalWidget() is dialog
     dialog.form.numbers["temperature"].setText("3")
     qtbot.keyClick(dialog.name, Qt.Key.Key_Return)
-    assert dialog.form.refusal.text() == "Temperature must be from 0 to 2."
+    assert dialog.form.refusal.text() == "Temperature must be between 0 and 2."
     dialog.form.numbers["temperature"].setText("1")
     qtbot.keyClick(dialog.name, Qt.Key.Key_Return)
     await until(lambda: not dialog.isVisible())

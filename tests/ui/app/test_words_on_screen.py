@@ -44,20 +44,20 @@ ALLOWED = (
     "--slot-save-path",
     "Restore from a backup",
     "Restore the backup",
-    "Restore cancelled",
+    "Restore canceled",
     "(--swa-full)",
     "(q8_0)",
 )
 SQL = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE|CREATE|WHERE|FROM|JOIN|AND|GROUP|SET|ORDER|DROP|ALTER|VALUES)\b")
 IN_DETAILS = (  # of a receipt, and in what names a finding to itself
-    "ahead: prefilled before Send",
-    "hot: it was in the engine’s slot",
+    "ahead: processed before Send",
+    "hot: in the engine’s slot",
     "warm: restored from memory",
-    "restored from disk, proved by the engine’s own count",
-    "cold: read from the beginning",
+    "restored from disk, confirmed by the engine’s token count",
+    "cold: processed from the beginning",
     "Loading (restore)",
-    "Reading (prefill)",
-    "hollow restore: what was loaded was not used",
+    "Processing (prefill)",
+    "hollow restore: the loaded memory was not used",
     "hollow restore: the engine accepted ",
     " with a projector",
 )
@@ -193,7 +193,7 @@ async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: Ma
     window.show_first_start()
     for top in windows:
         told += texts(top)
-    assert {"Storage", "Speed and token counts", "Creativity and style", "Memory of chats"} <= set(told)
+    assert {"Storage", "Speed and token counts", "Sampling", "Chat memory"} <= set(told)
     assert any(text.startswith("remembered: 136 MB in 21 ms") for text in told), "the strip was read"
     assert sorted({text for text in told if terms_in(text)}) == []
     for top in windows[1:]:

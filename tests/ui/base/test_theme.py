@@ -120,7 +120,7 @@ class QBalloonTip(QWidget):
         palette.setColor(QPalette.ColorRole.Window, QColor(0xFF, 0xFF, 0xE1))
         palette.setColor(QPalette.ColorRole.WindowText, Qt.GlobalColor.black)
         self.setPalette(palette)
-        self.words = QLabel("kvchat is still here", self)
+        self.words = QLabel("kvchat is still running", self)
 
 
 @pytest.mark.parametrize("choice", ["light", "dark"])

@@ -37,7 +37,7 @@ def furnish(runtime: FakeRuntime, window: MainWindow, used: int, *, turns: int =
 async def test_the_meter_says_what_is_used_kept_and_left(runtime: FakeRuntime, window: MainWindow) -> None:
     furnish(runtime, window, 5906)
     await until(lambda: "5.9K of 32K tokens used" in window.context_meter.words.text())
-    assert "2K kept for the reply" in window.context_meter.words.text()
+    assert "2K reserved for the reply" in window.context_meter.words.text()
     assert window.context_card.isHidden()
     window.composer.editor.setPlainText("word " * 1000)
     await until(lambda: "in this message" in window.context_meter.words.text())
@@ -52,15 +52,15 @@ async def test_what_is_being_written_says_how_long_its_reply_would_take(
     assert meter.wait.isHidden(), "nothing is written"
     window.composer.editor.setPlainText("word " * 1000)
     await until(meter.wait.isVisible)
-    assert meter.wait.whole == "about 4 s: 2,100 tokens to read"
-    assert meter.accessibleName().endswith("Sent now, the first word comes after about 4 s: 2,100 tokens to read")
+    assert meter.wait.whole == "about 4 s: 2,100 tokens to process"
+    assert meter.accessibleName().endswith("If sent now, the first token comes after about 4 s: 2,100 tokens to read")
     runtime.forecasts.message = Forecast(Source.HOT, 30, TimeRange(0.2, 0.2))
     runtime.events.publish(ReadingAhead(chat, 2000, 2000, draft=True))
     await until(meter.wait.isHidden)
     runtime.forecasts.message = Forecast(Source.DISK, 30, TimeRange(1.6, 1.6))
     window.composer.editor.setPlainText("word " * 1001)
     await until(meter.wait.isVisible)
-    assert meter.wait.whole == "about 2 s: loading it, and 30 tokens to read"
+    assert meter.wait.whole == "about 2 s: loading it, and 30 tokens to process"
     window.composer.button.click()
     await until(meter.wait.isHidden)
 
@@ -68,7 +68,7 @@ async def test_what_is_being_written_says_how_long_its_reply_would_take(
 async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime, window: MainWindow) -> None:
     chat, card = furnish(runtime, window, 31_500), window.context_card
     await until(card.larger.isVisible)
-    assert card.larger.text() == "Larger context (64K)"
+    assert card.larger.text() == "Increase context to 64K"
     assert "take about 6.2 GB of the 11.4 GB" in card.advice.text()
     card.larger.click()
     await until(lambda: ("raise_context", 65_536) in runtime.calls)
@@ -78,7 +78,7 @@ async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime,
     card.summarise.click()
     await until(card.stop.isVisible)
     runtime.chat.context.summary.set()
-    await until(lambda: any("4 messages were summed up" in n.words[0] for n in window.notices.on_show))
+    await until(lambda: any("4 messages were summarized" in n.words[0] for n in window.notices.on_show))
     card.later.click()
     await until(card.isHidden)
 
@@ -136,7 +136,7 @@ async def test_a_refusal_leaves_one_card_and_nobody_answering(runtime: FakeRunti
     runtime.chat.finish(chat, None)
     await until(lambda: not window.sidebar.model.index(1).data(ROW).busy)
     await until(window.context_card.isVisible)
-    assert window.context_card.title.text() == "This does not fit the context"
+    assert window.context_card.title.text() == "The prompt exceeds the context length"
     await until(window.context_card.larger.isVisible)
     assert window.context_card.drop.isVisible()
     assert window.transcript.tail.failure.isHidden()
@@ -155,7 +155,7 @@ async def test_what_cannot_fit_is_not_sent_and_part_of_it_can_be(
     qtbot.keyClicks(window.composer.editor, "What is in it?")
     card = window.context_card
     await until(lambda: card.isVisible() and card.part.isVisible())
-    assert card.title.text() == "This does not fit the context"
+    assert card.title.text() == "The prompt exceeds the context length"
     assert not window.composer.button.isEnabled()
     card.later.click()
     assert card.isHidden()
@@ -205,5 +205,5 @@ async def test_what_cannot_fit_is_said_with_an_estimate(runtime: FakeRuntime, wi
     runtime.chat.context.now = ContextUse(0, 0, 2048, 32_768, estimated=True)
     window.composer.editor.setPlainText("words " * 30_000)
     await until(window.context_card.isVisible)
-    assert "It has about 45K tokens, and the context holds 32,768." in window.context_card.detail.text()
+    assert "It has about 45K tokens; the context length is 32,768." in window.context_card.detail.text()
     assert not window.composer.button.isEnabled()

@@ -87,7 +87,7 @@ def test_what_is_part_of_a_line_above_keeps_its_indent(look: Look) -> None:
     view.grab()
     lines = [label for label in view.details.findChildren(QLabel) if label.property("kind") == "small"]
     at = {label.text(): label.geometry().topLeft() for label in lines}
-    assert at["Loading (restore)"].x() == at["Reading (prefill)"].x() > at["Time to first token"].x()
+    assert at["Loading (restore)"].x() == at["Processing (prefill)"].x() > at["Time to first token"].x()
     assert [place.y() for place in at.values()] == sorted(place.y() for place in at.values())
     heights = {
         label.sizeHint().height() for label in lines if label.text() in ("Loading (restore)", "Time to first token")

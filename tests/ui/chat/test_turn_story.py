@@ -46,13 +46,13 @@ def words(story: TurnStory) -> list[str]:
         (Restoring(136_000_000, 5906), Remark("loading 136 MB…", "live", 2)),
         (Restored(136_000_000, 5906, 21.4), Remark("loaded 136 MB in 21 ms", "", 2)),
         (RestoreFailed(Reason(ReasonCode.DISK_FULL)), Remark("not loaded: the disk is full", "warn")),
-        (Prefilling("c", 1480, 5918, 0), Remark("reading 25 % of 5,918 tokens", "live")),
-        (FirstToken("c", 34_600, 0, 5918), Remark("first word after 34.6 s")),
+        (Prefilling("c", 1480, 5918, 0), Remark("processing 25 % of 5,918 tokens", "live")),
+        (FirstToken("c", 34_600, 0, 5918), Remark("first token after 34.6 s")),
         (Speed("c", 41.3, 6000), Remark("41 tokens/s", "live", 0)),
         (Speed("c", 4.26, 6000), Remark("4.3 tokens/s", "live", 0)),
-        (Saving(), Remark("keeping…", "live", 1)),
+        (Saving(), Remark("saving…", "live", 1)),
         (Saved(137_000_000, 6100, 310), Remark("kept 137 MB", "", 1)),
-        (SaveSkipped(Reason(ReasonCode.DISK_FULL)), Remark("not kept: the disk is full", "warn")),
+        (SaveSkipped(Reason(ReasonCode.DISK_FULL)), Remark("not saved: the disk is full", "warn")),
         (TurnFailed("c", KvchatError("No")), Remark("failed", "bad")),
         (ReplyFinished("c", "m", a_receipt(Source.COLD, miss_reason=FIRST)), Remark("first reply", "", 2)),
         (Speed("c", 0.0, 6000), None),  # not measured
@@ -110,7 +110,7 @@ def test_the_strip_says_of_a_reply_what_its_receipt_says_from_the_first_word_on(
     story.tell(ReplyFinished("c", "m", receipt))
     assert words(story) == live, "nothing is taken back"
     assert live[0].partition(":")[0] == receipt_line(receipt).partition(" · ")[2].partition(":")[0]
-    assert live[1] == "first word after 0.31 s"
+    assert live[1] == "first token after 0.31 s"
 
 
 def test_at_the_end_the_strip_has_the_receipt_s_figures() -> None:
@@ -120,21 +120,21 @@ def test_at_the_end_the_strip_has_the_receipt_s_figures() -> None:
         *(FirstToken("c", 1050, 5906, 5918, FROM_DISK), Speed("c", 5.3, 6000)),
         *(ReplyFinished("c", "m", receipt), Saved(137_000_000, 6100, 16)),
     )
-    assert words(story) == ["remembered: 136 MB", "first word after 1.05 s", "6.7 tokens/s", "kept 137 MB"]
+    assert words(story) == ["remembered: 136 MB", "first token after 1.05 s", "6.7 tokens/s", "kept 137 MB"]
 
 
 def test_a_whole_turn_and_then_the_next() -> None:
     story = told(*A_RESTORE, Prefilling("c", 2959, 5918, 0))
-    assert (story.fraction, story.pending) == (0.5, "Reading 50 % of 5,918 tokens…")
+    assert (story.fraction, story.pending) == (0.5, "Processing 50 % of 5,918 tokens…")
     story.tell(FirstToken("c", 310, 5906, 5918, FROM_DISK, 21.4))
     assert (story.fraction, story.pending) == (None, "")
     for event in (ReplyDelta("c", "m", "x", ""), Speed("c", 41.3, 6000), ReplyFinished("c", "m", None), Saving()):
         story.tell(event)
     story.tell(Saved(137_000_000, 6100, 310))
-    assert words(story) == ["remembered: 136 MB in 21 ms", "first word after 0.31 s", "41 tokens/s", "kept 137 MB"]
+    assert words(story) == ["remembered: 136 MB in 21 ms", "first token after 0.31 s", "41 tokens/s", "kept 137 MB"]
     assert all(remark.tone != "live" for remark in story.remarks)
     story.tell(Prefilling("c", 1, 10, 0))
-    assert words(story) == ["reading 10 % of 10 tokens"]
+    assert words(story) == ["processing 10 % of 10 tokens"]
 
 
 def test_a_restore_that_ran_ahead_is_still_told_after_send() -> None:
@@ -149,8 +149,8 @@ def test_a_restore_that_ran_ahead_is_still_told_after_send() -> None:
 
 def test_room_for_a_longer_chat_is_told_while_it_is_made() -> None:
     story = told(MakingRoom(20_000))
-    assert words(story) == ["making room for a longer chat"]
-    assert story.pending == "Making room for a longer chat…"
+    assert words(story) == ["restarting the engine with a longer context"]
+    assert story.pending == "Restarting the engine with a longer context…"
     story.tell(MakingRoom(20_000, done=True))
     assert words(story) == []
 

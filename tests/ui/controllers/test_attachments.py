@@ -107,14 +107,14 @@ async def test_pictures_are_shown_small_sent_and_shown_large(window: MainWindow,
     image.fill(0xFF00FF00)
     pasted.setImageData(image)
     window.composer.editor.insertFromMimeData(pasted)
-    await until(lambda: names(window) == ["red.png", "Pasted picture.png"])
+    await until(lambda: names(window) == ["red.png", "Pasted image.png"])
     await until(lambda: "tokens" in window.composer.chips.chips[1].count.text())
     window.composer.button.click()
     await until(lambda: window.transcript.views)
     view = next(iter(window.transcript.views.values()))
     assert isinstance(view, UserView)
     assert view.chips is not None
-    assert [a.name for a in view.chips.attachments] == ["red.png", "Pasted picture.png"]
+    assert [a.name for a in view.chips.attachments] == ["red.png", "Pasted image.png"]
     view.chips.chips[0].name.click()
     shown = child(window, PictureView)
     assert shown.picture.pixmap().deviceIndependentSize().toSize() == QSize(80, 60)
@@ -131,12 +131,12 @@ async def test_a_model_without_sight_refuses_pictures(
     (tmp_path / "red.png").write_bytes(png())
     window.composer.editor.files_given.emit([tmp_path / "red.png"])
     await until(lambda: len(window.notices.on_show) == 1)
-    assert "Llama cannot see pictures" in window.notices.on_show[0].words
+    assert "Llama does not support images" in window.notices.on_show[0].words
     assert not names(window)
     window.notices.on_show[0].dismiss()
     window.composer.screenshot.click()
     await until(lambda: window.notices.on_show)
-    assert "Llama cannot see pictures" in window.notices.on_show[0].words
+    assert "Llama does not support images" in window.notices.on_show[0].words
     assert window.isVisible(), "it is said before the picture is taken"
 
 

@@ -63,7 +63,7 @@ async def test_a_model_chosen_for_new_chats_leaves_the_open_chat_alone(
     await runtime.use_model(path)
     window.models.take_up()
     await until(lambda: window.notices.on_show)
-    assert window.notices.on_show[0].words[0] == "New chats are answered by Fifth-5B"
+    assert window.notices.on_show[0].words[0] == "New chats use Fifth-5B"
     assert window.header.model.toolTip() == "Other-1B"
     assert not [call for call in runtime.calls if call[0] == "load_model"]
     assert not [call for call in runtime.chat.calls if call[0] == "use_model"]
@@ -112,7 +112,7 @@ async def test_another_model_is_one_click_away(runtime: FakeRuntime, window: Mai
     await until(lambda: ("load_model", Path("/models/R&D-7B.gguf")) in runtime.calls)
     await until(lambda: ("use_model", chat.id, "/models/R&D-7B.gguf") in runtime.chat.calls)
     await until(lambda: window.header.model.toolTip() == "R&D-7B")
-    runtime.refuse = KvchatError("This is no model", "It is truncated.")
+    runtime.refuse = KvchatError("This is no model", "Path: truncated.")
     menu.aboutToShow.emit()
     next(action for action in menu.actions() if action.text().startswith("SmolLM2")).trigger()
     await until(lambda: [notice.words[0] for notice in window.notices.on_show] == ["This is no model"])

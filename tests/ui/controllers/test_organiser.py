@@ -111,7 +111,7 @@ async def test_archive_and_back(furnished: FakeRuntime, window: MainWindow, qtbo
     assert listed(window) == "d"
     assert window.sidebar.view_button.text() == "Archive"
     click(window, qtbot, "d", Qt.KeyboardModifier.NoModifier)
-    choose(window, "d", "Take out of the archive")
+    choose(window, "d", "Unarchive")
     await until(lambda: listed(window) == "", "the way back")
     window.sidebar.arrange(Arrangement())
     assert listed(window) == "dcba"

@@ -94,7 +94,7 @@ async def test_all_chats_go_out_and_come_in_again(kept: FakeRuntime, window: Mai
     choose(window, "Import chats…")
     pick(window, tmp_path / "all.json")
     await until(lambda: "Imported 0 chats" in notices(window))
-    assert window.notices.on_show[-1].words[1] == "2 chats were here already."
+    assert window.notices.on_show[-1].words[1] == "2 chats already exist."
 
 
 async def test_imported_chats_are_shown_whatever_was_looked_at(
@@ -143,7 +143,7 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
             return TriedOut(298, 300)
 
         kept.transfer = TransferService(kept.paths, database, worker, kept.events, bench.store, try_out)
-        choose(window, "Export with its memory…")
+        choose(window, "Export with memory…")
         await until(lambda: asked(window), "the question")
         question = asked(window)[0]
         assert "The memory of this chat takes 40 KB" in question.findChildren(QLabel)[1].text()
@@ -153,7 +153,7 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
         assert not question.go.isEnabled(), "typed once only"
         qtbot.keyClicks(question.again, "correct hose")
         assert not question.go.isEnabled()
-        assert question.differs.text() == "The two passphrases differ."
+        assert question.differs.text() == "The passphrases do not match."
         question.again.clear()
         qtbot.keyClicks(question.again, "correct horse")
         assert (question.again.echoMode(), question.differs.text()) == (QLineEdit.EchoMode.Password, "")
@@ -166,7 +166,10 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
         choose(window, "Import chats…")
         pick(window, tmp_path / "chat.kvchat")
         await agree(window)
-        for words, given in (("This file needs its passphrase", "wrong"), ("does not open this file", "correct horse")):
+        for words, given in (
+            ("This file requires a passphrase", "wrong"),
+            ("does not open this file", "correct horse"),
+        ):
             await until(lambda words=words: asked(window) and words in asked(window)[0].accessibleName(), words)
             question = asked(window)[0]
             assert not question.go.isEnabled()
@@ -206,8 +209,8 @@ async def test_a_double_click_imports_no_memory_unasked(
 
 
 async def test_a_chat_without_memory_says_so(kept: FakeRuntime, window: MainWindow) -> None:
-    choose(window, "Export with its memory…")
-    await until(lambda: notices(window) == ["Nothing is kept of this chat that could go with it"])
+    choose(window, "Export with memory…")
+    await until(lambda: notices(window) == ["This chat has no saved memory to export"])
 
 
 async def test_a_chat_that_was_deleted_is_back_where_it_is_imported_again(
@@ -284,7 +287,7 @@ async def test_the_engine_that_a_backup_names_is_taken_only_if_confirmed(
     choose(window, "Restore from a backup…")
     pick(window, tmp_path / "backup.zip")
     qtbot.mouseClick((await question("Restore the backup of")).yes, Qt.MouseButton.LeftButton)
-    asked = await question("Use the engine settings of the backup?")
+    asked = await question("Use the engine settings from the backup?")
     assert any("/tmp/theirs -lv 5" in label.text() for label in asked.findChildren(QLabel))
     qtbot.mouseClick(asked.yes if confirmed else asked.keep, Qt.MouseButton.LeftButton)
     await question("Restart kvchat to finish?")
@@ -312,7 +315,7 @@ async def test_cancel_ends_an_import_and_leaves_nothing_of_it(
     for _ in range(10):  # until the thread has been asked to stop
         await asyncio.sleep(0)
     go.set()
-    await until(lambda: notices(window) == ["Import cancelled"])
+    await until(lambda: notices(window) == ["Import canceled"])
     with closing(Database(kept.paths.database)) as database:
         assert len(database.conversations()) == 2
     assert not dialogs(window)

@@ -68,7 +68,7 @@ async def test_what_is_written_before_there_is_a_model_waits_for_one(runtime: Fa
     runtime.chat.finish(chat, None)
     await until(window.transcript.tail.unanswered.isVisible)
     card = window.engine_card
-    assert (card.title.text(), card.property("tone")) == ("There is no model yet", "")
+    assert (card.title.text(), card.property("tone")) == ("No model chosen", "")
     assert (card.model.isVisible(), card.restart.isVisible(), card.log.isVisible()) == (True, False, False)
     assert not window.transcript.tail.failure.isVisible()
     assert window.strip.remarks.text == ""
@@ -82,14 +82,14 @@ async def test_models_that_are_here_come_first_and_the_starter_is_what_it_is(
     page = window.first_start
     monkeypatch.setattr("kvchat.library.remote.starter.installed_starter", lambda: None)
     window.show_first_start()
-    await until(lambda: page.starter.text() == "Fetch the starter model (98 MB)")
+    await until(lambda: page.starter.text() == "Download the starter model (98 MB)")
     assert page.starter.property("kind") == "primary"
     small, large = a_model(tmp_path, "Small", 1 * GB), a_model(tmp_path, "Large", 6 * GB)
     broken = FoundModel(tmp_path / "half.gguf", "Half", Source.CHOSEN, 9, None)
     runtime.models.there = [small, a_model(tmp_path, "Huge", 90 * GB), large, broken]
     monkeypatch.setattr("kvchat.library.remote.starter.installed_starter", lambda: Path("/wheel/starter.gguf"))
     window.show_first_start()
-    await until(lambda: page.starter.text() == "Use kvchat’s own starter model")
+    await until(lambda: page.starter.text() == "Use the starter model")
     await until(lambda: page.found)
     assert [one.text() for one in page.found] == ["Use Large-Q4_K_M · fits", "Use Small-Q4_K_M · fits"]
     assert (page.found[0].property("kind"), page.starter.property("kind")) == ("primary", "")
@@ -142,12 +142,12 @@ async def test_on_a_metered_network_a_download_is_asked_about(
 
     monkeypatch.setattr("kvchat.ui.dialogs.metered.is_metered", metered)
     page = window.first_start
-    await until(lambda: page.starter.text() == "Fetch the starter model (98 MB)")
+    await until(lambda: page.starter.text() == "Download the starter model (98 MB)")
     for answer in ("keep", "yes"):
         page.starter.click()
         await until(lambda: page.findChildren(ConfirmDialog))
         question = page.findChildren(ConfirmDialog)[-1]
-        assert "The starter model, 98 MB" in " ".join(label.text() for label in question.findChildren(QLabel))
+        assert "the starter model, 98 MB" in " ".join(label.text() for label in question.findChildren(QLabel))
         assert not starter.asked
         getattr(question, answer).click()
         question.setParent(None)
@@ -190,7 +190,7 @@ async def test_a_card_that_would_go_unused_is_offered_an_engine(
 ) -> None:
     offer = window.first_start.offer
     await until(offer.isVisible)
-    assert offer.title.text().startswith("Graphics card by AMD")
+    assert offer.title.text().startswith("AMD GPU")
     assert "GitHub" in offer.words.text()
     assert github.requests == [], "nothing is asked of the network unasked"
     monkeypatch.setattr("kvchat.library.remote.github.builds_for.__defaults__", ("x86_64",))
@@ -208,7 +208,7 @@ async def test_a_card_that_would_go_unused_is_offered_an_engine(
     window.quitting.question.reject()
     github.go_on.set()
     await until(offer.outcome.isVisible)  # these bytes are no archive
-    assert offer.outcome.title.text() == "The engine is not as expected"
+    assert offer.outcome.title.text() == "The engine archive is invalid"
     assert with_card.settings.engine_path is None
 
 
@@ -223,7 +223,7 @@ async def test_a_driver_that_is_missing_is_told_before_anything_is_fetched(
 
 async def test_what_a_new_engine_changes_is_seen(runtime: FakeRuntime, window: MainWindow, tmp_path: Path) -> None:
     page, program = window.first_start, tmp_path / "llama-server"
-    await until(lambda: "the engine inside kvchat" in page.machine.text())
+    await until(lambda: "the embedded engine" in page.machine.text())
     program.touch(0o755)
     runtime.settings = replace(runtime.settings, engine_path=str(program))
     page.offer.tried.emit()
@@ -251,12 +251,12 @@ async def test_a_picked_file_is_used(runtime: FakeRuntime, window: MainWindow, q
 
 
 async def test_a_file_that_is_no_model_is_refused_on_the_page(runtime: FakeRuntime, window: MainWindow) -> None:
-    runtime.refuse = KvchatError("Not a GGUF file", "It is text.", "Pick another.")
+    runtime.refuse = KvchatError("Not a GGUF file", "Path: text.", "Pick another.")
     window.runner.start(window.models.use(Path("/x.txt")))
     await until(lambda: window.first_start.error.title.isVisible())
     card = window.first_start.error
     told = card.title.text(), card.detail.text(), card.advice.text()
-    assert told == ("Not a GGUF file", "It is text.", "Pick another.")
+    assert told == ("Not a GGUF file", "Path: text.", "Pick another.")
     assert window.first_start.starter.isVisible()
 
 

@@ -61,7 +61,7 @@ def runtime(tmp_path: Path) -> FakeRuntime:
     runtime.models.there = [
         a_model(tmp_path, "Zebra-70B", 40 * GB),
         a_model(tmp_path, "Apple-8B", 5 * GB),
-        FoundModel(tmp_path / "half.gguf", "Half", Source.CHOSEN, 9, None, NotAModel("The model file is not whole")),
+        FoundModel(tmp_path / "half.gguf", "Half", Source.CHOSEN, 9, None, NotAModel("The model file is incomplete")),
     ]
     return runtime
 
@@ -155,7 +155,7 @@ async def test_folders_are_added_and_dropped(runtime: FakeRuntime, models: Model
     stop.trigger()
     menu.close()
     await until(lambda: runtime.settings.model_folders == ())
-    await until(lambda: not models.here.findChildren(QMenu), "the menu to go: each opening has its own")
+    await until(lambda: not models.here.findChildren(QMenu), ("the menu to go: each opening has exclusive"))
 
 
 async def test_suggestions_suit_the_memory_and_ask_nobody_and_no_network_is_told(
@@ -181,7 +181,7 @@ async def test_searched_listed_downloaded_and_used(
     qtbot.mouseClick(models.tabs.button(1), LEFT)
     qtbot.keyClicks(models.hub.field, "thing")
     qtbot.keyClick(models.hub.field, Qt.Key.Key_Return)
-    await until(lambda: models.hub.heading.text() == "Found for “thing”")
+    await until(lambda: models.hub.heading.text() == "Results for “thing”")
     assert [row.title for row in models.hub.list.rows] == [REPOSITORY]
     models.hub.list.select(models.hub.list.rows[0].value)
     qtbot.mouseClick(models.hub.take, LEFT)
@@ -204,7 +204,7 @@ async def test_searched_listed_downloaded_and_used(
     path = runtime.paths.models / REPOSITORY / "Thing-7B-Q4_K_M.gguf"
     await until(lambda: ("use_model", path) in runtime.calls)
     qtbot.mouseClick(models.hub.back, LEFT)
-    assert models.hub.heading.text() == "Found for “thing”"
+    assert models.hub.heading.text() == "Results for “thing”"
     models.open_repository(REPOSITORY)
     await until(lambda: [row.chip for row in models.hub.list.rows] == ["on this computer", "fits"])
     await runtime.models.close()
@@ -227,7 +227,7 @@ async def test_a_gated_model_can_be_removed_or_asks_for_a_token_and_comes_with_i
     assert "accepted its terms" in view.words.text()
     qtbot.mouseClick(view.token, LEFT)
     dialog = models.open_token()
-    await until(lambda: dialog.place.text() == "No token is kept.")
+    await until(lambda: dialog.place.text() == "No access token is saved.")
     assert dialog.field.echoMode() is QLineEdit.EchoMode.Password
     qtbot.keyClicks(dialog.field, "no token")
     qtbot.keyClick(dialog.field, Qt.Key.Key_Return)
@@ -284,7 +284,7 @@ async def test_a_page_without_models_says_what_to_do(
     models = window.side_windows.open_models()
     await until(models.here.none.isVisible)
     assert models.here.use.isHidden()
-    qtbot.mouseClick(button(models.here.none, "Get another…"), LEFT)
+    qtbot.mouseClick(button(models.here.none, "Download another…"), LEFT)
     assert models.hub.isVisible()
     models.tabs.button(0).click()
     qtbot.mouseClick(button(models.here.none, "Choose a folder…"), LEFT)

@@ -72,6 +72,6 @@ async def seen(shown: Open) -> None:
     assert set(shown.runtime.door.totals.by_program()["opencode"].misses) == {ReasonCode.DATE_IN_SYSTEM}
     await shown.until(lambda: [row.title for row in storage.list.usage.rows] == ["opencode (program)"])
     storage.refresh()
-    await shown.until(lambda: storage.list.usage.rows[0].details.startswith("2 prompts kept"))
+    await shown.until(lambda: storage.list.usage.rows[0].details.startswith("2 prompts saved"))
     for window in (storage, programs, shown.window.side_windows.open_settings()):
         window.close()

@@ -40,7 +40,7 @@ def opened(window: MainWindow) -> ProgramsWindow:
 async def test_nothing_was_asked_yet(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     programs = opened(window)
     assert programs.empty.isVisible()
-    qtbot.mouseClick(button(programs, "Set a program up"), LEFT)
+    qtbot.mouseClick(button(programs, "Connect an app"), LEFT)
     await until(lambda: window.side_windows.open_settings().page(OtherProgramsPage).isVisible())
 
 
@@ -61,10 +61,10 @@ async def test_what_goes_on_is_told_with_how_far_it_is(filled: FakeRuntime, wind
     await until(lambda: programs.now.rows[2].name.whole == "Chat c")
     shown = [(row.name.whole, row.words.whole, row.bar.isVisible()) for row in programs.now.rows if row.isVisible()]
     assert shown == [
-        (CLAUDE, "reading, 8,192 of 16,872 tokens", True),
-        (LONG_NAME, "waits", False),
-        ("Chat c", "ready, 5.9K tokens", False),
-        ("opencode", "ready, 18.4K tokens", False),
+        (CLAUDE, "processing, 8,192 of 16,872 tokens", True),
+        (LONG_NAME, "waiting", False),
+        ("Chat c", "loaded, 5.9K tokens", False),
+        ("opencode", "loaded, 18.4K tokens", False),
     ]
 
 
@@ -73,8 +73,8 @@ async def test_why_it_was_read_again_and_what_mends_it(filled: FakeRuntime, wind
     await until(lambda: "The date in the system prompt" in words(programs))
     said = words(programs)
     assert "3×, about 2 min\n" in said
-    assert "Has spared 980,000 tokens (48×, about 32 min)." in said
-    assert "For want of it 62,000 tokens were read again (3×, about 2 min)." in said
+    assert "Avoided reprocessing 980,000 tokens (48×, about 32 min)." in said
+    assert "62,000 tokens had to be reprocessed without it (3×, about 2 min)." in said
     rule = programs.details.rules["hold-clock"]
     assert not rule.on
     qtbot.keyClick(rule.switch, Qt.Key.Key_Space)
@@ -82,7 +82,7 @@ async def test_why_it_was_read_again_and_what_mends_it(filled: FakeRuntime, wind
     await until(lambda: rule.on)
     programs.list.select("opencode")
     assert not rule.on
-    await until(lambda: "Nothing of what it sent had to be read twice." in words(programs))
+    await until(lambda: "None of its prompts had to be reprocessed." in words(programs))
     programs.list.select(CLAUDE)
     qtbot.keyClick(rule.switch, Qt.Key.Key_Space)
     await until(lambda: filled.settings.door_rules == ())
@@ -92,7 +92,7 @@ async def test_a_request_has_the_receipt_of_a_reply_and_both_texts(filled: FakeR
     programs = opened(window)
     requests = programs.requests
     assert [row.chip for row in requests.list.rows] == ["read again", "", "still loaded", "remembered"]
-    assert requests.list.rows[1].words == "left by the program"
+    assert requests.list.rows[1].words == "canceled by the app"
     assert requests.receipt is not None
     assert "read again" in requests.receipt.text
     await until(lambda: "Token 312" in words(programs))
@@ -119,7 +119,7 @@ def test_an_answer_in_one_piece_was_written_after_its_first_word() -> None:
     assert receipt is not None
     assert (receipt.ttft_ms, receipt.first_token_ms) == (1060.0, 130.0)
     assert receipt.tokens_per_second == pytest.approx(412 / 11.34)
-    assert "first word after 1.1 s" in request_line(whole)
+    assert "first token after 1.1 s" in request_line(whole)
 
 
 async def test_it_follows_what_comes(filled: FakeRuntime, window: MainWindow) -> None:

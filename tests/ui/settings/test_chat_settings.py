@@ -78,9 +78,9 @@ async def test_what_is_entered_is_the_conversation_s_own(runtime: FakeRuntime, p
 @pytest.mark.parametrize(
     ("field", "text", "words"),
     [
-        ("temperature", "9", "Temperature must be from 0 to 2."),
-        ("top_k", "1.5", "Top-k: “1.5” is not such a number"),
-        ("seed", "x", "Seed: “x” is not such a number"),
+        ("temperature", "9", "Temperature must be between 0 and 2."),
+        ("top_k", "1.5", "Top-k: “1.5” is not a valid number"),
+        ("seed", "x", "Seed: “x” is not a valid number"),
     ],
 )
 async def test_nonsense_is_refused_in_place(panel: ChatSettings, field: str, text: str, words: str) -> None:
@@ -202,7 +202,7 @@ async def test_what_stands_there_becomes_a_preset(runtime: FakeRuntime, panel: C
     panel.keep.click()
     (dialog,) = panel.findChildren(PresetDialog)
     await until(dialog.save.isEnabled)
-    assert dialog.with_model.currentText() == "Always answered by qwen"
+    assert dialog.with_model.currentText() == "Always use qwen"
     dialog.name.setText("Poet")
     dialog.save.click()
     await until(lambda: panel.preset.count() == 2)

@@ -42,7 +42,7 @@ async def test_switched_on_there_is_an_address_and_a_key(runtime: FakeRuntime, w
     page = await switched_on(window, runtime)
     assert runtime.settings.door
     assert page.address.field.text() == "http://127.0.0.1:8737"
-    assert page.address.words.text() == "Reached from this computer alone."
+    assert page.address.words.text() == "Only this computer can connect."
     keys = await runtime.door.keys()
     assert list(keys) == [EVERYBODY]
     page.change("door", False)
@@ -61,7 +61,7 @@ async def test_the_key_is_shown_only_when_asked_for(runtime: FakeRuntime, window
     assert QGuiApplication.clipboard().text() == key
     assert page.key_entry.copy.text() == "Copied"
     await until(lambda: page.key_entry.copy.text() == "Copy")
-    qtbot.mouseClick(button(page, "Show the key"), LEFT)
+    qtbot.mouseClick(button(page, "Show the API key"), LEFT)
     assert page.key_entry.field.echoMode() is QLineEdit.EchoMode.Normal
     assert key in page.lines.text.toPlainText()
     window.side_windows.open_settings().close()
@@ -72,7 +72,7 @@ async def test_the_key_is_renewed_after_a_question(runtime: FakeRuntime, window:
     page = await switched_on(window, runtime)
     before = page.key_entry.field.text()
     qtbot.mouseClick(page.key_entry.renew, LEFT)
-    qtbot.mouseClick(button(question(page.panel), "Make a new key"), LEFT)
+    qtbot.mouseClick(button(question(page.panel), "Create new key"), LEFT)
     await until(lambda: page.key_entry.field.text() not in ("", before))
     assert await runtime.door.keys() == {EVERYBODY: page.key_entry.field.text()}
 
@@ -108,7 +108,7 @@ async def test_a_program_gets_a_key_of_its_own_that_can_be_taken_back(
     await until(lambda: "my-zed" in page.own.rows)
     qtbot.mouseClick(button(page, "Copy the key of my-zed"), LEFT)
     assert QGuiApplication.clipboard().text() == (await runtime.door.keys())["my-zed"]
-    qtbot.mouseClick(button(page, "Take back the key of my-zed"), LEFT)
+    qtbot.mouseClick(button(page, "Revoke the API key of my-zed"), LEFT)
     await until(lambda: not page.own.rows)
     assert list(await runtime.door.keys()) == [EVERYBODY]
 
@@ -126,7 +126,7 @@ async def test_a_port_is_a_number(runtime: FakeRuntime, window: MainWindow, qtbo
 async def test_what_is_open_to_others_is_said(runtime: FakeRuntime, window: MainWindow) -> None:
     page = await switched_on(window, runtime)
     page.address.show_url("http://192.168.1.7:8737")
-    assert page.address.words.text() == "Other computers of the network reach it, too."
+    assert page.address.words.text() == "Other computers on the network can also connect."
     page.address.show_url(None)
     assert "could not be opened" in page.address.words.text()
     assert not page.address.copy.isEnabled()

@@ -101,7 +101,7 @@ async def test_starting_at_login_is_the_desktop_s_to_know(
     file.parent.write_text("in the way")
     entry.switch.click()
     await until(lambda: settings.notices.on_show)
-    assert settings.notices.on_show[0].words[0] == "Starting at login could not be changed"
+    assert settings.notices.on_show[0].words[0] == "The “Start at login” setting could not be changed"
     await until(lambda: not entry.switch.isChecked())
 
 
@@ -114,7 +114,7 @@ async def test_what_is_on_or_off_has_a_switch(
             assert values != {True, False}, box.accessibleName()
     switch = settings.page(GeneralPage).settings["model_titles"].switch
     before = runtime.settings.model_titles
-    assert (switch.isChecked(), switch.accessibleName()) == (before, "Let the model name chats")
+    assert (switch.isChecked(), switch.accessibleName()) == (before, "Automatic chat titles")
     qtbot.keyClick(switch, Qt.Key.Key_Space)
     await until(lambda: runtime.settings.model_titles is not before)
     end = QPoint(switch.width() - 3, switch.height() // 2)  # where a check box of the style has nothing
@@ -180,7 +180,7 @@ async def test_a_context_size_of_one_s_own_waits_for_the_engine(
     assert "Chats are remembered here" in settings.page(ModelPage).restoring.words.text()
     assert not settings.page(ModelPage).retest.isVisible()
     assert runtime.engine.context_reason in entry.words.text()
-    assert entry.field.placeholderText() == "kvchat decides"
+    assert entry.field.placeholderText() == "Automatic"
     assert not entry.reset.isVisible()
     assert not settings.pending.isVisible()
     typed(qtbot, entry, "16K")
@@ -211,12 +211,14 @@ async def test_shows_the_memory_and_takes_a_proposal(
     runtime.set_engine(EngineState.READY)
     memory = settings.page(ModelPage).memory
     assert memory.isVisible()
-    assert memory.words.text() == "An estimate from before the load."
+    assert memory.words.text() == "Estimated before loading."
     names = [picture.accessibleName() for picture in memory.findChildren(MemoryPicture)]
     assert names == [
-        "Radeon 780M: the model 4 GB, room for the chat 2 GB, working space 500 MB; left alone 1 GB of 8 GB free",
-        "This computer’s memory: the model 1 GB, working space 200 MB, chats kept ready, up to 8 GB; "
-        "left alone 3 GB of 30 GB free",
+        ("Radeon 780M: the model 4 GB, room for the chat 2 GB, working space 500 MB; reserved 1 GB of 8 GB free"),
+        (
+            "This computer’s memory: the model 1 GB, working space 200 MB, chats kept ready, up to 8 GB; "
+            "reserved 3 GB of 30 GB free"
+        ),
     ]
     qtbot.mouseClick(button(settings, "Use: Less memory (q8_0)"), LEFT)
     await until(lambda: runtime.settings.kv_type == "q8_0")
@@ -240,9 +242,9 @@ async def test_nonsense_is_refused_in_place_and_gone_when_the_window_opens_again
     settings.show_page(ModelPage.name)
     entry = settings.page(ModelPage).settings["context_size"]
     for text, reason in (
-        ("100", "This must be at least 256 tokens."),
-        ("99999999", "This must be at most 16,777,216 tokens."),
-        ("a lot", "This must be a number of tokens, such as 8192 or 32K."),
+        ("100", "Enter at least 256 tokens."),
+        ("99999999", "Enter at most 16,777,216 tokens."),
+        ("a lot", "Enter a number of tokens, such as 8192 or 32K."),
     ):
         typed(qtbot, entry, text)
         assert entry.refusal.text() == reason
@@ -330,7 +332,7 @@ async def test_opens_the_folders_and_leads_to_the_model_and_to_what_is_saved(
     models = child(window, ModelsWindow)
     assert models.isVisible()
     settings.show_page(StoragePage.name)
-    qtbot.mouseClick(button(settings, "Show the memory of chats"), LEFT)
+    qtbot.mouseClick(button(settings, "Show chat memory"), LEFT)
     panel = child(window, StoragePanel)
     assert panel.isVisible()
     qtbot.mouseClick(button(panel, "Change the limits"), LEFT)

@@ -96,7 +96,12 @@ async def test_the_window_gives_back_and_lets_go_for_good(
 
 
 @pytest.mark.parametrize(
-    ("after", "words"), [({"days": 7}, "goes in 7 days"), ({"days": 1}, "goes in 1 day"), ({}, "goes today")]
+    ("after", "words"),
+    [
+        ({"days": 7}, "permanently deleted in 7 days"),
+        ({"days": 1}, "permanently deleted in 1 day"),
+        ({}, "permanently deleted today"),
+    ],
 )
 def test_what_is_kept_for_seven_days_goes_in_seven(after: dict[str, int], words: str) -> None:
     now = datetime.now(UTC)

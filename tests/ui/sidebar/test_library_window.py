@@ -80,7 +80,7 @@ async def test_the_warning_about_an_entry_goes_with_the_entry(
 ) -> None:
     library = furnished.chat.library
     library.put("grown", tokens=5_000)
-    library.refusal = KvchatError("That is longer than the model can read at once")
+    library.refusal = KvchatError("This is too long for the model's context")
     panel = await opened(window, qtbot)
     qtbot.mouseClick(panel.again, LEFT)
     await until(lambda: panel.notices.on_show)
@@ -102,10 +102,10 @@ async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
 ) -> None:
     library = furnished.chat.library
     library.put("a changed one", tokens=5_000, changes=Changes(2, 1))
-    library.put("b of another model", tokens=5_000, why_not="it was read with another model")
+    library.put("b of another model", tokens=5_000, why_not="it was processed with another model")
     library.put("c that was too long")
     panel = await opened(window, qtbot)
-    assert [row.chip for row in panel.list.rows] == ["files changed", "to be read", "not read"]
+    assert [row.chip for row in panel.list.rows] == ["files changed", "needs processing", "not processed"]
     panel.list.select("p2")
     assert "no chat can begin on it yet" in panel.details.text()
     assert not panel.begin.isEnabled()
@@ -139,8 +139,8 @@ async def test_a_chat_says_what_it_stands_on_and_leads_there(
     panel = window.side_windows.open_library()
     await until(lambda: panel.list.current is not None and panel.list.current.title == "桥梁 🌉")
     for known, words in (
-        ({"changes": Changes(2)}, "2 files changed since it was read"),
-        ({"why_not": "it was read with another model"}, "to be read: it was read with another model"),
+        ({"changes": Changes(2)}, "2 files changed since it was processed"),
+        ({"why_not": "it was processed with another model"}, ("needs processing: it was read with another model")),
     ):
         library.standing[manual.id] = replace(library.standing[manual.id], **{"changes": Changes(), **known})
         furnished.events.publish(LibraryChanged())

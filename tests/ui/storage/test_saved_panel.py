@@ -62,7 +62,7 @@ async def test_a_new_user_is_told_what_will_be_here(runtime: FakeRuntime, window
 async def test_the_sums_and_where_they_come_from(furnished: FakeRuntime, window: MainWindow) -> None:
     panel = await opened(window)
     assert panel.total.text() == "About 9 min saved"
-    assert panel.estimate.text() == "So much less waiting in the last 14 days, over 70 replies."
+    assert panel.estimate.text() == "Less waiting in the last 14 days, over 70 replies."
     shown = labels(panel)
     for kind in KINDS:
         assert shown[shown.index(kind) + 1 : shown.index(kind) + 3][0] == "10"

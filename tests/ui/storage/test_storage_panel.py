@@ -79,10 +79,10 @@ async def test_shows_what_is_kept_largest_first(furnished: FakeRuntime, window: 
     assert [(row.title, row.usage.bytes) for row in panel.list.usage.rows] == [
         ("Jeju", 900_000_000),
         ("Thesis", 136_000_000),
-        ("A chat that is gone", 1_000_000),
+        ("Deleted chat", 1_000_000),
     ]
     spoken = panel.list.usage.data(panel.list.usage.index(0), Qt.ItemDataRole.AccessibleTextRole)
-    assert spoken == "Jeju, 900 MB, 675 MB own, 225 MB shared, used 3 h ago · reading it again: about 40 s"
+    assert spoken == ("Jeju, 900 MB, 675 MB own, 225 MB shared, used 3 h ago · reprocessing: about 40 s")
     speak("ja")
     spoken = panel.list.usage.data(panel.list.usage.index(0), Qt.ItemDataRole.AccessibleTextRole)
     assert spoken.startswith("Jeju、900 MB、")
@@ -104,8 +104,8 @@ async def test_a_program_is_named_and_can_be_deleted(furnished: FakeRuntime, win
     panel = await opened(window, 4)
     row = rows_of(panel)["program/claude-cli"]
     assert row.title == "claude-cli (program)"
-    assert row.details.startswith("12 prompts kept")
-    await chosen(panel, qtbot, "program/claude-cli", "Delete its memory")
+    assert row.details.startswith("12 prompts saved")
+    await chosen(panel, qtbot, "program/claude-cli", "Delete chat memory")
     await until(lambda: "program/claude-cli" not in rows_of(panel))
 
 
@@ -114,7 +114,7 @@ async def test_a_chat_has_saved_what_its_replies_say(furnished: FakeRuntime, win
         furnished.chat.write("b", Role.ASSISTANT, "x", receipt=a_receipt(saved_ms=saved_ms))
     panel = await opened(window)
     await until(lambda: "has saved" in rows_of(panel)["b"].details)
-    assert rows_of(panel)["b"].details == "used 3 h ago · has saved about 78 s"
+    assert rows_of(panel)["b"].details == "used 3 h ago · about 78 s saved"
 
 
 async def test_shows_the_sums_and_draws_what_is_on_disk_and_whose_it_is(
@@ -129,7 +129,7 @@ async def test_shows_the_sums_and_draws_what_is_on_disk_and_whose_it_is(
     ):
         assert words in summary.free.text()
     assert summary.on_disk.text() == "1 GB on disk"
-    assert summary.spared.text() == "7.6 GB spared (88 %): whole files would take 8.6 GB."
+    assert summary.spared.text() == "7.6 GB saved by sharing (88 %). Without sharing: 8.6 GB."
     assert summary.picture.share == pytest.approx(1.037 / 8.645, abs=1e-3)
     figures = (summary.today, summary.ever, summary.warm, summary.room)
     assert [label.text() for label in figures] == ["52 MB", "3.1 GB", "130 MB", "212 GB"]
@@ -161,7 +161,7 @@ async def test_pin_and_unpin_never_save_and_delete_one(
     await until(lambda: rows_of(panel)["a"].usage.never_save)
     assert ("never_save", "a", True) in furnished.calls
     assert "never kept" in rows_of(panel)["a"].spoken
-    await chosen(panel, qtbot, "b", "Delete its memory")
+    await chosen(panel, qtbot, "b", "Delete chat memory")
     await until(lambda: set(rows_of(panel)) == {"a", "gone"})
     assert ("delete_save_points", "b") in furnished.calls
     assert "b" in furnished.chat.by_id
@@ -173,7 +173,7 @@ async def test_the_keyboard_opens_a_row_s_menu(furnished: FakeRuntime, window: M
     panel.list.setCurrentIndex(panel.list.usage.index(1))
     qtbot.keyClick(panel.list, Qt.Key.Key_Space)
     menu = next(menu for menu in panel.list.findChildren(QMenu) if menu.isVisible())
-    assert menu.accessibleName() == "What to do with Thesis"
+    assert menu.accessibleName() == "Actions for Thesis"
     qtbot.keyClick(menu, Qt.Key.Key_Down)
     qtbot.keyClick(menu, Qt.Key.Key_Return)
     await until(lambda: rows_of(panel)["a"].usage.pinned)
@@ -190,7 +190,7 @@ async def test_the_slider_shows_what_would_go_and_removes_nothing(
         f"Frees {round(plan.bytes_freed / 1e6)} MB: 4 old turns of 1 chat; 1 chat must be read again; "
         "reading it all again would take about 40 s."
     )
-    assert rows_of(panel)["a"].details == "would have to be read again: about 40 s"
+    assert rows_of(panel)["a"].details == "would have to be reprocessed: about 40 s"
     assert rows_of(panel)["b"].details == "would lose 4 old turns: 400 MB"
     assert rows_of(panel)["gone"].loss is None
     assert furnished.kept == before
@@ -206,11 +206,11 @@ async def test_a_prune_that_fails_is_told_and_else_does_exactly_the_plan_in_view
 ) -> None:
     panel = await opened(window)
     await slid(panel, qtbot, 0.5)
-    furnished.refuse = KvchatError("The memory of chats could not be read or written.", "Disk error.", "")
+    furnished.refuse = KvchatError("Chat memory could not be read or written.", "Disk error.", "")
     qtbot.mouseClick(panel.prune.button, LEFT)
     await until(lambda: panel.notices.on_show)
     assert not window.notices.on_show
-    assert panel.notices.on_show[0].words[0] == "The memory of chats could not be read or written."
+    assert panel.notices.on_show[0].words[0] == "Chat memory could not be read or written."
     assert not panel.prune.moved
     assert set(rows_of(panel)) == {"a", "b", "gone"}
     furnished.refuse = None
@@ -295,7 +295,7 @@ async def test_shows_what_was_known_while_a_large_store_counts(furnished: FakeRu
     await until(lambda: window.chat.conversations.usage is not None)
     furnished.kept["gone"] = 5_000_000
     panel = window.side_windows.open_storage()  # no await: the store has had no chance to answer
-    assert [row.title for row in panel.list.usage.rows] == ["Jeju", "Thesis", "A chat that is gone"]
+    assert [row.title for row in panel.list.usage.rows] == ["Jeju", "Thesis", "Deleted chat"]
     assert rows_of(panel)["gone"].usage.bytes == 1_000_000
     await until(lambda: rows_of(panel)["gone"].usage.bytes == 5_000_000)
 
@@ -321,7 +321,7 @@ async def test_scrolling_moves_the_buttons_along(runtime: FakeRuntime, window: M
     assert 0 not in panel.list.buttons
     box = panel.list.visualRect(panel.list.usage.index(299))
     assert box.contains(panel.list.buttons[299].geometry())
-    assert panel.list.buttons[299].accessibleName() == "What to do with Chat 0"
+    assert panel.list.buttons[299].accessibleName() == "Actions for Chat 0"
 
 
 async def test_imported_memory_is_marked(furnished: FakeRuntime, window: MainWindow) -> None:

@@ -30,18 +30,20 @@ STORE = StoreUsage((USAGE,), 10**9, 10**9, 10**9, 3, 40_000_000, 10_000_000)
 
 
 def test_use() -> None:
-    assert use_of(USAGE, NOW) == "used 5 min ago · reading it again: about 34 s"
-    assert use_of(USAGE, NOW, 130) == "used 5 min ago · has saved about 2 min"
+    assert use_of(USAGE, NOW) == "used 5 min ago · reprocessing: about 34 s"
+    assert use_of(USAGE, NOW, 130) == "used 5 min ago · about 2 min saved"
     assert use_of(replace(USAGE, reading=None), NOW) == "used 5 min ago"
 
 
 def test_other_programs_are_told_in_words_of_their_own() -> None:
     program = replace(USAGE, conversation_id="program/zed")
-    assert use_of(program, NOW) == "3 prompts kept · used 5 min ago · reading it again: about 34 s"
+    assert use_of(program, NOW) == "3 prompts kept · used 5 min ago · reprocessing: about 34 s"
     store = replace(STORE, conversations=(program,), programs_quota_bytes=5 * 10**8)
-    assert "Other programs go before chats; they keep 500 MB at most." in limits_in_words(store, None)
+    assert "The memory of apps is deleted before the memory of chats and limited to 500 MB." in limits_in_words(
+        store, None
+    )
     assert "programs" not in limits_in_words(STORE, None)
-    assert expiry_in_words(store, 1, NOW + timedelta(days=9)).startswith("No chat must be read again")
+    assert expiry_in_words(store, 1, NOW + timedelta(days=9)).startswith("No chat must be reprocessed")
     lost = PrunedConversation("program/zed", 2, 5_000_000, 1)
     assert loss_of(lost) == "would lose 2 prompts: 5 MB"
     plan = PrunePlan(("1", "2"), 5_000_000, (lost,), 10)
@@ -64,12 +66,12 @@ def test_in_japanese_no_space_and_no_narrow_mark_stands_between_the_parts() -> N
 
 def test_split() -> None:
     assert split_of(USAGE) == "80 MB own, 20 MB shared"
-    assert split_of(replace(USAGE, shared_bytes=0)) == "all its own"
-    assert split_of(replace(USAGE, bytes=0)) == "nothing kept"
+    assert split_of(replace(USAGE, shared_bytes=0)) == "nothing shared"
+    assert split_of(replace(USAGE, bytes=0)) == "nothing saved"
 
 
 def test_sharing() -> None:
-    assert sharing(STORE) == "30 MB spared (75 %): whole files would take 40 MB."
+    assert sharing(STORE) == "30 MB saved by sharing (75 %). Without sharing: 40 MB."
     assert sharing(replace(STORE, logical_bytes=10**12)).startswith("1000 GB spared (more than 99 %)")
     alone = replace(USAGE, exclusive_bytes=100_000_000, shared_bytes=0)
     assert sharing(replace(STORE, conversations=(alone,), logical_bytes=9_000_000)).startswith("Nothing is shared yet")
@@ -86,26 +88,26 @@ def test_a_plan() -> None:
     cold = PrunedConversation("b", 3, 7_000_000, 0, TimeRange(40, 90))
     plan = PrunePlan(("1", "2", "3", "4"), 12_000_000, (thinned, cold, replace(cold, conversation_id="c")), 9)
     assert plan_in_words(plan, 10) == (
-        "Frees 12 MB: 1 old turn of 1 chat; 2 chats must be read again; reading it all again would take 1 to 3 min."
+        "Frees 12 MB: 1 old turn of 1 chat; 2 chats must be read again; reprocessing everything would take 1 to 3 min."
     )
     assert plan_in_words(replace(plan, bytes_left=19_000_000), 70_000_000).endswith(
         " That leaves 19 MB: the memory of one reply goes as a whole."
     )
     assert loss_of(thinned) == "would lose 1 old turn: 5 MB"
-    assert loss_of(cold) == "would have to be read again: 1 to 2 min"
-    assert loss_of(replace(cold, reading=None)) == "would have to be read again"
+    assert loss_of(cold) == "would have to be reprocessed: 1 to 2 min"
+    assert loss_of(replace(cold, reading=None)) == "would have to be reprocessed"
 
 
 def test_a_plan_without_effect() -> None:
     plan = PrunePlan((), 0, (), 5_000_000)
-    assert plan_in_words(plan, 5_000_000) == "Nothing would go."
+    assert plan_in_words(plan, 5_000_000) == "Nothing would be deleted."
     words = "Nothing would go. It cannot go below 5 MB: what is always kept stays, and the list of what is kept."
     assert plan_in_words(plan, 1) == words
 
 
 def test_the_break_even() -> None:
     pays = BreakEven(1032, prefill_ms_per_token=4.218, restore_ms_per_byte=1000 / 210e6)
-    rates = "(reading 237 tokens/s, loading 210 MB/s)"
+    rates = "(processing 237 tokens/s, loading 210 MB/s)"
     assert (
         break_even_in_words(pays)
         == f"On this computer loading is quicker than reading from about 1,032 tokens on {rates}."
@@ -118,12 +120,12 @@ def test_the_break_even() -> None:
 
 
 def test_the_limits() -> None:
-    words = "Above the limit of 1 GB, what spares the least reading for its size goes first."
+    words = "When the limit of 1 GB is reached, kvchat deletes the chat memory that saves the least time per GB."
     assert limits_in_words(STORE, None) == words
     assert limits_in_words(STORE, 1) == f"{words} What was not used for 1 day goes as well."
     assert limits_in_words(replace(STORE, chat_bytes=300_000_000), None) == (
-        "The limit of 1 GB holds about 3 chats of 32K tokens with this model. "
-        "Above it, what spares the least reading for its size goes first."
+        "The limit of 1 GB holds about 3 chats of 32K tokens with this model. When it is reached, "
+        "kvchat deletes the chat memory that saves the least time per GB."
     )
 
 
@@ -131,7 +133,9 @@ def test_what_a_maximum_age_takes() -> None:
     old = replace(USAGE, conversation_id="b", last_used_at=NOW - timedelta(days=40))
     store = replace(STORE, conversations=(USAGE, old, replace(old, conversation_id="c", pinned=True)))
     assert expiry_in_words(store, 30, NOW) == (
-        "1 chat must be read again; reading it all again would take about 34 s. "
-        "Old turns of others may go as well. Messages stay."
+        "1 chat must be read again; reprocessing everything would take about 34 s. Old turns of "
+        "others may go as well. Messages stay."
     )
-    assert expiry_in_words(store, 50, NOW) == "No chat must be read again by it now; old turns may go. Messages stay."
+    assert expiry_in_words(store, 50, NOW) == (
+        "No chat would have to be reprocessed now, but old turns may be deleted. Messages are not deleted."
+    )

@@ -60,7 +60,7 @@ def test_a_reply_that_streams(look: Look, qtbot: QtBot, name: str) -> None:
     page.resize(850, 700)
     page.show()
     live = a_message("live", Role.ASSISTANT, "", MessageState.STREAMING)
-    page.show_conversation([a_message("q", Role.USER, "Go on"), live])
+    page.show_conversation([a_message("q", Role.USER, "Continue"), live])
     view = page.views["live"]
     assert isinstance(view, ReplyView)
     step = round(TOKENS_PER_S * UPDATE_S) * LETTERS
@@ -73,7 +73,9 @@ def test_a_reply_that_streams(look: Look, qtbot: QtBot, name: str) -> None:
         costs.append(time.thread_time() - started)
         laid_out = max(laid_out, view.column.laid_out)
     started = time.thread_time()
-    page.update_messages([a_message("q", Role.USER, "Go on"), replace(live, content=text, state=MessageState.COMPLETE)])
+    page.update_messages(
+        [a_message("q", Role.USER, "Continue"), replace(live, content=text, state=MessageState.COMPLETE)]
+    )
     ended = time.thread_time() - started
     seconds = UPDATE_S * len(costs)
     print(
@@ -114,7 +116,7 @@ async def test_a_streaming_reply_is_cheap(tmp_path: Path, fake_engine: FakeEngin
         runtime.events.subscribe(hear)
         chat = await runtime.chat.new_conversation()
         shown.window.chat.open(chat.id)
-        reply = await runtime.chat.send(chat.id, "Go on")
+        reply = await runtime.chat.send(chat.id, "Continue")
         assert reply is not None
         assert reply.content == STREAMED
         view = shown.window.transcript.views[reply.id]

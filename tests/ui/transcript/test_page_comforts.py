@@ -167,7 +167,7 @@ async def test_a_right_click_opens_a_menu(runtime: FakeRuntime, window: MainWind
         "Regenerate with another model",
         "Continue the reply",
         "Fork into a new chat",
-        "Delete the reply and what follows",
+        "Delete the reply and everything after it",
     ]
     entries["Copy message as text"].trigger()
     assert QApplication.clipboard().text() == "This."

@@ -61,10 +61,10 @@ def tab(qtbot: QtBot, times: int = 1, *, back: bool = False) -> list[str]:
     return names
 
 
-QUESTION = ["Copy this message", "Edit this message", "Delete this message and what follows"]
+QUESTION = ["Copy this message", "Edit this message", "Delete this message and everything after it"]
 REPLY = ["Copy the reply", "Edit the reply", "Regenerate the reply", "Regenerate with another model"]
-AFTER = ["Fork into a new chat", "Delete the reply and what follows"]
-RECEIPT = "Receipt: 0.3 s · remembered, details folded"
+AFTER = ["Fork into a new chat", "Delete the reply and everything after it"]
+RECEIPT = "Receipt: 0.3 s · remembered, details collapsed"
 AS_THEY_STAND = [
     *("You: Which lake is deepest?", *QUESTION),
     *("Reply", RECEIPT, *REPLY, *AFTER),

@@ -252,7 +252,7 @@ def test_selecting_within_a_reply(page: Transcript) -> None:
 
 
 def test_what_is_selected_stays_so_while_the_reply_goes_on(page: Transcript) -> None:
-    says, said = streaming(page, a_message("q", Role.USER, "Go on")), "Some 😀 words with $x$ that"
+    says, said = streaming(page, a_message("q", Role.USER, "Continue")), "Some 😀 words with $x$ that"
     says(said)
     text = texts(page, "live")[0]
     select(text, 5, 13)
