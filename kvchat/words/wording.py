@@ -25,29 +25,6 @@ STILL_LOADED, REMEMBERED, READ_AGAIN = N_("still loaded"), N_("remembered"), N_(
 READ_AHEAD = N_("processed ahead")  # before Send, while the user looked or wrote
 FIRST_REPLY, READ = N_("first reply"), N_("read")  # not again: there was nothing to remember, or next to nothing of use
 
-
-# What the field says, and what the window says instead. The field's terms stay in the details, on the command line and
-# in `doctor`, where experts look for them.
-IN_PLAIN_WORDS = {
-    "KV cache": MEMORY_OF_CHATS,
-    "save point": MEMORY_OF_CHATS,
-    "slot": "the engine",
-    "staging": CHATS_READY.partition(",")[0],
-    "prefill": "reading",
-    "restore": "loading",
-    "TTFT": "first word after",
-    "hot": STILL_LOADED,
-    "warm": REMEMBERED,
-    "cold": READ_AGAIN,
-    "hollow restore": f"{READ_AGAIN}: what was loaded was not used",
-    "pinned": ALWAYS_KEEP,
-    "never saved": NEVER_KEEP,
-    "quota": "limit",
-    "prune": "shrink",
-    "sampling": STYLE,
-    "projector": "what a model sees with",
-}
-
 _MONTHS = (
     *(N_("January"), N_("February"), N_("March"), N_("April"), N_("May"), N_("June"), N_("July")),
     *(N_("August"), N_("September"), N_("October"), N_("November"), N_("December")),

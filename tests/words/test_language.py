@@ -14,7 +14,6 @@ from kvchat.errors import KvchatError
 from kvchat.words import language, wording
 from kvchat.words.language import beside, listed, mark, number, pgettext, sentences, several, speak, spoken
 from kvchat.words.wording import (
-    IN_PLAIN_WORDS,
     duration,
     moment_of,
     rough_duration,
@@ -182,10 +181,3 @@ CASES: dict[Callable[..., str], dict[Any, str]] = {
 @pytest.mark.parametrize("say", CASES)
 def test_times_sizes_and_counts_in_words(say: Callable[..., str]) -> None:
     assert {value: say(value) for value in CASES[say]} == CASES[say]
-
-
-@pytest.mark.parametrize("term", IN_PLAIN_WORDS)
-def test_the_glossary_explains_every_term_that_has_a_plain_word(term: str) -> None:
-    architecture = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text("utf-8")
-    glossary = architecture.partition("## Words")[2].partition("\n## ")[0].replace("\n", " ")
-    assert f"*{term}*" in glossary

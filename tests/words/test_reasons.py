@@ -32,7 +32,7 @@ def test_every_reason_is_stored_read_again_and_worded(code: ReasonCode) -> None:
 
 
 def test_reasons_within_a_reason_are_worded_too() -> None:
-    assert NESTED.english == "its memory was set aside: saved with other engine settings (KV type of K, top_p)"
+    assert NESTED.english == "its memory was set aside: saved with different engine settings (K cache type, top_p)"
     assert Reason(ReasonCode.DISK_FULL).in_a_sentence == "The disk is full."
 
 
@@ -40,7 +40,7 @@ def test_a_reason_is_worded_in_the_language_in_force(catalogues: None) -> None:
     speak("de")
     reason = Reason(ReasonCode.ERROR, {"message": (Reason(ReasonCode.OTHER_MODEL), 5_000)})
     assert reason.words == "mit einem anderen Modell gesichert, 5.000"
-    assert reason.english == "saved with another model, 5,000"
+    assert reason.english == "saved with a different model, 5,000"
 
 
 @pytest.mark.parametrize(

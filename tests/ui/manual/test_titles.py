@@ -75,7 +75,7 @@ def assigned(nodes: list[ast.AST], call: ast.Call, given: ast.expr | None) -> It
 
 def titles() -> dict[str, str]:
     """Every title, and the file it is in."""
-    paths = (path for path in sorted(ROOT.rglob("*.py")) if "bench" not in path.parts)
+    paths = (path for path in sorted(ROOT.rglob("*.py")) if path.stem != "bench")
     files = {path: list(ast.walk(ast.parse(path.read_text("utf-8")))) for path in paths}
     errors, found = error_classes(files.values()), {}
     places = OTHERS | dict.fromkeys(errors, 0)
@@ -109,5 +109,9 @@ def test_every_title_of_a_fault_has_its_place() -> None:
     found = titles()
     assert len(found) > 150
     listed = {plain(line.removeprefix("- ")) for line in source().splitlines() if line.startswith("- ")}
-    missing = {f"{text}  ({file})" for text, file in found.items() if plain(text) not in listed}
+    missing = {
+        f"{text}  ({file})"
+        for text, file in found.items()
+        if plain(text) not in listed and not re.fullmatch(r"\{[^ ]*.*\}", text)
+    }
     assert not missing, "\n".join(sorted(missing))
