@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run kvchat with these arguments and return the exit code; without any, be the process and end it."""
+    """Run kvchat and return the exit code; without `argv`, act as the whole process and exit."""
     if argv is not None:
         return _main(argv)
     child = _child(sys.argv[1:])
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _child(arguments: list[str]) -> int | None:
-    """Be the engine or its guard, if that is what a frozen kvchat was started for. Nothing else is imported then."""
+    """Run the engine or its guard if a frozen kvchat was started for that, importing nothing else."""
     flag, rest = arguments[:1], arguments[1:]
     if flag == ["--parent-guard"]:
         from kvchat.engine import parent_guard
@@ -39,7 +39,7 @@ def _child(arguments: list[str]) -> int | None:
 
 
 def _main(arguments: Sequence[str], ready: Callable[[], None] = lambda: None) -> int:
-    """`ready` is called before anything is read from a disk, which may hang."""
+    """Run kvchat; call `ready` before any disk read, since that may hang."""
     from kvchat.errors import KvchatError
 
     try:
@@ -79,7 +79,7 @@ def _is_to_open(first: str) -> bool:
 def _window(
     what: tuple[str, ...] = (), *, quick: bool = False, starter: bool = False, hidden: bool = False
 ) -> Callable[[], int]:
-    """Open the window, or tell the one that runs; where Qt would abort, say what is missing or chat in the terminal."""
+    """Return a function that opens the window, notifies a running one, or explains why Qt would abort."""
     from kvchat.cli import no_display
 
     if (problem := no_display.find_problem()) is not None:

@@ -49,9 +49,9 @@ _BESIDE = (
 
 
 def run(*, starter: bool, hidden: bool, request: StartRequest = _IN_FRONT) -> int:
-    """Run the application until it is quit; returns the exit code. A second start tells the first its `request`.
+    """Run the application until it quits and return the exit code. A second start sends `request` to the first.
 
-    `starter` fetches the starter model without asking if there is no model; `hidden` starts in the tray.
+    `starter`: fetch the starter model without asking if there is no model. `hidden`: start in the tray.
     """
     paths = resolve_paths()
     qt = _Qt(sys.argv[:1])
@@ -87,7 +87,7 @@ def run(*, starter: bool, hidden: bool, request: StartRequest = _IN_FRONT) -> in
 
 
 def _claim(ownership: Ownership, paths: Paths, request: StartRequest) -> bool:
-    """Own the folder; False if another window does, and is in front now. Raises InUse."""
+    """Claim the folder; False if a running window has it and was shown. Raises InUse."""
     deadline = time.monotonic() + _COMMAND_S
     while not ownership.claim():
         if show_running_window(paths, request):
@@ -99,7 +99,7 @@ def _claim(ownership: Ownership, paths: Paths, request: StartRequest) -> bool:
 
 
 class _Qt(QApplication):
-    """Hears what the Finder opens with kvchat, which macOS tells as an event."""
+    """QApplication that handles file-open events from the macOS Finder."""
 
     asked = Signal(StartRequest)
 
@@ -111,7 +111,7 @@ class _Qt(QApplication):
 
 
 class _Loop(qasync.QEventLoop):  # type: ignore[misc]  # it has no types
-    """Goes on where Qt ends its loop by itself, as when the display is gone: kvchat is told to end, and saves first."""
+    """Event loop that continues when Qt ends its own, such as on display loss, so that kvchat saves and quits."""
 
     def __init__(self, qt: QApplication) -> None:
         super().__init__(qt)
@@ -138,8 +138,6 @@ class _Loop(qasync.QEventLoop):  # type: ignore[misc]  # it has no types
 
 
 class _Requests:
-    """What this start is for, and later ones: kept until there is a window."""
-
     def __init__(self, first: StartRequest) -> None:
         self._waiting = [first] if first.open or first.quick else []
         self._fulfil: Callable[[StartRequest], None] | None = None
@@ -221,21 +219,20 @@ async def _run(
 
 
 def _told_to_end(quitting: asyncio.Event) -> None:
-    """By a signal, before there is all of the window: nobody has to press a button of what is said until then."""
+    """Quit on a signal during startup, closing any open dialog."""
     quitting.set()
     if (box := QApplication.activeModalWidget()) is not None:
         box.close()
 
 
 def _has_chats_to_show(settings: Settings, paths: Paths) -> bool:
-    """Whether the window will show chats, and not what leads to a model."""
     return bool(settings.model_path or settings.engine_url) and paths.database.exists()
 
 
 class _FirstDrafts:
-    """The chats and drafts on disk, as long as there is only the first picture.
+    """Chats and drafts shown before the runtime is open.
 
-    What is wrong with their file is said by who opens it for good.
+    Errors in their file are reported when the runtime opens it.
     """
 
     def __init__(self, paths: Paths) -> None:
@@ -245,7 +242,6 @@ class _FirstDrafts:
         self._writing: asyncio.Task[None] | None = None
 
     async def show(self, window: MainWindow) -> None:
-        """List the chats, and what was being written when kvchat ended."""
         run = self._worker.run
         with contextlib.suppress(KvchatError):
             self._database = database = await run(Database, self._file)
@@ -261,7 +257,6 @@ class _FirstDrafts:
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
     async def close(self) -> None:
-        """Finish what is being written, and let the file go. Again does nothing."""
         if self._writing is not None:
             await self._writing
         database, self._database = self._database, None

@@ -35,9 +35,9 @@ _SPENT_EVERY_MS = 10_000
 
 
 async def opened(paths: Paths, settings: Settings, release: Callable[[], Awaitable[None]]) -> Runtime | None:
-    """The runtime, with damaged chats repaired if the user wants that; None if not. Raises KvchatError.
+    """Open the runtime, offering to repair damaged chats; None if declined. Raises KvchatError.
 
-    `release` has the first picture let go of the chats' file.
+    `release` makes the startup window close the chats' file.
     """
     try:
         return await open_runtime(paths, settings)
@@ -54,8 +54,6 @@ async def opened(paths: Paths, settings: Settings, release: Callable[[], Awaitab
 
 
 class Application:
-    """The living parts, and the order in which they start and end."""
-
     def __init__(self, runtime: Runtime, look: Look, window: MainWindow, quitting: asyncio.Event) -> None:
         self.quitting = quitting
         self.again = False  # whether to start anew after the end
@@ -73,7 +71,6 @@ class Application:
         self._unsubscribe = runtime.events.subscribe(self._hear)
 
     async def start(self, *, starter: bool, hidden: bool) -> None:
-        """Show the window, then start the engine; both go on while the other is not ready yet."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._bug)
         self._spent_timers = SpentTimers(loop)
@@ -104,7 +101,7 @@ class Application:
             above.notices.offer(words, _("Restart kvchat"), self._restart, stays=True)
 
     async def close(self) -> None:
-        """Out of sight at once; then what is being saved is finished and the engine stopped."""
+        """Hide the window at once, then finish saving and stop the engine."""
         self._unsubscribe()
         self._window.hide()
         self.opener.close()
@@ -120,7 +117,7 @@ class Application:
         await close_and_tell(self._runtime)
 
     def _told_to_end(self) -> None:
-        """By a signal. Told again, it waits neither for what is being saved nor for a button to be pressed."""
+        """Quit on a signal; a second one skips saving and closes any open dialog."""
         if self.quitting.is_set():
             self._runtime.give_up_saving()
             if (box := QApplication.activeModalWidget()) is not None:
@@ -132,7 +129,6 @@ class Application:
         self.quitting.set()
 
     def _bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Nothing that goes wrong in the background goes unseen."""
         error = context.get("exception")
         if isinstance(error, BaseException):
             self._window.notices.show_bug(error)
@@ -141,10 +137,10 @@ class Application:
 
 
 class SpentTimers(QObject):
-    """Lets timers go that were cancelled: qasync keeps each, with its callback's context, until it would have rung.
+    """Frees cancelled timers: qasync keeps each, with its callback's context, until it would have fired.
 
-    A reply has a time limit for each piece that is read, and each would be kept for the minutes of that limit. They are
-    in private attributes: https://github.com/CabbageDevelopment/qasync/blob/v0.28.0/src/qasync/__init__.py.
+    Each piece read of a reply sets a time limit, so its timer would be kept for minutes. They are in private
+    attributes: https://github.com/CabbageDevelopment/qasync/blob/v0.28.0/src/qasync/__init__.py.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, parent: QObject | None = None) -> None:
@@ -155,7 +151,7 @@ class SpentTimers(QObject):
         self._timer.start(_SPENT_EVERY_MS)
 
     def let_go(self) -> int:
-        """Let those go that are there now; returns how many. A qasync that is made otherwise is left alone."""
+        """Free the cancelled timers and return their number. An unknown qasync is left alone."""
         timers = getattr(self._loop, "_timer", None)
         handles = getattr(timers, "_SimpleTimer__callbacks", None)
         if timers is None or handles is None:

@@ -35,8 +35,6 @@ SAVED_AFTER_S = 5.0  # requests that come at once are written down together
 
 @dataclass(frozen=True)
 class InEngine:
-    """What is in the engine, ready to be gone on from."""
-
     place: int  # the slot
     owner: str
     tokens: int
@@ -44,8 +42,6 @@ class InEngine:
 
 @dataclass
 class DoorService:
-    """Opens it and shuts it, as the settings say."""
-
     paths: Paths
     settings: Callable[[], Settings]
     slots: Slots
@@ -118,7 +114,7 @@ class DoorService:
         await self._change_keys("revoke", program)
 
     async def forget(self, program: str) -> None:
-        """Forget a program's totals and save points, and what programs share. Raises StoreRefused."""
+        """Delete a program's totals and save points, and shared ones. Raises StoreRefused."""
         from kvchat.gateway.requests import ALL_PROGRAMS
 
         self.totals.forget(program)
@@ -129,7 +125,6 @@ class DoorService:
             await asyncio.to_thread(self.slots.store.delete_conversation, kept_for(kept_with))
 
     async def follow(self) -> None:
-        """Open or close the API server as the settings say; faults are told."""
         self._follows = True
         await asyncio.to_thread(lambda: self.totals)  # read beside the window, which shows them
         async with self._changing:
@@ -151,7 +146,7 @@ class DoorService:
             await self.follow()
 
     async def open(self, host: str, port: int, keys: Mapping[str, str] | None = None) -> str:
-        """Open it, with the user's own keys unless some are given; returns its address. Raises KvchatError."""
+        """Open it with the given keys, else the user's; return its address. Raises KvchatError."""
         async with self._changing:
             self.url = await self._open(host, port, keys if keys is not None else await self.keys())
             return self.url
@@ -161,7 +156,7 @@ class DoorService:
             await self._gateway.answering.background.idle()
 
     def stopped(self) -> contextlib.AbstractContextManager[None]:
-        """End running answers and begin none meanwhile; saves go on."""
+        """Context manager: end answers, start none; saves go on."""
         return contextlib.nullcontext() if self._gateway is None else self._gateway.answering.stopped()
 
     async def close(self) -> None:

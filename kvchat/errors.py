@@ -6,10 +6,10 @@ from kvchat.words.language import sentences
 
 
 class KvchatError(Exception):
-    """A fault the environment or the user can cause: shown to the user in words, never as a traceback.
+    """An error caused by the environment or the user, shown as a message and never as a traceback.
 
     `title` is one short line, `detail` says what happened, `advice` says what to do next (both may be empty).
-    Anything that is not a KvchatError is a bug and goes to a report instead.
+    Any other exception is a bug and goes into a report instead.
     """
 
     def __init__(self, title: str, detail: str = "", advice: str = "") -> None:

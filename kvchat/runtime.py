@@ -47,7 +47,7 @@ SAVE_PATIENCE_S = 15.0  # an engine that writes nothing for so long hangs
 
 
 class Runtime:
-    """A running kvchat without its window. Made by `open_runtime`, ended by `close`."""
+    """kvchat without a window. Created by `open_runtime`, ended by `close`."""
 
     def __init__(
         self, *, paths: Paths, settings: Settings, database: Database, worker: Worker, store: SavePointStore
@@ -123,7 +123,6 @@ class Runtime:
         )
 
     def give_up_saving(self) -> None:
-        """Have `close` wait for no save."""
         self.chat.slots.finishing.cancel()
 
     async def raise_context(self, tokens: int) -> None:
@@ -132,14 +131,14 @@ class Runtime:
 
     @property
     def break_even(self) -> BreakEven | None:
-        """Tokens from which on restoring pays here; None until measured."""
+        """Tokens above which restoring pays off; None until measured."""
         return self.engine.break_even(self.chat.slots.restore_cost)
 
     async def statistics(self) -> Statistics:
         return await asyncio.to_thread(read_statistics, self.paths.database)
 
     async def engine_vitals(self) -> Vitals | None:
-        """Return the engine's vitals, or None. `/slots` of llama-server b11434 leaves out what was restored."""
+        """Return the engine's vitals, or None. llama-server b11434's `/slots` omits restored tokens."""
         vitals, engine = await self.engine.vitals(), self.engine.known
         if vitals is None or vitals.slot is None or engine is None:
             return vitals
@@ -153,7 +152,7 @@ class Runtime:
         return redact(text, this_person(), self.engine.secrets)
 
     async def begin(self) -> None:
-        """For an app that stays: start the engine, titles, the API server and backups as the settings say."""
+        """Start the engine, titles, API server and backups per the settings, for a long-running app."""
         if problem := self.save_points.problem:
             self._notify(problem.title, problem.told)
         self._backups.begin()
@@ -167,18 +166,17 @@ class Runtime:
         self.chat.titles.begin(lambda: self.settings.model_titles)
 
     async def serve(self) -> None:
-        """For `kvchat serve`: wait until the engine is ready. Raises KvchatError."""
+        """Wait until the engine is ready, for `kvchat serve`. Raises KvchatError."""
         self.chat.forget_left_behind()
         async with self.chat.slots.alone():
             await self.engine.ready()
         self._background.begin(self._idle_stop.run())
 
     async def start_engine(self) -> None:
-        """Start the engine with the settings' model; returns at once."""
         self._background.begin(self.engine.start())
 
     async def stop_engine(self) -> None:
-        """Stop every reply, finish saving, and stop the engine, also a hanging one. What is sent then waits."""
+        """Stop all replies, finish saving, and stop the engine, even a hung one. New requests wait."""
         self._stops += 1
         self.chat.stop_all()
         with self.door.stopped(), self.chat.slots.giving_none() as left:
@@ -196,14 +194,14 @@ class Runtime:
         await self.restart_engine()
 
     async def use_model(self, path: Path) -> None:
-        """Check that it is a GGUF and choose it for new chats; the engine keeps its model. Raises KvchatError."""
+        """Check that it is a GGUF and use it for new chats; the engine keeps its model. Raises KvchatError."""
         await asyncio.to_thread(read_facts, path)
         await asyncio.to_thread(name_of_blob, path)
         self._loaded_model = self.model.path
         await self.apply_settings(dataclasses.replace(self.settings, model_path=str(path)))
 
     async def load_model(self, path: Path) -> None:
-        """Check that it is a GGUF and run the engine with it, whatever new chats get. Raises KvchatError."""
+        """Check that it is a GGUF and load it, whatever new chats use. Raises KvchatError."""
         await asyncio.to_thread(read_facts, path)
         self._take_model(str(path))
         if self.engine.status.state in DOWN:
@@ -212,13 +210,13 @@ class Runtime:
             await self.restart_engine()
 
     async def use_engine(self, path: str | None) -> None:
-        """Use this engine: at once or, if somebody is being answered, from the next start."""
+        """Use this engine: now or, if a reply is running, from the next start."""
         await self.apply_settings(dataclasses.replace(self.settings, engine_path=path))
         if self.model.is_there and self.chat.idle_s and self.door.idle_s:
             await self.restart_engine()
 
     async def locate_model(self, missing: str, path: Path) -> None:
-        """Let the conversations of a missing model go on with this one. Raises KvchatError."""
+        """Continue the conversations of a missing model with this one. Raises KvchatError."""
         if missing == self.settings.model_path:
             await self.use_model(path)
         if missing == self.model.path or self.engine.status.state in DOWN:
@@ -228,7 +226,7 @@ class Runtime:
         await self.chat.relocate_model(missing, str(path))
 
     async def apply_settings(self, settings: Settings) -> None:
-        """Put the settings into force and store them. If SettingsNotSaved is raised they are in force all the same."""
+        """Apply the settings and store them. They apply even if SettingsNotSaved is raised."""
         before, self.settings = self.settings, settings
         self.events.publish(SettingsChanged())
         async with self._storing_settings:  # two changes at once: what is written last is what is in force
@@ -241,7 +239,7 @@ class Runtime:
                 await self.door.changed(before, settings)
 
     async def close(self) -> None:
-        """Stop replies, finish saving, stop the engine and close the database. Again does nothing."""
+        """Stop replies, finish saving, stop the engine and close the database. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -276,7 +274,6 @@ class Runtime:
             )
 
     def _why_not_read(self) -> Reason | None:
-        """Return why nothing may be read ahead, or None."""
         if self.settings.read_ahead != "auto":
             return None if self.settings.read_ahead == "always" else Reason(ReasonCode.READ_AHEAD_OFF)
         if self.settings.engine_url:
@@ -288,24 +285,22 @@ class Runtime:
             self._notify(*words)
 
     async def _take_newest_model(self) -> None:
-        """Begin with the newest conversation's model, if it is still there: that one is on show at the start."""
+        """Use the newest conversation's model, if it still exists: the window opens with it."""
         newest = next(iter(await self.chat.conversations()), None)
         if newest is not None and newest.model and await asyncio.to_thread(Path(newest.model).exists):
             self._take_model(newest.model)
 
     async def _learn_names(self) -> None:
-        """Look up Ollama's names for the chats' models, which their headers show."""
         models = {chat.model for chat in await self.chat.conversations() if chat.model}
         if any([await asyncio.to_thread(name_of_blob, Path(model)) for model in models]):
             self.events.publish(ConversationsChanged())
 
     def _take_model(self, model: str) -> None:
-        """Run the engine with a chat's model; new chats still get the settings' one."""
+        """Run the engine with a chat's model; new chats still get the default."""
         self._loaded_model = model
         self.events.publish(SettingsChanged())
 
     def _engine_settings(self) -> Settings:
-        """Return the settings with the model that the engine is to run."""
         return dataclasses.replace(self.settings, model_path=self._loaded_model or self.settings.model_path)
 
     def _notify(self, title: str, detail: str) -> None:
@@ -318,7 +313,7 @@ class Runtime:
 
 
 async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
-    """Open the database and the store, as the owner of the folder. Raises KvchatError."""
+    """Open the database and store, as owner of the data folder. Raises KvchatError."""
     await asyncio.to_thread(paths.ensure)
     worker = Worker("database")
     database = await worker.run(Database, paths.database)

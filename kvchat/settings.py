@@ -91,8 +91,6 @@ def _temperature(value: Any) -> str:
 
 @dataclass(frozen=True)
 class About:
-    """What is known of a setting: its rule, and how it looks on its page of the settings window."""
-
     rule: Rule
     page: str = ""  # one of the pages in `ui/settings`; without it, the setting has no entry of its own
     label: str = ""
@@ -118,7 +116,7 @@ def _choice(default: str, choices: Choices, *entry: str) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user chose. None means "kvchat decides"."""
+    """User choices. None means "kvchat decides"."""
 
     theme: str = _choice(
         "system",
@@ -368,8 +366,6 @@ NAMES = tuple(ABOUT)
 
 
 class SettingsNotSaved(KvchatError):
-    """The settings file cannot be written."""
-
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(
             _("The settings could not be saved"),
@@ -379,7 +375,7 @@ class SettingsNotSaved(KvchatError):
 
 
 def load_settings(path: Path) -> Settings:
-    """Read the settings, defaults for what is missing or invalid. A file that is not JSON is set aside as `.bad`."""
+    """Read the settings, with defaults for missing or invalid values. Rename a non-JSON file to `.bad`."""
     try:
         raw = read_json(path, _MOST_FILE)
     except (FileNotFoundError, TimeoutError):
@@ -399,7 +395,7 @@ def settings_in(raw: Any) -> Settings:
 
 
 def save_settings(path: Path, settings: Settings) -> None:
-    """Write the settings, and what a newer kvchat wrote there. Raises SettingsNotSaved."""
+    """Write the settings and any from a newer kvchat. Raises SettingsNotSaved."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         raw = None
@@ -413,7 +409,6 @@ def save_settings(path: Path, settings: Settings) -> None:
 
 
 def why_not(name: str, value: Any) -> str:
-    """Return why the setting cannot have this value, as a sentence; empty where it can."""
     return ABOUT[name].rule(value)
 
 

@@ -30,7 +30,7 @@ LONG_CHAT = 32_768  # tokens; what is said of sizes is said of such a chat
 
 
 def store_bounds(paths: Paths, settings: Settings, kept_bytes: int = 0) -> Bounds:
-    """Return the bounds of the save points; `kept_bytes`: what they take now. Raises OSError."""
+    """Return the save point limits; `kept_bytes`: their current size. Raises OSError."""
     quota = settings.quota_bytes
     if quota is None:
         quota = default_quota(
@@ -48,7 +48,7 @@ def keep_within_bounds(paths: Paths, settings: Settings, store: SavePointStore) 
 
 
 def long_chat(settings: Settings) -> int:
-    """Return the bytes of a chat of 32K tokens with the settings' model; 0 where unknown."""
+    """Return the bytes of a 32K-token chat with the model in the settings; 0 if unknown."""
     if settings.model_path is None or settings.engine_url:
         return 0
     try:
@@ -80,12 +80,12 @@ def _facts(model: str, _changed_ns: int) -> GgufFacts:
 
 
 def open_store(paths: Paths, settings: Settings) -> BlockStore:
-    """Open the store; what it has in memory stays within `staging_room`."""
+    """Open the store; its in-memory data stays within `staging_room`."""
     return BlockStore(paths.save_points, store_bounds(paths, settings), staging_room)
 
 
 def open_store_or_none(paths: Paths, settings: Settings) -> SavePointStore:
-    """Open the store, or one that keeps nothing and says why: chatting goes on without it."""
+    """Open the store, or one that keeps nothing and says why, so that chats still work."""
     try:
         return open_store(paths, settings)
     except KvchatError as error:
@@ -95,7 +95,7 @@ def open_store_or_none(paths: Paths, settings: Settings) -> SavePointStore:
 
 
 def store_problem(paths: Paths) -> str:
-    """Return why the store cannot be opened; empty where it can, or was not made yet. Only looks."""
+    """Return why the store cannot be opened; "" if it can or does not exist. Read-only."""
     if not os.path.lexists(paths.save_points) and (is_folder(paths.cache) or not os.path.lexists(paths.cache)):
         return ""
     try:
@@ -106,7 +106,7 @@ def store_problem(paths: Paths) -> str:
 
 
 def models_in(usage: StoreUsage) -> set[str]:
-    """Return the models of the saved chats, by their names in fingerprints."""
+    """Return the models of the saved chats, by fingerprint name."""
     return {chat.model for chat in usage.conversations if chat.tokens}
 
 
@@ -128,8 +128,6 @@ def timed_plan(plan: PrunePlan, usage: StoreUsage) -> PrunePlan:
 
 
 class StoreService:
-    """What the window asks of the store."""
-
     def __init__(
         self,
         paths: Paths,
@@ -137,7 +135,7 @@ class StoreService:
         settings: Callable[[], Settings],
         speed: Callable[[str], Awaitable[ReadingSpeed]],
     ) -> None:
-        """`speed`: of a model, by its name in fingerprints."""
+        """`speed`: by fingerprint name of a model."""
         self.store = store
         self._paths, self._settings, self._speed = paths, settings, speed
 
@@ -156,7 +154,7 @@ class StoreService:
         return await asyncio.to_thread(self.store.delete_conversation, conversation_id)
 
     async def plan_prune(self, target_bytes: int) -> PrunePlan:
-        """Plan pruning the store to a size, with its cost. Removes nothing."""
+        """Plan pruning the store to a size, with the cost. Removes nothing."""
         return timed_plan(await asyncio.to_thread(self.store.plan_prune, target_bytes), await self.usage())
 
     async def prune(self, plan: PrunePlan) -> int:

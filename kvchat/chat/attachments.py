@@ -37,8 +37,6 @@ logging.getLogger("pypdf").addHandler(logging.NullHandler())  # else it prints w
 
 
 class CannotAttach(KvchatError):
-    """A file that cannot be given to the model."""
-
     def __init__(self, name: str, why: str, advice: str) -> None:
         super().__init__(_("“{name}” cannot be attached", name=name), why, advice)
 
@@ -107,7 +105,6 @@ def _attachment(name: str, data: bytes, text: str) -> Attachment:
 
 
 def _decoded(name: str, data: bytes) -> str:
-    """Decode by the byte order mark, as UTF-8, or as the encoding that makes the most sense of it."""
     for mark, encoding in ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):
         if data.startswith(mark):
             return data.decode(encoding, "replace")

@@ -44,8 +44,6 @@ TEMPLATE_TOKENS = 8  # what a chat template puts around one message, roughly
 
 
 class NothingToDrop(KvchatError):
-    """The opening and the last turn fill the context by themselves."""
-
     def __init__(self) -> None:
         super().__init__(
             _("There are no older messages to drop or summarize"),
@@ -55,8 +53,6 @@ class NothingToDrop(KvchatError):
 
 
 class DocumentsTooLong(KvchatError):
-    """The attached files do not fit beside the conversation."""
-
     def __init__(self, names: Sequence[str], use: ContextUse) -> None:
         title = _("“{name}” does not fit in the model's context", name=names[0])
         if len(names) > 1:
@@ -70,8 +66,6 @@ class DocumentsTooLong(KvchatError):
 
 @dataclass(frozen=True)
 class ContextUse:
-    """What fills the context of one conversation, in tokens."""
-
     used: int  # the conversation so far
     waiting: int  # what is being written, and what is attached to it
     reserve: int  # kept for the reply
@@ -93,15 +87,13 @@ class ContextUse:
 
 @dataclass(frozen=True)
 class Split:
-    """A branch in three parts: what stays warm, what may go, and the last turns."""
-
     opening: tuple[Message, ...]
     middle: tuple[Message, ...]
     recent: tuple[Message, ...]
 
 
 def tokens_guessed(branch: Sequence[Message]) -> int:
-    """Guess the tokens of a branch by its last receipt and the bytes after that, without an engine."""
+    """Estimate a branch's tokens from its last receipt and the bytes since, without an engine."""
     counted = next((i for i in range(len(branch) - 1, -1, -1) if branch[i].receipt), -1)
     receipt = branch[counted].receipt if counted >= 0 else None
     known = receipt.prompt_tokens + receipt.predicted_tokens if receipt else 0
@@ -114,9 +106,9 @@ def tokens_guessed(branch: Sequence[Message]) -> int:
 
 
 def split_branch(branch: Sequence[Message], sizes: Sequence[int], budget: int) -> Split:
-    """Keep the opening and as many of the last turns as have `budget` tokens, the last one in any case.
+    """Keep the opening and as many of the last turns as fit in `budget` tokens, at least one.
 
-    The opening is the system prompt and, where it brings documents, the first turn. `sizes` are the messages' tokens.
+    The opening is the system prompt and, if it brings documents, the first turn. `sizes`: tokens per message.
     Raises NothingToDrop if no turn is left between the two.
     """
     starts = [i for i, message in enumerate(branch) if message.role is Role.USER]
@@ -135,8 +127,6 @@ def split_branch(branch: Sequence[Message], sizes: Sequence[int], budget: int) -
 
 
 class StillAnswering(KvchatError):
-    """A conversation answers one message at a time."""
-
     def __init__(self) -> None:
         super().__init__(
             _("The reply to the last message is still being generated"), "", _("Wait for the reply, or stop it.")
@@ -160,8 +150,6 @@ class _Case:
 
 
 class ContextService:
-    """Counts with the engine's own tokenizer, and makes the branches that need less context."""
-
     def __init__(self, parts: TurnParts, is_answering: Callable[[str], bool]) -> None:
         self._parts, self._is_answering = parts, is_answering
         self._counted: tuple[object, int] | None = None  # the last branch that was counted, and its tokens
@@ -197,7 +185,7 @@ class ContextService:
         return await self._document(await self._parts.host.ready(), attachment)
 
     async def check_fits(self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]) -> None:
-        """Raise DocumentsTooLong if these cannot fit, KvchatError for pictures and a model without sight."""
+        """Raise DocumentsTooLong if these cannot fit, KvchatError for pictures if the model lacks vision."""
         if any(attachment.data for attachment in attachments) and not await self.check_vision(conversation_id):
             attachments = [attachment for attachment in attachments if not attachment.data]  # no reason to refuse
         use = await self.use(conversation_id, draft, attachments)
@@ -207,7 +195,7 @@ class ContextService:
     async def with_part(
         self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]
     ) -> tuple[Attachment, ...]:
-        """Cut the longest attached text to a beginning that fits with room for a reply. Raises KvchatError."""
+        """Truncate the longest attached text so that all fits with room for a reply. Raises KvchatError."""
         sizes = [0 if item.data else (await self.tokens_of(item))[0] for item in attachments]
         place = sizes.index(max(sizes))
         whole, part = attachments[place], attachments[place]
@@ -230,13 +218,13 @@ class ContextService:
         return tuple(attachments)
 
     async def check_vision(self, conversation_id: str | None) -> bool:
-        """Return True if pictures can be counted now. Raises KvchatError where the model cannot be shown any."""
+        """Return True if pictures can be counted now. Raises KvchatError if the model has no vision."""
         chosen = await self._parts.answer_settings(conversation_id) if conversation_id else AnswerSettings()
         await self._parts.host.check_vision(chosen.model)
         return self._parts.host.is_ready(chosen.model, sees=True)
 
     async def drop_middle(self, conversation_id: str) -> int:
-        """Go on in a branch without the middle; returns how many messages it leaves out. Raises KvchatError."""
+        """Branch without the middle and return the number of messages dropped. Raises KvchatError."""
         async with self._parts.slots.needed(conversation_id) as slot:  # it may be another model than the one in use
             case = await self._begin(conversation_id, slot)
             for share in BUDGET_SHARES:
@@ -247,7 +235,7 @@ class ContextService:
         raise NothingToDrop
 
     async def summarise(self, conversation_id: str) -> int:
-        """Go on in a branch with the model's summary of the middle; returns how many messages it replaces."""
+        """Branch with the model's summary of the middle; return the number of messages replaced."""
         async with self._parts.slots.needed(conversation_id) as slot:
             case = await self._begin(conversation_id, slot)
             split = split_branch(case.branch, case.sizes, case.engine.limit // 4)
@@ -274,7 +262,7 @@ class ContextService:
             return len(split.middle)
 
     async def tokens_needed(self, model: str | None) -> int:
-        """Guess how many tokens the chats used last have with a model, a reply included."""
+        """Estimate the tokens of the longest recent chat with a model, plus a reply."""
 
         def used_last(database: Database) -> list[list[Message]]:
             query = (
@@ -306,7 +294,7 @@ class ContextService:
         return _Case(engine, chosen, sampling, branch, sizes, engine.reserve(sampling.max_tokens))
 
     async def _grow_ahead(self, owner: str, model: str | None, tokens: int) -> None:
-        """Restart the engine with room for what is not sent yet, if nobody needs it now."""
+        """Restart the engine with room for an unsent draft, if it is not in use."""
 
         async def grow(slot: Slot, _wanted: Callable[[], bool]) -> None:
             await self._parts.exchange(slot, owner).with_room(Request((), model=model), tokens)

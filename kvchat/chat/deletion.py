@@ -40,9 +40,9 @@ AGAIN_S = 300.0  # after so long what could not be deleted is tried again
 
 
 class PermanentDeletion:
-    """Deletes for good. For the event loop's thread.
+    """Deletes chats and messages for good. Event-loop thread only.
 
-    What cannot be deleted now is told once, and tried again: in this run, and at the next start.
+    Failures are reported once and retried, in this run and at the next start.
     """
 
     def __init__(self, parts: TurnParts, finder: Finder) -> None:
@@ -62,7 +62,7 @@ class PermanentDeletion:
             self._again.cancel()
 
     async def forget(self, deleted: Mapping[str, set[str]]) -> None:
-        """Forget messages by conversation; all of it where its own id is among them."""
+        """Forget messages by conversation: all of it if its own id is among them."""
         slots = self._parts.slots
         with self._tried_again():
             await slots.apart(deleted)
@@ -106,7 +106,7 @@ class PermanentDeletion:
 
 
 def forget_strangers(store: SavePointStore, database: Database) -> None:
-    """Delete save points of what is gone, which a killed run left. Raises StorageFailed and StoreRefused."""
+    """Delete save points of deleted chats, left by a killed run. Raises StorageFailed and StoreRefused."""
     by = database.file_id()
     new = store.unseen(by)
     # Read after that: what another process began and saved in between is known then.
@@ -148,8 +148,6 @@ _SEEN = "(SELECT deleted_s + max(0, min(?1 - ifnull(deleted_seen, {}), ?2)))"  #
 
 @dataclass(frozen=True)
 class Deleted:
-    """One chat or one message that can be had back."""
-
     id: str  # the chat's, or the first message's
     conversation_id: str
     title: str  # of the chat
@@ -164,7 +162,7 @@ class Deleted:
 
 
 class RecentlyDeleted:
-    """Deleted chats and messages that can be restored. For the event loop's thread; all methods raise StorageFailed."""
+    """Deleted chats and messages that can be restored. Event-loop thread only; all methods raise StorageFailed."""
 
     def __init__(
         self,
@@ -174,7 +172,7 @@ class RecentlyDeleted:
         purge_messages: Callable[[Mapping[str, set[str]]], Awaitable[None]],
         keep_s: Callable[[], float],
     ) -> None:
-        """`purge_…` delete for good what the tables no longer have; `keep_s` is 0 where nothing is kept."""
+        """`purge_…`: delete for good what the tables no longer have. `keep_s`: 0 to keep nothing."""
         self._parts, self._is_answering, self._keep_s = parts, is_answering, keep_s
         self._purge_chat, self._purge_messages = purge_chat, purge_messages
         self._timer: asyncio.TimerHandle | None = None
@@ -185,7 +183,7 @@ class RecentlyDeleted:
         return await self._parts.in_database(entries, self._kept_s)
 
     async def restore(self, entry: Deleted) -> None:
-        """Restore it as it was. Raises ConversationGone, StillAnswering and KvchatError."""
+        """Restore the entry. Raises ConversationGone, StillAnswering and KvchatError."""
         if entry.is_chat:
             await self.restore_chats([entry.id])
         else:
@@ -223,7 +221,7 @@ class RecentlyDeleted:
         self.look_after(self._kept_s)
 
     def look_after(self, seconds: float = 0.0) -> None:
-        """Look then, and from then on regularly, for what has been kept long enough."""
+        """Delete expired entries after `seconds`, then regularly."""
 
         def look() -> None:
             self._timer = None
@@ -301,12 +299,12 @@ def _look(database: Database, keep_s: float) -> list[Deleted]:
 
 
 def _most_s(keep_s: float) -> float:
-    """Return the most that the time between two looks counts; more than lies between two looks of one run."""
+    """Return the cap on the time counted between two checks, above one run's check interval."""
     return max(keep_s / 7, 2 * _LOOK_EVERY_S)
 
 
 def _times(deleted_at: object, seen_s: object, keep_s: float, now: float) -> tuple[datetime, datetime]:
-    """Return when it was deleted and when it goes. An impossible time, or one in the future, is taken for now."""
+    """Return when it was deleted and when it expires. An invalid or future time counts as now."""
     sane = isinstance(deleted_at, int | float) and _EARLIEST_S <= deleted_at <= now + _LEFT_BEHIND_S
     at = deleted_at if sane and isinstance(deleted_at, int | float) else now
     seen = seen_s if isinstance(seen_s, int | float) and 0 <= seen_s < math.inf else 0.0
@@ -315,7 +313,7 @@ def _times(deleted_at: object, seen_s: object, keep_s: float, now: float) -> tup
 
 
 class Organiser:
-    """Moves, archives and deletes chats. For the event loop's thread; all methods raise StorageFailed."""
+    """Moves, archives and deletes chats. Event-loop thread only; all methods raise StorageFailed."""
 
     def __init__(self, parts: TurnParts, leave: Callable[[str], None], deleted: RecentlyDeleted) -> None:
         self._parts, self._leave, self._deleted = parts, leave, deleted

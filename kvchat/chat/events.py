@@ -21,8 +21,6 @@ class _OfChat:
 
 @dataclass(frozen=True)
 class EngineChanged:
-    """The engine moved to another state."""
-
     status: EngineStatus
 
 
@@ -38,8 +36,6 @@ class ConversationsChanged:
 
 @dataclass(frozen=True)
 class LibraryChanged:
-    """Prepared documents were added, read or removed."""
-
     progress: bool = False  # no more than that one is read so far
 
 
@@ -50,15 +46,11 @@ class MessagesChanged(_OfChat):
 
 @dataclass(frozen=True)
 class WaitingForChat(_OfChat):
-    """Another conversation is answered: the turn waits until that is over."""
-
     other: str
 
 
 @dataclass(frozen=True)
 class Prefilling(_OfChat):
-    """The engine reads the prompt."""
-
     done: int  # tokens, cached ones included
     total: int
     cached: int
@@ -66,8 +58,6 @@ class Prefilling(_OfChat):
 
 @dataclass(frozen=True)
 class ReadingAhead(_OfChat):
-    """Something is read before anybody has asked for it."""
-
     done: int  # tokens, of those that have to be read
     total: int  # as many as `done`: it is over, perhaps before its end
     draft: bool  # what is being written; else the chat itself
@@ -75,14 +65,12 @@ class ReadingAhead(_OfChat):
 
 @dataclass(frozen=True)
 class NotReadAhead(_OfChat):
-    """What is being written is not read before it is sent, and why."""
-
     reason: Reason
 
 
 @dataclass(frozen=True)
 class FirstToken(_OfChat):
-    """The reply has begun; the token counts are the engine's own, so a high `cached_tokens` proves a restore."""
+    """The reply has begun. Token counts are the engine's own: a high `cached_tokens` proves a restore."""
 
     ttft_ms: float
     cached_tokens: int
@@ -94,8 +82,6 @@ class FirstToken(_OfChat):
 
 @dataclass(frozen=True)
 class ReplyDelta(_OfChat):
-    """More of the reply's text."""
-
     message_id: str
     text: str
     thinking: str
@@ -104,22 +90,20 @@ class ReplyDelta(_OfChat):
 
 @dataclass(frozen=True)
 class Speed(_OfChat):
-    """How fast the reply is coming, and how full the context is."""
-
     tokens_per_second: float
     context_used: int  # tokens
 
 
 @dataclass(frozen=True)
 class Silent(_OfChat):
-    """The engine has said nothing for so long; 0 when it goes on."""
+    """The engine has been silent for so long; 0 when it resumes."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class ReplyFinished(_OfChat):
-    """The reply is whole (or was stopped) and on disk."""
+    """The reply is complete (or stopped) and on disk."""
 
     message_id: str
     receipt: Receipt | None
@@ -127,14 +111,14 @@ class ReplyFinished(_OfChat):
 
 @dataclass(frozen=True)
 class TurnFailed(_OfChat):
-    """The turn ended without a whole reply. The user's message, and whatever came of the reply, are on disk."""
+    """The turn ended without a complete reply. The user's message and any partial reply are on disk."""
 
     error: KvchatError
 
 
 @dataclass(frozen=True)
 class QuestionNotStored(_OfChat):
-    """The user's words could not be put on disk, so nothing was sent: whoever took them must give them back."""
+    """The message could not be stored, so nothing was sent: the sender must get its text back."""
 
     text: str
     error: KvchatError
@@ -143,7 +127,7 @@ class QuestionNotStored(_OfChat):
 
 @dataclass(frozen=True)
 class Absorbed:
-    """The store has taken saved states apart; only rows nobody had yet were written."""
+    """The store has deduplicated saved states; only new rows were written."""
 
     save_points: int
     bytes_written: int
@@ -151,7 +135,7 @@ class Absorbed:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something the user should know, not tied to a turn; `conversation_id` is the chat it is about, if any."""
+    """A message for the user, not tied to a turn; `conversation_id` is the chat it is about, if any."""
 
     title: str
     detail: str = ""
@@ -186,7 +170,7 @@ Listener = Callable[[Event], None]
 
 
 class EventBus:
-    """Hands each event to every listener, in order of subscription, at once and on the caller's thread."""
+    """Calls all listeners with each event synchronously, in subscription order, on the caller's thread."""
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
@@ -196,7 +180,7 @@ class EventBus:
         return lambda: self._listeners.remove(listener)
 
     def publish(self, event: Event) -> None:
-        """Tell every listener. Their exceptions go to the loop's handler, or are raised where no loop runs."""
+        """Call every listener. Exceptions go to the loop's handler, or are raised if no loop runs."""
         for listener in tuple(self._listeners):
             try:
                 listener(event)

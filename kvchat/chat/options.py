@@ -25,7 +25,7 @@ from kvchat.words.language import N_, _, number, with_marks
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """What is empty is left to the settings, the model and the engine."""
+    """Chat options; empty ones come from settings, model or engine."""
 
     sampling: Sampling = field(default_factory=Sampling)
     template: TemplateOptions = ()  # they change the prompt from its beginning: fixed once a chat has begun
@@ -36,18 +36,16 @@ NO_OPTIONS = ChatOptions()
 
 @dataclass(frozen=True)
 class AnswerSettings:
-    """How a conversation is answered, and by which model."""
-
     model: str | None = None  # path; None until the first message
     options: ChatOptions = NO_OPTIONS
 
 
 class BadOptions(KvchatError):
-    """Options that make no sense."""
+    """The options are invalid."""
 
 
 class FormatRefused(KvchatError):
-    """The engine made nothing of the output format: only it knows which grammars it can follow."""
+    """The engine rejected the output format: only it knows which grammars it supports."""
 
     def __init__(self, said: str) -> None:
         super().__init__(
@@ -59,8 +57,6 @@ class FormatRefused(KvchatError):
 
 @dataclass(frozen=True)
 class Range:
-    """The bounds of a number that says how replies are drawn."""
-
     words: str
     least: float
     most: float
@@ -107,7 +103,7 @@ def check(options: ChatOptions) -> None:
 
 
 def check_format(sampling: Sampling) -> None:
-    """Raise BadOptions for a schema that is not JSON and a grammar without a root. The engine knows the rest."""
+    """Raise BadOptions for a schema that is not JSON or a grammar without a root. The engine checks the rest."""
     if sampling.json_schema and sampling.grammar:
         raise BadOptions(_("A JSON schema and a grammar cannot be used together"), "", _("Remove one of them."))
     text = (sampling.json_schema or "") + (sampling.grammar or "")
@@ -167,7 +163,7 @@ def _sampling(stored: dict[str, Any]) -> Sampling:
 
 @dataclass(frozen=True)
 class Preset:
-    """Options that a chat can begin with. An empty `id`: not stored yet."""
+    """Options for new chats. An empty `id`: not stored yet."""
 
     name: str
     system: str = ""
@@ -194,7 +190,7 @@ def of_a_new_chat(database: Database) -> tuple[AnswerSettings, list[Message]]:
 
 
 def store_preset(database: Database, preset: Preset) -> Preset:
-    """Store a preset, new or changed; only one is the default. Raises BadOptions and StorageFailed."""
+    """Insert or update a preset; only one is the default. Raises BadOptions and StorageFailed."""
     kept = replace(preset, id=preset.id or uuid.uuid4().hex, name=preset.name.strip() or "Preset")
     statement = (
         "INSERT OR REPLACE INTO presets (name, system, model, options, is_default, id) VALUES (?, ?, ?, ?, ?, ?)"
@@ -224,7 +220,7 @@ def store_options(database: Database, conversation_id: str, options: ChatOptions
 
 @dataclass(frozen=True)
 class NewChat:
-    """A chat that is put on disk with its first question: what has no room leaves no empty chat behind."""
+    """A chat stored together with its first question, so that a full disk leaves no empty chat."""
 
     make: Callable[[Database, str], object]  # puts it on disk under that id; raises KvchatError
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -247,6 +243,6 @@ def begin_with(database: Database, title: str, preset: Preset, id: str = "") -> 
 
 
 def remember_model(database: Database, conversation_id: str, model: str, *, replace: bool) -> None:
-    """Have `model` answer in a conversation; without `replace` only if it has none yet. Raises StorageFailed."""
+    """Set a conversation's model; without `replace`, only if it has none yet. Raises StorageFailed."""
     statement = "UPDATE conversations SET model = ? WHERE id = ? AND (? OR model IS NULL)"
     database.write(statement, (model, conversation_id, replace))

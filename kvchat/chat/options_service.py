@@ -25,7 +25,7 @@ from kvchat.words.language import _
 
 
 class OptionsService:
-    """Belongs to the event loop's thread. Every method raises KvchatError."""
+    """Chat options. Event-loop thread only; all methods raise KvchatError."""
 
     def __init__(self, parts: TurnParts, is_answering: Callable[[str], bool]) -> None:
         self._parts = parts
@@ -53,10 +53,9 @@ class OptionsService:
         return branch[0].content if branch and branch[0].role is Role.SYSTEM else ""
 
     async def change_system_prompt(self, conversation_id: str, text: str) -> bool:
-        """Go on with another system prompt; returns True if that made a new branch.
+        """Change the system prompt; return True if that made a new branch.
 
-        Where messages have been said it does: copies of them below the new prompt, which the model reads once. The
-        branch as it was stays in the tree.
+        Existing messages are copied below the new prompt, which the model reads once. The old branch stays in the tree.
         """
         if self._is_answering(conversation_id):
             raise StillAnswering
@@ -81,7 +80,7 @@ class OptionsService:
         return bool(said)
 
     async def check(self, options: ChatOptions) -> None:
-        """Raise BadOptions for options that make no sense; a ready engine checks a JSON schema, too."""
+        """Raise BadOptions for invalid options; a ready engine also checks a JSON schema."""
         check(options)
         if not options.sampling.json_schema or not self._parts.host.is_ready():
             return

@@ -42,14 +42,12 @@ _ROW = re.compile(r"^[ \t]*\|.*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Excerpt:
-    """A line of a text, and where the hits are in it."""
-
     text: str
     marks: Marks
 
 
 def excerpt(text: str, terms: Sequence[Term], *, markdown: bool) -> Excerpt | None:
-    """Return the line of `text` around the first hit, or None. `markdown`: without its marks, where the hit allows."""
+    """Return the line of `text` around the first hit, or None. `markdown`: without markup, where the hit allows."""
     at = any_span(text, terms)
     if at is None:
         return None
@@ -74,7 +72,7 @@ def beginning(text: str, terms: Sequence[Term] = ()) -> Excerpt:
 
 
 def plain(piece: str, *, code: bool = False) -> str:
-    """Return a piece of Markdown, which may begin and end anywhere, as text; `code`: it begins in a fenced block."""
+    """Strip the markup from a piece of Markdown, cut anywhere; `code`: it begins in a fenced block."""
 
     def prose(part: str) -> str:
         rows = _ROW.sub(lambda row: row[0].replace("|", " "), _LINE.sub("", part))
@@ -101,8 +99,6 @@ _NEWEST = """
 
 @dataclass(frozen=True)
 class FoundChat:
-    """A chat in which something was found."""
-
     conversation_id: str
     title: str
     message_ids: tuple[str, ...]  # the newest first; none where only the title has the words
@@ -113,14 +109,14 @@ class FoundChat:
 
 @dataclass(frozen=True)
 class Found:
-    """Results of a search, titles first, then the newest messages."""
+    """Search results: titles first, then the newest messages."""
 
     chats: tuple[FoundChat, ...]
     complete: bool  # every message was in the index already
 
 
 class Finder:
-    """Searches, and keeps the index up to date in the background. For the event loop's thread."""
+    """Searches, and keeps the index up to date in the background. Event-loop thread only."""
 
     def __init__(self, database: Database, worker: Worker) -> None:
         self._database = database
@@ -128,7 +124,7 @@ class Finder:
         self._indexing: asyncio.Task[None] | None = None
 
     async def find(self, query: str) -> Found:
-        """Chats with all words of the query in their title or in one message. Raises StorageFailed."""
+        """Return chats with all query words in the title or in one message. Raises StorageFailed."""
         complete = not await self._worker.run(index_some, self._database)
         if not complete:
             self.begin_indexing()
@@ -139,7 +135,7 @@ class Finder:
             self._indexing = asyncio.create_task(self._index_in_background())
 
     async def forget(self) -> None:
-        """Remove deleted words from the index for good: it only notes that they are gone."""
+        """Purge deleted words from the index, which only marks them as gone."""
         await self._index_all()
         pages = _ALL
         while await self._worker.run(merge_some, self._database, pages):
@@ -199,7 +195,7 @@ def begin_anew(database: Database) -> None:
 
 
 def merge_some(database: Database, pages: int) -> bool:
-    """Write some of the index anew; True if there is more. A number below zero begins, see FTS5's `merge`."""
+    """Merge part of the index; True if there is more. Negative `pages` begin a merge (FTS5's `merge`)."""
     with database.transaction() as db:
         before = db.total_changes
         db.execute("INSERT INTO searched_words (searched_words, rank) VALUES ('merge', ?)", (pages,))
@@ -207,7 +203,7 @@ def merge_some(database: Database, pages: int) -> bool:
 
 
 def find(database: Database, query: str) -> tuple[FoundChat, ...]:
-    """Find the chats with all words of the query in their title or in one message, as far as they are indexed."""
+    """Find the chats with all query words in the title or in one message, as far as they are indexed."""
     terms = terms_of(query)
     if not terms:
         return ()
@@ -234,7 +230,7 @@ def _find(database: Database, terms: tuple[Term, ...]) -> tuple[FoundChat, ...]:
 
 
 class _Excerpts:
-    """Excerpts of what was found. Documents are read for a limited time in all; then their names are shown."""
+    """Excerpts of hits. Documents are read for a limited time in all; then their names are shown."""
 
     def __init__(self, db: sqlite3.Connection, terms: tuple[Term, ...]) -> None:
         self._db, self._terms = db, terms

@@ -42,7 +42,7 @@ R = TypeVar("R")
 
 
 class ChatService:
-    """Conversations and turns. All methods belong to the event loop's thread; what they change they tell `events`."""
+    """Conversations and turns. Event-loop thread only; changes are published to `events`."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ChatService:
         keep_deleted_s: Callable[[], float] = lambda: 0.0,
         why_not_read: Callable[[], Reason | None] = lambda: None,
     ) -> None:
-        """`keep_deleted_s`: for how long to keep deleted chats. `why_not_read`: why not to read ahead, or None."""
+        """`keep_deleted_s`: seconds to keep deleted chats. `why_not_read`: why not to read ahead, or None."""
         self.events, self.slots = events, Slots(store)
         self._database, self._worker, self._store = database, worker, store
         self.unwritten = Unwritten(database, worker, events)
@@ -128,7 +128,6 @@ class ChatService:
         return await self._worker.run(self._database.seconds_saved)
 
     async def messages(self, conversation_id: str) -> list[Message]:
-        """Return the current branch's messages, oldest first, with their siblings."""
         return self.unwritten.shown(await self._worker.run(tree.current_branch, self._database, conversation_id))
 
     async def new_conversation(self, system: str | None = None) -> Conversation:
@@ -161,7 +160,6 @@ class ChatService:
         self.events.publish(ConversationsChanged())
 
     async def delete(self, conversation_id: str) -> None:
-        """Delete a conversation with its messages and save points for good."""
         self.leave(conversation_id)
         await self._worker.run(self._database.delete, conversation_id)
         self.events.publish(ConversationsChanged())
@@ -179,7 +177,6 @@ class ChatService:
         self._preparing.select(conversation_id)
 
     def prepare(self, conversation_id: str | None, draft: str, attachments: tuple[Attachment, ...] = ()) -> None:
-        """Read ahead what is being written in the conversation on show, or in a new one."""
         self._preparing.write(conversation_id or NOT_BEGUN, draft, attachments)
 
     def engine_ready(self) -> None:
@@ -201,10 +198,10 @@ class ChatService:
     ) -> asyncio.Future[Message | None]:
         """Store the user's message, then run a turn. The future's result is the reply, or None.
 
-        Documents that cannot fit are refused before anything is stored. `new`: the chat, where it is made with the
-        message; `drafts`: what remains of the drafts the text comes from. All of that is stored, or nothing.
-        With `keep` false the turn is neither settled nor saved afterwards, for measuring. `waits`: called when the turn
-        begins; only with it may the turn wait for a reply in the same chat.
+        Documents that cannot fit are refused before anything is stored. `new`: the chat, if it is created with the
+        message; `drafts`: what remains of the source drafts. All of that is stored, or nothing.
+        `keep` False: the turn is neither settled nor saved, for measuring. `waits`: called when the turn begins; only
+        with it may the turn wait for a reply in the same chat.
         """
         turn = Turn(
             self.parts,
@@ -240,7 +237,7 @@ class ChatService:
         return self._turns.begin(Turn(self.parts, question.conversation_id, begin, sampling, keep=keep, words=text))
 
     async def edit_reply(self, reply: Message, text: str) -> Message:
-        """Put the user's words in a reply's place, without asking the model; the old one stays on its branch."""
+        """Replace a reply with the user's text without asking the model; the old one stays on its branch."""
         id, append = reply.conversation_id, self._database.append
         return await self._change(id, append, id, reply.parent_id, Role.ASSISTANT, text, MessageState.EDITED)
 
@@ -262,7 +259,7 @@ class ChatService:
         self._preparing.changed(removed.conversation_id)
 
     def forget_left_behind(self) -> None:
-        """Delete what an earlier run had no time for, and what has been kept long enough."""
+        """Delete what an earlier run had no time for, and what has expired."""
         self._background.begin(self._permanent_deletion.left_behind())
         self.recently_deleted.look_after()
 
@@ -270,7 +267,6 @@ class ChatService:
         self._turns.stop(conversation_id)
 
     def stop_all(self) -> None:
-        """Stop every reply, also those that wait for the slot, and the reading of documents."""
         self._turns.stop()
         self.library.stop()
         self.slots.end()
@@ -280,14 +276,14 @@ class ChatService:
         await self.titles.idle()
 
     async def rest(self, stop: Callable[[], Awaitable[bool]]) -> None:
-        """Stop the engine between turns, with everything saved. `stop` returns True if it stopped it."""
+        """Save everything and stop the engine between turns. `stop` returns True if it did."""
         async with self.slots.alone():
             await self.parts.absorb(patience_s=0.0)
             if await stop():
                 self.slots.forget()
 
     def close(self) -> None:
-        """Stop replies and reading ahead; `idle` then waits for what is being saved."""
+        """Stop replies and reading ahead; `idle` then waits for saving to finish."""
         self._preparing.select(None)
         self.titles.close()
         self.stop_all()
@@ -296,7 +292,7 @@ class ChatService:
         self._permanent_deletion.close()
 
     async def _change(self, conversation_id: str, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Change the tree between replies, then prepare the branch now on show. Raises StillAnswering."""
+        """Change the tree between replies, then prepare the branch shown. Raises StillAnswering."""
         if self.is_answering(conversation_id):
             raise StillAnswering
         result = await self._worker.run(write, *args, **kwargs)

@@ -32,7 +32,7 @@ AGAIN_S = 5.0  # between two tries
 
 
 class Unwritten:
-    """Holds replies until they are on disk. For the event loop's thread."""
+    """Holds replies until they are on disk. Event-loop thread only."""
 
     def __init__(self, database: Database, worker: Worker, events: EventBus) -> None:
         self._database, self._worker, self._events = database, worker, events
@@ -58,7 +58,7 @@ class Unwritten:
         return shown
 
     async def write(self) -> None:
-        """Write the replies. Raises StorageFailed; they are held on then."""
+        """Write the replies; on StorageFailed they stay held."""
         for id, reply in tuple(self._replies.items()):
             await self._worker.run(self._database.update_reply, reply)
             self._replies.pop(id, None)
@@ -79,8 +79,6 @@ class Unwritten:
 
 @dataclass(frozen=True)
 class TurnParts:
-    """What every turn works with."""
-
     database: Database
     worker: Worker
     host: EngineHost
@@ -96,7 +94,6 @@ class TurnParts:
     async def in_database(
         self, function: Callable[Concatenate[Database, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Call `function` with the database, on its thread."""
         return await self.worker.run(function, self.database, *args, **kwargs)
 
     def changed(self, conversation_id: str) -> None:
@@ -107,7 +104,7 @@ class TurnParts:
         return Exchange(self.slots, slot, self.host, conversation_id, self.events.of_chat(conversation_id))
 
     def drawn(self, given: Sampling | None, options: ChatOptions) -> Sampling:
-        """Return the sampling: as given, else the chat's, the settings', the model's (not at temperature 0)."""
+        """Merge sampling options: as given, the chat's, the settings', the model's (not at temperature 0)."""
         chosen = (given or ENGINE_DEFAULTS).over(options.sampling).over(self.user_sampling())
         return chosen if chosen.temperature == 0 else chosen.over(self.model_sampling())
 
@@ -118,7 +115,7 @@ class TurnParts:
         return await self.worker.run(self.database.branch, conversation_id)
 
     async def reading_speed(self, model: str) -> ReadingSpeed:
-        """Return how fast a model (by its name in fingerprints) reads, as measured in this and earlier runs."""
+        """Return a model's read speed measured in this and earlier runs; `model`: its name in fingerprints."""
         speed = self.slots.restore_cost.speed_of(model)
         if not speed.recalled:
             speed.recall(await self.worker.run(self.database.readings, model))
@@ -138,7 +135,7 @@ class TurnParts:
         return chosen if chosen.model else replace(chosen, model=self.new_chats_model())
 
     async def absorb(self, patience_s: float = ABSORBING_PATIENCE_S) -> None:
-        """Have the store take apart what was saved when nothing more urgent runs, and publish the result."""
+        """Have the store process saved states when nothing more urgent runs, and publish the result."""
         await self.slots.quiet(Rank.ABSORB, patience_s)
         try:
             report = await self.slots.absorb()

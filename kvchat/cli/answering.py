@@ -51,8 +51,6 @@ _ENDS = N_("Press Ctrl+C to stop a reply, Ctrl+D to quit.")
 
 
 class NoModelForCommand(KvchatError):
-    """A command that needs a model was given none."""
-
     def __init__(self) -> None:
         super().__init__(
             _("No model is chosen yet"),
@@ -99,7 +97,7 @@ def show_starter(progress: StarterProgress) -> None:
 
 
 async def serve(options: ServeOptions, commands: Commands) -> int:
-    """Serve other programs until SIGINT or SIGTERM, which is no fault. Raises KvchatError."""
+    """Serve other programs until SIGINT or SIGTERM, which is no error. Raises KvchatError."""
     from kvchat.gateway.keys import read_key_file
 
     if not commands.is_own:
@@ -158,7 +156,6 @@ class _Printer:
         self.heard = True
 
     def hear(self, event: Event) -> None:
-        """Print an event, unless it is about another chat."""
         chat = getattr(event, "conversation_id", "")
         if chat and (chat != self.chat_id or not (self.heard or isinstance(event, TurnFailed | QuestionNotStored))):
             return
@@ -191,8 +188,6 @@ class _Printer:
 
 @dataclass
 class Talk:
-    """A chat on the terminal: made by `open_talk`, asked in, left."""
-
     runtime: Runtime
     chat_id: str
     printer: _Printer
@@ -201,7 +196,7 @@ class Talk:
     new: NewChat | None  # the chat, until its first question is on disk
 
     async def ask(self, question: str) -> Message | None:
-        """Have it answered and printed; None where it was not. Stopped if cancelled. Raises KvchatError."""
+        """Print and return the answer, None on failure; stops if cancelled. Raises KvchatError."""
         self.printer.error, attachments = None, self.attachments
         self.attachments = ()
         if self.runtime.chat.is_answering(self.chat_id):
@@ -300,7 +295,7 @@ def _answer(chat_id: str, reply: Message) -> dict[str, object]:
 
 
 async def _kept(runtime: Runtime) -> None:
-    """Wait until the reply is saved; Ctrl+C ends kvchat without."""
+    """Wait until the reply is saved; Ctrl+C quits without it."""
     idle = asyncio.ensure_future(runtime.chat.idle())
     try:
         await asyncio.wait({idle}, timeout=SAID_AFTER_S)

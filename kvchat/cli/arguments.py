@@ -124,7 +124,7 @@ class AskOptions(EngineOptions, JsonOptions):
     )
 
     def ready(self) -> AskOptions:
-        """Read the question. `-`, or no prompt without a terminal, is read from standard input. Raises NoQuestion."""
+        """Read the question; `-`, or no prompt without a terminal, means standard input. Raises NoQuestion."""
         if self.prompt is None and sys.stdin.isatty() and not self.as_json:
             return self
         prompt = read_question() if self.prompt is None or self.prompt == "-" else self.prompt
@@ -349,7 +349,7 @@ class ImportOptions(PassphraseOptions):
     passphrase: str = ""
 
     def ready(self) -> ImportOptions:
-        """Read the passphrase, and wait for files that hang in the data's owner's place. Raises KvchatError."""
+        """Read the passphrase; wait for hung files here, not in the owner process. Raises KvchatError."""
         wait_for(self.files)
         return replace(self, passphrase=read_passphrase(self.passphrase_file))
 

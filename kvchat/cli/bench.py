@@ -51,14 +51,12 @@ class BenchFailed(KvchatError):
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model said, and what it cost."""
-
     text: str
     receipt: Receipt
 
 
 class BenchHome:
-    """A running kvchat that can be restarted, whose replies are greedy. Made by `bench_home`."""
+    """A restartable kvchat with greedy replies, created by `bench_home`."""
 
     def __init__(self, paths: Paths, settings: Settings, runtime: Runtime, reply_tokens: int) -> None:
         self._paths, self.settings = paths, settings  # the settings hold from the next restart on
@@ -74,7 +72,6 @@ class BenchHome:
         return await self.reply(chat.send(chat_id, text, self.greedy, keep=keep))
 
     def check_saved(self, times: int) -> None:
-        """Raises BenchFailed unless so many turns were saved."""
         if len(self.saved) != times:
             raise BenchFailed("A chat could not be saved", "", "See `kvchat doctor` for the free disk space.")
 
@@ -155,7 +152,7 @@ def _numbered_notes(count: int, first: int) -> str:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """One run's figures. Times in ms, medians of all rounds; sizes in bytes. `--json` prints these names as keys."""
+    """The results of one run. Times in ms, medians of all rounds; sizes in bytes. `--json` uses these names."""
 
     cold_ttft_ms: float  # measured once
     hot_ttft_ms: float
@@ -179,8 +176,6 @@ class BenchResult:
 
 @dataclass(frozen=True)
 class _Round:
-    """One question answered hot, warm and restored, and how the store stood before and after the last, kept, reply."""
-
     hot: Reply
     warm: Reply
     restored: Reply
@@ -204,7 +199,6 @@ async def bench(options: BenchOptions, commands: Commands) -> int:
 
 
 async def _measure(home: BenchHome, tokens: int) -> BenchResult:
-    """Build the chat, then answer short questions hot, warm and restored, and the last one cold as well."""
     remark(f"Building a chat of about {tokens:,} tokens …")
     chat_id = (await home.runtime.chat.new_conversation()).id
     await home.ask(chat_id, await home.notes(tokens - 2 * len(QUESTIONS) * REPLY_TOKENS))
@@ -220,7 +214,7 @@ async def _measure(home: BenchHome, tokens: int) -> BenchResult:
 
 
 async def _round(home: BenchHome, chat_id: str, number: int) -> _Round:
-    """Ask one question three times. The slot holds the turn boundary before it at first, the one after it at last."""
+    """Ask one question three times. The slot starts at the turn boundary before it and ends at the one after it."""
     remark(f"Round {number + 1} of {len(QUESTIONS)}: hot, then after a restart of the engine, then of everything …")
     hot = await home.ask(chat_id, QUESTIONS[number], keep=False)
     await home.restart_engine()

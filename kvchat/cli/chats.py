@@ -44,7 +44,7 @@ _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def named_chat(known: Sequence[Conversation], name: str) -> Conversation:
-    """Return the chat with that id, or the only one whose id begins with it. Raises KvchatError."""
+    """Return the chat with this id, or the only one whose id starts with it. Raises KvchatError."""
     found = [chat for chat in known if name and chat.id.startswith(name)]
     exact = [chat for chat in found if chat.id == name]
     if len(exact or found) == 1:

@@ -45,8 +45,6 @@ _WATCHER = "org.kde.StatusNotifierWatcher"  # what StatusNotifierItem trays own 
 
 
 class Presence(Enum):
-    """Whether something is there, with an honest third answer."""
-
     AVAILABLE = "available"
     MISSING = "missing"
     UNKNOWN = "unknown"
@@ -54,8 +52,6 @@ class Presence(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """An answer and how it was come by."""
-
     presence: Presence
     detail: str
 
@@ -65,8 +61,6 @@ class Finding:
 
 @dataclass(frozen=True)
 class EngineReport:
-    """The engine that would be started, or why there is none."""
-
     found: bool
     kind: str = ""
     path: str | None = None  # None for the embedded engine
@@ -93,8 +87,6 @@ class ModelReport:
 
 @dataclass(frozen=True)
 class RestoreReport:
-    """What was found out about restoring with the model in the settings, and with which engine build."""
-
     strategy: str
     words: str
     build: str
@@ -102,8 +94,6 @@ class RestoreReport:
 
 @dataclass(frozen=True)
 class FolderReport:
-    """One of kvchat's folders."""
-
     name: str
     path: str
     exists: bool
@@ -112,7 +102,7 @@ class FolderReport:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """Everything `kvchat doctor` tells. Sizes in bytes."""
+    """The content of `kvchat doctor`. Sizes in bytes."""
 
     version: str
     python: str
@@ -133,13 +123,13 @@ class DoctorReport:
 
     @property
     def healthy(self) -> bool:
-        """True if nothing is broken. A model that was never chosen is no fault."""
+        """True if nothing is broken. No chosen model is no fault."""
         broken = self.engine.problem or self.model.problem or any(folder.problem for folder in self.directories)
         return self.engine.found and not broken
 
 
 def doctor(options: DoctorOptions) -> int:
-    """Print the report; `--retest` first forgets findings about restoring. Returns 1 for a fault."""
+    """Print the report; `--retest` first deletes restore findings. Return 1 for a fault."""
     paths = resolve_paths()
     settings = load_settings(paths.settings_file)
     if options.model is not None:
@@ -152,7 +142,7 @@ def doctor(options: DoctorOptions) -> int:
 
 
 def collect(paths: Paths, settings: Settings) -> DoctorReport:
-    """Look at everything. Blocks for a second or so: the engine is asked for its version and devices."""
+    """Collect the report. Blocks for a second or so: asks the engine for its version and devices."""
     engine, memory = _look_at_engine(settings)
     model, context = _look_at_model(settings, memory, LoadLimits(paths.load_limits), engine.build)
     restoring = None

@@ -110,7 +110,6 @@ def _trial_fields(engine: object, trial: Trial) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _setup(commands: Commands) -> AsyncIterator[EngineSetup]:
-    """Give the runtime's setup where it is open, else one that only changes the settings."""
     if commands.is_open:
         yield (await commands.runtime()).engines
         return

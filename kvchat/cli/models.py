@@ -41,7 +41,7 @@ LONGEST_TOKEN = 1000  # characters
 
 
 class NoSuchFile(KvchatError):
-    """The repository has no such model, or several; says which there are."""
+    """The repository has no such model, or several; lists its models."""
 
 
 def _library(commands: Commands, folders: Sequence[Path] = ()) -> ModelLibrary:
@@ -191,7 +191,6 @@ async def _use(commands: Commands, path: Path) -> None:
 
 
 async def _found(library: ModelLibrary, name: str) -> Path:
-    """Return the one model on this machine with that name, or with it in its name. Raises NoSuchFile."""
     judged: list[JudgedModel] = []
     await library.find(lambda facts: judge_size(facts.size, available_memory()), judged.append)
     models = {found.model.path: found.model.name for found in judged if found.model.facts}
@@ -209,7 +208,7 @@ async def _found(library: ModelLibrary, name: str) -> Path:
 
 
 def chosen_file(repository: HubRepository, quantisation: str) -> HubFile:
-    """Return the model of that quantisation or name; without one, Q4_K_M or the only one. Raises NoSuchFile."""
+    """Return the model of that quantisation or name; by default Q4_K_M or the only one. Raises NoSuchFile."""
     wanted = quantisation.lower()
     fitting = [file for file in repository.files if wanted in (file.quantisation.lower(), file.name.lower()) and wanted]
     if not wanted:

@@ -36,14 +36,12 @@ _PACKAGES = {  # of Debian, whose name is not made of the library's
 
 @dataclass(frozen=True)
 class DisplayProblem:
-    """Why no window can open: what happened, and what to do about it."""
-
     detail: str
     advice: str
 
 
 def find_problem(environment: Mapping[str, str] = os.environ) -> DisplayProblem | None:
-    """Return why Qt would abort, or None. Only Linux has displays and libraries to miss."""
+    """Return why Qt would abort, or None. Only Linux can lack displays and libraries."""
     if sys.platform != "linux":
         return None
     chosen = environment.get("QT_QPA_PLATFORM", "").split(";")[0].split(":")[0]
@@ -60,7 +58,7 @@ def find_problem(environment: Mapping[str, str] = os.environ) -> DisplayProblem 
 
 
 def explain(problem: DisplayProblem, *, starter: bool) -> int:
-    """Say what is wrong. With `starter`, chat in the terminal, or ask for one greeting elsewhere."""
+    """Print the problem. With `starter`, chat in the terminal, or without one ask one greeting."""
     print(
         _("kvchat cannot open a window. {detail}\n  {advice}", detail=problem.detail, advice=problem.advice),
         file=sys.stderr,
@@ -99,7 +97,6 @@ def _package(library: str) -> str:
 
 
 def _unreachable(environment: Mapping[str, str]) -> DisplayProblem | None:
-    """Return the problem if no named display answers: a stale DISPLAY, a missing X authority."""
     names = [name for name in ("DISPLAY", "WAYLAND_DISPLAY") if environment.get(name)]
     if any(_answers(name, environment) for name in names):
         return None
@@ -116,7 +113,7 @@ def _answers(name: str, environment: Mapping[str, str]) -> bool:
 
 
 def _x_server_answers(display: str) -> bool:
-    """Ask with libxcb, as Qt is going to: it knows the display's spelling and the user's authority."""
+    """Try libxcb, as Qt will: it handles the display's spelling and the user's authority."""
     xcb = ctypes.CDLL("libxcb.so.1")
     xcb.xcb_connect.restype = ctypes.c_void_p
     xcb.xcb_connect.argtypes = [ctypes.c_char_p, ctypes.c_void_p]

@@ -28,12 +28,10 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}  # decimal, as
 
 
 class NoQuestion(KvchatError):
-    """There is nothing that could be asked."""
+    """There is nothing to ask."""
 
 
 class Place(Enum):
-    """Where a command is done."""
-
     WINDOW = "window"  # by the application
     HERE = "here"  # by a function of the options, in the main thread; it reads the data at most
     APART = "apart"  # by a coroutine function of the options and `Commands`, without the data folder
@@ -42,17 +40,15 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class Options:
-    """What a command is asked to do. None means "not given": the settings or the model decide."""
+    """Options of a command. None means "not given": the settings or the model decide."""
 
     def ready(self) -> Any:
-        """Return the options with what only the process that was started can read. Raises KvchatError."""
+        """Return the options with what only the started process can read. Raises KvchatError."""
         return self
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command, or an action of one."""
-
     place: Place
     name: str  # as it is typed: "store prune"
     does: str  # module and function in kvchat.cli
@@ -70,8 +66,6 @@ _Kind = TypeVar("_Kind", bound=type[Options])
 
 
 def _command(place: Place, name: str, does: str, words: str) -> Callable[[_Kind], _Kind]:
-    """Decorate the options of a command with its name, the function that does it and its words of help."""
-
     def declare(options: _Kind) -> _Kind:
         COMMANDS[name] = Command(place, name, does, words, options)
         return options
@@ -121,14 +115,14 @@ def setting(name: str, read: Callable[[str], float]) -> Callable[[str], float]:
 
 
 def text(words: str) -> str:
-    """Read text in another locale's encoding as UTF-8; show bytes that are none as such."""
+    """Decode text of another locale as UTF-8; show invalid bytes as such."""
     if not _UNREAD.search(words):
         return words
     return os.fsencode(words).decode("utf-8", "replace")
 
 
 def named_path(name: str) -> Path:
-    """Read a path that can be written down: a chat remembers its model by it."""
+    """Parse a path that can be stored: a chat remembers its model by it."""
     if text(name) != name:
         raise argparse.ArgumentTypeError(
             _("the name {text} is not valid UTF-8; rename the file or folder", text=repr(text(name)))
@@ -137,7 +131,7 @@ def named_path(name: str) -> Path:
 
 
 def byte_count(words: str) -> int:
-    """Read a size as a user writes it: "2GB", "1.5 gb", "500M", "1000000"."""
+    """Parse a size such as "2GB", "1.5 gb", "500M" or "1000000"."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", words, re.IGNORECASE)
     if match is None:
         raise argparse.ArgumentTypeError(
@@ -164,7 +158,7 @@ def read_question() -> str:
 
 
 def read_passphrase(file: Path | None) -> str:
-    """Read the first line of the file; empty without one. Never from the command line, where others can see it."""
+    """Read the first line of the file; empty without one. Never from the command line, which others can see."""
     if file is None:
         return ""
     try:
@@ -180,7 +174,7 @@ def read_passphrase(file: Path | None) -> str:
 
 
 def wait_for(files: tuple[Path, ...]) -> None:
-    """Raise KvchatError for a file on a disk that hangs; other faults are reported by its reader."""
+    """Raise KvchatError for a file on a hung disk; other errors are reported by its reader."""
     for file in files:
         try:
             in_time(file.stat)

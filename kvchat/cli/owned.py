@@ -48,8 +48,6 @@ _LOOK_S = 0.3  # a signal that comes just before a wait, and any on Windows, is 
 
 
 class InUse(KvchatError):
-    """The command needs the data folder for itself, and kvchat has it open."""
-
     def __init__(self, name: str, pid: int) -> None:
         super().__init__(
             _("kvchat is already running"),
@@ -59,7 +57,7 @@ class InUse(KvchatError):
 
 
 class Commands:
-    """Runs commands over one runtime. Belongs to the event loop's thread, but for `welcome`."""
+    """Runs commands over one runtime. Event-loop thread only, except `welcome`."""
 
     def __init__(self, paths: Paths, name: str) -> None:
         self.paths, self.name = paths, name
@@ -75,12 +73,11 @@ class Commands:
 
     @property
     def settings(self) -> Settings:
-        """Return the settings in force; reads them from the disk where there is no runtime."""
+        """The settings in force, read from disk if no runtime is open."""
         return self._runtime.settings if self._runtime else load_settings(self.paths.settings_file)
 
     @property
     def is_own(self) -> bool:
-        """True if the command that asks is this process's own."""
         return self.own is not None and current_terminal.get() is self.own
 
     @property
@@ -88,7 +85,7 @@ class Commands:
         return self._runtime is not None
 
     async def runtime(self, settings: Settings | None = None) -> Runtime:
-        """Return the runtime, opened with these settings if it was not open. Raises KvchatError."""
+        """Return the runtime, opening it with these settings if needed. Raises KvchatError."""
         if self._runtime is None:
             async with self.opening():
                 if self._runtime is None:
@@ -100,24 +97,23 @@ class Commands:
 
     @contextlib.asynccontextmanager
     async def opening(self) -> AsyncIterator[Runtime | None]:
-        """Give the runtime if it is open; nobody opens it meanwhile."""
+        """Yield the runtime if open; nobody opens it meanwhile."""
         async with self._opening:
             yield self._runtime
 
     def opened(self, runtime: Runtime) -> None:
-        """Take a runtime that was opened within `opening`."""
         self._runtime = runtime
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Have the folder with no runtime open. Raises InUse."""
+        """Hold the folder with no runtime open. Raises InUse."""
         async with self.opening() as runtime:
             if runtime is not None:
                 raise InUse(self.name, os.getpid())
             yield
 
     async def change_settings(self, **changes: Any) -> None:
-        """Put changes into force and on disk. Raises SettingsNotSaved."""
+        """Apply and save changes. Raises SettingsNotSaved."""
         if self._runtime is not None:
             await self._runtime.apply_settings(dataclasses.replace(self._runtime.settings, **changes))
         else:
@@ -125,7 +121,7 @@ class Commands:
             await asyncio.to_thread(save_settings, self.paths.settings_file, settings)
 
     def welcome(self, connection: Connection) -> None:
-        """Run a client's command, in a thread of its own, until it has gone."""
+        """Run a client's command in its own thread until it disconnects."""
         self.serve(Terminal(connection))
 
     def serve(self, terminal: Terminal) -> None:
@@ -146,7 +142,6 @@ class Commands:
             await asyncio.wait(self._running)
 
     async def close(self) -> None:
-        """End the commands that run, and take no more."""
         self._closed = True
         for task, terminal in self._running.items():
             terminal.fail(KvchatError(_("kvchat quit before the command finished"), "", _("Try again.")))
@@ -193,7 +188,7 @@ def _function(name: str) -> Callable[[Any, Commands], Awaitable[int]]:
 
 
 def show_running_window(paths: Paths, request: StartRequest) -> bool:
-    """Return True if there is a window, and tell it the reason for this start. Raises InUse."""
+    """Return True if there is a window, after sending it `request`. Raises InUse."""
     connection = connect(paths.data)
     if connection is None:
         return False
@@ -204,11 +199,11 @@ def show_running_window(paths: Paths, request: StartRequest) -> bool:
 
 
 class NotBegun(Exception):
-    """The owner has ended before it began the command."""
+    """The owner ended before it began the command."""
 
 
 def run(command: Command, options: Any) -> int:
-    """Do a command in its place; the exit code. Where the owner of the data does it and there is none, become it.
+    """Run a command in its place and return the exit code; become the data's owner if needed and there is none.
 
     Raises KvchatError.
     """
@@ -233,16 +228,16 @@ def _title(name: str) -> str:
 
 
 def _attend_own(ownership: Ownership | None, paths: Paths, name: str, options: object) -> int:
-    """Run a command on a loop in another thread: this one hears signals, and reads and prints."""
+    """Run a command on a loop in another thread: this one handles signals, input and output."""
     ours, theirs = Pipe()
     threading.Thread(target=_own, args=(ownership, paths, name, theirs), name="owner", daemon=True).start()
     return attend(ours, name, options, is_owner=True)
 
 
 def attend(connection: Connection, name: str, options: object, *, is_owner: bool = False) -> int:
-    """Show what the command prints and send it what is typed, until it is done; the exit code.
+    """Print the command's output and send it typed input until it is done; return the exit code.
 
-    `is_owner`: this process owns the data, and everything is put away before it ends. Raises KvchatError, NotBegun.
+    `is_owner`: this process owns the data and closes everything before it ends. Raises KvchatError, NotBegun.
     """
     with contextlib.suppress(OSError):  # the owner ends: no answer comes
         connection.send((name, _absolute(options), str(Path.cwd()), tuple(map(_is_terminal, range(3)))))
@@ -323,7 +318,7 @@ def _receive(connection: Connection, messages: queue.SimpleQueue[tuple[Any, ...]
 
 
 def _own(ownership: Ownership | None, paths: Paths, name: str, connection: Connection) -> None:
-    """Own the folder, unless it is not needed, until this process's command and those of guests are done."""
+    """Own the folder, if needed, until the commands of this process and its guests are done."""
     terminal = Terminal(connection)
     try:
         asyncio.run(_serve(ownership, paths, name, terminal))
@@ -357,8 +352,6 @@ async def _serve(ownership: Ownership | None, paths: Paths, name: str, terminal:
 
 
 def _absolute(options: Any) -> Any:
-    """Return the options with absolute paths."""
-
     def absolute(value: Any) -> Any:
         if isinstance(value, tuple | list):
             return tuple(map(absolute, value))
@@ -377,7 +370,6 @@ def _is_terminal(stream: int) -> bool:
 
 
 def _line(prompt: str) -> str | None:
-    """Read a typed line; empty where Ctrl+C dropped it, None at the end of input."""
     try:
         if sys.stdin.isatty():
             return input(prompt)

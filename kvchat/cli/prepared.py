@@ -114,7 +114,6 @@ def _row(standing: Standing) -> tuple[str, ...]:
 
 
 async def _opened(commands: Commands, options: EngineOptions) -> Runtime:
-    """Open the runtime, with a model only where one is named."""
     return await (opened_runtime(commands, options) if options.model or options.engine else commands.runtime())
 
 

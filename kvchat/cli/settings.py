@@ -58,7 +58,6 @@ async def _put(options: SettingName, value: Any, commands: Commands) -> int:
 
 
 def _value(name: str, words: Sequence[str]) -> Any:
-    """Convert command-line words to the setting's kind: a number, true or false, bytes as in 20GB, a text."""
     usual, first = getattr(Settings(), name), words[0]
     if isinstance(usual, tuple):
         return tuple(words)

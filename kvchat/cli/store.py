@@ -53,7 +53,7 @@ class _Opened:
 
 
 async def _do(commands: Commands, do: Callable[[_Opened], int]) -> int:
-    """Do it in a thread; without a runtime only the store is opened, so that damaged chats do not matter."""
+    """Run `do` in a thread; without a runtime, open only the store, so damaged chats do not matter."""
     async with commands.opening() as runtime:
         paths, settings = commands.paths, await asyncio.to_thread(lambda: commands.settings)
         # The warm tier's budget as in the app: without one, what a killed kvchat has left in memory would be given up.
@@ -136,7 +136,7 @@ async def verify(options: JsonOptions, commands: Commands) -> int:
 
 
 async def forget(options: ProgramOptions, commands: Commands) -> int:
-    """Delete a program's save points. Raises KvchatError where there are none."""
+    """Delete a program's save points. Raises KvchatError if there are none."""
 
     def do(opened: _Opened) -> int:
         kept = opened.store.usage().conversations

@@ -38,7 +38,7 @@ DEAF_S = 1.5  # how long a signal may go unheard
 
 
 class Terminal:
-    """The terminal of who started a command, at the other end of a connection. Messages are tuples, kind first."""
+    """The terminal of a command's caller, over a connection. Messages are tuples, kind first."""
 
     def __init__(self, connection: Connection) -> None:
         self.folder = Path()  # the one the command was started in
@@ -52,12 +52,10 @@ class Terminal:
         threading.Thread(target=self._send_all, name="terminal", daemon=True).start()
 
     def about(self, folder: str, is_tty: tuple[bool, bool, bool]) -> None:
-        """Note the client's folder, and which of its standard streams are terminals."""
         self.folder, self._is_tty = Path(folder), is_tty
 
     @property
     def asks(self) -> bool:
-        """True if somebody can answer a question there."""
         return self._is_tty[0] and self._is_tty[2]
 
     @property
@@ -69,7 +67,7 @@ class Terminal:
         return self._is_tty[2]
 
     def receive(self) -> tuple[Any, ...]:
-        """Return the client's next message. Blocks. Raises OSError, and EOFError when it has gone."""
+        """Return the client's next message. Blocks. Raises OSError, and EOFError on disconnect."""
         message: tuple[Any, ...] = self._connection.recv()
         return message
 
@@ -118,7 +116,6 @@ def say(text: str = "", end: str = "\n") -> None:
 
 
 def remark(text: str, end: str = "\n") -> None:
-    """Print on standard error."""
     if (terminal := current_terminal.get()) is not None:
         terminal.send("err", text + end)
     else:
@@ -136,7 +133,6 @@ def shows_progress() -> bool:
 
 
 def show(wants_json: bool, fields: object, lines: Iterable[str]) -> int:
-    """Print a result, as JSON or as lines, and return 0."""
     say(as_json(fields) if wants_json else "\n".join(lines))
     return 0
 
@@ -155,23 +151,21 @@ def as_json(fields: object) -> str:
 
 
 def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the rows as indented lines with aligned columns."""
     widths = [max(map(width, column)) for column in zip(*rows, strict=True)]
     return ["  " + "  ".join(map(padded, row, widths)).rstrip() for row in rows]
 
 
 def width(text: str) -> int:
-    """Return the cells a text takes on a terminal: ideographs, kana and Hangul take two."""
+    """Return a text's width in terminal cells: ideographs, kana and Hangul take two."""
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def padded(text: str, cells: int) -> str:
-    """Pad a text to a number of cells."""
     return text + " " * (cells - width(text))
 
 
 def show_progress(what: str, done: int, total: int) -> None:
-    """Show bytes done of a total, in a line on standard error that the next one overwrites; on terminals only."""
+    """Show bytes done of a total on one rewritten line of standard error; on terminals only."""
     if shows_progress():
         amount = _("{done} of {total}", done=size(done), total=size(total)) if total else ""
         end = "\n" if total and done == total else ""
@@ -182,17 +176,15 @@ def show_progress(what: str, done: int, total: int) -> None:
 
 
 class Ended(KeyboardInterrupt):
-    """A signal asked the process to end."""
-
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number, self.code = number, 128 + number
 
 
 def run_process(work: Callable[[], int]) -> NoReturn:
-    """Do the work as a process does, and end it with the code it returns.
+    """Run `work` as the whole process and exit with the code it returns.
 
-    A thread that hangs is not waited for. Until the work listens, a signal ends the process at once.
+    Hung threads are not waited for. Until `work` calls `listen`, a signal ends the process.
     """
     told = _streams()
     make_at_home()
@@ -215,7 +207,7 @@ def run_process(work: Callable[[], int]) -> NoReturn:
 
 
 def make_at_home() -> None:
-    """Use KVCHAT_HOME as the home folder of a user without one, as in some containers."""
+    """Use KVCHAT_HOME as the home folder if the user has none, as in some containers."""
     try:
         Path.home()
     except RuntimeError:
@@ -224,18 +216,18 @@ def make_at_home() -> None:
 
 
 def keep_less() -> None:
-    """Have threads share what glibc takes of memory: of what each has for itself, pieces between are never given back.
+    """Have threads share glibc arenas, because fragments in per-thread arenas are never given back.
 
-    Three minutes of eight programs' requests left 19 MB so, and 6 where threads shared two parts (mallopt(3)).
+    Three minutes of eight programs' requests left 19 MB, but 6 with two shared arenas (mallopt(3)).
     """
     with suppress(OSError, AttributeError, TypeError):  # glibc's alone has it
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 def listen() -> None:
-    """From now on Ctrl+C and SIGTERM raise Ended, so that what is half done is cleaned up; the second time they end it.
+    """Make Ctrl+C and SIGTERM raise Ended, so that work is cleaned up; a second one ends the process.
 
-    They end it all the same where the main thread cannot hear them, in a folder that is gone.
+    A signal that the main thread does not receive, as in a folder that is gone, also ends it.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -262,13 +254,13 @@ _take_signal: Callable[[int], object] = _raise_ended
 
 
 def take_signals(take: Callable[[int], object]) -> None:
-    """Have `take` called in the main thread, between any two of its steps, in place of raising Ended."""
+    """On a signal, call `take` in the main thread, at any point, instead of raising Ended."""
     global _take_signal
     _take_signal = take
 
 
 def take_each_interrupt(take: Callable[[int], object]) -> None:
-    """Call `take` with each Ctrl+C, which ends nothing, also while a line is typed."""
+    """Call `take` on each Ctrl+C, also while a line is typed; it ends nothing."""
     signal.set_wakeup_fd(-1)  # that nobody comes to an end for it is no fault
     signal.signal(signal.SIGINT, lambda number, frame: take(number))
     with suppress(ImportError):  # Windows has its own
@@ -283,7 +275,7 @@ def _end_the_deaf(ours: socket.socket, theirs: socket.socket) -> None:
 
 
 def _streams() -> _Told | None:
-    """Make standard output and error take everything, as well as the terminal can show it, and open missing streams."""
+    """Make standard output and error accept any text, shown as well as possible, and open missing streams."""
     for number in range(3):  # a closed one would be given to the next file that is opened
         with suppress(OSError):
             os.fstat(number)
@@ -309,8 +301,6 @@ def _streams() -> _Told | None:
 
 
 class _Told(io.RawIOBase):
-    """A stream that takes everything, and remembers why it could not be written."""
-
     def __init__(self, raw: io.RawIOBase) -> None:
         self._raw = raw
         self.fault: OSError | None = None

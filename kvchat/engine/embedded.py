@@ -27,7 +27,7 @@ EXIT_BAD_ARGUMENTS = 64
 
 
 def command(argument: str) -> list[str]:
-    """Return the command line of the child; `argument` is the parameters as JSON, or `DEVICES`."""
+    """Return the child's command line; `argument`: the parameters as JSON, or `DEVICES`."""
     if getattr(sys, "frozen", False):
         return [sys.executable, FLAG, argument]
     # -P: a json.py in the current folder is not ours to import.
@@ -35,9 +35,9 @@ def command(argument: str) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the server until SIGTERM. `arguments` is one item: the parameters as JSON, or `DEVICES`.
+    """Run the server until SIGTERM and return the exit code.
 
-    Returns the exit code. The engine's own log goes to standard error, as llama.cpp writes it.
+    `arguments` is one item: the parameters as JSON, or `DEVICES`. The engine's log goes to standard error.
     """
     if len(arguments) != 1:
         return _fail(EXIT_BAD_ARGUMENTS, "the embedded engine takes one argument")
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve(xllamacpp: Any, parameters: Any) -> int:
-    """Load, serve, and leave on the first SIGTERM or SIGINT; at once on the second."""
+    """Load and serve; quit on the first SIGTERM or SIGINT, at once on the second."""
     host, port = parameters.hostnames[0], parameters.port
     if not _is_free(host, port):
         # llama.cpp's own words, so that one reading of the log fits both engines.
@@ -102,7 +102,7 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def _assign(parameters: Any, dotted: str, value: object) -> None:
-    """Set `model.path` and the like; a field this build does not have raises AttributeError."""
+    """Set a dotted field such as `model.path`. Raises AttributeError if this build lacks it."""
     *path, last = dotted.split(".")
     target = parameters
     for name in path:

@@ -28,9 +28,9 @@ _CREATE_NO_WINDOW = 0x08000000  # winbase.h
 
 
 def command(engine_command: Sequence[str], *, by_pipe: bool | None = None) -> list[str]:
-    """Return the command that runs `engine_command` guarded by this very process.
+    """Return the command that runs `engine_command` guarded by this process.
 
-    `by_pipe` overrides what the platform suggests; with a pipe the process needs a standard input that is held open.
+    `by_pipe` overrides the platform's default; a pipe needs a standard input that is held open.
     """
     mode = _PIPE if (needs_pipe() if by_pipe is None else by_pipe) else _KERNEL
     # -I -S: no site-packages and no user paths; this script needs neither and starts in a third of the time.
@@ -39,7 +39,6 @@ def command(engine_command: Sequence[str], *, by_pipe: bool | None = None) -> li
 
 
 def needs_pipe() -> bool:
-    """True if this platform's kernel cannot guard by itself."""
     return sys.platform != "linux"
 
 
@@ -62,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _hold_by_kernel() -> None:
-    """Have the kernel kill us when our parent dies. The request survives the exec that follows (prctl(2))."""
+    """Have the kernel kill us when our parent dies. This survives the exec that follows (prctl(2))."""
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
@@ -70,7 +69,7 @@ def _hold_by_kernel() -> None:
 
 
 def _hold_by_job() -> None:
-    """On Windows be in a job, and the engine to come too, that ends with the last handle to it, which is ours."""
+    """On Windows, join a job with the future engine; it ends when our handle, the last one, closes."""
     if sys.platform == "win32":
         import ctypes
 
@@ -84,7 +83,7 @@ def _hold_by_job() -> None:
 
 
 def no_window() -> int:
-    """Return creation flags for a program that prints: without a console of ours Windows would open a window for it."""
+    """Return creation flags that keep Windows from opening a console window for a program."""
     if sys.platform == "win32":
         import ctypes
 
@@ -93,7 +92,7 @@ def no_window() -> int:
 
 
 def _watch(engine_command: Sequence[str]) -> int:
-    """Run the engine as a child; kill it when standard input ends. Returns its exit code."""
+    """Run the engine as a child; kill it when standard input ends. Return its code."""
     import subprocess  # not for those who need neither: this and `threading` take longer to import than all the rest
     import threading
 
@@ -123,11 +122,11 @@ def _watch(engine_command: Sequence[str]) -> int:
 def engine_environment(program: str) -> dict[str, str]:
     """Return our environment as `program` should see it.
 
-    PyInstaller points LD_LIBRARY_PATH into the bundle and keeps the user's own value aside; a foreign llama-server
-    must get the user's, or it loads our libraries instead of its own.
+    PyInstaller points LD_LIBRARY_PATH into the bundle and saves the user's own value; a foreign llama-server must
+    get the user's, or it loads our libraries instead of its own.
 
-    Nothing in it chooses the engine's options: LLAMA_ARG_ROPE_SCALING_TYPE or LLAMA_ARG_SWA_FULL, set for another
-    server, would change what a saved KV state means, and no fingerprint would know.
+    Engine options are removed: LLAMA_ARG_ROPE_SCALING_TYPE or LLAMA_ARG_SWA_FULL, set for another server, would
+    change what a saved KV state means, and no fingerprint would know.
     """
     environment = {name: value for name, value in os.environ.items() if not name.upper().startswith(_OPTION_PREFIX)}
     if getattr(sys, "frozen", False) and program != sys.executable:

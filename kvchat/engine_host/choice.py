@@ -43,8 +43,6 @@ _OWN = frozenset(("-mm", "--mmproj", "-mmu", "--mmproj-url"))  # the user's own 
 
 
 class CannotSee(KvchatError):
-    """Pictures cannot be shown to the model in use."""
-
     def __init__(self, model: str, why: str = "", advice: str = "") -> None:
         super().__init__(
             _("{model} does not support images", model=model),
@@ -55,7 +53,7 @@ class CannotSee(KvchatError):
 
 
 def find_projector(model: Path, extra: Sequence[str]) -> Path | None:
-    """Return the projector to load with a model, None where the user's arguments load one. Raises CannotSee."""
+    """Return the projector to load with a model, None if the user's arguments load one. Raises CannotSee."""
     if any(word in _OWN for word in extra):
         return None
     projector = projector_of(model)
@@ -65,15 +63,11 @@ def find_projector(model: Path, extra: Sequence[str]) -> Path | None:
 
 
 class NoModel(KvchatError):
-    """No model has been chosen yet."""
-
     def __init__(self) -> None:
         super().__init__(_("No model is chosen yet"), "", _("Choose a GGUF file, or download the starter model."))
 
 
 class ModelMissing(KvchatError):
-    """The model of a conversation is no longer where it was."""
-
     def __init__(self, path: str) -> None:
         self.path = path
         super().__init__(
@@ -85,8 +79,6 @@ class ModelMissing(KvchatError):
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """Everything decided before an engine starts."""
-
     location: EngineLocation
     plan: LaunchPlan
     facts: GgufFacts
@@ -103,7 +95,7 @@ class EngineChoice:
     projector_bytes: int = 0
 
     def model_changed(self) -> bool:
-        """True if the files have been replaced since. Looks at the disk."""
+        """True if the files were replaced since. Reads the disk."""
         return file_stamps(self.facts.parts) != self.model_stamp
 
     @property
@@ -114,7 +106,7 @@ class EngineChoice:
     def subject(self) -> Subject:
         """The subject of a finding about restoring.
 
-        A state of a text means the same with a projector; whether the engine restores it may be another matter.
+        A projector does not change what a text's state means, but may change whether the engine restores it.
         """
         if self.plan.projector is None:
             return Subject(self.fingerprint, self.build)
@@ -122,7 +114,7 @@ class EngineChoice:
         return Subject(replace(self.fingerprint, options=options), self.build)
 
     def smaller(self) -> tuple[EngineChoice, ...]:
-        """Return the choices to try, in this order, when the engine runs out of memory as it loads."""
+        """Return the choices to try, in order, if loading runs out of memory."""
         choices = []
         for context in ContextChooser(self._demand(self.limit), self.memory).smaller(self.context):
             fingerprint = replace(self.fingerprint, rope=rope_factors(self.facts, context.tokens))
@@ -131,14 +123,14 @@ class EngineChoice:
         return tuple(choices)
 
     def larger(self, tokens: int, memory: MemoryFacts, limit: LoadLimit | None) -> ContextChoice | None:
-        """Return the next context size above `tokens` that fits into `memory` and that the model can have.
+        """Return the next context size above `tokens` that fits `memory` and the model.
 
         `limit`: what is known since the engine was loaded.
         """
         return ContextChooser(self._demand(limit), memory).larger(tokens)
 
     def proposals(self, wanted: int | None) -> tuple[Proposal, ...]:
-        """Return what would make the model fit better. `wanted`: the user's own context size."""
+        """Return changes that make the model fit better. `wanted`: the user's context size."""
         demand, own = self._demand(self.limit), self.plan.extra
         takes_arguments = self.location.path is not None
         return proposals(Situation(self.most, demand, self.memory, wanted, own, takes_arguments=takes_arguments))
@@ -159,9 +151,9 @@ def choose_engine(
 ) -> EngineChoice:
     """Decide how to start an engine. Reads the model's header and asks the engine for its devices.
 
-    `limits`: what earlier loads taught. `sees`: with the model's projector. `needed`: how many tokens the chats have
-    that are likely to be answered, the reply included; it grows when one needs more. `staged`: what the store has in
-    memory. Call it off the event loop. Raises KvchatError.
+    `limits`: learned from earlier loads. `sees`: with the model's projector. `needed`: tokens of the chats likely
+    to be answered, reply included; it grows when one needs more. `staged`: what the store has in memory.
+    Call it off the event loop. Raises KvchatError.
     """
     if not settings.model_path:
         raise NoModel
@@ -248,9 +240,9 @@ def promised_strategy(facts: GgufFacts, *, swa_full: bool) -> Strategy:
 
 
 def with_file_stamps(meaning: str, folder: Path) -> str:
-    """Add the stamps of the files that these arguments name: a LoRA adapter may be replaced.
+    """Add the stamps of files that these arguments name: a LoRA adapter may be replaced.
 
-    `folder` is the one the engine runs in. Looks at the disk.
+    `folder`: where the engine runs. Reads the disk.
     """
     files = [folder / name for name in arguments.named_files(meaning)]
     stamps = [f"{size}@{changed}" for size, changed, _ in file_stamps([file for file in files if file.is_file()])]
@@ -268,7 +260,7 @@ def options_to_leave_out(asked: EngineProbe) -> frozenset[str]:
 def user_arguments(
     settings: Settings, location: EngineLocation, asked: EngineProbe
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the user's own arguments and RPC workers, checked. Raises BadArguments and BadWorkers."""
+    """Return the user's checked arguments and RPC workers. Raises BadArguments and BadWorkers."""
     extra = arguments.parse(settings.engine_arguments)
     workers = arguments.parse_workers(settings.rpc_workers)
     if location.path is None and extra:
@@ -281,9 +273,9 @@ def user_arguments(
 
 
 def rope_factors(facts: GgufFacts, context_size: int) -> str:
-    """Return which RoPE factors the engine picks for the whole context, "short" or "long"; "" without a choice.
+    """Return the RoPE factors the engine picks for the whole context, "short" or "long"; "" without a choice.
 
-    As llama.cpp's llama_model::get_rope_factors (Phi-3, LongRoPE): keys of one kind mean nothing beside the other.
+    As in llama.cpp's llama_model::get_rope_factors (Phi-3, LongRoPE): keys of the two kinds are incompatible.
     """
     if not facts.original_context:
         return ""
@@ -292,15 +284,13 @@ def rope_factors(facts: GgufFacts, context_size: int) -> str:
 
 @dataclass(frozen=True)
 class Capacity:
-    """The memory that the engine in the settings can use, and which build it is."""
-
     memory: MemoryFacts
     build: str = ""  # see probe.build_identity; empty where the engine cannot be asked
 
 
 @dataclass(frozen=True)
 class ModelJudge:
-    """Judges models as they would be loaded here. Reads samples of the weights of those that ran out of memory."""
+    """Judges models as loaded here. Reads weight samples of those that ran out of memory."""
 
     settings: Settings
     capacity: Capacity
@@ -319,7 +309,7 @@ class ModelJudge:
 
 
 def look_at_capacity(settings: Settings, staged: Staged = NOTHING_STAGED) -> Capacity:
-    """Ask the engine in the settings; the computer's memory alone where it cannot be asked. Blocks for a moment.
+    """Query the configured engine; system memory alone if that fails. Blocks for a moment.
 
     `staged`: what the store has in memory.
     """
@@ -332,10 +322,10 @@ def look_at_capacity(settings: Settings, staged: Staged = NOTHING_STAGED) -> Cap
 
 
 def memory_for(location: EngineLocation, workers: Sequence[str] = (), staged: Staged = NOTHING_STAGED) -> MemoryFacts:
-    """Return the memory this engine can use: the computer's, and that of the GPUs it and its workers see.
+    """Return the memory this engine can use: the computer's and that of its and its workers' GPUs.
 
-    What is `staged` in the computer's can be had, as far as it is disposable.
-    Raises EngineNotFound; where the engine does not run with its workers EngineFailed or BadWorkers.
+    `staged` memory counts as available as far as it is disposable.
+    Raises EngineNotFound; if the engine does not run with its workers, EngineFailed or BadWorkers.
     """
     if location.path is None:  # the embedded engine is built for the processor alone
         return _memory(staged)

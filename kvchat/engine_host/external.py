@@ -42,10 +42,8 @@ def server_key(paths: Paths) -> SecretStore:
 
 
 class ExternalEngine:
-    """Connects to such a server."""
-
     def __init__(self, slot_path: Path, generations: Iterator[int], key: SecretStore) -> None:
-        """`slot_path` stands in where the server's own folder is out of reach: nothing is written there."""
+        """`slot_path` replaces an unreachable server folder: nothing is written there."""
         self.connection = ExternalServer(generations)
         self.server: ServerFacts | None = None  # as it told last
         self._slot_path, self._key = slot_path, key
@@ -63,13 +61,13 @@ class ExternalEngine:
         )
 
     async def prepare(self, settings: Settings) -> Callable[[], Awaitable[None]]:
-        """Read the address and the key; returns what connects. Raises BadAddress."""
+        """Read address and key; return a connect function. Raises BadAddress."""
         url = parse_address(settings.engine_url or "")
         kept = await asyncio.to_thread(self._key.load)  # may ask the user to unlock a keyring
         return partial(self.connection.connect, ServerAddress(url, kept[0] if kept else ""))
 
     async def inspect(self) -> tuple[ReadyEngine, Subject | None]:
-        """Ask the server for its facts; no subject where its states cannot be kept. Raises EngineError."""
+        """Query the server; no subject if its states cannot be kept. Raises EngineError."""
         engine, generation = await self.connection.ready(), self.connection.generation
         self.server = facts = await engine.facts()
         self._process = await asyncio.to_thread(find_server, engine.base_url)
@@ -106,9 +104,9 @@ class ExternalEngine:
 
 
 def slot_for_us(slots: Sequence[SlotState]) -> tuple[int, bool]:
-    """Choose the slot to work in; True if it is free: nothing may be tried out in one that another program uses.
+    """Choose a slot; True if it is free: nothing may be tried out in one that another program uses.
 
-    Others begin with the first, so the last free one is taken; where none is free, the last.
+    Others begin with the first, so take the last free one; if none is free, the last.
     """
     free = [number for number, slot in enumerate(slots) if not slot.busy and not slot.tokens]
     return (free[-1], True) if free else (max(0, len(slots) - 1), False)
@@ -116,8 +114,6 @@ def slot_for_us(slots: Sequence[SlotState]) -> tuple[int, bool]:
 
 @dataclass(frozen=True)
 class ServerStates:
-    """Where the server's slot files are, and what they hold."""
-
     folder: Path
     facts: GgufFacts
     fingerprint: Fingerprint
@@ -126,9 +122,9 @@ class ServerStates:
 
 
 def states_of(process: RunningServer | None, facts: ServerFacts) -> ServerStates | None:
-    """Find out how to keep the server's states; None on another computer, without a folder or a model kvchat can read.
+    """Find out how to keep the server's states; None if it is remote or its folder or model is unreadable.
 
-    Looks at the disk: call it off the event loop.
+    Reads the disk: call it off the event loop.
     """
     folder = reachable_slot_folder(process) if process is not None else None
     if process is None or folder is None:

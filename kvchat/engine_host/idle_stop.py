@@ -17,7 +17,7 @@ SPARE_AFTER_S = 60.0  # nobody is likely to come back in the next moment
 
 @dataclass
 class IdleStop:
-    """Stops a ready engine after so many idle minutes; the next message starts it and restores from its save point."""
+    """Stops a ready engine after idle minutes; the next message starts it and restores its save point."""
 
     minutes: Callable[[], int | None]  # those in the settings at this moment; None: never
     chat: ChatService
@@ -27,7 +27,6 @@ class IdleStop:
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        """Look now and then, until `end`."""
         while not self._ended.is_set():
             if self._is_due():
                 await self.chat.rest(self._stop)

@@ -28,9 +28,9 @@ _SAYS_NOTHING = (EngineState.READY, EngineState.STOPPING, EngineState.STOPPED)
 
 
 class EngineLifecycle:
-    """The `EngineHost` for sessions: kvchat's own engine or the user's server, changed only while none runs.
+    """The sessions' `EngineHost`: kvchat's own engine or the user's server, switched only while none runs.
 
-    Belongs to the event loop's thread.
+    Event-loop thread only.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class EngineLifecycle:
         publish: Callable[[EngineStatus], None],
         log: EngineLog,
     ) -> None:
-        """`choose_model` puts another model into the settings; `publish` hears each new status."""
+        """`choose_model` sets another model in the settings; `publish` gets each new status."""
         self._settings, self._choose_model, self.log = settings, choose_model, log
         self._findings, self._publish = findings, publish
         self.managed, self.external = managed, external
@@ -67,7 +67,7 @@ class EngineLifecycle:
 
     @property
     def status(self) -> EngineStatus:
-        """The engine's status, preparation included. One that is not known yet is still loading."""
+        """The engine's status, preparation included. It is loading until it is known."""
         status = self._override or self.current.connection.status
         if status.state is EngineState.READY and self.known is None:
             return replace(status, state=EngineState.LOADING, checking=self._checking)
@@ -75,7 +75,6 @@ class EngineLifecycle:
 
     @property
     def known(self) -> ReadyEngine | None:
-        """The engine that runs, once it was inspected."""
         ready = self._ready
         return ready if ready and ready.generation == self.current.connection.generation else None
 
@@ -105,12 +104,10 @@ class EngineLifecycle:
             raise self.current.cannot_see()
 
     async def start(self) -> None:
-        """Start an engine, or connect to the server, unless one is there. What goes wrong ends up in the status."""
         await self._change_hosts()
         await self._start(sees=False, tokens=0)
 
     async def stop(self) -> None:
-        """Stop the engine, or disconnect from the server."""
         async with self._lock:
             self._override = None
             await self.current.connection.stop()
@@ -118,7 +115,7 @@ class EngineLifecycle:
             await self._end_inspection()
 
     async def rest(self) -> None:
-        """Stop kvchat's own engine, or do not even start it, until somebody asks for one."""
+        """Stop kvchat's own engine, or do not start it, until somebody asks for one."""
         await self._change_hosts()
         if not self.is_external:
             async with self._lock:
@@ -135,9 +132,9 @@ class EngineLifecycle:
         await self._end_inspection()
 
     async def ready(self, model: str | None = None, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
-        """See `EngineHost.ready`. A server of the user's has the model and the room it has.
+        """See `EngineHost.ready`. A user's server has a fixed model and context.
 
-        A projector is loaded only when it is asked for, and stays as long as the engine.
+        A projector is loaded only on request, and stays as long as the engine.
         """
         await self._change_hosts()
         if model is not None and not self.is_external:
@@ -177,9 +174,9 @@ class EngineLifecycle:
             await self._findings.forget(self._subject)
 
     async def _change_models(self, model: str, *, restarts: bool) -> None:
-        """Make `model` the one in use; where it runs, the settings may name another. Raises ModelMissing.
+        """Switch to `model`; while it runs, the settings may name another. Raises ModelMissing.
 
-        `restarts`: it will be started anew even if it runs.
+        `restarts`: it will be restarted even if it runs.
         """
         if self._running_model == model and not restarts:
             return
@@ -233,7 +230,7 @@ class EngineLifecycle:
             await start()
 
     async def _start_anew(self, *, sees: bool, tokens: int) -> None:
-        """Start an engine, in place of one that runs. Whoever waits for it may go away: it is finished all the same."""
+        """Start an engine, replacing a running one. Completes even if the caller goes away."""
 
         async def start() -> None:
             await self.stop()
@@ -244,7 +241,7 @@ class EngineLifecycle:
         await asyncio.shield(self._starter)
 
     def _inspect(self) -> asyncio.Task[None]:
-        """Inspect the engine that has come up, in a task of its own: whoever waits for it may go away."""
+        """Inspect the started engine in its own task, because the caller may go away."""
         self._inspection = asyncio.create_task(self._look_into(), name="inspecting the engine")
         self._inspection.add_done_callback(tell_bug)
         return self._inspection
@@ -256,7 +253,7 @@ class EngineLifecycle:
             await asyncio.wait({self._inspection})
 
     async def _look_into(self) -> None:
-        """Make the engine known; afterwards it is ready or gone. Raises EngineError where it is neither."""
+        """Inspect the engine until it is ready or gone. Raises EngineError if it is neither."""
         source = self.current
         inspected = await source.inspect()
         if inspected is None:
@@ -280,7 +277,7 @@ class EngineLifecycle:
         self._publish(self.status)
 
     async def _tried_out(self, ready: ReadyEngine, subject: Subject) -> Finding:
-        """Try out what restoring can do. Raises EngineGone if that kills the engine."""
+        """Test restoring. Raises EngineGone if that kills the engine."""
         self._checking = True
         self._publish(self.status)
         try:
@@ -304,7 +301,7 @@ class EngineLifecycle:
 
 
 def tell_bug(task: asyncio.Task[None]) -> None:
-    """Report what a finished task raised, unless it is a KvchatError: those are for whoever asks for the engine."""
+    """Report a finished task's exception, unless a KvchatError: those go to whoever asks for the engine."""
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, KvchatError):
         task.get_loop().call_exception_handler({"message": "Inspecting the engine broke", "exception": error})

@@ -27,12 +27,10 @@ from kvchat.words.wording import day
 
 
 class ManagedEngine:
-    """Chooses kvchat's own engine and has the supervisor run it."""
-
     def __init__(
         self, slot_path: Path, supervisor: EngineSupervisor, memory: EngineMemory, needed: Callable[[], Awaitable[int]]
     ) -> None:
-        """`needed`: how many tokens the chats have that are likely to be answered, the replies included."""
+        """`needed` returns the tokens of the chats likely to be continued, including the replies."""
         self.connection, self.memory = supervisor, memory
         self.choice: EngineChoice | None = None  # for the engine that runs, or ran last
         self._slot_path, self._needed = slot_path, needed
@@ -42,7 +40,7 @@ class ManagedEngine:
         return self.connection.pid
 
     async def check_vision(self, settings: Settings, model: str | None) -> None:
-        """Raise CannotSee if the model can be shown no pictures, and KvchatError where there is none."""
+        """Raise CannotSee if the model does not support images, KvchatError if it is missing."""
         chosen = model or settings.model_path
         if chosen is not None:
             await asyncio.to_thread(find_projector, Path(chosen), arguments.parse(settings.engine_arguments))
@@ -51,7 +49,7 @@ class ManagedEngine:
         return CannotSee(_("This model"), _("Its vision file (mmproj) does not support images."))
 
     async def prepare(self, settings: Settings, *, sees: bool, tokens: int) -> Callable[[], Awaitable[None]]:
-        """Choose an engine, with room for so many tokens as far as there is; returns what starts it."""
+        """Choose an engine with room for `tokens`, if possible; return the function that starts it."""
         needed = max(tokens, await self._needed())
         choice = await asyncio.to_thread(self.memory.choose, settings, self._slot_path, sees=sees, needed=needed)
 
@@ -67,7 +65,7 @@ class ManagedEngine:
             self.choice = self.memory.loaded(self.choice, self.connection.log.since_start)
 
     async def inspect(self) -> tuple[ReadyEngine, Subject] | None:
-        """Ask a ready engine for its facts; None if its weights are other than those it was fingerprinted by."""
+        """Ask a ready engine for its facts; None if the weights changed after it was fingerprinted."""
         choice = self.choice
         assert choice is not None
         if await asyncio.to_thread(choice.model_changed):
@@ -99,13 +97,13 @@ class ManagedEngine:
 
 
 class EngineMemory:
-    """The engine's memory: what was planned, what it turned out to be, what to try when it runs out.
+    """Tracks planned and measured engine memory, and what to try when it runs out.
 
-    Follows one load after the other. Belongs to the thread of the asyncio loop.
+    Handles one load after another. Event loop thread only.
     """
 
     def __init__(self, limits: LoadLimits, notify: Callable[[str, str], None], store: SavePointStore) -> None:
-        """`notify` takes a title and a detail for the user. `store` has files in memory, and gives way to a model."""
+        """`notify` takes a title and a detail. `store` keeps files in memory and makes room for a model."""
         self.limits = limits
         self.bars: tuple[MemoryBar, ...] = ()  # estimated as a model loads, measured when it is ready
         self.limit: LoadLimit | None = None  # for what was chosen last
@@ -115,14 +113,14 @@ class EngineMemory:
         self._learning: asyncio.Task[None] | None = None
 
     def staged(self) -> Staged:
-        """Return what the store has in memory. Looks into its index: call it off the event loop."""
+        """Return the memory the store uses. Reads its index: call it off the event loop."""
         try:
             return self._store.staged()
         except StoreRefused:
             return NOTHING_STAGED
 
     def choose(self, settings: Settings, slot_path: Path, *, sees: bool, needed: int) -> EngineChoice:
-        """Choose an engine and have the store make room for it. Raises KvchatError."""
+        """Choose an engine and free store memory for it. Raises KvchatError."""
         choice = choose_engine(settings, slot_path, self.limits, sees=sees, needed=needed, staged=self.staged())
         with contextlib.suppress(StoreRefused):
             self._store.keep_in_memory(choice.context.bars[-1].staging)
@@ -133,14 +131,13 @@ class EngineMemory:
         self.bars, self._smaller, self._ran_out = choice.context.bars, iter(choice.smaller()), None
 
     def ran_out(self, choice: EngineChoice) -> EngineChoice | None:
-        """Return what to try after this choice ran out of memory, None at the floor."""
         smaller = next(self._smaller, None)
         if smaller is not None:
             self.bars, self._ran_out = smaller.context.bars, self._ran_out or choice
         return smaller
 
     def loaded(self, choice: EngineChoice, log: Sequence[str]) -> EngineChoice:
-        """Return the choice with what the engine made of it; the user is told if it was not the one planned."""
+        """Return the choice updated from the engine's log; notify the user if it differs from the plan."""
         ran_out, self._ran_out = self._ran_out, None
         if (actual := read_allocations(log)) is not None:
             self.bars = measured_bars(choice.context.bars, actual)
@@ -169,7 +166,6 @@ class EngineMemory:
 
 
 def measured_bars(estimated: tuple[MemoryBar, ...], actual: Allocations) -> tuple[MemoryBar, ...]:
-    """Return the bars with the engine's own figures; what it takes for itself it does not tell."""
     measured = []
     for bar in estimated:
         weights, kv, compute = (

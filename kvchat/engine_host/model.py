@@ -21,7 +21,7 @@ from kvchat.words.language import _
 
 
 class AnsweringModel:
-    """The model in the settings, or the one that the user's server has; and what holds for another by its path."""
+    """The model from the settings or the user's server, and the properties of other models by path."""
 
     def __init__(
         self,
@@ -30,13 +30,12 @@ class AnsweringModel:
         library: ModelLibrary,
         engine_settings: Callable[[], Settings],
     ) -> None:
-        """`settings` name the model that new chats get, `engine_settings` the one that the engine runs."""
+        """`settings` hold the model for new chats, `engine_settings` the one the engine runs."""
         self._settings, self._host, self._library = settings, host, library
         self._engine_settings = engine_settings
 
     @property
     def path(self) -> str | None:
-        """The path of the model that the engine runs, or is to run; None without one."""
         return self._engine_settings().model_path
 
     @property
@@ -69,7 +68,7 @@ class AnsweringModel:
         return self._library.repository_of(Path(self.path)) if self.path else None
 
     def for_new_chats(self) -> str | None:
-        """Return the path of the model that a new conversation gets; a server of the user's is not remembered."""
+        """Return the model path for new conversations; None for the user's own server."""
         return None if self._settings().engine_url else self._settings().model_path
 
     def user_sampling(self) -> Sampling:
@@ -105,7 +104,7 @@ OF_OTHERS = Sampling(temperature=0.7)
 
 
 def recommended_sampling(facts: GgufFacts) -> Sampling:
-    """Return the sampling for a model. The engine itself heeds a GGUF's `general.sampling.*`, which then stands."""
+    """Return the sampling for a model. The engine itself applies `general.sampling.*` from the GGUF."""
     if facts.names_sampling:
         return ENGINE_DEFAULTS
     return OF_SMALL_MODELS if facts.size < SMALL_MODEL else OF_OTHERS

@@ -52,16 +52,14 @@ STALE_AFTER_S = 24 * 3600.0  # what is so old nobody unpacks or deletes any more
 
 
 class NoSuchEngine(KvchatError):
-    """There is no engine to fetch, or to remove, of that name."""
+    """No engine of that name can be downloaded or removed."""
 
 
 class EngineNotStored(KvchatError):
-    """An engine could not be unpacked or removed."""
+    """An engine was not unpacked or removed."""
 
 
 class Stage(Enum):
-    """A stage of fetching; the value is the word on the screen."""
-
     ASKING = N_("looking for a release")
     CHECKING = N_("checking existing files")
     FETCHING = N_("downloading")
@@ -71,7 +69,7 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Fetching:
-    """The progress of a fetch. Bytes; rate in bytes per second, 0 while it is not known."""
+    """The progress of a download, in bytes and bytes per second; `rate` is 0 if unknown."""
 
     stage: Stage
     build: EngineBuild | None = None  # None while it is asked for
@@ -82,8 +80,6 @@ class Fetching:
 
 @dataclass(frozen=True)
 class FetchedEngine:
-    """An engine that kvchat has fetched."""
-
     name: str
     folder: Path
     size: int  # bytes
@@ -94,7 +90,6 @@ class FetchedEngine:
 
 
 def fetched_engines(engines: Path) -> tuple[FetchedEngine, ...]:
-    """List the engines that were fetched into a folder, by their names. Looks at the disk."""
     found = []
     with contextlib.suppress(OSError):
         for folder in sorted(engines.iterdir()):
@@ -105,7 +100,7 @@ def fetched_engines(engines: Path) -> tuple[FetchedEngine, ...]:
 
 
 def trial_model(paths: Paths, settings: Settings) -> Path | None:
-    """Return the smallest model at hand to try an engine with: the starter model, or the one in the settings."""
+    """Return the smallest available model for testing an engine: the starter model or the selected one."""
     starter = starter_path(paths.models)
     if starter.exists():
         return starter
@@ -113,7 +108,7 @@ def trial_model(paths: Paths, settings: Settings) -> Path | None:
 
 
 class EngineSetup:
-    """Asks engines what the settings window wants to know, and fetches others; what passes the trial is used."""
+    """Queries engines for the settings window, and downloads, tests and selects new ones."""
 
     def __init__(
         self,
@@ -122,7 +117,7 @@ class EngineSetup:
         use: Callable[[str | None], Awaitable[None]],
         notify: Callable[[str, str], object] = lambda title, detail: None,
     ) -> None:
-        """`use` takes the engine at that path into use; None: kvchat decides which. `notify` hears of a new one."""
+        """`use` selects the engine at a path; None lets kvchat choose. `notify` announces a new one."""
         self._paths, self._settings, self._use, self._notify = paths, settings, use, notify
         self.key = server_key(paths)
         self._engines, self._downloads = paths.engines, paths.engines / ".downloads"
@@ -136,20 +131,20 @@ class EngineSetup:
         return self._github.page(REPOSITORY)
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` at every change of `fetching`, on the loop's thread; returns what ends that."""
+        """Call `listener` on the loop's thread when `fetching` changes; return the unsubscriber."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def unused_graphics(self) -> Graphics | None:
-        """Return the cards that the engine inside kvchat, the only one here, leaves unused; a Mac's it uses. Blocks."""
+        """Return the GPUs the embedded engine leaves unused if it is the only engine. Blocks."""
         settings, graphics = self._settings(), find_graphics()
         chosen = settings.engine_path or settings.engine_url or any(engine.path for engine in installed_engines())
         return None if chosen or not graphics.makers or graphics.system == "darwin" else graphics
 
     async def get(self, wanted: Backend | None = None) -> Trial | None:
-        """Fetch an engine for the graphics card of this computer, try it out and, if it works, use it.
+        """Download an engine for this computer's GPU, test it and select it if it works.
 
-        None when it was cancelled, or one is being fetched already. Raises KvchatError.
+        None if cancelled or if another download is running. Raises KvchatError.
         """
         if self.fetching is not None:
             return None
@@ -173,9 +168,9 @@ class EngineSetup:
         return trial
 
     async def remove(self, name: str) -> None:
-        """Delete an engine that was fetched; if it is in use, kvchat decides again which to use.
+        """Delete a downloaded engine; if it is selected, let kvchat choose another.
 
-        Raises NoSuchEngine, and EngineNotStored: then it is still there, whole.
+        Raises NoSuchEngine, or EngineNotStored, leaving the engine intact.
         """
 
         def delete() -> None:
@@ -216,7 +211,7 @@ class EngineSetup:
         return await try_engine(location, model, tell)
 
     async def keep_key(self, value: str) -> Keeper | None:
-        """Keep the server's key, or forget it when it is empty; returns what keeps it. Raises KvchatError."""
+        """Save the server's API key, or delete it if empty; return where it is kept. Raises KvchatError."""
         try:
             if value:
                 return await asyncio.to_thread(self.key.save, value)
@@ -227,9 +222,9 @@ class EngineSetup:
         return None
 
     async def why_not(self, name: str, text: str) -> str:
-        """Return a sentence why the setting `name` cannot have this text; empty where it can.
+        """Return why the setting `name` cannot have this text; empty if it can.
 
-        For `engine_arguments`, `rpc_workers` and `engine_url`. The engine may have to be asked for its options.
+        For `engine_arguments`, `rpc_workers` and `engine_url`. May query the engine for its options.
         """
         change: dict[str, Any] = {name: text}
         wanted = dataclasses.replace(self._settings(), **change)
@@ -244,7 +239,7 @@ class EngineSetup:
         return ""
 
     async def _find_build(self, graphics: Graphics, wanted: Backend | None) -> EngineBuild:
-        """Find the newest build for these cards, of the best or the wanted kind. Raises NoSuchEngine, HubError."""
+        """Find the newest matching build, of the wanted backend if given. Raises NoSuchEngine, HubError."""
         if not graphics.makers:
             why = _("The embedded engine is as fast as any other on the CPU.")
             raise NoSuchEngine(_("No GPU found"), why, _("If this computer has a GPU, install its driver first."))
@@ -263,10 +258,10 @@ class EngineSetup:
         )
 
     async def _fetch_build(self, build: EngineBuild) -> tuple[FetchedEngine, Trial]:
-        """Download an engine and try it out; one that is here already is only tried.
+        """Download an engine and test it; an existing one is only tested.
 
-        Cancelling keeps what has arrived. Raises HubError, DownloadFailed, EngineNotStored. An engine that fails the
-        trial stays, to be tried again.
+        Cancelling keeps the partial download. Raises HubError, DownloadFailed, EngineNotStored. An engine that fails
+        the test is kept for another try.
         """
         steps: list[TrialStep] = []
 
@@ -289,7 +284,7 @@ class EngineSetup:
         return engine, await try_engine(engine.location, model, step, needs=backend_of(build.name))
 
     def _make_room(self, build: EngineBuild) -> None:
-        """Delete what was begun of others, and check the room for this one. Raises EngineNotStored."""
+        """Delete other partial downloads and check the free space. Raises EngineNotStored."""
         try:
             self._downloads.mkdir(parents=True, exist_ok=True, mode=0o700)
             for path in self._downloads.rglob("*"):

@@ -44,8 +44,6 @@ RESTART_SETTINGS = (
 
 
 class SwitchingHost(EngineLifecycle):
-    """The host, and the facts about the engine that runs, or ran last, for the screen."""
-
     @property
     def secrets(self) -> tuple[str, ...]:
         client = self.current.connection.client
@@ -53,7 +51,6 @@ class SwitchingHost(EngineLifecycle):
 
     @property
     def engine_pid(self) -> int | None:
-        """The running engine process; None without one, or where it is not known."""
         return self.current.pid
 
     async def vitals(self) -> Vitals | None:
@@ -62,12 +59,11 @@ class SwitchingHost(EngineLifecycle):
 
     @property
     def choice(self) -> EngineChoice | None:
-        """The choice for the engine that runs, or ran last; None for a server of the user's."""
         return None if self.is_external else self.managed.choice
 
     @property
     def memory_bars(self) -> tuple[MemoryBar, ...]:
-        """The model's share of each memory: measured once the engine is ready; empty for a server of the user's."""
+        """The model's share of each memory, measured once it is ready; empty for the user's server."""
         return () if self.is_external else self.managed.memory.bars
 
     @property
@@ -77,9 +73,9 @@ class SwitchingHost(EngineLifecycle):
         return str(self.managed.choice.location) if self.managed.choice else ""
 
     async def states_now(self, model: str | None = None) -> tuple[Fingerprint, int] | None:
-        """Return the fingerprint and the longest context (tokens) of the engine that runs or would be started now.
+        """Return the fingerprint and maximum context (tokens) of the current or next engine.
 
-        `model`: path of the one that is meant where another may run. None where it is not known.
+        `model`: path of the model meant, if another may be running. None if unknown.
         """
         known = self.known
         if known is not None and (model is None or not self._runs_another(model)):
@@ -97,7 +93,7 @@ class SwitchingHost(EngineLifecycle):
         return choice.fingerprint, choice.most.tokens
 
     def break_even(self, cost: RestoreCost) -> BreakEven | None:
-        """Return from how many tokens on restoring pays; None until the engine has read and restored."""
+        """Return the token count above which restoring pays; None until both have been measured."""
         choice, context_size = self.choice, self.context_size
         if choice is None or context_size is None:
             return None
@@ -110,7 +106,7 @@ class SwitchingHost(EngineLifecycle):
 
     @property
     def restart_pending(self) -> bool:
-        """True if the engine that runs (or failed) was started with other settings than those in force."""
+        """True if the running (or failed) engine was started with outdated settings."""
         started = self._started_with
         if started is None or self.status.state in (EngineState.STOPPED, EngineState.RESTING):
             return False
@@ -126,7 +122,7 @@ class SwitchingHost(EngineLifecycle):
 
     @property
     def context_size(self) -> int | None:
-        """The tokens a chat may have, None before the engine is ready. Perhaps not all of it is laid out yet."""
+        """Tokens a chat may have; None before the engine is ready. May not be fully allocated yet."""
         if self.status.state is not EngineState.READY:
             return None
         choice = self.choice
@@ -149,7 +145,7 @@ class SwitchingHost(EngineLifecycle):
         return choice.proposals(started.context_size) if choice and started else ()
 
     async def capacity(self) -> Capacity:
-        """Return the memory a model could use, what the running one would give back included.
+        """Return the memory available to a model, including what the running one would free.
 
         Asks the engine for its devices, which takes a moment.
         """
@@ -163,9 +159,9 @@ class SwitchingHost(EngineLifecycle):
         return ModelJudge(self._settings(), await self.capacity(), self.managed.memory.limits)
 
     async def larger_context(self) -> ContextChoice | None:
-        """Return the next larger context size that the model was trained for and that fits; None where there is none.
+        """Return the next larger context size that fits and that the model was trained for, or None.
 
-        Asks the engine for its devices, which takes a moment. A server of the user's is not ours to change.
+        Asks the engine for its devices, which takes a moment. None for the user's own server.
         """
         choice, now = self.choice, self.context_size
         if choice is None or now is None:
@@ -185,10 +181,10 @@ def make_hosts(
     notify: Callable[[str, str], None],
     needed: Callable[[], Awaitable[int]],
 ) -> SwitchingHost:
-    """Make the host with both kinds of engine.
+    """Create the host with both kinds of engine.
 
-    `take_model` puts another model into the settings, `changed` hears each status, `needed` is how many tokens
-    the chats have that are likely to be answered.
+    `take_model` saves another model in the settings, `changed` receives each status, `needed` returns the
+    tokens of the chats likely to be continued.
     """
     generations, folder = itertools.count(1), store.staging_folder()
     supervisor = EngineSupervisor(log=log, generations=generations)

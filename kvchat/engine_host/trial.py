@@ -34,8 +34,6 @@ _CONTEXT = 2048  # tokens; enough for a word and a sliding window, and little to
 
 @dataclass(frozen=True)
 class TrialStep:
-    """One thing that was tried."""
-
     name: str
     detail: str
     error: KvchatError | None = None
@@ -43,7 +41,7 @@ class TrialStep:
 
 @dataclass(frozen=True)
 class Trial:
-    """The steps in order; the last one failed, or all went well."""
+    """The test steps in order; only the last can have failed."""
 
     steps: tuple[TrialStep, ...]
 
@@ -53,8 +51,6 @@ class Trial:
 
 
 class CannotRemember(KvchatError):
-    """The engine's restores are of no use, or it is not known whether they are."""
-
     def __init__(self, finding: Finding) -> None:
         title = _("Chat memory does not work with this engine")
         if finding.strategy.saves:
@@ -69,9 +65,9 @@ async def try_engine(
     tell: Callable[[TrialStep], None] = lambda _: None,
     needs: Backend | None = None,
 ) -> Trial:
-    """Ask the engine for its version and devices and, with a model, load it, have it reply, try out restoring.
+    """Query the engine's version and devices; with a model, also load it, get a reply and test restoring.
 
-    `tell` hears each step as it is done. `needs`: what it has to compute with. Raises nothing of its own.
+    `tell` receives each finished step. `needs`: the required backend. Raises no KvchatError.
     """
     steps: list[TrialStep] = []
 

@@ -40,16 +40,12 @@ MOST_NAMED = 40  # models in a refusal
 
 @dataclass(frozen=True)
 class Model:
-    """A model as clients know it."""
-
     name: str
     path: str | None  # None: of a server of the user's, which has the one it has
 
 
 @dataclass
 class Catalogue:
-    """Which models there are. What is in use is asked anew each time."""
-
     in_use: Callable[[], Model | None]
     look: Callable[[], Awaitable[list[Model]]]  # through the folders of this computer
     any_name: Callable[[], bool]  # whether a name that no model has means the one in use
@@ -66,7 +62,7 @@ class Catalogue:
         return first + [model for model in self._found if model.path != (ours.path if ours else None)]
 
     async def find(self, name: str) -> Model | None:
-        """Return the model that answers a client that names this one, None before any was chosen. Raises Refused."""
+        """Return the model for the name a client gave; None if none is selected yet. Raises Refused."""
         ours, wanted = self.in_use(), name.strip().lower()
         if wanted in IN_USE or (ours and wanted == ours.name.lower()):
             return ours
@@ -100,7 +96,7 @@ FindModel = Callable[[str], Awaitable[Model | None]]  # by a client's name for i
 
 @dataclass
 class Answering:
-    """Answers requests, one after the other in each slot. Belongs to the event loop's thread."""
+    """Answers requests, one at a time per slot. Event loop thread only."""
 
     slots: Slots
     host: EngineHost
@@ -119,7 +115,7 @@ class Answering:
 
     @property
     def under_way(self) -> int:
-        """The number of requests that wait or are answered; those that are only saved are not counted."""
+        """The number of requests queued or being answered, not those only being saved."""
         return sum(1 for work in self._works if not work.outlet.ended)
 
     def begin(self, path: str, asked: Asked, passage: Passage) -> Work:
@@ -132,7 +128,7 @@ class Answering:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """Break off what is being answered, and take in nobody until the end; what is being saved goes on."""
+        """Abort all answers and accept no requests inside the context; saves in progress continue."""
         self.stops += 1
         for work in tuple(self._works):
             work.break_off()
@@ -143,7 +139,6 @@ class Answering:
             self.stops -= 1
 
     async def _run(self, work: Work) -> None:
-        """Answer a request, or tell the client what went wrong, as far as there is one."""
         work.task = asyncio.current_task()
         try:
             async with self.crashes.answering(work.passage.program):
@@ -191,9 +186,9 @@ class Answering:
     async def _answer_in_a_slot(
         self, work: Work, request: Request, engine: ReadyEngine | None, before: Work | None = None
     ) -> bool:
-        """Answer, then settle and save; False if it is to begin again, for others needed what it had.
+        """Answer, then settle and save; False if the request must start over.
 
-        `before`: the request that it continues, if its own prompt's ids are not waited for.
+        `before`: the request it continues, if sent without waiting for its own token ids.
         """
         asked, passage = work.asked, work.passage
         async with contextlib.AsyncExitStack() as held:
@@ -234,7 +229,7 @@ class Answering:
         return True
 
     def _goes_on_from(self, work: Work, engine: ReadyEngine, slot: Slot | None = None) -> Work | None:
-        """Return the request whose prompt is in a slot (in this one, if given) and that this most likely continues."""
+        """Return the request this one most likely continues, whose prompt is in a slot (or in `slot`)."""
         asked, owner = work.asked, work.passage.owner
         astray = asked.form is Form.MESSAGES and len(self.slots.all) > 1  # it cannot be pinned to that slot
         if asked.several or asked.form is Form.PLAIN or astray:
@@ -249,7 +244,7 @@ class Answering:
         return None
 
     async def _keep(self, work: Work, slot: Slot, lease: Lease, heard: Heard | None) -> None:
-        """Settle where the next request will begin, and save; where that is not known, save what was read."""
+        """Settle the slot at the next request's boundary and save; if unknown, save what was processed."""
         reply, asked = heard.reply if heard else None, work.asked
         if asked.several or not work.prompt.ids or slot.contents is None:
             return

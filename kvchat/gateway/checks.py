@@ -34,20 +34,18 @@ _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\[\]:/?#@\s]*)(?::\d{0,5})?")
 
 @dataclass(frozen=True)
 class Checks:
-    """The access that the user allows."""
-
     host: str  # the address that is listened at
     keys: Keys
     origins: frozenset[str] = frozenset()  # web pages that may speak to the door; * for all
 
     @cached_property
     def _names(self) -> frozenset[str]:
-        """This computer's names: a page of any other was led here by that name's owner (DNS rebinding)."""
+        """This computer's host names; any other in the Host header may be DNS rebinding."""
         own = socket.gethostname().lower()
         return frozenset(("localhost", own, f"{own.partition('.')[0]}.local", self.host.lower()))
 
     def check_way(self, headers: Headers) -> None:
-        """Raise Refused unless it comes by a name of this computer's, and from no web page that is not allowed."""
+        """Raise Refused unless the Host header names this computer and the Origin is allowed."""
         match = _HOST.fullmatch(headers.get("host", ""))
         name = match["name"] if match else ""
         try:
@@ -64,9 +62,9 @@ class Checks:
             raise Refused(403, "Web pages may not use this. Its origin is not among those allowed.", "permission_error")
 
     def program(self, headers: Headers) -> str:
-        """Return the program, by its key or else by what it says of itself. Raises Refused without a good key.
+        """Return the program by its API key, else by User-Agent. Raises Refused without a valid key.
 
-        Without its own key nobody may take the name of a program that has one.
+        A program that has its own key cannot be impersonated by its User-Agent.
         """
         named = program_by(headers.get("user-agent", ""))
         if not self.keys:
@@ -88,9 +86,9 @@ def _shown(headers: Headers) -> str:
 
 
 async def body_of(headers: Headers, receive: Receive, hold: Callable[[int], None]) -> bytes:
-    """Read the whole body; `hold` is told the bytes that have come, and may raise Refused.
+    """Read the whole body; `hold` receives the size of each part and may raise Refused.
 
-    Raises Refused where it is too large or too slow, ConnectionError where the client left.
+    Raises Refused if it is too large or too slow, ConnectionError if the client disconnected.
     """
     too_large = Refused(413, f"A request may have at most {MOST_BODY:,} bytes.", "request_too_large")
     declared = headers.get("content-length", "")
@@ -115,7 +113,6 @@ async def body_of(headers: Headers, receive: Receive, hold: Callable[[int], None
 
 
 def origins_in(words: str) -> frozenset[str]:
-    """Parse the origins in a setting, separated by commas or spaces."""
     return frozenset(origin.rstrip("/") for origin in words.replace(",", " ").split())
 
 
@@ -130,11 +127,11 @@ GRAMMARS = ("grammar", "json_schema", "schema", "parameters", "input_schema")
 
 
 class OutOfBounds(ValueError):
-    """The body has something that the engine must not be given; the message says what, for the client."""
+    """The body exceeds a limit; the message tells the client which one."""
 
 
 def check_bounds(body: Json, size: int = 0) -> None:
-    """Raise OutOfBounds for a body of `size` bytes that is too long, too deeply nested, or has too large a grammar."""
+    """Raise OutOfBounds for a body of `size` bytes that exceeds a limit on length, nesting or grammar."""
     for name, value in body.items():
         listed = len(value) if isinstance(value, dict) else 0
         if isinstance(value, list):
@@ -175,7 +172,7 @@ def check_bounds(body: Json, size: int = 0) -> None:
 
 
 def _addresses(parts: list[Any]) -> Iterator[str]:
-    """Yield the URLs that the engine would open for messages or their parts; those in a tool's arguments are words."""
+    """Yield the URLs the engine would fetch from messages or their parts, except in tool arguments."""
     for part in parts:
         for name, value in part.items() if isinstance(part, dict) else ():
             if name in ("content", "output") and isinstance(value, list):
@@ -187,7 +184,7 @@ def _addresses(parts: list[Any]) -> Iterator[str]:
 
 
 def _pixels(file: str) -> int:
-    """Count the pixels of a picture in base64, of which a few bytes may stand for gigabytes."""
+    """Count the pixels of a base64 image: a few bytes may decode to gigabytes."""
     try:
         width, height = pixels(base64.b64decode(file.partition(";base64,")[2] or file))
     except ValueError:  # it is none: the engine says so
@@ -198,7 +195,7 @@ def _pixels(file: str) -> int:
 
 
 def _within(name: str, text: str) -> list[tuple[Any, int, bool]]:
-    """Parse a text as the engine will, by its member's name: the arguments of tool calls are JSON."""
+    """Parse a string as the engine would, by its field name: tool call arguments are JSON."""
     if name in GRAMMARS and len(text) > MOST_GRAMMAR:
         raise OutOfBounds(f"A grammar may have at most {MOST_GRAMMAR:,} characters.")
     if name in ("grammar", "pattern") and levels(text) > MOST_LEVELS:

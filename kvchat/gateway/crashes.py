@@ -25,12 +25,12 @@ LEFT_S = 10.0  # so long after its client hung up a request may still be why the
 
 
 class Crashes:
-    """Belongs to the event loop's thread. A program is known by its key, without keys by what it calls itself."""
+    """Event loop thread only. A program is identified by its key, or by User-Agent if there are no keys."""
 
     def __init__(
         self, restored: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`restored`: whether a restored state that nothing has proved yet may be the cause as well."""
+        """`restored`: True if a restored, still unproven state may also be the cause."""
         self._restored, self._clock = restored, clock
         self._answering: Counter[str] = Counter()  # requests that are being answered, or wait for a slot
         self._asking: Counter[str] = Counter()  # those of them that are at the engine
@@ -44,7 +44,6 @@ class Crashes:
         self._changed = asyncio.Event()
 
     def check(self, program: str) -> None:
-        """Raise Refused for a program that has crashed the engine again and again."""
         left_s = self._refused.get(program, 0.0) - self._clock()
         if left_s > 0:
             words = f"Requests of {program!r} crashed the engine {MOST_CRASHES} times, or hung it. Try again later."
@@ -52,7 +51,7 @@ class Crashes:
 
     @contextlib.asynccontextmanager
     async def answering(self, program: str) -> AsyncIterator[None]:
-        """Around a request from its beginning to its end; with no other program beside it if it is suspected.
+        """Wrap a request from start to end; a suspected program runs alone.
 
         Raises Refused as `check` does.
         """
@@ -72,7 +71,7 @@ class Crashes:
 
     @contextlib.asynccontextmanager
     async def asking(self, program: str) -> AsyncIterator[None]:
-        """Around what is asked of the engine for a program. Raises what is raised there, once its cause is known."""
+        """Wrap a program's use of the engine. Errors are re-raised once their cause is known."""
         self._asking[program] += 1
         try:
             yield
@@ -87,8 +86,6 @@ class Crashes:
             self._asking -= Counter([program])
 
     def watch(self, life: Life) -> None:
-        """Judge those who are at this engine if it crashes."""
-
         def ended() -> None:
             if life.crashed:
                 self._judge(hung=life.failure is not None and life.failure.kind is FailureKind.HANGS)
@@ -131,7 +128,7 @@ class Crashes:
         return self._suspected.get(program, 0.0) > self._clock()
 
     def _just_left(self) -> set[str]:
-        """Return the programs whose given up requests the engine may not have come to yet, or be busy with for ever."""
+        """Return the programs whose abandoned requests may still be queued or running in the engine."""
         now, life = self._clock(), self._life
         seen_at = now if life is None or life.seen_at is None else life.seen_at
         self._left = {program: at for program, at in self._left.items() if now - at < LEFT_S or at > seen_at}

@@ -43,8 +43,6 @@ PROVED = ("cached", "prompt")  # by the answer; the rest is known when it begins
 
 @dataclass
 class Forwarder:
-    """Passes one request on to the engine, in an exchange's slot."""
-
     work: Work
     request: Request
     exchange: Exchange
@@ -55,9 +53,9 @@ class Forwarder:
     ahead: bool  # it most likely goes on from what the slot holds: the engine has it before its prompt is known
 
     async def run(self) -> Heard | None:
-        """Answer the request; returns what was read of the answer, None if the engine refused.
+        """Answer the request; return the parsed response, None if the engine refused it.
 
-        It is not sent again after a crash that it may have caused. Raises EngineError, and GaveWay.
+        Not resent after a crash that it may have caused. Raises EngineError and GaveWay.
         """
         async with self.exchange.losses_explained():
             return await self.exchange.attempt(self._send, lambda: self.work.outlet.begun, resend=False)
@@ -92,9 +90,9 @@ class Forwarder:
         return await self._forward(steps=steps)
 
     async def _forward_ahead(self) -> Heard | None:
-        """Have the engine answer while the prompt's ids are made.
+        """Let the engine answer while the prompt is tokenized.
 
-        Raises GaveWay if it goes on from something else, unless it is answered by then.
+        Raises GaveWay if it does not continue the slot's contents and is unanswered.
         """
         slot, engine = self.lease.slot, self.lease.engine
         tokens = slot.held(engine.generation) + LEAST_STEPS + self._reserve
@@ -102,7 +100,7 @@ class Forwarder:
         return await self._forward(unknown=True)
 
     async def _catch_up(self, *, answered: bool) -> None:
-        """Find the ids of a prompt that was passed on before, and how much of it was in the slot."""
+        """Tokenize a prompt already forwarded, and find how much of it was in the slot."""
         await self._render()
         too_small = self.lease.engine.too_small(len(self.work.prompt.ids) + self._reserve)
         if not self.work.prompt.ids or not (answered or (self._goes_on and not too_small)):
@@ -132,23 +130,22 @@ class Forwarder:
 
     @property
     def _goes_on(self) -> bool:
-        """True if it goes on from the slot's contents: nothing is to be loaded, and little to be read."""
+        """True if it continues the slot's contents: nothing to restore, few tokens to process."""
         contents, ids, held = self.lease.slot.contents, self.work.prompt.ids, self._as_it_is.expected_cached
         little = LEAST_STEPS if contents and held == len(contents.tokens) else LEAST_GAIN
         return self._known and held > 0 and len(ids) - held < little
 
     @property
     def _known(self) -> bool:
-        """True if it is one prompt, whose ids are known, and that fits: only such a one is looked for and kept."""
+        """True for a single prompt with known ids that fits: only these are looked up and saved."""
         return not self.work.asked.several and 0 < len(self.work.prompt.ids) < self.lease.engine.context_size
 
     @property
     def _choosy(self) -> bool:
-        """True if the engine chooses the slot: Anthropic requests go to the one that holds most of the prompt."""
+        """True if the engine picks the slot: for Anthropic requests, the one with the longest prefix."""
         return self.work.asked.form is Form.MESSAGES and len(self.lease.slots.all) > 1
 
     def _found(self) -> None:
-        """Record in the receipt what was found of the prompt."""
         passage, ids, loaded = self.work.passage, self.work.prompt.ids, self.exchange.loaded
         if is_lost(loaded.miss_reason) and not passage.was_known:  # another conversation's was
             self.exchange.loaded = loaded = replace(loaded, miss_reason=Reason(ReasonCode.NOTHING_ALIKE))
@@ -167,10 +164,10 @@ class Forwarder:
             passage.miss = loaded.miss_reason or Reason(ReasonCode.NOTHING_ALIKE)
 
     async def _heads(self, loaded: Loaded) -> dict[Tokens, str | None]:
-        """Return where to save on the way, for other conversations that begin alike, and for which audience.
+        """Map the prefixes to save for other conversations to their audience (None: the default).
 
-        Where states can be cut any state that begins so serves this program's own. What two programs have sent, each
-        with a key of its own, is for everybody (`kvchat.kvstore.audience`); None: the audience of the rest.
+        States that can be cut already serve the program itself. A prefix sent by two programs, each with its own
+        key, is shared with all (`kvchat.kvstore.audience`).
         """
         lease, ids, keyed = self.lease, self.work.prompt.ids, self.work.passage.keyed
         few = len(ids) - loaded.expected_cached < LEAST_HEAD
@@ -187,7 +184,7 @@ class Forwarder:
         return {head: None} if worth and not lease.engine.can_cut else {}
 
     async def _read(self) -> bool:
-        """Read a long prompt but for its last tokens, in steps that let others in between; False if there were none."""
+        """Process all but a long prompt's last tokens in steps, letting others in between; False if none."""
         if not self._known:
             return False
         loaded = self.exchange.loaded
@@ -273,7 +270,7 @@ class Forwarder:
         return heard
 
     def _send_hot(self, answer: Answer, counts: Timings | None, body: bytes) -> None:
-        """Send an answer at once if, by the engine's count, its prompt was in the slot, and not restored unproved."""
+        """Send a response at once if the engine counts its prompt as cached, and not by an unproven restore."""
         passage, contents = self.work.passage, self.lease.slot.contents
         hot = counts and counts.prompt_n < LEAST_STEPS and not _is_little(counts.cache_n, counts.prompt_tokens)
         if counts and hot and contents and not contents.unproved:
@@ -304,7 +301,6 @@ class Forwarder:
         return Usage("" if named else passage.answering_model, passage.read, passage.read_ms)
 
     async def _refused(self, answer: Answer) -> None:
-        """Pass the engine's refusal on; Anthropic's dialect has another shape than the engine gives it."""
         body, form = await answer.aread(), self.work.asked.form
         error = wire.parse_error(body, answer.status_code)
         if error.crowded_out or (error.by_engine and self.lease.slot.suspect):
@@ -314,7 +310,7 @@ class Forwarder:
         self.work.outlet.whole(answer.status_code, self._headers(answer), body)
 
     def _note(self, *, begun: bool, ahead: bool) -> None:
-        """Note the slot's contents: once an answer has begun all of the prompt; else it is not known how much of it."""
+        """Record the slot's contents: the whole prompt once the answer has begun, else what is certain."""
         lease, contents, ids = self.lease, self.lease.slot.contents, self.work.prompt.ids
         held = common_prefix(contents.tokens, ids) if contents else 0
         if self._known and begun:
@@ -325,7 +321,7 @@ class Forwarder:
             lease.slot.forget()
 
     async def _prove(self, counts: Timings | None, *, steps: bool) -> None:
-        """Judge by the engine's counts what was loaded; they teach what restoring is worth."""
+        """Check what was loaded against the engine's counts; learn the restore cost."""
         passage, ids, lease = self.work.passage, self.work.prompt.ids, self.lease
         if counts is None:
             return
@@ -357,5 +353,5 @@ class Forwarder:
 
 
 def _is_little(found: int, prompt: int) -> bool:
-    """True if what was found is no more than any two prompts have in common."""
+    """True if `found` is no more than any two prompts share."""
     return found < LEAST_GAIN <= prompt - found

@@ -52,8 +52,6 @@ OPEN = ("/health", "/v1/health")  # without a key
 
 
 class NoKey(KvchatError):
-    """Others could reach the door, and there is no key."""
-
     def __init__(self, host: str) -> None:
         super().__init__(
             _("The API server needs an API key for network access"),
@@ -63,7 +61,7 @@ class NoKey(KvchatError):
 
 
 class Gateway:
-    """Belongs to one event loop. `passages` has the requests, live and past; subscribe there to hear of them."""
+    """Belongs to one event loop. `passages` has all requests; subscribe there for changes."""
 
     def __init__(
         self,
@@ -74,9 +72,9 @@ class Gateway:
         rules: Callable[[str], Collection[str]] = no_rules,
         shares: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`absorb` has the store take apart what was saved, when there is time; `rules`: those on for a program.
+        """`absorb` starts background absorption of saved files; `rules` returns a program's enabled rules.
 
-        `shares`: whether all programs share their memory.
+        `shares`: True if all programs share their memory.
         """
         self._slots, self._host = slots, host
         self.catalogue = catalogue
@@ -94,7 +92,7 @@ class Gateway:
         return f"http://{host}:{self._listening.port}"
 
     async def open(self, checks: Checks, port: int) -> str:
-        """Open it, in place of one that is open; its address. Raises NoKey and PortTaken."""
+        """Open the gateway, closing an open one; return its URL. Raises NoKey, PortTaken."""
         if not checks.keys and not is_loopback(checks.host):
             raise NoKey(checks.host)
         await self.shut()
@@ -104,7 +102,7 @@ class Gateway:
         return self.url
 
     async def shut(self) -> None:
-        """Take in nobody any more; what is being answered breaks off, what is being saved is saved."""
+        """Stop accepting requests; abort answers in progress, complete saves."""
         self._checks = None
         with self.answering.stopped():
             await self.answering.background.idle()
@@ -117,9 +115,9 @@ class Gateway:
         self.answering.mending.forget(program)
 
     def as_json(self, program: str | None) -> dict[str, Any]:
-        """Answer `GET /kvchat/requests`: what is under way, the last requests newest first, and the slots.
+        """Answer `GET /kvchat/requests`: current requests, recent ones newest first, and slots.
 
-        Those of one program, to which nobody else's are told; None: all.
+        Only those of `program`; None for all.
         """
         under_way, last = (
             [passage.as_json() for passage in passages if program in (None, passage.program)]
@@ -134,7 +132,7 @@ class Gateway:
         return {"at": time.time(), "under_way": under_way, "last": last, "slots": slots}
 
     async def engine(self) -> LlamaServerClient:
-        """Return the engine that there is, or start one. Raises KvchatError."""
+        """Return the running engine, or start one. Raises KvchatError."""
         if self._host.is_ready():
             return (await self._host.ready()).engine
         async with self._slots.alone():
@@ -171,8 +169,6 @@ def _app(gateway: Gateway, checks: Checks) -> ASGIApp:
 
 
 class _Guard:
-    """Turns away whoever may not come in, before anything of a request is read."""
-
     def __init__(self, app: ASGIApp, checks: Checks) -> None:
         self._app, self._checks = app, checks
 
@@ -191,8 +187,6 @@ class _Guard:
 
 
 class _Endpoint:
-    """A plain ASGI application for a path whose answer is passed on as it comes."""
-
     def __init__(self, answer: Callable[[Form, Scope, Receive, Send], Awaitable[None]], form: Form) -> None:
         self._answer, self._form = answer, form
 
@@ -206,8 +200,6 @@ class _Endpoint:
 
 
 class _Answers:
-    """One method for each path, or kind of path."""
-
     def __init__(self, gateway: Gateway, checks: Checks) -> None:
         self._gateway, self._checks = gateway, checks
         self._bytes = 0  # of bodies that are held now

@@ -28,14 +28,12 @@ _UNSEEN = "\u115f\u1160\u17b4\u17b5\ufe0e\ufe0f"  # letters and marks that nothi
 
 
 class BadKeyFile(KvchatError):
-    """The file with the keys cannot be used."""
+    """The API key file is unusable."""
 
 
 class Keys:
-    """The keys that are accepted."""
-
     def __init__(self, keys: Mapping[str, str], owner: str = "") -> None:
-        """`keys` by program, `EVERYBODY` for those that are told by their User-Agent. `owner` sees all requests."""
+        """`keys` by program; `EVERYBODY` for programs told apart by User-Agent. `owner` sees all requests."""
         self._keys = {name: key.encode() for name, key in keys.items() if key}
         self._owner = owner.encode()
 
@@ -43,16 +41,15 @@ class Keys:
         return bool(self._keys)
 
     def __contains__(self, program: str) -> bool:
-        """True if the program has a key of its own."""
         return program in self._keys
 
     def is_owner(self, shown: str) -> bool:
         return bool(self._owner) and hmac.compare_digest(self._owner, shown.encode("utf-8", "replace"))
 
     def program_of(self, shown: str) -> str | None:
-        """Return the program whose key it is, or `EVERYBODY`; None if it is none.
+        """Return the key's program or `EVERYBODY`; None if the key is invalid.
 
-        Takes as long for a wrong one as for a right one, whoever's it is.
+        Compares every key in constant time.
         """
         given, found = shown.encode("utf-8", "replace"), None
         for name, key in self._keys.items():
@@ -62,7 +59,7 @@ class Keys:
 
 
 class DoorKeys:
-    """The user's keys, in the keyring or in a file of their own. Use it off the event loop."""
+    """The user's API keys, in the keyring or a file. Use it off the event loop."""
 
     def __init__(self, paths: Paths) -> None:
         self._store = SecretStore(_ACCOUNT, paths.config / "door-keys")
@@ -76,13 +73,13 @@ class DoorKeys:
         return {str(name): str(key) for name, key in named.items()} if isinstance(named, dict) else {}
 
     def make(self, program: str = EVERYBODY) -> str:
-        """Make a new key in place of this program's, if it had one. Raises OSError where it can be kept nowhere."""
+        """Create a key, replacing the program's old one. Raises OSError if it cannot be stored."""
         key = f"kv-{secrets.token_urlsafe(32)}"
         self._store.save(json.dumps(self.load() | {program: key}))
         return key
 
     def revoke(self, program: str = EVERYBODY) -> None:
-        """Make the program's key invalid. Raises OSError."""
+        """Revoke the program's key. Raises OSError."""
         left = {name: key for name, key in self.load().items() if name != program}
         if left:
             self._store.save(json.dumps(left))
@@ -91,7 +88,7 @@ class DoorKeys:
 
 
 def read_key_file(path: Path) -> dict[str, str]:
-    """Read keys from a file of lines `key` or `program: key`. Raises BadKeyFile, for one that others may read, too."""
+    """Read a file of `key` or `program: key` lines. Raises BadKeyFile, also if other users can read it."""
     try:
         if os.name != "nt" and stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise BadKeyFile(
@@ -121,7 +118,7 @@ def read_key_file(path: Path) -> dict[str, str]:
 
 
 def program_by(agent: str) -> str:
-    """Return a program's name by its User-Agent, whose bytes are one letter each here."""
+    """Return a program's name from its User-Agent header, decoded as Latin-1."""
     with contextlib.suppress(UnicodeError):
         agent = agent.encode("latin-1").decode()
     product, _, version = agent.strip().partition(" ")[0].partition("/")
@@ -132,7 +129,7 @@ def program_by(agent: str) -> str:
 
 
 def program_name(words: str) -> str:
-    """Make a name that may stand anywhere: letters of any script and digits, nothing that cannot be seen."""
+    """Make a name safe to display: letters of any script and digits, nothing invisible."""
 
     def is_plain(letter: str) -> bool:
         return letter in "-._" or (unicodedata.category(letter)[0] in "LMN" and letter not in _UNSEEN)

@@ -39,18 +39,16 @@ def no_rules(_: str) -> Collection[str]:
 
 @dataclass(frozen=True)
 class Treated:
-    """A request as it is rendered and passed on, and what was changed in it."""
-
     raw: bytes
     body: Mapping[str, Any]
     changes: tuple[Change, ...] = ()
 
 
 class Mending:
-    """Remembers prompts, in memory alone. Without it a request goes on as it came. On the event loop's thread."""
+    """Applies rules and remembers prompts, in memory only. Event loop thread only."""
 
     def __init__(self, rules: Rules = no_rules, clock: Callable[[], datetime] = datetime.now) -> None:
-        """`clock` tells the local time: programs tell models the day it is where they run."""
+        """`clock` returns the local time, as programs state the local date in prompts."""
         self._rules, self._clock = rules, clock
         self._recent = RecentPrompts()
         self._held: dict[str, Held] = {}
@@ -67,7 +65,7 @@ class Mending:
         return replace(asked, raw=treated.raw, body=dict(treated.body)) if treated.changes else asked
 
     def treat(self, program: str, raw: bytes, body: Mapping[str, Any], rules: Collection[str]) -> Treated:
-        """Apply the rules that are on for the program: the same objects where none had to do. Raises nothing."""
+        """Apply the program's enabled rules; return the same objects if nothing changed. Never raises."""
         wanted = [name for name in RULES if name in rules]  # in one order
         if not wanted:
             return Treated(raw, body)
@@ -84,7 +82,7 @@ class Mending:
         return Treated(text.encode(), after, tuple(changes)) if changes else Treated(raw, body)
 
     async def compare(self, work: Work, lease: Lease) -> None:
-        """Note where the prompt parts from those before it, after a restart from what is kept of the program's."""
+        """Record where the prompt diverges from earlier ones; after a restart, from stored ones."""
         rendered, passage, model = work.prompt, work.passage, lease.engine.fingerprint.model
         if not rendered.ids:
             return
@@ -99,9 +97,9 @@ class Mending:
         passage.parting = self.diagnosed(*whose, prompt)
 
     def diagnosed(self, program: str, model: str, prompt: Prompt) -> Parting | None:
-        """Return where and why a prompt parts from the closest of the program's before it, and remember it.
+        """Return where and why a prompt diverges from the program's closest one, and remember it.
 
-        None where it goes on from one, or where there was nothing like it. `model`: prompts of another are others.
+        None if it extends that one, or if none is similar. Prompts are compared per `model`.
         """
         whose = program, model
         before = self._recent.closest(whose, prompt)
@@ -121,9 +119,9 @@ class Mending:
 
 
 def tokens_spared(changes: Iterable[Change], text: str, tokens: int, cached: int) -> dict[str, int]:
-    """Estimate how many tokens each rule has spared a prompt of so many `tokens`, of which the engine had `cached`.
+    """Estimate the tokens each rule saved in a prompt of `tokens` tokens, of which `cached` were cached.
 
-    What was found behind the place where the prompt would have parted goes to the rule that stands first.
+    Tokens found after the first point of divergence are credited to the rule that applied there.
     """
     places: dict[str, int] = {}
     for change in changes:
@@ -142,10 +140,9 @@ def _short(change: Change) -> Change:
 
 
 async def _kept(lease: Lease, rendered: Rendered) -> Prompt | None:
-    """Make the prompt of the program's closest state in the store; None without, and if this one goes on from it.
+    """Return the program's closest stored prompt; None if there is none or this one extends it.
 
-    Its text is known around the place where both part: that much is asked of the engine. Raises StoreRefused and
-    EngineRefused.
+    Only the text around the divergence is detokenized by the engine. Raises StoreRefused and EngineRefused.
     """
     ids, store = rendered.ids, lease.slots.store
     if store.problem is not None or not rendered.text:
@@ -173,7 +170,6 @@ async def _text_of(lease: Lease, ids: Tokens) -> str:
 
 
 def total_of(passage: Passage, ms: Callable[[int], float]) -> Total:
-    """Make the total of a request that was answered; `ms` tells how long reading so many tokens takes."""
     prompt, cached, parted = passage.prompt or 0, passage.cached or 0, passage.broken
     total = Total(1, prompt, cached, passage.saved_ms, time.time())
     if why := parted.cause if parted else passage.miss if is_lost(passage.miss) else None:

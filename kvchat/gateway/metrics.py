@@ -11,8 +11,6 @@ MOST_PROGRAMS = 50  # any client may call itself anything
 
 
 class Metrics:
-    """The counters of one gateway, by program or for all together."""
-
     def __init__(self, passages: Passages, *, by_program: bool) -> None:
         self._registry = registry = CollectorRegistry()
         self._by_program = by_program

@@ -35,8 +35,6 @@ _NOT_TOLD = ("_began", "whole", "unheard", "parting", "changes", "keyed", "kept_
 
 
 class Stage(Enum):
-    """The progress of a request."""
-
     QUEUED = "queued"  # others are before it, or no engine is ready yet
     LOADING = "loading"  # what is kept of its prompt is being restored
     READING = "reading"  # the rest of its prompt is being read, in steps
@@ -51,7 +49,7 @@ OVER = (Stage.DONE, Stage.FAILED, Stage.LEFT)
 
 @dataclass
 class Passage:
-    """One request's way through the door. Times in ms; counts in tokens; None where it is not known (yet)."""
+    """One request through the gateway. Times in ms; counts in tokens; None if not known (yet)."""
 
     id: int
     program: str
@@ -95,12 +93,12 @@ class Passage:
 
     @property
     def was_known(self) -> bool:
-        """True if the program has asked before what begins like it, as far as is remembered."""
+        """True if the program is known to have sent a prompt with this beginning."""
         return not self.unheard and (self.parting is None or self.parting.at >= ABOUT)
 
     @property
     def broken(self) -> Parting | None:
-        """The place where its prompt parted, if that is why much of it had to be read."""
+        """The divergence, if it is why much of the prompt was reprocessed."""
         parting, known = self.parting, self.found if self.cached is None else self.cached
         if parting is None or self.miss not in UNTOLD:
             return None
@@ -111,12 +109,11 @@ class Passage:
 
     @property
     def why(self) -> Reason | None:
-        """The reason why more had to be read than need be; None where it had not."""
+        """Why more had to be processed than necessary; None if it had not."""
         parting = self.broken
         return parting.cause if parting else self.miss
 
     def receipt(self) -> dict[str, object]:
-        """Tell what is known of it so far, by the names of the headers."""
         why = self.why
         told: dict[str, object] = {"source": self.source or None, "found": self.found}
         told |= {"miss": why.english, "miss-code": why.code.value} if why else {}
@@ -125,7 +122,7 @@ class Passage:
         return {name: value for name, value in told.items() if value is not None}
 
     def as_json(self) -> dict[str, Any]:
-        """Tell what `GET /kvchat/requests` does, by the names of the headers where they tell it, too."""
+        """Return the entry for `GET /kvchat/requests`, keyed by header name where there is one."""
         names = (field.name for field in fields(self) if field.name not in _NOT_TOLD)
         told = {name.replace("_", "-"): getattr(self, name) for name in names}
         why = self.why
@@ -134,7 +131,6 @@ class Passage:
 
 
 def is_lost(reason: Reason | None) -> bool:
-    """True if something that was kept is kept no longer."""
     return reason is not None and reason.code in _LOST
 
 
@@ -150,10 +146,9 @@ def headers_of(receipt: dict[str, object]) -> dict[str, str]:
 
 
 class Passages:
-    """The requests that are under way, and the last ones that are over. On the event loop's thread."""
+    """The requests in progress and the last finished ones. Event loop thread only."""
 
     def __init__(self, shares: Callable[[], bool] = lambda: False) -> None:
-        """`shares`: whether all programs share their memory."""
         self.under_way: list[Passage] = []  # oldest first
         self.last: deque[Passage] = deque(maxlen=KEPT)  # newest last
         self._shares = shares
@@ -161,7 +156,7 @@ class Passages:
         self._listeners: list[Callable[[Passage], None]] = []
 
     def subscribe(self, listener: Callable[[Passage], None]) -> Callable[[], None]:
-        """Call `listener` whenever a request came or got on; returns what ends that."""
+        """Call `listener` when a request comes or advances; return an unsubscriber."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
@@ -173,7 +168,7 @@ class Passages:
         return passage
 
     def moved(self, passage: Passage, stage: Stage) -> None:
-        """Note its stage; what is over stays over."""
+        """Set its stage; a finished one stays so."""
         if passage.stage in OVER:
             return
         passage.stage = stage
@@ -200,8 +195,6 @@ _CODES = frozenset(ReasonCode)
 
 @dataclass
 class Sum:
-    """A sum of tokens and the time they took, or would have taken."""
-
     times: int = 0
     tokens: int = 0
     ms: float = 0.0
@@ -212,8 +205,6 @@ class Sum:
 
 @dataclass
 class Total:
-    """The sums of some requests of one program."""
-
     requests: int = 0
     prompt: int = 0  # tokens
     cached: int = 0  # of those, found
@@ -239,7 +230,7 @@ class Total:
 
 
 class Totals:
-    """Kept in one small file; one that cannot be read counts as none. Of the event loop's thread, but for `write`."""
+    """Stored in one small file; an unreadable one counts as empty. Event loop thread only, except `write`."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -250,7 +241,6 @@ class Totals:
                 self._days[str(day)] = {str(name): _total(facts) for name, facts in programs.items()}
 
     def count(self, program: str, total: Total) -> None:
-        """Add to the program's total of the day that `total` ended at."""
         day = datetime.fromtimestamp(total.last_at).date().isoformat()
         programs = self._days.setdefault(day, {})
         if program not in programs and len(programs) >= MOST_PROGRAMS:
@@ -279,7 +269,7 @@ class Totals:
 
 
 def _total(facts: Mapping[str, Any]) -> Total:
-    """A stored total. Raises ValueError, TypeError or AttributeError for what is none."""
+    """Parse stored totals. Raises ValueError, TypeError or AttributeError if invalid."""
     total = Total(*(_number(facts.get(name, 0)) for name in ("requests", "prompt", "cached", "saved_ms", "last_at")))
     for sums, stored in ((total.misses, "misses"), (total.mended, "mended")):
         for name, parts in facts.get(stored, {}).items():

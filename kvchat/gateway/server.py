@@ -34,12 +34,12 @@ class PortTaken(KvchatError):
 
 
 class _Connection(H11Protocol):
-    """One client. One that sends no request is given up after a while, and at once where there are too many."""
+    """One client. Closed after a time without a request, or at once if there are too many."""
 
     _head: asyncio.TimerHandle | None = None
 
     def __init__(self, *given: Any, waiting: dict[_Connection, None], **named: Any) -> None:
-        """`waiting`: connections that are waited for, and not we for; the longest first."""
+        """`waiting`: connections we await the client on; longest-waiting first."""
         super().__init__(*given, **named)
         self._waiting = waiting
 
@@ -83,7 +83,6 @@ class _Connection(H11Protocol):
         self._waits()
 
     def _waits(self) -> None:
-        """Note whether we wait for the client now."""
         asked = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
         if (asked and not self.flow.write_paused) or self.transport.is_closing():
             self._waiting.pop(self, None)
@@ -91,12 +90,11 @@ class _Connection(H11Protocol):
             self._waiting.setdefault(self)
 
     def end_request(self) -> None:
-        """Give up a request whose rest is still to come."""
         if self.cycle is not None and self.cycle.more_body:
             self.transport.abort()
 
     def _expect_head(self) -> None:
-        """Give up a client that sends no head; checked while it is connected, for a later head may be missing, too."""
+        """Drop a client that sends no request head; rechecked, as any later head may be missing."""
         between = self.cycle is None or self.cycle.response_complete
         if between and (self.cycle is None or self.conn.trailing_data[0]):
             self.transport.abort()
@@ -105,7 +103,7 @@ class _Connection(H11Protocol):
 
 
 class _Server(Server):
-    """Belongs to a loop that has signal handlers of its own."""
+    """Runs in a loop that has its own signal handlers."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -130,8 +128,6 @@ class _Server(Server):
 
 
 class Listening:
-    """An address that is listened on, until `close`."""
-
     def __init__(self, server: _Server, task: asyncio.Task[None], sock: socket.socket) -> None:
         self._server, self._task = server, task
         self.port: int = sock.getsockname()[1]
@@ -141,7 +137,6 @@ class Listening:
         return len(self._server.server_state.connections)
 
     async def close(self) -> None:
-        """Take no more connections, and end what is still being sent."""
         connections = self._server.server_state.connections
         for connection in tuple(connections):
             if isinstance(connection, _Connection):
@@ -154,7 +149,7 @@ class Listening:
 
 
 async def listen(app: ASGIApp, host: str, port: int) -> Listening:
-    """Listen there; port 0: on any that is free. Raises PortTaken."""
+    """Listen on `host`; port 0 picks a free one. Raises PortTaken."""
     sock = _bound(host, port)
     config = Config(
         app,

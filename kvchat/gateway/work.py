@@ -21,11 +21,11 @@ MOST_WAITING = 64_000_000  # bytes that may wait for a client
 
 
 class TooSlow(ConnectionError):
-    """The client takes nothing."""
+    """Client stopped reading."""
 
 
 class Outlet:
-    """An answer on its way: its head, then its bytes. Its maker waits for nobody."""
+    """A response being sent: head, then body. Its producer never waits."""
 
     def __init__(self) -> None:
         self._arrived: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -40,7 +40,7 @@ class Outlet:
         self._arrived.put_nowait({"type": "http.response.start", "status": status, "headers": encoded})
 
     def write(self, data: bytes) -> None:
-        """Send some of the body. Raises TooSlow."""
+        """Queue body bytes. Raises TooSlow."""
         self._waiting += len(data)
         if self._waiting > MOST_WAITING:
             raise TooSlow
@@ -59,8 +59,6 @@ class Outlet:
         self.end()
 
     async def deliver(self, receive: Receive, send: Send) -> None:
-        """Send the answer until it ends or the client leaves."""
-
         async def left() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
@@ -88,15 +86,15 @@ class Outlet:
 
 
 class GaveWay(Exception):
-    """The window needs the slot, or the room that it takes: it begins again when it is its turn.
+    """The window needs this request's slot or context space; the request starts over later.
 
-    So does one that was passed on before its prompt was known, and does not go on from what its slot holds.
+    Also raised if a request sent before tokenization does not continue its slot's contents.
     """
 
 
 @dataclass(eq=False)
 class Work:
-    """One request, from when it was let in until what it left in a slot is saved."""
+    """One request, from admission until the state it left in a slot is saved."""
 
     path: str
     asked: Asked
@@ -110,24 +108,22 @@ class Work:
     answering: Interruption = field(default_factory=Interruption)
 
     async def render(self, engine: ReadyEngine) -> None:
-        """Have the engine make the prompt. Raises EngineGone."""
         self.prompt, self.rendered_by = await prompt_of(engine, self.asked), engine.generation
 
     def leave(self) -> None:
-        """End the answer of a client that has gone. What follows an answer goes on: many clients do not wait for it."""
+        """Abort the answer: the client disconnected. After a finished answer, saving still continues."""
         if not (self.outlet.ended or self.answered):
             self.left = True
             self._end()
 
     def break_off(self) -> None:
-        """End the answer although its client is there, which is told so."""
         if not self.outlet.ended:
             self.left = True
             self.refuse(503, "The engine was stopped.", "unavailable_error")
             self._end()
 
     def refuse(self, status: int, message: str, kind: str, again_s: int = 0) -> None:
-        """Say why there is no answer, or why it breaks off. `again_s`: after so long it may be tried again."""
+        """Send an error, or end a stream with one. `again_s`: seconds until a retry makes sense."""
         form, outlet = self.asked.form, self.outlet
         if not outlet.begun:
             self.passage.status = status

@@ -21,30 +21,28 @@ _PREPARED = "prepared:"  # begins the owner of prepared documents
 
 
 def audience_of(owner: str) -> str:
-    """The audience of what is computed for this owner: a chat, a program, or prepared documents."""
+    """Return the audience for an owner: a chat, a program, or prepared documents."""
     if owner.startswith(PROGRAM):
         return owner
     return SHARED if owner.startswith(_PREPARED) else CHATS
 
 
 def imported(conversation_id: str) -> str:
-    """The audience of memory imported with this chat: the chat alone, because nobody can see that it is genuine."""
+    """Return the audience of memory imported with a chat: that chat alone, as it cannot be verified."""
     return IMPORTED + conversation_id
 
 
 def is_imported(audience: str | None) -> bool:
-    """True if the memory came from elsewhere and was not verified."""
     return audience is not None and audience.startswith(IMPORTED)
 
 
 def readable_by(owner: str) -> tuple[str, ...]:
-    """The audiences whose states this owner may reuse."""
     own = audience_of(owner)
     return (own, SHARED, imported(owner)) if own == CHATS else tuple(dict.fromkeys((own, SHARED)))
 
 
 def readable_within(audience: str) -> tuple[str, ...]:
-    """The audiences whose states may go into one of this audience."""
+    """Return the audiences whose states this one may include."""
     if is_imported(audience):
         return (audience, CHATS, SHARED)
     return tuple(dict.fromkeys((audience, SHARED)))

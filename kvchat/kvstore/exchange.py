@@ -46,13 +46,11 @@ Contents = Iterator[tuple[bytes, Iterable[bytes]]]  # a block's name, and what i
 
 
 class BadMemory(ValueError):
-    """The memory cannot be taken in; the message says why."""
+    """The memory cannot be imported; the message says why."""
 
 
 @dataclass(frozen=True)
 class CarriedPoint:
-    """A save point without its blocks."""
-
     tokens: Tokens
     message_id: str | None  # the last message that they hold
     prefill_ms: float  # estimate: how long reading them takes where it was saved
@@ -61,14 +59,13 @@ class CarriedPoint:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Save points of one conversation under one fingerprint, the oldest first, and the blocks they need."""
+    """Save points of one conversation and fingerprint, oldest first, and the blocks they need."""
 
     fingerprint: Fingerprint
     points: tuple[CarriedPoint, ...]
 
     @cached_property
     def blocks(self) -> dict[bytes, int]:
-        """Map the name of each block to its bytes, in the order of their first use."""
         return {use.block: use.size for point in self.points for use in point.recipe.uses}
 
     @property
@@ -103,7 +100,7 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
 
 
 def from_json(data: Any) -> Manifest:
-    """Check a manifest that anybody may have written, and return it. Raises BadMemory."""
+    """Parse and check an untrusted manifest. Raises BadMemory."""
     try:
         if data["format"] != FORMAT or data["version"] != VERSION:
             raise BadMemory(_("it was created by a newer version of kvchat"))
@@ -127,7 +124,7 @@ def from_json(data: Any) -> Manifest:
 
 
 def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> CarriedPoint:
-    """Raises BadMemory, RecipeError, and the errors of values of other types."""
+    """Parse it. Raises BadMemory, RecipeError and type errors."""
     shared, message_id = _number(entry["shared"]), entry["message_id"]
     tokens = (*before[:shared], *(_number(token, -_MOST_TOKEN, _MOST_TOKEN) for token in entry["tokens"]))
     if shared > len(before) or not tokens or not isinstance(message_id, str | None):
@@ -188,7 +185,7 @@ def _content(blocks: BlockFiles, name: bytes, size: int) -> Iterator[bytes]:
 
 
 def bring(store: StoreBase, conversation_id: str, manifest: Manifest, contents: Contents) -> tuple[int, int]:
-    """Take in the save points; return the bytes that were new, and the newest save point. Keeps to no bounds."""
+    """Import the save points; return the number of new bytes and the newest save point. Ignores bounds."""
     files = store.blocks.beside()  # what is new here must not go with what another thread gives up
     new = sum(size for name, size in manifest.blocks.items() if files.claim(name, size) is None)
     store.require_room(max(point.recipe.file_size for point in manifest.points), 0)
@@ -204,7 +201,6 @@ def bring(store: StoreBase, conversation_id: str, manifest: Manifest, contents: 
 
 
 def _receive(files: BlockFiles, manifest: Manifest, contents: Contents) -> tuple[int, dict[bytes, bytes]]:
-    """Write the missing blocks; return the bytes written and their fast hashes."""
     missing, total, xxh3 = dict(manifest.blocks), 0, {}
     for name, content in contents:
         size = missing.pop(name, None)
@@ -232,7 +228,6 @@ def _record(
     xxh3: dict[bytes, bytes],
     written: int,
 ) -> int:
-    """Write the save points into the index, all or none; return the newest."""
     audience, now = imported(conversation_id), store.clock()
     with store.index.write() as db:
         if points.never_save(db, conversation_id):
@@ -255,7 +250,6 @@ def _record(
 
 
 def _at_most(content: Iterable[bytes], size: int) -> Iterator[bytes]:
-    """Yield the content. Raises BadMemory if it is longer than it may be."""
     for piece in content:
         size -= len(piece)
         if size < 0:

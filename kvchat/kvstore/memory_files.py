@@ -34,7 +34,7 @@ MemoryRoom = Callable[[int], int]  # from what lies in memory now to what may li
 
 @dataclass(frozen=True)
 class Staged:
-    """The memory of the computer that a store takes or could take, in bytes."""
+    """The RAM a store uses or could use, in bytes."""
 
     disposable: int = 0  # lies there, and goes when a model needs the room
     place: int = 0  # could lie there, if nobody else had any use for it
@@ -44,13 +44,12 @@ NOTHING_STAGED = Staged()
 
 
 def stamp(file: Path) -> tuple[int, ...]:
-    """Return what changes when someone writes to a file: size, mtime and ctime, which cannot be put back."""
+    """Return what a write changes: size, mtime and ctime, which cannot be reset."""
     found = file.stat()
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def delete(file: Path) -> None:
-    """Delete a file, if that can be, and its mapping."""
     _mapped.pop(file, None)
     with contextlib.suppress(OSError):
         file.unlink(missing_ok=True)
@@ -58,12 +57,12 @@ def delete(file: Path) -> None:
 
 @cache
 def _libc() -> ctypes.CDLL:
-    """Load libc for its madvise: mmap's own holds the GIL."""
+    """Load libc for its madvise: mmap's holds the GIL."""
     return ctypes.CDLL(None)
 
 
 class Mapped:
-    """The bytes of a private file, mapped, and the file, open; as long as one of them is used."""
+    """A private file, open and memory-mapped for as long as it is in use."""
 
     def __init__(self, file: FileIO, size: int) -> None:
         self.file = FileIO(os.dup(file.fileno()), "r+")
@@ -74,7 +73,7 @@ class Mapped:
         self.file.close()  # not before: another thread may be using it
 
     def have_all_ready(self, size: int, cancelled: Callable[[], bool]) -> None:
-        """Make the first `size` bytes' pages, little by little, until it is cancelled. Raises OSError."""
+        """Allocate pages for the first `size` bytes, in steps, until cancelled. Raises OSError."""
         for offset in range(0, size, _READY_AT_ONCE):
             if cancelled():
                 break
@@ -92,9 +91,9 @@ _mapped: dict[Path, Mapped] = {}  # what was written over last in this process, 
 
 
 def mapped(path: Path, file: FileIO, size: int, *, ready: bool = True) -> Mapped:
-    """Return the mapping of the open file, made that large if it is smaller; the last two are kept until `delete`.
+    """Map the open file, extended to `size` if smaller; the last two mappings are kept until `delete`.
 
-    `ready`: allocate its pages now, so that OSError says at once if there is no room.
+    `ready`: allocate its pages now, so that lack of room raises OSError at once.
     """
     there = os.fstat(file.fileno())
     if ready and disk.allotted(there) < size:
@@ -111,12 +110,12 @@ def mapped(path: Path, file: FileIO, size: int, *, ready: bool = True) -> Mapped
 
 
 def open_private(path: Path) -> FileIO:
-    """Open a file that nobody else may read, making it if need be. Raises OSError."""
+    """Open a file only this user can read, creating it if needed. Raises OSError."""
     return FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
 
 
 def private_folder_in(memory: Path, folder: Path) -> Path | None:
-    """Return a folder in memory for the store at `folder` that is this user's alone, None if that cannot be had."""
+    """Return a private folder in memory for the store at `folder`, None if impossible."""
     if not hasattr(os, "getuid"):
         return None
     store = blake3(str(folder.absolute()).encode()).hexdigest(length=6)
@@ -133,16 +132,16 @@ def private_folder_in(memory: Path, folder: Path) -> Path | None:
 
 
 def place_in(folder: Path, held: int = 0) -> int:
-    """Return the bytes that could lie in a file system in memory of which `held` do: 0 if it cannot be written."""
+    """Return the capacity of an in-memory file system, including `held`: 0 if not writable."""
     if not os.access(folder, os.W_OK | os.X_OK):
         return 0
     return max(0, held + shutil.disk_usage(folder).free - SLACK)
 
 
 def staged_where(folder: Path, allowed: int, held: int = 0) -> str:
-    """Describe where slot files go on their way to and from an engine, and why there.
+    """Describe where slot files are staged for the engine, and why.
 
-    `folder` is a file system in memory, `allowed` what may lie there of which `held` bytes do.
+    `folder` is an in-memory file system; `held` of the `allowed` bytes are in use.
     """
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"on disk: no files can be made in {folder}"

@@ -46,9 +46,9 @@ def not_written(error: OSError) -> NotSaved:
 
 @contextmanager
 def in_words(*, saving: bool = False) -> Iterator[None]:
-    """Turn faults of the index and the disk into StoreRefused; also a decorator for the store's methods.
+    """Convert index and disk errors to StoreRefused; also a decorator for the store's methods.
 
-    `saving`: raise NotSaved instead, and leave faults of the disk to the caller.
+    `saving`: raise NotSaved instead, and pass disk errors through.
     """
     try:
         yield
@@ -66,7 +66,7 @@ def in_words(*, saving: bool = False) -> Iterator[None]:
 
 
 class StoreBase:
-    """The files and the index of a block store, and its housekeeping. Safe for threads."""
+    """The files and the index of a block store, and their maintenance. Thread-safe."""
 
     def __init__(
         self,
@@ -78,7 +78,6 @@ class StoreBase:
         free_bytes: Callable[[], int] | None,
         memory_folder: Path,
     ) -> None:
-        """Open the files. Raises OSError, IndexFailed, IndexLost and migrations.DatabaseTooNew."""
         self.folder, self.bounds, self.clock = disk.private_folder(folder), bounds, clock
         self.free_bytes = free_bytes or (lambda: disk.free_bytes(folder))
         self.staging = Staging(folder / STAGING, room, memory_folder)
@@ -87,13 +86,13 @@ class StoreBase:
         self.used: dict[int, datetime] = {}  # when save points were restored, not yet written to the index
 
     def today(self) -> str:
-        """Return the day under which written bytes are counted (UTC)."""
+        """Return the UTC day used to count written bytes."""
         return self.clock().date().isoformat()
 
     def require_room(self, size: int, still_to_write: int, conversation_id: str = "") -> None:
-        """Raise NotSaved if a save point of `size` bytes never fits the quota or passes the floor of free disk space.
+        """Raise NotSaved if `size` bytes exceed the quota or leave less than the minimum free disk space.
 
-        `still_to_write`: bytes that the disk does not know of yet: all before the engine saves, nothing afterwards.
+        `still_to_write`: bytes not yet on disk: all before the engine saves, none afterwards.
         """
         quota, floor, free = self.bounds.of(conversation_id), self.bounds.free_floor, self.free_bytes()
         if size > quota:
@@ -105,12 +104,11 @@ class StoreBase:
             raise NotSaved(Reason(ReasonCode.DISK_NEARLY_FULL, places), advice)
 
     def unabsorbed(self) -> frozenset[str]:
-        """Return the save points whose only copy is in staging."""
         with self.index.read() as db:
             return frozenset(map(str, points.staged(db)))
 
     def tidy(self) -> None:
-        """Record the restores, and sweep after a loss of the index: work that no answer should wait for."""
+        """Record restores, and sweep after an index loss: work that should not delay an answer."""
         used, self.used = self.used, {}
         if used:
             with contextlib.suppress(IndexFailed), self.index.write() as db:
@@ -125,8 +123,8 @@ class StoreBase:
     def collect(self) -> int:
         """Delete the blocks that no save point uses; return the bytes freed.
 
-        A block is unlinked while its transaction keeps every other thread from beginning to use it: an absorb looks
-        in its own transaction whether all its blocks are still there.
+        Blocks are unlinked inside a transaction that keeps other threads from starting to use them: an absorb checks
+        in its own transaction that all its blocks still exist.
         """
         freed = 0
         while True:
@@ -140,13 +138,12 @@ class StoreBase:
                 return freed
 
     def sweep(self) -> int:
-        """Delete block files that the index does not know, left by a killed process; return their bytes."""
+        """Delete block files missing from the index, left by a killed process; return their bytes."""
         with self.index.read() as db:
             known = {name for (name,) in db.execute("SELECT name FROM blocks")}
         return self.drop_unknown(list(self.blocks.leftovers(known)))
 
     def drop_unknown(self, names: Sequence[bytes]) -> int:
-        """Delete the files of those blocks that no recipe has; return the bytes freed."""
         freed = 0
         for start in range(0, len(names), _AT_A_TIME):
             with self.index.write() as db:
@@ -159,7 +156,7 @@ class StoreBase:
         return freed
 
     def put_aside(self, bad: Mapping[bytes, int]) -> None:
-        """Delete bad blocks, and with them every save point that needs one. `bad`: sizes they should have, by name."""
+        """Delete bad blocks and every save point that needs one. `bad`: their expected sizes, by name."""
         for block, size in bad.items():
             with self.index.write() as db:
                 fault = self.blocks.fault(block, size)
@@ -173,7 +170,6 @@ class StoreBase:
         self.collect()
 
     def lose(self, point_id: str, reason: Reason, *, tell: bool) -> None:
-        """Take one save point out of use; the user reads the reason."""
         lost = Reason(ReasonCode.SET_ASIDE, {"reason": reason})
         with self.index.write() as db:
             usage.lose(db, [int(point_id)], lost, self.clock(), tell=tell)
@@ -206,7 +202,6 @@ class StoreBase:
 
     @in_words()
     def occupied(self) -> int:
-        """Return the bytes that the store takes on disk: blocks, index, what is staged, and folders."""
         with self.index.read() as db:
             blocks = usage.totals(db, self.today()).disk
         blocks += sum(list(self.blocks.new.values()))
@@ -226,13 +221,13 @@ class StoreBase:
 
     @in_words()
     def losses(self) -> tuple[Loss, ...]:
-        """Return what turned out bad since the last call: the user is told once."""
+        """Return what was lost since the last call: the user is told once."""
         with self.index.write() as db:
             return usage.untold_losses(db) + usage.untold_index_loss(db)
 
     @in_words()
     def unseen(self, by: str) -> Unseen:
-        """Return what has been kept since `seen` was last called by the same; all, if another called it since."""
+        """Return what was saved since this caller's last `seen`; everything if another called it since."""
         with self.index.read() as db:
             return usage.unseen(db, by)
 
@@ -248,7 +243,7 @@ class StoreBase:
 
     @in_words()
     def never_save(self, conversation_id: str, never: bool) -> None:
-        """Never save a conversation, or allow it again. What is saved of it stays until it is deleted."""
+        """Set whether a conversation is never saved. Existing save points stay until deleted."""
         with self.index.write() as db:
             points.set_flag(db, conversation_id, "never_save", never)
 
@@ -256,7 +251,7 @@ class StoreBase:
 
     @in_words()
     def delete_conversation(self, conversation_id: str) -> int:
-        """Delete all that is kept of a conversation. What other conversations begin with as well becomes theirs."""
+        """Delete a conversation's save points. Those that others extend are handed over to them."""
         with self.index.write() as db:
             ids = points.hand_over(db, points.points_of(db, conversation_id))
             points.delete(db, ids)
@@ -265,7 +260,6 @@ class StoreBase:
 
     @in_words()
     def delete_all(self) -> int:
-        """Delete every save point."""
         with self.index.write() as db:
             ids = points.points_of(db, None)
             points.delete(db, ids)
@@ -274,9 +268,9 @@ class StoreBase:
 
     @in_words()
     def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
-        """Delete what is kept of these messages of a conversation, and its save points that name no message.
+        """Delete the save points of these messages and those of the conversation without a message.
 
-        What others begin with as well, in any conversation, becomes theirs.
+        Those that others extend, in any conversation, are handed over to them.
         """
         with self.index.write() as db:
             ids = points.hand_over(db, points.points_of_messages(db, conversation_id, message_ids))
@@ -290,7 +284,7 @@ class StoreBase:
 
     @in_words()
     def delete_imported(self, conversation_id: str) -> int:
-        """Delete what came with a conversation from elsewhere, and what grew from it."""
+        """Delete a conversation's imported memory and what was built on it."""
         with self.index.write() as db:
             ids = points.points_for(db, audience.imported(conversation_id))
             points.delete(db, ids)
@@ -298,14 +292,12 @@ class StoreBase:
 
     @in_words()
     def plan_prune(self, target_bytes: int, protected: int | None = None) -> PrunePlan:
-        """Return what pruning to a size would remove. Removes nothing."""
         with self.index.read() as db:
             found, needs = usage.candidates(db, protected)
         return eviction.plan_prune(found, needs, self.occupied(), target_bytes, self.clock().timestamp())
 
     @in_words()
     def prune(self, plan: PrunePlan, reason: ReasonCode = ReasonCode.PRUNED_BY_USER) -> int:
-        """Carry a plan out, as far as its save points are still there."""
         return self._give_up([int(id) for id in plan.save_point_ids], reason)
 
     @in_words()
@@ -314,9 +306,9 @@ class StoreBase:
         self.enforce()
 
     def enforce(self, protected: int | None = None) -> None:
-        """Keep to the bounds: what is too old goes, then the least valuable.
+        """Enforce the bounds: delete what is too old, then the least valuable.
 
-        Other programs have bounds of their own within them.
+        Other programs have separate limits within them.
         """
         bounds = self.bounds
         self._expire(PROGRAMS_AGE_DAYS, protected, programs=True)
@@ -340,7 +332,6 @@ class StoreBase:
         self._give_up(old, ReasonCode.EXPIRED)
 
     def _give_up(self, point_ids: Sequence[int], reason: ReasonCode) -> int:
-        """Delete save points and remember why; return the bytes freed."""
         if not point_ids:
             return 0
         with self.index.write() as db:
@@ -348,7 +339,6 @@ class StoreBase:
         return self._deleted(point_ids)
 
     def _deleted(self, point_ids: Sequence[int]) -> int:
-        """Free what was kept for save points that the index no longer has; return the bytes freed."""
         for point_id in point_ids:
             self.staging.drop(str(point_id))
         freed = self.collect()
@@ -357,9 +347,9 @@ class StoreBase:
 
     @in_words()
     def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
-        """Hash every block, and delete the bad ones with every save point that needs them. Count everything anew.
+        """Hash every block; delete bad ones and every save point that needs them. Recount all sums.
 
-        `progress` is told the bytes done and in all.
+        `progress` receives the bytes done and the total.
         """
         self.index.check()
         self.collect()  # killed while it deleted, a process leaves rows of blocks that nobody needs and that are gone

@@ -43,12 +43,10 @@ WORTH_RESTORING = 32  # tokens; any two conversations under one chat template ma
 
 
 class _Gone(Exception):
-    """The save point was deleted since it was found."""
+    """The save point was deleted after it was found."""
 
 
 class Restoring(Saving):
-    """The part of the store that finds save points and gives their files."""
-
     _begun = False  # an engine was given something, or what it may want first was made ready
 
     def find(
@@ -56,8 +54,8 @@ class Restoring(Saving):
     ) -> RestorePlan | Miss:
         """Return the plan that leaves the least of the prompt to prefill, or why there is none.
 
-        All save points that `conversation_id` may reuse (`kvchat.kvstore.audience`) count; without `can_cut` only those
-        all of whose tokens begin the prompt.
+        Covers all save points `conversation_id` may reuse (`kvchat.kvstore.audience`); without `can_cut` only those
+        whose tokens all begin the prompt.
         """
         try:
             with self.index.read() as db:
@@ -72,13 +70,13 @@ class Restoring(Saving):
     def stage(
         self, plan: RestorePlan, slot_path: Path, *, window: int = 0, cancelled: CancelCheck = never
     ) -> StagedFile | Miss:
-        """Put the plan's slot file, verified, into the engine's slot folder.
+        """Put the plan's verified slot file into the engine's slot folder.
 
-        A plan for a part is composed for exactly that where the layout allows, else given whole for the engine to cut
-        back: StagedFile.n_tokens says how many tokens it holds. `window`: tokens of the model's sliding window, where
-        the engine uses the file only with one more row (see `with_masked_rows`); what is not absorbed yet is so first.
-        A bad block is deleted with every save point that needs it, and answered with a Miss. Raises Cancelled, soon
-        after `cancelled` turns true and without leaving a file.
+        A partial plan is composed to exactly that length if the layout allows, else the whole file is given for the
+        engine to cut: StagedFile.n_tokens is the number of tokens in it. `window`: the model's sliding window in
+        tokens, if the engine needs one more row (see `with_masked_rows`); what is not yet absorbed is absorbed first.
+        A bad block is deleted with every save point that needs it, and returns a Miss. Raises Cancelled soon after
+        `cancelled` returns true, leaving no file.
         """
         self._begun = True
         point, target = plan.save_point, slot_path / f"{disk.name_for_engine()}.slot"
@@ -101,9 +99,9 @@ class Restoring(Saving):
             return Miss(self._why_not(plan, error))
 
     def complete_window(self, point_id: str, window: int, cancelled: CancelCheck) -> None:
-        """Make the file that a restore of a sliding-window model needs, and keep it warm. For a background thread.
+        """Prepare the warm file a sliding-window restore needs. For a background thread.
 
-        Where there is damage nothing is done: the restore that meets it deals with it. Raises IndexLost, IndexFailed.
+        Ignores damage: the restore that meets it handles it. Raises IndexLost, IndexFailed.
         """
         if not self.staging.in_memory:
             return
@@ -115,9 +113,9 @@ class Restoring(Saving):
                 self._make_whole(point, recipe, window, None, cancelled)
 
     def warm_up(self, conversation_id: str, cancelled: CancelCheck = never) -> int:
-        """Have the system read what a restore of the conversation's newest save point needs into its cache.
+        """Have the system cache the files for restoring the conversation's newest save point.
 
-        Nothing is copied, and only memory that is free is used. Return the bytes of the slot file.
+        Copies nothing and uses only free memory. Returns the bytes of the slot file.
         """
         try:
             with self.index.read() as db:
@@ -136,7 +134,6 @@ class Restoring(Saving):
     def _best(
         self, db: sqlite3.Connection, trees: Sequence[int], prompt: Tokens, *, can_cut: bool
     ) -> RestorePlan | None:
-        """Return the plan that leaves the least to prefill; what is too short to be worth it is not even loaded."""
         look = token_tree.places if can_cut else token_tree.whole_places
         barren: set[int] = set()
         for place in islice(look(db, trees, prompt), MOST_PLACES):
@@ -153,7 +150,7 @@ class Restoring(Saving):
     def _point_at(
         self, db: sqlite3.Connection, place: token_tree.Place, prompt: int, barren: set[int], *, can_cut: bool
     ) -> SavePoint | None:
-        """Return a save point for a place in the token tree: exactly there, else beyond it if it can be cut back.
+        """Return a save point for a token-tree place: exactly there, else beyond it if it can be cut.
 
         A state that cannot be cut must leave the engine a token to evaluate.
         """
@@ -164,7 +161,6 @@ class Restoring(Saving):
         return points.load(db, chosen) if chosen is not None else None
 
     def _put(self, plan: RestorePlan, target: Path, window: int, cancelled: CancelCheck) -> tuple[int, Tier]:
-        """Make the file at `target`; return how many tokens it holds and where it came from."""
         point, n_tokens = plan.save_point, plan.tokens_used
         if (plan.tier is Tier.WARM or plan.whole) and self.staging.give(point.id, window, target):
             return point.n_tokens, Tier.WARM
@@ -185,7 +181,6 @@ class Restoring(Saving):
     def _make_whole(
         self, point: SavePoint, recipe: Recipe, window: int, target: Path | None, cancelled: CancelCheck
     ) -> None:
-        """Make the file, with the row its windows lack, at `target` if somebody waits; warm if it can be."""
         plan: Plan = (Span(0, recipe.file_size),)
         if window:
             with contextlib.suppress(CannotCompose):  # as short as its windows, or of unknown layout
@@ -198,7 +193,7 @@ class Restoring(Saving):
             self.staging.trim()
 
     def _composed(self, plan: Plan, recipe: Recipe, target: Path | None, cancelled: CancelCheck) -> Path:
-        """Make the planned file; if memory cannot hold it after all, on disk. Raises as `compose` does."""
+        """Compose the planned file, on disk if memory runs out. Raises as `compose` does."""
         gives_way = target is None
         file = self.staging.blank(size_of(plan), target)
         try:
@@ -239,9 +234,9 @@ def _unreadable(error: IndexLost | IndexFailed) -> Reason:
 
 
 def worth_restoring(shared: int, saved: int, prompt: int) -> bool:
-    """True if a save point of `saved` tokens is worth reading back for `shared` leading tokens of the prompt.
+    """True if a save point of `saved` tokens is worth reading for `shared` leading tokens of the prompt.
 
-    Fewer than 32 tokens are only worth it where one of the two is itself so short that they are half of it.
+    Fewer than 32 tokens are worth it only if they are half of the shorter of the two.
     """
     return shared >= WORTH_RESTORING or (shared > 0 and 2 * shared >= min(saved, prompt))
 
@@ -249,7 +244,6 @@ def worth_restoring(shared: int, saved: int, prompt: int) -> bool:
 def _why_nothing(
     db: sqlite3.Connection, conversation_id: str, fingerprint: Fingerprint, kind: int | None, prompt: Tokens
 ) -> Reason:
-    """Return why no save point can be used."""
     program = bool(program_of(conversation_id))
     note = usage.newest_loss(db, conversation_id, kind)
     if note is not None:

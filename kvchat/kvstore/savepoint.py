@@ -23,13 +23,13 @@ def kept_for(program: str) -> str:
 
 
 def program_of(conversation_id: str) -> str:
-    """The name of the program whose save points are kept under that; empty where it is a conversation."""
+    """Return the program these are kept for; empty for a conversation."""
     return conversation_id[len(PROGRAM) :] if conversation_id.startswith(PROGRAM) else ""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Whatever must be equal for a save point to be valid in an engine."""
+    """What must match for a save point to be valid in an engine."""
 
     model: str  # identity of the weights, see library.model_identity
     kv_type_k: str
@@ -41,7 +41,7 @@ class Fingerprint:
     build: str = ""  # of the engine, where states may change their form from one to the next; "" for plain attention
 
     def differences(self, other: Fingerprint) -> tuple[Reason, ...]:
-        """The names of the fields that differ; the model alone if that does."""
+        """Return the differing fields; only the model if that differs."""
         mine, theirs = asdict(self), asdict(other)
         found = tuple(Reason(ReasonCode(name)) for name in mine if mine[name] != theirs[name])
         return found[:1] if found[:1] == (Reason(ReasonCode.MODEL),) else found
@@ -52,8 +52,6 @@ State = tuple[Fingerprint, Tokens]  # what a slot file holds
 
 @dataclass(frozen=True)
 class SavePoint:
-    """A KV state kept in the store at a known token position."""
-
     id: str
     conversation_id: str
     fingerprint: Fingerprint
@@ -71,22 +69,18 @@ class SavePoint:
 
 @dataclass(frozen=True)
 class Grown:
-    """The save point that an engine's slot has grown from, by saving or restoring."""
-
     point_id: str
     unchanged: int  # leading tokens of it whose rows the engine has kept and not computed anew
 
 
 class Tier(Enum):
-    """The source of a save point's slot file."""
-
     WARM = "warm"  # it lies whole in the staging folder
     DISK = "disk"  # it is put together from blocks
 
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """The save point that leaves the least of a prompt to prefill, and how much of it the prompt can use."""
+    """The save point that leaves the least of a prompt to prefill, and the usable part of it."""
 
     save_point: SavePoint
     tokens_used: int  # at most the save point's; less only where the engine can cut a state back
@@ -95,13 +89,12 @@ class RestorePlan:
 
     @property
     def whole(self) -> bool:
-        """True if the prompt goes on from exactly this save point."""
         return self.tokens_used == self.save_point.n_tokens
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A save point of a conversation without its tokens, for listing many."""
+    """A conversation's save point without its tokens, for listing many."""
 
     message_id: str | None  # the last one that its tokens hold
     fingerprint: Fingerprint
@@ -112,7 +105,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A verified slot file lying in an engine's slot folder, ready for `action=restore`."""
+    """A verified slot file in an engine's slot folder, ready for `action=restore`."""
 
     save_point: SavePoint
     path: Path  # path.name is what the engine is told
@@ -122,15 +115,11 @@ class StagedFile:
 
 @dataclass(frozen=True)
 class Miss:
-    """Why no save point could be used."""
-
     reason: Reason
 
 
 @dataclass(frozen=True)
 class ConversationUsage:
-    """The disk use of a conversation, and the time it saves. Sizes in bytes."""
-
     conversation_id: str
     bytes: int  # of all its blocks on disk: exclusive and shared together
     save_points: int
@@ -147,7 +136,7 @@ class ConversationUsage:
 
 @dataclass(frozen=True)
 class StoreUsage:
-    """The disk use of the store, and its bounds. Sizes in bytes."""
+    """The store's disk usage and limits. Sizes in bytes."""
 
     conversations: tuple[ConversationUsage, ...]
     quota_bytes: int
@@ -169,8 +158,6 @@ class StoreUsage:
 
 @dataclass(frozen=True)
 class PrunedConversation:
-    """The share of one conversation in a prune."""
-
     conversation_id: str
     save_points: int
     bytes_freed: int
@@ -180,7 +167,7 @@ class PrunedConversation:
 
 @dataclass(frozen=True)
 class PrunePlan:
-    """Which save points a prune would remove, and at what price. Nothing is removed by making it."""
+    """The save points a prune would remove, and the cost. Making a plan removes nothing."""
 
     save_point_ids: tuple[str, ...]  # in the order they go
     bytes_freed: int
@@ -202,16 +189,12 @@ class PrunePlan:
 
 @dataclass(frozen=True)
 class Unseen:
-    """Save points added since the last look."""
-
     messages: dict[str, frozenset[str]]  # in which save points end, by conversation; none where it is not known
     upto: int  # up to which save point this goes
 
 
 @dataclass(frozen=True)
 class AbsorbReport:
-    """The result of absorbing the waiting slot files."""
-
     save_points: int
     bytes_written: int
     refused: tuple[Reason, ...]  # why some could not be kept
@@ -219,8 +202,6 @@ class AbsorbReport:
 
 @dataclass(frozen=True)
 class Loss:
-    """Save points that turned out bad: the user is told once."""
-
     conversation_id: str
     save_points: int
     reason: Reason
@@ -228,8 +209,6 @@ class Loss:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """The result of checking every block."""
-
     blocks: int
     bytes: int
     bad_blocks: int
@@ -242,19 +221,17 @@ class VerifyReport:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The limits of the store."""
-
     quota: int  # bytes on disk
     free_floor: int  # bytes of the disk that must stay free
     max_age_days: float | None = None  # since the last use
 
     @property
     def programs(self) -> int:
-        """Bytes on disk that other programs may keep, beyond what chats keep as well: half of all."""
+        """Bytes on disk for other programs, not counting what chats also keep: half the quota."""
         return self.quota // 2
 
     def of(self, conversation_id: str) -> int:
-        """The most bytes that one save point may take."""
+        """Return the maximum bytes of a save point."""
         return self.programs if program_of(conversation_id) else self.quota
 
 
@@ -264,11 +241,11 @@ _USUAL_DISK = 256 * GB
 
 
 def default_quota(disk_bytes: int, chat_bytes: int = 0, kept_bytes: int = 0) -> int:
-    """Return the quota where the user chose none: ten chats of `chat_bytes`, at least 20 GB, as the disk allows.
+    """Return the default quota: ten chats of `chat_bytes`, at least 20 GB, if the disk allows.
 
-    The disk's share is a tenth of one of 256 GB. It grows by a fortieth with each doubling, up to a quarter, and
-    shrinks to a twentieth: a small disk is needed for other things. `kept_bytes` are kept already and count as far as
-    the disk's share goes, so that a change to a smaller model deletes no memory of a larger one.
+    The limit is a tenth of a 256 GB disk. The share grows by a fortieth with each doubling, up to a quarter, and
+    shrinks to a twentieth: a small disk is needed for other things. `kept_bytes`, already in use, count within that
+    limit, so that switching to a smaller model deletes no memory of a larger one.
     """
     share = 0.1 + 0.025 * math.log2(max(disk_bytes, 1) / _USUAL_DISK)
     wanted = max(DEFAULT_QUOTA, DEFAULT_CHATS * chat_bytes, kept_bytes)
@@ -279,7 +256,7 @@ CancelCheck = Callable[[], bool]  # asked again and again, from any thread, by s
 
 
 class Cancelled(Exception):
-    """Slow work was ended because nobody waits for it any more. Nothing is left half done."""
+    """Slow work was stopped because nobody needs it any more. Nothing is left half done."""
 
 
 def never() -> bool:
@@ -287,11 +264,11 @@ def never() -> bool:
 
 
 class StoreRefused(KvchatError):
-    """The store could not do it, for a reason the user is told."""
+    """The store could not do it; the user is told why."""
 
 
 class NotSaved(StoreRefused):
-    """Nothing was kept: disk nearly full, quota too small, not this chat's tokens."""
+    """Nothing was saved: disk nearly full, quota too small, wrong tokens."""
 
     def __init__(self, reason: Reason, advice: str = "") -> None:
         super().__init__(_("Not saved"), reason.in_a_sentence, advice)

@@ -38,12 +38,10 @@ _TRIES = 3  # another thread may delete a block just when we begin to rely on it
 
 
 class _BlockGone(Exception):
-    """A block of the recipe was deleted since it was written or found."""
+    """A block of the recipe was deleted after it was written or found."""
 
 
 class Saving(StoreBase):
-    """The part of the store that takes files and absorbs them."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._absorbing = threading.Lock()
@@ -55,10 +53,10 @@ class Saving(StoreBase):
     def check_room(
         self, size: int, conversation_id: str, place: Path | None = None, state: State | None = None
     ) -> None:
-        """Raise NotSaved if a slot file of about that size cannot be kept, or the conversation never is.
+        """Raise NotSaved if a slot file of about `size` bytes cannot be kept, or its conversation never is.
 
-        `place`: where the engine is going to save it, in memory or on disk as there is room; `take` it or `forget` it.
-        `state`: what the file will hold; what the store has of that already is not written again.
+        `place`: where the engine will save it, in memory or on disk; then call `take` or `forget`.
+        `state`: what the file will hold; parts already in the store are not written again.
         """
         with self.index.read() as db:
             if points.never_save(db, conversation_id):
@@ -90,15 +88,15 @@ class Saving(StoreBase):
         grown: Grown | None = None,
         audience: str | None = None,
     ) -> SavePoint:
-        """Make a file the engine has just saved a save point: quick, and for now in the warm tier alone.
+        """Turn a file the engine has just saved into a save point: fast, and at first only in the warm tier.
 
-        `expected_size`: bytes that the engine says it wrote. `prefill_ms`: estimate of reading these tokens again.
-        `window`: as for `stage`; such a file is made ahead, when this one is absorbed.
-        `message_id`: the last message that the tokens hold; the save point goes with it.
-        `grown`: the save point that the slot has grown from; unchanged rows are not read again.
-        `audience`: who may reuse it, unless that is the conversation's own.
-        The file is moved or deleted in any case. Raises NotSaved when it is empty, not whole, holds other tokens than
-        `expected`, does not fit the bounds, or the conversation is never to be saved.
+        `expected_size`: bytes the engine reported. `prefill_ms`: estimated time to process these tokens again.
+        `window`: as for `stage`; that file is prepared when this one is absorbed.
+        `message_id`: the last message in the tokens; the save point is deleted with it.
+        `grown`: the save point the slot continues from; unchanged rows are not read again.
+        `audience`: who may reuse it, by default the conversation's own.
+        The file is always moved or deleted. Raises NotSaved if it is empty, incomplete, holds other tokens than
+        `expected`, exceeds the bounds, or its conversation is never saved.
         """
         waiting, kept, now = slot_file, "", self.clock()
         audience = audience_of(conversation_id) if audience is None else audience
@@ -133,13 +131,12 @@ class Saving(StoreBase):
         return point
 
     def forget(self, place: Path) -> None:
-        """Delete what was, or was to be, saved at `place`."""
         self.staging.forget(place)
 
     def take_windows(self) -> list[tuple[str, int]]:
-        """Return, once, the newest save point of each conversation whose sliding windows lack a row, and the window.
+        """Return, once, the window and newest save point of each conversation missing a window row.
 
-        The others' files are dropped: no engine can use them as they are.
+        Other such files are dropped: no engine can use them as they are.
         """
         newest: dict[str, tuple[str, int]] = {}
         while self._windows:
@@ -152,9 +149,9 @@ class Saving(StoreBase):
         return list(newest.values())
 
     def absorb(self, cancelled: CancelCheck, *, gives_way: bool = False) -> AbsorbReport:
-        """Take apart every file that waits, until it is cancelled. `gives_way`: at the lowest priority.
+        """Absorb every waiting file until cancelled. `gives_way`: run at the lowest priority.
 
-        Save points that cannot be kept are lost, with the reason in the report.
+        Save points that cannot be kept are lost; the report gives the reasons.
         """
         absorbed = written = 0
         refused: list[Reason] = []
@@ -189,7 +186,7 @@ class Saving(StoreBase):
     def _absorb(self, point_id: str, cancelled: CancelCheck, gives_way: bool) -> int | None:
         """Absorb one save point; return the bytes written, None if it was deleted meanwhile.
 
-        Raises NotSaved, OSError, Changed and Cancelled.
+        Raises NotSaved, OSError, Changed, Cancelled.
         """
         slot_file = self.staging.warm(point_id)
         with self.index.read() as db:
@@ -232,7 +229,7 @@ class Saving(StoreBase):
 
 
 def _check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -> int:
-    """Return the size of a file the engine has just saved. Raises NotSaved unless it is whole and holds `expected`."""
+    """Return a saved file's size. Raises NotSaved unless it is complete and holds `expected`."""
     try:
         size = slot_file.stat().st_size
         tokens = slotfile.read_tokens(slot_file)
@@ -252,7 +249,6 @@ def _check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -
 
 
 def _new_bytes(size: int, n_tokens: int, before: Earlier | None) -> int:
-    """Estimate how much of a file of that size has to be written as blocks."""
     return size * (n_tokens - before.shared) // n_tokens if before else size
 
 
@@ -263,7 +259,6 @@ def _why_refused(error: NotSaved | OSError | Changed) -> Reason:
 
 
 def _before(db: sqlite3.Connection, point: SavePoint, grown: Grown | None) -> Earlier | None:
-    """Return the absorbed save point that the file has grown from, or shares most leading tokens with, if any."""
     if grown is not None:
         origin = points.load(db, int(grown.point_id))
         recipe = _recipe(db, int(grown.point_id)) if origin and origin.fingerprint == point.fingerprint else None
@@ -274,7 +269,6 @@ def _before(db: sqlite3.Connection, point: SavePoint, grown: Grown | None) -> Ea
 
 
 def _known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens, audience: str) -> Earlier | None:
-    """Return the absorbed save point of that audience which shares most leading tokens with these, if any."""
     trees = points.trees(db, points.fingerprint_id(db, fingerprint), readable_within(audience))
     barren: set[int] = set()
     for place in token_tree.places(db, trees, tokens):

@@ -22,23 +22,20 @@ from kvchat.system.files import size_of
 
 @dataclass(frozen=True)
 class _WarmFile:
-    """A save point's slot file, and how it looked when it was put here."""
-
     path: Path
     stamp: tuple[int, ...]
     window: int  # tokens of the window that it was given the missing row for; 0: as it was saved
 
 
 class Staging:
-    """The store's staging folders. Safe for threads. Raises OSError from what makes or moves files.
+    """The store's staging folders. Thread-safe. Methods that create or move files raise OSError.
 
-    Slot files of save points stay warm: in memory as long as there is room, the last used longest; on disk the last
-    one, for which the engine then waits no longer than for its own reading. None is read before the engine gets it:
-    nobody but this process writes here, and a file that anyone has touched, as its times say, is not given.
+    Slot files stay warm: in memory while there is room, in LRU order; on disk only the last one, which the engine
+    can restore without further delay. They are not verified before the engine gets them: only this process writes
+    here, and a file whose timestamps show that someone touched it is not used.
     """
 
     def __init__(self, folder: Path, room: MemoryRoom, memory_folder: Path) -> None:
-        """`folder` is on disk; `room` says what may lie in memory, whenever it matters."""
         self._lock = threading.RLock()
         self._planned_room, self._memory_root = room, memory_folder
         self._warm: OrderedDict[str, _WarmFile] = OrderedDict()
@@ -60,10 +57,10 @@ class Staging:
         return disk.private_folder(self._folder / disk.temporary_name())
 
     def take_over(self, waiting: Mapping[str, int]) -> set[str]:
-        """Adopt what a killed process has left in memory, delete everything else; return the save points adopted.
+        """Adopt files a killed process left in memory, delete all others; return the adopted save points.
 
-        `waiting`: bytes of each save point that was not absorbed. From disk none is taken: after a power cut a file
-        there may have its length and not its bytes.
+        `waiting`: size of each save point not yet absorbed. Files on disk are not adopted: after a power cut a file
+        may have the right length but not its data.
         """
         adopted = set[str]()
         for left in disk.listing(self._memory) if self._memory else ():
@@ -85,9 +82,9 @@ class Staging:
             disk.remove(self._memory)
 
     def expect(self, place: Path, size: int) -> bool:
-        """Have the file of about `size` bytes that an engine will save at `place` go to memory; False without room.
+        """Redirect the file of about `size` bytes an engine will save at `place` to memory; False if no room.
 
-        Not in a folder that is not from `slot_folder`: its server may not see this one's memory.
+        Only within a `slot_folder`: another folder's server may not see this memory.
         """
         with self._lock:
             if self._memory is None or not self._is_own(place) or not self._make_room(size):
@@ -103,7 +100,7 @@ class Staging:
             memory_files.delete(self._in_memory_at(place) or place)
 
     def take_in(self, place: Path) -> Path:
-        """Move the file an engine has saved at `place` to where `keep` may be told of it."""
+        """Move the file an engine saved at `place` to where `keep` expects it."""
         file = self._in_memory_at(place)
         if file is None:
             file = self.blank_on_disk()
@@ -111,7 +108,7 @@ class Staging:
         return file
 
     def _in_memory_at(self, place: Path) -> Path | None:
-        """Return the file in memory that `expect` linked to, and remove the link; None without."""
+        """Remove the link made by `expect` and return its target in memory, or None."""
         with self._lock:
             if self._memory is None or not self._is_own(place) or not place.is_symlink():
                 return None
@@ -121,9 +118,9 @@ class Staging:
             return file
 
     def blank(self, size: int, target: Path | None) -> Path:
-        """Return a file to put a slot file of that size together in, new or to be written over: for `hand` or `keep`.
+        """Return a new or reusable file in which to compose a slot file, for `hand` or `keep`.
 
-        `target` is where an engine wants it; if that is not one of our folders, it is put together there.
+        `target` is where an engine wants it; outside our folders it is composed there directly.
         """
         with self._lock:
             if target is not None and not self._is_own(target):
@@ -148,9 +145,9 @@ class Staging:
         return file.parent == self._memory
 
     def prepare(self, size: int, cancelled: Callable[[], bool]) -> None:
-        """Have a file of that size to write over, its pages at hand, if there is memory and until it is cancelled.
+        """Preallocate a reusable file of that size if memory allows, until cancelled.
 
-        Once memory was planned for an engine of ours; another's files are put together where it has them. For a
+        Only after memory was planned for kvchat's own engine; other engines' files are composed in place. For a
         background thread.
         """
         if self._memory is None or not size or self._most == sys.maxsize:
@@ -172,7 +169,7 @@ class Staging:
                     memory_files.delete(self._spare.pop())
 
     def keep(self, point_id: str, file: Path, window: int = 0, *, waits: bool = True) -> None:
-        """Keep the whole file of a save point warm. `waits`: it is not absorbed yet and stays until `settle`."""
+        """Keep a save point's whole file warm. `waits`: it is not absorbed and stays until `settle`."""
         with self._lock:
             if waits:
                 file = file.rename(file.with_name(f"{point_id}.slot"))  # as `take_over` looks for it
@@ -187,12 +184,12 @@ class Staging:
         return point_id in self._waiting
 
     def settle(self, point_id: str | None = None) -> None:
-        """Record that a save point was absorbed; without one, that the index knows none of those that wait."""
+        """Mark a save point as absorbed; without one, mark all waiting ones as unknown to the index."""
         with self._lock:
             self._waiting -= {point_id} if point_id is not None else set(self._waiting)
 
     def warm(self, point_id: str) -> Path | None:
-        """Return the warm file of a save point, None when there is none or someone has touched it."""
+        """Return a save point's warm file, None if missing or touched by someone."""
         with self._lock:
             warm = self._warm.get(point_id)
             with contextlib.suppress(OSError):
@@ -202,12 +199,12 @@ class Staging:
             return None
 
     def has_warm(self, point_id: str, *, on_disk: bool = False) -> bool:
-        """True if a save point has a warm file, which is not looked at; `on_disk`: one that lies there."""
+        """True if a save point has a warm file, unchecked; `on_disk`: only if it is on disk."""
         warm = self._warm.get(point_id)
         return warm is not None and not (on_disk and warm.path.parent != self._folder)
 
     def give(self, point_id: str, window: int, target: Path) -> bool:
-        """Put the warm file at `target`; False if there is none, or none with the row that such a window lacks."""
+        """Put the warm file at `target`; False if there is none with the row needed for `window`."""
         with self._lock:
             path = self.warm(point_id)
             if path is None or self._warm[point_id].window != window:
@@ -216,7 +213,7 @@ class Staging:
             return True
 
     def hand(self, file: Path, target: Path) -> None:
-        """Give a file the name `target`, until `unstage`; a copy where an engine could not follow a link."""
+        """Link a file to `target` until `unstage`; copy it if the engine could not follow a link."""
         if file == target:
             return
         with self._lock:
@@ -228,9 +225,9 @@ class Staging:
             self._given[target] = file
 
     def unstage(self, target: Path, *, engine_done: bool) -> None:
-        """Take the name away again. A file that is nobody's then is one to spare.
+        """Remove the name; a file no longer needed becomes spare.
 
-        Unless the engine may still be reading it: it was asked to restore, and nobody waited for its answer.
+        Not if the engine may still be reading it: its restore was requested but not awaited.
         """
         with self._lock:
             file = self._given.pop(target, None)
@@ -243,7 +240,7 @@ class Staging:
                 self.give_back(file)
 
     def give_back(self, file: Path) -> None:
-        """Spare or delete a file from `blank`, or one an engine was given, unless it is still needed."""
+        """Recycle or delete a file from `blank` or returned by an engine, unless still needed."""
         with self._lock:
             if file in self._given.values() or any(warm.path == file for warm in self._warm.values()):
                 return
@@ -254,7 +251,7 @@ class Staging:
                 memory_files.delete(file)
 
     def drop(self, point_id: str) -> None:
-        """Delete a warm file, and the files to spare: they still hold what was in them."""
+        """Delete a warm file, and spare files, as they still contain old data."""
         with self._lock:
             self._waiting.discard(point_id)
             warm = self._warm.pop(point_id, None)
@@ -264,9 +261,9 @@ class Staging:
             memory_files.delete(warm.path)
 
     def trim(self, *, disk_too: bool = False, most: int | None = None) -> None:
-        """Delete what is more than memory has room for now, the longest unused first; what is not absorbed stays.
+        """Delete what exceeds the memory limit, least recently used first; keep what is not absorbed.
 
-        On disk the last used stays, unless `disk_too`. `most`: so much may be in memory from now on.
+        On disk the last used stays, unless `disk_too`. `most`: the new memory limit in bytes.
         """
         with self._lock:
             if self._memory is not None:
@@ -284,7 +281,7 @@ class Staging:
             return Staged(self._can_go(self._unused()), memory_files.place_in(self._memory, self.bytes()))
 
     def bytes(self, *, disk_too: bool = False) -> int:
-        """Return the bytes in memory, the expected files as large as they will be; `disk_too`: and those on disk."""
+        """Return the bytes in memory, with expected files at full size; `disk_too`: plus those on disk."""
         with self._lock:
             held = disk.tree_size(self._folder) if disk_too else 0
             for path in disk.listing(self._memory) if self._memory else ():
@@ -300,13 +297,11 @@ class Staging:
         return min(self._most, self._planned_room(held))
 
     def _fits(self, size: int) -> bool:
-        """True if there is room in memory for so many bytes more, now."""
         assert self._memory is not None
         held = self.bytes()
         return held + size <= self._room(held) and size + SLACK <= disk.free_bytes(self._memory)
 
     def _take_spare(self, memory: Path) -> Path:
-        """Take the largest spare file; without any, return the name of a new one."""
         largest = max(self._spare, key=size_of, default=None)
         if largest is None:
             return memory / disk.temporary_name()
@@ -314,7 +309,6 @@ class Staging:
         return largest
 
     def _can_link(self) -> bool:
-        """True if a file in the folder can be a link to one elsewhere: not on every file system."""
         link = self._folder / disk.temporary_name()
         try:
             link.symlink_to(self._folder)
@@ -327,7 +321,6 @@ class Staging:
         return place.parent.parent == self._folder
 
     def _unused(self) -> list[str]:
-        """Return the save points whose files in memory can go, the longest unused first."""
         busy = set(self._given.values())
         return [
             name
@@ -339,7 +332,6 @@ class Staging:
         return sum(map(size_of, [*self._spare, *(self._warm[name].path for name in unused)]))
 
     def _make_room(self, size: int) -> bool:
-        """Make room in memory for so many bytes more, if that can be; True if there is."""
         unused = self._unused()
         if size > 0 and not self._fits(size - self._can_go(unused)):
             return False
@@ -348,7 +340,6 @@ class Staging:
         return self._fits(size)
 
     def _restamp(self, file: Path) -> None:
-        """Accept the times of a file whose names we have changed ourselves."""
         for point_id, warm in self._warm.items():
             with contextlib.suppress(OSError):
                 if warm.path == file and memory_files.stamp(file)[:2] == warm.stamp[:2]:

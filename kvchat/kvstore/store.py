@@ -53,11 +53,11 @@ TITLE = N_("Chat memory is unavailable")
 
 
 class BlockStore(Restoring):
-    """Keeps KV states, every row of them once, and gives back what leaves the least of a prompt to prefill.
+    """Stores KV states, each row once, and restores what leaves the least of a prompt to prefill.
 
-    Every method is synchronous and may block on disk: call it off the event loop (asyncio.to_thread). All are safe to
-    call from several threads of the one process that has the folder, and raise StoreRefused where they say nothing
-    else.
+    All methods are synchronous and may block on disk: call them off the event loop (asyncio.to_thread). They may be
+    called from several threads of the one process that owns the folder, and raise StoreRefused unless stated
+    otherwise.
     """
 
     problem = None  # nothing keeps it from keeping
@@ -73,10 +73,10 @@ class BlockStore(Restoring):
         free_bytes: Callable[[], int] | None = None,
         memory_folder: Path = MEMORY_FOLDER,
     ) -> None:
-        """Open the store in `folder`, making it if need be. Raises StoreRefused, and migrations.DatabaseTooNew.
+        """Open the store in `folder`, creating it if needed. Raises StoreRefused, and migrations.DatabaseTooNew.
 
-        `memory_budget`: bytes that slot files may take in memory, or a function that returns them, given what they
-        take now; 0 keeps them on disk.
+        `memory_budget`: bytes of memory for slot files, or a function that returns them, given the current usage;
+        0 keeps them on disk.
         """
         self._closing, self._closed = threading.Lock(), False
         self._background = ThreadPoolExecutor(1, "memory", positioned.give_way)
@@ -91,7 +91,7 @@ class BlockStore(Restoring):
             raise _unusable(folder, error) from error
 
     def _take_over(self) -> None:
-        """Adopt, or give up, what a process that was killed has left. Proves that the store can be written."""
+        """Adopt or discard what a killed process left. Checks that the store is writable."""
         with self.index.write() as db:
             if self.index.fresh and any(self.blocks.leftovers(())):
                 usage.note_index_loss(db)  # somebody took the file away, but not what it tells of
@@ -104,9 +104,9 @@ class BlockStore(Restoring):
         self.index.fresh = False
 
     def close(self, cancelled: CancelCheck = never) -> None:
-        """Absorb what waits, until it is cancelled, and empty the staging folder.
+        """Absorb waiting files until cancelled, and empty the staging folder.
 
-        Call it when the engines have ended. What was not absorbed is not kept.
+        Call it after the engines have ended. What was not absorbed is lost.
         """
         with self._closing:
             if self._closed:
@@ -121,22 +121,22 @@ class BlockStore(Restoring):
             self.index.close()
 
     def unstage(self, staged: StagedFile, *, engine_done: bool = True) -> None:
-        """Take the staged file away again.
+        """Remove the staged file.
 
-        `engine_done` False: the engine was told to read it and its answer was not waited for.
+        `engine_done` False: the engine was told to read it, but its answer was not awaited.
         """
         self.staging.unstage(staged.path, engine_done=engine_done)
         self.prepare()
 
     @in_words()
     def set_aside(self, save_point: SavePoint, reason: Reason) -> None:
-        """Take a save point out of use, because the engine refused it or its restore proved hollow."""
+        """Discard a save point the engine refused, or whose restore proved hollow."""
         self.lose(save_point.id, reason, tell=False)
 
     def absorb_pending(self, cancelled: CancelCheck = never) -> AbsorbReport:
-        """Take apart the files that wait, and keep to the bounds. Slow: for a background thread, after each `take`.
+        """Absorb waiting files and enforce the bounds. Slow: for a background thread, after each `take`.
 
-        Cancelled it ends soon, between two blocks; what is not absorbed then waits on.
+        Stops soon if cancelled, between two blocks; the rest keeps waiting.
         """
         with in_words():
             self.tidy()
@@ -152,10 +152,9 @@ class BlockStore(Restoring):
         return report
 
     def staging_folder(self) -> Path:
-        """Return a fresh private folder where one engine of this process saves and restores.
+        """Create a private folder where one engine of this process saves and restores.
 
-        Save under names of your own: never to one that `stage` gave out, which may be the store's file itself.
-        Raises OSError.
+        Use your own file names: a name from `stage` may be the store's file itself. Raises OSError.
         """
         return self.staging.slot_folder()
 
@@ -163,14 +162,14 @@ class BlockStore(Restoring):
         return self.staging.staged()
 
     def keep_in_memory(self, most: int) -> None:
-        """Keep at most so many bytes in memory from now on, but for what waits to be absorbed."""
+        """Set the memory limit in bytes; files waiting to be absorbed are exempt."""
         self.staging.trim(most=most)
         if not self._begun:
             self._background.submit(self._have_last_program_warm)
         self.prepare()
 
     def prepare(self) -> Future[None]:
-        """Make memory ready in the background for the next file to be put together, as large as one of late."""
+        """Preallocate memory in the background for the next composed file, as large as a recent one."""
         return self._background.submit(self._prepare)
 
     def _prepare(self) -> None:
@@ -181,7 +180,6 @@ class BlockStore(Restoring):
                 self.staging.prepare(size, lambda: self._closed)
 
     def _have_last_program_warm(self) -> None:
-        """While the engine starts, put together what the program that was here last goes on from."""
         with contextlib.suppress(StoreRefused), in_words():
             with self.index.read() as db:
                 number = max(points.points_of(db, None), default=None)
@@ -192,23 +190,22 @@ class BlockStore(Restoring):
 
     @in_words()
     def manifest(self, conversation_id: str) -> Manifest | None:
-        """Return what is kept of a conversation for the model that answered last, if anything.
+        """Return what is stored of a conversation for the model that answered last, or None.
 
-        What still waits to be absorbed is not among it.
+        Excludes what is not yet absorbed.
         """
         with self.index.read() as db:
             return exchange.manifest(db, conversation_id)
 
     def contents(self, manifest: Manifest) -> Contents:
-        """Its blocks, each proved at its end. Raises StoreRefused."""
+        """Blocks, each verified at its end. Raises StoreRefused."""
         return exchange.contents(self.blocks, manifest)
 
     def bring(self, conversation_id: str, manifest: Manifest, contents: Contents) -> int:
-        """Take in a conversation's save points, for it alone, all or none; return the bytes that were new.
+        """Import save points for one conversation, all or none; return the number of new bytes.
 
-        Of blocks that are here already the content is not asked for. `contents` may raise what it likes; it is read to
-        its end. Raises BadMemory where it does not hold what the manifest says, StoreRefused where it is not to be
-        kept or there is no room for it.
+        Existing blocks are not requested. `contents` may raise anything; it is read to its end. Raises BadMemory if
+        it does not match the manifest, StoreRefused if it must not be kept or does not fit.
         """
         written, newest = exchange.bring(self, conversation_id, manifest, contents)
         with in_words():
@@ -217,7 +214,7 @@ class BlockStore(Restoring):
 
 
 def check_store(folder: Path) -> None:
-    """Raise KvchatError if no store can be opened in a folder. Only looks: another process may have it."""
+    """Raise KvchatError if the folder has no usable store. Only reads: another process may own it."""
     index = folder / INDEX
     try:
         os.scandir(folder).close()
@@ -236,13 +233,13 @@ def _unusable(folder: Path, error: Exception) -> StoreRefused:
 
 
 class KeptMemory:
-    """The contents of a store, for a process that only reads while another one has it open."""
+    """Read-only access to a store that another process has open."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def absorb_pending(self) -> None:
-        """Do nothing: what waits is another process's."""
+        """Do nothing: another process absorbs."""
 
     def manifest(self, conversation_id: str) -> Manifest | None:
         index = self._folder / INDEX
@@ -257,10 +254,9 @@ class KeptMemory:
 
 
 class NoStore:
-    """A store that keeps nothing and says why, with the methods of BlockStore. It deletes nothing."""
+    """A store that keeps nothing and says why, with BlockStore's methods. It deletes nothing."""
 
     def __init__(self, why: KvchatError) -> None:
-        """`why`: the error from opening the store."""
         advice = _(
             "{advice} You can keep chatting, but a chat is reprocessed each time you return to it from another chat.",
             advice=why.advice,
@@ -305,7 +301,7 @@ class NoStore:
         return Miss(Reason(ReasonCode.NO_STORE))
 
     def _ignore(self, *_: object, **__: object) -> None:
-        """There is nothing to do it with; bounds hold from the next start on."""
+        """Do nothing; new bounds apply after the next start."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise self.problem

@@ -32,8 +32,6 @@ _TELLS_NOTHING = frozenset(("model", "ggml-model", "weights", "gguf"))
 
 
 class Source(Enum):
-    """Whose folder a model lies in; the value is its name on the screen."""
-
     KVCHAT = "kvchat"
     CHOSEN = N_("your folder")
     LM_STUDIO = "LM Studio"
@@ -54,8 +52,6 @@ class ModelFolder:
 
 @dataclass(frozen=True)
 class Machine:
-    """The environment that decides where other programs keep their models."""
-
     environment: Mapping[str, str]
     home: Path
     platform: str  # as sys.platform
@@ -80,7 +76,7 @@ def this_machine() -> Machine:
 
 
 def model_folders(own: Path, chosen: Sequence[Path], machine: Machine) -> tuple[ModelFolder, ...]:
-    """List all folders to look into; where the same file is met twice, the earlier folder's name for it counts."""
+    """List the folders to search; a file found twice keeps the name from the earlier folder."""
     found = [ModelFolder(Source.KVCHAT, own), *(ModelFolder(Source.CHOSEN, path) for path in chosen)]
     for source, places in _PLACES.items():
         found += [ModelFolder(source, path) for path in places(machine)]
@@ -156,15 +152,13 @@ _HOME_REGISTRY, _HOME_NAMESPACE = "registry.ollama.ai", "library"  # what Ollama
 
 
 class OllamaModel(NamedTuple):
-    """A model as a manifest names it."""
-
     name: str  # as Ollama says it, e.g. "llama3.2:3b"
     blob: Path
     projector: Path | None
 
 
 def ollama_models(folder: Path) -> Iterator[OllamaModel]:
-    """Yield the models of one Ollama folder by name, but not those of senseless manifests. Raises OSError."""
+    """Yield the models in an Ollama folder by name, skipping invalid manifests. Raises OSError."""
     manifests = folder / "manifests"
     list(manifests.iterdir())  # rglob would be silent about a folder that may not be read
     for path in sorted(manifests.rglob("*")):
@@ -184,7 +178,7 @@ _names: dict[Path, str | None] = {}  # of the blobs that were looked up, or came
 
 
 def name_of_blob(path: Path) -> str | None:
-    """Return Ollama's name for a blob, None for a file that is no blob of Ollama's. Reads files once."""
+    """Return the Ollama name of a blob, or None if it is not one. Reads files once."""
     if path not in _names and path.parent.name == "blobs" and path.name.startswith("sha256"):
         _names[path] = None
         try:
@@ -199,7 +193,7 @@ def known_name(path: Path) -> str | None:
 
 
 def _blob(folder: Path, digest: str) -> Path | None:
-    """Return the file of a digest, "sha256:<hex>"; None for anything else."""
+    """Return the file for a digest, "sha256:<hex>", or None otherwise."""
     kind, _, number = digest.partition(":")
     if kind != "sha256" or not number.isalnum():
         return None
@@ -218,8 +212,6 @@ OnUnreadable = Callable[[Path, OSError], None]
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model that has been seen and not yet opened."""
-
     path: Path  # the first file of a split model; it may be missing
     parts: tuple[Path, ...]  # the files that are there
     source: Source
@@ -228,7 +220,7 @@ class ModelFile:
 
 
 def model_files(folder: ModelFolder, on_unreadable: OnUnreadable, stop: Event) -> Iterator[ModelFile]:
-    """Yield the models below a folder, until `stop` is set. A missing folder has none."""
+    """Yield the models in a folder tree until `stop` is set; none if it is missing."""
     if folder.source is Source.FILE:
         yield from _one_file(folder.path)
         return
@@ -253,7 +245,7 @@ def _one_file(path: Path) -> Iterator[ModelFile]:
 
 
 def projector_of(model: Path) -> Path | None:
-    """Return the projector that lies with a model, by the names; None without one. Looks at the disk."""
+    """Return the projector stored with a model, by name, or None. Reads the disk."""
     found = _one_file(model)
     if model.parent.name == "blobs":
         found = (file for file in _of_ollama(model.parent.parent, lambda *_: None) if file.path == model)
@@ -271,7 +263,7 @@ def _of_ollama(folder: Path, on_unreadable: OnUnreadable) -> Iterator[ModelFile]
 
 
 def _gguf_names(top: Path, on_unreadable: OnUnreadable, stop: Event) -> Iterator[tuple[Path, list[str]]]:
-    """Yield each folder with GGUF files in it, and their names. Links to folders are followed, none twice."""
+    """Yield each folder that has GGUF files, with their names. Follows folder links, none twice."""
 
     def told(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -298,7 +290,7 @@ def _gguf_names(top: Path, on_unreadable: OnUnreadable, stop: Event) -> Iterator
 
 
 def identity_of(path: Path) -> tuple[int, int] | None:
-    """Return device and inode, the same whatever links lead there; None if it cannot be looked at."""
+    """Return device and inode, which are the same for all links; None if the file is inaccessible."""
     try:
         found = path.stat()
     except OSError:
@@ -307,7 +299,7 @@ def identity_of(path: Path) -> tuple[int, int] | None:
 
 
 def _in_order(place: Path, folders: list[str]) -> list[str]:
-    """Sort by name; of a Hugging Face repository's snapshots the one first that `main` points to."""
+    """Sort by name, but put the Hugging Face snapshot that `main` points to first."""
     if place.name != "snapshots":
         return sorted(folders)
     try:
@@ -334,9 +326,9 @@ def _in_one_folder(place: Path, names: list[str], source: Source) -> Iterator[Mo
 
 
 def projector_for(model: str, models: list[str], projectors: list[str]) -> str | None:
-    """Return the projector that belongs to a model file in one folder, by their names.
+    """Return the projector that belongs to a model file in the same folder, by name.
 
-    A projector named after no model ("mmproj-F16.gguf") belongs to all, if they are one model in several sizes.
+    A projector named after no model ("mmproj-F16.gguf") belongs to all, if they are sizes of one model.
     """
     key = _bare(model)
     # F16 before others: projectors are small, and the engine reads it everywhere.
@@ -360,12 +352,12 @@ def is_projector(name: str) -> bool:
 
 
 def shown_name(path: Path) -> str:
-    """Return a model's name for the screen: Ollama's, or its file's. Reads no file."""
+    """Return a model's display name: Ollama's, or the file's. Reads no file."""
     return known_name(path) or display_name(path)
 
 
 def display_name(path: Path) -> str:
-    """Name a model after its file without suffix, or after its folder where the file's name tells nothing."""
+    """Return the file name without suffix, or the folder name if the file name is generic."""
     part = part_name(path.name)
     stem = Path(part.stem).name if part else path.stem
     if _TRAILING_QUANTISATION.sub("", stem).lower() not in _TELLS_NOTHING:
@@ -377,6 +369,6 @@ def display_name(path: Path) -> str:
 
 
 def quantisation_in(name: str) -> str:
-    """Return the quantisation a file name ends with, such as "Q4_K_M" or "UD-Q4_K_XL"; "" without one."""
+    """Return the quantisation suffix of a file name, such as "Q4_K_M" or "UD-Q4_K_XL", or ""."""
     match = _TRAILING_QUANTISATION.search(name)
     return match[0][1:].upper() if match else ""

@@ -37,14 +37,12 @@ from kvchat.system.paths import Paths, expanded
 
 @dataclass(frozen=True)
 class JudgedModel:
-    """A model on disk and whether it fits; no judgement of one that cannot be used."""
-
     model: FoundModel
     judgement: Judgement | None
 
 
 class ModelLibrary:
-    """Belongs to one event loop. Asks nothing of the network and of no disk until a method is called."""
+    """Belongs to one event loop. Accesses neither network nor disk until a method is called."""
 
     def __init__(self, paths: Paths, chosen: Callable[[], Sequence[str]]) -> None:
         self.token = TokenStore(paths.config)
@@ -55,16 +53,16 @@ class ModelLibrary:
         self._listeners: list[Callable[[Download], None]] = []
 
     def subscribe(self, listener: Callable[[Download], None]) -> Callable[[], None]:
-        """Hear of every change of a download, on the loop's thread; call what is returned to stop."""
+        """Call `listener` on the loop's thread for each download change; return the unsubscriber."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     async def find(
         self, judge: Callable[[GgufFacts], Judgement], found: Callable[[JudgedModel], None], in_use: str | None = None
     ) -> tuple[UnreadableFolder, ...]:
-        """Look for models, telling each as it is found; returns the folders that may not be read. Can be cancelled.
+        """Search for models, reporting each as found; return the unreadable folders. Cancellable.
 
-        `judge` is called in another thread. The model `in_use` is told of wherever its file lies.
+        `judge` runs in another thread. The model `in_use` is reported wherever its file is.
         """
         loop = asyncio.get_running_loop()
 
@@ -78,15 +76,15 @@ class ModelLibrary:
         return await in_thread(look)
 
     async def usable(self) -> list[FoundModel]:
-        """List the models on disk that can be used, however they fit. Can be cancelled."""
+        """List the usable models on disk, whether or not they fit. Can be cancelled."""
         return await in_thread(lambda stop: [model for model in self._finder(None).models(stop) if model.facts])
 
     def download(self, repository: HubRepository, file: HubFile) -> Path:
-        """Begin to fetch a model; returns where it will be. Raises HubError for an impossible file name."""
+        """Start downloading a model; return its future path. Raises HubError for an invalid file name."""
         return self.downloads.begin(Order(repository.repository, repository.revision, file))
 
     def is_here(self, repository: HubRepository, file: HubFile) -> bool:
-        """Return True if kvchat has fetched that model. Raises HubError for an impossible file name."""
+        """Return True if kvchat downloaded this model. Raises HubError for an invalid file name."""
         return Order(repository.repository, repository.revision, file).is_here(self._paths.models)
 
     def _finder(self, in_use: str | None) -> ModelFinder:
@@ -96,7 +94,7 @@ class ModelLibrary:
         return ModelFinder(folders, self._paths.model_facts)
 
     def repository_of(self, path: Path) -> str | None:
-        """Return the repository a model was fetched from, by its place; None for one that kvchat did not fetch."""
+        """Return the repository of a model, from its path; None if kvchat did not download it."""
         try:
             owner, name, *_, _ = path.relative_to(self._paths.models).parts
         except ValueError:
@@ -121,9 +119,9 @@ _SHAPE = [str(READER)] + [
 
 
 class FactsCache:
-    """The facts by path, so that hundreds of headers are not read at every look. Not for several threads at once.
+    """Facts by path, which saves reading hundreds of headers per search. Not thread-safe.
 
-    An entry counts as long as size, times and inode of all the model's files are the same. The file may be deleted.
+    An entry is valid while size, times and inode of all the model's files are unchanged. The file is disposable.
     """
 
     def __init__(self, file: Path) -> None:
@@ -137,7 +135,7 @@ class FactsCache:
             self._entries = {path: entry for path, entry in models if {"stamp", "facts"} <= entry.keys()}
 
     def facts(self, path: Path, parts: Sequence[Path]) -> GgufFacts:
-        """Return the facts of the model at `path`, whose files are `parts`. Raises NotAModel, which is not kept."""
+        """Return the facts of the model at `path` with files `parts`. Raises NotAModel, which is not cached."""
         key, stamp = str(path), _stamps(parts)
         entry = self._entries.get(key)
         if entry is None or stamp is None or entry["stamp"] != stamp:
@@ -150,7 +148,7 @@ class FactsCache:
         return facts
 
     def save(self, *, complete: bool) -> None:
-        """Write the file. After a `complete` look, models that were not asked for are forgotten."""
+        """Write the file. After a `complete` search, drop models that were not requested."""
         kept = self._used if complete else self._entries | self._used
         if not self._changed and len(kept) == len(self._entries):
             return
@@ -161,7 +159,7 @@ class FactsCache:
 
 
 def _stamps(parts: Sequence[Path]) -> list[list[int]] | None:
-    """Return sizes, times and inodes of a model's files; None if one cannot be looked at."""
+    """Return sizes, times and inodes of a model's files; None if one is inaccessible."""
     try:
         stats = [part.stat() for part in parts]
     except OSError:
@@ -170,7 +168,6 @@ def _stamps(parts: Sequence[Path]) -> list[list[int]] | None:
 
 
 def _facts_of(plain: dict[str, Any]) -> GgufFacts:
-    """Rebuild facts from what JSON has made of `dataclasses.asdict`."""
     kv, weights = plain["kv"], plain["weights"]
     rebuilt = {
         "path": Path(plain["path"]),
@@ -184,7 +181,7 @@ def _facts_of(plain: dict[str, Any]) -> GgufFacts:
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model on disk. Without facts it cannot be used, and `problem` says why."""
+    """A model on disk. Unusable without facts; `problem` says why."""
 
     path: Path
     name: str
@@ -196,7 +193,7 @@ class FoundModel:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All its parts, and its projector unless another model lies there that may use it."""
+        """All its parts, and its projector unless another model there may use it."""
         part = part_name(self.path.name)
         parts = [self.path.with_name(name) for name in part.all_names] if part else [self.path]
         others = set(self.path.parent.glob("*.gguf")) - {*parts, self.projector}
@@ -204,20 +201,18 @@ class FoundModel:
 
     @property
     def may_be_deleted(self) -> bool:
-        """True if it lies in kvchat's folders or the user's: another program keeps a list of its own."""
+        """True in kvchat's and the user's folders: other programs keep their own list."""
         return self.source in (Source.KVCHAT, Source.CHOSEN, Source.FILE)
 
 
 @dataclass(frozen=True)
 class UnreadableFolder:
-    """A folder that is there and may not be looked into."""
-
     path: Path
     reason: str
 
 
 class ModelFinder:
-    """One look at all folders. Blocks for as long as it takes: use it off the event loop."""
+    """One search of all folders. Blocks until done: use it off the event loop."""
 
     def __init__(self, folders: Sequence[ModelFolder], cache_file: Path) -> None:
         self.unreadable: list[UnreadableFolder] = []  # known when the look is over
@@ -225,7 +220,7 @@ class ModelFinder:
         self._cache_file = cache_file
 
     def models(self, stop: Event) -> Iterator[FoundModel]:
-        """Yield each model once, whatever links lead to it, until `stop` is set."""
+        """Yield each model once despite multiple links, until `stop` is set."""
         cache, seen = FactsCache(self._cache_file), set[tuple[int, int] | None]()
         for folder in self._folders:
             for file in model_files(folder, self._cannot_read, stop):

@@ -33,7 +33,7 @@ Ends = Callable[[], object]
 
 
 class Rank(IntEnum):
-    """Kinds of work in spare time, the most urgent first."""
+    """Kinds of background work, most urgent first."""
 
     GROW = 1  # the engine is started again with more room
     TRY_OUT = 2  # memory that came with a chat is tried out: somebody looks at how that goes
@@ -47,8 +47,6 @@ class Rank(IntEnum):
 
 
 class State(Enum):
-    """The progress of a use of a slot."""
-
     ASKS = "asks"  # it is waited for, and has none yet
     ANSWERS = "answers"  # it is waited for, in a slot
     SETTLES = "settles"  # in a slot still: what was answered is settled and saved, which nobody waits for
@@ -58,8 +56,6 @@ class State(Enum):
 
 @dataclass(eq=False)
 class _Turn:
-    """A chat that is to be answered, from the question until its slot is saved."""
-
     owner: str
     model: str | None
     begun: bool = False
@@ -67,8 +63,6 @@ class _Turn:
 
 @dataclass(eq=False)
 class _Use:
-    """Somebody who wants a slot, or has one."""
-
     owner: str
     state: State = State.ASKS
     rank: Rank = Rank.GROW  # of what is done in spare time
@@ -89,12 +83,12 @@ class _Use:
         return given.result() if given.done() and not given.cancelled() else None
 
     def goes_on_from(self, other: _Use) -> bool:
-        """True if it is the next request of the same conversation: settling and saving that one is of no use then."""
+        """True if it is the same conversation's next request: settling and saving `other` is then useless."""
         return self.owner == other.owner and (self.window or self is other or other in self.after)
 
 
 class Allocator:
-    """Gives the slots to their owners. Belongs to the event loop's thread."""
+    """Assign slots to their owners. Belongs to the event loop's thread."""
 
     def __init__(self, restore_cost: RestoreCost) -> None:
         self.all = [Slot(0)]  # as many as the engine has, once one has said so
@@ -113,7 +107,6 @@ class Allocator:
 
     @property
     def free(self) -> bool:
-        """True if nobody has a slot or waits for one."""
         return not (self._using or self._asking or self._turns)
 
     def of(self, owner: str) -> Slot | None:
@@ -131,7 +124,7 @@ class Allocator:
         return contents, contents.serves(prompt, engine.can_cut) if contents else 0
 
     def fit(self, engine: ReadyEngine, slot: Slot) -> None:
-        """Have as many slots as this engine, `slot` among them. Under `alone`, where there were more or fewer."""
+        """Match the slots to this engine, keeping `slot`. Call under `alone` if their number changes."""
         self._can_cut, many = engine.can_cut, len(engine.slots)
         if len(self.all) != many or slot not in self.all:
             others = [other for other in self.all if other is not slot]
@@ -146,7 +139,7 @@ class Allocator:
             slot.forget()
 
     def saved_soon(self, owner: str, prompt: Tokens) -> int:
-        """Count the tokens of the owner's prompt that are served by what is being settled and saved."""
+        """Count the tokens of the owner's prompt covered by what is being settled and saved."""
         settled = [use.slot for use in self._using if use.state is State.SETTLES and use.slot is not None]
         return max((slot.serves(prompt, self._can_cut) for slot in settled if slot.is_readable_by(owner)), default=0)
 
@@ -156,11 +149,11 @@ class Allocator:
     async def turn(
         self, owner: str, model: str | None, waits: Callable[[str], object] = lambda other: None
     ) -> AsyncIterator[None]:
-        """Wait for a chat's turn to be answered: first come, first served, unless one is put first.
+        """Wait for a chat's turn: first come, first served, unless one is put first.
 
-        As many at a time as there are slots, one in each chat, and all with one model. `waits` is told of another chat
-        that is answered while this one waits. Meanwhile nothing is computed in spare time. What is being done ends: for
-        the same owner where it may be ended well, for another at once or, if it is settling, after some patience.
+        There are as many turns at a time as slots, one per chat, all with one model. `waits` gets the id of a chat
+        answered while this one waits. Background work stops: the same owner's ends cleanly, another's ends at once
+        or, if it is settling, after a delay.
         """
         me, told = _Turn(owner, model), ""
         self._turns.append(me)
@@ -181,7 +174,7 @@ class Allocator:
             self._deal()
 
     def ahead_of(self, owner: str) -> str | None:
-        """Return a chat that is answered while this one waits for a slot, None if it does not wait for another."""
+        """Return a chat being answered while this one waits for a slot; None if it does not wait."""
         answered = [turn.owner for turn in self._turns if turn.begun]
         me = next((turn for turn in self._turns if turn.owner == owner and not turn.begun), None)
         return answered[0] if me and owner not in answered and self._is_full_for(me) else None
@@ -203,11 +196,11 @@ class Allocator:
 
     @contextlib.asynccontextmanager
     async def needed(self, owner: str, prompt: Tokens = (), *, window: bool = True) -> AsyncIterator[Slot]:
-        """Give a slot to whoever is waited for, as soon as there is one that nobody else is waited for in.
+        """Yield a slot for a request, as soon as one is not in use for another.
 
-        The owner's own, or, of a `prompt`, the one that holds most of it; else an empty one, else the one that was left
-        alone longest. Whoever sits at the `window` goes first, and one slot of several is left to it; of its owners
-        each has no more than one. A program's requests are one conversation where their prompts go on from each other.
+        Picks the owner's slot or, given a `prompt`, the one holding most of it; else an empty one, else the least
+        recently used. `window` requests go first; one of several slots is reserved for them, and each owner has at most
+        one. A program's requests are one conversation if their prompts extend each other.
         """
         use = _Use(owner, prompt=prompt, window=window)
         if not window:
@@ -229,11 +222,10 @@ class Allocator:
         wait: bool = True,
         beside: bool = False,
     ) -> R | None:
-        """Do work in a slot when nobody needs one and nothing more urgent is to be done; None if it was ended early.
+        """Do background work in a slot when nobody needs one and nothing is more urgent; None if ended early.
 
-        `work` is given the slot, and a call that tells whether it may go on: between two steps it ends by itself where
-        it may not. Without `wait` it is done now or, answering None, not at all. `beside`: it has the engine compute
-        nothing, and so may be done while others are answered in other slots.
+        `work` gets the slot and a function that says whether to continue, to check between steps. Without `wait`, run
+        now or return None. `beside`: it uses no engine computation, so it may run during replies in other slots.
         """
         steps = Interruption()
         me = _Use(owner, State.STANDS_BY, rank, steps.interrupt, beside=beside)
@@ -252,9 +244,9 @@ class Allocator:
 
     @contextlib.contextmanager
     def settling(self, slot: Slot, end: Ends, hurry: Ends | None = None) -> Iterator[None]:
-        """Let the holder of the slot settle, for which nobody waits; `end` ends it early, for another owner `hurry`.
+        """Mark the slot's holder as settling, which nobody waits for; `end` stops it, `hurry` for another owner.
 
-        Other programs wait for it up to a tenth of what reading it all again would take.
+        Other programs wait for it up to a tenth of the time to read everything again.
         """
         me = next(use for use in self._using if use.slot is slot)
         lost_ms = self.restore_cost.prefill_ms(len(slot.contents.tokens)) if slot.contents else 0.0
@@ -268,7 +260,7 @@ class Allocator:
             me.state = State.ANSWERS
 
     def reads(self, slot: Slot, prompt: Tokens) -> None:
-        """Tell the prompt of the program that has the slot, if it was not known when the slot was given."""
+        """Record the prompt of the program in the slot, if unknown when the slot was given."""
         me = next(use for use in self._using if use.slot is slot)
         me.prompt = prompt
         for use in self._asking:
@@ -279,10 +271,10 @@ class Allocator:
 
     @contextlib.asynccontextmanager
     async def alone(self, slot: Slot | None = None) -> AsyncIterator[None]:
-        """Have every slot, to change the engine, once nobody uses another than `slot`, which the caller has.
+        """Hold every slot, to change the engine, once none but `slot`, the caller's own, is in use.
 
-        Nothing new is begun meanwhile, what goes on is finished. Whoever waits for this counts as having left its own
-        slot, so two never wait for each other.
+        Nothing new starts meanwhile; what runs is finished. Waiting here counts as having left one's slot, so two
+        callers never deadlock.
         """
         me = next((use for use in self._using if slot is not None and use.slot is slot), None)
         entry = me, asyncio.get_running_loop().create_future()
@@ -302,7 +294,7 @@ class Allocator:
 
     @contextlib.contextmanager
     def giving_none(self) -> Iterator[Awaitable[None]]:
-        """Give no slot to anybody; yields what waits until those that are in use are left."""
+        """Give out no slots; yield an awaitable that ends once those in use are released."""
 
         async def left() -> None:
             while self._using:
@@ -316,20 +308,20 @@ class Allocator:
             self._deal()
 
     async def apart(self, owners: Collection[str]) -> None:
-        """Wait until no slot is in the hands of these owners: what is done for them in spare time ends."""
+        """Wait until these owners hold no slot, ending their background work."""
         while theirs := [use for use in self._using if use.owner in owners]:
             self._end_all(theirs)
             await self._moved.wait()
 
     async def quiet(self, rank: Rank, patience_s: float) -> None:
-        """Wait, but no longer than so long, until nobody needs a slot and nothing more urgent is done."""
+        """Wait at most `patience_s` until nobody needs a slot and nothing more urgent waits."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 while not self.free or any(use.rank < rank for use in self._waiting):
                     await self._moved.wait()
 
     def end(self, rank: Rank | None = None, *, but: str | None = None) -> None:
-        """End what is done in spare time, of a rank or any but settling; `but` that owner's ends between two steps."""
+        """End background work of `rank`, or all of it except settling; `but`: this owner's ends between steps."""
         for use in self._using:
             if use.state is State.WORKS and rank in (None, use.rank):
                 use.wanted = False
@@ -339,24 +331,24 @@ class Allocator:
     # The window
 
     def talks(self, slot: Slot) -> None:
-        """Note that the words of a reply come."""
+        """Note that the reply is streaming."""
         slot.talks = True
         self.move()
 
     def at_the_window(self) -> list[bool]:
-        """List, for each reply that is waited for at the window, whether it is already streaming."""
+        """List, for each reply pending in the window, whether it is already streaming."""
         waited = (use for use in (*self._asking, *self._using) if use.window)
         return [bool(use.slot and use.slot.talks) for use in waited if use.state in (State.ASKS, State.ANSWERS)]
 
     @property
     def window_used(self) -> bool:
-        """True if somebody sits at the window, or did a moment ago."""
+        """True if the window uses a slot or recently did."""
         now = any(use.window for use in (*self._asking, *self._using))
         return now or time.monotonic() - self._window_at < WINDOW_USED_S
 
     @property
     def kept_from_the_window(self) -> bool:
-        """True if somebody there waits for a slot that only a program could leave, or for all to change the engine."""
+        """True if the window waits for a slot only a program could free, or for all, to change the engine."""
         owners = {use.owner for use in self._using}
         asked = sum(use.window and use.owner not in owners for use in self._asking)
         soon = sum(use.state is not State.ANSWERS or (use.slot is not None and use.slot.leaving) for use in self._using)
@@ -365,11 +357,11 @@ class Allocator:
     # How it is decided
 
     async def moved(self) -> None:
-        """Wait until somebody has come or gone."""
+        """Wait for the next queue change."""
         await self._moved.wait()
 
     def move(self) -> None:
-        """Have everybody who waits look again."""
+        """Wake everyone who waits."""
         self._moved.set()
         self._moved = asyncio.Event()
 
@@ -380,9 +372,9 @@ class Allocator:
         return len(there) + len(to_come) > len(self.all)
 
     def _make_way(self, owner: str, asks: _Use | None = None, *, waits: bool) -> None:
-        """End what is in the way of somebody who is waited for.
+        """End whatever blocks a pending request.
 
-        `asks`: the request, once a slot is asked for. `waits`: it has none yet.
+        `asks`: the request, once it asks for a slot. `waits`: it has none yet.
         """
         crowded, window = self._crowded or waits, asks is None or asks.window
         for use in tuple(self._using):
@@ -409,7 +401,7 @@ class Allocator:
 
     @staticmethod
     def _later(use: _Use, *, window: bool) -> None:
-        """End settling after some patience; most often it ends by itself before. `window`: the window waits for it."""
+        """End settling after a delay; usually it ends by itself first. `window`: the window waits for it."""
         use.wanted, patience_s = False, 0.0 if window else min(use.lost_s / 10, SETTLING_MOST_S)
         asyncio.get_running_loop().call_later(max(patience_s, SETTLING_PATIENCE_S), use.hurry)
 
@@ -488,5 +480,5 @@ class Allocator:
 
 
 def _extends(prompt: Tokens, before: Tokens) -> bool:
-    """True if a prompt begins with one before it, but for the last tokens: those begin a reply."""
+    """True if `prompt` begins with `before`, except its last tokens, which begin a reply."""
     return bool(before) and common_prefix(before, prompt) >= max(len(before) - TAIL, 1)

@@ -11,7 +11,7 @@ from kvchat.words.reasons import Reason
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """An event of a session; a listener whose session is a chat's adds its id."""
+    """A session event; the listener for a chat's session adds the chat id."""
 
     conversation_id: str = ""
 
@@ -23,7 +23,7 @@ class WaitingForEngine(Told):
 
 @dataclass(frozen=True)
 class MakingRoom(Told):
-    """The engine is started again with a larger context, which the request needs."""
+    """The engine restarts with a larger context, which the request needs."""
 
     tokens: int  # there is to be room for
     done: bool = False  # there is, or there will not be
@@ -31,15 +31,13 @@ class MakingRoom(Told):
 
 @dataclass(frozen=True)
 class Restoring(Told):
-    """A save point is being verified and loaded into the slot."""
-
     bytes: int
     tokens: int
 
 
 @dataclass(frozen=True)
 class Restored(Told):
-    """The engine answered the restore. Not yet proved: that takes the next request's cache_n."""
+    """The engine accepted the restore. Unproved until the next request's cache_n."""
 
     bytes: int
     tokens: int
@@ -48,7 +46,7 @@ class Restored(Told):
 
 @dataclass(frozen=True)
 class RestoreFailed(Told):
-    """The save point could not be used; the request goes on as an ordinary prefill."""
+    """The save point was unusable; the request continues as an ordinary prefill."""
 
     reason: Reason
     hollow: bool = False  # the engine's count has shown it: it was restored, and worth nothing
@@ -56,7 +54,7 @@ class RestoreFailed(Told):
 
 @dataclass(frozen=True)
 class Asked(Told):
-    """The request goes out to the engine, the slot as ready for it as can be."""
+    """The request is sent to the engine, with the slot prepared."""
 
     loaded: Loaded
 
@@ -68,8 +66,6 @@ class Saving(Told):
 
 @dataclass(frozen=True)
 class Saved(Told):
-    """A save point was kept."""
-
     bytes: int
     tokens: int
     ms: float
@@ -77,8 +73,6 @@ class Saved(Told):
 
 @dataclass(frozen=True)
 class SaveSkipped(Told):
-    """No save point was kept, and why."""
-
     reason: Reason
 
 

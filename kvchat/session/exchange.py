@@ -33,8 +33,6 @@ Hear = Callable[[ChatChunk], bool | None]  # true: that is enough
 
 
 class PromptTooLong(KvchatError):
-    """The prompt leaves no room for a reply."""
-
     def __init__(self, prompt_tokens: int, context_size: int) -> None:
         sizes = {"prompt_tokens": number(prompt_tokens), "context_size": number(context_size)}
         super().__init__(
@@ -47,8 +45,6 @@ class PromptTooLong(KvchatError):
 
 @dataclass(frozen=True)
 class Request:
-    """A chat request, and the model it is for."""
-
     messages: Sequence[ChatMessage]
     sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # called when the engine is ready: it may be its model's
     model: str | None = None  # path; None: the one in use
@@ -61,10 +57,10 @@ class Request:
 
 
 class Exchange:
-    """The requests of one owner, one after the other, in a slot that is the owner's. May be cancelled at any point.
+    """One owner's requests, in sequence, in a slot the owner holds. May be cancelled at any point.
 
-    `answer` sends a chat's request. Who sends in another way, as the gateway does, calls `attempt`, `load` and `prove`.
-    However a request ends, the slot is known to hold no more than it does.
+    `answer` sends a chat's request. Other senders, such as the gateway, call `attempt`, `load` and `prove`.
+    However a request ends, the slot's known contents never exceed its real ones.
     """
 
     def __init__(self, slots: Slots, slot: Slot, host: EngineHost, owner: str, tell: Tell = nobody) -> None:
@@ -89,10 +85,10 @@ class Exchange:
         return self.lease.engine if self.lease else None
 
     async def answer(self, request: Request, hear: Hear) -> None:
-        """Prepare the slot and ask; `hear` is given what comes, and the progress before it.
+        """Prepare the slot and send; `hear` gets the chunks, and the progress before them.
 
-        Where others take the room of an answer that has begun, it ends as one that was outgrown. Raises PromptTooLong,
-        and as `attempt`.
+        If others take a started answer's room, it ends like one that outgrew the context. Raises PromptTooLong
+        and what `attempt` raises.
         """
         self._heard = self.crowded_out = False
         try:
@@ -103,11 +99,11 @@ class Exchange:
             self.crowded_out = True
 
     async def attempt(self, send: Callable[[], Awaitable[R]], begun: Callable[[], bool], *, resend: bool = True) -> R:
-        """Call `send`, and again if it fails before the answer has `begun` and the next time may go better.
+        """Call `send`; retry if it fails before the answer has `begun` and a retry may help.
 
-        Where a restored state may be why, nothing is restored the next time; where others took the room, it gets more.
-        An engine lost over neither is followed by the next one, once, and only with `resend`: it may have died of the
-        request itself. Raises EngineGone, EngineRefused, and KvchatError where no engine comes up.
+        If a restored state may be the cause, the retry restores nothing; if others took the room, it gets more. After
+        any other engine loss it retries once, and only with `resend`: the request itself may have crashed the engine.
+        Raises EngineGone, EngineRefused, and KvchatError if no engine starts.
         """
         self._afresh, self._blameless, lost = None, False, False
         while True:
@@ -128,7 +124,7 @@ class Exchange:
                 lost, self._blameless = True, not loss.over_restore and crashed(loss)
 
     def _gets_more_room(self, refusal: EngineRefused) -> bool:
-        """Reserve more if others took more of the context meanwhile than there is; False if that was not why."""
+        """Reserve more if others took too much of the context meanwhile; False if that was not the cause."""
         if not refusal.crowded_out or self._reserve > self._leased.engine.context_size:
             return False
         self._slot.emptied()
@@ -136,14 +132,14 @@ class Exchange:
         return True
 
     async def load(self, prompt: Tokens, reserve: int) -> None:
-        """Load what leaves the least of the prompt to read, with room for `reserve` more tokens. Raises EngineGone."""
+        """Load the state that leaves least of the prompt to read, plus room for `reserve`. Raises EngineGone."""
         self.prompt = prompt
         self.loaded = await self._leased.load(prompt, max(reserve, self._reserve), afresh=self._afresh)
         if self._blameless:
             self._slot.suspect = None
 
     async def prepare(self, request: Request) -> Lease:
-        """Have an engine ready and its slot hold the best state for the request. Raises as `answer` does."""
+        """Get an engine ready and the best state into its slot. Raises like `answer`."""
         self.loaded, self._read_ahead, self.timings, self.step = NOTHING_LOADED, None, None, None
         lease = await self.ready(request)
         letters = sum(len(message.content) for message in request.messages)
@@ -161,7 +157,7 @@ class Exchange:
         return lease
 
     async def ask(self, request: Request, hear: Hear) -> None:
-        """Send a request that is prepared, then prove what was loaded for it. Raises as `answer` does."""
+        """Send a prepared request, then prove what was loaded for it. Raises like `answer`."""
         lease, self.finish_reason = self._leased, None
         lease.note(self.prompt[: self.loaded.expected_cached], loaded=self.loaded)
         self._tell(Asked(self.loaded))
@@ -196,7 +192,7 @@ class Exchange:
         return self.step
 
     async def ready(self, request: Request, tokens: int = 0) -> Lease:
-        """Lease the slot of a ready engine, with room for so many tokens as far as it may grow. Raises KvchatError."""
+        """Lease the slot of a ready engine with room for `tokens`, if it can grow so far. Raises KvchatError."""
         slots, slot, model, sees = self._slots, self._slot, request.model, request.sees
         is_ready, asked_at, engine = self._host.is_ready(model, sees=sees), time.perf_counter(), None
         if not is_ready:
@@ -214,7 +210,7 @@ class Exchange:
         return self.lease
 
     async def with_room(self, request: Request, tokens: int) -> Lease:
-        """As `ready`, for an engine that is too small: it is started again, and what was in its slot is gone."""
+        """Like `ready`, for an engine that is too small: restart it, which empties its slot."""
         self._tell(MakingRoom(tokens))
         try:
             return await self.ready(request, tokens)
@@ -223,7 +219,7 @@ class Exchange:
 
     @property
     def outgrown(self) -> bool:
-        """True if the last answer ended because the context is full, and may go on: in a larger one, or alone."""
+        """True if the last answer filled the context and may continue in a larger one, or alone."""
         engine = self.engine
         if self.crowded_out:
             return True
@@ -237,7 +233,7 @@ class Exchange:
         return used >= self.engine.context_size - 1  # the engine keeps one back
 
     async def save_what_fits(self, messages: Sequence[ChatMessage], label: str) -> None:
-        """Save what a full context holds of the messages, so that it is not read again in a larger one."""
+        """Save the messages a full context holds, so that a larger one need not read them again."""
         lease = self._leased
         if lease.keeps and lease.engine.can_cut and not self.crowded_out:
             known = (await lease.engine.engine.prompt_tokens(messages))[: lease.engine.context_size - _NOT_SAVED]
@@ -246,7 +242,6 @@ class Exchange:
 
     @contextlib.asynccontextmanager
     async def losses_explained(self) -> AsyncIterator[None]:
-        """Turn EngineGone into the EngineError that says why the engine is gone."""
         try:
             yield
         except EngineGone as loss:
@@ -277,7 +272,7 @@ class Exchange:
         return await loss.explained()
 
     def _take(self, chunk: ChatChunk, hear: Hear) -> bool:
-        """Pass a chunk on, its counts as they are for whoever asked; True if that is enough."""
+        """Forward a chunk, with counts as the requester sees them; True if that is enough."""
         if ahead := self._read_ahead:  # what this session read itself was not there before
             timings, progress = chunk.timings, chunk.progress
             if timings:
@@ -294,10 +289,10 @@ class Exchange:
         return bool(hear(chunk))
 
     def _note(self, done: int | None, *, begun: bool) -> None:
-        """Note that the slot holds so many tokens of the prompt and, once the answer has begun, some more.
+        """Note that the slot holds this much of the prompt, and more once the answer has begun.
 
-        Where the engine has said nothing yet it may stand anywhere beyond what was loaded: a state that cannot be cut
-        is of no use then, one that can is cut back to that.
+        If the engine has reported nothing, it may be anywhere past what was loaded: a state that cannot be cut is then
+        useless, any other is cut back to that point.
         """
         lease = self._leased
         if done is not None and (begun or lease.engine.can_cut or done > self.loaded.expected_cached):
@@ -307,5 +302,5 @@ class Exchange:
 
 
 def crashed(loss: EngineError) -> bool:
-    """True if the engine ended, and nothing from outside is known to have ended it."""
+    """True if the engine ended without a known outside cause."""
     return isinstance(loss, EngineGone) and loss.life is not None and loss.life.crashed

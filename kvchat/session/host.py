@@ -17,8 +17,6 @@ RESERVE_SHARE, RESERVE_MOST = 8, 2048  # of the context, one in so many tokens i
 
 @dataclass(frozen=True)
 class ReadyEngine:
-    """An engine that answers, and what a session must know of it."""
-
     engine: LlamaServerClient
     generation: int  # grows with every launched process: another number, an empty slot
     slot_path: Path
@@ -37,19 +35,19 @@ class ReadyEngine:
         return max(self.context_size, self.most_context)
 
     def cannot_hold(self, letters: int) -> bool:
-        """True if so much text has too many tokens, which is known without counting them."""
+        """True if the text certainly has too many tokens, without counting them."""
         return letters > MOST_LETTERS_A_TOKEN * self.limit
 
     def reserve(self, max_tokens: int | None) -> int:
-        """Return how many tokens to keep free for a reply that may have so many."""
+        """Return how many tokens to keep free for a reply of up to `max_tokens`."""
         return min(max_tokens or RESERVE_MOST, self.limit // RESERVE_SHARE)
 
     def too_small(self, tokens: int) -> bool:
-        """True if it has no room for so many tokens, and may have more."""
+        """True if it lacks room for `tokens` but can grow."""
         return self.context_size < min(tokens, self.limit)
 
     def on_slot(self, place: int) -> ReadyEngine:
-        """Return the same engine, speaking to another of its slots: the first is 0, whatever its number."""
+        """Return the same engine bound to another slot: the first is 0, whatever its number."""
         return replace(self, engine=self.engine.on_slot(self.slots[place]))
 
     def rendering(self, template: TemplateOptions) -> ReadyEngine:
@@ -61,11 +59,10 @@ class ReadyEngine:
 
     @property
     def window_to_complete(self) -> int:
-        """Tokens of the sliding window that lacks a row in saved files; 0 for other models."""
+        """Tokens of the sliding window that lacks a row in saved files, or 0."""
         return self.window if self.finding.strategy in (Strategy.COMPLETE, Strategy.LONG) else 0
 
     def remembers(self, tokens: int) -> bool:
-        """True if a chat of so many tokens can be restored."""
         return self.saves and not (self.finding.strategy is Strategy.LONG and tokens <= self.window)
 
     @property
@@ -74,28 +71,23 @@ class ReadyEngine:
 
 
 class EngineHost(Protocol):
-    """Where ready engines come from."""
-
     async def ready(self, model: str | None = None, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
-        """Wait until an engine is ready, with this model if one is named, starting or changing it if need be.
+        """Wait for a ready engine with this model, if given, starting or switching it if needed.
 
-        `sees`: one that can be shown pictures. `tokens`: one with room for so many, as far as it can have it; what was
-        in the slot of a smaller one is gone.
+        `sees`: it must accept images. `tokens`: the room it should have, as far as possible; growing empties its slot.
 
-        Call it between turns. Raises KvchatError when there will be none.
+        Call it between turns. Raises KvchatError if there will be none.
         """
         ...
 
     def is_ready(self, model: str | None = None, *, sees: bool = False) -> bool: ...
 
     async def check_vision(self, model: str | None = None) -> None:
-        """Raise a KvchatError that says why that model, or the one in use, can be shown no pictures."""
+        """Raise a KvchatError with the reason if that model, or the one in use, cannot see images."""
         ...
 
     def recovers(self) -> bool:
-        """After a loss: True if an engine is there or coming up by itself."""
+        """After a loss: True if an engine is up or restarting."""
         ...
 
-    async def note_restore(self, *, hollow: bool) -> None:
-        """Learn from a restore in a real turn, which held or proved hollow."""
-        ...
+    async def note_restore(self, *, hollow: bool) -> None: ...

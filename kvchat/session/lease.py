@@ -48,8 +48,6 @@ def why_not_saved(error: Exception) -> Reason:
 
 
 class Lease:
-    """A slot in an owner's hands, on one engine process: loaded, read into, and saved."""
-
     def __init__(self, slots: Slots, slot: Slot, engine: ReadyEngine, owner: str, tell: Tell) -> None:
         self.slots, self.slot, self.engine, self.owner = slots, slot, engine.on_slot(slot.number), owner
         self._store, self._tell = slots.store, tell
@@ -58,15 +56,15 @@ class Lease:
 
     @property
     def keeps(self) -> bool:
-        """True if saving is of any use: to the engine, and there is where to keep it."""
+        """True if saving is useful: the engine can, and the store works."""
         return self.engine.saves and self._store.problem is None
 
     # Who may go on from its rows
 
     async def take_over(self, reader: str = "") -> None:
-        """Erase the slot unless its rows may serve the owner: the engine would go on from whatever begins alike.
+        """Erase the slot unless the owner may use its rows: the engine would reuse any common prefix.
 
-        `reader`: whose rows may serve it, if not the owner's.
+        `reader`: the owner whose rows may be used, if not this one.
         """
         slot = self.slot
         unreadable = not slot.is_readable_by(reader or self.owner)
@@ -77,18 +75,18 @@ class Lease:
             slot.audience = audience_of(self.owner)
 
     async def erase_all(self) -> None:
-        """Erase every slot, for requests that use those they like; nobody goes on from what they leave."""
+        """Erase every slot, for requests that may use any; nothing reuses what they leave."""
         for slot in self.slots.all:
             await self._empty(slot)
 
     async def keep_to_its_slot(self, prompt: Tokens) -> None:
-        """Leave the engine no other slot for a prompt that cannot be pinned to this one, which lacks its last token.
+        """Make this the only slot the engine can pick for a prompt that cannot be pinned to it.
 
-        The engine takes the idle slot that shares most leading tokens with the prompt, the first of several; with an
-        empty `prompt`, whose tokens are not known, it may take any. What nobody uses is erased. Somebody else's slot is
-        idle between two requests, too, so that is waited for if it has more of the prompt. No two wait for each other:
-        their prompts would have to be the same, and then only the second slot waits. Should another slot become the
-        better one even now, its rows are of the same tokens: neither the answer nor its counts tell anything of it.
+        This slot lacks the prompt's last token. The engine takes the idle slot with the longest common prefix, the
+        first of several; with an empty `prompt` (unknown tokens), any. Unused rivals are erased. Another owner's slot
+        is idle between two requests, too, so wait for it if it has more of the prompt. No deadlock: both prompts would
+        have to be the same, and then only the second slot waits. If another slot still becomes the better one, its
+        rows are of the same tokens: neither the answer nor its counts reveal anything.
         """
         mine = self.slot
 
@@ -108,7 +106,7 @@ class Lease:
                 await self.slots.moved()
 
     async def _empty(self, slot: Slot) -> None:
-        """Erase a slot; nobody may read it until it is said who. Raises EngineGone."""
+        """Erase a slot; unreadable until a reader is assigned. Raises EngineGone."""
         slot.forget()
         slot.audience = NOBODY
         engine = self.engine.on_slot(slot.number).engine
@@ -119,10 +117,10 @@ class Lease:
 
     @contextlib.asynccontextmanager
     async def at_risk(self, reason: ReasonCode = ReasonCode.FAILED_OVER_USE) -> AsyncIterator[None]:
-        """Around a request in the slot: if it fails, set aside what was restored there and is not proved.
+        """Guard a request in the slot: if it fails, set aside the unproved save point restored there.
 
-        The error says so (`over_restore`): the same request may be sent again, to be read from its beginning. A 200
-        from a restore proves nothing: with a damaged file the engine aborts, or fails, at the next request.
+        The error records this (`over_restore`): the request may be resent and read from the start. A 200 from a
+        restore proves nothing: with a damaged file the engine aborts or fails at the next request.
         """
         try:
             yield
@@ -145,11 +143,11 @@ class Lease:
     # Loading
 
     async def load(self, prompt: Tokens, reserve: int = 0, *, afresh: Reason | None = None, reader: str = "") -> Loaded:
-        """Make the slot hold the state that leaves the least of `prompt` to prefill, with room for it.
+        """Load the state that leaves the least of `prompt` to prefill, with room for it.
 
-        `reserve`: tokens that are to follow it. `afresh`: why nothing is to be restored this time. `reader`: whose
-        memory may serve it, if not the owner's. Never raises for a bad save point: that is set aside and the prompt is
-        simply prefilled. Raises EngineGone if the engine dies over it.
+        `reserve`: tokens to follow it. `afresh`: why nothing may be restored this time. `reader`: whose memory may be
+        used, if not the owner's. A bad save point raises nothing: it is set aside and the prompt is prefilled.
+        Raises EngineGone if it kills the engine.
         """
         cost, slot, reader = self.slots.restore_cost, self.slot, reader or self.owner
         cost.use_model(self.engine.fingerprint.model)
@@ -174,16 +172,16 @@ class Lease:
         return Loaded(ready.had, outcome, miss_reason=None)
 
     async def load_boundary(self, boundary: Tokens) -> Loaded:
-        """Load for whatever comes after a turn boundary.
+        """Load for whatever follows a turn boundary.
 
-        A state that cannot be cut serves only prompts that are longer: the boundary alone would find an older one.
+        A state that cannot be cut serves only longer prompts: the bare boundary would find an older one.
         """
         return await self.load((*boundary, NEXT))
 
     async def wait_for_others(self, prompt: Tokens) -> None:
-        """Wait until other slots' answers are saved, if that leaves less of the prompt to read than all that is kept.
+        """Wait for other slots' answers to be saved, if that leaves less to read than anything kept.
 
-        Waits no longer than half of what reading it would take.
+        Waits at most half the time that reading it would take.
         """
         slots, held = self.slots, self.slot.readable(self.engine, self.owner)
         had, soon = unchanged(self.engine, held, prompt).expected_cached, partial(slots.saved_soon, self.owner, prompt)
@@ -196,7 +194,7 @@ class Lease:
                     await slots.moved()
 
     async def _restore(self, plan: RestorePlan) -> RestoreRecord | Miss:
-        """Stage and restore; a failed restore leaves an empty slot. Raises EngineGone if the engine dies over it."""
+        """Stage and restore; a failure leaves the slot empty. Raises EngineGone if it kills the engine."""
         engine, slot, point = self.engine.engine, self.slot, plan.save_point
         self._tell(Restoring(plan.bytes, plan.tokens_used))
         started = time.perf_counter()
@@ -231,7 +229,7 @@ class Lease:
 
     @contextlib.asynccontextmanager
     async def _staged(self, plan: RestorePlan) -> AsyncIterator[StagedFile | Miss]:
-        """Put the save point's file into the slot folder, and remove it at the end. Cancelled half-way it ends soon."""
+        """Put the save point's file into the slot folder and remove it afterwards. Ends soon if cancelled."""
         engine, cancelled = self.engine, threading.Event()
         work = asyncio.to_thread(
             self._store.stage, plan, engine.slot_path, window=engine.window_to_complete, cancelled=cancelled.is_set
@@ -253,7 +251,7 @@ class Lease:
             await to_its_end(unstage())  # whoever is cancelled twice would leave the file
 
     async def prove(self, loaded: Loaded, cached: int, prompt: int) -> Verdict:
-        """Judge a load by the request that followed: `cached` of its `prompt` tokens came from the engine's cache.
+        """Judge a load by the next request: `cached` of its `prompt` tokens came from the engine's cache.
 
         A hollow restore is set aside.
         """
@@ -267,19 +265,19 @@ class Lease:
         return verdict
 
     async def _set_aside(self, point: SavePoint, reason: Reason) -> None:
-        """Take a save point out of use. A store that cannot do that must not cost the reply: it is tried again."""
+        """Take a save point out of use. If the store cannot, the reply goes on: it will be tried again."""
         with contextlib.suppress(StoreRefused):
             await self.slots.write(self._store.set_aside, point, reason)
 
     # Reading
 
     def note(self, tokens: Tokens, *, exact: bool = False, loaded: Loaded | None = None) -> None:
-        """Note that the slot holds at least these tokens; `loaded` if nothing has proved yet that it does."""
+        """Note that the slot holds at least these tokens; `loaded` if that is still unproved."""
         unproved = loaded.restore if loaded else None
         self.slot.hold(SlotContents(self.engine.generation, self.owner, tokens, exact, unproved))
 
     async def boundary(self, history: Sequence[ChatMessage]) -> Tokens:
-        """Find the turn boundary after `history`: the tokens every possible next user message will begin with."""
+        """Return the turn boundary after `history`: the tokens that begin every possible next message."""
         first, second = [
             await self.engine.engine.prompt_tokens([*history, ChatMessage("user", probe)]) for probe in BOUNDARY_PROBES
         ]
@@ -288,7 +286,7 @@ class Lease:
     async def settle(
         self, boundary: Tokens, progress: Callable[[PromptProgress], None] = lambda progress: None
     ) -> Timings:
-        """Make the slot hold exactly these tokens, a turn boundary or just before. May be cancelled at any point."""
+        """Make the slot hold exactly these tokens, up to a turn boundary. May be cancelled at any point."""
         held = self.slot.known(self.engine)
         if held and held.exact and held.tokens == boundary:
             return Timings(cache_n=len(boundary), prompt_n=0, prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
@@ -299,7 +297,7 @@ class Lease:
         return timings
 
     async def read(self, tokens: Tokens, progress: Callable[[PromptProgress], None] = lambda progress: None) -> Timings:
-        """Have the engine read up to the end of these tokens. Notes nothing."""
+        """Have the engine read these tokens. Does not note them."""
         async with self.at_risk():
             timings = await self.engine.engine.prefill(tokens, progress)
         self.slot.suspect = None
@@ -311,7 +309,7 @@ class Lease:
         return await self._found((*boundary, NEXT)) >= len(boundary)
 
     async def cost_of_return(self, boundary: Tokens) -> float | None:
-        """Estimate how many ms restoring a boundary takes; None where nothing is kept of it."""
+        """Estimate the ms to restore a boundary; None if it is not kept."""
         best = await found(self._store, self.engine, self.owner, (*boundary, NEXT))
         if isinstance(best, Miss) or best.tokens_used < len(boundary):
             return None
@@ -324,10 +322,10 @@ class Lease:
     async def save(
         self, boundary: Tokens, *, label: str | None = None, tell: bool = True, audience: str | None = None
     ) -> SavePoint | None:
-        """Save the settled slot and hand the file to the store; None, and an event that says why, if it was not kept.
+        """Save the settled slot to the store; None, and an event with the reason, if it was not kept.
 
-        `label`: id of the owner's item it belongs to, such as a message. `tell` false: no event if it was kept.
-        `audience`: if not that of the slot. Raises EngineGone if the engine dies while saving.
+        `label`: id of the owner's item it belongs to, such as a message. `tell` false: no event on success.
+        `audience`: if not the slot's. Raises EngineGone if the engine dies while saving.
         """
         started, store, engine = time.perf_counter(), self._store, self.engine
         if not engine.remembers(len(boundary)):
@@ -348,9 +346,9 @@ class Lease:
         return point
 
     async def keep_what_was_read(self, label: str | None = None) -> bool:
-        """Save what the slot is known to hold, if that would take long to be read again; True if that is kept now.
+        """Save the known slot contents if reading them again would take long; True if they are kept now.
 
-        A state that cannot be cut only where nothing else is in the slot. Raises EngineGone and EngineRefused.
+        A state that cannot be cut is saved only if the slot holds nothing else. Raises EngineGone and EngineRefused.
         """
         contents = self.slot.known(self.engine)
         if not contents or contents.owner != self.owner or not self.keeps:
@@ -364,9 +362,9 @@ class Lease:
         return await to_its_end(self.save(contents.tokens, label=label, tell=False)) is not None
 
     async def _written(self, path: Path, boundary: Tokens) -> int:
-        """Have the slot written to `path`; returns the bytes. Nothing is left there where that fails.
+        """Have the slot written to `path`; return the bytes. A failure leaves no file.
 
-        If memory could not hold it after all, the disk may. Raises StoreRefused, EngineRefused and EngineGone.
+        Falls back to disk if memory is too small. Raises StoreRefused, EngineRefused and EngineGone.
         """
         finishing, ready, answer = self.slots.finishing, self.engine, None
         if finishing.cancelled.is_set():
@@ -389,6 +387,5 @@ class Lease:
         return answer.bytes
 
     def _note_save_point(self, point: SavePoint, tokens: int) -> None:
-        """Note that the slot holds a save point: its rows need not be saved again."""
         self.slot.save_point = point.id
         self.engine.engine.rows.count_as_saved(tokens)

@@ -18,7 +18,7 @@ NOTICEABLE_MS = 250.0  # whoever waits so long notices
 
 
 class Source(Enum):
-    """Where a prompt's prefix came from, proved by the engine's cache_n."""
+    """Origin of a prompt's prefix, proved by the engine's cache_n."""
 
     AHEAD = "ahead"  # a good part of it was read before anybody asked for it
 
@@ -33,7 +33,7 @@ SOURCES = {Tier.WARM: Source.WARM, Tier.DISK: Source.DISK}
 
 @dataclass(frozen=True)
 class RestoreRecord:
-    """A restore the engine has answered and the next request has yet to prove."""
+    """A restore accepted by the engine, which the next request must prove."""
 
     save_point: SavePoint
     n_tokens: int  # of its tokens, how many the slot should hold now
@@ -43,19 +43,19 @@ class RestoreRecord:
     finished_at: float  # time.perf_counter()
 
     def ms_since(self, moment: float) -> float:
-        """Return how much of it lay after `moment` (time.perf_counter())."""
+        """Return the ms spent after `moment` (time.perf_counter())."""
         return max(0.0, min(self.ms, 1000 * (self.finished_at - moment)))
 
 
 @dataclass(frozen=True)
 class ReadAhead:
-    """Tokens at the end of a slot that were read before anybody asked for them, and the time that took."""
+    """Tokens at the end of a slot that were read before they were requested, and the time taken."""
 
     tokens: int = 0
     ms: float = 0.0
 
     def within(self, tokens: int, held: int) -> ReadAhead:
-        """Return the part that lies within the first `held` of the slot's `tokens`."""
+        """Return the part within the first `held` of the slot's `tokens`."""
         left = max(0, self.tokens - (tokens - held))
         return ReadAhead(left, self.ms * left / self.tokens) if left else NOTHING_AHEAD
 
@@ -65,8 +65,6 @@ NOTHING_AHEAD = ReadAhead()
 
 @dataclass(frozen=True)
 class Loaded:
-    """The state of a slot that was made ready for a prompt."""
-
     expected_cached: int  # tokens the engine should now take from its cache
     restore: RestoreRecord | None  # what the next cache_n has to prove
     miss_reason: Reason | None
@@ -78,8 +76,6 @@ NOTHING_LOADED = Loaded(0, None, None)
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result that cache_n proved."""
-
     source: Source
     hollow: bool
     miss_reason: Reason | None
@@ -87,15 +83,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Step:
-    """One model round: how its prompt was loaded, what the engine counted, and what that proved."""
-
     loaded: Loaded
     timings: Timings
     verdict: Verdict
 
 
 def judged(loaded: Loaded, cached: int, prompt: int) -> Verdict:
-    """Judge a load by the request that followed: `cached` of its `prompt` tokens came from the engine's cache."""
+    """Judge a load by the next request: `cached` of its `prompt` tokens came from the engine's cache."""
     expected = loaded.expected_cached
     if cached < HOLLOW_SHARE * (expected or prompt):
         if loaded.restore is None:

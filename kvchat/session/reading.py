@@ -34,7 +34,7 @@ async def nothing(tokens: Tokens) -> None: ...
 
 @dataclass
 class Pace:
-    """Chooses how many tokens a step has, by how long those before took."""
+    """Step size in tokens, chosen from the time of earlier steps."""
 
     whole: float | None = None  # ms a token, in steps of WHOLE_STEP and more
     small: float | None = None  # in smaller ones
@@ -42,7 +42,6 @@ class Pace:
     _measured: set[bool] = field(default_factory=set)  # which of them were, since it began
 
     def tokens(self, left: int) -> int:
-        """Return the tokens of the next step, where so many are left to read."""
         if not (self.whole or self.small):
             return min(FIRST_STEP if self.step_ms <= STEP_MS else WHOLE_STEP, left)
         whole = self.whole or (self.small or 0.0) / 2
@@ -54,7 +53,7 @@ class Pace:
         return min(max(int(self.step_ms / small), LEAST_STEP), WHOLE_STEP - 1, left)
 
     def learn(self, tokens: int, ms: float) -> None:
-        """Learn from a step. The first one of either size is believed, those after it may change it by little."""
+        """Learn from a step. The first of each size is trusted; later ones change the rate slowly."""
         if tokens < LEAST_TOLD or not ms:
             return
         is_whole, now = tokens >= WHOLE_STEP, ms / tokens
@@ -69,10 +68,10 @@ class Pace:
 
 
 def tail_of(missing: int, ms_per_token: float | None, step_ms: float) -> int:
-    """Return how many of the missing tokens are best left to the request itself; at least one.
+    """Return how many missing tokens to leave to the request itself, at least one.
 
-    As many as the engine would read last in one piece, so that it answers as it would then, to the last digit; fewer
-    where they would take longer than a step should.
+    As many as the engine's last batch would have, so that the answer is the same to the last digit; fewer if they
+    would take longer than a step should.
     """
     within_a_step = ms_per_token is not None and BATCH_SIZE * ms_per_token <= step_ms
     return missing % BATCH_SIZE or BATCH_SIZE if within_a_step else TAIL
@@ -87,11 +86,11 @@ async def read_ahead(
     step_ms: float = STEP_MS,
     turn: Turn = lambda: contextlib.nullcontext(True),
 ) -> bool:
-    """Read `tokens` into a slot that was `loaded` for them; False if it was not `wanted` any more before the end.
+    """Read `tokens` into a slot `loaded` for them; False if it stopped being `wanted` before the end.
 
-    A step is never cut short, even where whoever waits is cancelled: what the slot holds is always known, and a state
-    that cannot be cut is never left somewhere in between. The first step proves what was loaded. What reading took
-    teaches what restoring is worth. Raises EngineGone and EngineRefused.
+    A step is never cut short, even if the caller is cancelled: the slot's contents stay known, and a state that
+    cannot be cut never ends up in between. The first step proves what was loaded. The time taken updates the
+    estimated value of restoring. Raises EngineGone and EngineRefused.
     """
     done, speed = min(loaded.expected_cached, len(tokens)), lease.slots.restore_cost.speed
     pace = Pace(*speed.ms_per_step_token(), step_ms)
@@ -111,7 +110,7 @@ async def read_ahead(
 
 
 def parts_of(lease: Lease, tokens: Tokens) -> Iterator[Tokens]:
-    """Yield where to save a long prompt: now and then, so that an interruption does not cost all of it, and its end."""
+    """Yield the points to save a long prompt at: its end, and some before it to limit the cost of interruption."""
     rate = lease.slots.restore_cost.speed.ms_per_token
     part = max(int(PART_MS / rate), LEAST_PART) if rate else FIRST_PART
     for end in (*range(part, len(tokens) - part // 2, part), len(tokens)):
@@ -127,7 +126,7 @@ async def read_and_keep(
     progress: Callable[[int], None],
     step_ms: float = STEP_MS,
 ) -> bool:
-    """As `read_ahead`, up to one stop after the other, and `keep` the slot at each; True if it came to the end."""
+    """Like `read_ahead`, stop by stop, calling `keep` at each; True if it reached the end."""
     for number, stop in enumerate(stops):
         if number:
             loaded = await lease.load((*stop, NEXT))

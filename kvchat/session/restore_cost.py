@@ -26,17 +26,15 @@ _DOUBT = 0.8  # what is left of a rate each time it keeps a restore from being t
 
 @dataclass(frozen=True)
 class Reading:
-    """Tokens that were read in one go, or in steps that followed each other, and how long that took."""
-
     tokens: int
     ms: float
     end: int = -1  # how many tokens the slot held then; -1: not known
 
 
 class ReadingSpeed:
-    """The reading speed of one model on this machine: the only source of forecasts of reading time.
+    """A model's reading speed on this machine: the only source of reading time forecasts.
 
-    Speeds of a text much longer than all that was read are not known: in a greeting, overheads are most.
+    No speed is known for texts much longer than any read so far: in a greeting, overhead dominates.
     """
 
     def __init__(self) -> None:
@@ -45,7 +43,7 @@ class ReadingSpeed:
         self._steps: dict[bool, float] = {}  # ms per token of the last step, by whether it was a whole one
 
     def learn(self, tokens: int, ms: float, after: int) -> None:
-        """Note that `tokens` were read after so many others in `ms`, as a step or at once."""
+        """Note that `tokens` were read in `ms`, with `after` tokens before them."""
         if not (tokens and ms):
             return
         if tokens >= LEAST_TOLD:
@@ -56,32 +54,32 @@ class ReadingSpeed:
         self.readings.append(Reading(before.tokens + tokens, before.ms + ms, after + tokens))
 
     def recall(self, readings: Iterable[Reading]) -> None:
-        """Add the readings of earlier runs, the last at the end; once."""
+        """Add the readings of earlier runs, oldest first; once."""
         if not self.recalled:
             self.recalled = True
             self.readings = deque((*readings, *self.readings), maxlen=_READINGS)
 
     def ms_per_step_token(self) -> tuple[float | None, float | None]:
-        """Return ms per token of the last whole step and of the last smaller one, where a token may take longer."""
+        """Return ms per token of the last full and the last smaller step, which may be slower."""
         return self._steps.get(True, self.ms_per_token), self._steps.get(False)
 
     @property
     def ms_per_token(self) -> float | None:
-        """The median of the last readings; None before any was long enough to say."""
+        """Median of the last readings; None until one was long enough."""
         rates = self._rates(0)
         return statistics.median(rates) if rates else None
 
     def ms(self, tokens: int) -> float | None:
-        """Estimate the time in one figure, for decisions; `forecast` is shown."""
+        """Estimate a single time for decisions; `forecast` is for display."""
         rates = self._rates(tokens)
         rate = statistics.median(rates) if rates else self.ms_per_token
         return rate and tokens * rate
 
     def forecast(self, tokens: int, more_ms: float = 0.0) -> TimeRange | None:
-        """Estimate the time of reading `tokens`, plus `more_ms`; None where too little is known.
+        """Estimate the time to read `tokens`, plus `more_ms`; None if too little is known.
 
-        One figure where the last readings agree, a range where they do not, nothing where they are too far apart. Of
-        five the slowest and the quickest may have met a busy or an idle moment.
+        One figure if the last readings agree, a range if they differ, None if they are too far apart. Of five, the
+        slowest and fastest are dropped as busy or idle moments.
         """
         rates = sorted(self._rates(tokens))
         if len(rates) == _LAST:
@@ -94,23 +92,19 @@ class ReadingSpeed:
         return TimeRange(least, most)
 
     def _rates(self, tokens: int) -> list[float]:
-        """Return ms per token of the last readings that are long enough to say something of so many tokens."""
+        """Return ms per token of the last readings long enough to be valid for this many tokens."""
         least = max(LEAST_MEASURED, tokens / _MUCH_LONGER)
         return [reading.ms / reading.tokens for reading in self.readings if reading.tokens >= least][-_LAST:]
 
 
 @dataclass(frozen=True)
 class BreakEven:
-    """The tokens from which on a restore is quicker than reading, and the rates that say so."""
-
     tokens: int | None  # None: never within the context
     prefill_ms_per_token: float
     restore_ms_per_byte: float
 
 
 class RestoreCost:
-    """The measured time of restoring and reading, in this run and recalled from earlier ones."""
-
     def __init__(self) -> None:
         self._speeds: dict[str, ReadingSpeed] = {}  # by model
         self.speed = self.speed_of("")  # of the model in use
@@ -121,23 +115,23 @@ class RestoreCost:
         return statistics.median(self._restores) if self._restores else None
 
     def speed_of(self, model: str) -> ReadingSpeed:
-        """Return the speed of a model, by its name in fingerprints."""
+        """Return the speed of a model, by its fingerprint name."""
         return self._speeds.setdefault(model, ReadingSpeed())
 
     def use_model(self, model: str) -> None:
         self.speed = self.speed_of(model)
 
     def learn_restore(self, size: int, ms: float) -> None:
-        """Note that a slot file of `size` bytes was put together and restored in `ms`."""
+        """Note that a slot file of `size` bytes was assembled and restored in `ms`."""
         if size:
             self._restores.append(ms / size)
 
     def prefill_ms(self, tokens: int) -> float:
-        """Estimate reading so many tokens; 0 where nothing was measured."""
+        """Estimate the reading time; 0 if nothing was measured."""
         return self.speed.ms(tokens) or 0.0
 
     def worth(self, gain: int, size: int) -> bool:
-        """True if restoring `size` bytes beats reading `gain` tokens. Until both were measured, it is tried."""
+        """True if restoring `size` bytes beats reading `gain` tokens, or until both are measured."""
         if gain < LEAST_GAIN:
             return False
         rate = self.speed.ms_per_token
@@ -146,10 +140,10 @@ class RestoreCost:
         return size * self.restore_ms_per_byte < gain * rate
 
     def worth_trying(self, gain: int, size: int) -> bool:
-        """As `worth`, for a restore that is about to be made or skipped.
+        """Like `worth`, for a restore about to be made or skipped.
 
-        A skipped one is not measured, so each time the restores' rate is believed a little less: one slow moment must
-        not be its last word.
+        A skipped restore is not measured, so each skip lowers the restore rate a little: one slow moment must not be
+        final.
         """
         worth = self.worth(gain, size)
         if not worth and gain >= LEAST_GAIN:
@@ -157,9 +151,9 @@ class RestoreCost:
         return worth
 
     def break_even(self, size_of: Callable[[int], float], context_size: int) -> BreakEven | None:
-        """Find the least gain that is `worth` its restore; None until both rates were measured.
+        """Return the least gain `worth` its restore; None until both rates are measured.
 
-        `size_of`: bytes of the slot file that holds so many tokens, a part that grows with them and a fixed one.
+        `size_of`: slot file bytes for a number of tokens, a growing part and a fixed one.
         """
         rate = self.speed.ms_per_token
         if rate is None or self.restore_ms_per_byte is None:

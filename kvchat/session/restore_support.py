@@ -24,7 +24,7 @@ HOLLOW_LIMIT = 2  # so many hollow restores in a row, and a proved strategy is g
 
 
 class Strategy(Enum):
-    """Ways to save and restore states, the most useful first; `Finding.words` says what each can do."""
+    """Ways to save and restore states, most useful first; `Finding.words` explains each."""
 
     PLAIN = "plain"  # a state can be cut back to any prefix
     FULL_WINDOW = "full window"  # a sliding window that --swa-full keeps whole: as SETTLE
@@ -55,8 +55,6 @@ _MORE_CAREFUL = {
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of trying to restore with one engine build, model and set of flags."""
-
     strategy: Strategy
     proved: bool  # by the self-test or a restore since; else assumed from the model's architecture
     reason: Reason | None = None  # why it is not what the architecture promises, or not proved
@@ -76,7 +74,6 @@ class Finding:
         return sentences(words, self.reason.in_a_sentence if self.reason else "")
 
     def after_restore(self, *, hollow: bool) -> Finding:
-        """Return the finding after one more restore in a real turn."""
         if not hollow:
             return replace(self, proved=True, hollow=0)
         reason = Reason(ReasonCode.UNUSED)
@@ -102,21 +99,19 @@ _MOST, _MOST_BYTES = 200, 4_000_000  # the newest are kept; a larger file is not
 
 @dataclass(frozen=True)
 class Subject:
-    """The subject of a finding: it holds for nothing else."""
-
     fingerprint: Fingerprint  # model, KV types and every flag that changes what a state means
     build: str  # of the engine
 
 
 class Findings:
-    """The findings on disk. A file that cannot be read or written costs another self-test and no more."""
+    """Findings on disk. A file that cannot be read or written only costs another self-test."""
 
     def __init__(self, file: Path, tell: Callable[[str, str], object], clock: Callable[[], float] = time.time) -> None:
-        """`tell` has a title and a sentence for the user; `clock` tells seconds since 1970."""
+        """`tell` takes a title and a sentence for the user; `clock`: seconds since 1970."""
         self._file, self._tell, self._clock = file, tell, clock
 
     async def known(self, subject: Subject) -> Finding | None:
-        """Return the finding of an earlier test; None without one, or if it is time to test again."""
+        """Return the finding of an earlier test; None if there is none or a retest is due."""
         for row in await asyncio.to_thread(_read, self._file):
             if _is_about(row, subject):
                 finding = _finding(row)
@@ -128,7 +123,7 @@ class Findings:
         await asyncio.to_thread(_keep, self._file, lambda row: not _is_about(row, subject))
 
     async def learn(self, subject: Subject, finding: Finding, before: Finding | None = None) -> None:
-        """Keep a finding. The user is told when restoring turns out not to work, or less well than it seemed."""
+        """Store a finding. Tell the user if restoring does not work, or less well than it seemed."""
         await asyncio.to_thread(store_finding, self._file, subject, finding, self._clock())
         if not finding.strategy.saves:
             self._tell(_("Chat memory does not work with this engine"), finding.words)
@@ -139,7 +134,7 @@ class Findings:
 
 
 def newest_finding(file: Path, model: str) -> tuple[Finding, str] | None:
-    """Return the last finding for a model, by its identity, and the engine build it is about; None without one."""
+    """Return the last finding for a model, by its identity, and its engine build, or None."""
     row = next((row for row in _read(file) if row["fingerprint"].get("model") == model), None)
     finding = _finding(row) if row else None
     return (finding, row["build"]) if row and finding else None
@@ -150,7 +145,7 @@ def forget_model(file: Path, model: str) -> None:
 
 
 def store_finding(file: Path, subject: Subject, finding: Finding, found_at: float) -> None:
-    """Keep a finding in place of an older one; `found_at` in seconds since 1970."""
+    """Store a finding, replacing an older one; `found_at` in seconds since 1970."""
     new = {"found_at": found_at, **asdict(subject), **asdict(finding), "strategy": finding.strategy.value}
     _keep(file, lambda row: not _is_about(row, subject), new)
 

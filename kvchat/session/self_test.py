@@ -37,10 +37,10 @@ _NAME = "self-test"
 
 
 async def self_test(host: ReadyEngine) -> Finding:
-    """Find out what restoring can do with this engine; `host` holds what the model's architecture promises.
+    """Test what restoring can do with this engine; `host` holds what the architecture promises.
 
-    Takes a second or so; what cannot be tried in that order of time is left as promised and not proved. Raises
-    EngineGone if the engine dies over it.
+    Takes about a second; what would take much longer is left as promised and unproved. Raises EngineGone if the
+    engine dies over it.
     """
     promised = host.finding.strategy
     try:
@@ -58,7 +58,7 @@ def _not_tried(reason: Reason) -> Reason:
 
 @contextlib.asynccontextmanager
 async def _trial(host: ReadyEngine) -> AsyncIterator[_Trial]:
-    """Make a trial with a store of its own, swept with the engine's slot folder should this process be killed."""
+    """Create a trial with its own store, swept with the engine's slot folder if this process is killed."""
     folder = await asyncio.to_thread(
         tempfile.TemporaryDirectory, dir=host.slot_path, prefix=f"{disk.name_for_engine()}-"
     )
@@ -76,8 +76,6 @@ async def _trial(host: ReadyEngine) -> AsyncIterator[_Trial]:
 
 
 class _Trial:
-    """One self-test."""
-
     def __init__(self, host: ReadyEngine, store: BlockStore) -> None:
         self._host = host
         self._slots = Slots(store)
@@ -88,7 +86,7 @@ class _Trial:
             self._skipped = event.reason
 
     async def run(self, promised: Strategy) -> Finding:
-        """Try the promised strategy, then more careful ones; a sliding window first with a chat that is shorter."""
+        """Try the promised strategy, then more careful ones; a sliding window first with a shorter chat."""
         window = self._host.window
         length = max(LENGTH, window + BEYOND) if window else LENGTH
         text = await self._text(length + 2 * NEXT)
@@ -105,7 +103,6 @@ class _Trial:
         return Finding(strategy, proved, reason)
 
     async def _why_not_tried(self, text: Tokens, length: int) -> Reason | None:
-        """Return why a text of so many tokens cannot be tried in short time; None where it can."""
         if len(text) < length + 2 * NEXT or length + 2 * NEXT >= self._host.context_size:
             return Reason(ReasonCode.WINDOW_AS_CONTEXT)
         if length > LENGTH:
@@ -147,7 +144,7 @@ class _Trial:
         await self._slots.absorb()
 
     async def _restored(self, lease: Lease, prompt: Tokens, length: int) -> Reason | None:
-        """Load as at the beginning of a turn, from an empty slot; returns what went wrong."""
+        """Load into an empty slot, as at the start of a turn; return what failed."""
         engine = lease.engine.engine
         await engine.erase_slot()
         lease.slot.forget()
@@ -160,7 +157,7 @@ class _Trial:
         return None
 
     async def _text(self, length: int) -> Tokens:
-        """Make tokens of a text without repetition, so many if the model's vocabulary is like others."""
+        """Return `length` tokens of text without repetition, assuming a typical vocabulary."""
         lines = (f"Item {number} weighs {number * 37 % 991} grams." for number in range(length // 6 + 8))
         tokens = await self._host.engine.prompt_tokens([ChatMessage("user", "\n".join(lines))])
         return tokens[:length]

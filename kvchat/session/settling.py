@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 class Settling:
-    """Settles and saves a slot; ends early when superseded, but a save that has begun goes on."""
+    """Settle and save a slot; end early when superseded, but finish a save that has begun."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -37,16 +37,16 @@ class Settling:
         self.hurry()
 
     def hurry(self) -> None:
-        """Settle no further, for another owner needs the slot; what was read is saved all the same."""
+        """Stop settling because another owner needs the slot; what was read is still saved."""
         self._superseded = True
         self._steps.interrupt()
 
     async def run(
         self, lease: Lease, boundary: Boundary, label: str | None = None, going_on: Sequence[ChatMessage] = ()
     ) -> None:
-        """Settle at the turn boundary that `boundary` finds, and save under `label`. In the slot's owner's hands.
+        """Settle at the turn boundary from `boundary` and save under `label`. The slot's owner calls it.
 
-        `going_on`: the history with its last reply open, if that may be continued. Raises EngineGone.
+        `going_on`: the history with its last reply open, if it can be continued. Raises EngineGone.
         """
         engine = lease.engine
         contents = lease.slot.known(engine)
@@ -89,8 +89,6 @@ class Settling:
 
 @dataclass(frozen=True)
 class SystemPrompt:
-    """A system prompt that may be saved by itself."""
-
     label: str  # id of the owner's item it belongs to
     is_shared: Callable[[], Awaitable[bool]]  # whether others begin so, too; asked only where it matters
 
@@ -102,11 +100,11 @@ async def save_on_the_way(
     prompt: Tokens,
     progress: Callable[[PromptProgress], None],
 ) -> Timings | None:
-    """Read `prompt` up to the end of its system prompt, where every first question begins, and save.
+    """Read `prompt` up to the end of its system prompt, where first questions begin, and save.
 
-    None if a save point there would gain nothing. A long prompt gets one before others share it: whoever asks the first
-    question anew, or begins the next chat, need not read it again. May be cancelled: a save that has begun is finished.
-    Raises EngineGone and EngineRefused.
+    None if a save point there gains nothing. A long prompt gets one before others share it: retrying the
+    first question, or starting the next chat, then need not read it again. May be cancelled, but finishes a save
+    that has begun. Raises EngineGone and EngineRefused.
     """
     engine = lease.engine
     if not lease.keeps or engine.can_cut:

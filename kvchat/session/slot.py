@@ -22,7 +22,7 @@ _USES = itertools.count(1)
 
 @dataclass(frozen=True)
 class SlotContents:
-    """The known contents of a slot: at least `tokens`; exactly those when `exact`."""
+    """Known contents of a slot: at least `tokens`; exactly those if `exact`."""
 
     generation: int
     owner: str
@@ -32,16 +32,16 @@ class SlotContents:
     ahead: ReadAhead = NOTHING_AHEAD  # of those tokens
 
     def serves(self, prompt: Tokens, can_cut: bool) -> int:
-        """Count the prompt's tokens it can serve: all that are shared, or, where it cannot be cut, all or none.
+        """Count the prompt's tokens it can serve: the shared prefix or, if it cannot be cut, all or nothing.
 
-        Of contents whose tail is not known (`exact` false) only the engine can tell; they are taken to extend.
+        If the tail is unknown (`exact` false), only the engine can tell; assume the prompt extends it.
         """
         shared = common_prefix(self.tokens, prompt)
         return shared if can_cut or shared == len(self.tokens) else 0
 
 
 class Slot:
-    """One of the engine's sequences. Its owner has it from restore to save: no two owners ever mix."""
+    """One of the engine's sequences. Its owner holds it from restore to save: two owners never mix."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number  # its place among those that are kvchat's: the first is 0
@@ -66,13 +66,13 @@ class Slot:
         self.claim, self.talks, self.leaving = 0, False, False
 
     def of_process(self, generation: int) -> None:
-        """Note which engine process the slot belongs to: a new one has nothing in it."""
+        """Note which engine process the slot belongs to; a new one starts empty."""
         if generation != self.generation:
             self.generation, self.at_most, self.contents = generation, 0, None
             self.audience = self.suspect = None
 
     def held(self, generation: int) -> int:
-        """Return how many tokens that engine process keeps in it, at most."""
+        """Return the most tokens that engine process may hold in it."""
         if generation != self.generation:
             return 0
         return max(self.at_most, len(self.contents.tokens) if self.contents else 0)
@@ -96,7 +96,6 @@ class Slot:
         return contents if contents and self.is_readable_by(owner) else None
 
     def is_readable_by(self, owner: str) -> bool:
-        """True if this owner may reuse the rows that the engine has in it."""
         return self.audience is None or self.audience in readable_by(owner)
 
     def proved(self) -> None:
@@ -120,8 +119,6 @@ class Slot:
 
 @dataclass(frozen=True)
 class Plan:
-    """The way to make a slot ready for a prompt."""
-
     as_it_is: Loaded  # by the slot alone; says why nothing is restored where it has nothing of the prompt
     restore: RestorePlan | None = None  # in its place, where that leaves less to read
 
@@ -138,9 +135,9 @@ async def plan(
     prompt: Tokens,
     worth: Callable[[int, int], bool],
 ) -> Plan:
-    """Plan to leave the least of the prompt to read, for a slot with these contents.
+    """Plan how to leave the least of the prompt to read, given the slot contents.
 
-    `worth`: whether so many tokens are worth a restore of so many bytes (see RestoreCost).
+    `worth`: whether gaining tokens justifies restoring bytes (see RestoreCost).
     """
     as_it_is = unchanged(engine, contents, prompt)
     held = as_it_is.expected_cached
@@ -166,7 +163,7 @@ async def plan(
 
 
 def unchanged(engine: ReadyEngine, contents: SlotContents | None, prompt: Tokens) -> Loaded:
-    """Return what a slot with these contents is to a prompt if nothing is loaded."""
+    """Return how these contents serve a prompt if nothing is loaded."""
     held = contents.serves(prompt, engine.can_cut) if contents else 0
     if not contents or not held:
         return NOTHING_LOADED
@@ -174,7 +171,7 @@ def unchanged(engine: ReadyEngine, contents: SlotContents | None, prompt: Tokens
 
 
 async def found(store: SavePointStore, engine: ReadyEngine, owner: str, prompt: Tokens) -> RestorePlan | Miss:
-    """Find the save point that has the most of a prompt, or why there is none."""
+    """Return the save point with the most of a prompt, or why there is none."""
     return await asyncio.to_thread(
         store.find, engine.fingerprint, prompt, can_cut=engine.can_cut, conversation_id=owner
     )

@@ -38,8 +38,6 @@ _ENGINE_S_PER_BYTE, _STORE_S_PER_BYTE = 1e-9, 2e-9  # until this computer has sh
 
 @dataclass(frozen=True)
 class Unfinished:
-    """Work that is left until all is saved."""
-
     bytes: int
     seconds: float  # that it may take
 
@@ -50,7 +48,7 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class _Step:
-    """One file on its way: from the engine into `path`, or, without one, from there into the store."""
+    """A file being written: from the engine into `path` or, without one, into the store."""
 
     size: int
     path: Path | None
@@ -61,7 +59,7 @@ class _Step:
         return size_of(self.path) if self.path else 0
 
     def left_s(self, rate: float) -> float:
-        """Estimate the seconds to go: at so many a byte, or as fast as it has been written so far."""
+        """Estimate the seconds left, from `rate` (seconds per byte) or its own speed so far."""
         taken, written = time.monotonic() - self.began_at, self.written
         if written:
             return taken * max(0, self.size - written) / written
@@ -69,7 +67,7 @@ class _Step:
 
 
 class Finishing:
-    """Saves under way in all slots, and how long they take. On the event loop's thread, but for `cancelled`."""
+    """Saves in progress in all slots, and their duration. On the event loop's thread, except `cancelled`."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()  # nobody waits for it any more
@@ -82,12 +80,12 @@ class Finishing:
         self._rates = {True: _ENGINE_S_PER_BYTE, False: _STORE_S_PER_BYTE}
 
     def cancel(self) -> None:
-        """Give up what is not kept by now: nobody waits for it any more."""
+        """Give up whatever is not saved yet: nobody waits for it."""
         self.cancelled.set()
         self._hurry.set()
 
     async def rested(self, idle: Awaitable[None], patience_s: float) -> bool:
-        """Wait for the end of all work, or until it is cancelled; False if the engine did nothing for so long."""
+        """Wait until all work ends or is cancelled; False if the engine was inactive for `patience_s`."""
         task, hurry = asyncio.ensure_future(idle), asyncio.ensure_future(self._hurry.wait())
         try:
             while not (task.done() or hurry.done()):
@@ -101,7 +99,7 @@ class Finishing:
             hurry.cancel()
 
     async def in_time(self, work: Coroutine[Any, Any, None], patience_s: float) -> None:
-        """Wait for work that ends; once it is cancelled no longer than so long, for a disk may hang."""
+        """Wait for work; once cancelled, at most `patience_s`, because a disk may hang."""
         task, hurry = asyncio.ensure_future(work), asyncio.ensure_future(self._hurry.wait())
         await asyncio.wait({task, hurry}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({task}, timeout=patience_s)
@@ -109,7 +107,7 @@ class Finishing:
 
     @contextlib.contextmanager
     def reading(self, size: int) -> Iterator[Callable[[object], None]]:
-        """Count `size` bytes that the engine saves when it has read so far; yields what is to be told its progress."""
+        """Count `size` bytes to be saved once the engine has read so far; yield the progress callback."""
 
         def tell(progress: object) -> None:
             self._read = progress
@@ -142,7 +140,7 @@ class Finishing:
         return Unfinished(max(waiting, absorbed), seconds + waiting * rates[False])
 
     def progress(self) -> object:
-        """Return a value that is equal to an earlier one only if the engine wrote and read nothing meanwhile."""
+        """Return a value that equals an earlier one only if the engine was inactive in between."""
         if any(step.path is None for step in self._steps):  # our own work always comes to an end
             return object()
         return [(step, step.written) for step in self._steps] or self._read
@@ -163,7 +161,7 @@ STEP_EVERY_S = 5.0  # so often a step of a program's prompt is read while a repl
 
 
 class SharedContext:
-    """Shares out the engine's context, and its time among programs' prompts. Belongs to the event loop's thread."""
+    """Share the engine's context, and its time for programs' prompts. On the event loop's thread only."""
 
     def __init__(self, allocator: Allocator) -> None:
         self._allocator = allocator
@@ -173,10 +171,10 @@ class SharedContext:
 
     @contextlib.asynccontextmanager
     async def step(self, slot: Slot) -> AsyncIterator[bool]:
-        """Around a step in which a program's prompt is read, once it is its turn: one at a time, the window first.
+        """Guard a step of reading a program's prompt: one at a time, the window first.
 
-        None is made while the window waits for a first word. False: not at all now, for the window needs the room that
-        the slot takes: leave that, and begin again.
+        No step runs while the window waits for a first word. Yields False if the window needs the slot's room: leave
+        the slot and start over.
         """
         async with self._turn:
             with contextlib.suppress(TimeoutError):
@@ -191,12 +189,12 @@ class SharedContext:
             yield not slot.leaving
 
     def crowded(self, slot: Slot) -> bool:
-        """True if a program is to leave this slot: somebody at the window waits for one, or for room that it takes."""
+        """True if a program must leave this slot: the window waits for a slot, or for the room it takes."""
         waited_for = self._allocator.kept_from_the_window or any(other.window for other in self._waiting)
         return not slot.window and (slot.leaving or waited_for)
 
     async def room(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
-        """Wait until there is room for so many tokens in the slot. Raises EngineGone and EngineRefused."""
+        """Wait until the slot has room for `tokens`. Raises EngineGone and EngineRefused."""
         slot.claim = 0
         self._waiting.append(slot)
         self._waiting.sort(key=lambda waiting: not waiting.window)
@@ -213,18 +211,18 @@ class SharedContext:
             self._allocator.move()
 
     def grows(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
-        """Note that the slot has come to so many tokens; what nobody uses is erased if it is in the way."""
+        """Note that the slot now holds `tokens`; erase unused slots that are in the way."""
         if tokens > slot.claim:
             slot.claim = tokens + MARGIN
             self._make_room(slot, engine)
 
     def _fits(self, slot: Slot, engine: ReadyEngine, tokens: int) -> bool:
-        """True if so many tokens fit beside what is answered. Alone they do: the engine says what is too long."""
+        """True if `tokens` fit beside running replies. Alone they do: the engine rejects what is too long."""
         claimed = sum(other.claim for other in self._others(slot))
         return not claimed or claimed + tokens + MARGIN <= engine.context_size
 
     def _make_room(self, slot: Slot, engine: ReadyEngine) -> None:
-        """Begin to erase idle slots, the one used longest ago first, until there is room for what the slot claims."""
+        """Start erasing idle slots, least recently used first, until the slot's claim fits."""
         claimed = sum(other.claim for other in self._others(slot))
         idle = [other for other in self._others(slot) if not other.claim and other.held(engine.generation)]
         idle.sort(key=lambda other: -other.used_at)
@@ -246,7 +244,7 @@ class SharedContext:
 
 
 class Slots(Allocator):
-    """The slots, with all that their owners share. Belongs to the event loop's thread."""
+    """The slots and all that their owners share. Belongs to the event loop's thread."""
 
     def __init__(self, store: SavePointStore) -> None:
         super().__init__(RestoreCost())
@@ -255,7 +253,7 @@ class Slots(Allocator):
         self._writing: set[asyncio.Future[Any]] = set()
 
     def write(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
-        """Have the store write something, after what it was asked before; it goes on if nobody awaits it any more."""
+        """Have the store write, in the order of calls; it continues if the caller stops waiting."""
 
         async def in_turn() -> R:
             async with self._in_turn:
@@ -267,14 +265,14 @@ class Slots(Allocator):
         return asyncio.shield(writing)
 
     async def absorb(self) -> AbsorbReport:
-        """Let the store take apart what was saved. Not under a lock: slots go on meanwhile. Raises StoreRefused."""
+        """Let the store process new saves. Not under a lock: slots continue meanwhile. Raises StoreRefused."""
         with self.finishing.absorbing():
             report = await asyncio.to_thread(self.store.absorb_pending, self.finishing.cancelled.is_set)
         losses = await asyncio.to_thread(self.store.losses)
         return replace(report, refused=(*report.refused, *(loss.reason for loss in losses)))
 
     def discard(self, owner: str) -> asyncio.Future[int]:
-        """Delete everything the store keeps of an owner that is gone. Call it while the owner has no slot."""
+        """Delete all that the store keeps of a removed owner. Call it while the owner has no slot."""
         if slot := self.of(owner):
             slot.forget()
         return self.write(self.store.delete_conversation, owner)

@@ -22,7 +22,7 @@ _CHUNK = 1024 * 1024
 
 
 class UnsafeArchive(ValueError):
-    """It is no archive, or has something that does not belong into one; says what."""
+    """Not an archive, or it has a member that does not belong; says which."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _Member:
 
 
 def unpack(archive: Path, into: Path, stop: threading.Event) -> None:
-    """Unpack a .zip or .tar.gz into a folder, without its single top folder; ends at `stop`. Raises UnsafeArchive."""
+    """Unpack a .zip or .tar.gz, without its single top folder; ends at `stop`. Raises UnsafeArchive."""
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=into) as name:
         beside = Path(name)
         _unpack(archive, beside, stop)
@@ -78,7 +78,7 @@ def _put(member: _Member, target: Path, stop: threading.Event) -> None:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return where a member belongs. Raises UnsafeArchive if that is outside, or behind a link."""
+    """Return the path of a member. Raises UnsafeArchive if it is outside, or behind a link."""
     pieces = [piece for piece in name.split("/") if piece not in ("", ".")]
     if name.startswith("/") or any(piece == ".." or set(piece) & set('\\:*?"<>|\0') for piece in pieces):
         raise UnsafeArchive(_("it contains a file with an invalid name: {name}", name=repr(name)))

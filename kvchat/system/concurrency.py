@@ -21,10 +21,10 @@ Progress = Callable[[int, int], None]  # so much is done, of so much in all; 0 w
 
 
 class Background:
-    """Keeps the work alive until it is over. It tells KvchatErrors itself; what it raises all the same is a bug."""
+    """Keep work alive until it ends. It reports KvchatErrors itself; anything else it raises is a bug."""
 
     def __init__(self, hear: Callable[[bool], None] = lambda busy: None) -> None:
-        """`hear` is told True whenever work begins, and False when all of it is over."""
+        """`hear` gets True whenever work begins, and False when all of it has ended."""
         self._hear = hear
         self._tasks: set[asyncio.Task[object]] = set()
         self._used_at = time.monotonic()
@@ -61,10 +61,8 @@ async def apart(much: bool, function: Callable[P, R], *args: P.args, **kwargs: P
 
 
 class Caller(Protocol):
-    """Calls a function where it may be called, and waits."""
-
     def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What the function returns; what it raises is raised here."""
+        """Return what the function returns; raise what it raises."""
 
 
 def call_here(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -72,19 +70,17 @@ def call_here(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
 
 class Worker:
-    """A single-thread executor spoken to from asyncio."""
-
     def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call `function` on the worker's thread, even if the caller is cancelled: a write asked for is done."""
+        """Call `function` on the worker's thread, even if the caller is cancelled: a write must happen."""
         call = asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(*args, **kwargs))
         call.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to be told
         return await asyncio.shield(call)
 
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As `run`, for another thread, which waits. Other calls may come in between."""
+        """Like `run`, but block another thread. Other calls may run in between."""
         return self._executor.submit(function, *args, **kwargs).result()
 
     def close(self) -> None:
@@ -92,10 +88,9 @@ class Worker:
 
 
 class Threads(ThreadPoolExecutor):
-    """A loop's threads. When it ends they have a moment to end, too: one that hangs is waited for no longer."""
+    """A loop's threads. At the end they get a moment to finish; a hung one is abandoned."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Begin nothing new, and wait for running work within bounds."""
         super().shutdown(wait=False, cancel_futures=cancel_futures)
         latest = time.monotonic() + LAST_MOMENT_S
         for thread in tuple(self._threads) if wait else ():
@@ -107,7 +102,7 @@ class Stopped(Exception):
 
 
 async def in_thread(work: Callable[[threading.Event], R]) -> R:
-    """Run `work` off the loop. Cancelled, set its event and wait until it has ended."""
+    """Run `work` off the loop. On cancel, set its event and wait for its end."""
     stop = threading.Event()
     task = asyncio.ensure_future(asyncio.to_thread(work, stop))
     try:
@@ -122,10 +117,10 @@ async def in_thread(work: Callable[[threading.Event], R]) -> R:
 
 
 async def in_thread_with_progress(work: Callable[[Progress], R], progress: Progress) -> R:
-    """Run `work` off the loop, which tells its progress there. Asked to stop, it meets Stopped where it tells it.
+    """Run `work` off the loop, reporting progress there. On cancel, its next report raises Stopped.
 
-    What is done before it tells its progress again was cancelled too late: it counts, and this returns. Of `progress`
-    the thread keeps nothing: what is the window's, as who hears it may be, must end on its thread (Qt crashed).
+    Work that ends before its next report was cancelled too late: it counts, and this returns. The thread keeps no
+    reference to `progress`: it may belong to the window, which must be freed on its own thread (Qt crashed).
     """
     results: list[R] = []
     hears = [progress]
@@ -153,12 +148,12 @@ async def in_thread_with_progress(work: Callable[[Progress], R], progress: Progr
 
 @dataclass
 class Interruption:
-    """Work that someone else may end early, without cancelling whoever waits for it."""
+    """Work that others may end early without cancelling the waiting caller."""
 
     task: asyncio.Task[Any] | None = None
 
     async def run(self, work: Coroutine[Any, Any, R]) -> R | None:
-        """Run the work; None if `interrupt` ended it. Cancelling the caller cancels the work."""
+        """Run the work; None if `interrupt` ended it. Cancelling the caller cancels it."""
         self.task = task = asyncio.ensure_future(work)
         try:
             await asyncio.wait([task])
@@ -171,12 +166,12 @@ class Interruption:
         return None if task.cancelled() else task.result()
 
     def interrupt(self) -> bool:
-        """End the work; True if there was any. Once only: a second time would end its cleaning up."""
+        """End the work; True if there was any. Only once: a second time would end its cleanup."""
         return self.task is not None and (self.task.cancelling() > 0 or self.task.cancel())
 
 
 async def to_its_end(work: Coroutine[Any, Any, R]) -> R:
-    """Await work that goes on if the caller is cancelled; the cancellation comes through when it is over."""
+    """Await work that continues if the caller is cancelled; re-raise the cancellation when it ends."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -31,8 +31,6 @@ R = TypeVar("R")
 
 
 class NotAFile(OSError):
-    """What is there under a name is a folder, a device or a pipe."""
-
     def __init__(self, path: Path, mode: int) -> None:
         kinds = {stat.S_IFDIR: _("a folder"), stat.S_IFIFO: _("a pipe"), stat.S_IFSOCK: _("a socket")}
         self.kind = kinds.get(stat.S_IFMT(mode), _("a device"))
@@ -47,7 +45,7 @@ def size_of(path: Path) -> int:
 
 
 def stamp_of(path: Path) -> tuple[int, int, int]:
-    """Return what changes with a file: size, modification time in ns, inode; zeros without one."""
+    """Return the size, modification time in ns and inode of a file; zeros without one."""
     try:
         found = path.stat()
     except OSError:
@@ -56,14 +54,12 @@ def stamp_of(path: Path) -> tuple[int, int, int]:
 
 
 class TooLarge(OSError):
-    """A file is larger than what it may be."""
-
     def __init__(self, path: Path, most: int) -> None:
         super().__init__(errno.EFBIG, _("It is larger than {most}", most=size_in_words(most)), str(path))
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError: NotAFile, and TimeoutError where nothing answers."""
+    """Open a regular file for reading. Raises OSError: NotAFile, or TimeoutError without an answer."""
 
     def opened() -> io.RawIOBase:
         check_is_file(path, path.stat().st_mode)  # first: opening alone can do something to a device
@@ -79,7 +75,7 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """Read a regular file of at most `most` bytes. Raises OSError as `open_plain` does, and TooLarge."""
+    """Read a regular file of at most `most` bytes. Raises OSError like `open_plain`, and TooLarge."""
     with open_plain(path) as file:
         content = file.read(most + 1)  # what its size is said to be may change, or be 0 as in /proc
     if len(content) > most:
@@ -88,12 +84,12 @@ def read_plain(path: Path, most: int) -> bytes:
 
 
 def read_json(path: Path, most: int = 64_000_000) -> Any:
-    """Read a JSON file. Raises OSError as `read_plain` does, and ValueError."""
+    """Read a JSON file. Raises OSError like `read_plain`, and ValueError."""
     return parse_json(read_plain(path, most))
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON from an untrusted source. Raises ValueError, also where it is nested too deeply."""
+    """Parse JSON from an untrusted source. Raises ValueError, also if it is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -101,7 +97,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 async def collect(pieces: AsyncIterable[bytes], most: int) -> bytes:
-    """Join the pieces of an untrusted answer. Raises ValueError as soon as they are more than `most` bytes."""
+    """Join the pieces of an untrusted response. Raises ValueError once they exceed `most` bytes."""
     whole = bytearray()
     async for piece in pieces:
         whole += piece
@@ -118,7 +114,7 @@ def is_folder(path: Path) -> bool:
 
 
 def in_time(work: Callable[[], R]) -> R:
-    """Call `work` in a thread. Raises TimeoutError where it takes too long; it goes on then."""
+    """Call `work` in a thread. Raises TimeoutError if it takes too long; it then runs on."""
     done: Future[R] = Future()
 
     def do() -> None:
@@ -143,7 +139,7 @@ def check_is_file(path: Path, mode: int) -> None:
 
 
 class _Patient(io.RawIOBase):
-    """A file whose reads end in time."""
+    """A file with a read timeout."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -173,7 +169,7 @@ class _Patient(io.RawIOBase):
         return os.lseek(self._descriptor, offset, whence)
 
     def close(self) -> None:
-        """Give the descriptor back, unless a read still hangs on it."""
+        """Close the descriptor, unless a read still hangs on it."""
         if not self.closed and not self._hangs:
             os.close(self._descriptor)
         super().close()
@@ -186,11 +182,11 @@ _BEGUN = re.compile(r"\.[0-9a-f]{12}\.new")
 
 @contextlib.contextmanager
 def whole_file(target: Path, *, private: bool = False) -> Iterator[Path]:
-    """A name beside `target` to write under; when the block ends, what was written goes to disk and takes its place.
+    """Yield a path next to `target` to write to; at the end, sync it to disk and replace `target`.
 
-    A link stays one: what it leads to is written. A new file is its owner's alone, one that was there keeps its mode
-    unless it is to be `private`. After an exception in the block the old file is as it was, and nothing is left beside
-    it. Raises OSError, and NotAFile where something else than a regular file is in the place.
+    Follows a link and writes its target. A new file is private to its owner, an old one keeps its mode unless
+    `private`. An exception in the block leaves the old file as it was, and nothing next to it. Raises OSError, and
+    NotAFile if the target is not a regular file.
     """
     old, place = in_time(lambda: (_old_mode(target), target.resolve()))
     beside = in_time(lambda: name_beside(place))
@@ -210,7 +206,7 @@ def whole_file(target: Path, *, private: bool = False) -> Iterator[Path]:
 
 
 def name_beside(target: Path) -> Path:
-    """Return a fresh name in the same folder, and delete old leftovers of killed processes there."""
+    """Return a fresh name in the same folder; delete old leftovers of killed processes."""
     with contextlib.suppress(OSError):
         for left in target.parent.iterdir():
             if _BEGUN.match(left.name) and left.stat().st_mtime < time.time() - LEFTOVER_AGE_S:

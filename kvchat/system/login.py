@@ -24,7 +24,7 @@ _NO_SUCH = (FileNotFoundError, NotADirectoryError)
 
 
 def can_start_at_login() -> bool:
-    """True unless in a Flatpak, which cannot see the desktop's own files."""
+    """True unless in a Flatpak, which cannot access the desktop's files."""
     return "FLATPAK_ID" not in os.environ
 
 
@@ -77,7 +77,7 @@ def _home() -> dict[str, str]:
 
 
 def _autostart() -> Path:
-    """https://specifications.freedesktop.org/autostart-spec: the user's own folder comes before all others."""
+    """https://specifications.freedesktop.org/autostart-spec: the user's folder has priority."""
     config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(config) / "autostart" / "kvchat.desktop"
 
@@ -90,7 +90,7 @@ def _entry() -> str:
 
 
 def _quoted(word: str) -> str:
-    """As the desktop entry specification has it, where an argument is more than letters; a lone % is a field code."""
+    """Quote per the desktop entry specification, if needed; a lone % would be a field code."""
     word = word.replace("%", "%%")
     if all(letter.isalnum() or letter in "/._-=%" for letter in word):
         return word

@@ -17,8 +17,6 @@ _PAGES_AT_ONCE = 1000  # 4 MB
 
 
 class DatabaseTooNew(KvchatError):
-    """The database was written by a newer kvchat."""
-
     def __init__(self, title: str, path: Path, found: int, known: int) -> None:
         sentence = N_("{path} has format {found}; this version supports formats up to {known}.")
         detail = _(sentence, path=path, found=found, known=known)
@@ -28,7 +26,7 @@ class DatabaseTooNew(KvchatError):
 def migrate(
     connection: sqlite3.Connection, path: Path, steps: Sequence[str], too_new: str, *, keep_copy: bool = True
 ) -> None:
-    """Bring the database (in autocommit mode) to the newest format, after a copy. Raises DatabaseTooNew."""
+    """Migrate a database (in autocommit mode) to the latest format, after a copy. Raises DatabaseTooNew."""
     if version(connection) < len(steps):
         if keep_copy and version(connection) > 0:
             back_up(connection, path.with_name(f"{path.name}.before-{len(steps)}"))
@@ -54,7 +52,7 @@ def check_version(connection: sqlite3.Connection, path: Path, steps: Sequence[st
 
 
 def back_up(connection: sqlite3.Connection, target: Path, step: Callable[[], None] = lambda: None) -> None:
-    """Copy a live database as of one moment. `step` is called all along."""
+    """Copy a live database as of one moment. Calls `step` repeatedly."""
     connection.execute("BEGIN")  # else whatever is written between two steps would make it begin again
     try:
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
@@ -66,7 +64,7 @@ def back_up(connection: sqlite3.Connection, target: Path, step: Callable[[], Non
 
 
 def drop_old_copies(path: Path, most_days: float = COPIES_DAYS) -> None:
-    """Delete old copies that `migrate` made: they hold what was deleted since."""
+    """Delete old copies made by `migrate`: they hold data deleted since."""
     for copy in path.parent.glob(f"{path.name}.before-*"):
         with contextlib.suppress(OSError):
             if time.time() - copy.stat().st_mtime > most_days * 86_400:
@@ -74,7 +72,7 @@ def drop_old_copies(path: Path, most_days: float = COPIES_DAYS) -> None:
 
 
 def statements(script: str) -> Iterator[str]:
-    """Split a script into statements; the body of a trigger has semicolons of its own."""
+    """Split a script into statements; trigger bodies contain semicolons."""
     pending = ""
     for part in script.split(";"):
         pending += part + ";"
@@ -84,7 +82,7 @@ def statements(script: str) -> Iterator[str]:
 
 
 def version(connection: sqlite3.Connection) -> int:
-    """Return the number of the last migration; 0 for an empty database."""
+    """Return the number of the last migration, 0 if empty."""
     exists = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'migrations'").fetchone()
     if not exists:
         return 0

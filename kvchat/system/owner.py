@@ -33,8 +33,6 @@ _FAULTS = (OSError, EOFError, AuthenticationError, AssertionError)
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that owns the folder, as it describes itself."""
-
     name: str  # as "kvchat serve"
     pid: int
     address: str = ""  # of its socket or named pipe; empty where it can have none
@@ -44,8 +42,6 @@ class Owner:
 
 @dataclass(frozen=True)
 class StartRequest:
-    """The reason for starting the window; by default, to bring it to the front."""
-
     open: tuple[str, ...] = ()  # links, and files with their whole paths
     quick: bool = False  # the small window to ask something in
     token: str = ""  # with which the desktop lets a window come to the front
@@ -58,7 +54,7 @@ def start_request(what: tuple[str, ...] = (), *, quick: bool = False) -> StartRe
 
 
 def let_come_to_front() -> None:
-    """Windows lets only who has the user's attention bring a window to the front: that is this process, just started.
+    """Let the owner raise its window: Windows allows that only to the process the user just started.
 
     https://learn.microsoft.com/windows/win32/api/winuser/nf-winuser-allowsetforegroundwindow
     """
@@ -67,7 +63,7 @@ def let_come_to_front() -> None:
 
 
 class Ownership:
-    """Ownership of one data folder, which must exist. Where no lock can be made there, everybody owns it."""
+    """Ownership of one data folder, which must exist. If it cannot be locked, everyone owns it."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name
@@ -85,7 +81,7 @@ class Ownership:
         return True
 
     def listen(self, welcome: Callable[[Connection], None]) -> None:
-        """Accept connections. `welcome` is called for each in a thread of its own."""
+        """Accept connections. `welcome` is called for each in its own thread."""
         key = secrets.token_bytes(32)
         self._listener = listener = self._made_listener()
         address = "" if listener is None else str(listener.address)
@@ -96,7 +92,7 @@ class Ownership:
             threading.Thread(target=self._accept, args=(listener, key, welcome), name="guests", daemon=True).start()
 
     def stop_listening(self) -> None:
-        """Accept nobody any more; later clients wait for the folder."""
+        """Stop accepting; later clients wait for the folder."""
         listener, self._listener = self._listener, None
         if listener is None:
             return
@@ -144,7 +140,7 @@ def owner_of(folder: Path) -> Owner | None:
 
 
 def connect(folder: Path) -> Connection | None:
-    """Connect to the owner, or return None where nobody listens. Waits as long as an owner hangs."""
+    """Connect to the owner, or return None if nobody listens. Blocks while an owner hangs."""
     owner = owner_of(folder)
     if owner is None or not owner.address:
         return None

@@ -16,7 +16,7 @@ RESTORING = "restore"  # in the data folder: a checked backup that takes its pla
 
 @dataclass(frozen=True)
 class Paths:
-    """The folders kvchat uses. None of them needs to exist; `ensure` makes them."""
+    """The folders kvchat uses. None needs to exist; `ensure` creates them."""
 
     config: Path
     data: Path
@@ -37,7 +37,7 @@ class Paths:
 
     @property
     def engines(self) -> Path:
-        """Engines that kvchat fetched, each in its folder; unfinished ones in `.downloads`."""
+        """Downloaded engines, one folder each; unfinished ones in `.downloads`."""
         return self.data / "engines"
 
     @property
@@ -46,7 +46,7 @@ class Paths:
 
     @property
     def save_points(self) -> Path:
-        """The save-point store. Disposable, so it lives under the cache."""
+        """The save-point store. Disposable, so it is in the cache."""
         return self.cache / "savepoints"
 
     @property
@@ -62,7 +62,7 @@ class Paths:
         return self.state / "findings.json"
 
     def ensure(self) -> Paths:
-        """Make the folders, private to the user. Raises KvchatError, but not for the cache, which is disposable."""
+        """Create the folders, private to the user. Raises KvchatError, except for the disposable cache."""
         for folder in (self.config, self.data, self.cache, self.state):
             try:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -93,7 +93,7 @@ def resolve_paths(environment: dict[str, str] | None = None) -> Paths:
 
 
 def expanded(name: str) -> Path:
-    """Expand `~`; unchanged where nobody knows whose home that would be."""
+    """Expand `~`; unchanged if the home folder is unknown."""
     try:
         return Path(name).expanduser()
     except RuntimeError:

@@ -14,17 +14,17 @@ _SERVICE = "kvchat"
 
 
 class Keeper(Enum):
-    """What keeps a secret; the value is how a sentence ends: "kept in …"."""
+    """Where a secret is kept; the value completes "kept in …"."""
 
     KEYRING = N_("the system keyring")
     FILE = N_("a file that only you can read, because no keyring is available")
 
 
 class SecretStore:
-    """Reads, keeps and forgets a secret. A keyring may ask the user to unlock it: use this off the event loop."""
+    """Storage for a secret. A keyring may ask the user to unlock it: use this off the event loop."""
 
     def __init__(self, account: str, file: Path) -> None:
-        """`account`: its name in the keyring; `file`: used where there is none."""
+        """`account`: its name in the keyring; `file`: the fallback."""
         self._account = account
         self._file = file
 
@@ -38,7 +38,7 @@ class SecretStore:
         return None
 
     def save(self, value: str) -> Keeper:
-        """Keep a secret; returns what keeps it. Raises OSError where not even the file can be written."""
+        """Store a secret; return where. Raises OSError if even the file cannot be written."""
         self.forget()
         if self._to_keyring(value):
             return Keeper.KEYRING
@@ -64,7 +64,7 @@ class SecretStore:
             return None
 
     def _to_keyring(self, value: str) -> bool:
-        """Return True if the keyring kept it; the null backend takes everything and keeps nothing."""
+        """Return True if the keyring stored it; the null backend accepts all and stores nothing."""
         try:
             import keyring
 

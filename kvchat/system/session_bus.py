@@ -12,19 +12,17 @@ _TIMEOUT_S = 10.0
 
 
 class NoAnswer(Exception):
-    """There is no bus, or nobody there who does that."""
+    """No bus, or no such service on it."""
 
 
 class Service(NamedTuple):
-    """Somebody on the bus."""
-
     name: str
     path: str
     interface: str
 
 
 class SessionBus:
-    """A connection to the session's bus, or to the system's. Belongs to one event loop."""
+    """A connection to the session or system bus. Belongs to one event loop."""
 
     def __init__(self, which: str = "SESSION") -> None:
         self._which = which
@@ -47,7 +45,7 @@ class SessionBus:
             raise NoAnswer(str(error)) from error
 
     def tell(self, service: Service, method: str, signature: str = "", *body: Any) -> None:
-        """Call without waiting for an answer, or for anybody to be there."""
+        """Call without waiting for a reply or requiring a receiver."""
 
         async def ask() -> None:
             with contextlib.suppress(NoAnswer):
@@ -56,7 +54,7 @@ class SessionBus:
         self._keep(asyncio.ensure_future(ask()))
 
     async def listen(self, service: Service, signal: str, hear: Callable[..., object]) -> Callable[[], None]:
-        """Call `hear` with each such signal's body, until the returned function is called. Raises NoAnswer."""
+        """Call `hear` with each signal's body, until the returned function is called. Raises NoAnswer."""
         router = await self._connected()
         from jeepney import MatchRule, message_bus
 

@@ -46,13 +46,11 @@ WHAT_ANSWERS = ("engine_path", "engine_arguments", "engine_url", "rpc_workers")
 
 
 class BackupFailed(KvchatError):
-    """A backup could not be made or put back."""
+    """A backup could not be made or restored."""
 
 
 @dataclass(frozen=True)
 class BackupFacts:
-    """What a backup holds."""
-
     made_at: datetime
     conversations: int
     size: int  # of the file, in bytes
@@ -65,7 +63,7 @@ def engine_of(settings: Settings) -> tuple[str, ...]:
 
 
 def make_backup(paths: Paths, target: Path, progress: Progress = lambda done, total: None) -> BackupFacts:
-    """Write chats and settings, as of one moment, into a private zip. Raises BackupFailed."""
+    """Write chats and settings, as of one moment, to a private zip. Raises BackupFailed."""
     try:
         with whole_file(target, private=True) as new, new.open("wb") as out:
             facts = write_backup(paths, out, progress)
@@ -79,7 +77,7 @@ def make_backup(paths: Paths, target: Path, progress: Progress = lambda done, to
 
 
 def write_backup(paths: Paths, out: IO[bytes], progress: Progress = lambda done, total: None) -> BackupFacts:
-    """Write a backup into an open file. Raises OSError, sqlite3.Error and what `progress` raises."""
+    """Write a backup to an open file. Raises OSError, sqlite3.Error and what `progress` raises."""
     with tempfile.TemporaryDirectory(prefix="kvchat-backup-") as folder:
         database = Path(folder) / "conversations.db"
         with closing(sqlite3.connect(paths.database)) as live:
@@ -121,7 +119,7 @@ def _write_zip(out: IO[bytes], files: Mapping[str, Path], facts: BackupFacts, pr
 
 
 class BadBackup(KvchatError):
-    """A file is not a backup, or it is damaged. Nothing has been changed."""
+    """Not a backup, or a damaged one. Nothing has been changed."""
 
 
 def check_backup(source: Path) -> BackupFacts:
@@ -135,12 +133,11 @@ def check_backup(source: Path) -> BackupFacts:
 def lay_ready(
     paths: Paths, source: Path, progress: Progress = lambda done, total: None, *, with_engine: bool = False
 ) -> BackupFacts:
-    """Unpack a backup, check every byte and the database in it, and lay it ready for the next start.
+    """Unpack a backup, verify each byte and the database in it, and prepare it for the next start.
 
-    Only the chats and the settings are taken, whatever else is in it. A backup may come from anybody: the settings that
-    let others in stay this computer's, and so do those that say what answers, unless `with_engine`. Nothing of the
-    present data changes. `progress` is told bytes. Raises BadBackup and what `progress` raises; then nothing is laid
-    ready.
+    Only chats and settings are taken. A backup may come from anyone, so this computer keeps its own settings for
+    remote access and, unless `with_engine`, for the engine. Present data stays unchanged. `progress` gets bytes.
+    Raises BadBackup and what `progress` raises; then nothing is prepared.
     """
     waiting = paths.data / RESTORING
     forget_waiting(paths)
@@ -185,7 +182,7 @@ def forget_waiting(paths: Paths) -> None:
 
 
 def finish_restore(paths: Paths) -> Path | None:
-    """Replace the data by what was laid ready, if anything; returns the folder with the old. Can be resumed."""
+    """Replace the data with a prepared backup, if any; return the folder with the old. Resumable."""
     waiting = paths.data / RESTORING
     if not (waiting / _READY).exists():
         return None
@@ -205,7 +202,7 @@ def finish_restore(paths: Paths) -> Path | None:
 
 
 def _swap(new: Path, place: Path, aside: Path) -> None:
-    """Set `place` aside and put `new` there. Done twice, what went aside first stays there."""
+    """Move `place` aside and `new` there. Repeating keeps what was moved aside first."""
     aside.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     for suffix in ("-wal", "-shm"):  # an old database's journal must not meet the new database
@@ -218,7 +215,7 @@ def _swap(new: Path, place: Path, aside: Path) -> None:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Rename, or copy across file systems; `target` is there whole or not at all."""
+    """Rename, or copy across file systems; `target` is complete or absent."""
     try:
         source.replace(target)
     except OSError as error:
@@ -231,7 +228,7 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
-    """Read and check the manifest, without what no restore takes. Raises zipfile.BadZipFile."""
+    """Read and check the manifest, without what restores ignore. Raises zipfile.BadZipFile."""
     try:
         with archive.open(MANIFEST) as packed:
             manifest = json.loads(packed.read(_MOST_MANIFEST))
@@ -265,7 +262,7 @@ def _facts(source: Path, archive: zipfile.ZipFile, manifest: Mapping[str, Any]) 
 def _unpack(
     archive: zipfile.ZipFile, name: str, entry: Mapping[str, Any], into: Path, before: int, tell: Callable[[int], None]
 ) -> int:
-    """Unpack and verify one file; tells and returns `before` plus its bytes. Raises zipfile.BadZipFile."""
+    """Unpack and verify one file; report and return `before` plus its bytes. Raises zipfile.BadZipFile."""
     target = into / name
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     digest, size = blake3(), 0

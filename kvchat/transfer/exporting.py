@@ -48,8 +48,6 @@ img { max-width: 100%; border-radius: .4rem; }
 
 
 class ExportForm(Enum):
-    """What to write."""
-
     JSON = "json"  # complete: branches and receipts included, can be imported again
     MARKDOWN = "md"  # one conversation's current branch; several are a zip of files
     HTML = "html"  # current branches on one page that stands alone
@@ -101,7 +99,7 @@ def write_export(
     *,
     zipped: bool = False,
 ) -> int:
-    """Write an export into an open file. Raises OSError, StorageFailed and what `progress` raises."""
+    """Write an export to an open file. Raises OSError, StorageFailed and what `progress` raises."""
     total = len(conversation_ids)
     if form is ExportForm.MARKDOWN and zipped:
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -146,7 +144,7 @@ def as_markdown(conversation: Conversation, branch: Sequence[Message]) -> str:
 
 
 def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> Iterable[str]:
-    """Yield a page in pieces. It runs no script and loads nothing."""
+    """Yield a page in pieces, with no scripts or remote content."""
     yield (
         '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
@@ -163,7 +161,7 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
 
 
 def file_name(conversation: Conversation, suffix: str) -> str:
-    """Name a conversation's file, for any system: its title and a piece of its id."""
+    """Return a file name valid on any system: the title and part of the id."""
     words = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*\s]+', " ", calm(conversation.title)).strip(" .")[:60].rstrip(" .")
     words = words or _("Chat")
     return f"{words} {conversation.id[:6]}{suffix}"
@@ -198,7 +196,7 @@ def _plain(text: str) -> str:
 
 
 def _safe_markdown(text: str) -> str:
-    """Spell out hidden characters in lines with code, drop them elsewhere, and close a cut-off code block."""
+    """Escape hidden characters in lines with code, drop them elsewhere, and close an open code block."""
     fence = ""
     lines = []
     for line in text.splitlines():

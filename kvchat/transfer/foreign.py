@@ -25,8 +25,6 @@ _REASONING_END = re.compile(r"</details>\s*")
 
 @dataclass(frozen=True)
 class _Said:
-    """One message of another application; without text it only hands its parent on."""
-
     key: str
     parent: str | None
     role: Role | None
@@ -36,7 +34,7 @@ class _Said:
 
 
 def foreign_parser(entry: Any) -> Callable[[Any, str], Row] | None:
-    """Return the parser for this entry by its shape, or None. It takes the entry and a spare name."""
+    """Return the parser for this entry by its shape, or None. Its arguments: entry, spare name."""
     if not isinstance(entry, dict):
         return None
     if isinstance(entry.get("mapping"), dict):
@@ -52,7 +50,7 @@ def foreign_parser(entry: Any) -> Callable[[Any, str], Row] | None:
 
 
 def parse_chatgpt(entry: Mapping[str, Any], name: str) -> Row:
-    """An entry of ChatGPT's conversations.json: `mapping` is the tree, `current_node` its leaf."""
+    """Parse one ChatGPT conversation: `mapping` is the tree, `current_node` its leaf."""
     said = []
     for key, node in entry["mapping"].items():
         message = _dict(_dict(node).get("message"))
@@ -67,7 +65,7 @@ def parse_chatgpt(entry: Mapping[str, Any], name: str) -> Row:
 
 
 def parse_claude(entry: Mapping[str, Any], name: str) -> Row:
-    """An entry of Claude's conversations.json: `chat_messages` in order, newer ones with their parent."""
+    """Parse an entry of Claude's conversations.json: ordered `chat_messages`, newer ones with parent."""
     said: list[_Said] = []
     known: set[str] = set()
     for number, message in enumerate(map(_dict, entry["chat_messages"])):
@@ -99,7 +97,7 @@ def parse_claude(entry: Mapping[str, Any], name: str) -> Row:
 
 
 def parse_open_webui(entry: Mapping[str, Any], name: str) -> Row:
-    """An entry of Open WebUI's export: `chat.history` is the tree; older ones have `chat.messages` in order."""
+    """Parse an entry of Open WebUI's export: the tree `chat.history`; in older ones, `chat.messages`."""
     chat = entry["chat"]
     history = _dict(chat.get("history"))
     tree = _dict(history.get("messages"))
@@ -119,7 +117,7 @@ def parse_open_webui(entry: Mapping[str, Any], name: str) -> Row:
 
 
 def parse_lm_studio(entry: Mapping[str, Any], name: str) -> Row:
-    """A *.conversation.json of LM Studio: what follows a message answers its selected version."""
+    """Parse LM Studio's *.conversation.json: a message answers the selected version before it."""
     said: list[_Said] = []
     parent: str | None = None
     system = _text(entry.get("systemPrompt"))

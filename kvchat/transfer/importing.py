@@ -34,7 +34,7 @@ TITLE_WIDTH = 60  # characters of a title in a problem's line
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What came of an import. A conversation is taken in whole or not at all."""
+    """Result of an import. Each conversation is imported whole or not at all."""
 
     imported: tuple[str, ...] = ()  # ids of new conversations
     known: int = 0  # conversations that were here already, left as they are
@@ -53,13 +53,13 @@ def import_paths(
     store: SavePointStore | None = None,
     passphrase: str = "",
 ) -> ImportReport:
-    """Import files, zips and folders. `progress` is told how many conversations have been looked at, or bytes.
+    """Import files, zips and folders. `progress` gets the number of conversations seen, or bytes.
 
-    The database is used by `call`, for one conversation at a time. Bad files and entries are in the report. Memory that
-    comes with a new conversation goes into `store`, for that alone; what is wrong with it is a problem, and the
-    conversation is taken in.
+    `call` runs database access, for one conversation at a time. Bad files and entries go into the report. Memory
+    for a new conversation goes into `store`, for that one only; faulty memory is reported and the conversation
+    still imported.
 
-    Raises StorageFailed, PassphraseNeeded and what `progress` raises; then it takes back what it has taken in.
+    Raises StorageFailed, PassphraseNeeded and what `progress` raises, after undoing the import.
     """
     imported: list[str] = []
     problems: list[str] = []

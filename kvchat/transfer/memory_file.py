@@ -51,8 +51,6 @@ _SALT, _NONCE, _SEALED_KEY = 16, bytes(12), 90  # bytes; whatever is sealed with
 
 
 class PassphraseNeeded(KvchatError):
-    """The file cannot be opened without its passphrase."""
-
     def __init__(self, title: str = "") -> None:
         super().__init__(
             title or _("This file requires a passphrase"),
@@ -62,7 +60,7 @@ class PassphraseNeeded(KvchatError):
 
 
 class WrongPassphrase(PassphraseNeeded):
-    """The passphrase is wrong, or the first bytes of the file are damaged."""
+    """Wrong passphrase, or the file's first bytes are damaged."""
 
     def __init__(self) -> None:
         super().__init__(_("Wrong passphrase"))
@@ -84,7 +82,7 @@ def seal(pieces: Iterable[bytes], out: IO[bytes], passphrase: str) -> None:
 
 @contextmanager
 def opened(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
-    """Decrypt a file that stands behind MAGIC. A cut-off or damaged one ends early: the reader must know its end."""
+    """Decrypt a file after MAGIC. A truncated or damaged one ends early: readers must detect the end."""
     version, salt, sealed = file.read(len(_VERSION)), file.read(_SALT), file.read(_SEALED_KEY)
     try:
         if version != _VERSION:
@@ -139,8 +137,6 @@ class _Joined(io.RawIOBase):
 
 @dataclass(frozen=True)
 class Brought:
-    """Memory that came with a chat."""
-
     conversation_id: str
     fingerprint: Fingerprint
     model: str  # the name of its file where it was saved; empty where that is not known
@@ -166,8 +162,6 @@ def told_of(brought: Brought, tried: TriedOut) -> str:
 
 
 class NothingKept(KvchatError):
-    """A chat has no memory that could go with it."""
-
     def __init__(self) -> None:
         advice = _("Export the chat without its memory, or get a new reply and try again.")
         super().__init__(_("This chat has no saved memory to export"), "", advice)
@@ -189,7 +183,7 @@ def export_with_memory(
     passphrase: str = "",
     progress: Progress = lambda done, total: None,
 ) -> int:
-    """Write a chat with its memory, private, whole or not at all; returns the bytes. `progress` is told bytes."""
+    """Write a private file with a chat and its memory, or none; return the bytes. `progress` gets bytes."""
     manifest = memory_to_export(store, conversation_id)
 
     def pieces() -> Iterator[bytes]:
@@ -231,7 +225,7 @@ def _member(name: str, size: int, content: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def is_memory_file(path: Path) -> bool:
-    """Return True for a chat with its memory, by its first bytes. Raises OSError."""
+    """Return True for a chat with memory, by its first bytes. Raises OSError."""
     with open_plain(path) as file:
         return is_sealed(begin := file.read(tarfile.BLOCKSIZE)) or (
             begin.startswith(_CHATS.encode() + b"\0") and begin[257:262] == b"ustar"
@@ -250,7 +244,7 @@ def is_sealed(begin: bytes) -> bool:
 
 @contextmanager
 def open_memory_file(path: Path, passphrase: str = "") -> Iterator[MemoryFile]:
-    """Open one. Raises PassphraseNeeded, WrongPassphrase, OSError."""
+    """Open it. Raises PassphraseNeeded, WrongPassphrase, OSError."""
     with io.BufferedReader(open_plain(path), _PIECE) as file:  # type: ignore[type-var]
         if not is_sealed(file.peek(len(MAGIC))[: len(MAGIC)]):
             yield MemoryFile(file)
@@ -263,8 +257,6 @@ def open_memory_file(path: Path, passphrase: str = "") -> Iterator[MemoryFile]:
 
 
 class MemoryFile:
-    """One that is read, from beginning to end."""
-
     def __init__(self, stream: IO[bytes]) -> None:
         self._members = _members(stream)
 
@@ -274,7 +266,7 @@ class MemoryFile:
     def bring(
         self, store: SavePointStore, conversation_id: str, progress: Progress = lambda done, total: None
     ) -> Brought:
-        """Put the memory into the store, all or nothing. Raises BadMemory, StoreRefused and what `progress` raises."""
+        """Store the memory, all or nothing. Raises BadMemory, StoreRefused and what `progress` raises."""
         try:
             described = next(json_pieces(io.BytesIO(self._whole(_MEMORY)))).value
             manifest = from_json(described)
@@ -308,7 +300,7 @@ class MemoryFile:
 
 
 def _members(stream: IO[bytes]) -> Iterator[tuple[str, int, Iterator[bytes]]]:
-    """Yield each member's name, size and content. Raises BadMemory at a wrong end."""
+    """Yield each member's name, size and content. Raises BadMemory if cut off."""
     while (head := _exactly(stream, tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
         try:
             member = tarfile.TarInfo.frombuf(head, "ascii", "strict")

@@ -24,8 +24,6 @@ _MOST_NAMED = 8  # chats that lost something
 
 @dataclass(frozen=True)
 class Repaired:
-    """What a repair came to."""
-
     found: Salvaged
     aside: Path  # the folder with what was there before
 
@@ -58,7 +56,7 @@ class Repaired:
 
 
 def repair(paths: Paths) -> Repaired | None:
-    """Replace a damaged chats file by what can be saved; None if there is no damage. Raises KvchatError."""
+    """Replace a damaged chats file with what can be recovered; None if undamaged. Raises KvchatError."""
     waiting, file = paths.data / RESTORING, paths.database
     forget_waiting(paths)
     try:

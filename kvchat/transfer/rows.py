@@ -43,7 +43,7 @@ _SOURCES = frozenset(source.value for source in Source)
 
 
 class BadConversation(ValueError):
-    """A conversation that cannot be taken in, and why, in words."""
+    """A conversation that cannot be imported, and why."""
 
 
 def conversation_rows(database: Database, conversation_ids: Sequence[str] | None = None) -> Iterator[Row]:
@@ -63,7 +63,7 @@ def conversation_rows(database: Database, conversation_ids: Sequence[str] | None
 
 
 def store_rows(database: Database, conversation: Row) -> bool:
-    """Store a conversation whole; False if its id is there already. Raises BadConversation and StorageFailed."""
+    """Store a whole conversation; False if its id exists already. Raises BadConversation and StorageFailed."""
     messages = conversation.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise BadConversation(_("it has no list of messages"))
@@ -93,7 +93,7 @@ def store_rows(database: Database, conversation: Row) -> bool:
 
 
 def with_own_ids(conversation: Row) -> Row:
-    """Replace ids that kvchat did not make: they are shown on terminals, and `program/…` names other memory."""
+    """Replace foreign ids: terminals display them, and `program/…` would name other memory."""
 
     def own(id: Any) -> Any:
         if not isinstance(id, str) or _OWN_ID.fullmatch(id):
@@ -168,7 +168,7 @@ def _checked_message(message: Row, number: int) -> Row:
 
 
 def _checked_attachment(attachment: Row, what: str) -> Row:
-    """Check a row; a picture must be one that could be attached by hand."""
+    """Check a row; an image must be one that could be attached by hand."""
     clean = _clean(attachment, _ATTACHMENT_NEEDS, what)
     if "data" in clean:
         try:
@@ -209,7 +209,7 @@ def _clean(values: Row, needs: Needs, what: str) -> Row:
 
 
 def _whole_text(text: str) -> str:
-    """Replace halves of surrogate pairs, which JSON can hold and no file can."""
+    """Replace lone surrogates, which JSON can hold but no file can."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -248,7 +248,7 @@ def write_json(conversations: Iterable[Row], file: IO[str]) -> int:
 
 
 def own_entries(data: Any) -> list[Any] | None:
-    """Return the conversations of kvchat's own file, None for other data. Raises ValueError for a newer version."""
+    """Return the conversations of kvchat's own file, or None. Raises ValueError for a newer version."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         return None
     if data.get("version") != VERSION:

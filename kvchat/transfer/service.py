@@ -26,7 +26,7 @@ TryOut = Callable[[str, Fingerprint, bool], Awaitable[TriedOut]]  # the conversa
 
 
 class TransferService:
-    """What the window asks for. `progress` is called on another thread. Cancelled, each leaves all as it was."""
+    """Imports and exports for the window. `progress` runs on another thread. Cancelling undoes all."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class TransferService:
     async def export_with_memory(
         self, conversation_id: str, target: Path, progress: Progress, passphrase: str = ""
     ) -> int:
-        """Write a conversation with its memory; returns the bytes. Raises ExportFailed, NothingKept, StoreRefused."""
+        """Write a conversation with its memory; return the bytes. Raises ExportFailed, NothingKept, StoreRefused."""
 
         def work(tell: Progress) -> int:
             with closing(Database(self._paths.database)) as beside:
@@ -64,7 +64,7 @@ class TransferService:
     async def take_in(
         self, paths: Sequence[Path], progress: Progress, passphrase: str = "", *, start: bool = False
     ) -> ImportReport:
-        """Import files and folders; `start`: an engine may be started to try out memory that came with them."""
+        """Import files and folders; `start`: an engine may be started to test their memory."""
 
         def work(tell: Progress) -> ImportReport:
             return import_paths(

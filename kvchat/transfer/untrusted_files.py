@@ -38,7 +38,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 @contextmanager
 def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip within bounds. Raises OSError and zipfile.BadZipFile."""
+    """Open a zip within limits. Raises OSError and zipfile.BadZipFile."""
     with open_plain(path) as file:
         if _directory_size(file) > MOST_LISTED:
             raise zipfile.BadZipFile(_("it contains too many files"))
@@ -56,7 +56,7 @@ def is_zip(path: Path) -> bool:
 
 
 def _directory_size(file: BinaryIO) -> int:
-    """Return the size of the zip's directory, which `zipfile` would read at once; 0 where there is none."""
+    """Return the size of the zip's directory, which `zipfile` would read at once; 0 without one."""
     length = file.seek(0, os.SEEK_END)
     file.seek(max(0, length - _LONGEST_COMMENT - _END_SIZE - _LOCATOR_SIZE - _END_64_SIZE))
     tail = file.read()
@@ -73,15 +73,13 @@ def _directory_size(file: BinaryIO) -> int:
 
 @dataclass(frozen=True)
 class Piece:
-    """What may be a chat."""
-
     value: Any
     own: bool  # as kvchat writes them
     alone: bool  # the only one in its file
 
 
 class TooMuch(ValueError):
-    """A file that would take more memory or time than it can be worth, and why, in words."""
+    """A file that would take too much memory or time, and why."""
 
 
 def json_pieces(file: IO[bytes]) -> Iterator[Piece]:
@@ -143,7 +141,7 @@ class _Text:
         return found is not None
 
     def value(self) -> Any:
-        """Parse the value at `at`. Raises ValueError and RecursionError."""
+        """Parse JSON at `at`. Raises ValueError and RecursionError."""
         self.next()
         self._numbers = 0
         while True:

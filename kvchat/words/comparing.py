@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def shared_text(first: str, second: str) -> int:
-    """Count the leading characters two texts share, by halves: a prompt is long, and slices compare at once."""
+    """Return the length of the common prefix. Bisects: prompts are long, and comparing slices is fast."""
     least, most = 0, min(len(first), len(second))
     while least < most:
         middle = (least + most + 1) // 2

@@ -29,7 +29,7 @@ _KEPT_MARKS = (0, 8, 9)  # classes of marks that make another letter: vowel sign
 
 
 class _Folded(dict[int, str]):
-    """For `str.translate`: each character without case, diacritics and compatibility forms; worked out once."""
+    """Cached `str.translate` table that removes case, diacritics and compatibility forms."""
 
     def __missing__(self, code: int) -> str:
         plain = unicodedata.normalize("NFKD", chr(code)).casefold()
@@ -38,7 +38,7 @@ class _Folded(dict[int, str]):
 
 
 class _Spread(dict[int, str]):
-    """For `str.translate`: as `_Folded`, with spaces around what is a word of its own and in place of punctuation."""
+    """`str.translate` table: as `_Folded`, with spaces around one-character words and for punctuation."""
 
     def __missing__(self, code: int) -> str:
         self[code] = ""
@@ -53,7 +53,7 @@ _FOLDED, _SPREAD = _Folded(), _Spread()
 
 @dataclass(frozen=True)
 class Term:
-    """Words that must stand one after the other; the last may be the beginning of a longer one if `begins`."""
+    """Consecutive words; if `begins`, the last may be the prefix of a longer word."""
 
     words: tuple[str, ...]
     begins: bool
@@ -75,12 +75,11 @@ def folded(text: str) -> str:
 
 
 def spread(text: str) -> str:
-    """Return the text as the index gets it."""
     return text if text.isascii() else unicodedata.normalize("NFC", text).translate(_SPREAD)
 
 
 def terms_of(query: str) -> tuple[Term, ...]:
-    """Parse a query: words, or beginnings of words, and “"words in quotes"” as they are."""
+    """Parse a query: words or prefixes of words, and “"words in quotes"” verbatim."""
     terms = []
     for quoted, plain in _PIECE.findall(query):
         words = tuple(word.lower() for word in _WORD.findall(spread(quoted or plain)))
@@ -91,7 +90,7 @@ def terms_of(query: str) -> tuple[Term, ...]:
 
 
 def spans(text: str, terms: Sequence[Term]) -> list[tuple[int, int]]:
-    """Find the terms in a text, from its beginning, none overlapping."""
+    """Return non-overlapping matches of the terms, in order."""
     plain = folded(text)
     there = [term for term in terms if term.words[0] in plain]  # far quicker than the pattern
     found = sorted(match.span() for term in there for match in term.pattern.finditer(plain))
@@ -107,9 +106,9 @@ def spans(text: str, terms: Sequence[Term]) -> list[tuple[int, int]]:
 
 
 def any_span(text: str, terms: Sequence[Term]) -> tuple[int, int] | None:
-    """Find one of the terms in a text: the first written as it is searched for, else the first of all.
+    """Find one match of the terms: the first literal one, else the first of all.
 
-    Reads no more than necessary: folding takes 50 times as long as looking for plain words.
+    Reads no more than necessary: folding takes 50 times as long as searching for plain words.
     """
     lower = text.lower()
     places = [lower.find(term.words[0]) for term in terms] if len(lower) == len(text) else []
@@ -132,7 +131,7 @@ def has_terms(text: str, terms: Sequence[Term]) -> bool:
 
 
 def _alone(char: str) -> bool:
-    """Return True if a character is a word of its own: scripts without spaces, emoji and other pictures."""
+    """Return True if a character is a word by itself: scripts without spaces, emoji, pictographs."""
     code = ord(char)
     return any(first <= code <= last for first, last in _ALONE) or unicodedata.category(char) == "So"
 

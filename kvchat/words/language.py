@@ -37,16 +37,14 @@ _TRADITIONAL = {"hant", "tw", "hk", "mo"}
 
 
 class _Spoken:
-    """The language in force in this process."""
-
     language = "en"
     catalogue = gettext.NullTranslations()
 
 
 def speak(chosen: str, system: Iterable[str] = ()) -> str:
-    """Speak the chosen one of LANGUAGES from now on, else the system's; return it.
+    """Switch to `chosen` if it is in LANGUAGES, else to the system's language; return it.
 
-    `system`: what the desktop prefers, the best first, should the environment say nothing.
+    `system`: the desktop's choices, best first, if the environment sets none.
     """
     wanted = [chosen] if chosen in LANGUAGES else _from_environment() or list(system)
     _Spoken.language = next(filter(None, map(_known, wanted)), "en")
@@ -59,7 +57,6 @@ def spoken() -> str:
 
 
 def _(message: str, /, **named: object) -> str:
-    """Translate a message and fill its named places."""
     words = _Spoken.catalogue.gettext(message) if message else ""
     return words.format(**named) if named else words
 
@@ -75,30 +72,29 @@ def pgettext(context: str, message: str) -> str:
 
 
 def several(number_of: int, singular: str, plural: str, /, **named: object) -> str:
-    """Translate a sentence about a count, its place {count}: "1 chat", "1,204 chats". `named`: its other places."""
+    """Translate text with a {count}: "1 chat", "1,204 chats". `named`: its other placeholders."""
     return _Spoken.catalogue.ngettext(singular, plural, number_of).format(count=number(number_of), **named)
 
 
 def sentences(*parts: str) -> str:
-    """Join sentences, each `ended` but the last, as the language spaces them; empty ones are left out."""
+    """Join sentences with the language's spacing, each but the last `ended`; skip empty ones."""
     *before, last = list(filter(None, parts)) or [""]
     return "".join(words if words[-1] in _WIDE_ENDS else f"{words} " for words in map(ended, before)) + last
 
 
 def ended(words: str) -> str:
-    """Add a full stop, unless there is a mark at the end."""
     if words.endswith(_ENDS + _WIDE_ENDS):
         return words
     return words + ("。" if _Spoken.language in _WITHOUT_SPACES else ".")
 
 
 def listed(things: Iterable[str]) -> str:
-    """Join the things of a list as the language separates them; empty ones are left out."""
+    """Join list items with the language's separator; skip empty ones."""
     return pgettext("between things", ", ").join(filter(None, things))
 
 
 def beside(parts: Iterable[str]) -> str:
-    """Join the parts of one line: "8B · 4.9 GB"; empty ones are left out. From right to left they keep their order."""
+    """Join the parts of one line: "8B · 4.9 GB"; skip empty ones. Right-to-left text keeps their order."""
     shown = filter(None, parts)
     if _Spoken.language in _FROM_THE_RIGHT:
         return "\u200f" + " · ".join(f"\u2068{part}\u2069" for part in shown)
@@ -106,23 +102,22 @@ def beside(parts: Iterable[str]) -> str:
 
 
 def mark(between: str) -> str:
-    """Return a semicolon or colon with its space, or a bracket, as the language writes it between two parts."""
+    """Return the language's semicolon or colon with its space, or bracket, to go between two parts."""
     return _WIDE.get(between, between) if _Spoken.language in _WITHOUT_SPACES else between
 
 
 def number(value: float, decimals: int = 0, *, grouped: bool = True) -> str:
-    """Write a number: "1,204", "0.31"; `grouped` in thousands."""
     return with_marks(f"{value:{',' if grouped else ''}.{decimals}f}")
 
 
 def with_marks(figure: str) -> str:
-    """Put the language's marks for thousands and decimals into a figure written in English."""
+    """Localize the thousands and decimal separators of an English number."""
     marks = {ord(","): pgettext("between thousands", ","), ord("."): pgettext("before decimals", ".")}
     return figure.translate(marks)
 
 
 def _known(tag: str) -> str:
-    """Return the one of LANGUAGES that a tag means, as in "pt_BR.UTF-8", "zh-Hant-HK" or "C"; "" if none."""
+    """Return the one of LANGUAGES for a tag like "pt_BR.UTF-8", "zh-Hant-HK" or "C"; "" if none."""
     language, *more = tag.partition(".")[0].partition("@")[0].replace("-", "_").lower().split("_")
     if language == "zh":
         return "zh_Hant" if _TRADITIONAL.intersection(more) else "zh_Hans"
@@ -132,7 +127,7 @@ def _known(tag: str) -> str:
 
 
 def _from_environment() -> list[str]:
-    """List the languages of the user's variables, as gettext reads them; on Windows, without any, the system's."""
+    """Return the languages in gettext's variables; on Windows, if none is set, the system's."""
     for name in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
         if value := os.environ.get(name):
             return value.split(":")

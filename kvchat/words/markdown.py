@@ -33,7 +33,7 @@ _MONEY = re.compile(r"\d[\d.,]*\s+[a-z]{2,}\s", re.IGNORECASE)  # "5 and 10", be
 
 
 class SafeRenderer(RendererHTML):
-    """Rules by token type: hidden characters are shown, nothing is fetched, only web links are links."""
+    """Renderer that shows hidden characters, fetches nothing, and links only to the web."""
 
     def text(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
         return html.escape(calm(tokens[i].content))
@@ -48,12 +48,12 @@ class SafeRenderer(RendererHTML):
         return self.fence(tokens, i, options, env)
 
     def image(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        """Show the description in place of a picture, which whoever shows the page would fetch."""
+        """Show a picture's description instead: a viewer would fetch the picture."""
         alt = calm(self.renderInlineAsText(tokens[i].children or [], options, env))
         return f"<em>[image: {html.escape(alt or 'untitled')}]</em>"
 
     def link_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        """Open a link; one that is none of the web becomes plain text."""
+        """Open a link; one that is not a web link becomes plain text."""
         url = str(tokens[i].attrGet("href") or "")
         return f'<a href="{html.escape(url)}">' if self.leads(url) else "<span>"
 
@@ -71,7 +71,6 @@ class SafeRenderer(RendererHTML):
         return formula_source(f"{tokens[i].markup}{tokens[i].content}{tokens[i].info}")
 
     def math_block(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        """Show a formula in lines of its own, maybe one that is not closed yet."""
         token = tokens[i]
         return f"<p>{formula_source(token.markup + token.content + (token.info if token.meta['closed'] else ''))}</p>"
 
@@ -102,12 +101,12 @@ def markdown_parser(renderer: type[SafeRenderer]) -> MarkdownIt:
 
 
 def is_too_deep(tokens: Iterable[Token]) -> bool:
-    """Return True if markdown-it left words out that were nested too deep: such a text is shown as written."""
+    """Return True if markdown-it dropped text nested too deeply, which is then shown as written."""
     return any(token.level >= _MAX_NESTING - 1 for token in tokens)
 
 
 def is_web_link(url: str) -> bool:
-    """Return True if a click on `url` may leave the page: http, https or mailto, nothing else."""
+    """Return True if clicking `url` may leave the page: http, https or mailto only."""
     try:
         return urlsplit(url).scheme.lower() in _LINK_SCHEMES
     except ValueError:
@@ -115,7 +114,6 @@ def is_web_link(url: str) -> bool:
 
 
 def formula_source(source: str) -> str:
-    """Return the HTML of a formula as it was written."""
     return f"<code>{html.escape(calm(source))}</code>".replace("\n", "<br>")
 
 
@@ -138,7 +136,7 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def _closer(source: str, begin: int, closer: str, limit: int) -> int:
-    """Find the next `closer` that no backslash takes away; -1 without one."""
+    """Return the index of the next unescaped `closer`; -1 if none."""
     at = source.find(closer, begin, limit)
     while at > 0 and closer[0] == "$" and source[at - 1] == "\\":
         at = source.find(closer, at + 1, limit)
@@ -194,7 +192,7 @@ def _block(state: StateBlock, first: int, limit: int, silent: bool) -> bool:
 
 
 def _delimiters(line: str) -> tuple[str, str, bool]:
-    """Return the delimiters of a formula that begins with this line, and if they are part of it."""
+    """Return the delimiters of a formula starting at this line, and True if they belong to it."""
     if line.startswith("$$"):
         return "$$", "$$", False
     if line.startswith("\\["):

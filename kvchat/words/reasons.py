@@ -15,7 +15,7 @@ from kvchat.words.language import N_, _, ended, listed, number
 
 
 class ReasonCode(StrEnum):
-    """All reasons: the code, its sentence, and the sentence without values where there is one."""
+    """Codes of all reasons, with a sentence and, for some, one without values."""
 
     sentence: str
     general: str
@@ -218,7 +218,7 @@ class ReasonCode(StrEnum):
 
 @dataclass(frozen=True)
 class Reason:
-    """A code and the values of its sentence's places: numbers, names, reasons, and tuples of names and reasons."""
+    """Code with the values of its placeholders: numbers, names, reasons, and tuples of names and reasons."""
 
     code: ReasonCode
     places: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -229,13 +229,12 @@ class Reason:
 
     @property
     def in_a_sentence(self) -> str:
-        """The translated words with a capital letter and a full stop."""
         words = self.words
         return ended(words[:1].upper() + words[1:])
 
     @property
     def english(self) -> str:
-        """The words for other programs, logs and JSON."""
+        """English text, for programs, logs and JSON."""
         return self._worded(str, "{:,}".format, ", ".join)
 
     def _worded(
@@ -256,7 +255,7 @@ class Reason:
 
 
 def reason_of(stored: object) -> Reason | None:
-    """Read what `dataclasses.asdict` made of a reason; None for anything else, and for a code of another version."""
+    """Parse `dataclasses.asdict` of a reason; None for anything else, or another version's code."""
     with suppress(TypeError, ValueError, LookupError, AttributeError, RecursionError):
         reason = _place(stored)
         if isinstance(reason, Reason) and reason.english:

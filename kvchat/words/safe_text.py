@@ -67,23 +67,23 @@ _PROSE = frozenset(("", ".txt", ".md", ".markdown", ".rst", ".pdf"))
 
 
 def calm(text: str) -> str:
-    """Make prose safe to show: leave hidden characters out, show control codes (ANSI's ESC too) as pictures."""
+    """Make prose safe to show: drop hidden characters, show control codes (also ANSI's ESC) as pictures."""
     return _SUSPECT.sub(lambda found: _in_place(found) or _picture(found[0]) or "", text)
 
 
 def spelled_out(text: str) -> str:
-    """Make code safe to show: name every hidden character, so that nothing in it is unseen."""
+    """Make code safe to show: name every hidden character."""
     text = _STRAY.sub(lambda found: "".join(f"⟦{_MARKS[char]}⟧" for char in found[0]), text)
     return _SUSPECT.sub(lambda found: _in_place(found) or _picture(found[0]) or f"⟦{_name(found[0])}⟧", text)
 
 
 def shown_document(name: str, text: str) -> str:
-    """Make a document safe to show, as prose or as code by its file's name."""
+    """Make a document safe to show, as prose or code by its file name."""
     return calm(text) if PurePath(name).suffix.lower() in _PROSE else spelled_out(text)
 
 
 def _in_place(found: re.Match[str]) -> str:
-    """Return a hidden character that stands where it belongs; "" for any other."""
+    """Return a hidden character if it is legitimate here, else ""."""
     char, text, at = found[0], found.string, found.start()
     if at and _BELONGS.match(text, at - 1):
         return char
@@ -95,7 +95,7 @@ def _in_place(found: re.Match[str]) -> str:
 
 
 def _picture(char: str) -> str:
-    """Return the picture of a control code; "" for any other character."""
+    """Return a control code's picture; "" for any other character."""
     code = ord(char)
     if code < 0x20:
         return chr(_CONTROL_PICTURES + code)
@@ -130,15 +130,13 @@ _SHORTEST_NAME = 3  # a shorter one would take letters out of other words
 
 @dataclass(frozen=True)
 class Person:
-    """The user of this computer."""
-
     home: str
     user: str
     host: str
 
 
 def this_person() -> Person:
-    """Return the user of this process; "" where the system does not tell."""
+    """Return the user of this process; "" if the system does not tell."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):
@@ -147,7 +145,7 @@ def this_person() -> Person:
 
 
 def redact(text: str, person: Person, secrets: Iterable[str] = ()) -> str:
-    """Remove secrets and the person's names. `secrets`: further ones that the caller knows, as the engine's key."""
+    """Remove secrets and personal names. `secrets`: additional known ones, such as the engine's key."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, _REMOVED)
     text = _LOOKS_SECRET.sub(_REMOVED, text)

@@ -37,12 +37,12 @@ SAME_NIGHT_H = 6  # hours; after midnight the evening before is not yet "yesterd
 
 
 def size(count: float) -> str:
-    """Say bytes in decimal units, as a file manager shows them: "136 MB", "3.1 GB"."""
+    """Format bytes in decimal units, as a file manager does: "136 MB", "3.1 GB"."""
     return _in_unit(count, _unit(count))
 
 
 def size_of(count: int, whole: int) -> str:
-    """Say "3.1 of 20 GB": both in the unit of the second, unless the first would vanish in it."""
+    """Format "3.1 of 20 GB", in the unit of the second, unless the first would vanish in it."""
     few, all_ = _unit(count), _unit(whole)
     part = _figure(count, few) if few == all_ else _in_unit(count, few)
     return _("{part} of {whole}", part=part, whole=_in_unit(whole, all_))
@@ -52,7 +52,7 @@ _SCALES = {"GB": 1e9, "MB": 1e6, "KB": 1e3}
 
 
 def _unit(count: float) -> str:
-    """999,960,000 rounds to 1 GB, not to 1000 MB."""
+    """Return the unit; 999,960,000 becomes 1 GB."""
     return next((unit for unit, scale in _SCALES.items() if count / scale >= 0.9995), "")
 
 
@@ -76,7 +76,7 @@ def _in_unit(count: float, unit: str) -> str:
 
 
 def duration(ms: float) -> str:
-    """Say a time: "21 ms", "0.31 s", "34.6 s", "2 min 5 s"."""
+    """Return e.g. "21 ms", "0.31 s", "34.6 s", "2 min 5 s"."""
     if ms < 100:
         return _("{ms} ms", ms=number(ms))
     if ms < 100_000:
@@ -86,7 +86,7 @@ def duration(ms: float) -> str:
 
 
 def brief(ms: float) -> str:
-    """Say a time in brief: "0.3 s", "35 s", "2 min"."""
+    """Format a short time: "0.3 s", "35 s", "2 min"."""
     if ms < 95:
         return _("under {seconds} s", seconds=number(0.1, 1))
     seconds = ms / 1000
@@ -94,7 +94,7 @@ def brief(ms: float) -> str:
 
 
 def rough_duration(seconds: float) -> str:
-    """Say a rough time: "8 s", "5 min", "1 h 20 min"."""
+    """Return e.g. "8 s", "5 min", "1 h 20 min"."""
     if seconds < 59.5:
         return _("{seconds} s", seconds=max(1, round(seconds)))
     hours, minutes = divmod(round(seconds / 60), 60)
@@ -106,21 +106,21 @@ def rough_duration(seconds: float) -> str:
 
 
 class TimeRange(NamedTuple):
-    """An estimated time in seconds; both are the same where it is known well."""
+    """Estimated time in seconds; both values are equal if it is well known."""
 
     least: float
     most: float
 
 
 def added(times: Iterable[TimeRange | None]) -> TimeRange | None:
-    """Return the time of all together; None where one is not known, or there is none."""
+    """Return the sum of the times; None if any is unknown, or there are none."""
     every = list(times)
     known = [time for time in every if time]
     return TimeRange(*map(sum, zip(*known, strict=True))) if known and len(known) == len(every) else None
 
 
 def roughly(time: float | TimeRange) -> str:
-    """Say an estimated time, given in seconds: "about 36 s", "about 2 h", "1 to 3 min"."""
+    """Format an estimate given in seconds: "about 36 s", "about 2 h", "1 to 3 min"."""
     least, most = time if isinstance(time, TimeRange) else (time, time)
     if most < 1:
         return _("less than a second")
@@ -134,7 +134,6 @@ def roughly(time: float | TimeRange) -> str:
 
 
 def since(moment: datetime, now: datetime) -> str:
-    """Say how long ago that was, coarsely."""
     days, minutes = (now.date() - moment.date()).days, int((now - moment).total_seconds() // 60)
     if days == 0 or minutes < 60 * SAME_NIGHT_H:
         if minutes < 1:
@@ -148,7 +147,7 @@ def since(moment: datetime, now: datetime) -> str:
 
 
 def day(when: float) -> str:
-    """Say the local day of a moment in seconds since 1970: "22 November"."""
+    """Format the local day of seconds since 1970: "22 November"."""
     return day_of(datetime.fromtimestamp(when))
 
 
@@ -157,7 +156,7 @@ def day_of(when: date) -> str:
 
 
 def day_short(when: date) -> str:
-    """Say a day in a narrow place: "22 Nov"."""
+    """Format a day in short: "22 Nov"."""
     words = pgettext("month in few letters", "{day} {month}")
     return words.format(day=when.day, month=_(_SHORT_MONTHS[when.month - 1]))
 
@@ -178,17 +177,17 @@ def percent(share: float) -> str:
 
 
 def per_second(rate: float) -> str:
-    """Say a speed: "4.3 tokens/s", "41 tokens/s", "2,140 tokens/s"."""
+    """Return e.g. "4.3 tokens/s", "41 tokens/s", "2,140 tokens/s"."""
     return _("{rate} tokens/s", rate=number(rate, 0 if rate >= 10 else 1))
 
 
 def timestamp(at: datetime) -> str:
-    """Say a local moment to the minute in figures that sort: "2026-11-22 14:05"."""
+    """Format a local time to the minute, sortable: "2026-11-22 14:05"."""
     return f"{at.astimezone():%Y-%m-%d %H:%M}"
 
 
 def tokens_short(count: int) -> str:
-    """Say a count of tokens in a narrow place: "812", "5.9K", "32K" (32,768), "131K"."""
+    """Format a token count in short: "812", "5.9K", "32K" (32,768), "131K"."""
     if count < 1000:
         return str(count)
     thousands = count / 1024 if count % 1024 == 0 else count / 1000

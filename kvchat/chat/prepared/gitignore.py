@@ -38,8 +38,6 @@ _Segment = re.Pattern[bytes] | None  # None: `**`, any number of folders
 
 @dataclass(frozen=True)
 class Rule:
-    """One line of a .gitignore."""
-
     keeps: bool  # it begins with "!"
     folders_only: bool
     anywhere: bool  # it has no slash: it speaks of the last name of a path alone
@@ -53,8 +51,6 @@ class Rule:
 
 @dataclass(frozen=True)
 class Rules:
-    """One .gitignore."""
-
     folder: Path
     rules: tuple[Rule, ...]
 
@@ -66,7 +62,7 @@ class Rules:
 
 
 def read_rules(folder: Path) -> tuple[Rules, ...]:
-    """Read a folder's .gitignore, if it has one. Like git it follows no link."""
+    """Read a folder's .gitignore, if any. Like git, follow no links."""
     path = folder / ".gitignore"
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
@@ -104,7 +100,7 @@ def _rule(line: bytes) -> Rule | None:
 
 
 def _tokens(rule: bytes) -> Iterator[bytes]:
-    """Split a rule into patterns of one byte, stars and slashes. Raises IndexError where an end is missing."""
+    """Split a rule into one-byte patterns, stars and slashes. Raises IndexError if it is unterminated."""
     place = 0
     while place < len(rule):
         letter = rule[place : place + 1]
@@ -125,7 +121,7 @@ def _tokens(rule: bytes) -> Iterator[bytes]:
 
 
 def _class(rule: bytes, place: int) -> tuple[bytes, int]:
-    """Turn a class such as `[!a-z]` into a regular expression; also return the place after it. Raises IndexError."""
+    """Convert a class such as `[!a-z]` to a regular expression and the position after it. Raises IndexError."""
     negated = rule[place] in b"!^"
     place += negated
     parts: list[bytes] = []
@@ -153,9 +149,9 @@ def _class(rule: bytes, place: int) -> tuple[bytes, int]:
 
 
 def _segment(tokens: Sequence[bytes], *, deep: bool) -> _Segment:
-    """Build the pattern that one name of a path must match.
+    """Build the pattern for one path component.
 
-    What follows a star is taken where it is found first, which is as good as any later place (an atomic group), so that
+    Text after a star matches at its first place, which is as good as any later one (an atomic group), so that
     nothing is tried twice.
     """
     if deep and len(tokens) > 1 and set(tokens) == {_STAR}:

@@ -45,8 +45,6 @@ _TOO_LONG = N_("Choose a part of it, or a larger context length in the settings 
 
 
 class DocumentReader:
-    """Reads one set of documents, once."""
-
     def __init__(
         self,
         parts: TurnParts,
@@ -58,7 +56,7 @@ class DocumentReader:
         self._why_not_saved = ""
 
     async def run(self) -> Prepared:
-        """Read and save all, and return the set as it is now. May be cancelled at any point. Raises KvchatError."""
+        """Read and save everything; return the current set. Cancellable at any point. Raises KvchatError."""
         again = False
         while True:
             try:
@@ -144,8 +142,6 @@ class DocumentReader:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of preparing files."""
-
     files: int
     tokens: int
     time: TimeRange | None  # None: not known
@@ -158,8 +154,6 @@ class Estimate:
 
 
 class TooLongToPrepare(CannotPrepare):
-    """Known before anything is read."""
-
     def __init__(self, estimate: Estimate) -> None:
         tokens, room = tokens_short(estimate.tokens), number(estimate.room or 0)
         words = _("It has about {tokens} tokens, but only {room} fit in the context.", tokens=tokens, room=room)
@@ -168,8 +162,6 @@ class TooLongToPrepare(CannotPrepare):
 
 @dataclass(frozen=True)
 class Standing:
-    """A set and its state now."""
-
     prepared: Prepared
     bytes: int  # of its blocks on disk, those included that chats share
     changes: Changes  # in its files, since they were read
@@ -179,8 +171,6 @@ class Standing:
 
 @dataclass(frozen=True)
 class Ground:
-    """The documents a chat began on."""
-
     documents: tuple[str, ...]  # their names
     prepared: Prepared | None  # the set it began on; None: the library has it no more, or never had
     as_read: bool  # a chat that began on it now would have the same documents
@@ -188,8 +178,6 @@ class Ground:
 
 @dataclass(frozen=True)
 class Reading:
-    """A set that is being read, or waits until nothing else is done."""
-
     task: asyncio.Future[Any]
     done: int = 0  # tokens
     total: int = 0  # 0: not counted yet
@@ -199,10 +187,10 @@ Forget = Callable[[Mapping[str, set[str]]], Coroutine[Any, Any, None]]
 
 
 class Library:
-    """Belongs to the event loop's thread. Every method raises KvchatError."""
+    """Event-loop thread only. All methods raise KvchatError."""
 
     def __init__(self, parts: TurnParts, forget: Forget, over: Callable[[], object]) -> None:
-        """`forget` deletes what is kept of somebody; `over`: called when a slot was used for something else."""
+        """`forget` deletes an owner's saved state; `over`: called after a slot was used for something else."""
         self._parts, self._forget, self._over = parts, forget, over
         self.reading: dict[str, Reading] = {}  # by id
 
@@ -217,7 +205,7 @@ class Library:
         return found
 
     async def estimate(self, paths: Sequence[Path], now: tuple[Fingerprint, int] | None) -> Estimate:
-        """Estimate the cost of preparing these. `now`: the engine's fingerprint and longest context; None: unknown."""
+        """Estimate the cost of preparing files. `now`: the engine's fingerprint and maximum context, if known."""
         fingerprint, limit = now or (None, None)
         documents = await asyncio.to_thread(gather, paths)
         message = record.system_message([document.attachment for document in documents])
@@ -238,7 +226,7 @@ class Library:
         return made
 
     async def read(self, prepared: Prepared) -> Prepared:
-        """Read the files as they are now, except for what is kept of them. It gives way to everything else."""
+        """Read the files as they are now, reusing saved state. Gives way to all other work."""
         if prepared.id in self.reading:
             raise CannotPrepare(_("“{name}” is already being processed", name=prepared.name), "", "")
         task, refused = asyncio.ensure_future(self._read(prepared)), False
@@ -294,7 +282,7 @@ class Library:
         return {record.owner_of(row["id"]): str(row["name"]) for row in rows}
 
     async def ground_of(self, conversation_id: str) -> Ground | None:
-        """Return the documents a chat began on, or None. A chat from elsewhere may have the same ones."""
+        """Return the documents a chat started with, or None; imported chats are matched by hash."""
         begun, documents = await self._parts.in_database(record.begun_on, conversation_id)
         if not documents:
             return None
@@ -310,7 +298,7 @@ class Library:
         usage: Sequence[ConversationUsage],
         only: Prepared | None = None,
     ) -> list[Standing]:
-        """Return the state of each set, or of `only` one. `now`: the engine's fingerprint and longest context."""
+        """Return the state of each set, or of `only` one. `now`: the engine's fingerprint and maximum context."""
         fingerprint, limit = now or (None, None)
         kept = {chat.conversation_id: chat for chat in usage}
         return [
@@ -356,7 +344,7 @@ class Library:
 def why_not_ready(
     prepared: Prepared, usage: ConversationUsage | None, now: Fingerprint | None, limit: int | None
 ) -> str:
-    """Say why a chat on it would have to read it first, or return an empty text. `now`, `limit`: the engine's."""
+    """Return why a chat on it would have to read it first, or "". `now`, `limit`: the engine's."""
     if not prepared.is_read or prepared.fingerprint is None:
         return _("it was not fully processed")
     differences = prepared.fingerprint.differences(now) if now else ()

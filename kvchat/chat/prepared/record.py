@@ -23,8 +23,6 @@ INSTRUCTION = "Answer with the help of these documents."
 
 @dataclass(frozen=True)
 class Prepared:
-    """A set of documents, as it was read last."""
-
     id: str
     name: str
     paths: tuple[str, ...]  # that the user named
@@ -99,7 +97,7 @@ def begin_chat(database: Database, prepared: Prepared, id: str = "") -> Conversa
 
 
 def begun_on(database: Database, conversation_id: str) -> tuple[str | None, list[tuple[str, str]]]:
-    """Return the id of the set that a chat began on, if known, and the names and hashes of its documents."""
+    """Return the id of the set a chat started with, if known, and its documents' names and hashes."""
     query = (
         "SELECT DISTINCT position, name, hash FROM attachments JOIN messages ON messages.id = message_id"
         " WHERE conversation_id = ? AND role = 'system' ORDER BY position"

@@ -25,13 +25,11 @@ _Rules = tuple[Rules, ...]  # the innermost folder's last
 
 
 class CannotPrepare(KvchatError):
-    """Documents that cannot be read, or not kept."""
+    """The documents cannot be read or kept."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file, and how to know it again."""
-
     path: str
     name: str  # as the model is told
     size: int  # bytes
@@ -41,8 +39,6 @@ class Source:
 
 @dataclass(frozen=True)
 class Document:
-    """A file and its text."""
-
     source: Source
     text: str
 
@@ -53,8 +49,6 @@ class Document:
 
 @dataclass(frozen=True)
 class Changes:
-    """What is no longer as it was read: how many files."""
-
     changed: int = 0
     added: int = 0
     gone: int = 0
@@ -80,7 +74,7 @@ class Changes:
 
 
 def gather(paths: Sequence[Path], before: Sequence[Source] = ()) -> tuple[Document, ...]:
-    """Read all documents, those read `before` first and in that order, so that what is unchanged stays a prefix."""
+    """Read all documents, those in `before` first and in that order, so that unchanged ones stay a prefix."""
     places = {source.path: number for number, source in enumerate(before)}
     files = sorted(_files(paths), key=lambda file: places.get(str(file[0]), len(places)))
     documents: list[Document] = []
@@ -123,7 +117,7 @@ def changes(paths: Sequence[Path], before: Sequence[Source]) -> Changes:
 
 
 def _document(path: Path, name: str, *, named: bool) -> Document | None:
-    """Read a file's text; None for one of a folder's without text. Raises CannotAttach for one that was named."""
+    """Read a file's text; None for a folder's file without text. Raises CannotAttach if `named`."""
     try:
         if not named:
             with path.open("rb") as file:

@@ -83,7 +83,7 @@ def back_up(file: Path, *, often: bool) -> bool:
 
 
 class DailyBackups:
-    """Makes them while kvchat runs and at its end. Belongs to the event loop's thread."""
+    """Makes backups while kvchat runs and at its end. Event-loop thread only."""
 
     def __init__(self, file: Path, tell: Callable[[str, str], None]) -> None:
         self._file, self._tell = file, tell
@@ -93,7 +93,7 @@ class DailyBackups:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Make the last backup of the run; of a run that did not stay only if today has none."""
+        """Make the run's last backup; without `begin`, only if today has none."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -46,17 +46,14 @@ LAST_USED_FIRST = "ORDER BY used DESC, updated_at DESC, rowid DESC"
 
 
 class ConversationGone(KvchatError):
-    """The conversation was deleted meanwhile."""
-
     def __init__(self) -> None:
         super().__init__(_("This chat was deleted"), "", _("Start a new chat to continue."))
 
 
 class Database(DatabaseFile):
-    """Conversations and messages. What has tables of its own uses `reading` and `transaction`. Raises StorageFailed."""
+    """Conversations and messages. Other tables use `reading` and `transaction`. Raises StorageFailed."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ChatsDamaged for a file that was emptied, or that is gone while there are backups of it."""
         super().__init__(path)
         self._listed: dict[sqlite3.Row, Conversation] = {}  # last time, and no longer: rows change with every turn
 
@@ -66,7 +63,7 @@ class Database(DatabaseFile):
         return list(self._listed.values())
 
     def newest(self, most: int) -> list[Conversation]:
-        """So many of those that are not archived: what is kept on top, then what was used last."""
+        """Return unarchived conversations: pinned ones first, then the most recently used."""
         query = "SELECT * FROM conversations WHERE deleted_at IS NULL AND NOT archived"
         rows = self.rows(f"{query} ORDER BY on_top DESC, used DESC, updated_at DESC, rowid DESC LIMIT ?", (most,))
         return [conversation_of(row) for row in rows]
@@ -92,7 +89,7 @@ class Database(DatabaseFile):
         return made
 
     def rename(self, conversation_id: str, title: str, *, by_user: bool) -> None:
-        """Set a title. An automatic one never replaces the user's, and the model may still find a better one."""
+        """Set a title. An automatic one never replaces the user's, and the model may improve it later."""
         self.write(
             "UPDATE conversations SET title = ?, title_by_user = ?, title_due = ?"
             " WHERE id = ? AND (? OR NOT title_by_user)",
@@ -114,7 +111,7 @@ class Database(DatabaseFile):
         return self.path(leaf) if leaf is not None else []
 
     def path(self, message_id: str) -> list[Message]:
-        """Return the messages from the root to this one; empty if it was deleted. Circles of a damaged file are cut."""
+        """Return the messages from the root to this one; empty if it was deleted. Cycles in a damaged file are cut."""
         query = """
             WITH RECURSIVE up (id) AS (
                 SELECT ? UNION SELECT messages.parent_id FROM up JOIN messages USING (id)
@@ -146,7 +143,7 @@ class Database(DatabaseFile):
             return insert_message(db, new)
 
     def append_question(self, conversation_id: str, content: str, attachments: Sequence[Attachment] = ()) -> Message:
-        """Add a user's message under the conversation's leaf, whoever wrote that. Raises ConversationGone."""
+        """Add a user message under the conversation's leaf, whatever its role. Raises ConversationGone."""
         with self.transaction() as db:
             leaf = _checked_leaf(db, conversation_id)
             try:
@@ -175,7 +172,7 @@ class Database(DatabaseFile):
             db.execute(statement, (message.id, time.time(), message.conversation_id))
 
     def remove_leaf(self, message: Message) -> None:
-        """Take back an empty reply: its parent is the leaf again, and what waits behind it moves up."""
+        """Remove an empty reply: its parent becomes the leaf, and messages below it move up."""
         with self.transaction() as db:
             db.execute("UPDATE messages SET parent_id = ? WHERE parent_id = ?", (message.parent_id, message.id))
             statement = "UPDATE conversations SET leaf_id = ? WHERE id = ? AND leaf_id = ?"
@@ -183,7 +180,7 @@ class Database(DatabaseFile):
             db.execute("DELETE FROM messages WHERE id = ?", (message.id,))
 
     def stand_last(self, question_id: str, waiting: Collection[str] = ()) -> bool:
-        """Move a question behind what was said since; True if moved. `waiting`: questions answered after it."""
+        """Move a question to the end; True if moved. `waiting`: questions answered after it."""
         with self.transaction() as db:
             path = self.path(question_id)
             if not path:
@@ -203,7 +200,6 @@ class Database(DatabaseFile):
         self.write("UPDATE messages SET writer = ? WHERE id = ?", (AWAITS_MODEL if awaits else SAID_HERE, question_id))
 
     def interrupt_abandoned(self) -> int:
-        """Mark replies that were streaming when kvchat ended as interrupted; returns how many."""
         return self.write(INTERRUPT_ABANDONED, ())
 
     def shares_system_prompt(self, text: str, reply_id: str) -> bool:
@@ -225,7 +221,7 @@ class Database(DatabaseFile):
         return {row[0]: float(row[1]) for row in self.rows(query) if row[1]}
 
     def readings(self, model: str) -> list[Reading]:
-        """Return what this model's newest replies and documents of 64 tokens or more measured, the newest last."""
+        """Return read timings of this model's newest replies and documents of 64 tokens or more, newest last."""
         query = """
             SELECT * FROM (
                 SELECT (receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens'),
@@ -284,15 +280,13 @@ def insert_message(db: sqlite3.Connection, new: Message, *, said_here: bool = Tr
 
 @dataclass(frozen=True)
 class Draft:
-    """The text and attachments of a conversation's draft."""
-
     conversation_id: str
     text: str = ""
     attachments: tuple[Attachment, ...] = ()
 
 
 class Drafts:
-    """The drafts on disk, by conversation id. Raises StorageFailed."""
+    """Stored drafts by conversation id. Raises StorageFailed."""
 
     def __init__(self, database: Database, worker: Worker) -> None:
         self._database = database
@@ -310,7 +304,7 @@ class Drafts:
         return found
 
     async def keep(self, drafts: Mapping[str, str], attached: Mapping[str, tuple[Attachment, ...]]) -> None:
-        """Store these drafts and their attachments; empty ones are deleted, and those of deleted conversations."""
+        """Store these drafts and attachments; delete empty ones and those of deleted conversations."""
         await self._worker.run(store_drafts, self._database, dict(drafts), dict(attached))
 
 

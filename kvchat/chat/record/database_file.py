@@ -20,12 +20,10 @@ SMALL = 64_000_000  # bytes: a file of that size is looked through in a fraction
 
 
 class StorageFailed(KvchatError):
-    """The conversations' database could not be read or written."""
+    """The chat database could not be read or written."""
 
 
 class ChatsDamaged(StorageFailed):
-    """What is in the conversations' database is not what was written there."""
-
     def __init__(self, path: Path, what: str, title: str = "") -> None:
         super().__init__(
             title or _("The chat database is damaged"),
@@ -39,16 +37,16 @@ class ChatsDamaged(StorageFailed):
 
 
 class DatabaseFile:
-    """The file, brought to the newest format. Raises StorageFailed from every method when disk or file fail."""
+    """The file, migrated to the newest format. All methods raise StorageFailed on disk or file errors."""
 
     def file_id(self) -> str:
-        """Identify this file: one restored from a backup or made after a loss has another id."""
+        """Identify this file: one restored from a backup or recreated has another id."""
         with _in_words(self.file):
             found = self.file.stat()
         return f"{found.st_dev:x}-{found.st_ino:x}"
 
     def __init__(self, path: Path) -> None:
-        """Raises ChatsDamaged for a file that was emptied, or that is gone while there are backups of it."""
+        """Open the file. Raises ChatsDamaged if it was emptied, or is gone while there are backups."""
         self.file = path
         with _in_words(path):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -70,7 +68,7 @@ class DatabaseFile:
                 raise
 
     def check(self) -> None:
-        """Look the file through where that is quick or the last run did not end well. Raises ChatsDamaged."""
+        """Check the file if it is small or the last run did not end cleanly. Raises ChatsDamaged."""
         if self._was_closed and self.file.stat().st_size > SMALL:
             return
         with _in_words(self.file):
@@ -91,7 +89,7 @@ class DatabaseFile:
             return db.execute(query, values).fetchall()
 
     def write(self, statement: str, *values: Sequence[object]) -> int:
-        """Execute a statement with each of these values, all or nothing; how many rows it changed."""
+        """Execute a statement with each of these values, all or nothing; return the rows changed."""
         with self.transaction() as db:
             return db.executemany(statement, values).rowcount
 
@@ -112,7 +110,7 @@ class DatabaseFile:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Write all or nothing; on disk when the block, or the outermost one, has ended."""
+        """Write all or nothing; the data is on disk when the outermost block ends."""
         with _in_words(self.file):
             if self._connection.in_transaction:
                 yield self._connection
@@ -128,7 +126,7 @@ class DatabaseFile:
 
 
 def doubt_of(path: Path) -> Path:
-    """Return the marker file for met damage: the next start checks the chats' file, however large it is."""
+    """Return the marker file for damage: it makes the next start check the file, however large it is."""
     return path.with_name(f"{path.name}.doubt")
 
 
@@ -147,7 +145,7 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 
 def _make(path: Path) -> None:
-    """Make the file whole or not at all; an empty one would count as emptied. Raises ChatsDamaged."""
+    """Create the file atomically; an empty one would count as damaged. Raises ChatsDamaged."""
     if any(path.with_name(BACKUPS).glob("*.db")):
         raise ChatsDamaged(path, _("only its backups were found"), _("The chat database is missing"))
     new = name_beside(path)
@@ -163,7 +161,7 @@ def _make(path: Path) -> None:
 
 @contextlib.contextmanager
 def _in_words(path: Path) -> Iterator[None]:
-    """Errors the environment causes become StorageFailed; misuse (ProgrammingError, IntegrityError) stays a bug."""
+    """Turn environment errors into StorageFailed; misuse (ProgrammingError, IntegrityError) stays a bug."""
     try:
         yield
     except (sqlite3.OperationalError, OSError) as error:

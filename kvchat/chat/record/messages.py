@@ -13,16 +13,12 @@ from kvchat.words.reasons import Reason
 
 
 class Role(Enum):
-    """Who speaks."""
-
     SYSTEM = "system"
     USER = "user"
     ASSISTANT = "assistant"
 
 
 class MessageState(Enum):
-    """How a message ended."""
-
     COMPLETE = "complete"
     EDITED = "edited"  # the user put other words in a reply's place
     STREAMING = "streaming"  # being written; after a crash, found as INTERRUPTED
@@ -43,8 +39,8 @@ class Receipt:
     """The cost of one reply, where its prefix came from and, if it missed, why. Times in milliseconds.
 
     `ttft_ms` runs from Send to the first token on screen and includes `restore_ms`, unless `prefetched`: then the
-    restore was over before Send, while the user looked at the conversation. Two waits are no part of it: for another
-    conversation's reply (`queue_wait_ms`), and for an engine that had to be started first (`engine_wait_ms`).
+    restore ended before Send, while the user viewed the conversation. It excludes two waits: for another
+    conversation's reply (`queue_wait_ms`), and for an engine start (`engine_wait_ms`).
     """
 
     ttft_ms: float
@@ -81,8 +77,6 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Attachment:
-    """A document or a picture that goes with a message, and how to know its file again."""
-
     name: str
     size: int  # bytes of the original
     hash: str  # BLAKE3 of the original, as hex
@@ -92,8 +86,6 @@ class Attachment:
 
 @dataclass(frozen=True)
 class Message:
-    """One message as stored."""
-
     id: str
     conversation_id: str
     parent_id: str | None
@@ -123,8 +115,6 @@ def new_message(
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation as the sidebar shows it."""
-
     id: str
     title: str
     title_by_user: bool
@@ -138,7 +128,7 @@ class Conversation:
 
 
 def prompt_messages(branch: Sequence[Message], *, going_on: bool = False) -> list[ChatMessage]:
-    """Build what the chat template is given; `going_on`: the last message is a reply to be continued."""
+    """Build the chat template's input; `going_on`: the last message is a reply to continue."""
     joined: list[ChatMessage] = []
     for number, message in enumerate(branch, start=1):
         continued = going_on and number == len(branch)  # perhaps nothing but thinking has come of it
@@ -155,7 +145,7 @@ def prompt_messages(branch: Sequence[Message], *, going_on: bool = False) -> lis
 
 
 def prompt_content(message: Message) -> str:
-    """Return what the model reads of a message: documents first, so that other questions share the prefix."""
+    """Return a message as the model reads it: documents first, so that other questions share the prefix."""
     documents = []
     for attachment in message.attachments:
         if not attachment.data:

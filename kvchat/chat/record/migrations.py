@@ -167,5 +167,5 @@ MIGRATIONS: tuple[str, ...] = (
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the conversations to the newest format. Raises kvchat.system.migrations.DatabaseTooNew."""
+    """Migrate the chats to the newest format. Raises kvchat.system.migrations.DatabaseTooNew."""
     migrations.migrate(connection, path, MIGRATIONS, _("Your chats were last opened by a newer version of kvchat"))

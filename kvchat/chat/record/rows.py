@@ -81,7 +81,7 @@ def receipt_json(receipt: Receipt) -> str:
 
 
 def receipt_of(text: Any) -> Receipt | None:
-    """Parse a stored receipt without what a newer kvchat added; None where it cannot be read."""
+    """Parse a stored receipt, ignoring fields of a newer kvchat; None if it is unreadable."""
     try:
         fields = json.loads(text)
         known = {name: value for name, value in fields.items() if name in _NUMBERS}

@@ -26,8 +26,6 @@ _Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Salvaged:
-    """What a salvage came to."""
-
     chats: int
     messages: int
     from_backup: int  # of these messages
@@ -36,7 +34,7 @@ class Salvaged:
 
 
 def salvage(damaged: Path, backup: Path | None, target: Path) -> Salvaged:
-    """Make `target` of all that can be read and was not deleted. SQLite may write to `damaged`: give a copy."""
+    """Build `target` from everything readable and not deleted. SQLite may write to `damaged`: pass a copy."""
     make_empty(target)
     known: dict[str, str | None] = {}  # messages that there must have been, and their chats
     with closing(sqlite3.connect(target, isolation_level=None)) as db:
@@ -58,7 +56,7 @@ def salvage(damaged: Path, backup: Path | None, target: Path) -> Salvaged:
 
 
 def is_whole(file: Path) -> bool:
-    """Return True if SQLite finds nothing wrong and the messages hang together. Raises OSError."""
+    """Return True if SQLite finds no damage and the messages form a tree. Raises OSError."""
     queries = (
         "SELECT NOT EXISTS (SELECT 1 FROM pragma_foreign_key_check)",
         "SELECT NOT EXISTS (SELECT 1 FROM conversations WHERE leaf_id NOT IN (SELECT id FROM messages))",
@@ -85,7 +83,7 @@ def is_whole(file: Path) -> bool:
 
 
 def _take(db: sqlite3.Connection, source: Path, known: dict[str, str | None], *, all_of_it: bool = True) -> None:
-    """Copy what can be read; rows already there stay, but for texts that lost letters."""
+    """Copy readable rows; existing rows stay, except texts with lost characters."""
     if not source.exists() or not source.stat().st_size:
         return
     removed = (
@@ -136,7 +134,6 @@ def _fitting(value: Any, kind: str, default: float | None) -> Any:
 
 
 def _known(db: sqlite3.Connection) -> dict[str, str | None]:
-    """Return messages that the indexes know of, with their chats where that is known."""
     ids: dict[int, str] = {}
     chats: dict[int, str] = {}
     for found, column, index in (

@@ -32,7 +32,7 @@ _GOES_ON = ",;:\uff0c\uff1b\uff1a\u3001"  # no title ends so
 
 
 def title_from(text: str) -> str:
-    """A conversation's first title: the first words of its first message, on one line."""
+    """Return a first title: the start of the first message, on one line."""
     words = re.sub(r"\s+", " ", text).strip()
     if len(words) <= TITLE_LENGTH:
         return words or _(NEW_TITLE)
@@ -46,7 +46,7 @@ def is_over(answer: str) -> bool:
 
 
 def title_in(answer: str, said: str) -> str | None:
-    """Return the title in a model's answer, or None. It must be short and have a word that was said in the chat."""
+    """Return the title in a model's answer, or None. It must be short and share a word with the chat."""
     title = _bare(_visible(next(iter(_lines(answer)), "")))
     if not _short(title):
         title = _SUBTITLE.split(title, maxsplit=1)[0]
@@ -81,7 +81,7 @@ def _short(title: str) -> bool:
 
 
 def words_said(title: str, texts: Iterable[str]) -> set[str]:
-    """Return the title's words, folded, whose beginnings occur in the texts."""
+    """Return the title's words, folded, whose stems occur in the texts."""
     left, said = _words(title), set[str]()
     for text in texts:
         if said == left:

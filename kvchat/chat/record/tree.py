@@ -34,16 +34,12 @@ _FIRST_QUESTION = "SELECT content FROM messages WHERE conversation_id = ? AND ro
 
 
 class BelongsToDeleted(KvchatError):
-    """The message that a deleted one answers is deleted, too."""
-
     def __init__(self) -> None:
         super().__init__(_("The previous message is deleted as well"), "", _("Restore that message first."))
 
 
 @dataclass(frozen=True)
 class Removed:
-    """Messages that were deleted: enough to put them back as they were."""
-
     conversation_id: str
     leaf_id: str | None  # the conversation's leaf before
     title: str  # and its title
@@ -63,7 +59,7 @@ class Removed:
 
 
 def current_branch(database: Database, conversation_id: str) -> list[Message]:
-    """Return the messages from the root to the leaf with their siblings; system prompts are not shown as branches."""
+    """Return the messages from root to leaf with their siblings; system prompts are not shown as branches."""
     branch = database.branch(conversation_id)
     query = "SELECT id, parent_id, role FROM messages WHERE conversation_id = ? ORDER BY place"
     children: defaultdict[str | None, list[str]] = defaultdict(list)
@@ -82,7 +78,7 @@ def current_branch(database: Database, conversation_id: str) -> list[Message]:
 
 
 def switch(database: Database, conversation_id: str, message_id: str) -> None:
-    """Show the branch that goes through this message, to the newest end of it. Raises ConversationGone."""
+    """Show the branch through this message, down to its newest leaf. Raises ConversationGone."""
     with database.transaction() as db:
         if not db.execute("SELECT 1 FROM messages WHERE id = ?", (message_id,)).fetchone():
             raise ConversationGone
@@ -90,7 +86,7 @@ def switch(database: Database, conversation_id: str, message_id: str) -> None:
 
 
 def branch_of_copies(database: Database, parent_id: str | None, messages: Sequence[Message], leaf_id: str) -> None:
-    """Copy the messages under `parent_id`; the last is the leaf. Raises KvchatError unless `leaf_id` still is."""
+    """Copy messages under `parent_id`; the last becomes the leaf. Raises KvchatError if `leaf_id` is outdated."""
     with database.transaction() as db:
         query = "SELECT leaf_id FROM conversations WHERE id = ?"
         row = db.execute(query, (messages[0].conversation_id,)).fetchone()
@@ -104,7 +100,7 @@ def branch_of_copies(database: Database, parent_id: str | None, messages: Sequen
 
 
 def fork(database: Database, message: Message) -> str:
-    """Copy the messages up to this one into a new conversation with the same title and options; returns its id."""
+    """Copy the messages up to this one into a new conversation with the same title and options; return its id."""
     path = database.path(message.id)
     with database.transaction() as db:
         now, made = time.time(), uuid.uuid4().hex
@@ -123,7 +119,7 @@ def fork(database: Database, message: Message) -> str:
 
 
 def remove(database: Database, message: Message) -> Removed:
-    """Delete a message and all that followed because of it. A branch beside it comes into its place."""
+    """Delete a message and its descendants; a sibling branch is shown instead."""
     with database.transaction() as db:
         query = f"{_BELOW} SELECT messages.* FROM down JOIN messages USING (id)"
         removed = _in_order([dict(row) for row in db.execute(query, (message.id,))], message.id)
@@ -155,7 +151,7 @@ def removed_messages(database: Database) -> list[Removed]:
 
 
 def put_back(database: Database, first_id: str) -> None:
-    """Undo `remove`; a chat deleted since comes back, too. Raises ConversationGone and BelongsToDeleted."""
+    """Undo `remove`, also restoring a chat deleted since. Raises ConversationGone and BelongsToDeleted."""
     with database.transaction() as db:
         row = db.execute(f"{_REMOVED} WHERE removed.id = ?", (first_id,)).fetchone()
         removed = _removed(row) if row else None
@@ -175,7 +171,7 @@ def put_back(database: Database, first_id: str) -> None:
 
 
 def let_go(database: Database, first_id: str) -> set[str]:
-    """Give up removed messages for good; returns their ids, of which something may still be kept elsewhere."""
+    """Delete removed messages for good; return their ids, which other stores may still hold."""
     with database.transaction() as db:
         row = db.execute("SELECT *, '' AS title_now FROM removed WHERE id = ?", (first_id,)).fetchone()
         if row is None:
@@ -209,7 +205,7 @@ def _in_order(rows: Sequence[dict[str, Any]], first_id: str) -> tuple[dict[str, 
 
 
 def _rename_without(db: sqlite3.Connection, removed: Removed) -> None:
-    """Give the chat another title if it was made of a removed question, or has a word of nothing else in the chat."""
+    """Retitle the chat if its title came from a removed question or has a word found nowhere else in the chat."""
     questions = [text_of(row["content"]) for row in removed.rows if row["role"] == Role.USER.value]
     gone = [text_of(row["content"]) for row in removed.rows]
     gone += [f"{text_of(row['name'])}\n{text_of(row['text'])}" for row in removed.attachments]

@@ -28,8 +28,6 @@ _RESTORED = (Source.WARM, Source.DISK)
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the next reply of a chat will wait for."""
-
     source: Source  # where what was said so far will come from
     to_read: int  # tokens, after Send
     wait: TimeRange | None = None  # for the first token; None where too little is known of it
@@ -50,7 +48,7 @@ class Forecast:
 
     @property
     def of_message(self) -> str:
-        """Words for a message being written: "about 4 s: 2,100 tokens to read"; empty where nobody would notice."""
+        """Text for a draft: "about 4 s: 2,100 tokens to read"; empty if the wait is unnoticeable."""
         if self.wait is None or not self.noticeable:
             return ""
         time = roughly(self.wait)
@@ -90,14 +88,14 @@ class _Said:
 
 
 class Forecasts:
-    """For the window and `bench`. Belongs to the event loop's thread."""
+    """Used by the window and `bench`. Event-loop thread only."""
 
     def __init__(self, parts: TurnParts) -> None:
         self._parts = parts
         self._recalled: float | None = None  # ms per restored byte in earlier runs
 
     async def of_chats(self, models: dict[str, str | None]) -> dict[str, Forecast]:
-        """Forecast each chat's next reply; `models`: path of the answering model by chat. Takes two queries for all."""
+        """Forecast each chat's next reply, in two queries for all; `models`: path of the answering model by chat."""
         parts = self._parts
         branches = await parts.in_database(_branches, list(models))
         try:
@@ -127,7 +125,7 @@ class Forecasts:
     async def of_message(
         self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment] = ()
     ) -> Forecast | None:
-        """Forecast the reply to this message, sent now; None while no engine is ready for it, and with pictures."""
+        """Forecast the reply to this message if sent now; None without a ready engine or with pictures."""
         parts = self._parts
         try:
             chosen, branch = await parts.beginning(conversation_id)
@@ -158,7 +156,7 @@ class Forecasts:
             return None
 
     async def _restore_rate(self) -> float:
-        """Return ms per byte as measured in this run or an earlier one; 0 before that."""
+        """Return the measured ms per byte of this run or an earlier one, or 0."""
         now = self._parts.slots.restore_cost.restore_ms_per_byte
         if now is None and self._recalled is None:
             self._recalled = await self._parts.worker.run(self._parts.database.restore_ms_per_byte) or 0.0

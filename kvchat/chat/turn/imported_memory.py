@@ -34,8 +34,6 @@ BEYOND = 4  # tokens by which what was restored is extended, as in the self-test
 
 @dataclass(frozen=True)
 class TriedOut:
-    """Result of trying out a chat's imported memory."""
-
     tokens: int = 0  # that came back of the history
     of: int = 0  # tokens of the history
     reason: Reason | None = None  # why nothing did, or why nothing was tried
@@ -43,7 +41,7 @@ class TriedOut:
 
 
 async def try_out(parts: TurnParts, conversation_id: str, fingerprint: Fingerprint, start: bool) -> TriedOut:
-    """Prove that the chat's memory can be used; the slot is empty afterwards. `start`: start an engine."""
+    """Prove that the chat's memory is usable; the slot is empty afterwards. `start`: start an engine."""
     chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
     messages = prompt_messages(branch)
     request = Request(messages, model=chosen.model, template=chosen.options.template)
@@ -99,8 +97,6 @@ SPARE_MS = 600_000.0  # a chat that takes longer to read is verified only when t
 
 
 class CannotVerify(KvchatError):
-    """The memory of a chat cannot be verified now; it stays as it is."""
-
     def __init__(self, why: str) -> None:
         super().__init__(
             _("The memory of this chat could not be verified"), why, _("The memory stays marked as imported.")
@@ -108,7 +104,7 @@ class CannotVerify(KvchatError):
 
 
 class Verifying:
-    """Imported memory, one chat after the other. Belongs to the event loop's thread."""
+    """Verifies imported memory, chat by chat. Event-loop thread only."""
 
     def __init__(self, parts: TurnParts, over: Callable[[], None]) -> None:
         """`over`: called when a slot may hold another chat than before."""
@@ -117,7 +113,7 @@ class Verifying:
         self._under_way: set[str] = set()  # chats that are being verified
 
     async def verify(self, conversation_id: str) -> bool:
-        """Read the chat in spare time, then delete what was imported of it; False if the chat was deleted meanwhile."""
+        """Read the chat in spare time, then delete its imported memory; False if the chat was deleted meanwhile."""
         try:
             while not await self._run(conversation_id, math.inf):
                 if conversation_id not in self._under_way:
@@ -133,7 +129,7 @@ class Verifying:
         self._under_way.discard(conversation_id)
 
     async def in_spare_time(self) -> None:
-        """Verify one chat with the model in the engine; an interrupted attempt continues next time."""
+        """Verify one chat with the loaded model; an interrupted attempt continues next time."""
         parts = self._parts
         if await asyncio.to_thread(parts.why_not_read):
             return
@@ -155,7 +151,7 @@ class Verifying:
             return
 
     async def _run(self, conversation_id: str, most_ms: float) -> bool | None:
-        """Return True if the chat was read to its end. Raises CannotVerify if it takes longer than `most_ms`."""
+        """Return True if the whole chat was read. Raises CannotVerify if that takes over `most_ms`."""
         asked_for = math.isinf(most_ms)
         self._under_way.add(conversation_id)
         rank = Rank.DOCUMENTS if asked_for else Rank.VERIFY
@@ -173,7 +169,7 @@ class Verifying:
         self._over()
 
     async def _read(self, conversation_id: str, most_ms: float, slot: Slot, wanted: Callable[[], bool]) -> bool:
-        """Read the chat on from what is genuine of it, and save it; False if it was interrupted."""
+        """Read the chat on from its verified part and save it; False if interrupted."""
         parts = self._parts
         chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
         if not ends_with_reply(branch):

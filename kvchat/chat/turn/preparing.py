@@ -66,7 +66,7 @@ class _Work:
 
 
 class Preparing:
-    """In spare time, in the background. Belongs to the event loop's thread."""
+    """Reads ahead in the background while idle. Event-loop thread only."""
 
     def __init__(self, parts: TurnParts) -> None:
         self._parts = parts
@@ -88,7 +88,7 @@ class Preparing:
         self.begin()
 
     def write(self, conversation_id: str, draft: str, attachments: tuple[Attachment, ...]) -> None:
-        """Read a draft ahead when writing pauses, a paste at once."""
+        """Read a draft ahead when typing pauses, a paste at once."""
         target, before = _Target(conversation_id, draft, attachments), self._target
         if before is None or conversation_id != before.conversation_id:
             if not draft and not attachments:
@@ -104,7 +104,7 @@ class Preparing:
             self._timer = asyncio.get_running_loop().call_later(PAUSE_S, self.begin)
 
     def rest_on(self, conversation_id: str | None) -> None:
-        """Read from a slow disk what this conversation, which the user points at, would need."""
+        """Read what the conversation under the pointer needs from a slow disk."""
         if conversation_id != self._rested_on:
             self._rested_on = conversation_id
             if conversation_id is not None:
@@ -213,7 +213,7 @@ class Preparing:
         return True
 
     def _may_keep(self, work: _Work) -> bool:
-        """Return False where saving failed before at this length, so that it is not tried and told again and again."""
+        """Return False if saving failed before at this length, to avoid repeated attempts and reports."""
         remembers = work.lease.keeps and work.lease.engine.remembers(len(work.boundary))
         return remembers and self._not_kept.get(work.lease.owner) != len(work.boundary)
 
@@ -250,7 +250,7 @@ class Preparing:
             events.publish(ReadingAhead(conversation_id, reached - begun, reached - begun, draft))
 
     async def _stable(self, work: _Work) -> Tokens:
-        """Return the turn boundary and all of the draft but its last tokens; empty without a draft of some length."""
+        """Return the turn boundary plus the draft without its last tokens; empty for no or a short draft."""
         target, engine = work.target, work.lease.engine
         if not target.draft.strip() and not target.attachments:
             return ()
@@ -263,7 +263,7 @@ class Preparing:
         return stable
 
     async def _why_not_read_draft(self, work: _Work) -> Reason | None:
-        """Return why the draft is not read ahead: throwing it away must not cost more than it brings."""
+        """Return why not to read the draft ahead: discarding it must not cost more than it saves."""
         lease, costs = work.lease, work.lease.slots.restore_cost
         if lease.engine.can_cut:
             return None

@@ -44,8 +44,6 @@ _LEAST_SAVING_MS = 100.0  # less than that is not worth a word
 
 
 class Phase(Enum):
-    """What is done for one reply, in this order."""
-
     LOADING = N_("Loading")
     READING = N_("Processing")
     FIRST_TOKEN = N_("First token")
@@ -56,8 +54,6 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Span:
-    """One part of a receipt's timeline."""
-
     phase: Phase
     ms: float
     before_send: bool = False  # nobody waited for it

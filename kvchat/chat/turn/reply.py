@@ -24,8 +24,6 @@ SPEED_INTERVAL_S = 0.25  # how often the strip hears of the speed
 
 @dataclass
 class Draft:
-    """What has come of a reply so far."""
-
     text: list[str] = field(default_factory=list)
     thinking: list[str] = field(default_factory=list)
     timings: Timings | None = None
@@ -38,7 +36,7 @@ class Draft:
         return not self.text and not self.thinking
 
     def take(self, chunk: ChatChunk, now: float) -> None:
-        """Add the chunk at time.perf_counter() `now`. The first words of the reply end the thinking."""
+        """Add a chunk at time.perf_counter() `now`. The reply's first text ends the thinking."""
         if chunk.thinking:
             if self.thinking_since is None:
                 self.thinking_since = now
@@ -59,9 +57,9 @@ class Draft:
 
 
 class Echo:
-    """Removes from a stream the part of the unfinished reply that it repeats.
+    """Removes the repeated part of an unfinished reply from a stream.
 
-    llama.cpp b11434 sends that in one piece with the first new token, b11549 does not send it (both measured).
+    llama.cpp b11434 sends it in one piece with the first new token, b11549 does not send it (both measured).
     """
 
     def __init__(self, text: str, thinking: str) -> None:
@@ -69,7 +67,7 @@ class Echo:
         self._thinking_over = bool(text)  # then whatever comes as thinking is the echo
 
     def removed_from(self, chunk: ChatChunk) -> ChatChunk:
-        """Return the chunk without what was there before. Give it each chunk once, in order."""
+        """Return the chunk without the echo. Pass each chunk once, in order."""
         if chunk.thinking and self._thinking:
             new = _after(self._thinking, chunk.thinking)
             self._thinking = ""
@@ -89,9 +87,9 @@ def _after(known: str, text: str) -> str:
 
 
 class ReplyWriter:
-    """Feeds a streamed reply to the screen at once and to the disk twice a second.
+    """Writes a streamed reply to the screen at once and to disk twice a second.
 
-    `message` is what is there before: an empty reply, or one that goes on.
+    `message` is the starting point: an empty reply, or one to continue.
     """
 
     def __init__(self, message: Message, sent_at: float, database: Database, worker: Worker, events: EventBus) -> None:

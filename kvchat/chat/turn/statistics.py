@@ -42,7 +42,7 @@ _QUERY = """
 
 @dataclass(frozen=True)
 class Replies:
-    """Those of one day that went on from the same. Times in seconds."""
+    """The replies of one day and kind. Times in seconds."""
 
     day: date
     kind: str  # one of KINDS
@@ -53,8 +53,6 @@ class Replies:
 
 @dataclass(frozen=True)
 class Statistics:
-    """The replies of the last MOST_DAYS days, by day and kind."""
-
     replies: tuple[Replies, ...]
     today: date
 
@@ -80,7 +78,7 @@ class Statistics:
 
 
 def read_statistics(file: Path, today: date | None = None) -> Statistics:
-    """Add up the receipts in the chats' file, on a connection of its own. Raises StorageFailed."""
+    """Sum the receipts in the chats' file, on a separate connection. Raises StorageFailed."""
     today = today or date.today()
     since = datetime.combine(today - timedelta(days=MOST_DAYS - 1), time.min).timestamp()
     with closing(Database(file)) as database:

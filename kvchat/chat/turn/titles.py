@@ -53,7 +53,7 @@ class _Attempt:
 
 
 class Titles:
-    """Names new chats when there is nothing else to do. Belongs to the event loop's thread."""
+    """Names new chats while idle. Event-loop thread only."""
 
     def __init__(self, parts: TurnParts) -> None:
         self._parts = parts
@@ -83,7 +83,7 @@ class Titles:
         self.hear(True)
 
     async def name(self, conversation_id: str) -> None:
-        """Have the model name the chat, whatever it is called now. Raises NoTitle and StorageFailed."""
+        """Have the model name the chat, replacing any title. Raises NoTitle and StorageFailed."""
         parts = self._parts
         await self.idle()  # it may be being named already: that one would be in the way, and this one end it
         await parts.in_database(make_due, conversation_id)
@@ -182,12 +182,12 @@ def is_due(database: Database, conversation_id: str) -> bool:
 
 
 def make_due(database: Database, conversation_id: str) -> None:
-    """Have the model find this chat a title, whoever gave the present one. Raises StorageFailed."""
+    """Have the model title this chat, whoever set the present title. Raises StorageFailed."""
     database.write("UPDATE conversations SET title_due = 1 WHERE id = ?", (conversation_id,))
 
 
 def settle(database: Database, conversation_id: str, title: str | None, end: str | None) -> bool:
-    """Store the model's title, or none; it is not tried again. Not if the message `end` is gone. True if it changed."""
+    """Store the model's title, or none, and do not retry; True if changed. Skipped if message `end` is gone."""
     statement = (
         "UPDATE conversations SET title_due = 0, title = ifnull(?1, title),"
         " title_by_user = title_by_user AND ?1 IS NULL WHERE id = ?2 AND title_due"

@@ -40,14 +40,12 @@ from kvchat.words.language import N_, _, number
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a turn answers."""
-
     question_id: str
     unfinished: Message | None = None  # the reply to go on with; None: a new one is made
 
 
 class Turn:
-    """The answer to one question. It reads the path to that question, whatever else is said meanwhile."""
+    """The answer to one question. It reads the path to that question, whatever else is sent meanwhile."""
 
     def __init__(
         self,
@@ -62,7 +60,7 @@ class Turn:
         begins_chat: bool = False,
         waits: Callable[[], None] | None = None,
     ) -> None:
-        """`begin` stores the beginning, with `words` and `attachments`. `keep` false: neither settle nor save."""
+        """`begin` stores the question, with `words` and `attachments`. `keep` False: neither settle nor save."""
         self.conversation_id = conversation_id
         self.begin, self.words, self.attachments, self.begins_chat = begin, words, attachments, begins_chat
         self.beginning: Beginning | None = None  # set before `run`
@@ -117,7 +115,7 @@ class Turn:
                     await self._settle(reply)
 
     async def _prompt(self) -> Tokens:
-        """Return the prompt's ids where another owner's slot may hold most of them, as that of a new chat."""
+        """Return the prompt's ids if another owner's slot may hold most of them, as for a new chat."""
         parts, beginning = self._parts, self.beginning
         if not beginning or len(parts.slots.all) == 1 or parts.slots.of(self.conversation_id):
             return ()
@@ -184,7 +182,7 @@ class Turn:
             reply.answered(self._exchange.step)
 
     def _draw(self, chosen: AnswerSettings, reply: ReplyWriter) -> Sampling:
-        """Return the sampling once the engine is ready; what earlier requests wrote counts towards the length."""
+        """Return the sampling for a ready engine; tokens of earlier requests count towards the limit."""
         drawn, said = self._parts.drawn(self._sampling, chosen.options), reply.predicted_tokens
         if drawn.max_tokens is not None and said:
             drawn = replace(drawn, max_tokens=max(1, drawn.max_tokens - said))
@@ -213,7 +211,6 @@ class Turn:
         return self._reply
 
     async def _close_reply(self, state: MessageState) -> Message | None:
-        """Store the reply as it is; an empty one that did not complete is taken back."""
         reply, parts = self._reply, self._parts
         if reply is None:
             return None

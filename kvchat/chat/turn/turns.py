@@ -34,7 +34,7 @@ def ask(
     new: NewChat | None = None,
     drafts: Sequence[Draft] = (),
 ) -> Beginning:
-    """Store the user's next message; the first names the chat. `drafts`: what remains of those the text comes from."""
+    """Store the user's next message; the first names the chat. `drafts`: what remains of the source drafts."""
     with database.transaction():
         if new is not None and database.conversation(conversation_id) is None:
             new.make(database, conversation_id)
@@ -75,7 +75,7 @@ def _last_question(database: Database, path: list[Message]) -> Beginning:
 
 
 class Turns:
-    """Begins turns, stops them, and knows which are still there. Belongs to the event loop's thread."""
+    """Starts, stops and tracks turns. Event-loop thread only."""
 
     def __init__(self, parts: TurnParts, context: ContextService, over: Callable[[], None]) -> None:
         self._parts, self._context, self._over = parts, context, over
@@ -101,7 +101,7 @@ class Turns:
         return self._parts.slots.ahead_of(conversation_id)
 
     def go_first(self, conversation_id: str) -> None:
-        """Answer this conversation next: the reply that is being made is stopped, and can be continued."""
+        """Answer this conversation next; the current reply is stopped and can be continued."""
         other = self.ahead_of(conversation_id)
         self._parts.slots.put_first(conversation_id)
         if other is not None:
@@ -152,7 +152,7 @@ class Turns:
             self._turns.remove(turn)
 
     async def _stored(self, turn: Turn) -> Beginning | None:
-        """Put the beginning on disk before anything else; None if that failed: the words go back to the sender."""
+        """Store the question first; None if that failed, and the text goes back to the sender."""
         conversation_id, parts = turn.conversation_id, self._parts
         try:
             others = [other for other in self._turns if other is not turn and other.conversation_id == conversation_id]
@@ -191,7 +191,7 @@ class Turns:
                 self._parts.events.publish(MessagesChanged(turn.conversation_id))
 
     async def _give_up(self, turn: Turn, beginning: Beginning) -> None:
-        """Mark the question: without a reply, it waits for a model or for nobody."""
+        """Mark an unanswered question as waiting for a model or for nobody."""
         with contextlib.suppress(StorageFailed):
             model = (await self._parts.answer_settings(turn.conversation_id)).model
             there = model is not None and await asyncio.to_thread(Path(model).exists)

@@ -19,7 +19,7 @@ _END_OF_HEAD = re.compile(
 
 @dataclass(frozen=True)
 class Option:
-    """One option: every spelling of it, "no" forms included, and how many values follow it."""
+    """An option: all its spellings, "no" forms included, and the number of its values."""
 
     names: tuple[str, ...]
     values: int
@@ -27,8 +27,6 @@ class Option:
 
 @dataclass(frozen=True)
 class KnownOptions:
-    """All options of one build."""
-
     options: tuple[Option, ...]
     traces: bool = False  # log levels are numbered up to "trace", below which no conversation is logged
 
@@ -47,10 +45,10 @@ def plain(name: str) -> str:
 
 
 def parse_help(text: str) -> KnownOptions | None:
-    """Parse the output of `llama-server --help`; None when it is something else.
+    """Parse the output of `llama-server --help`; None if it is something else.
 
-    A line that begins with a dash is an option: names, what follows them, and, after two spaces or on the next line,
-    its description (common_arg::to_string in llama.cpp's common/arg.cpp).
+    A line that begins with a dash is an option: names, its values and, after two spaces or on the next line, its
+    description (common_arg::to_string in llama.cpp's common/arg.cpp).
     """
     found = []
     for line in text.splitlines():
@@ -69,15 +67,11 @@ _ADVICE = N_("Correct the extra arguments in the settings, or clear them.")
 
 
 class BadArguments(KvchatError):
-    """The extra arguments cannot be used."""
-
     def __init__(self, detail: str) -> None:
         super().__init__(_("The engine's extra arguments are invalid"), detail, _(_ADVICE))
 
 
 class BadWorkers(KvchatError):
-    """The list of RPC workers cannot be used."""
-
     def __init__(self, detail: str) -> None:
         advice = _("Enter each server as name:port in the settings, or clear the list.")
         super().__init__(_("The list of RPC servers is invalid"), detail, advice)
@@ -135,9 +129,9 @@ def parse(text: str) -> tuple[str, ...]:
 
 
 def check(arguments: Sequence[str], known: KnownOptions | None) -> None:
-    """Refuse what kvchat needs itself and what this build does not know. Raises BadArguments, in words.
+    """Reject options that kvchat sets itself or this build lacks. Raises BadArguments.
 
-    Without the build's own list (`known` None) only the former can be told.
+    Without the build's list (`known` None), only the former are rejected.
     """
     for name, values in _grouped(arguments):
         if not name.startswith("-"):
@@ -156,24 +150,24 @@ def check(arguments: Sequence[str], known: KnownOptions | None) -> None:
 
 
 def meaning(arguments: Sequence[str]) -> str:
-    """Return the part of the arguments that changes what a saved KV state means; empty for most."""
+    """Return the arguments that change what a saved KV state means; empty for most."""
     return _without(arguments, frozenset(_HARMLESS.split()))
 
 
 def meaning_of_server(arguments: Sequence[str]) -> str:
-    """Do the same for a server somebody else started: its address, key and model are not part of it either."""
+    """Like `meaning`, for a server started by others: also drops its address, key and model."""
     elsewhere = {name for name, reason in _REASONS.items() if reason in (_LOCAL, _MODEL, _FOREIGN, _WATCHES)}
     return _without(arguments, elsewhere | {"--slot-save-path"} | frozenset(_HARMLESS.split()))
 
 
 def named_files(meaning: str) -> tuple[str, ...]:
-    """Return what may be a file in it: a LoRA adapter is written `path`, `path,path` or `path:scale`."""
+    """Return possible file names in it: a LoRA adapter is `path`, `path,path` or `path:scale`."""
     words = [part for word in shlex.split(meaning) for part in {word, *word.split(",")}]
     return tuple(sorted({name for word in words for name in (word, word.rpartition(":")[0]) if name}))
 
 
 def parse_workers(text: str) -> tuple[str, ...]:
-    """Parse RPC workers, separated by commas, spaces or line ends. Raises BadWorkers for one that is no host:port.
+    """Parse RPC workers separated by commas, spaces or line ends. Raises BadWorkers if one is not host:port.
 
     IPv6 addresses are written [::1]:50052.
     """
@@ -192,7 +186,7 @@ def _without(arguments: Sequence[str], names: Set[str]) -> str:
 
 
 def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each option with its values. A value may be a negative number; any other dash begins an option."""
+    """Yield each option with its values. Negative numbers are values; any other dash begins an option."""
     at = 0
     while at < len(arguments):
         end = at + 1
@@ -203,7 +197,6 @@ def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _reason(name: str, other_names: Sequence[str]) -> str | None:
-    """Return why kvchat keeps an option, or its "no" form, to itself; None if it does not."""
     spellings = {plain(name.partition("=")[0]), *other_names}
     spellings |= {f"--{spelling[5:]}" for spelling in spellings if spelling.startswith("--no-")}
     return next((_REASONS[spelling] for spelling in spellings if spelling in _REASONS), None)

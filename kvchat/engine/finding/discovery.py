@@ -37,7 +37,7 @@ class EngineKind(Enum):
 
 @dataclass(frozen=True)
 class EngineLocation:
-    """Where an engine is. The embedded one has no path: it is a package inside kvchat's own Python."""
+    """Where an engine is. The embedded one has no path: it is a package in kvchat's own Python."""
 
     kind: EngineKind
     path: Path | None = None
@@ -48,7 +48,7 @@ class EngineLocation:
 
 @dataclass(frozen=True)
 class Device:
-    """A processor the engine can compute on. Sizes in bytes, None where the engine does not tell."""
+    """A compute device of the engine. Sizes in bytes, None if not reported."""
 
     name: str
     description: str
@@ -57,13 +57,13 @@ class Device:
 
 
 class EngineNotFound(KvchatError):
-    """There is no engine, or not where the settings say."""
+    """No engine exists, or none at the configured path."""
 
 
 def find_engine(settings_path: str | None) -> EngineLocation:
-    """Find the engine to use: the path in the settings, llama-server on PATH and the usual places, the embedded one.
+    """Find the engine: the path in the settings, llama-server on PATH or in the usual places, the embedded one.
 
-    The settings may also say "embedded", for a machine whose own llama-server is of no use. Raises EngineNotFound.
+    The settings may say "embedded", for a machine with an unusable llama-server. Raises EngineNotFound.
     """
     embedded_only = settings_path == EngineKind.EMBEDDED.value
     if settings_path and not embedded_only:
@@ -83,7 +83,7 @@ def find_engine(settings_path: str | None) -> EngineLocation:
 
 
 def installed_engines() -> list[EngineLocation]:
-    """List the engines on this machine, each program once, in order of preference: the embedded one comes last."""
+    """List this machine's engines, each program once, in order of preference, the embedded one last."""
     programs: dict[Path, Path] = {}  # by what they really are
     for folder in install_places():
         program = folder / program_name()
@@ -94,7 +94,7 @@ def installed_engines() -> list[EngineLocation]:
 
 
 def install_places() -> list[Path]:
-    """List the folders a llama-server is looked for in, in order: PATH, then where installers put it."""
+    """List the folders searched for llama-server, in order: PATH, then installers' folders."""
     folders = [Path(part) for part in os.environ.get("PATH", "").split(os.pathsep) if part]
     home = Path.home()
     if sys.platform == "win32":
@@ -116,7 +116,7 @@ def install_places() -> list[Path]:
 
 
 def engine_version(location: EngineLocation) -> str:
-    """Ask for the engine's version line. Blocks for as long as the program takes. Raises EngineNotFound."""
+    """Return the engine's version line. Blocks while the program runs. Raises EngineNotFound."""
     if location.path is None:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a bundle may come without package metadata
             return f"xllamacpp {importlib.metadata.version('xllamacpp')}"
@@ -127,7 +127,7 @@ def engine_version(location: EngineLocation) -> str:
 
 
 def list_devices(location: EngineLocation, workers: Sequence[str] = ()) -> tuple[Device, ...]:
-    """List the devices the engine sees, its RPC workers' included; none if it has the processor alone.
+    """List the engine's devices, its RPC workers' included; empty if it has only the CPU.
 
     Blocks. Raises EngineNotFound when the engine cannot be run.
     """
@@ -140,7 +140,7 @@ def list_devices(location: EngineLocation, workers: Sequence[str] = ()) -> tuple
 def parse_devices(text: str) -> tuple[Device, ...]:
     """Parse the output of `llama-server --list-devices`: `  CUDA0: NVIDIA H200 (143156 MiB, 142000 MiB free)`.
 
-    A worker's, `  RPC1: den:50052 (…)`, is named as its buffers are in the log: RPC0[den:50052], the first of its own.
+    A worker's, `  RPC1: den:50052 (…)`, is named like its buffers in the log: RPC0[den:50052], its first device.
     """
     pattern = re.compile(r"^\s+(\S+): (.*) \((\d+) MiB, (\d+) MiB free\)\s*$", re.MULTILINE)
     of_worker: Counter[str] = Counter()
@@ -154,7 +154,7 @@ def parse_devices(text: str) -> tuple[Device, ...]:
 
 
 def parse_embedded_devices(text: str) -> tuple[Device, ...]:
-    """Parse the output of the embedded engine's child: a JSON list on the last line."""
+    """Parse the output of the embedded engine's child: JSON list on the last line."""
     try:
         devices = json.loads(text.strip().splitlines()[-1])
         return tuple(Device(d["name"], d["description"], d.get("memory_total"), d.get("memory_free")) for d in devices)
@@ -163,7 +163,6 @@ def parse_embedded_devices(text: str) -> tuple[Device, ...]:
 
 
 def _checked(path: Path) -> Path:
-    """Return the program the settings name. A bare name is looked for on PATH."""
     title, name = _("The engine was not found"), program_name()
     if len(path.parts) == 1 and (found := shutil.which(str(path))):
         return Path(found)
@@ -195,7 +194,7 @@ def _is_program(path: Path) -> bool:
 
 
 def _ask(command: list[str]) -> str:
-    """Run a short-lived engine command and return all it prints, on either stream. Raises EngineNotFound."""
+    """Run a short-lived engine command and return all its output, both streams. Raises EngineNotFound."""
     try:
         done = subprocess.run(
             command,
@@ -223,8 +222,6 @@ NEEDED_OPTIONS = ("--model", "--host", "--port", "--ctx-size", "--batch-size", "
 
 
 class EngineTooOld(KvchatError):
-    """The engine lacks what kvchat cannot do without."""
-
     def __init__(self, location: EngineLocation, lacks: str) -> None:
         super().__init__(
             _("This engine is too old"),
@@ -235,14 +232,12 @@ class EngineTooOld(KvchatError):
 
 @dataclass(frozen=True)
 class EngineProbe:
-    """An engine's own account of itself."""
-
     version: str
     build: int | None  # None: it does not tell
     options: KnownOptions | None  # None: the embedded engine, which has none
 
     def check(self, location: EngineLocation) -> None:
-        """Raise EngineTooOld unless kvchat can work with it. One that does not tell is given the chance."""
+        """Raise EngineTooOld if kvchat cannot use it. Engines that do not tell are accepted."""
         if self.build is not None and self.build < MINIMUM_BUILD:
             builds = {"build": self.build, "minimum_build": MINIMUM_BUILD}
             raise EngineTooOld(location, _("It is build {build}; kvchat needs {minimum_build} or newer.", **builds))
@@ -254,7 +249,7 @@ class EngineProbe:
 def build_number(text: str) -> int | None:
     """Parse the build in "version: 0.6.0 (build 11434, commit abc)", "version: 6451 (abc)" or "b11434-abc".
 
-    None for a build without one: made outside of llama.cpp's repository it calls itself 0 or 1.
+    None for a build without one: if made outside llama.cpp's repository, it reports 0 or 1.
     """
     match = re.search(r"\(build (\d+)|version: (\d+) \(|\bb(\d+)\b", text)
     number = int(next(filter(None, match.groups()))) if match else 0
@@ -262,7 +257,7 @@ def build_number(text: str) -> int | None:
 
 
 def probe(location: EngineLocation) -> EngineProbe:
-    """Ask the engine, once for each file as it lies there. Raises EngineNotFound when it is none, or cannot be run."""
+    """Query the engine, once per version of its file. Raises EngineNotFound if it is none or cannot be run."""
     if location.path is None:
         return EngineProbe(engine_version(location), None, None)
     stamp = stamp_of(location.path)
@@ -285,7 +280,7 @@ def probe(location: EngineLocation) -> EngineProbe:
 
 
 def build_identity(location: EngineLocation, asked: EngineProbe) -> str:
-    """Identify a build of an engine: by its version or, where that has no number, the program's stamp."""
+    """Identify an engine build by its version or, if that has no number, the program's stamp."""
     if location.path is None or asked.build is not None:
         return asked.version
     size, changed_ns, _ = stamp_of(location.path)
@@ -295,7 +290,7 @@ def build_identity(location: EngineLocation, asked: EngineProbe) -> str:
 def usable_engine(settings_path: str | None) -> tuple[EngineLocation, EngineProbe]:
     """Find the engine to use, as `find_engine`, and probe it. Raises EngineTooOld and EngineNotFound.
 
-    Without a setting, an engine that is too old or broken is passed over if there is another.
+    Without a setting, an engine that is too old or broken is skipped if there is another.
     """
     candidates = [] if settings_path else installed_engines()
     refusal: KvchatError | None = None
@@ -317,8 +312,6 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class EngineEntry:
-    """One engine: what it is, or why it cannot be used."""
-
     location: EngineLocation
     chosen: bool  # the one kvchat starts with these settings
     version: str = ""
@@ -328,15 +321,15 @@ class EngineEntry:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """The names of its kinds of devices, such as "CUDA" and "Vulkan", but for the processor."""
+        """Names of its device kinds, such as "CUDA" and "Vulkan", except the CPU."""
         names = (re.sub(r"\d+$", "", device.name) for device in self.devices)
         return tuple(dict.fromkeys(name for name in names if name != "CPU"))
 
 
 def take_inventory(settings_path: str | None, fetched: Iterable[EngineLocation] = ()) -> tuple[EngineEntry, ...]:
-    """List every engine found, the one in the settings first. Raises nothing: an entry has its problem.
+    """List every engine found, the configured one first. Raises nothing: errors are in the entries.
 
-    `fetched`: engines that kvchat has fetched itself, which no search would find.
+    `fetched`: engines downloaded by kvchat, which no search would find.
     """
     found = [*fetched, *installed_engines()]
     with contextlib.suppress(KvchatError):  # whoever starts it is told

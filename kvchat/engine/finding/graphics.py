@@ -26,8 +26,6 @@ _WINDOWS_LIBRARIES = {"nvcuda.dll": "NVIDIA", "amdhip64.dll": "AMD", "ze_loader.
 
 
 class Maker(Enum):
-    """The maker of a card, which decides which engine builds can use it."""
-
     NVIDIA = "NVIDIA"
     AMD = "AMD"
     INTEL = "Intel"
@@ -38,8 +36,6 @@ _PCI_VENDORS = {0x10DE: Maker.NVIDIA, 0x1002: Maker.AMD, 0x8086: Maker.INTEL}  #
 
 
 class Backend(Enum):
-    """The library an engine computes with on a card; the value is its name."""
-
     CUDA = "CUDA"
     ROCM = "ROCm"
     VULKAN = "Vulkan"
@@ -57,15 +53,13 @@ _SUITS = {  # the best first. Vulkan comes with every driver; ROCm and SYCL most
 
 @dataclass(frozen=True)
 class Graphics:
-    """The graphics cards of a computer."""
-
     system: str  # "linux", "darwin" or "win32"
     makers: tuple[Maker, ...]
     nvidia_driver: bool = True  # False: an NVIDIA card on Linux without NVIDIA's own driver
 
 
 def find_graphics() -> Graphics:
-    """Look at this computer. On Linux from /sys, elsewhere by what the driver installed; no program is run."""
+    """Detect GPUs: on Linux from /sys, elsewhere by what the driver installed; no program is run."""
     if sys.platform == "darwin":
         return Graphics(sys.platform, (Maker.APPLE,) if platform.machine() == "arm64" else ())
     if sys.platform == "win32":
@@ -76,7 +70,6 @@ def find_graphics() -> Graphics:
 
 
 def linux_makers(devices: Path) -> tuple[Maker, ...]:
-    """Return the makers of the display controllers in a folder like /sys/bus/pci/devices."""
     found = set()
     for device in devices.glob("*"):
         try:
@@ -89,12 +82,10 @@ def linux_makers(devices: Path) -> tuple[Maker, ...]:
 
 
 def suiting(graphics: Graphics) -> tuple[Backend, ...]:
-    """Return the backends for these cards, the best first."""
     return tuple(dict.fromkeys(backend for maker in graphics.makers for backend in _SUITS[maker]))
 
 
 def install_advice(graphics: Graphics) -> tuple[str, ...]:
-    """Say how to get an engine that uses these cards, in sentences for the command line."""
     if not graphics.makers:
         words = _("No supported GPU was found; the embedded engine is as fast as any other on this computer.")
         return (words,)
@@ -107,7 +98,7 @@ def install_advice(graphics: Graphics) -> tuple[str, ...]:
 
 
 def driver_first(graphics: Graphics) -> str:
-    """Say what has to be installed before an engine can use the card; empty where nothing has."""
+    """Return what must be installed before an engine can use the GPU, or ""."""
     if Maker.NVIDIA in graphics.makers and not graphics.nvidia_driver:
         return _("Install the NVIDIA driver first; engines cannot use the GPU without it.")
     return ""
@@ -161,15 +152,15 @@ def cannot_be_run(why: str) -> KvchatError:
 
 
 def why_no_card(program: Path, backend: Backend) -> KvchatError:
-    """Say why the engine at `program` has no device of that kind. Blocks for as long as `ldd` takes."""
+    """Explain why the engine has no device of that kind. Blocks while `ldd` runs."""
     why = what_is_lacking(program) or _(_DRIVERS[backend])
     return KvchatError(_("The engine does not detect the GPU"), why, _(_AGAIN))
 
 
 def what_is_lacking(program: Path) -> str:
-    """Name the libraries that an engine does not find, and what brings them; empty where it lacks none.
+    """Return which libraries an engine is missing and what provides them, or "".
 
-    Blocks for as long as `ldd` takes.
+    Blocks while `ldd` runs.
     """
     lacking = missing_libraries(program.parent)
     if _SYSTEM in lacking:
@@ -184,9 +175,9 @@ def what_is_lacking(program: Path) -> str:
 
 
 def missing_libraries(folder: Path) -> dict[str, str]:
-    """Return the libraries that the engine's own in a folder do not find, by name; under `_SYSTEM` a newer system's.
+    """Return the dependencies missing for the engine libraries in a folder; under `_SYSTEM`, a newer system's.
 
-    Empty where `ldd` cannot say.
+    Empty if `ldd` cannot tell.
     """
     found: dict[str, str] = {}
     environment = parent_guard.engine_environment("ldd") | {"LC_ALL": "C"}

@@ -29,15 +29,13 @@ _ADVICE = N_("Check the server's address and API key in the settings, and check 
 
 
 class BadAddress(KvchatError):
-    """The address of the server makes no sense."""
-
     def __init__(self, detail: str) -> None:
         super().__init__(_("The server's address is invalid"), detail, _("Use the form http://127.0.0.1:8080."))
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where the server answers, and what it wants to hear. An empty key: it asks for none."""
+    """The server's URL and API key; an empty key if it needs none."""
 
     url: str
     key: str = field(default="", repr=False)
@@ -45,7 +43,7 @@ class ServerAddress:
 
 @dataclass(frozen=True)
 class ReachPolicy:
-    """The patience in looking for a server. Times in seconds."""
+    """Times for the server search, in seconds."""
 
     unreachable_s: float = 4.0  # so long without an answer at first, and it is said that there is none
     returns_s: float = 20.0  # as long for one that did answer: it may be started again
@@ -56,7 +54,7 @@ class ReachPolicy:
 
 
 def parse_address(text: str) -> str:
-    """Return the address as it is used, without a slash at the end. Raises BadAddress."""
+    """Return the normalised address, without a trailing slash. Raises BadAddress."""
     try:
         url = httpx2.URL(text.strip())
     except httpx2.InvalidURL as error:
@@ -73,8 +71,6 @@ def parse_address(text: str) -> str:
 
 
 class ExternalServer(EngineConnection):
-    """Keeps the connection to such a server: finds it, notices when it goes and when it comes back."""
-
     def __init__(self, generations: Iterator[int], policy: ReachPolicy | None = None) -> None:
         super().__init__(generations)
         self._policy = policy or ReachPolicy()
@@ -82,13 +78,13 @@ class ExternalServer(EngineConnection):
         self._doubt = asyncio.Event()  # a request went wrong: ask at once whether the server is still there
 
     async def connect(self, address: ServerAddress) -> None:
-        """Look for the server from now on. Returns at once: `ready` waits, listeners hear the rest."""
+        """Look for the server from now on. Returns at once: `ready` and listeners get the result."""
         await self.stop()
         self._publish(EngineStatus(EngineState.STARTING))
         self._task = asyncio.create_task(self._follow(address), name="external engine")
 
     async def stop(self) -> None:
-        """Let go of the server. It goes on running."""
+        """Disconnect. The server keeps running."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -117,7 +113,6 @@ class ExternalServer(EngineConnection):
             await client.aclose()
 
     async def _find(self, client: LlamaServerClient, lost: EngineFailure | None) -> EngineFailure | None:
-        """Wait until it can be used, or return why it cannot."""
         self._publish(EngineStatus(EngineState.STARTING, lost))
         policy, now = self._policy, time.monotonic
         until = now() + (policy.returns_s if lost else policy.unreachable_s)
@@ -153,7 +148,6 @@ class ExternalServer(EngineConnection):
 
 
 async def _unfit(client: LlamaServerClient) -> EngineFailure | None:
-    """Return why a server that answers cannot be used, None if it can."""
     try:
         facts = await client.facts()
     except EngineRefused as refusal:
@@ -192,8 +186,6 @@ _VARIABLE_PREFIX = "LLAMA_ARG_"
 
 @dataclass(frozen=True)
 class RunningServer:
-    """Its process and how it was started."""
-
     pid: int
     folder: Path  # the one it runs in
     arguments: tuple[str, ...]  # without the program
@@ -212,7 +204,6 @@ class RunningServer:
 
 
 def is_loopback(host: str) -> bool:
-    """True if nobody but this computer can reach that address."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -220,7 +211,7 @@ def is_loopback(host: str) -> bool:
 
 
 def find_server(url: str) -> RunningServer | None:
-    """Find the process that answers at this address; None if it is on another computer or not ours to look into."""
+    """Find the process that serves this address; None if it is remote or not accessible to us."""
     address = httpx2.URL(url)
     if not is_loopback(address.host):
         return None
@@ -238,10 +229,10 @@ def find_server(url: str) -> RunningServer | None:
 
 
 def reachable_slot_folder(server: RunningServer, proc: Path = Path("/proc")) -> Path | None:
-    """Return where the server's slot files can be had; None where they cannot.
+    """Return the server's slot folder if it is accessible, else None.
 
-    No slot is touched to find out: another program may be using it. In a container the server's folder may be another
-    than the one of that name here; Linux tells (`proc`).
+    No slot is touched to find out: another program may be using it. In a container, the server's folder may differ
+    from the one of that name here; on Linux, `proc` tells.
     """
     folder = server.slot_folder
     try:

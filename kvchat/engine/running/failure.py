@@ -35,7 +35,7 @@ _FROM_OUTSIDE = {getattr(signal, name, None) for name in ("SIGKILL", "SIGTERM", 
 
 
 def explain(outcome: Outcome, *, was_ready: bool = False) -> EngineFailure:
-    """Explain why a process ended that nobody told to stop. `was_ready`: it had been serving before."""
+    """Explain why a process ended unasked. `was_ready`: it had been serving before."""
     lines = outcome.last_lines
     failure = _by_start(outcome, lines)
     if failure is None and outcome.signal not in _FROM_OUTSIDE:  # killed it had no time to say anything
@@ -188,7 +188,6 @@ def not_prepared() -> EngineFailure:
 
 
 def not_started(error: KvchatError) -> EngineFailure:
-    """Return what kept the engine from being chosen, as a failure."""
     if isinstance(error, EngineFailed):
         return error.failure
     kinds = {

@@ -30,10 +30,10 @@ _MOST_UNWRITTEN = 5_000  # lines that wait for a disk; those that come after are
 
 
 class EngineLog:
-    """Collects what the engine prints. Bounded in lines, in line length, and on disk in bytes."""
+    """Collects the engine's output, bounded in lines, line length and bytes on disk."""
 
     def __init__(self, path: Path | None = None, *, lines: int = 2_000, file_bytes: int = 2_000_000) -> None:
-        """`path`: also write it there, mode 0600; at `file_bytes` it is moved to `<name>.1` and begun anew."""
+        """`path`: also write it there, mode 0600; at `file_bytes` rotate it to `<name>.1`."""
         self._lines: deque[str] = deque(maxlen=lines)
         self._file = _LogFile(path, file_bytes) if path is not None else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -50,18 +50,16 @@ class EngineLog:
 
     @property
     def since_start(self) -> tuple[str, ...]:
-        """The last lines, as far as they are of the engine started last."""
         lines = self.lines
         starts = [number for number, line in enumerate(lines) if line.startswith(START)]
         return lines[starts[-1] :] if starts else lines
 
     def added_since(self, before: int) -> tuple[str, ...]:
-        """Return the last lines, as far as they were added since `added` was `before`."""
         more = min(self.added - before, len(self._lines))
         return tuple(self._lines)[-more:] if more > 0 else ()
 
     def feed(self, data: bytes) -> None:
-        """Take output as it comes, cut anywhere."""
+        """Add output, cut anywhere."""
         self.bytes_seen += len(data)
         *finished, self._rest = _LINE_END.split(self._rest + self._decoder.decode(data))
         for line in finished:
@@ -73,7 +71,6 @@ class EngineLog:
         self._add(line)
 
     def end_line(self) -> None:
-        """Make a line of what a process that is gone has left unfinished."""
         rest, self._rest = self._rest + self._decoder.decode(b"", final=True), ""
         self._decoder.reset()
         if rest:
@@ -96,9 +93,9 @@ class EngineLog:
             self._file.add(kept)
 
     def _without_request(self, line: str) -> str | None:
-        """Cut off what a line quotes of a request; None for a line that may be part of a quotation.
+        """Cut off quoted request text; None for a line that may be part of a quotation.
 
-        A grammar that does not parse is printed whole, its lines between those of the log.
+        A grammar that does not parse is printed in full, its lines between those of the log.
         """
         if match := _QUOTES.search(line):
             return f"{line[: match.end()]}…"
@@ -106,7 +103,7 @@ class EngineLog:
 
 
 class _LogFile:
-    """Writes lines in a thread of its own: a disk that hangs would hold up the window with the engine's output."""
+    """Writes lines in its own thread: a hung disk would block the window along with the engine's output."""
 
     def __init__(self, path: Path, most_bytes: int) -> None:
         self._path, self._most_bytes = path, most_bytes
@@ -165,8 +162,6 @@ _TROUBLE = re.compile(r"\berror\b|\bfailed\b|GGML_ASSERT|GGML_ABORT|terminate ca
 
 
 class Level(IntEnum):
-    """The severity of a line."""
-
     DETAIL = 0
     INFO = 1
     WARNING = 2
@@ -177,7 +172,7 @@ _LETTERS = {"D": Level.DETAIL, "I": Level.INFO, "W": Level.WARNING, "E": Level.E
 
 
 def with_levels(lines: Iterable[str]) -> Iterator[tuple[Level, str]]:
-    """Yield each line with its level. One without is an error if it sounds like one, or continues the one before."""
+    """Yield each line with its level. One without is an error if it reads like one, else it inherits the last."""
     level = Level.INFO
     for line in lines:
         match = _LEVEL.match(line)
@@ -193,8 +188,6 @@ MIB = 1024 * 1024
 
 
 class Purpose(Enum):
-    """The contents of a buffer."""
-
     WEIGHTS = "weights"
     KV = "kv"  # recurrent state included
     COMPUTE = "compute"
@@ -218,8 +211,6 @@ _HOST_PLACE = re.compile(r"CPU|.*_Host|BLAS", re.IGNORECASE)  # CPU_Mapped, CPU_
 
 @dataclass(frozen=True)
 class Buffer:
-    """One buffer as the engine reported it."""
-
     place: str  # "CPU", "CPU_Mapped", "CUDA0", "CUDA_Host", …
     purpose: Purpose
     bytes: int  # to a hundredth of a MiB
@@ -227,7 +218,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Placement:
-    """The layers of a model that are on the GPUs, counted as the engine does, with the output as one more."""
+    """A model's layers on the GPUs, counted as the engine does, with the output as one more."""
 
     gpu_layers: int
     all_layers: int
@@ -235,29 +226,25 @@ class Placement:
 
     @property
     def whole(self) -> bool:
-        """True if everything that can be is on the GPUs."""
         return self.gpu_layers == self.all_layers and self.cpu_experts == 0
 
 
 @dataclass(frozen=True)
 class Allocations:
-    """The allocations that an engine reported while it loaded."""
-
     buffers: tuple[Buffer, ...]
     placement: Placement | None  # None: it computes on the processor alone, or does not tell
 
     def on_host(self, purpose: Purpose) -> int:
-        """Return the bytes taken of the computer's memory."""
         return sum(b.bytes for b in self.buffers if b.purpose is purpose and _HOST_PLACE.match(b.place))
 
     def on(self, place: str, purpose: Purpose) -> int:
-        """Return the bytes taken on one GPU, under its own name or as in "MTL0_Mapped" and "RPC0[den:50052]"."""
+        """Return the bytes on one GPU, under its own name or as in "MTL0_Mapped" and "RPC0[den:50052]"."""
         own = re.compile(rf"{re.escape(place)}([_\[].*)?")
         return sum(b.bytes for b in self.buffers if b.purpose is purpose and own.fullmatch(b.place))
 
 
 def read_allocations(lines: Iterable[str]) -> Allocations | None:
-    """Read the allocations in one engine's log; None where it reports none."""
+    """Parse the allocations in one engine's log; None if it has none."""
     buffers: list[Buffer] = []
     placement = None
     experts: dict[str, int] = {}  # by the GPU: the last that --fit says of each

@@ -48,7 +48,7 @@ ParameterValue = str | int | bool | tuple[str, ...]
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """The options of one engine process. The API key is no part of it: it travels in the environment."""
+    """The options of one engine process, without the API key, which is in the environment."""
 
     model: Path
     context_size: int  # tokens
@@ -68,9 +68,9 @@ class LaunchPlan:
 
 
 def llama_server_arguments(plan: LaunchPlan) -> list[str]:
-    """Write the plan as llama-server's command line, without the program's name.
+    """Convert the plan to llama-server's arguments, without the program's name.
 
-    Spellings are those that both today's builds and builds of the year before know (`--no-webui` is still
+    Spellings are those known to both current builds and builds of the year before (`--no-webui` is still
     an alias of `--no-ui`). Names are from llama.cpp's common/arg.cpp.
     """
     optional = [
@@ -109,9 +109,9 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
 
 
 def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
-    """Write the plan for the embedded engine: dotted fields of xllamacpp's CommonParams, and their values.
+    """Convert the plan for the embedded engine: dotted fields of xllamacpp's CommonParams, and values.
 
-    KV types are given by llama.cpp's names ("f16", "q8_0"); the child looks the enum value up.
+    KV types use llama.cpp's names ("f16", "q8_0"); the child looks up the enum value.
     """
     fields: dict[str, ParameterValue] = {
         "model.path": str(plan.model),
@@ -145,7 +145,7 @@ _LLAMA_SERVER_KEY = "LLAMA_API_KEY"  # common/arg.cpp, --api-key
 
 @dataclass(frozen=True)
 class Invocation:
-    """One start. The key is in the environment alone: a command line is for every user to see."""
+    """One start. The key is only in the environment: every user can see a command line."""
 
     plan: LaunchPlan  # with the port that was chosen
     command: tuple[str, ...]
@@ -158,7 +158,7 @@ class Invocation:
 
 
 def prepare(location: EngineLocation, plan: LaunchPlan) -> Invocation:
-    """Make an invocation with a fresh key and, if the plan leaves it open, a free port."""
+    """Create an invocation with a fresh key and, if the plan has none, a free port."""
     plan = dataclasses.replace(plan, port=plan.port or free_port(plan.host))
     key = secrets.token_urlsafe(32)
     environment = dict(os.environ)
@@ -172,7 +172,7 @@ def prepare(location: EngineLocation, plan: LaunchPlan) -> Invocation:
 
 
 def free_port(host: str) -> int:
-    """Return a port nobody listens on at this moment; the next moment somebody may."""
+    """Return a port that is free now; another process may take it at any time."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]

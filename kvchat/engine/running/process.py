@@ -18,8 +18,6 @@ from kvchat.engine.running.log import EngineLog
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a process."""
-
     code: int  # the exit code; -n: died of signal n
     last_lines: tuple[str, ...] = ()  # what it printed last, newest last
     memory_ran_out: bool = False  # the system killed a process for want of memory while this one lived
@@ -37,17 +35,17 @@ _DRAIN_S = 1.0  # how long to wait for the last output of a process that is gone
 
 @dataclass(frozen=True)
 class Ladder:
-    """The seconds a process is given to end, asked once and asked again, before it is killed."""
+    """Seconds to end after the first and the second request, before being killed."""
 
     ask_s: float = 2.0  # one asked right after a request often hears only the next rung; all is saved by then
     terminate_s: float = 2.0
 
 
 class EngineProcess:
-    """A child process whose output goes to an EngineLog. Made by `spawn`; ends by itself or by `stop`.
+    """A child process whose output goes to an EngineLog. Created by `spawn`; ends by itself or by `stop`.
 
-    It lives in a session of its own, so that Ctrl+C in the terminal reaches the app alone, and under a guard, so that
-    it cannot outlive the app.
+    It has its own session, so that Ctrl+C in the terminal reaches only the app, and a guard, so that it
+    cannot outlive the app.
     """
 
     def __init__(self, transport: asyncio.SubprocessTransport, events: _Events, log: EngineLog) -> None:
@@ -61,10 +59,10 @@ class EngineProcess:
     async def spawn(
         cls, command: Sequence[str], environment: Mapping[str, str], log: EngineLog, *, by_pipe: bool | None = None
     ) -> EngineProcess:
-        """Start `command`. Call it from the main thread's loop: Linux guards by the thread that spawned.
+        """Start `command`. Call it from the main thread's loop: on Linux the guard watches the spawning thread.
 
-        `by_pipe` chooses the other kind of guard (for tests). Raises OSError when not even the guard can be started;
-        a command that does not exist ends with code 127 instead.
+        `by_pipe` selects the other kind of guard (for tests). Raises OSError if not even the guard can be started;
+        a missing command ends with code 127 instead.
         """
         held_by_pipe = parent_guard.needs_pipe() if by_pipe is None else by_pipe
         transport, events = await asyncio.get_running_loop().subprocess_exec(
@@ -89,7 +87,7 @@ class EngineProcess:
         return not self._life.done()
 
     async def wait(self) -> Outcome:
-        """Wait until it ended and its output is read. May be called by many, and cancelled, without harm."""
+        """Wait until it ended and its output is read. Safe for several callers, and to cancel."""
         await asyncio.shield(self._life)
         said = self._log.added_since(self._events.added_before)[-_LAST_LINES:]
         return Outcome(self._transport.get_returncode() or 0, said, self._memory_ran_out)
@@ -99,7 +97,7 @@ class EngineProcess:
         return not self.running
 
     async def stop(self, ladder: Ladder | None = None) -> Outcome:
-        """Ask, then terminate, then kill. Cancelled, it kills the process at once, and ends when that is gone."""
+        """Ask, then terminate, then kill. If cancelled, kill it at once and wait for its end."""
         ladder = ladder or Ladder()
         try:
             # llama-server leaves at once on the second SIGTERM, whatever it is doing.
@@ -126,7 +124,7 @@ class EngineProcess:
                 self._release()
 
     def _release(self) -> None:
-        """Let go of the guard, which then kills the engine; TerminateProcess would reach the guard alone."""
+        """Release the guard, which then kills the engine; TerminateProcess would kill only the guard."""
         if (held := self._transport.get_pipe_transport(0)) is not None:
             held.close()
 
@@ -137,7 +135,7 @@ class EngineProcess:
             self._transport.kill()
 
     def _signal_group(self, number: int) -> None:
-        """To the whole group, because a guard by pipe stands above its engine and passes no signals on."""
+        """Signal the whole group: a pipe guard, the engine's parent, forwards no signals."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a zombie
             os.killpg(self.pid, number)
 
@@ -156,7 +154,7 @@ class EngineProcess:
 
 
 class _Events(asyncio.SubprocessProtocol):
-    """Notes what asyncio tells about the process. (Its own `Process.wait` waits for whoever holds the pipe.)"""
+    """Records asyncio's process events. (Its own `Process.wait` waits for whoever holds the pipe.)"""
 
     def __init__(self, log: EngineLog) -> None:
         self.exited, self.output_ended = asyncio.Event(), asyncio.Event()
@@ -174,7 +172,7 @@ class _Events(asyncio.SubprocessProtocol):
 
 
 def _oom_kills() -> int:
-    """Count the processes Linux has killed so far because memory ran out; 0 where nobody counts (proc(5), vmstat)."""
+    """Return Linux's count of out-of-memory kills so far; 0 if unavailable (proc(5), vmstat)."""
     try:
         counters = Path("/proc/vmstat").read_text("ascii")
     except OSError:

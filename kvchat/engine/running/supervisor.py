@@ -33,7 +33,7 @@ from kvchat.words.language import _
 
 @dataclass(frozen=True)
 class WatchPolicy:
-    """The times of a watch, in seconds; patient, because a busy computer is no fault."""
+    """Times of a watch, in seconds; generous, because a busy computer is no fault."""
 
     every_s: float = 10.0
     answer_s: float = 20.0  # how long one answer to /health may take
@@ -46,10 +46,8 @@ class WatchPolicy:
 
 
 class Watch:
-    """Watches one process, from its being ready to its end."""
-
     def __init__(self, policy: WatchPolicy, log: EngineLog, wall: Callable[[], float] = time.time) -> None:
-        """`wall` is the clock that goes on while the computer sleeps."""
+        """`wall` is a clock that keeps running during sleep."""
         self._policy, self._log, self._wall = policy, log, wall
         self._reported: EngineFailure | None = None
         self._worried = False
@@ -66,13 +64,13 @@ class Watch:
             self._news.set()
 
     def worry(self) -> None:
-        """Words were coming, and for some time none has: ask the engine now rather than in its turn."""
+        """Check the engine now, not in its turn, because its reply went silent."""
         if not self._worried:
             self._worried = True
             self._news.set()
 
     async def until_ailing(self, client: LlamaServerClient) -> EngineFailure:
-        """Wait until the process is of no more use; returns why. Cancel it when the process ended by itself."""
+        """Wait until the process is unusable and return why. Cancel it if the process ended by itself."""
         stuck = asyncio.create_task(self._until_stuck(client), name="engine-loop-watch")
         stuck.add_done_callback(lambda _: self._news.set())
         try:
@@ -82,7 +80,7 @@ class Watch:
             await asyncio.wait({stuck})
 
     async def _until_stuck(self, client: LlamaServerClient) -> None:
-        """Wait until the engine's loop takes no question for longer than any batch lasts."""
+        """Wait until the engine's loop gives no answer for longer than any batch lasts."""
         misses = 0
         while misses < 2:  # a single one may be the computer's falling asleep
             asked_at = time.monotonic()
@@ -136,7 +134,7 @@ _FINAL = {
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """The limits and delays of starting a dead engine again. Times in seconds."""
+    """Limits and delays for restarting a dead engine. Times in seconds."""
 
     deaths: int = 5  # as many within `window_s`, or in a row without ever being ready, are the end
     window_s: float = 300.0
@@ -159,7 +157,7 @@ StepDown = Callable[[], LaunchPlan | None]
 
 
 class EngineSupervisor(EngineConnection):
-    """One engine process at a time. Every method belongs to the main thread's loop."""
+    """Runs one engine process at a time. Main thread's loop only."""
 
     def __init__(
         self,
@@ -172,7 +170,7 @@ class EngineSupervisor(EngineConnection):
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         generations: Iterator[int] | None = None,
     ) -> None:
-        """`clock` and `sleep` stand for time in the back-off, so that tests need not wait."""
+        """`clock` and `sleep` replace time in the back-off, for tests."""
         super().__init__(generations or itertools.count(1))
         self.log = log or EngineLog()
         self.plan: LaunchPlan | None = None  # once launched, with the port really used
@@ -188,9 +186,9 @@ class EngineSupervisor(EngineConnection):
         return self._process.pid if self._process is not None and self._process.running else None
 
     async def start(self, location: EngineLocation, plan: LaunchPlan, step_down: StepDown | None = None) -> None:
-        """Start an engine; one that runs is stopped first. Returns at once: `ready` waits, listeners hear the rest.
+        """Start an engine, stopping a running one first. Returns at once: `ready` and listeners get the result.
 
-        `step_down` gives a smaller plan each time that memory did not suffice for loading, None when there is none.
+        `step_down` returns a smaller plan each time loading ran out of memory, None when there is none.
         """
         async with self._serial:
             await self._end()
@@ -208,7 +206,7 @@ class EngineSupervisor(EngineConnection):
         self.log.close()
 
     async def _end(self) -> None:
-        """Bring the running task to its end. Cancelled meanwhile, the task still finishes by itself."""
+        """End the running task. If cancelled, the task still finishes by itself."""
         if self._task is None:
             return
         if self._status.state is not EngineState.STOPPING:  # a second cancel would cut the ladder short
@@ -219,14 +217,13 @@ class EngineSupervisor(EngineConnection):
         self._publish(EngineStatus(EngineState.STOPPED))
 
     def _run_ended(self, task: asyncio.Task[None]) -> None:
-        """Publish a bug of ours as a failure: nobody must wait for an engine that will never be ready."""
+        """Publish an internal error as a failure: nobody must wait for an engine that never comes."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             task.get_loop().call_exception_handler({"message": "the engine supervisor broke", "exception": error})
             self._publish(EngineStatus(EngineState.FAILED, failure.bug(error)))
 
     async def _run(self, location: EngineLocation, plan: LaunchPlan) -> None:
-        """Start the engine again after each death, until told to stop or there is no hope."""
         deaths: deque[float] = deque()
         never_ready = 0
         status = EngineStatus(EngineState.STARTING)
@@ -252,7 +249,7 @@ class EngineSupervisor(EngineConnection):
             await self._sleep(self._policy.delay_s(count))
 
     async def _start_once(self, location: EngineLocation, plan: LaunchPlan, status: EngineStatus) -> _Death:
-        """Run one process, on the first port nobody else took between our choosing it and the engine binding it."""
+        """Run one process on the first port not taken between our choice and the engine's bind."""
         for _again in range(self._policy.port_attempts - 1):
             death = await self._live(prepare(location, plan), status)
             if death.failure.kind is not FailureKind.PORT_TAKEN:
@@ -261,7 +258,7 @@ class EngineSupervisor(EngineConnection):
         return await self._live(prepare(location, plan), status)
 
     async def _live(self, invocation: Invocation, status: EngineStatus) -> _Death:
-        """Run one process until its death. Cancelled, it is led down the ladder first."""
+        """Run one process until its death. If cancelled, stop it first."""
         self.log.note(START + shlex.join(invocation.command))
         try:
             process = await EngineProcess.spawn(invocation.command, invocation.environment, self.log)
@@ -294,7 +291,6 @@ class EngineSupervisor(EngineConnection):
                 await client.aclose()
 
     async def _look_after(self, process: EngineProcess, client: LlamaServerClient, watch: Watch) -> EngineFailure:
-        """Wait until a ready engine ends by itself, or has to be ended; returns why."""
         ending = asyncio.create_task(process.wait(), name="engine ending")
         ailing = asyncio.create_task(watch.until_ailing(client), name=_("engine monitor"))
         try:
@@ -312,7 +308,6 @@ class EngineSupervisor(EngineConnection):
     async def _bring_up(
         self, process: EngineProcess, client: LlamaServerClient, port: int, status: EngineStatus
     ) -> EngineFailure | None:
-        """Wait until the engine is ready, or return why it will not be."""
         delay, seen, progress_at = _FIRST_POLL_S, -1, self._clock()
         while process.running:
             try:

@@ -37,33 +37,33 @@ _SLOT_S = 900.0  # a save or restore may wait for a busy slot, and move many GB 
 
 
 class SlotRows:
-    """The count of a slot's leading tokens that have the rows they had when it was saved or restored last.
+    """Counts a slot's leading tokens whose rows are unchanged since the last save or restore.
 
-    An engine never changes a row: it keeps those it says it took from its cache (`cache_n`), and computes the others
-    anew. Of a request that has not said it yet, nothing is known.
+    An engine never changes a row: it keeps those it took from its cache (`cache_n`) and recomputes the others.
+    Until a request has reported that, nothing is known.
     """
 
     def __init__(self, alone: bool = True) -> None:
-        """`alone`: nobody else sends requests to this engine; if others may, nothing is ever known."""
+        """`alone`: nobody else sends requests to this engine; otherwise nothing is ever known."""
         self.alone = alone
         self.kept = 0
 
     def count_as_saved(self, tokens: int) -> None:
-        """Note that the slot holds so many tokens, just saved or restored."""
+        """Record that the slot holds `tokens`, just saved or restored."""
         self.kept = tokens if self.alone else 0
 
     def asked(self) -> int:
-        """Note that a request begins, or the slot is to hold something else; returns what was known until now."""
+        """Record that a request begins or the slot's contents change; return the count known until now."""
         before, self.kept = self.kept, 0
         return before
 
     def answered(self, before: int, cached: int) -> None:
-        """Note how many tokens a request took from the cache; `before` is what `asked` returned."""
+        """Record how many tokens a request took from the cache; `before`: what `asked` returned."""
         self.kept = min(before, cached)
 
 
 class LlamaServerClient:
-    """A ready llama-server, over HTTP. Every method raises EngineGone or EngineRefused. Close it with `aclose`."""
+    """HTTP client of a ready llama-server. All methods raise EngineGone or EngineRefused. Close with `aclose`."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class LlamaServerClient:
     ) -> None:
         """`hang_guard_s`: longest silence within a stream, in seconds; a prefill shows progress after each batch.
 
-        `alone`: nobody else sends requests to this server. `on_fault` is told of every request that went wrong, before
-        whoever made it is; `on_silence`, now and then, while none of the words comes that were coming.
+        `alone`: nobody else sends requests to this server. `on_fault` gets every request error before the caller does;
+        `on_silence` is called now and then while a reply that had begun is silent.
         """
         self.base_url, self.key, self.alone = base_url, key, alone
         self._rows = defaultdict[int, SlotRows](lambda: SlotRows(alone))
@@ -93,23 +93,22 @@ class LlamaServerClient:
         return self._http.life
 
     def begin_life(self) -> None:
-        """Note that the same address has another engine from now on."""
         self._http.life = Life()
 
     async def aclose(self) -> None:
         await self._http.close()
 
     async def is_loaded(self, timeout_s: float = _HEALTH_S) -> bool:
-        """Ask /health; False while it is loading. Raises EngineGone while nobody listens yet, and NotOurEngine."""
+        """Query /health; False while loading. Raises EngineGone if nobody listens yet, and NotOurEngine."""
         status = await self._http.knock("/health", timeout_s)
         if status not in (200, 503):
             raise NotOurEngine(_("Another program is using the engine's port"), f"/health says {status}.")
         return status == 200
 
     async def verify(self) -> ServerFacts:
-        """Get the facts of a server that turns away a caller without our key and knows ours. Raises NotOurEngine.
+        """Return the facts of a server that rejects calls without our key and knows ours. Raises NotOurEngine.
 
-        The call without the key goes first: our key is not for a stranger who happens to listen there.
+        The call without the key goes first, so that a stranger listening there never gets our key.
         """
         if await self._http.knock("/props", CONNECT_S) == 401:
             with contextlib.suppress(EngineRefused):
@@ -123,20 +122,17 @@ class LlamaServerClient:
         return self._rows[self.slot]
 
     def on_slot(self, slot: int) -> LlamaServerClient:
-        """Return a client with the same connections, whose requests are pinned to this slot."""
         other = copy.copy(self)
         other.slot = slot
         return other
 
     def with_template(self, options: Mapping[str, bool | str]) -> LlamaServerClient:
-        """Return a client with the same connections, and these options of the chat template."""
+        """Return a client on the same connections with these chat template options."""
         other = copy.copy(self)
         other._template = options
         return other
 
     def with_projector(self, projector: str, marker: str) -> LlamaServerClient:
-        """Return a client with the same connections to an engine that sees."""
-
         async def call(path: str, body: dict[str, Any]) -> dict[str, Any]:
             return await self._http.call("POST", path, body)
 
@@ -145,7 +141,7 @@ class LlamaServerClient:
         return other
 
     async def check_schema(self, schema: str) -> None:
-        """Raise EngineRefused if no reply can follow this JSON schema: POST /apply-template makes a grammar of it."""
+        """Raise EngineRefused for an unusable JSON schema: POST /apply-template makes a grammar of it."""
         body = wire.prompt_body([ChatMessage("user", "?")]) | {"json_schema": json.loads(schema)}
         await self._http.call("POST", "/apply-template", body)
 
@@ -155,12 +151,12 @@ class LlamaServerClient:
         return facts
 
     async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        """Make the token ids of a chat request with these messages: /apply-template, then /tokenize."""
+        """Return the token ids of a chat request: /apply-template, then /tokenize."""
         pictures = [picture for message in messages for picture in message.pictures]
         return (await self.request_tokens(self._prompt_body(without_pictures(messages)), pictures))[1]
 
     async def growing_tokens(self, messages: Sequence[ChatMessage]) -> tuple[tuple[int, ...], int]:
-        """Make the ids up to the end of the last message's words, which may grow; and count those that follow.
+        """Return the ids up to the end of the last message, which may grow, and the number of those after it.
 
         No pictures.
         """
@@ -173,9 +169,9 @@ class LlamaServerClient:
     async def request_tokens(
         self, body: Mapping[str, Any], pictures: Sequence[Picture] = ()
     ) -> tuple[str, tuple[int, ...]]:
-        """Make the prompt of a chat request as the API takes it, with tools and all, and its ids.
+        """Return the prompt of a chat request in API form, tools included, and its ids.
 
-        `pictures`: those in it, in order; the body itself needs but their places.
+        `pictures`: those in it, in order; the body only needs placeholders.
         """
         rendered = await self._rendered(body)
         if pictures:
@@ -210,7 +206,7 @@ class LlamaServerClient:
         return timings
 
     async def save_slot(self, filename: str) -> SlotFile:
-        """POST /slots/N?action=save, N being the slot that all requests are pinned to."""
+        """POST /slots/N?action=save, where N is the slot of all requests."""
         return wire.parse_slot_file(await self._slot("save", {"filename": filename}), "n_saved", "n_written")
 
     async def restore_slot(self, filename: str) -> SlotFile:
@@ -224,7 +220,7 @@ class LlamaServerClient:
     def passed_on(
         self, path: str, body: bytes, meanwhile: Callable[[], Awaitable[None]] | None = None, patience_s: float = 0.0
     ) -> contextlib.AbstractAsyncContextManager[Answer]:
-        """See `Transport.passed_on`. Where the request reads into the slot, `rows` has to be told."""
+        """See `Transport.passed_on`. If the request reads into the slot, update `rows`."""
         return self._http.passed_on(path, body, silence_s=_LONGEST_S, meanwhile=meanwhile, patience_s=patience_s)
 
     async def look(self, path: str) -> bytes:
@@ -232,14 +228,13 @@ class LlamaServerClient:
         return await self._http.answer("GET", path)
 
     async def wait_for_loop(self, timeout_s: float) -> None:
-        """Wait until the loop that computes has taken a question; /health is answered by another thread.
+        """Wait until the computing loop has answered; another thread answers /health.
 
-        Raises EngineSilent where it has not after `timeout_s`, EngineGone and EngineRefused.
+        Raises EngineSilent after `timeout_s`, EngineGone and EngineRefused.
         """
         await self._http.answer("GET", "/metrics", timeout_s=timeout_s)
 
     async def _ask(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
-        """A streamed request, with an eye on the rows that the slot keeps."""
         before = self.rows.asked()
         async with contextlib.aclosing(self._http.stream(path, body)) as chunks:
             async for chunk in chunks:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 class EngineState(Enum):
-    """The life of an engine process."""
-
     STOPPED = N_("stopped")
     RESTING = N_("unloaded")  # none runs, to save memory; the next message starts one
     STARTING = N_("starting")
@@ -32,8 +30,6 @@ DOWN = (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED)  # none ru
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """A snapshot of the engine, for the strip and the tray."""
-
     state: EngineState
     failure: EngineFailure | None = None  # set when FAILED, while restarting after a death, and without a model
     restart_attempt: int = 0  # 0 when the engine was started on purpose; n for the n-th automatic restart
@@ -41,13 +37,13 @@ class EngineStatus:
 
 
 class EngineConnection:
-    """Status, listeners, and the connection to a ready engine. Everything belongs to the thread of one asyncio loop.
+    """Status, listeners and the connection to a ready engine. Only for the thread of one asyncio loop.
 
-    `generation` grows with each engine met: whoever remembers what the slot holds compares it.
+    `generation` grows with each engine: compare it before trusting what a slot held.
     """
 
     def __init__(self, generations: Iterator[int]) -> None:
-        """`generations` are shared by all who bring engines to the same chat."""
+        """`generations`: shared by all that provide engines to the same chat."""
         self.generation = 0
         self._generations = generations
         self._status = EngineStatus(EngineState.STOPPED)
@@ -62,7 +58,6 @@ class EngineConnection:
 
     @property
     def client(self) -> LlamaServerClient | None:
-        """The connection to a ready engine, None without one."""
         return self._client
 
     def subscribe(self, listener: Callable[[EngineStatus], None]) -> None:

@@ -19,8 +19,6 @@ LOSS_NOTICED_S = 10.0  # how long it may take to be seen that a process died
 
 
 class FailureKind(Enum):
-    """Why an engine died or did not come up."""
-
     OUT_OF_MEMORY = "out of memory"
     BAD_MODEL = "bad model"
     MODEL_MISSING = "model missing"
@@ -40,8 +38,6 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True)
 class EngineFailure:
-    """An engine's failure in words: one title line, what happened, what to do next."""
-
     kind: FailureKind
     title: str
     detail: str
@@ -53,11 +49,11 @@ _FROM_OUTSIDE = (FailureKind.KILLED, FailureKind.GPU_LOST, FailureKind.WORKER_LO
 
 
 class Life:
-    """One engine process from when it is ready to its end, or a stretch of time in which the user's server answers.
+    """One engine process from ready to its end, or one period in which the user's server answers.
 
-    Ends once, with the reason. Belongs to the event loop's thread.
+    Ends once, with the reason. Event-loop thread only.
 
-    Each EngineGone carries the life it was raised in, so that it is explained by that one's end whatever runs by then.
+    Each EngineGone carries its life, so that it is explained by that life's end, whatever runs by then.
     """
 
     def __init__(self) -> None:
@@ -68,11 +64,11 @@ class Life:
 
     @property
     def crashed(self) -> bool:
-        """True if it ended, and a request or a restored state may be the cause."""
+        """True if it ended and a request or a restored state may be the cause."""
         return self.failure is not None and self.failure.kind not in _FROM_OUTSIDE
 
     def end(self, failure: EngineFailure | None) -> None:
-        """Note the end, and call those who wait for it. A second end is ignored."""
+        """Record the end and call its listeners. A second end is ignored."""
         if self._ended.is_set():
             return
         self.failure = failure
@@ -81,14 +77,14 @@ class Life:
             listener()
 
     def on_end(self, listener: Callable[[], None]) -> None:
-        """Call `listener` when it ends; at once if it has."""
+        """Call `listener` at the end; at once if ended."""
         if self._ended.is_set():
             listener()
         else:
             self._listeners.append(listener)
 
     async def ends_soon(self) -> bool:
-        """Wait for the end, up to LOSS_NOTICED_S; False if it goes on."""
+        """Wait up to LOSS_NOTICED_S for the end; False if it goes on."""
         try:
             async with asyncio.timeout(LOSS_NOTICED_S):
                 await self._ended.wait()
@@ -98,18 +94,16 @@ class Life:
 
 
 class EngineError(KvchatError):
-    """Something went wrong between kvchat and its engine."""
-
     over_restore: Reason | None = None  # a restored state that nothing had proved may be the cause, and is set aside
 
 
 class EngineGone(EngineError):
-    """The connection could not be made or broke off: the engine died, hangs or was stopped."""
+    """The connection failed or broke off: the engine died, hangs or was stopped."""
 
     life: Life | None = None  # in which it was raised; None outside of a client
 
     async def explained(self) -> EngineError:
-        """Wait until it is known why the engine ended; return that, or the error itself if the engine goes on."""
+        """Wait for the reason why the engine ended; return it, or this error if the engine goes on."""
         if self.life is None or not await self.life.ends_soon():
             return self
         if self.life.failure is None:  # the user stopped it
@@ -122,8 +116,6 @@ class EngineSilent(EngineGone):
 
 
 class EngineRefused(EngineError):
-    """The engine answered with an error status."""
-
     def __init__(self, status: int, message: str, kind: str = "") -> None:
         super().__init__(_("The engine refused the request"), message)
         self.status = status
@@ -142,24 +134,22 @@ class EngineRefused(EngineError):
 
     @property
     def by_engine(self) -> bool:
-        """True if the engine is at fault, or what its slot held; else the request is."""
+        """True if the engine or its slot's content is at fault, not the request."""
         return self.status >= _SERVER_ERROR and not self.crowded_out
 
 
 class NotOurEngine(EngineError):
-    """The server that answers is not the one we started."""
+    """The server that answers is not ours."""
 
 
 class EngineFailed(EngineError):
-    """The engine is not running and is not going to: the failure's words."""
-
     def __init__(self, reason: EngineFailure) -> None:
         super().__init__(reason.title, reason.detail, reason.advice)
         self.failure = reason
 
 
 class EngineBroken(EngineFailed, EngineGone):
-    """The engine answers, and says what only another process can heal: it is as good as gone."""
+    """The engine answers, but only a restart can fix it: treat it as gone."""
 
 
 MEMORY_ADVICE = N_(
@@ -178,8 +168,6 @@ _WORKER_GONE = re.compile(r"ggml-rpc\S*: (?:Failed to connect to (?P<worker>\S+)
 
 
 class _Rule:
-    """The meaning of a line with certain words."""
-
     def __init__(self, words: str, kind: FailureKind, title: str, advice: str) -> None:
         self.pattern = re.compile(words, re.IGNORECASE)
         self._kind, self._title, self._advice = kind, title, advice
@@ -269,7 +257,7 @@ _STARTING = (
 
 
 def why(lines: Sequence[str], *, was_ready: bool) -> EngineFailure | None:
-    """Explain why it ended, if it said so. The order counts: a model that finds no memory also "failed to load"."""
+    """Return why the engine ended, if logged. Order matters: out of memory also logs "failed to load"."""
     for rule in _DYING if was_ready else _DYING + _STARTING:
         if (line := _find(rule.pattern, lines)) is not None:
             return rule.failure(line)
@@ -277,13 +265,12 @@ def why(lines: Sequence[str], *, was_ready: bool) -> EngineFailure | None:
 
 
 def worker_gone(text: str) -> EngineFailure | None:
-    """Return the failure if the engine said that a computer which shares the work does not answer."""
     line = _find(_WORKER_GONE, text.splitlines())
     return _WORKER_LOST.failure(line) if line else None
 
 
 def broken(status: int, message: str) -> EngineFailure | None:
-    """Return why an engine that answers so can no longer work; None for an ordinary refusal."""
+    """Return why an engine that answers this can no longer work; None for a normal refusal."""
     if _GPU_LOST.pattern.search(message):
         return _GPU_LOST.failure(message)
     if status == _SERVER_ERROR and _CANNOT_COMPUTE.search(message):
@@ -305,12 +292,12 @@ def out_of_memory(line: str) -> EngineFailure:
 
 
 def _find(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
-    """The first line that fits: later ones repeat it in vaguer words."""
+    """Return the first match: later lines repeat it in vaguer words."""
     return next((_clean(line) for line in lines if pattern.search(line)), None)
 
 
 def last_error(lines: Sequence[str]) -> str:
-    """The last line of level E, or simply the last line."""
+    """Return the last line of level E, or else the last."""
     errors = [line for line in lines if re.match(r"^(\d+\.)+\d+ E ", line) or "error" in line.lower()]
     meant = errors or [line for line in lines if line.strip()]
     return _clean(meant[-1]) if meant else ""

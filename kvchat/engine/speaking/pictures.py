@@ -33,7 +33,6 @@ Tokenize = Callable[[str, bool], Awaitable[tuple[int, ...]]]  # a text's ids; wi
 
 
 def cannot_show(why: str) -> EngineRefused:
-    """A prompt with pictures cannot be made; why, in words."""
     return EngineRefused(200, _("Images cannot be used: {why}.", why=why))
 
 
@@ -41,13 +40,12 @@ class PicturePrompts:
     """Prompts with pictures for one engine process. Every method raises EngineGone or EngineRefused."""
 
     def __init__(self, call: Call, tokenize: Tokenize, projector: str, marker: str) -> None:
-        """`projector`: its identity. `marker`: what stands for a picture in a rendered prompt."""
+        """`projector`: its identity. `marker`: a picture's placeholder in a rendered prompt."""
         self._call, self._tokenize = call, tokenize
         self._projector, self._marker = projector, marker
         self._known: dict[Picture, tuple[int, ...]] = {}  # the last used last
 
     async def tokens(self, prompt: str, pictures: Sequence[Picture]) -> tuple[int, ...]:
-        """Make the ids of a rendered prompt, its pictures' included."""
         texts = self._texts(prompt, len(pictures))
         ids = list(await self._tokenize(texts[0], True))
         for picture, text in zip(pictures, texts[1:], strict=True):
@@ -56,7 +54,6 @@ class PicturePrompts:
         return tuple(ids)
 
     async def prompt(self, tokens: Sequence[int]) -> dict[str, Any]:
-        """Convert ids to text and files, as /completion takes a prompt with pictures."""
         special = await self._tokenize("", True)
         text, data = "", []
         for at, run in _runs(tokens):
@@ -87,7 +84,6 @@ class PicturePrompts:
         return ids
 
     async def _measured(self, picture: Picture) -> tuple[int, ...]:
-        """Ask the engine how many tokens a picture takes, with all that it puts around it."""
         alone = [ChatMessage("user", "", pictures=(picture,))]
         try:
             answer = await self._call("/v1/chat/completions/input_tokens", prompt_body(alone))
@@ -115,7 +111,7 @@ class PicturePrompts:
 
 
 def picture_ids(projector: str, picture: Picture, count: int) -> tuple[int, ...]:
-    """Make the ids that stand for a picture of so many tokens: −2 and below, as far as 31 bits go."""
+    """Return `count` ids that stand for a picture: −2 and below, within 31 bits."""
     # The count is in it: where another build makes more tokens of the picture, these are not the first of those.
     digest = blake3(f"{projector}\0{count}\0".encode() + picture.data).digest(length=4 * count)
     ids: list[int] = (FIRST_ID - (np.frombuffer(digest, "<i4") & 0x3FFFFFFF)).tolist()
@@ -123,12 +119,10 @@ def picture_ids(projector: str, picture: Picture, count: int) -> tuple[int, ...]
 
 
 def without_pictures(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Replace pictures by places, for a template."""
     return [replace(message, pictures=(_DUMMY,) * len(message.pictures)) for message in messages]
 
 
 def _runs(tokens: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield runs of text and runs of pictures, each with its start."""
     at = 0
     for _kind, group in groupby(tokens, lambda token: token <= FIRST_ID):
         run = tuple(group)
@@ -137,13 +131,13 @@ def _runs(tokens: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def kind_of(data: bytes) -> str | None:
-    """Return "PNG", "JPEG", "GIF" or "BMP"; None for what engines do not read."""
+    """Return "PNG", "JPEG", "GIF" or "BMP"; None if engines cannot read it."""
     kind = next((kind for look, kind in _LOOKS.items() if data.startswith(look)), None)
     return None if kind == "BMP" and data[6:10] != bytes(4) else kind  # words may begin so, too
 
 
 def pixels(data: bytes) -> tuple[int, int]:
-    """Read width and height from the file's header; 0, 0 where it has none."""
+    """Return width and height from the file's header; 0, 0 if it has none."""
     try:
         match kind_of(data):
             case "PNG":
@@ -161,7 +155,7 @@ def pixels(data: bytes) -> tuple[int, int]:
 
 
 def _jpeg_pixels(data: bytes) -> tuple[int, int]:
-    """Read them from the frame header, which the segments before it lead to (ITU-T T.81, B.1.1)."""
+    """Read the size from the frame header, found via the segments before it (ITU-T T.81, B.1.1)."""
     at = 2
     while True:
         while data[at] != 0xFF:

@@ -23,10 +23,8 @@ LONGEST_KEPT = 5_000_000  # characters of a prompt; its ids take ten times as ma
 
 
 class PromptTokens:
-    """Tokenizes the prompts of one engine process."""
-
     def __init__(self, tokenize: Tokenize) -> None:
-        """`tokenize` asks the engine for a text's ids, with or without those that begin a prompt."""
+        """`tokenize` asks the engine for a text's ids, with or without those that start a prompt."""
         self._tokenize = tokenize
         self._known: deque[tuple[str, Ids]] = deque(maxlen=KEPT)  # prompts
         self._end, self._end_id = "", -1
@@ -35,13 +33,12 @@ class PromptTokens:
         self._parts: bool | None = None  # whether words can be parted, too; None before it was tried
 
     def learn_end(self, token: str) -> None:
-        """Note the model's end-of-text token, as it stands in prompts."""
         self._end = token
 
     async def of(self, text: str, *, grows: bool = False) -> Ids:
-        """Make the ids of a prompt. Raises what `tokenize` does.
+        """Return the ids of a prompt. Raises what `tokenize` does.
 
-        Of one that `grows`, such as a draft, only what is new since the last time is tokenised.
+        If it `grows`, as a draft does, only the new part is tokenised.
         """
         if grows:
             return await self._from_a_known_one(text, self._in_pieces) or await self._in_pieces(text, True)
@@ -59,7 +56,7 @@ class PromptTokens:
         return ids
 
     async def _from_a_known_one(self, text: str, tokenize: Tokenize) -> Ids | None:
-        """Make the ids from the prompt that shares most with it; None where none can be cut."""
+        """Derive the ids from the prompt that shares most; None if none can be cut."""
         if not self._end or self._holds is False or not self._known:
             return None
         known, ids = max(self._known, key=lambda prompt: shared_text(prompt[0], text))
@@ -80,7 +77,7 @@ class PromptTokens:
         return ids[:place] + await tokenize(text[cut:], False)
 
     async def _in_pieces(self, text: str, special: bool) -> Ids:
-        """Tokenize each piece once; whether pieces have the ids of the whole is tried with the first two."""
+        """Tokenize each piece once; the first time, check that pieces give the ids of the whole."""
         pieces = list(_pieces(text)) if self._parts is not False else [text]
         known, self._pieces = self._pieces, {}
         ids: Ids = ()
@@ -96,7 +93,7 @@ class PromptTokens:
 
 
 async def count_until(count: Callable[[str], Awaitable[int]], text: str, most: int) -> tuple[int, bool]:
-    """Count a text's tokens; False if not to the end: beyond `most` the rest is taken to be alike."""
+    """Count a text's tokens; False if the rest beyond `most` was extrapolated."""
     tokens = 0
     for begin in range(0, len(text), COUNTED_AT_ONCE):
         piece = text[begin : begin + COUNTED_AT_ONCE]
@@ -107,7 +104,6 @@ async def count_until(count: Callable[[str], Awaitable[int]], text: str, most: i
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Cut a text where a word ends and another begins, each piece long enough to be worth a request."""
     begin = 0
     while cut := _BETWEEN_WORDS.search(text, begin + PIECE):
         yield text[begin : cut.end()]

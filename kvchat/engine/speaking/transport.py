@@ -36,7 +36,7 @@ _GONE_ADVICE = N_("kvchat restarts it automatically. Send the message again.")
 
 
 class Answer:
-    """An answer whose head is there. Read it once: errors while reading are EngineGone and EngineSilent."""
+    """A response whose head has arrived. Read it once: read errors are EngineGone and EngineSilent."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, silence_s: float, life: Life
@@ -52,7 +52,6 @@ class Answer:
         self._writer.transport.abort()
 
     async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> None:
-        """Send the request, a large one in pieces."""
         request = h11.Request(method=method, target=target.encode(), headers=list(headers.items()))
         sent = [self._http.send(event) for event in (request, h11.Data(data=body), h11.EndOfMessage())]
         data = b"".join(part for part in sent if part)
@@ -85,9 +84,9 @@ class Answer:
         return b"".join([data async for data in self.aiter_raw()])
 
     def read_in_batches(self, hurry: asyncio.Event, on_silence: Callable[[], None]) -> None:
-        """Pause before each further read until `hurry` is set, and call `on_silence` while nothing comes for long.
+        """Pause before each further read until `hurry` is set, and call `on_silence` during long silences.
 
-        What comes meanwhile waits in the operating system's buffer, where it can be had even if the engine is gone.
+        Data waits in the operating system's buffer, where it stays readable even if the engine is gone.
         """
         self._hurry, self._on_silence = hurry, on_silence
 
@@ -127,7 +126,7 @@ class Answer:
 
 
 class Transport:
-    """The connections to one server. Methods raise EngineGone; those that use the key EngineRefused, too."""
+    """The connections to one server. Methods raise EngineGone, and EngineRefused if they use the key."""
 
     def __init__(
         self,
@@ -148,7 +147,7 @@ class Transport:
         self._streams: set[asyncio.Future[None]] = set()
 
     async def close(self) -> None:
-        """Drop all connections, once what a dead engine has said is read to its end."""
+        """Drop all connections after reading a dead engine's last output."""
         self._closing.set()
         if self._streams:
             await asyncio.wait(self._streams, timeout=_LAST_WORDS_S)
@@ -156,7 +155,7 @@ class Transport:
             answer.drop()
 
     async def knock(self, path: str, timeout_s: float) -> int:
-        """GET without the key, which is not for a stranger who happens to listen there; returns the status."""
+        """GET without the key, which a stranger listening there must not get; return the status."""
         async with self._ask("GET", path, b"", {}, timeout_s) as answer:
             await answer.begin()
             return answer.status_code
@@ -189,10 +188,10 @@ class Transport:
         meanwhile: Callable[[], Awaitable[None]] | None = None,
         patience_s: float = 0.0,
     ) -> AsyncIterator[Answer]:
-        """Send a request; yields the server's answer, whatever its status, to be read with `aiter_raw`.
+        """Send a request; yield the response, whatever its status, to be read with `aiter_raw`.
 
-        `meanwhile` is done while the server is at it, and only if its answer has not begun after `patience_s`; an
-        error there drops the request.
+        `meanwhile` runs while the server works, if its response has not begun after `patience_s`; an error there
+        drops the request.
         """
         headers = self._authorization | {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         async with self._ask(method, path, body, headers, silence_s) as answer:
@@ -206,7 +205,7 @@ class Transport:
             yield answer
 
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
-        """Yield the events of a streamed answer. Raises EngineGone when it breaks off before its end."""
+        """Yield the events of a streamed response. Raises EngineGone when it breaks off early."""
         done = asyncio.get_running_loop().create_future()
         self._streams.add(done)
         begun = ended = False
@@ -244,7 +243,7 @@ class Transport:
     async def _ask(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], silence_s: float
     ) -> AsyncIterator[Answer]:
-        """Send a request; the answer is still to `begin`. Left early, the connection is dropped."""
+        """Send a request; call `begin` on the response. Leaving early drops the connection."""
         if self._closing.is_set():
             raise _gone(self.life, _("The engine is no longer running"), _("It was stopped or restarted."))
         url, secure = self._url, self._url.scheme == "https"
@@ -277,7 +276,7 @@ class Transport:
 
 @functools.cache
 def _certificates() -> ssl.SSLContext:
-    """TLS context for a server that the user runs elsewhere. It takes long to make."""
+    """TLS context for a server the user runs elsewhere. Slow to create."""
     return httpx2.create_ssl_context(trust_env=False)
 
 

@@ -24,8 +24,6 @@ _MEASURABLE_S = 0.02  # a reply of one token counts as a microsecond: its rate s
 
 @dataclass(frozen=True)
 class SlotState:
-    """The contents of a slot, in tokens."""
-
     busy: bool
     tokens: int
     context_size: int
@@ -33,7 +31,7 @@ class SlotState:
 
 @dataclass(frozen=True)
 class Speed:
-    """Averages since the engine was started, tokens per second; None before the first token."""
+    """Averages since the engine started, tokens per second; None before the first token."""
 
     prefill: float | None
     decode: float | None
@@ -41,7 +39,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Vitals:
-    """One look at an engine. None: nobody tells. Sizes in bytes."""
+    """A snapshot of an engine. None: unknown. Sizes in bytes."""
 
     pid: int | None
     memory: int | None  # resident, the model's mapped pages included
@@ -51,7 +49,7 @@ class Vitals:
 
 
 async def take_vitals(pid: int | None, client: LlamaServerClient) -> Vitals:
-    """Look at the engine. Raises nothing: what cannot be learned is None."""
+    """Query the engine. Raises nothing: unknown values are None."""
     memory, graphics = await asyncio.to_thread(_memory, pid) if pid is not None else (None, None)
     slot, speed = None, Speed(None, None)
     with contextlib.suppress(EngineError):
@@ -69,7 +67,6 @@ def together(slots: Sequence[SlotState]) -> SlotState | None:
 
 
 def parse_slots(body: bytes) -> tuple[SlotState, ...]:
-    """Parse the answer to GET /slots; no slots where it makes no sense."""
     try:
         return tuple(
             SlotState(bool(slot["is_processing"]), int(slot.get("n_prompt_tokens", 0)), int(slot["n_ctx"]))
@@ -80,7 +77,7 @@ def parse_slots(body: bytes) -> tuple[SlotState, ...]:
 
 
 def parse_metrics(text: str) -> Speed:
-    """Average the counters in the answer to GET /metrics (Prometheus text format)."""
+    """Average the counters in the response to GET /metrics (Prometheus format)."""
     counters = {name: float(value) for name, value in re.findall(r"^llamacpp:(\w+) ([\d.e+-]+)$", text, re.MULTILINE)}
 
     def rate(tokens: str, seconds: str) -> float | None:
@@ -94,7 +91,7 @@ def parse_metrics(text: str) -> Speed:
 
 
 def _memory(pid: int) -> tuple[int | None, int | None]:
-    """Return resident and graphics memory of a process and its children: the guard may be above the engine."""
+    """Return a process's RAM and GPU memory, children included: it may be the engine's guard."""
     try:
         process = psutil.Process(pid)
         family = [process, *process.children(recursive=True)]
@@ -108,13 +105,13 @@ def _memory(pid: int) -> tuple[int | None, int | None]:
 
 
 def nvidia_memory(listing: str, pids: Iterable[int]) -> int | None:
-    """Sum the bytes in the cards' memory that `nvidia-smi` lists: "pid, MiB" a line. None where it tells nothing."""
+    """Sum the GPU memory in bytes that `nvidia-smi` lists as "pid, MiB" lines. None if it lists none."""
     used = [int(mib) << 20 for pid, mib in re.findall(r"^(\d+), (\d+)\s*$", listing, re.MULTILINE) if int(pid) in pids]
     return sum(used) if used else None
 
 
 def drm_memory(pids: Iterable[int], proc: Path = Path("/proc")) -> int | None:
-    """Sum the bytes in the cards' memory by the kernel's own account, for AMD's and Intel's drivers.
+    """Sum the GPU memory in bytes as the kernel reports it for AMD's and Intel's drivers.
 
     A client counts once, however many files it has open (Linux: Documentation/gpu/drm-usage-stats.rst).
     """

@@ -29,7 +29,7 @@ _BRACKET = re.compile(r"[()\[\]{}]")
 
 @dataclass(frozen=True)
 class PromptProgress:
-    """Prefill progress: tokens in all, tokens taken from the cache, tokens done so far (cached ones included)."""
+    """Prefill progress: total tokens, cached tokens, tokens done so far (cached ones included)."""
 
     total: int
     cache: int
@@ -38,7 +38,7 @@ class PromptProgress:
 
 @dataclass(frozen=True)
 class Timings:
-    """The engine's own account of a request. Context used = cache_n + prompt_n + predicted_n (tokens)."""
+    """The engine's timings of a request. Context used = cache_n + prompt_n + predicted_n (tokens)."""
 
     cache_n: int
     prompt_n: int
@@ -68,20 +68,18 @@ class ChatChunk:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture as it travels: the bytes of a PNG, JPEG, WebP or GIF file."""
+    """The bytes of a PNG, JPEG, WebP or GIF file."""
 
     data: bytes
 
     @property
     def url(self) -> str:
-        """The picture as a data: URL. llama-server looks at the bytes alone, whatever the URL says they are."""
+        """The picture as a data: URL. llama-server looks only at the bytes, not at the URL's type."""
         return f"data:image/*;base64,{base64.b64encode(self.data).decode()}"
 
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """A message as the engine's chat template takes it."""
-
     role: str  # "system", "user" or "assistant"
     content: str
     thinking: str = ""  # sent back as reasoning_content, so that templates which keep it render the same prompt
@@ -89,7 +87,6 @@ class ChatMessage:
 
 
 def levels(text: str) -> int:
-    """Count how deeply brackets are nested at most, whatever they mean."""
     level = most = 0
     for bracket in _BRACKET.findall(text):
         level += 1 if bracket in "([{" else -1
@@ -99,7 +96,7 @@ def levels(text: str) -> int:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Options of drawing a reply. None leaves the engine's default. Named as llama-server names them."""
+    """Sampling options, named as in llama-server. None leaves the engine's default."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -124,7 +121,7 @@ ENGINE_DEFAULTS = Sampling()
 
 @dataclass(frozen=True)
 class SlotFile:
-    """The engine's answer to a save or a restore. The latter proves nothing: only the next request's cache_n does."""
+    """The response to a save or a restore. A restore is proved only by the next request's cache_n."""
 
     tokens: int
     bytes: int
@@ -132,8 +129,6 @@ class SlotFile:
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """The answer of /props for a loaded engine."""
-
     context_size: int  # tokens, as the engine set it
     model_path: str
     build: str
@@ -152,21 +147,21 @@ def messages_body(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def prompt_body(messages: Sequence[ChatMessage], template: Mapping[str, bool | str] = {}) -> Body:
-    """Make the part of a chat request that is rendered to count its tokens, and sent to be answered."""
+    """Build the part of a chat request that is rendered to count its tokens and sent for a reply."""
     return {"messages": messages_body(messages)} | ({"chat_template_kwargs": dict(template)} if template else {})
 
 
 def chat_body(prompt: Body, sampling: Sampling, slot: int = 0) -> Body:
-    """Make a streamed chat request, pinned to a slot: an unpinned one may land in another slot than the one we save."""
+    """Build a streamed chat request, pinned to the slot that we save; unpinned, it may land in another."""
     mine = {"stream": True, "id_slot": slot, "cache_prompt": True, "return_progress": True, "timings_per_token": True}
     drawn = vars(sampling) | {"json_schema": json.loads(sampling.json_schema) if sampling.json_schema else None}
     return prompt | mine | {name: value for name, value in drawn.items() if value is not None}
 
 
 def prefill_body(prompt: Sequence[int] | Body, slot: int = 0) -> Body:
-    """Make a request that reads the prompt into the slot, without a reply. Streamed, so that a hang shows.
+    """Build a request that reads the prompt into the slot, without a reply. Streamed, so that a hang shows.
 
-    The prompt is a list of tokens, or text and files where there are pictures.
+    The prompt is a list of tokens, or text and files if there are pictures.
     """
     mine = {"n_predict": 0, "stream": True, "id_slot": slot, "cache_prompt": True, "return_progress": True}
     return {"prompt": prompt} | mine
@@ -188,7 +183,7 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 
 def parse_error(text: str | bytes, status: int) -> EngineRefused:
-    """Parse `{"error": {…}}`, with an error status or inside a stream. `status` stands in for a missing code."""
+    """Parse `{"error": {…}}`, a response or part of a stream. `status` stands in for a missing code."""
     error, unsaid = parse_object(text).get("error"), f"HTTP status {status}"
     if isinstance(error, dict):
         return EngineRefused(_int(error, "code") or status, _str(error, "message") or unsaid, _str(error, "type"))
@@ -199,7 +194,7 @@ def parse_error(text: str | bytes, status: int) -> EngineRefused:
 
 
 def parse_event(data: str) -> ChatChunk | EngineRefused | None:
-    """Parse one `data:` of a streamed chat completion or /completion. None: nothing in it for us."""
+    """Parse one `data:` of a streamed chat completion or /completion; None if irrelevant."""
     event = parse_object(data)
     if "error" in event:
         return parse_error(data, 500)
@@ -229,7 +224,7 @@ def parse_progress(value: object) -> PromptProgress | None:
 
 
 def parse_timings(value: object) -> Timings | None:
-    """Parse the `timings` of an event. Without `prompt_n` there is nothing to learn from them."""
+    """Parse an event's `timings`; None without `prompt_n`."""
     if not isinstance(value, dict) or "prompt_n" not in value:
         return None
     return Timings(
@@ -246,7 +241,7 @@ def parse_slot_file(body: dict[str, Any], tokens: str, size: str) -> SlotFile:
 
 
 def parse_facts(body: dict[str, Any]) -> ServerFacts:
-    """Parse the answer of /props. The context size is in the generation settings; older builds had it on top."""
+    """Parse the response of /props. The context size is in the generation settings; in older builds on top."""
     settings = _dict(body, "default_generation_settings")
     return ServerFacts(
         context_size=_int(settings, "n_ctx") or _int(body, "n_ctx"),
@@ -260,7 +255,7 @@ def parse_facts(body: dict[str, Any]) -> ServerFacts:
 
 
 def parse_tokens(answer: bytes) -> tuple[int, ...] | None:
-    """Parse the answer of /tokenize; None when it is not a list of ids. In pieces, between which other threads run."""
+    """Parse the response of /tokenize in pieces, so that other threads run; None if it is no list of ids."""
     at, end, tokens = answer.find(b"["), answer.rfind(b"]"), list[Any]()
     if not 0 <= at < end:
         return None

@@ -26,8 +26,6 @@ MINE = b',"id_slot":%d,"cache_prompt":%b,"n_cache_reuse":0}'
 
 
 class Form(Enum):
-    """The shape of a request and its answer."""
-
     CHAT = "chat"
     COMPLETION = "completion"
     RESPONSES = "responses"
@@ -58,11 +56,11 @@ READING = ("/v1/embeddings", "/embeddings", "/rerank", "/v1/rerank", "/reranking
 
 
 class NotJson(ValueError):
-    """The body is no JSON object."""
+    """The body is not an object."""
 
 
 class Refused(Exception):
-    """A request is turned away. `kind` is OpenAI's word for why."""
+    """The request is rejected. `kind` is the OpenAI error type."""
 
     def __init__(self, status: int, message: str, kind: str = "invalid_request_error", again_s: int = 0) -> None:
         super().__init__(message)
@@ -72,8 +70,6 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Asked:
-    """A request's body, raw and parsed."""
-
     form: Form
     raw: bytes
     body: Json
@@ -89,12 +85,11 @@ class Asked:
 
     @property
     def is_large(self) -> bool:
-        """True if looking through it may hold others up."""
         return len(self.raw) > MUCH
 
     @cached_property
     def several(self) -> bool:
-        """True if several answers are wanted, which take a slot each, or vectors, which take those they like."""
+        """True if it wants several answers (a slot each) or embeddings (any slots)."""
         prompt, prompts = self.body.get("prompt"), 1
         if self.form is Form.COMPLETION and isinstance(prompt, list):
             # Ids and texts in one list are one prompt; a text may come with its pictures.
@@ -104,12 +99,12 @@ class Asked:
 
     @property
     def _wants_one(self) -> bool:
-        """True if no count of answers is given, or the integer 1: the engine also takes 2.0 as 2."""
+        """True if the answer count is missing or the integer 1: the engine also reads 2.0 as 2."""
         counts = (self.body.get(name) for name in ("n", "n_cmpl"))
         return all(count is None or (type(count) is int and count == 1) for count in counts)
 
     def check(self) -> None:
-        """Raise Refused for what the engine would take as another request than it is."""
+        """Raise Refused for a body that the engine would misinterpret."""
         if self.form is Form.MESSAGES and not self._wants_one:
             raise Refused(400, "This API gives one answer to a request: leave out “n”.")
         if self.body.get("lora"):  # it would leave other rows in the slot than the model's
@@ -121,7 +116,7 @@ class Asked:
                 raise Refused(400, "The prompt has token ids that no vocabulary has.")
 
     def goes_on_from(self, before: Asked) -> bool:
-        """True if its prompt most likely begins with all of that one's, and has little more."""
+        """True if its prompt most likely extends the other's by only a little."""
         listed = {Form.COMPLETION: "prompt", Form.RESPONSES: "input"}.get(self.form, "messages")
         said, then = self.body.get(listed), before.body.get(listed)
         if self.form is not before.form or not isinstance(said, list | str) or not isinstance(then, type(said)):
@@ -131,22 +126,22 @@ class Asked:
         return little and others[0] == others[1] and said[: len(then)] == then
 
     def for_slot(self, slot: int, *, reuse: bool) -> bytes:
-        """Return the body as it came, pinned to a slot whatever the client wished for.
+        """Return the unchanged body pinned to a slot, overriding the client's choice.
 
-        `reuse`: the answer may begin with what the slot holds.
+        `reuse`: the engine may reuse the slot's contents.
         """
         raw = self.raw.rstrip()
         mine = MINE % (slot, b"true" if reuse else b"false")
         return raw[:-1] + mine if self.body else b"{" + mine[1:]
 
     def chat(self) -> Json:
-        """Convert it to a chat completion, which `/apply-template` renders. Raises Unconvertible."""
+        """Convert it to a chat completion for `/apply-template`. Raises Unconvertible."""
         return as_chat(self.form, self.body)
 
     def begun_otherwise(self, words: str) -> Json | None:
-        """Make another conversation with the same system prompt and tools, which begins with `words`.
+        """Make another conversation with the same system prompt and tools that starts with `words`.
 
-        None where there is nothing that another would begin with, too.
+        None if there is no such common beginning.
         """
         listed = "input" if self.form is Form.RESPONSES else "messages"
         first = list(
@@ -160,9 +155,9 @@ class Asked:
         return as_chat(self.form, self.body | {listed: [*first, _user(words)]})
 
     def followed_by(self, reply: Json, words: str) -> Json | str | None:
-        """Make the request that most likely follows, a chat completion or a text: `words` after the reply.
+        """Make the most likely next request, a chat completion or a text: `words` after the reply.
 
-        None where nobody can tell.
+        None if it is unknown.
         """
         listed = "input" if self.form is Form.RESPONSES else "messages"
         said = _list(self.body.get(listed))
@@ -222,7 +217,7 @@ def as_chat(form: Form, body: Json) -> Json:
 
 
 def refusal(form: Form | None, status: int, message: str, kind: str) -> Json:
-    """Make an error in a dialect's own shape. `kind` is OpenAI's; Anthropic has its own words."""
+    """Return an error in the dialect's format. `kind` is OpenAI's; Anthropic's is derived."""
     if form is Form.MESSAGES:
         kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
         kinds |= {413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error"}
@@ -232,7 +227,6 @@ def refusal(form: Form | None, status: int, message: str, kind: str) -> Json:
 
 
 def refusal_event(form: Form, status: int, message: str, kind: str) -> bytes:
-    """Make the last event of a stream that has begun."""
     error = refusal(form, status, message, kind)
     if form is Form.RESPONSES:
         error = {"type": "error", "code": kind, "message": message, "param": None}
@@ -249,7 +243,7 @@ def _first(parts: Iterable[Json], kind: str) -> Json:
 
 
 class _Patient(json.JSONDecoder):
-    """Reads JSON so that other threads run meanwhile; the usual decoder is three times as fast and lets none run."""
+    """JSON decoder that lets other threads run; the default one is three times as fast but blocks them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,11 +15,11 @@ BILLING, STAMP = "x-anthropic-billing-header:", "cch="  # Claude Code's: the eng
 
 
 class Unconvertible(ValueError):
-    """It is not what its dialect allows."""
+    """The body breaks its dialect."""
 
 
 def from_messages(body: Mapping[str, Any]) -> Json:
-    """Convert Anthropic's `/v1/messages` to a chat completion, as far as it makes the prompt."""
+    """Convert Anthropic's `/v1/messages` to a chat completion, only what affects the prompt."""
     messages: list[Any] = []
     system = body.get("system")
     if isinstance(system, str | list):
@@ -45,7 +45,7 @@ def from_messages(body: Mapping[str, Any]) -> Json:
 
 
 def _said(message: Json) -> list[Json]:
-    """Convert one message: what was said and called, then what tools answered."""
+    """Convert one message: text and tool calls first, then tool results."""
     content, role = message.get("content"), message.get("role")
     if "content" not in message and role == "assistant":
         return []
@@ -137,7 +137,7 @@ def from_responses(body: Mapping[str, Any]) -> Json:
 
 
 def _take(messages: list[Json], item: Json) -> None:
-    """Convert one item of the input, which may belong to the assistant's message before it."""
+    """Convert one input item, which may belong to the previous assistant message."""
     last = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
     content = item.get("content")
     if isinstance(content, str):

@@ -23,8 +23,6 @@ _HEARD = ("input_audio", "input_video", "file")  # of these nobody knows what th
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as the model reads it."""
-
     ids: Tokens
     text: str = ""  # empty where it was given as ids
 
@@ -33,12 +31,12 @@ UNKNOWN = Prompt(())
 
 
 def pictures_in(asked: Asked) -> tuple[Picture, ...]:
-    """Return the pictures in a request. Raises Unconvertible for one that is only named."""
+    """Return a request's images. Raises Unconvertible for one given by reference."""
     return _chat_and_pictures(asked.chat())[1] if asked.form not in (Form.COMPLETION, Form.PLAIN) else ()
 
 
 async def prompt_of(engine: ReadyEngine, asked: Asked) -> Prompt:
-    """Make the prompt of a request; UNKNOWN where only the engine can, or would refuse it. Raises EngineGone."""
+    """Return a request's prompt, UNKNOWN if only the engine can make it or it refuses. Raises EngineGone."""
     try:
         if asked.form is Form.COMPLETION:
             prompt = await _given(engine, asked.body.get("prompt"))
@@ -50,17 +48,17 @@ async def prompt_of(engine: ReadyEngine, asked: Asked) -> Prompt:
 
 
 async def head_of(engine: ReadyEngine, asked: Asked) -> Tokens:
-    """Return the tokens every conversation with this system prompt and tools begins with. Raises EngineGone."""
+    """Return the tokens shared by all conversations with this system prompt and tools. Raises EngineGone."""
     return await _shared(engine, asked.begun_otherwise)
 
 
 async def boundary_after(engine: ReadyEngine, asked: Asked, reply: Json) -> Tokens:
-    """Return the tokens every prompt begins with that goes on after this reply. Raises EngineGone."""
+    """Return the tokens shared by all prompts that continue after this reply. Raises EngineGone."""
     return await _shared(engine, lambda words: asked.followed_by(reply, words))
 
 
 async def _shared(engine: ReadyEngine, following: Callable[[str], Json | str | None]) -> Tokens:
-    """Return the tokens that two prompts share which differ from some words on; none where there can be no such."""
+    """Return the common prefix of two prompts made with different probes; empty if there is none."""
     both: list[Tokens] = []
     for probe in BOUNDARY_PROBES:
         try:
@@ -75,7 +73,6 @@ async def _shared(engine: ReadyEngine, following: Callable[[str], Json | str | N
 
 
 async def _given(engine: ReadyEngine, prompt: Any) -> Prompt:
-    """Make the prompt of a completion: text, or ids."""
     if isinstance(prompt, str):
         return Prompt(await engine.engine.text_tokens(prompt), prompt)
     few = isinstance(prompt, list) and 0 < len(prompt) < engine.limit
@@ -89,7 +86,7 @@ async def _rendered(engine: ReadyEngine, chat: Json, *, large: bool = False) -> 
 
 
 def _chat_and_pictures(chat: Json) -> tuple[Json, tuple[Picture, ...]]:
-    """Part a chat request from its pictures, of which places are left in it. Raises Unconvertible."""
+    """Split a chat request into text with placeholders and images. Raises Unconvertible."""
     pictures: list[Picture] = []
     messages = chat.get("messages")
     if not isinstance(messages, list):

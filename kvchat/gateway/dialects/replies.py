@@ -14,18 +14,17 @@ from kvchat.gateway.dialects.conversion import Json
 
 @dataclass(frozen=True)
 class Usage:
-    """The prompt tokens that kvchat itself processed for one request, and the model that answered it."""
+    """The prompt tokens kvchat itself processed for a request, and the model that answered."""
 
     model: str = ""  # the name that clients know it by; empty: what the engine says stays
     read: int = 0  # prompt tokens that kvchat processed in the slot before it passed the request on
     read_ms: float = 0.0  # and how long that took
 
     def reused(self, cached: Any) -> int:
-        """Return how many of the tokens that the engine found in its slot were there before the request."""
+        """Return how many of the `cached` tokens were in the slot before the request."""
         return max(0, int(cached or 0) - self.read)
 
     def correct(self, answer: Json) -> bool:
-        """Correct an answer or an event of a stream in place; True if that changed anything."""
         changed = False
         for part in (answer, answer.get("message"), answer.get("response")):
             if not isinstance(part, dict):
@@ -61,7 +60,7 @@ MOST_HEARD = 64_000_000  # bytes of an answer; of a longer one nothing is kept
 
 @dataclass
 class Heard:
-    """Reads one answer: `take` its bytes as they arrive, then `end`. Both return the bytes for the client."""
+    """Parses one response: call `take` with its bytes, then `end`. Both return the bytes for the client."""
 
     form: Form
     stream: bool
@@ -76,7 +75,7 @@ class Heard:
     _output: list[Any] | None = None
 
     def take(self, data: bytes) -> bytes:
-        """Take some more bytes; returns the whole lines of a stream, nothing of an answer in one piece."""
+        """Add bytes; return the complete lines of a stream, nothing for a non-streamed response."""
         self._size += len(data)
         self._rest += data
         if not self.stream:
@@ -87,7 +86,6 @@ class Heard:
         return b"".join(map(self._line, lines.splitlines(keepends=True)))
 
     def end(self) -> bytes:
-        """End the answer; return the bytes that were not passed on yet."""
         rest = bytes(self._rest)
         self._rest.clear()
         if self.stream:
@@ -96,17 +94,15 @@ class Heard:
 
     @property
     def is_large(self) -> bool:
-        """True if correcting what is left of it may hold others up."""
         return len(self._rest) > MUCH
 
     @property
     def is_too_large(self) -> bool:
-        """True for an answer in one piece, or an event of a stream, that is not collected any further."""
         return len(self._rest) > MOST_HEARD
 
     @property
     def reply(self) -> Json | None:
-        """The reply in its dialect's own form; None where it is not known to its end."""
+        """The reply in its dialect's format; None if incomplete."""
         if not self.whole or self._size > MOST_HEARD:
             return None
         match self.form:
@@ -122,7 +118,6 @@ class Heard:
         return None
 
     def _line(self, line: bytes) -> bytes:
-        """Read a line of a stream; returns it as the client gets it."""
         data = line[5:].strip()
         if not line.startswith(b"data:") or self._size > MOST_HEARD:
             return line
@@ -134,9 +129,9 @@ class Heard:
         return line if said is data else b"data: " + said + line[len(line.rstrip()) :]
 
     def _corrected(self, data: bytes, hear: Callable[[Json], None]) -> bytes:
-        """Read an object of the engine's; returns it as the client gets it: the same bytes if it is right.
+        """Parse an object from the engine; return it for the client, unchanged if it is correct.
 
-        An answer of another shape is passed on all the same; what was read of it is nothing to go by.
+        An object of unknown form is passed on unchanged and its contents are ignored.
         """
         try:
             event = _object(data)

@@ -41,8 +41,6 @@ SYSTEM, TOOLS, FIRST, MESSAGE, TEMPLATE = "system", "tools", "first", "message",
 
 @dataclass(frozen=True)
 class Place:
-    """A part of the body."""
-
     kind: str
     number: int = 0  # of a message, from 0
     role: str = ""
@@ -55,7 +53,6 @@ _TEMPLATE, _SYSTEM, _TOOLS = Place(TEMPLATE), Place(SYSTEM), Place(TOOLS)
 
 
 def parting(old: Prompt, new: Prompt) -> Parting:
-    """Find where and why a prompt parts from one before, which it does not go on from."""
     at = shared_text(old.text, new.text)
     place = _place(old.contents, new, at)
     before, after = old.text[max(0, at - _AROUND) : at + _AROUND], new.text[max(0, at - _AROUND) : at + _AROUND]
@@ -64,7 +61,7 @@ def parting(old: Prompt, new: Prompt) -> Parting:
 
 
 def _place(before: Contents, new: Prompt, at: int) -> Place:
-    """Find the part of the body that stands at this character of the rendered prompt."""
+    """Find the part of the body that contains this character of the rendered prompt."""
     now, text = new.contents, new.text
     if not text:
         return _first_difference(before, now, -1)
@@ -89,7 +86,7 @@ def _place(before: Contents, new: Prompt, at: int) -> Place:
 
 
 def _first_difference(before: Contents, now: Contents, number: int) -> Place:
-    """Find what differs first in the bodies, of the messages from `number` on; -1: it stands before the first one."""
+    """Find the first difference in the bodies, from message `number` on; -1: before the first message."""
     if before == NOTHING_KNOWN:  # of what a state in the store stands for only its text is known
         return _SYSTEM if number < 0 and not now.tools else _TOOLS if number < 0 else _message(now, number)
     if number < 0 and before.tools != now.tools:
@@ -111,7 +108,6 @@ def _message(now: Contents, number: int) -> Place:
 
 
 def _of_the_line(before: str, after: str, place: Place) -> Reason | None:
-    """Find the cause in the lines that differ; None where they say nothing of it."""
     if _BILLING in before or _BILLING in after:
         return Reason(ReasonCode.BILLING_HEADER)
     if before == after:
@@ -194,6 +190,5 @@ def _of_messages(before: tuple[Message, ...], now: tuple[Message, ...], place: P
 
 
 def _line(text: str, at: int) -> str:
-    """The line around a character, as far as it is near."""
     start, end = text.rfind("\n", max(0, at - 400), at) + 1, text.find("\n", at)
     return text[start or max(0, at - 400) : min(len(text) if end < 0 else end, at + 400)]

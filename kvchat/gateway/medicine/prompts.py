@@ -41,8 +41,6 @@ _MOST_OF_DATA = 500  # characters that a block may have of anything that is not 
 
 @dataclass(frozen=True)
 class Message:
-    """One of the conversation, as text."""
-
     role: str
     text: str  # what it says, calls of tools and their results included
     reasoning: str = ""
@@ -50,8 +48,6 @@ class Message:
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of a body."""
-
     system: tuple[str, ...] = ()
     tools: tuple[tuple[str, str], ...] = ()  # the name of each, and all that is said of it
     messages: tuple[Message, ...] = ()  # but for those of the system that stand first
@@ -68,7 +64,7 @@ NOTHING_KNOWN = Contents()
 
 
 def contents(body: Mapping[str, Any]) -> Contents:
-    """Read a body, as far as it has the shape of one: whatever has not is left out."""
+    """Parse a request body, ignoring whatever has an unknown shape."""
     told = [*_texts(body.get("system")), *_texts(body.get("instructions"))]
     turns = body.get("messages", body.get("input", body.get("prompt")))
     messages: list[Message] = []
@@ -84,7 +80,6 @@ def contents(body: Mapping[str, Any]) -> Contents:
 
 
 def _message(turn: Mapping[str, Any]) -> Message:
-    """Read a message of the chat, Anthropic's or the Responses dialect."""
     kind, content = turn.get("type"), turn.get("content")
     if kind == "reasoning":
         return Message("assistant", "", "\n".join([*_texts(turn.get("summary")), *_texts(content)]))
@@ -102,7 +97,6 @@ def _message(turn: Mapping[str, Any]) -> Message:
 
 
 def _texts(content: Any) -> list[str]:
-    """Return the texts of a content: a string, or blocks of several kinds."""
     if isinstance(content, str):
         return [content]
     found: list[str] = []
@@ -116,7 +110,7 @@ def _texts(content: Any) -> list[str]:
 
 
 def _without_data(value: Any) -> Any:
-    """Replace what is long in a block that is no text, such as a picture, by a hash."""
+    """Replace long strings in a non-text block, such as an image, with a hash."""
     if isinstance(value, dict):
         return {name: _without_data(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -147,13 +141,12 @@ _REPLY_HEAD = 8  # tokens at a prompt's end that begin its reply: templates writ
 
 
 class Prompt:
-    """A prompt: token ids, the text they were made of, and the contents of the request's body.
+    """A prompt's token ids and text, with the parsed request body.
 
-    The body itself is not kept: pictures may be in it.
+    The body itself is not kept: it may contain images.
     """
 
     def __init__(self, ids: Sequence[int] | Ids, text: str = "", body: Mapping[str, Any] | None = None) -> None:
-        """`text` is empty where it is not known, `body` where there is none."""
         self.ids: Ids = np.asarray(ids if isinstance(ids, np.ndarray) else array("i", ids), np.int32)
         self.text, self.contents = text, NOTHING_KNOWN
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -164,12 +157,12 @@ class Prompt:
 
     @cached_property
     def weight(self) -> int:
-        """The bytes that it keeps in memory, roughly."""
+        """Approximate memory use in bytes."""
         return self.ids.nbytes + getsizeof(self.text) + self.contents.bytes + 4_000
 
     @cached_property
     def sketch(self) -> npt.NDArray[np.uint32]:
-        """The smallest hashes of its runs of 8 tokens, sorted: two prompts share as many as they are alike."""
+        """The smallest hashes of its 8-token runs, sorted; similar prompts share many (MinHash)."""
         grams, width = self.ids.astype(np.uint32), 1
         while width < _GRAM and len(grams) > width:
             grams = grams[:-width] * _MIX + grams[width:]
@@ -180,7 +173,6 @@ class Prompt:
         return np.unique(grams)
 
     def shares(self, other: Prompt) -> int:
-        """Count the leading tokens that both have."""
         size, start, step = min(len(self.ids), len(other.ids)), 0, 1024
         while start < size:
             apart = self.ids[start : min(size, start + step)] != other.ids[start : min(size, start + step)]
@@ -190,18 +182,18 @@ class Prompt:
         return size
 
     def likeness(self, other: Prompt) -> float:
-        """Return how much of the shorter is in the other, wherever it stands: 0 to 1."""
+        """Return the share (0 to 1) of the shorter prompt that the other contains."""
         smaller = min(len(self.sketch), len(other.sketch))
         return len(np.intersect1d(self.sketch, other.sketch, assume_unique=True)) / smaller if smaller else 0.0
 
     def goes_on_from(self, other: Prompt) -> bool:
-        """True if nothing of the other would have to be read again for this one."""
+        """True if it extends the other, so none of that is processed again."""
         return self.shares(other) >= min(len(self), max(len(other) - _REPLY_HEAD, 1))
 
 
 @dataclass(frozen=True)
 class Parting:
-    """The place where a prompt parts from the closest one before it, and why. Its texts never go to disk."""
+    """The point where a prompt diverges from the closest earlier one, and why. Texts never go to disk."""
 
     at: int  # tokens both have
     of: int  # tokens of the prompt
@@ -211,11 +203,11 @@ class Parting:
 
     @property
     def expected(self) -> bool:
-        """True for another conversation, or another branch of this one: no fault of anybody's."""
+        """True for another conversation, or another branch of this one."""
         return self.cause.code in (ReasonCode.OTHER_CONVERSATION, ReasonCode.OTHER_WAY)
 
     def sentence(self, read: int | None = None, seconds: float = 0.0) -> str:
-        """Say all of it in a sentence; `read`: so many tokens were read again, which took so long."""
+        """Describe it in a sentence; `read`: tokens that were reprocessed, in `seconds`."""
         at, of, cause = number(self.at), number(self.of), self.cause.words
         words = _("the prompt changed at token {at} of {of}: {cause}", at=at, of=of, cause=cause)
         if read is not None:
@@ -232,14 +224,14 @@ Whose = tuple[str, str]  # program and model
 
 
 class RecentPrompts:
-    """Bounded; what was used last stays. A prompt that goes on from another takes its place."""
+    """A bounded LRU cache. A prompt that extends another replaces it."""
 
     def __init__(self) -> None:
         self._kept: dict[Whose, OrderedDict[int, Prompt]] = {}
         self._number = 0
 
     def closest(self, whose: Whose, prompt: Prompt) -> Prompt | None:
-        """Return the prompt that shares most of its beginning with this, else the most similar; None: there is none."""
+        """Return the prompt with the longest common prefix, else the most similar one, or None."""
         best, most = None, _ALIKE
         kept = list(reversed(self._kept.get(whose, OrderedDict()).values()))
         for earlier in kept:

@@ -23,8 +23,6 @@ _decode = json.JSONDecoder().raw_decode
 
 @dataclass(frozen=True)
 class Located:
-    """A value in a JSON text that is known to be well-formed."""
-
     text: str
     start: int
     end: int
@@ -38,7 +36,7 @@ class Located:
         return self.text[self.start : self.end]
 
     def members(self) -> dict[str, Located]:
-        """Return the values of an object, the last of those with one name; none of anything else."""
+        """Return an object's values, the last one for a repeated name; empty for other types."""
         found: dict[str, Located] = {}
         if self.text[self.start] != "{":
             return found
@@ -52,7 +50,6 @@ class Located:
         return found
 
     def items(self) -> list[Located]:
-        """Return the values of an array; none of anything else."""
         found: list[Located] = []
         if self.text[self.start] != "[":
             return found
@@ -70,8 +67,6 @@ class Located:
 
 @dataclass(frozen=True)
 class Edit:
-    """The replacement of a stretch of a text."""
-
     start: int
     end: int
     new: str
@@ -83,7 +78,6 @@ def located(text: str) -> Located:
 
 
 def edited(text: str, edits: Iterable[Edit]) -> str:
-    """Make edits, which do not overlap."""
     pieces, at = list[str](), 0
     for edit in sorted(edits, key=lambda edit: edit.start):
         pieces += [text[at : edit.start], edit.new]
@@ -115,10 +109,10 @@ def masked(text: str) -> str:
 
 
 def telling_now(text: str, now: datetime) -> list[re.Match[str]]:
-    """Find the dates and times that tell when the text was written: `now`, give or take a day for time zones.
+    """Find dates and times that state when the text was written: `now`, plus or minus a day for time zones.
 
-    A deadline, or a time in an example, is not among them: the line must say that it tells the date or the time, and
-    a date must be today's.
+    Excludes deadlines and times in examples: the line must say that it gives the date or time, and a date must be
+    today's.
     """
     days = [now + timedelta(days=shift) for shift in (-1, 0, 1)]
     found: list[re.Match[str]] = []
@@ -140,7 +134,6 @@ def telling_now(text: str, now: datetime) -> list[re.Match[str]]:
 
 
 def has_date(clock: str) -> bool:
-    """True if it tells more than a time of the day."""
     return re.search(r"\d{4}", clock) is not None and not re.fullmatch(_TIME, clock, re.IGNORECASE)
 
 
@@ -159,8 +152,6 @@ _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
 
 @dataclass(frozen=True)
 class Rule:
-    """The name of a rule, and what it does."""
-
     name: str  # as it is stored
     title: str
     words: str  # one sentence
@@ -170,8 +161,6 @@ class Rule:
 
 @dataclass(frozen=True)
 class Change:
-    """A change that a rule has made in a request: both texts, for the log in memory."""
-
     rule: str
     where: str
     before: str
@@ -182,13 +171,11 @@ class Change:
 
 @dataclass
 class Held:
-    """The rules' memory of one program's earlier requests."""
-
     clocks: OrderedDict[int, tuple[datetime, list[str]]] = field(default_factory=OrderedDict)  # by the text's mask
     told: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # what stood where, as it came
 
     def differs(self, rule: str, where: str, before: str) -> bool:
-        """True if that stands there for the first time since something else did; it is remembered."""
+        """True if this text differs from the last one there; remembers it."""
         last = self.told.pop((rule, where), None)
         self.told[rule, where] = hash(before)
         _trim(self.told)
@@ -196,7 +183,7 @@ class Held:
 
 
 def billing_header(body: Located, held: Held, now: datetime) -> Iterator[tuple[Edit, Change]]:
-    """Leave out the line, or the whole block where it has nothing else."""
+    """Remove the billing header, or its block if nothing else is in it."""
     system = body.members().get("system")
     if system is None:
         return
@@ -220,7 +207,7 @@ def billing_header(body: Located, held: Held, now: datetime) -> Iterator[tuple[E
 
 
 def hold_clock(body: Located, held: Held, now: datetime) -> Iterator[tuple[Edit, Change]]:
-    """Keep the date and time that were told first, in the system prompt and the first message, for a day."""
+    """Keep the first date and time in the system prompt and the first message for 24 hours."""
     left = _LOOKED_AT
     for where, place in _fixed_texts(body):
         whole = place.value
@@ -277,7 +264,6 @@ def _without_header(held: Held, header: str) -> Change:
 
 
 def _fixed_texts(body: Located) -> Iterator[tuple[str, Located]]:
-    """Yield the texts a conversation begins with: the system's, and what a program says before the user's words."""
     members = body.members()
     for name in ("system", "instructions"):
         if name in members:

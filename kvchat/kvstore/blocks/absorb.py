@@ -36,8 +36,6 @@ _FLUSHING = 4  # threads that wait for the disk, while others compute
 
 @dataclass(frozen=True)
 class Earlier:
-    """An absorbed save point that begins with the same tokens."""
-
     recipe: Recipe
     shared: int  # leading tokens
     unchanged: int = 0  # of those, how many have rows that are the engine's very same ones: see `take_apart`
@@ -45,7 +43,7 @@ class Earlier:
 
 @dataclass(frozen=True)
 class Absorbed:
-    """A slot file taken apart: all its blocks are in place, nothing refers to them yet."""
+    """A slot file split into blocks: all are written, none is referenced yet."""
 
     recipe: Recipe
     written: int  # bytes of blocks
@@ -60,12 +58,12 @@ def take_apart(
     *,
     gives_way: bool = False,
 ) -> Absorbed:
-    """Take the file apart and write the blocks that are missing. `gives_way`: nobody waits for it.
+    """Split the file into blocks and write the missing ones. `gives_way`: run at low priority.
 
-    Of `before`, what it has blocks for with the very same bytes is not written again. Its `unchanged` tokens are those
-    whose rows have been in the engine's slot, not computed anew, since that save point was saved from it or restored
-    into it: they are the same bytes, for an engine never changes a row. So of each cache only the last such block and
-    another are read, and all of them if these turn out different. The rows of a window that has slid are always read.
+    Blocks of `before` with identical bytes are not written again. Its `unchanged` tokens are those whose rows have
+    stayed in the engine's slot, not recomputed, since that save point was saved or restored: their bytes are
+    identical, because an engine never changes a row. So only the last such block of each cache and one other are
+    read, and all of them if these differ. The rows of a window that has slid are always read.
 
     Raises OSError, Cancelled, and Changed if the file changes meanwhile.
     """
@@ -88,8 +86,6 @@ def take_apart(
 
 
 class _Work:
-    """The work on one file, by several threads."""
-
     def __init__(
         self,
         file: FileIO,
@@ -103,7 +99,7 @@ class _Work:
         self._blocks, self._cancelled, self._gives_way = blocks, cancelled, gives_way
 
     def reuse(self, spans: Sequence[RowSpan]) -> tuple[list[BlockUse], list[tuple[int, Run]]]:
-        """Return the uses of spans that are in known blocks, and the runs that are not, as long as can be."""
+        """Return the uses of spans found in known blocks, and the remaining runs, merged where possible."""
         known = [span for span in spans if span.known]
         samples = _samples(known)
         if samples and len(self._same(samples)) == len(samples):
@@ -128,9 +124,9 @@ class _Work:
         return self._blocks.claim(use.block, use.size) is not None
 
     def _same(self, spans: Sequence[RowSpan]) -> list[RowSpan]:
-        """Return those whose rows are the very bytes of their block.
+        """Return the spans whose rows equal their block's bytes.
 
-        Rows computed anew differ from some token on: after the first difference of a cache the rest is not compared.
+        Recomputed rows differ from some token on: after a cache's first difference the rest is not compared.
         """
         different: dict[int, int] = {}
 
@@ -146,7 +142,6 @@ class _Work:
         return [span for span, same in zip(spans, answers, strict=True) if same]
 
     def _equal(self, span: RowSpan, use: BlockUse, buffer: memoryview) -> bool:
-        """True if rows of the file are the bytes of a known block, or of some rows of it."""
         cache, run = self._row_map.caches[span.cache], span.run
         parts, block_rows = row_parts(cache, run.row, run.rows), use.size // cache.row_bytes
         if run.rows == block_rows:
@@ -172,7 +167,6 @@ class _Work:
         return True
 
     def write(self, runs: Sequence[tuple[int, Run]], residue: Sequence[Span]) -> list[tuple[BlockUse, int]]:
-        """Write what is new to disk; return each block's use, and the bytes written for it."""
         jobs = [partial(self._write_rows, cache, part) for cache, run in runs for part in cut_at_blocks(run)]
         jobs += [partial(self._write_residue, chunk) for chunk in residue]
         flushing: list[tuple[Written, Future[int]]] = []
@@ -210,7 +204,7 @@ class _Work:
         return use, written
 
     def _pieces(self, parts: Sequence[Span], buffer: memoryview) -> Iterator[memoryview]:
-        """Yield the bytes of some spans, a buffer at a time. Raises Changed if the file is shorter."""
+        """Yield the bytes of spans, one buffer at a time. Raises Changed if the file is shorter."""
         for part in parts:
             done = 0
             while done < part.size:
@@ -225,8 +219,6 @@ class _Work:
 
 @dataclass(frozen=True)
 class RowSpan:
-    """Rows of a cache of the file."""
-
     cache: int
     run: Run
     known: BlockUse | None  # rows that are in a block already, according to the save point that comes before
@@ -264,7 +256,6 @@ def _spans(number: int, cache: CacheRows, before: Earlier | None) -> Iterator[Ro
 
 
 def _samples(known: Sequence[RowSpan]) -> list[RowSpan]:
-    """Return the last and another of the unchanged spans of each cache: what is read of them."""
     of_caches: dict[int, list[RowSpan]] = {}
     for span in known:
         if span.unchanged:

@@ -32,16 +32,16 @@ _WORTH_DEFLATING = 0.8
 
 
 class Changed(Exception):
-    """A slot file is not what it was when it was begun to be taken apart."""
+    """A slot file changed while it was being split into blocks."""
 
 
 class DamagedBlock(Exception):
-    """A block is missing, cut, or does not hold what its name says."""
+    """A block is missing, truncated, or does not match its name."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """The content of a block, written but not yet a block."""
+    """A block's content, not yet renamed into place."""
 
     block: bytes  # its name
     xxh3: bytes
@@ -50,17 +50,17 @@ class Written:
 
 
 class BlockFiles:
-    """The folder of block files: `<first two digits>/<64 digits>`. Raises OSError from every method."""
+    """The folder of block files: `<first two digits>/<64 digits>`. All methods raise OSError."""
 
     def __init__(self, folder: Path, *, sync: bool = True) -> None:
-        """`sync` False leaves it to the system when blocks reach the disk; a power cut may then cost save points."""
+        """`sync` False leaves flushing to the system; a power cut may then lose save points."""
         self._folder = disk.private_folder(folder)
         self._temporary = disk.private_folder(folder / _TEMPORARY)
         self._sync = sync
         self.new: dict[bytes, int] = {}  # written here and in no recipe yet: bytes on disk
 
     def beside(self) -> BlockFiles:
-        """Return the same folder with its own record of what is new."""
+        """Return the same folder with its own record of new blocks."""
         return BlockFiles(self._folder, sync=self._sync)
 
     def path(self, block: bytes) -> Path:
@@ -68,7 +68,7 @@ class BlockFiles:
         return self._folder / name[:2] / name
 
     def claim(self, block: bytes, size: int) -> int | None:
-        """Return the bytes the block takes on disk if it is there with that size, else None; it is not read."""
+        """Return the block's disk usage if it exists with that size, else None; it is not read."""
         try:
             found = self.path(block).stat()
         except FileNotFoundError:
@@ -79,7 +79,7 @@ class BlockFiles:
         return disk.allotted(self.path(block).stat())
 
     def write(self, content: Iterable[bytes | memoryview]) -> Written:
-        """Write the content of a block beside the others; `put` makes it one. One that is there is not kept twice."""
+        """Write content to a temporary file unless the block exists; `put` makes it a block."""
         temporary = disk.private_folder(self._temporary) / disk.temporary_name()
         digests, size = Digests(), 0
         try:
@@ -101,7 +101,7 @@ class BlockFiles:
             raise
 
     def put(self, written: Written) -> int:
-        """Make it a block, on disk and under its name, in place of one that may be there; return the bytes written."""
+        """Flush it and rename it to its block name, replacing an existing one; return the bytes written."""
         if written.temporary is None:
             return 0
         try:
@@ -128,7 +128,6 @@ class BlockFiles:
             self.new.pop(name, None)
 
     def fault(self, block: bytes, size: int) -> str | None:
-        """Return what is wrong with a block, None when it is whole and its content is what its name says."""
         path = self.path(block)
         try:
             found = path.stat().st_size
@@ -141,7 +140,7 @@ class BlockFiles:
             return f"the disk cannot read it ({error.strerror})"
 
     def folders_size(self) -> int:
-        """Return the bytes on disk of everything here but for the blocks: folders, and what is half-written."""
+        """Return the disk usage of all but blocks: folders and temporary files."""
         folders = [self._folder, *(folder for folder in disk.listing(self._folder) if folder != self._temporary)]
         total = disk.tree_size(self._temporary)
         for folder in folders:
@@ -154,7 +153,7 @@ class BlockFiles:
             self.path(block).unlink()
 
     def leftovers(self, known: Collection[bytes]) -> Iterator[bytes]:
-        """Yield the blocks that are not `known`, but for those written just now."""
+        """Yield the blocks not in `known`, except those just written."""
         for folder in disk.listing(self._folder):
             for path in disk.listing(folder):
                 name = bytes.fromhex(path.name) if _NAME.fullmatch(path.name) else None
@@ -162,13 +161,12 @@ class BlockFiles:
                     yield name
 
     def sweep_temporary(self) -> None:
-        """Delete what a process that was killed left half-written."""
         for path in disk.listing(self._temporary):
             disk.remove(path)
 
 
 def pack_residue(raw: bytes, *, deflate: bool) -> tuple[bytes, bytes]:
-    """Return the content of a block of residue: a byte that tells the form, then the bytes, deflated if worth it."""
+    """Return a residue block's content: a byte for the form, then the bytes, deflated if worthwhile."""
     middle = max(0, len(raw) // 2 - _SAMPLE // 2)
     sample = raw[middle : middle + _SAMPLE]
     if deflate and len(zlib.compress(sample, 1)) < _WORTH_DEFLATING * len(sample):
@@ -177,7 +175,7 @@ def pack_residue(raw: bytes, *, deflate: bool) -> tuple[bytes, bytes]:
 
 
 def read_residue(use: BlockUse, blocks: BlockFiles) -> bytes:
-    """Return the bytes of a block of residue, proved. Raises DamagedBlock."""
+    """Return the verified bytes of a residue block. Raises DamagedBlock."""
     try:
         with blocks.path(use.block).open("rb") as file:
             stored = file.read(min(use.size, RESIDUE_CHUNK + 1) + 1)

@@ -32,14 +32,14 @@ _PLAUSIBLE_VERSIONS = range(1, 1000)
 
 
 class SlotFileError(Exception):
-    """The file is not a whole slot file; the message says in words what it is instead."""
+    """The file is not a complete slot file; the message says why."""
 
 
 def read_tokens(path: Path) -> Words:
-    """Return the token ids the slot file at `path` stands for; none for the file of an empty slot.
+    """Return the token ids of the slot file at `path`; none for the file of an empty slot.
 
-    Where it holds pictures their tokens are PLACEHOLDER. Reads the header alone and never allocates more than the file
-    is long. Raises SlotFileError for an empty, truncated or foreign file, OSError where the file cannot be read.
+    Image tokens are PLACEHOLDER. Reads only the header and never allocates more than the file's length.
+    Raises SlotFileError for an empty, truncated or foreign file, OSError if the file cannot be read.
     """
     if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
         raise SlotFileError("not a file")
@@ -48,7 +48,6 @@ def read_tokens(path: Path) -> Words:
 
 
 def _read_words(file: BinaryIO) -> Words:
-    """Read the n words between header and state."""
     size = os.fstat(file.fileno()).st_size
     if size == 0:
         raise SlotFileError("empty")
@@ -69,7 +68,6 @@ def _read_words(file: BinaryIO) -> Words:
 
 
 def _unwrap(words: Words) -> Words:
-    """Return the token ids out of either form of the token list."""
     if len(words) and words[0] == WRAPPED:
         if len(words) < 4 or words[1] != WRAPPED_VERSION:
             raise SlotFileError("its token list has an unknown form")
@@ -88,9 +86,9 @@ def _unwrap(words: Words) -> Words:
 
 
 def stands_for(words: Words, expected: Tokens) -> bool:
-    """True if a slot file's words are these tokens.
+    """True if a slot file's words match these tokens.
 
-    Of a picture (ids below PLACEHOLDER) only its place can be told, and words the engine puts around it are part of it.
+    An image (ids below PLACEHOLDER) is matched by position only; the engine's words around it belong to it.
     """
     wanted = np.asarray(expected, "<i4")
     pictures = wanted < PLACEHOLDER

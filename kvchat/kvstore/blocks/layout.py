@@ -17,19 +17,17 @@ from typing import Literal
 
 
 class UnknownLayout(Exception):
-    """The file is not understood to its last byte; the message says why, in words for the log."""
+    """The file could not be parsed to its last byte; the message gives the reason for the log."""
 
     at = 0  # how far the reading came, in bytes
 
 
 class CannotCompose(Exception):
-    """No such file can be made of these saves; the message says why, in words for the log."""
+    """The file cannot be composed from these saves; the message is for the log."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A run of bytes of the file."""
-
     offset: int
     size: int
 
@@ -54,7 +52,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Region:
-    """One layer's K or V rows of one cache, one after the other."""
+    """One layer's K or V rows in one cache, contiguous."""
 
     offset: int  # of the first row
     row_size: int  # bytes
@@ -66,7 +64,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Run:
-    """Rows that stand for consecutive tokens: row `row + i` of the cache is of token `position + i`."""
+    """Rows of consecutive tokens: row `row + i` of the cache holds token `position + i`."""
 
     row: int
     position: int
@@ -75,7 +73,7 @@ class Run:
 
 @dataclass(frozen=True)
 class CacheRows:
-    """The places of the rows of one KV cache: those of a gapless range of tokens up to the file's last.
+    """The positions of a KV cache's rows, for a contiguous range of tokens up to the file's last.
 
     A full cache begins at position 0. A sliding-window cache of a conversation longer than its window does not.
     """
@@ -97,7 +95,7 @@ class CacheRows:
 
     @property
     def kind(self) -> Literal["full", "swa"]:
-        """Return "full" if the oldest tokens' rows are here, "swa" if a sliding window has left them behind."""
+        """Return "full" if the oldest tokens' rows are present, "swa" if a sliding window dropped them."""
         return "swa" if self.first_position > 0 else "full"
 
     def runs_between(self, first: int, last: int) -> tuple[Run, ...]:
@@ -112,8 +110,6 @@ class CacheRows:
 
 @dataclass(frozen=True)
 class AttentionCache(CacheRows):
-    """The rows of one KV cache, and what stands before them."""
-
     cells: Span  # metadata of each row, `cell_size` bytes each
     cell_size: int  # 12, or 24 where cells carry M-RoPE positions and their token
 
@@ -139,7 +135,7 @@ class AttentionCache(CacheRows):
 
 @dataclass(frozen=True)
 class RowMap:
-    """The places of all rows of a slot file; without caches the layout is unknown, or there are no rows."""
+    """The positions of all rows in a slot file; no caches if the layout is unknown or has no rows."""
 
     caches: tuple[CacheRows, ...] = ()
     breaks: tuple[int, ...] = ()  # offsets where a part of the rest begins or ends that may come back by itself
@@ -147,14 +143,14 @@ class RowMap:
 
 @dataclass(frozen=True)
 class RecurrentState(Span):
-    """The recurrent layers' state after the last token: nothing in it belongs to one token alone."""
+    """The recurrent layers' state after the last token; it cannot be split by token."""
 
 
 @dataclass(frozen=True)
 class Checkpoint(Span):
-    """A context checkpoint of the server: what cannot be cut back (window rows or recurrent state), as it was earlier.
+    """A context checkpoint of the server: an earlier copy of window rows or recurrent state.
 
-    Once made it never changes, so the same bytes come back in every later save of the conversation.
+    It never changes, so every later save of the conversation contains the same bytes.
     """
 
     n_tokens: int  # the engine can go back to this length with it
@@ -192,7 +188,7 @@ class Layout:
 
     @property
     def row_map(self) -> RowMap:
-        """The places of its rows; recurrent state and checkpoints, which may come back by themselves, are set off."""
+        """Its row positions, with breaks at recurrent state and checkpoints, which may recur in later saves."""
         caches = tuple(
             CacheRows(tuple(region for region in cache.regions if region.row_size), cache.runs)
             for cache in self.attention
@@ -203,7 +199,6 @@ class Layout:
 
     @property
     def spans(self) -> Iterator[Span]:
-        """All bytes of the file, in order."""
         yield self.header.span
         for cache in self.caches:
             if isinstance(cache, AttentionCache):
@@ -228,9 +223,9 @@ def size_of(plan: Plan) -> int:
 
 
 def cut(layout: Layout, n_tokens: int) -> Plan:
-    """Plan the file for exactly the first `n_tokens` tokens: what the engine itself saves there.
+    """Plan the file for exactly the first `n_tokens` tokens, as the engine itself would save it.
 
-    Raises CannotCompose where the state cannot be cut: recurrent state, pictures, a window that lost its oldest rows.
+    Raises CannotCompose if the state cannot be cut: recurrent state, pictures, a window that lost its oldest rows.
     """
     if not 0 < n_tokens <= layout.n_tokens:
         raise CannotCompose(f"{n_tokens} of {layout.n_tokens} tokens")
@@ -244,12 +239,12 @@ def cut(layout: Layout, n_tokens: int) -> Plan:
 
 
 def with_masked_rows(layout: Layout, window: int) -> Plan:
-    """Plan the file with one more row, of zeros, in each window cache that has lost rows.
+    """Plan the file with an added row of zeros in each window cache that has lost rows.
 
-    An engine that keeps no checkpoints in the file uses it only if its oldest row is older than the next token's window
-    of `window` tokens, and saves none that old (llama.cpp b11434, tools/server/server-context.cpp, `pos_min_thold`).
-    The row is masked for every token that can follow: at this position the engine goes back by one token at most,
-    which the saved rows allow. Raises CannotCompose where the rows are not those of such a window.
+    An engine that keeps no checkpoints in the file uses it only if its oldest row is older than the next token's
+    window of `window` tokens, but saves no row that old (llama.cpp b11434, tools/server/server-context.cpp,
+    `pos_min_thold`). The row is masked for every token that can follow: at this position the engine goes back by
+    one token at most, which the saved rows allow. Raises CannotCompose if the rows do not match such a window.
     """
     n_tokens = layout.n_tokens
     starts = (n_tokens - window, (n_tokens - 1) // window * window)  # of a window, of a chunk (llama4)
@@ -283,7 +278,7 @@ def _compose(layout: Layout, n_tokens: int, rows: Callable[[AttentionCache, int]
 
 
 def _header(header: Header, n_tokens: int) -> Iterator[Piece]:
-    """Keep magic and version, then the first tokens in the same wrapping; pictures only where all tokens stay."""
+    """Keep magic, version and the first tokens in the same wrapping; pictures only if no token is cut."""
     yield Span(0, 8)
     media = header.media
     if header.wrapped:
@@ -299,7 +294,6 @@ def _header(header: Header, n_tokens: int) -> Iterator[Piece]:
 
 
 def _rows(cache: AttentionCache, n_tokens: int) -> Iterator[Piece]:
-    """Keep the rows of the first tokens, in their order."""
     runs = cache.runs_between(0, n_tokens)
     yield struct.pack("<II", 1, sum(run.rows for run in runs))
     for run in runs:
@@ -312,7 +306,6 @@ def _rows(cache: AttentionCache, n_tokens: int) -> Iterator[Piece]:
 
 
 def joined(pieces: Iterable[Piece]) -> Plan:
-    """Return the same bytes in as few pieces as possible, none of them empty."""
     plan: list[Piece] = []
     for piece in pieces:
         before = plan[-1] if plan else None

@@ -56,9 +56,9 @@ Read = Callable[[int, int], bytes]  # of an offset and a size
 
 
 def parse_layout(path: Path) -> Layout:
-    """Return the layout of the slot file at `path`. Raises UnknownLayout; OSError where the file cannot be read.
+    """Return the layout of the slot file at `path`. Raises UnknownLayout; OSError if it cannot be read.
 
-    Reads header, cell metadata and region heads, not the rows; needs memory for the token list and the metadata alone.
+    Reads header, cell metadata and region heads, not rows; memory is needed only for token list and metadata.
     """
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -71,7 +71,7 @@ def parse_layout(path: Path) -> Layout:
 
 
 def read_row_map(path: Path) -> RowMap:
-    """Return where the rows lie in a slot file; nowhere if its layout is unknown. Raises OSError."""
+    """Return the row map of a slot file, empty if its layout is unknown. Raises OSError."""
     try:
         return parse_layout(path).row_map
     except UnknownLayout:
@@ -79,12 +79,12 @@ def read_row_map(path: Path) -> RowMap:
 
 
 def parse(size: int, read: Read) -> Layout:
-    """Return the layout of `size` bytes that `read` gives, which is called inside them only. Raises UnknownLayout."""
+    """Return the layout of `size` bytes. `read` is only called within them. Raises UnknownLayout."""
     return _Parser(size, read).layout()
 
 
 class _Parser:
-    """One parse. It tries the few ways a file can be read, and keeps count of them."""
+    """One parse: tries a bounded number of ways to read the file."""
 
     def __init__(self, size: int, read: Read) -> None:
         self._size, self._read = size, read
@@ -109,7 +109,6 @@ class _Parser:
         return found[0]
 
     def _take(self, offset: int, size: int, what: str) -> bytes:
-        """Return `size` bytes from `offset` on, which belong to `what`. Raises UnknownLayout."""
         if offset < 0 or size < 0 or offset + size > self._size:
             raise UnknownLayout(f"it ends within {what}")
         data = self._read(offset, size)
@@ -118,12 +117,10 @@ class _Parser:
         return data
 
     def _words(self, offset: int, form: str, what: str) -> tuple[int, ...]:
-        """Return little-endian numbers of these forms (see `struct`). Raises UnknownLayout."""
         packed = struct.Struct("<" + form)
         return packed.unpack(self._take(offset, packed.size, what))
 
     def _caches_end(self, offset: int) -> bool:
-        """True if no cache begins here, but the checkpoints, or nothing."""
         if offset == self._size:
             return True
         return self._words(offset, "I", "what follows the caches") == (CHECKPOINT_MAGIC,)
@@ -152,7 +149,7 @@ class _Parser:
     def _chains(
         self, offset: int, before: tuple[Cache, ...]
     ) -> Iterator[tuple[tuple[Cache, ...], Span | None, tuple[Checkpoint, ...]]]:
-        """Yield all ways to read the file from here to its end: caches, checkpoints' head, checkpoints."""
+        """Yield all readings from here to the end: caches, checkpoints' head, checkpoints."""
         self._tries += 1
         if self._tries > MOST_TRIES:
             raise UnknownLayout("it can be read in too many ways")
@@ -172,7 +169,6 @@ class _Parser:
             yield from self._chains(cache.end, (*before, cache))
 
     def _ways(self, offset: int) -> Iterator[Cache]:
-        """Yield all ways to read one cache from here."""
         ways: list[Callable[[], Cache]] = []
         for cell_size in (SHORT_CELL, LONG_CELL):
             ways += [partial(self._attention, offset, cell_size, with_v) for with_v in (True, False)]
@@ -189,7 +185,7 @@ class _Parser:
                 yield cache
 
     def _note(self, failure: UnknownLayout) -> None:
-        """Keep the reason of the way that led farthest; of those that led nowhere, the first."""
+        """Keep the failure that got farthest; on a tie, the first."""
         if self._failure is None or failure.at > self._failure.at:
             self._failure = failure
 
@@ -209,7 +205,7 @@ class _Parser:
         return AttentionCache(regions, runs, cells, cell_size)
 
     def _regions(self, offset: int, n_cells: int, with_v: bool) -> tuple[Region, ...]:
-        """Return the rows behind a cache's cells, K of all layers, then V if there is any."""
+        """Return the rows after a cache's cells: K of all layers, then V if present."""
         v_trans, n_layer, _, _ = self._words(offset, "IIII", "a cache's head")
         if v_trans != 0:
             raise UnknownLayout("V is transposed (flash attention is off)")
@@ -232,7 +228,7 @@ class _Parser:
         return tuple(regions)
 
     def _cell_runs(self, cells: Span, cell_size: int) -> tuple[Run, ...]:
-        """Check every cell, and return which tokens they are of; the window cache is used as a ring."""
+        """Check every cell and return their token runs; a window cache is a ring buffer."""
         data = self._take(cells.offset, cells.size, "the cells")
         words = np.frombuffer(data, dtype="<i4").reshape(-1, cell_size // 4)
         positions = words[:, 0]
@@ -305,7 +301,7 @@ class _Parser:
 
 
 def _check_cover(layout: Layout) -> None:
-    """Every byte is in exactly one span; anything else is a bug in this module, caught before it can do harm."""
+    """Check that each byte is in exactly one span; a failure is a bug in this module."""
     at = 0
     for span in layout.spans:
         if span.offset != at:

@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 
 def read_at(file: FileIO, place: memoryview, offset: int) -> None:
-    """Fill `place` from `offset` of the file. Raises OSError, and EOFError where the file is shorter."""
+    """Fill `place` from `offset` of the file. Raises OSError, and EOFError if the file is too short."""
     while len(place):
         if sys.platform != "win32":
             count = os.preadv(file.fileno(), [place], offset)
@@ -55,7 +55,6 @@ def read_at(file: FileIO, place: memoryview, offset: int) -> None:
 
 
 def read_into(file: FileIO, places: Sequence[memoryview], offset: int) -> None:
-    """Fill the places one after the other, as `read_at` does."""
     done = os.preadv(file.fileno(), places, offset) if sys.platform != "win32" and len(places) > 1 else 0
     for place in places:
         if len(place) > done:
@@ -77,10 +76,10 @@ def write_at(file: FileIO, data: memoryview | bytes, offset: int) -> None:
 
 
 class Digests:
-    """The hashes of a block that is read piece by piece: BLAKE3, its name for ever, and XXH3, some times as fast."""
+    """Hashes of a block read piece by piece: BLAKE3, its permanent name, and XXH3, several times as fast."""
 
     def __init__(self, *, name: bool = True) -> None:
-        """Without `name` XXH3 alone, which proves against accidents that a known block is what it was."""
+        """Without `name` only XXH3, which detects accidental changes to a known block."""
         self._blake3 = blake3() if name else None
         self._xxh3 = xxhash.xxh3_128()
 
@@ -100,7 +99,7 @@ class Digests:
 
 
 def will_need(path: Path) -> None:
-    """Have the system read the file ahead, as far as it can: a slow disk is not waited for twice."""
+    """Ask the system to read the file ahead, so that a slow disk is not waited for twice."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             file = os.open(path, os.O_RDONLY)
@@ -118,10 +117,10 @@ def threads() -> int:
 def in_parallel(
     jobs: Sequence[Job], do: Callable[[Job, memoryview], Result], cancelled: CancelCheck, *, gives_way: bool = False
 ) -> list[Result]:
-    """Do every job, each with a buffer of PIECE bytes of its thread; the results in order.
+    """Run every job with a buffer of PIECE bytes per thread; return the results in order.
 
-    Raises what the first job to fail raises, once no other runs, and Cancelled between jobs. `gives_way`: the threads
-    take what processor time and disk nobody else wants.
+    Raises the first failed job's error once no other runs, and Cancelled between jobs. `gives_way`: the threads
+    run at low CPU and disk priority.
     """
     mine = threading.local()
     failed = threading.Event()
@@ -148,7 +147,7 @@ def in_parallel(
 
 
 def give_way() -> None:
-    """Lower this thread's priority for good, and with it its place at the disk, where the scheduler knows places."""
+    """Lower this thread's CPU priority for good, and its disk priority if the scheduler supports it."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICEST)

@@ -40,10 +40,10 @@ _Job = tuple[BlockUse, _Goals]  # a block, and where each of its bytes goes, fro
 
 
 class Unusable(Exception):
-    """The file cannot be rebuilt: blocks are bad, or, if `bad` is empty, the recipe itself is wrong."""
+    """The file cannot be rebuilt: blocks are bad, or, if `bad` is empty, the recipe is wrong."""
 
     def __init__(self, bad: dict[bytes, int]) -> None:
-        """`bad`: the size that each bad block should have, by its name."""
+        """`bad`: expected size of each bad block, by name."""
         super().__init__("a block is damaged" if bad else "its recipe was changed")
         self.bad = bad
 
@@ -57,11 +57,11 @@ def compose(
     *,
     gives_way: bool = False,
 ) -> None:
-    """Carry out a plan over a stored slot file.
+    """Carry out a plan on a stored slot file.
 
-    `target` is made with mode 0600, or written over in place: to give a file in memory new pages takes longer than
-    everything else, and into those that are there, mapped, several threads read at once. `gives_way`: nobody waits
-    for it. Raises Unusable after looking at every block, OSError where `target` cannot be written, and Cancelled.
+    `target` is created with mode 0600, or overwritten in place: allocating pages for a file in memory takes longer
+    than everything else, and several threads can read at once into existing, mapped pages. `gives_way`: run at low
+    priority. Raises Unusable after checking every block, OSError if `target` cannot be written, and Cancelled.
     On any failure no file is left.
     """
     try:
@@ -89,16 +89,13 @@ def compose(
 
 
 class _Placement:
-    """Maps bytes of a stored file to their places in the new file."""
-
     def __init__(self, copies: Sequence[tuple[Span, int]]) -> None:
-        """`copies`: spans of the stored file, none overlapping another, and the offset each goes to."""
         self._copies = sorted(copies, key=lambda copy: copy[0].offset)
         self._starts = [span.offset for span, _ in self._copies]
         self.size = sum(span.size for span, _ in self._copies)
 
     def targets(self, part: Span) -> Iterator[tuple[int | None, int]]:
-        """Yield for the part from beginning to end: where to, None for nowhere, and how many bytes."""
+        """Yield target offset (None to skip) and length for each piece of the part, in order."""
         at, end = part.offset, part.end
         index = max(0, bisect_right(self._starts, at) - 1)
         while at < end and index < len(self._copies):
@@ -117,7 +114,7 @@ class _Placement:
 
 
 def _jobs(recipe: Recipe, placement: _Placement) -> Iterator[_Job]:
-    """Yield the jobs for a recipe's blocks of which something is wanted. Raises RecipeError."""
+    """Yield the jobs for the recipe's blocks that the plan uses. Raises RecipeError."""
     check_whole(recipe)
     residue = residue_spans(recipe.row_map, recipe.file_size)
     written = 0
@@ -141,7 +138,7 @@ def _jobs(recipe: Recipe, placement: _Placement) -> Iterator[_Job]:
 
 
 def _carry_out(work: tuple[_Job, BlockUse | None], buffer: memoryview, *, blocks: BlockFiles, out: _Out) -> None:
-    """Do a job, and announce the block of a later one. Raises DamagedBlock."""
+    """Do a job, and prefetch the block of a later one. Raises DamagedBlock."""
     (use, goals), later = work
     if later is not None:
         positioned.will_need(blocks.path(later.block))
@@ -169,7 +166,7 @@ def _carry_out(work: tuple[_Job, BlockUse | None], buffer: memoryview, *, blocks
 
 
 def _scatter(file: FileIO, goals: _Goals, out: _Out, buffer: memoryview, digests: positioned.Digests) -> None:
-    """Read the block once from end to end, its parts to where they belong. Raises DamagedBlock."""
+    """Read the block once, sequentially, into its target places. Raises DamagedBlock."""
     read = 0
     for gulp in _gulps(goals, len(buffer)):
         places, rest = out.places(gulp, buffer), buffer
@@ -188,7 +185,6 @@ def _scatter(file: FileIO, goals: _Goals, out: _Out, buffer: memoryview, digests
 
 
 def _gulps(goals: _Goals, most: int) -> Iterator[_Goals]:
-    """Yield the goals by what is read at once, at most `most` bytes."""
     gulp: _Goals = []
     room = most
     for target, length in goals:
@@ -204,7 +200,7 @@ def _gulps(goals: _Goals, most: int) -> Iterator[_Goals]:
 
 
 class _Out:
-    """The file that is put together, and its bytes, mapped, where most of its pages are there already."""
+    """The output file, mapped if most of its pages are already allocated."""
 
     def __init__(self, target: Path, file: FileIO, size: int) -> None:
         there = disk.allotted(os.fstat(file.fileno())) if sys.platform == "linux" else 0
@@ -212,7 +208,7 @@ class _Out:
         self.mapped = memory_files.mapped(target, file, size) if 0 < size <= 2 * there else None
 
     def places(self, gulp: _Goals, buffer: memoryview) -> list[memoryview]:
-        """Return where to read to: where the bytes belong, or the buffer to be written from."""
+        """Return where to read to: the mapped target, or the buffer to write from."""
         if self.mapped is None:
             return [buffer[: sum(length for _, length in gulp)]]
         found = []
@@ -229,13 +225,12 @@ class _Out:
 
 
 def _bad_blocks(recipe: Recipe, blocks: BlockFiles) -> dict[bytes, int]:
-    """Hash every block of a recipe and return the bad ones."""
     sizes = {use.block: use.size for use in recipe.uses}
     return {block: size for block, size in sizes.items() if blocks.fault(block, size)}
 
 
 def stored_layout(recipe: Recipe, blocks: BlockFiles) -> Layout:
-    """Return the layout of a stored slot file, read from its residue alone. Raises CannotCompose, Unusable."""
+    """Parse the layout of a stored slot file from its residue alone. Raises CannotCompose, Unusable."""
     if not recipe.row_map.caches:
         raise CannotCompose("its layout is unknown")
     try:
@@ -247,7 +242,7 @@ def stored_layout(recipe: Recipe, blocks: BlockFiles) -> Layout:
 
 
 class _Residue:
-    """Reads a stored slot file wherever it has no rows; one block of residue is in memory at a time."""
+    """Reads a stored slot file except its rows, with one block of residue in memory at a time."""
 
     def __init__(self, recipe: Recipe, blocks: BlockFiles) -> None:
         self._blocks = blocks
@@ -262,7 +257,6 @@ class _Residue:
         self._read: tuple[BlockUse, bytes] | None = None
 
     def read(self, offset: int, count: int) -> bytes:
-        """Return the bytes there, as far as they are residue."""
         found = bytearray()
         for part, start, use in self._places:
             if part.offset <= offset < part.end and count:

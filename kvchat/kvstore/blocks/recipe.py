@@ -26,13 +26,11 @@ _MOST = 1 << 50  # of any number in a row map
 
 
 class RecipeError(Exception):
-    """The numbers do not describe a file: regions overlap, blocks leave a hole, or bytes were changed."""
+    """The recipe is invalid: regions overlap, blocks leave a hole, or bytes were changed."""
 
 
 @dataclass(frozen=True)
 class BlockUse:
-    """A part of a slot file that comes out of one block."""
-
     block: bytes  # BLAKE3 of the block file
     size: int  # bytes of the block file
     cache: int  # index in the row map, or RESIDUE
@@ -52,14 +50,14 @@ class Recipe:
     uses: tuple[BlockUse, ...]
 
     def seal(self) -> bytes:
-        """Hash the whole recipe: an index that was damaged must not put rows in the wrong place."""
+        """Hash the whole recipe, so that a damaged index cannot misplace rows."""
         uses = [[use.block.hex(), use.size, use.cache, use.row, use.rows, use.skip, use.position] for use in self.uses]
         facts = [self.file_size, uses]
         return blake3(pack_row_map(self.row_map) + json.dumps(facts).encode()).digest(length=16)
 
 
 def residue_spans(row_map: RowMap, file_size: int) -> tuple[Span, ...]:
-    """Return what of the file is no row. Raises RecipeError where regions overlap or reach beyond the file."""
+    """Return the file's non-row spans. Raises RecipeError if regions overlap or exceed the file."""
     if any(not cache.regions or min(r.row_size for r in cache.regions) <= 0 for cache in row_map.caches):
         raise RecipeError("a cache without rows")
     taken = sorted(
@@ -81,7 +79,7 @@ def residue_spans(row_map: RowMap, file_size: int) -> tuple[Span, ...]:
 
 
 def check_whole(recipe: Recipe) -> None:
-    """Raise RecipeError unless the uses give every row of every cache, and every byte of the residue, exactly once."""
+    """Raise RecipeError unless the uses cover every cache row and every residue byte exactly once."""
     caches = recipe.row_map.caches
     wanted = {number: cache.rows for number, cache in enumerate(caches)}
     wanted[RESIDUE] = sum(span.size for span in residue_spans(recipe.row_map, recipe.file_size))
@@ -97,12 +95,11 @@ def check_whole(recipe: Recipe) -> None:
 
 
 def row_parts(cache: CacheRows, row: int, rows: int) -> tuple[Span, ...]:
-    """Return where some rows lie in the file, region by region: the content of their block, in order."""
+    """Return the spans of some rows, region by region: the content of their block, in order."""
     return tuple(Span(r.offset + row * r.row_size, rows * r.row_size) for r in cache.regions)
 
 
 def residue_parts(spans: Sequence[Span], start: int, length: int) -> Iterator[Span]:
-    """Yield where bytes `start` to `start + length` of the residue lie in the file."""
     place = 0
     for span in spans:
         first = max(start, place)
@@ -113,7 +110,7 @@ def residue_parts(spans: Sequence[Span], start: int, length: int) -> Iterator[Sp
 
 
 def residue_chunks(spans: Sequence[Span], breaks: Sequence[int]) -> Iterator[Span]:
-    """Yield the residue in chunks, as offsets within it: none crosses a break, none is longer than 4 MiB."""
+    """Yield the residue in chunks, as offsets within it: none crosses a break or exceeds 4 MiB."""
     starts = {0}
     place = 0
     for span in spans:
@@ -126,7 +123,7 @@ def residue_chunks(spans: Sequence[Span], breaks: Sequence[int]) -> Iterator[Spa
 
 
 def cut_at_blocks(run: Run) -> Iterator[Run]:
-    """Yield the run in parts of at most 256 rows, cut at token positions that are multiples of 256."""
+    """Yield parts of the run of at most 256 rows, cut at positions that are multiples of 256."""
     done = 0
     while done < run.rows:
         position = run.position + done
@@ -136,7 +133,6 @@ def cut_at_blocks(run: Run) -> Iterator[Run]:
 
 
 def row_map_facts(row_map: RowMap) -> list[Any]:
-    """Return the row map as values for JSON."""
     caches = [
         [[[r.offset, r.row_size] for r in cache.regions], [[r.row, r.position, r.rows] for r in cache.runs]]
         for cache in row_map.caches
@@ -145,7 +141,7 @@ def row_map_facts(row_map: RowMap) -> list[Any]:
 
 
 def row_map_of(facts: Any) -> RowMap:
-    """Return the row map out of `row_map_facts`, which anybody may have written. Raises RecipeError."""
+    """Parse the untrusted output of `row_map_facts`. Raises RecipeError."""
     try:
         caches, breaks = facts
         rows = tuple(

@@ -25,7 +25,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Candidate(NamedTuple):
-    """A save point as eviction sees it; a tuple, for there may be thousands. Times are seconds since 1970.
+    """A save point as eviction sees it; a tuple, as there may be thousands. Times are Unix seconds.
 
     Candidates are always given in the order of their ids.
     """
@@ -42,13 +42,13 @@ class Candidate(NamedTuple):
 
     @property
     def is_end(self) -> bool:
-        """True if it is where a program's thread ends, or what several begin with."""
+        """True if a program's thread ends here, or several share it."""
         return self.goes_on is not None and self.goes_on != 1
 
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """Which save points need which blocks: each those on the path to its end in a tree of uses."""
+    """Which save points need which blocks: those on the path to its end in a tree of uses."""
 
     ends: Numbers  # of each candidate: its last use
     parents: Numbers  # of each use: the one before it on every path, which has a smaller number; -1 without
@@ -57,9 +57,9 @@ class Needs:
 
 
 def plan_prune(candidates: Sequence[Candidate], needs: Needs, used: int, target: int, now: float) -> PrunePlan:
-    """Plan what to give up so that `used` bytes become at most `target`: the least valuable first, no more than needed.
+    """Plan the removals that reduce `used` bytes to `target`: the least valuable first, no more than needed.
 
-    Save points with `kept`, and those that are no candidates, stay, even where the target is then missed.
+    Save points that are `kept` or no candidates stay, even if the target is missed.
     """
     held = _held(needs)
     order = _order(candidates, held, now)
@@ -81,7 +81,7 @@ def plan_prune(candidates: Sequence[Candidate], needs: Needs, used: int, target:
 
 
 def plan_programs(candidates: Sequence[Candidate], needs: Needs, target: int, now: float) -> PrunePlan:
-    """Plan what to give up so that other programs keep at most `target` bytes that no chat keeps as well."""
+    """Plan removals so that programs keep at most `target` bytes that no chat also keeps."""
     programs = [place for place, point in enumerate(candidates) if point.goes_on is not None]
     used = int(sum(_freed(programs, needs)))
     alone = [point if point.goes_on is not None else point._replace(kept=True) for point in candidates]
@@ -96,7 +96,7 @@ def _held(needs: Needs) -> list[float]:
 
 
 def _without_excess(order: list[int], needs: Needs, wanted: int) -> list[int]:
-    """Keep what need not go: when a chat's last turn must go, its older ones may be small enough to stay."""
+    """Spare what need not go: after removing a chat's last turn, older ones may be small enough to stay."""
     gone = _last_turns(order, needs) < len(order)
     sizes, blocks, parents = needs.sizes.tolist(), needs.blocks.tolist(), needs.parents.tolist()
     excess = sum(_freed(order, needs)) - wanted
@@ -118,10 +118,10 @@ def _without_excess(order: list[int], needs: Needs, wanted: int) -> list[int]:
 
 
 def _order(everything: Sequence[Candidate], held: Sequence[float], now: float) -> list[int]:
-    """Return the places of the save points that may go, first to last; a line's last comes after its older turns.
+    """Return the removable save points' indices, first to go first; a line's last follows its older turns.
 
-    What counts is the prefill spared by each byte held, decayed by age. Of what would be lost and of what would be
-    freed it is the same share, so the ratio is that of the whole save point.
+    Ranked by prefill time saved per byte held, decayed by age. The lost and the freed part are the same share,
+    so the ratio is that of the whole save point.
     """
     value = [
         point.prefill_ms / max(size, 1.0) * 0.5 ** (max(0.0, now - point.last_used_at) / HALF_LIFE_S)
@@ -152,13 +152,12 @@ def _order(everything: Sequence[Candidate], held: Sequence[float], now: float) -
 
 
 def _freed(order: Sequence[int], needs: Needs) -> list[float]:
-    """Return the bytes each save point frees once all before it in `order` are gone."""
     freed: list[float] = np.bincount(_last_turns(order, needs), needs.sizes, len(order) + 1).tolist()
     return freed[: len(order)]
 
 
 def _last_turns(order: Sequence[int], needs: Needs) -> Numbers:
-    """Return the place in `order` of the last to need each block; behind its end where someone who stays needs it."""
+    """Return the index in `order` of each block's last user; `len(order)` if a remaining one needs it."""
     stays = len(order)
     turns = np.full(len(needs.ends), stays, np.int64)
     turns[list(order)] = np.arange(stays)

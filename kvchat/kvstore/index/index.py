@@ -36,17 +36,17 @@ class IndexLost(Exception):
 
 
 class IndexFailed(Exception):
-    """The disk or a lock failed the index; what was asked was not done. The message says why."""
+    """A disk or lock error: nothing was done. The message says why."""
 
 
 class Index:
-    """The connections. Safe for threads: each transaction has one alone.
+    """The connections. Thread-safe: each transaction has its own.
 
-    Raises IndexLost and IndexFailed from every method.
+    Every method raises IndexLost and IndexFailed.
     """
 
     def __init__(self, path: Path, on_loss: Callable[[], None] = lambda: None) -> None:
-        """Open or make the file. `on_loss` is called when it was damaged or deleted. Raises DatabaseTooNew as well."""
+        """Open or create the file. `on_loss` is called if it was damaged or deleted. Also raises DatabaseTooNew."""
         self.path = path
         self.fresh = False  # the file has been made, or made anew, since somebody last looked at what lies beside it
         self._on_loss = on_loss
@@ -66,9 +66,9 @@ class Index:
             self._writer.close()
 
     def shrink(self) -> None:
-        """Nothing of deleted save points stays in the index; the disk gets back what they took if that is most of it.
+        """Remove traces of deleted save points; free their disk space if most of the file is unused.
 
-        Comes to nothing while somebody is in the way.
+        Does nothing while another connection is in the way.
         """
         with self._writing, contextlib.suppress(sqlite3.Error):
             self._writer.execute("PRAGMA busy_timeout = 100")
@@ -79,7 +79,7 @@ class Index:
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that sees one state of the index throughout, whatever is written meanwhile."""
+        """Open a transaction with a consistent snapshot of the index."""
         file = self._file
         try:
             connection = self._readers.pop()
@@ -96,7 +96,7 @@ class Index:
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """A transaction nobody else can write during. Undone as a whole when it raises."""
+        """Open an exclusive write transaction. Rolled back if it raises."""
         with self._writing:
             if not self.path.exists():  # someone has emptied the cache
                 self._close_readers()
@@ -108,7 +108,6 @@ class Index:
                 yield self._writer
 
     def check(self) -> None:
-        """Look the whole file over. Raises IndexLost if it is damaged."""
         with self.read() as connection:
             if not is_sane(connection):
                 raise CorruptIndex
@@ -157,7 +156,6 @@ class Index:
         return connection
 
     def _renew(self, damaged: int) -> None:
-        """Start an empty index in place of the damaged one, unless another thread has just done that."""
         with self._writing:
             if damaged != self._file:
                 return
@@ -175,7 +173,7 @@ class Index:
             self.fresh = True
 
     def _close_readers(self) -> None:
-        """Close them, and those in use when their readers are done: the path is, or becomes, another file."""
+        """Close idle readers now and busy ones when done: the path is or becomes another file."""
         self._file += 1
         while self._readers:
             self._readers.pop().close()
@@ -183,7 +181,7 @@ class Index:
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A transaction on an index that another process may have open. Raises IndexFailed."""
+    """Open a read transaction on an index another process may use. Raises IndexFailed."""
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             connection.execute("BEGIN")
@@ -195,7 +193,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 def check_readable(path: Path) -> None:
     """Raise migrations.DatabaseTooNew, or IndexFailed, if an index cannot be opened. Only reads.
 
-    One that is damaged can be: it is begun anew.
+    A damaged one passes: it is recreated.
     """
     try:
         with reading(path) as connection:
@@ -206,7 +204,6 @@ def check_readable(path: Path) -> None:
 
 
 def _is_damage(error: BaseException, connection: sqlite3.Connection | None) -> bool:
-    """True if the file itself is bad, not a lock, the disk, or our code."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in _DAMAGED or isinstance(error, CorruptIndex):
         return True

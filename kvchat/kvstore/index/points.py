@@ -31,13 +31,12 @@ def fingerprint_id(db: sqlite3.Connection, fingerprint: Fingerprint) -> int | No
 
 
 def _facts(fingerprint: Fingerprint) -> str:
-    """Return it as JSON, without fields that have their default: they came later than older save points."""
+    """Return it as JSON without default values: newer fields are missing in older save points."""
     told = {f.name: value for f in fields(fingerprint) if (value := getattr(fingerprint, f.name)) != f.default}
     return json.dumps(told, sort_keys=True)
 
 
 def trees(db: sqlite3.Connection, kind: int | None, audiences: Sequence[str]) -> list[int]:
-    """Return the token trees of these audiences under a fingerprint's number."""
     query = "SELECT id FROM trees WHERE fingerprint_id = ? AND audience IN (SELECT value FROM json_each(?))"
     return _numbers(db, query, kind, json.dumps(list(audiences)))
 
@@ -59,7 +58,6 @@ def set_flag(db: sqlite3.Connection, conversation_id: str, flag: Literal["pinned
 
 
 def add_staged(db: sqlite3.Connection, new: SavePoint, message_id: str | None) -> SavePoint:
-    """Add a save point whose only copy is its slot file in staging; return it with its id."""
     db.execute("INSERT OR IGNORE INTO fingerprints (facts) VALUES (?)", (_facts(new.fingerprint),))
     kind = fingerprint_id(db, new.fingerprint)
     assert kind is not None
@@ -97,7 +95,7 @@ def load(db: sqlite3.Connection, point_id: int) -> SavePoint | None:
 
 
 def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
-    """Delete save points with their recipes. Blocks that nothing uses any more are left for `unused_blocks`."""
+    """Delete save points with their recipes. Blocks no longer used are left for `unused_blocks`."""
     for point_id in point_ids:
         query = "DELETE FROM save_points WHERE id = ? RETURNING conversation_id, node_id, link_id"
         for conversation, node_id, link_id in db.execute(query, (point_id,)).fetchall():
@@ -106,10 +104,10 @@ def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
 
 
 def hand_over(db: sqlite3.Connection, doomed: Sequence[int]) -> list[int]:
-    """Give those of the `doomed` save points that begin one which stays to that one; return the others.
+    """Give each of the `doomed` save points that a remaining one extends to that one; return the rest.
 
-    Where states cannot be cut, the one at the end of a shared system prompt is worth something to every conversation
-    that has it, and belongs to whichever came by first; so is one that another branch goes through.
+    If states cannot be cut, the one at the end of a shared system prompt is useful to every conversation that has
+    it, but belongs to whichever came first; likewise one on another branch's path.
     """
     ids = json.dumps(list(doomed))
     query = (
@@ -128,7 +126,7 @@ def hand_over(db: sqlite3.Connection, doomed: Sequence[int]) -> list[int]:
 
 
 def _heir(db: sqlite3.Connection, doomed: frozenset[int], barren: set[int], tree_id: int, node_id: int) -> int | None:
-    """Return a save point beyond this place that stays; None without, and where one stays at this very place."""
+    """Return a remaining save point beyond this place; None if there is none, or one is exactly here."""
 
     def heir_at(node_id: int, which: str = "NOT never_save") -> int | None:
         query = "SELECT s.id FROM save_points s JOIN conversations c ON c.id = conversation_id WHERE node_id = ? AND "
@@ -147,7 +145,6 @@ def _heir(db: sqlite3.Connection, doomed: frozenset[int], barren: set[int], tree
 
 
 def _give(db: sqlite3.Connection, point_id: int, heir: int) -> None:
-    """Make a save point that of another one's conversation and message."""
     query = "SELECT conversation_id, link_id FROM save_points WHERE id = ?"
     (before, link_id), (after, _) = (db.execute(query, (id,)).fetchone() for id in (point_id, heir))
     db.execute(
@@ -160,7 +157,6 @@ def _give(db: sqlite3.Connection, point_id: int, heir: int) -> None:
 
 
 def staged(db: sqlite3.Connection) -> dict[int, int]:
-    """Map the save points whose only copy lies in staging, the oldest first, to their bytes."""
     return dict(db.execute("SELECT id, file_size FROM save_points WHERE link_id IS NULL ORDER BY id").fetchall())
 
 
@@ -180,7 +176,7 @@ def points_of(db: sqlite3.Connection, conversation_id: str | None) -> list[int]:
 
 
 def points_of_messages(db: sqlite3.Connection, conversation_id: str, message_ids: Collection[str]) -> list[int]:
-    """Return the conversation's save points that end in these messages, or name none."""
+    """Return the conversation's save points that end in these messages or in none."""
     query = f"{_OF_CHAT} AND (message_id IS NULL OR message_id IN (SELECT value FROM json_each(?)))"
     return _numbers(db, query, conversation_id, json.dumps(list(message_ids)))
 
@@ -191,13 +187,12 @@ def points_for(db: sqlite3.Connection, audience: str) -> list[int]:
 
 
 def largest_of_late(db: sqlite3.Connection) -> int:
-    """Return the bytes of the largest slot file among those used last; 0 without any."""
     late = "SELECT file_size FROM save_points ORDER BY last_used_at DESC LIMIT ?"
     return _numbers(db, f"SELECT coalesce(max(file_size), 0) FROM ({late})", _LATE)[0]
 
 
 def unused_since(db: sqlite3.Connection, moment: float, protected: int | None, *, programs: bool) -> list[int]:
-    """Return the absorbed save points last used before that, but for `protected` and those of pinned conversations.
+    """Return absorbed save points last used before `moment`, except `protected` and pinned ones.
 
     `programs`: only those of other programs.
     """
@@ -218,7 +213,7 @@ def same_place(db: sqlite3.Connection, point_id: int) -> list[int]:
 
 
 def forget(db: sqlite3.Connection, conversation_id: str | None) -> None:
-    """Drop what is remembered of a conversation's losses, or all, and a conversation nothing is left of."""
+    """Delete a conversation's loss records, or all, and the conversation itself if empty."""
     mine, values = (" WHERE {} = ?", (conversation_id,)) if conversation_id is not None else (" WHERE true", ())
     db.execute("DELETE FROM losses" + mine.format("conversation"), values)
     db.execute(
@@ -233,9 +228,9 @@ def _numbers(db: sqlite3.Connection, query: str, *values: object) -> list[int]:
 
 
 def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk: Mapping[bytes, int]) -> bool:
-    """Make a staged save point an absorbed one; return False if it was deleted meanwhile.
+    """Mark a staged save point absorbed; return False if it was deleted meanwhile.
 
-    `on_disk`: the bytes that each block takes on disk.
+    `on_disk`: disk usage of each block in bytes.
     """
     row = db.execute("SELECT conversation_id FROM save_points WHERE id = ?", (point_id,)).fetchone()
     if row is None:
@@ -257,7 +252,7 @@ def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk:
 
 
 def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
-    """Return the recipe of an absorbed save point, None without. Raises RecipeError if it was changed."""
+    """Return an absorbed save point's recipe, else None. Raises RecipeError if it was changed."""
     query = "SELECT file_size, row_map, seal, link_id FROM save_points WHERE id = ? AND link_id IS NOT NULL"
     row = db.execute(query, (point_id,)).fetchone()
     if row is None:
@@ -279,14 +274,14 @@ def absorbed_of(db: sqlite3.Connection, conversation_id: str) -> dict[int, str |
 
 
 def unused_blocks(db: sqlite3.Connection, limit: int) -> list[tuple[int, bytes, int]]:
-    """Return blocks no save point uses: id, name, bytes on disk. The links count, for the sum may be wrong."""
+    """Return unused blocks: id, name, bytes on disk. Links are checked, as the count may be wrong."""
     really = "NOT EXISTS (SELECT 1 FROM links WHERE block_id = blocks.id)"
     query = f"SELECT id, name, disk_bytes FROM blocks WHERE holders = 0 AND {really} LIMIT ?"
     return db.execute(query, (limit,)).fetchall()
 
 
 def _path(db: sqlite3.Connection, recipe: Recipe) -> list[_Link]:
-    """Return the recipe's uses as links, those first that the next turn shares: rows that keep their place."""
+    """Return the recipe's uses as links; those the next turn shares, rows that stay in place, come first."""
     kinds = [cache.kind for cache in recipe.row_map.caches]
 
     def moves(use: BlockUse) -> tuple[int, int, int, int]:
@@ -301,12 +296,11 @@ def _path(db: sqlite3.Connection, recipe: Recipe) -> list[_Link]:
 
 
 def _in_file_order(uses: Iterable[BlockUse]) -> tuple[BlockUse, ...]:
-    """Sort cache by cache, row by row, then the residue: the order in which a file is taken apart, and sealed."""
+    """Sort by cache and row, then the residue: the order of absorbing and of the seal."""
     return tuple(sorted(uses, key=lambda use: (use.cache == RESIDUE, use.cache, use.row)))
 
 
 def _add(db: sqlite3.Connection, path: Sequence[_Link]) -> int:
-    """Put a path into the tree, as far as it is not there yet; return its last link."""
     link_id, new = _START, False
     for link in path:
         row = None if new else db.execute(_SAME, (link_id, *link)).fetchone()
@@ -320,7 +314,7 @@ def _add(db: sqlite3.Connection, path: Sequence[_Link]) -> int:
 
 
 def hold_recipe(db: sqlite3.Connection, link_id: int, conversation: int) -> None:
-    """Count one more save point of the conversation that ends at the link."""
+    """Count one more save point of the conversation ending at the link."""
     while link_id != _START:
         row = db.execute(
             "INSERT INTO held VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1 RETURNING n", (link_id, conversation)
@@ -331,7 +325,7 @@ def hold_recipe(db: sqlite3.Connection, link_id: int, conversation: int) -> None
 
 
 def release_recipe(db: sqlite3.Connection, link_id: int, conversation: int) -> None:
-    """Count one save point less that ends at the link; delete what nobody holds any more."""
+    """Count one save point fewer ending at the link; delete what is no longer held."""
     while link_id != _START:
         place = (link_id, conversation)
         row = db.execute(
@@ -347,7 +341,7 @@ def release_recipe(db: sqlite3.Connection, link_id: int, conversation: int) -> N
 
 
 def _path_to(db: sqlite3.Connection, link_id: int) -> list[sqlite3.Row]:
-    """Return for each use on the path: name, size, cache, first row, rows, skip, position, the block's fast hash."""
+    """Return each use on the path: name, size, cache, first row, rows, skip, position, the block's XXH3."""
     query = """
         WITH RECURSIVE up (id, parent_id, block_id, cache, first_row, n_rows, skip, position) AS (
             SELECT * FROM links WHERE id = ?

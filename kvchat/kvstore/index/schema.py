@@ -224,11 +224,11 @@ _TEXTS = (
 
 
 class CorruptIndex(ValueError):
-    """The index holds something that cannot have been put there."""
+    """The index contains an impossible value."""
 
 
 def is_sane(db: sqlite3.Connection) -> bool:
-    """True if the file is whole and each row can be true. A file that cannot be looked at is taken to be so."""
+    """True if the file is intact and every row plausible, or if it cannot be read at all."""
     try:
         if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok" or _schema(db) != _schema_as_made():
             return False
@@ -249,7 +249,7 @@ def is_sane(db: sqlite3.Connection) -> bool:
 
 
 def _schema(db: sqlite3.Connection) -> set[tuple[str, str, str]]:
-    """Return tables, indexes and triggers as SQL: a changed trigger is found in no other way."""
+    """Return tables, indexes and triggers as SQL; nothing else reveals a changed trigger."""
     return set(db.execute("SELECT type, name, coalesce(sql, '') FROM main.sqlite_master").fetchall())
 
 
@@ -261,7 +261,7 @@ def _schema_as_made() -> set[tuple[str, str, str]]:
 
 
 def moment(seconds: float) -> datetime:
-    """A stored time as a datetime. Raises CorruptIndex."""
+    """Convert a stored time. Raises CorruptIndex."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, TypeError, OverflowError, OSError) as error:
@@ -269,7 +269,7 @@ def moment(seconds: float) -> datetime:
 
 
 def fingerprint_of(facts: str) -> Fingerprint:
-    """A fingerprint out of what is stored of it. Raises CorruptIndex."""
+    """Parse a stored fingerprint. Raises CorruptIndex."""
     try:
         fingerprint = Fingerprint(**json.loads(facts))
     except (ValueError, TypeError) as error:

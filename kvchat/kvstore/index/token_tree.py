@@ -32,8 +32,6 @@ _After = Callable[[sqlite3.Connection, _Parent, bytes], Iterator[_Child]]
 
 
 class Place(NamedTuple):
-    """A node of the tree, and how many leading tokens of the prompt its token list shares."""
-
     node_id: int
     shared: int
     whole: bool  # all the node's tokens are the prompt's
@@ -49,7 +47,6 @@ class _Segment(NamedTuple):
 
 
 def _chain(packed: bytes) -> list[_Segment]:
-    """Cut a packed token list into its segments, first to last."""
     segments: list[_Segment] = []
     name = b""
     for start in range(0, len(packed), SEGMENT * TOKEN_BYTES):
@@ -60,7 +57,6 @@ def _chain(packed: bytes) -> list[_Segment]:
 
 
 def add_tokens(db: sqlite3.Connection, tree_id: int, tokens: Sequence[int]) -> int:
-    """Put a token list, which must not be empty, into the tree; return its node."""
     segments = _chain(pack_tokens(tokens))
     known = _known(db, tree_id, segments)
     node_id = _ROOT
@@ -77,7 +73,7 @@ def add_tokens(db: sqlite3.Connection, tree_id: int, tokens: Sequence[int]) -> i
 
 
 def tokens_of(db: sqlite3.Connection, node_id: int) -> Tokens:
-    """Return the token list a node stands for. Raises CorruptIndex where it is not the one its name was made of."""
+    """Return a node's token list. Raises CorruptIndex if it does not match its hashes."""
     rows = db.execute(
         """
         WITH RECURSIVE up (id, parent_id, n_tokens, packed, name) AS (
@@ -97,7 +93,6 @@ def tokens_of(db: sqlite3.Connection, node_id: int) -> Tokens:
 
 
 def drop_unused(db: sqlite3.Connection, node_id: int) -> None:
-    """Remove a node nothing needs any more, and those above it that were there for it alone."""
     while node_id != _ROOT:
         used = db.execute(
             "SELECT EXISTS (SELECT 1 FROM save_points WHERE node_id = ?1) OR"
@@ -112,12 +107,12 @@ def drop_unused(db: sqlite3.Connection, node_id: int) -> None:
 
 
 def places(db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int]) -> Iterator[Place]:
-    """Yield the nodes that share leading tokens with the prompt, those that share most first; looked up lazily."""
+    """Lazily yield the nodes that share leading tokens with the prompt, longest match first."""
     return _in_all(db, trees, prompt, _beside)
 
 
 def whole_places(db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int]) -> Iterator[Place]:
-    """Yield the nodes all of whose tokens begin the prompt, the longest first; looked up lazily."""
+    """Lazily yield the nodes whose whole token list begins the prompt, longest first."""
     return _in_all(db, trees, prompt, _that_begin)
 
 
@@ -145,15 +140,15 @@ def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, after: _After) 
 
 
 def at(db: sqlite3.Connection, node_id: int) -> list[int]:
-    """Return the save points of exactly a node's tokens, the last used first; a few where there are many."""
+    """Return the save points at exactly this node, most recently used first; limited in number."""
     query = "SELECT id FROM save_points WHERE node_id = ? ORDER BY last_used_at DESC LIMIT ?"
     return [row[0] for row in db.execute(query, (node_id, _MOST_AT))]
 
 
 def below(db: sqlite3.Connection, node_id: int, barren: set[int], *, absorbed: bool = False) -> int | None:
-    """Return a save point at the node or beyond it, with `absorbed` only one that is; None without.
+    """Return a save point at or beyond the node (only an absorbed one if `absorbed`), or None.
 
-    `barren`: nodes known to lead to none; more are added.
+    `barren`: nodes known to lead to none; updated.
     """
     query = f"SELECT id FROM save_points WHERE node_id = ? {'AND link_id IS NOT NULL ' * absorbed}LIMIT 1"
 
@@ -167,9 +162,9 @@ def below(db: sqlite3.Connection, node_id: int, barren: set[int], *, absorbed: b
 def first_below(
     db: sqlite3.Connection, node_id: int, there: Callable[[int], int | None], barren: set[int]
 ) -> int | None:
-    """Return what `there` first says of the node or one beyond it. Those that come to nothing are added to `barren`.
+    """Return the first non-None `there` of the node or one beyond it. Nodes without one go into `barren`.
 
-    Every end of the tree has a save point, so that the first way down mostly leads to one.
+    Every leaf of the tree has a save point, so the first path down usually finds one.
     """
     query = "SELECT id FROM nodes WHERE parent_id = ? AND id > ?"  # ids grow downwards: no circle in a damaged index
     ways: list[tuple[int, Iterator[int]]] = [(_ROOT, iter((node_id,)))]
@@ -188,7 +183,7 @@ def first_below(
 
 
 def ways_on(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[int, int]:
-    """Return in how many ways token lists go on from each of these nodes: 0 where one ends, 2 where they part."""
+    """Count the ways token lists continue from each node: 0 where one ends, 2 where they diverge."""
     if not nodes:
         return {}
     query = (
@@ -209,7 +204,6 @@ def ways_on(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[int, int]:
 
 
 def _known(db: sqlite3.Connection, tree_id: int, segments: Sequence[_Segment]) -> dict[bytes, int]:
-    """Return the nodes of those segments that are in the tree, by name."""
     known: dict[bytes, int] = {}
     for start in range(0, len(segments), _NAMES_EACH):
         names = [segment.name for segment in segments[start : start + _NAMES_EACH]]
@@ -219,10 +213,9 @@ def _known(db: sqlite3.Connection, tree_id: int, segments: Sequence[_Segment]) -
 
 
 def _beside(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_Child]:
-    """Yield the segments after a node that begin as `rest` does, those that share most first.
+    """Yield the segments after a node that share a prefix with `rest`, longest first.
 
-    In the order of their bytes the one that shares most stands next to `rest`, so the search goes outwards from there,
-    in both directions.
+    In byte order the best match is adjacent to `rest`, so the search goes outwards from there in both directions.
     """
     before = db.execute(f"{_CHILDREN} AND packed <= ? ORDER BY packed DESC", (*parent, rest))
     behind = db.execute(f"{_CHILDREN} AND packed > ? ORDER BY packed", (*parent, rest))
@@ -240,9 +233,9 @@ def _beside(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_C
 
 
 def _that_begin(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_Child]:
-    """Yield the segments after a node that are the beginning of `rest`, the longest first.
+    """Yield the segments after a node that are prefixes of `rest`, longest first.
 
-    A beginning of `rest` stands before it. Where the next one before it is none, none is longer than what they share.
+    A prefix sorts before `rest`. If the next one before it is not one, none is longer than what they share.
     """
     while rest:
         row = db.execute(f"{_CHILDREN} AND packed <= ? ORDER BY packed DESC LIMIT 1", (*parent, rest)).fetchone()

@@ -23,8 +23,6 @@ from kvchat.words.reasons import Reason, ReasonCode, reason_of
 
 
 class Totals(NamedTuple):
-    """Sums over the whole index, in bytes."""
-
     save_points: int
     logical: int  # of all slot files
     rows: int  # of the blocks of rows
@@ -40,7 +38,6 @@ def totals(db: sqlite3.Connection, today: str) -> Totals:
 
 
 def recount(db: sqlite3.Connection, on_disk: Mapping[bytes, int]) -> None:
-    """Correct what blocks take on disk, as just measured, and every sum."""
     db.executemany(
         "UPDATE blocks SET disk_bytes = ?1 WHERE name = ?2 AND disk_bytes <> ?1",
         [(size, name) for name, size in on_disk.items()],
@@ -55,7 +52,6 @@ def with_imported(db: sqlite3.Connection) -> set[str]:
 
 
 def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
-    """Return what each conversation costs that has save points, or is pinned or never saved; the largest first."""
     rows = db.execute(
         "SELECT name, count(s.id), coalesce(max(last_used_at), 0),"
         " pinned, never_save, held_bytes, exclusive_bytes,"
@@ -86,7 +82,7 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
 
 
 def ends(db: sqlite3.Connection, conversations: Sequence[str]) -> list[sqlite3.Row]:
-    """Return each save point of these: number, conversation, message, fingerprint as text, tokens, bytes."""
+    """Return each save point of these: id, conversation, message, fingerprint JSON, tokens, bytes."""
     query = (
         "SELECT s.id, name, message_id, facts, n_tokens, file_size FROM conversations c"
         " JOIN save_points s ON s.conversation_id = c.id JOIN fingerprints f ON f.id = fingerprint_id"
@@ -96,7 +92,6 @@ def ends(db: sqlite3.Connection, conversations: Sequence[str]) -> list[sqlite3.R
 
 
 def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Candidate], Needs]:
-    """Return every absorbed save point as eviction sees it, and which blocks they need."""
     rows = db.execute(
         "SELECT s.id, name, fingerprint_id, prefill_ms, created_at, last_used_at, pinned OR s.id IS ?, message_id,"
         " link_id, CASE WHEN name GLOB ? THEN node_id END"
@@ -119,7 +114,7 @@ def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Cand
 
 
 def held_by_programs(db: sqlite3.Connection) -> int:
-    """Return at most how many bytes other programs keep: what several of them, or chats, keep counts for each."""
+    """Return an upper bound of the bytes other programs keep: shared blocks count for each holder."""
     query = "SELECT coalesce(sum(held_bytes), 0) FROM conversations WHERE name GLOB ?"
     return int(db.execute(query, (f"{PROGRAM}*",)).fetchone()[0])
 
@@ -129,7 +124,6 @@ def count_written(db: sqlite3.Connection, day: str, written: int) -> None:
 
 
 def _places(known: Numbers, wanted: Numbers) -> Numbers:
-    """Return the places of `wanted` in the sorted `known`. Raises CorruptIndex where one is not there."""
     places = np.searchsorted(known, wanted)
     if (places == len(known)).any() or (known[places] != wanted).any():
         raise CorruptIndex
@@ -137,9 +131,9 @@ def _places(known: Numbers, wanted: Numbers) -> Numbers:
 
 
 def _columns(db: sqlite3.Connection, query: str, count: int) -> list[Numbers]:
-    """Return the columns of a query that answers whole numbers.
+    """Return the columns of a query of integers.
 
-    SQLite joins them to text and numpy reads that: a third of the time it takes to fetch 300,000 rows as tuples.
+    SQLite joins them to text for numpy to parse: a third of the time it takes to fetch 300,000 rows as tuples.
     """
     columns = [f"group_concat(c{number})" for number in range(count)]
     names = ", ".join(f"c{number}" for number in range(count))
@@ -148,7 +142,7 @@ def _columns(db: sqlite3.Connection, query: str, count: int) -> list[Numbers]:
 
 
 def lose(db: sqlite3.Connection, point_ids: Sequence[int], reason: Reason, now: datetime, *, tell: bool) -> None:
-    """Delete save points and remember why: `find` answers with the reason, and the user is told once if `tell`."""
+    """Delete save points and record why: `find` returns the reason; if `tell`, the user is told once."""
     for point_id in point_ids:
         db.execute(
             "INSERT INTO losses (save_point_id, conversation, fingerprint_id, reason, lost_at, told)"
@@ -172,7 +166,7 @@ def newest_loss(db: sqlite3.Connection, conversation_id: str, kind: int | None) 
 
 
 def untold_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:
-    """Return what was lost and the user has not been told, and mark it as told."""
+    """Return the losses the user has not been told about; mark them as told."""
     rows = db.execute(
         "SELECT conversation, count(*), max(reason) FROM losses WHERE NOT told GROUP BY conversation, reason"
     ).fetchall()
@@ -181,7 +175,6 @@ def untold_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:
 
 
 def _reason(stored: str) -> Reason:
-    """Return the reason of a loss, as far as it can be read."""
     with suppress(ValueError, RecursionError):
         if reason := reason_of(json.loads(stored)):
             return reason
@@ -193,13 +186,11 @@ def note_index_loss(db: sqlite3.Connection) -> None:
 
 
 def index_lost_at(db: sqlite3.Connection) -> datetime | None:
-    """Return when the index before this one was lost; None if that never happened."""
     at = _marked(db, "lost")
     return moment(float(at)) if at is not None else None
 
 
 def untold_index_loss(db: sqlite3.Connection) -> tuple[Loss, ...]:
-    """Return the loss of the whole index, once."""
     if index_lost_at(db) is None or _marked(db, "told") is not None:
         return ()
     _mark(db, "told", "")

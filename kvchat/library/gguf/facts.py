@@ -44,12 +44,10 @@ _LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d{1,9})\.")
 
 
 class NotAModel(KvchatError):
-    """The path does not lead to a GGUF model that can chat; says what it is instead."""
+    """The path is not a GGUF model that can chat; says what it is instead."""
 
 
 class ModelFileMissing(NotAModel):
-    """There is no file at the model's path."""
-
     def __init__(self, path: Path) -> None:
         super().__init__(
             _("The model file is missing"), str(path), _("The file may have been moved. Choose the model again.")
@@ -94,7 +92,6 @@ class GgufFacts:
 
     @property
     def sliding_window(self) -> int | None:
-        """Tokens that a sliding window reaches back; None for a model without one."""
         return self.kv.window or None
 
     @property
@@ -103,9 +100,9 @@ class GgufFacts:
 
 
 def read_facts(path: Path) -> GgufFacts:
-    """Read the facts of the model at `path` and check that it is whole. Takes some hundredths of a second.
+    """Read the facts of the model at `path` and check that it is complete. Takes a few hundredths of a second.
 
-    For a split model give the first part; the others must lie beside it. Raises NotAModel.
+    Give the first part of a split model, next to its others. Raises NotAModel.
     """
     header = _read_whole(path)
     _check_kind(header.values)
@@ -114,7 +111,7 @@ def read_facts(path: Path) -> GgufFacts:
 
 
 def _read_whole(path: Path) -> GgufHeader:
-    """Read the header of a GGUF file that is as long as its header asks for. Raises NotAModel."""
+    """Read a GGUF header and check the file for the length it implies. Raises NotAModel."""
     try:
         header = read_header(path)
         size = path.stat().st_size
@@ -195,7 +192,7 @@ def _check_kind(values: Mapping[str, Value]) -> None:
 
 
 def _parts(path: Path, values: Mapping[str, Value]) -> tuple[Path, ...]:
-    """Return all files of the model whose first is `path`. Raises NotAModel for a later part."""
+    """Return all files of the model that begins at `path`. Raises NotAModel for a later part."""
     count = GgufFields(values, "split").number("count")
     if count < 2:
         return (path,)
@@ -246,7 +243,7 @@ def _facts(path: Path, headers: Sequence[GgufHeader], parts: tuple[Path, ...]) -
 
 
 def _weights(headers: Sequence[GgufHeader], blocks: int) -> Weights:
-    """The sizes of all tensors, by where llama.cpp puts them (llama_model_base::load_tensors)."""
+    """Sum all tensor sizes by where llama.cpp puts them (llama_model_base::load_tensors)."""
     layers, experts, embedding, output = [0] * blocks, [0] * blocks, 0, 0
     for tensor in (tensor for header in headers for tensor in header.tensors):
         match = _LAYER_TENSOR.match(tensor.name)
@@ -296,7 +293,7 @@ class PartName:
 
 
 def part_name(name: str) -> PartName | None:
-    """Parse the name of one part of a model; None for the name of a whole one. Folders in it are kept."""
+    """Parse the name of a model part, keeping folders; None for the name of a whole model."""
     match = _PART_NAME.fullmatch(name)
     return PartName(match["stem"], int(match["number"]), int(match["count"])) if match else None
 
@@ -311,10 +308,10 @@ _HEADER_BYTES = 1024 * 1024  # read whole of a file whose header is not looked i
 def model_identity(path: Path) -> str:
     """Return a BLAKE3 digest, in hex, of a model's sizes, its whole header and 64 evenly spaced samples of 64 KiB.
 
-    Hashing all of a 16 GB model would keep the user waiting for its read from disk at every start. Samples are enough:
-    another quantisation or architecture differs in size and header, and a fine-tune changes nearly every weight, so
-    that it cannot agree with the original in all of 4 MiB spread over the file. The header is hashed whole because
-    vocabulary, RoPE settings and chat template stand there. Raises NotAModel.
+    Hashing all of a 16 GB model would delay every start by reading it from disk. Samples are enough: another
+    quantisation or architecture differs in size and header, and a fine-tune changes nearly every weight, so it
+    cannot match the original in all of 4 MiB spread over the file. The whole header is hashed because it has the
+    vocabulary, RoPE settings and chat template. Raises NotAModel.
     """
     facts = read_facts(path)
     digest = blake3()
@@ -327,7 +324,7 @@ def model_identity(path: Path) -> str:
 
 
 def file_identity(path: Path) -> str:
-    """Return the same for a file that is no model by itself, such as a projector. Raises OSError."""
+    """Return the same digest for a non-model file, such as a projector. Raises OSError."""
     digest = blake3()
     _add_part(digest, path, _HEADER_BYTES)
     return digest.hexdigest()

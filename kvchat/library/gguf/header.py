@@ -46,24 +46,22 @@ TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
 
 
 class HeaderFault(ValueError):
-    """The file is no GGUF that can be read; the message says why in a few technical words."""
+    """The file is not a readable GGUF; the message says why in a few technical words."""
 
 
 class OtherVersion(HeaderFault):
-    """The file is a GGUF of a version that is not read here."""
-
     def __init__(self, version: int) -> None:
         super().__init__(f"GGUF version {version}")
         self.big_endian = version in (2 << 24, 3 << 24)
 
 
 class CutShort(HeaderFault):
-    """The file ends before what its header announces."""
+    """The file is shorter than its header announces."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor as the header lists it. `offset` is in bytes from the start of the tensor data."""
+    """A tensor as listed in the header. `offset` is in bytes from the start of the tensor data."""
 
     name: str
     shape: tuple[int, ...]
@@ -72,7 +70,7 @@ class TensorInfo:
 
     @property
     def bytes(self) -> int:
-        """Its size in the file; 0 for a type this reader does not know."""
+        """Size in the file, or 0 for an unknown type."""
         if self.type not in TENSOR_TYPES:
             return 0
         _, per_block, block_bytes = TENSOR_TYPES[self.type]
@@ -81,7 +79,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """A GGUF header. Long arrays are represented by their length alone."""
+    """A GGUF header. Long arrays are represented only by length."""
 
     values: Mapping[str, Value]
     array_lengths: Mapping[str, int]
@@ -90,12 +88,12 @@ class GgufHeader:
 
     @property
     def data_end(self) -> int:
-        """The file size, in bytes, that the tensor list asks for."""
+        """File size in bytes implied by the tensor list."""
         return self.data_offset + max((tensor.offset + tensor.bytes for tensor in self.tensors), default=0)
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read the header of a GGUF file. Raises OSError, HeaderFault, or CutShort when the header itself is cut."""
+    """Read a GGUF header. Raises OSError, HeaderFault, or CutShort if the header itself is truncated."""
     with open_plain(path) as file:
         cursor = _Cursor(file, path.stat().st_size)
         if cursor.take(4) != MAGIC:
@@ -151,7 +149,7 @@ def _read_tensor(cursor: _Cursor) -> TensorInfo:
 
 
 class _Cursor:
-    """Walks through the start of a file; whatever a length field claims, it never reads past the file or the limit."""
+    """Reader that never goes past the end of the file or the limit, whatever a length field claims."""
 
     def __init__(self, file: BinaryIO, file_size: int) -> None:
         self._file = file
@@ -181,7 +179,7 @@ class _Cursor:
         return self.take(length).decode("utf-8", "replace")
 
     def skip_strings(self, count: int) -> None:
-        """Step over `count` strings. A plain loop on local names: vocabularies have hundreds of thousands."""
+        """Skip `count` strings. A plain loop on local names: vocabularies have hundreds of thousands."""
         position, buffer, length_at = self.position, self._buffer, _U64.unpack_from
         for _ in range(count):
             if position + 8 > len(buffer):
@@ -191,7 +189,6 @@ class _Cursor:
         self.skip(0)
 
     def _reach(self, end: int) -> None:
-        """Have the file's first `end` bytes in the buffer."""
         if end > self._file_size:
             raise CutShort("the file ends inside its header")
         if end > HEADER_LIMIT:
@@ -205,7 +202,7 @@ class _Cursor:
 
 @dataclass(frozen=True)
 class GgufFields:
-    """The fields of one prefix: with "llama", `number("block_count")` is the header's `llama.block_count`."""
+    """The fields with one prefix: for "llama", `number("block_count")` reads `llama.block_count`."""
 
     values: Mapping[str, Value]
     prefix: str
@@ -220,14 +217,13 @@ class GgufFields:
         return f"{self.prefix}.{key}" in self.values
 
     def listed(self, key: str) -> tuple[int, ...] | None:
-        """Return a list of whole numbers or flags; None if the field is no list."""
         value = self.values.get(f"{self.prefix}.{key}")
         if not isinstance(value, tuple):
             return None
         return tuple(entry if isinstance(entry, int) else 0 for entry in value)
 
     def per_layer(self, key: str, layers: int, default: int = 0) -> tuple[int, ...]:
-        """Return one number per layer; a list that is too short is filled up with its largest number."""
+        """Return one number per layer; pad a list that is too short with its largest number."""
         listed = self.listed(key)
         if listed is None:
             return (self.number(key, default),) * layers

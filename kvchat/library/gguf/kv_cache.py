@@ -72,8 +72,6 @@ _ONLY_ROUGHLY = {"deepseek4", "nanbeige"}  # compressed rows; layers that are ru
 
 @dataclass(frozen=True)
 class LayerKv:
-    """The values that one layer keeps."""
-
     keys: int = 0  # in each token's K row
     values: int = 0  # in each token's V row
     slides: bool = False  # rows of the last tokens alone: a sliding window
@@ -82,8 +80,6 @@ class LayerKv:
 
 @dataclass(frozen=True)
 class KvLayout:
-    """The values that all layers of a model keep."""
-
     layers: tuple[LayerKv, ...]
     window: int  # tokens a sliding window reaches back; 0: no layer has one
     notes: tuple[str, ...]  # why this is an upper bound or a guess; empty where the header told everything
@@ -112,7 +108,7 @@ def kv_layout(fields: GgufFields) -> KvLayout:
 
 
 def _kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bool], list[bool], list[str]]:
-    """Return which layers have attention, which have recurrent state, and notes on what had to be assumed."""
+    """Return which layers have attention, which have recurrent state, and notes on assumptions."""
     architecture, blocks = fields.prefix, len(kv_heads)
     trunk = blocks - fields.number("nextn_predict_layers")  # the layers after it predict further tokens, unused here
     if not 0 < trunk <= blocks:
@@ -148,7 +144,7 @@ def _kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bool], l
 
 
 def _by_period(fields: GgufFields, blocks: int) -> list[bool]:
-    """Return which layers are recurrent, as the file lists them or by the interval of attention layers."""
+    """Return which layers are recurrent, from the file's list or the attention interval."""
     if fields.has("attention.recurrent_layers"):
         return [flag != 0 for flag in fields.per_layer("attention.recurrent_layers", blocks)]
     period = fields.number("full_attention_interval") or _HYBRID_PERIODS.get(fields.prefix, 1)
@@ -156,7 +152,7 @@ def _by_period(fields: GgufFields, blocks: int) -> list[bool]:
 
 
 def _row(fields: GgufFields, heads: int, slides: bool, indexed: bool) -> tuple[int, int]:
-    """Return the values in one token's K and V row of an attention layer with so many KV heads."""
+    """Return the number of values in one token's K and V rows, given the KV heads."""
     key_length, value_length = head_lengths(fields)
     if slides:
         key_length = fields.number("attention.key_length_swa", key_length)
@@ -177,7 +173,7 @@ def head_lengths(fields: GgufFields) -> tuple[int, int]:
 
 
 def _indexed_layers(fields: GgufFields, blocks: int) -> list[bool]:
-    """Return which layers keep, if they attend, keys of a sparse-attention indexer of their own."""
+    """Return which attention layers keep keys for their own sparse-attention indexer."""
     if fields.prefix in _INDEX_IN_LISTED:
         return [listed != 0 for listed in fields.per_layer("attention.indexer.types", blocks, default=1)]
     first = fields.number("leading_dense_block_count") if fields.prefix == "minimax-m3" else 0
@@ -185,7 +181,7 @@ def _indexed_layers(fields: GgufFields, blocks: int) -> list[bool]:
 
 
 def _state_values(fields: GgufFields) -> int:
-    """Values one recurrent layer keeps (llama_hparams n_embd_r + n_embd_s); 0 for a model without such layers."""
+    """Return the values per recurrent layer (llama_hparams n_embd_r + n_embd_s), 0 if there are none."""
     width, conv = fields.number("embedding_length"), max(fields.number("ssm.conv_kernel") - 1, 0)
     if wkv := fields.number("wkv.head_size"):  # RWKV
         return width * (fields.number("token_shift_count", 2) + wkv)
@@ -203,7 +199,7 @@ def _state_values(fields: GgufFields) -> int:
 
 
 def _sliding_layers(fields: GgufFields, blocks: int, recurs: list[bool]) -> tuple[list[bool], str]:
-    """Return which layers have a sliding window, and a note on what had to be assumed."""
+    """Return which layers have a sliding window, and a note on assumptions."""
     architecture, key = fields.prefix, "attention.sliding_window_pattern"
     none = [False] * blocks
     if not _window_tokens(fields):
@@ -226,7 +222,7 @@ def _sliding_layers(fields: GgufFields, blocks: int, recurs: list[bool]) -> tupl
 
 
 def _window_tokens(fields: GgufFields) -> int:
-    """Tokens the sliding window reaches back; 0 where llama.cpp uses none."""
+    """Sliding window size in tokens, or 0 if llama.cpp uses none."""
     architecture = fields.prefix
     if architecture in _WINDOW_IGNORED | _RECURRENT:
         return 0
@@ -247,19 +243,19 @@ STATE_BYTES = 4  # recurrent state is f32 whatever the KV type
 
 
 class KvEstimate(NamedTuple):
-    """The size of a KV cache in bytes."""
+    """KV cache size in bytes."""
 
     per_token: float  # grows with the context
     fixed: int  # sliding windows and recurrent state: the same however long the conversation
 
 
 def kv_bytes_per_token(layout: KvLayout, kv_type_k: str = "f16", kv_type_v: str = "f16") -> float:
-    """Bytes by which the KV cache grows with each token of context. Raises ValueError for an unknown KV type."""
+    """Return the KV cache bytes per token of context. Raises ValueError for an unknown KV type."""
     return kv_estimate(layout, 0, kv_type_k, kv_type_v).per_token
 
 
 def kv_bytes(layout: KvLayout, n_ctx: int, kv_type_k: str = "f16", kv_type_v: str = "f16") -> int:
-    """Bytes of the whole KV cache at a context of `n_ctx` tokens. Raises ValueError for an unknown KV type."""
+    """Return the KV cache bytes for `n_ctx` tokens. Raises ValueError for an unknown KV type."""
     return sum(layer_bytes(layout, n_ctx, kv_type_k, kv_type_v))
 
 
@@ -272,7 +268,7 @@ def layer_bytes(
     swa_full: bool = False,
     slots: int = 1,
 ) -> tuple[int, ...]:
-    """Return the same for each layer, with `slots` that share the context. Raises ValueError for an unknown KV type."""
+    """Return KV cache bytes per layer; `slots` share the context. Raises ValueError for an unknown KV type."""
     cells = padded(n_ctx)
     window = cells if swa_full else window_cells(slots * layout.window, cells)
     return tuple(
@@ -283,7 +279,7 @@ def layer_bytes(
 
 
 def kv_estimate(layout: KvLayout, n_ctx: int, kv_type_k: str = "f16", kv_type_v: str = "f16") -> KvEstimate:
-    """The KV cache of a context of `n_ctx` tokens, one slot. Raises ValueError for an unknown KV type."""
+    """Estimate the KV cache for `n_ctx` tokens and one slot. Raises ValueError for an unknown KV type."""
     per_token, fixed = 0.0, 0
     for layer in layout.layers:
         row = row_bytes(layer, kv_type_k, kv_type_v)
@@ -300,7 +296,7 @@ def padded(tokens: int) -> int:
 
 
 def window_cells(window: int, n_ctx: int) -> int:
-    """Return how many tokens a sliding-window layer keeps (llama_kv_cache_iswa, without --swa-full)."""
+    """Return the tokens a sliding-window layer keeps (llama_kv_cache_iswa, without --swa-full)."""
     return padded(min(n_ctx, window + BATCH_SIZE))
 
 

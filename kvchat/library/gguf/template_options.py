@@ -17,7 +17,7 @@ Choices = tuple[tuple[bool | str, str], ...]
 
 @dataclass(frozen=True)
 class TemplateWord:
-    """An option that a chat template asks for, and the values it names; those may not be all."""
+    """An option found in a chat template, and the values it names (maybe not all)."""
 
     name: str
     values: tuple[str, ...] = ()
@@ -25,8 +25,6 @@ class TemplateWord:
 
 @dataclass(frozen=True)
 class TemplateOption:
-    """A variable of the chat template, and the values it may have with their words."""
-
     name: str
     words: str
     choices: Choices
@@ -71,9 +69,9 @@ def words_in(template: str) -> tuple[TemplateWord, ...]:
 
 
 def known_options(words: Iterable[TemplateWord]) -> tuple[TemplateOption, ...]:
-    """Return the options of these names; of several with the same meaning, the first.
+    """Return the known options among these, the first of several with the same meaning.
 
-    Where a template names values of its own, those can be chosen and no others.
+    Values named by a template replace the default choices.
     """
     named = {word.name: word.values for word in words}
     found: dict[str, TemplateOption] = {}
@@ -89,7 +87,7 @@ def known_options(words: Iterable[TemplateWord]) -> tuple[TemplateOption, ...]:
 
 
 def _values(name: str, code: str) -> tuple[str, ...]:
-    """Return the texts that a template compares a variable with, from the least to the most where that is known."""
+    """Return the strings a template compares a variable with, in ascending order where that is known."""
     found: set[str] = set()
     for compared in re.finditer(_COMPARED.format(name=name, text=_TEXT.pattern), code, re.DOTALL):
         found |= {single or double for single, double in _TEXT.findall(compared[0])}

@@ -25,8 +25,6 @@ WORTHWHILE_PART = 8  # a context is raised by an eighth, or not at all
 
 @dataclass(frozen=True)
 class ContextChoice:
-    """A context size, and why."""
-
     tokens: int
     reason: str  # a plain sentence
     share: str  # another: what the model takes of what there is
@@ -46,7 +44,7 @@ class ContextChoice:
         return sentences(self.reason, self.beside, self.share)
 
     def placed(self, placement: Placement | None, where: str) -> ContextChoice:
-        """Add what the engine has put on the GPUs; `where`: "the GPU". None: the log did not tell."""
+        """Add what the engine placed on the GPUs. `where`: "the GPU"; None: not in the log."""
         if placement is None:
             return self
         return replace(self, beside="" if placement.whole else _placement_sentence(placement, where))
@@ -72,9 +70,9 @@ def _placement_sentence(placement: Placement, where: str) -> str:
 
 
 def slots_for(demand: Demand, memory: MemoryFacts, wanted: int) -> int:
-    """Return how many chats to have side by side: up to `wanted`, as long as the context stays nearly as large.
+    """Return how many chats, up to `wanted`, can run in parallel with nearly the same context size.
 
-    With full attention a slot takes no memory, with sliding windows or recurrent state one more window or state.
+    Full attention needs no memory per slot; sliding windows and recurrent state need one more each.
     """
     alone = ContextChooser(demand, memory).choose().tokens
     for slots in range(wanted, 1, -1):
@@ -85,7 +83,7 @@ def slots_for(demand: Demand, memory: MemoryFacts, wanted: int) -> int:
 
 
 class ContextChooser:
-    """Chooses for one model and the memory there is. Raises ValueError for an unknown KV type."""
+    """Context sizes for one model and memory state. Raises ValueError for an unknown KV type."""
 
     def __init__(self, demand: Demand, memory: MemoryFacts) -> None:
         self._demand, self._memory, self._facts = demand, memory, demand.facts
@@ -100,13 +98,13 @@ class ContextChooser:
         )
 
     def choose(self, wanted: int | None = None) -> ContextChoice:
-        """Choose the size to launch the engine with. A `wanted` one is honoured, with a warning where it is unwise."""
+        """Choose the context size for launching the engine. `wanted` is honored, with a warning if unwise."""
         return self._automatic() if wanted is None else self._honour(wanted)
 
     def smaller(self, choice: ContextChoice) -> tuple[ContextChoice, ...]:
-        """Return what to try after a load with `choice` ran out of memory: half the context again and again.
+        """Return the choices to try after `choice` ran out of memory, halving the context each time.
 
-        With a GPU, from ENOUGH_ON_DEVICE on, the model leaves it first.
+        With a GPU, the model moves off it at ENOUGH_ON_DEVICE.
         """
         steps, tokens = [], choice.tokens
         if self._on_gpu(tokens):
@@ -123,11 +121,11 @@ class ContextChooser:
         return tuple(steps)
 
     def begin_with(self, most: ContextChoice, needed: int) -> ContextChoice:
-        """Choose how much of the context in `most` to lay out at first for chats of `needed` tokens.
+        """Choose how much of the context in `most` to allocate at first for chats of `needed` tokens.
 
-        An engine fills its whole KV cache with zeros before it is ready: 8 GB took 17 s on two cores, 1 GB 1.2 s
-        (measured). So it begins with one and a half times what is needed, in powers of two. All of it is laid out at
-        once where that is quick, on a GPU or up to CHEAP bytes, and where the user chose the size.
+        The engine zeroes its whole KV cache before it is ready: 8 GB took 17 s on two cores, 1 GB 1.2 s (measured).
+        So it starts with 1.5 times what is needed, rounded up to a power of two. Everything is allocated at once on a
+        GPU, up to CHEAP bytes, or if the user chose the size.
         """
         size = max(LEAST_BEGINNING, 1 << (3 * needed // 2 - 1).bit_length())
         original = self._facts.original_context
@@ -143,10 +141,9 @@ class ContextChooser:
         return self._choice(size, reason)
 
     def larger(self, tokens: int) -> ContextChoice | None:
-        """Choose what to offer when a context of `tokens` is full: the largest that fits, up to twice as much.
+        """Choose the size to offer when `tokens` are full: the largest that fits, at most twice as much.
 
-        With part of the model beside the GPU only where nothing larger fits otherwise. None where nothing worth a
-        restart fits.
+        Moves part of the model off the GPU only if nothing larger fits otherwise. None if nothing is worth a restart.
         """
         most, worthwhile = min(2 * tokens, self._most), tokens + tokens // WORTHWHILE_PART
         whole = self._whole(tokens)
@@ -245,7 +242,6 @@ class ContextChooser:
         return self._cached_bars(tokens, self._without_gpu)
 
     def _fits(self, tokens: int) -> bool:
-        """True if every place keeps its margin."""
         bars = self._bars(tokens)
         if len(bars) > 1 and self._memory.is_shared:
             return sum(bar.needed for bar in bars) <= spendable(min(bar.free for bar in bars))
@@ -255,7 +251,6 @@ class ContextChooser:
         return any(bar.needed for bar in self._bars(tokens)[:-1])
 
     def _whole(self, tokens: int) -> bool:
-        """True if all of the model fits on the GPUs."""
         computer = self._bars(tokens)[-1]
         beside = computer.kv or computer.weights > self._facts.weights.embedding
         return not beside and self._on_gpu(tokens) and self._fits(tokens)
@@ -273,7 +268,6 @@ class ContextChooser:
         return _("free, including {beside}", beside=self._memory.beside)
 
     def _beside_gpu(self, tokens: int) -> str:
-        """Return a sentence where part of the model runs beside a GPU; else ""."""
         if not self._memory.devices or self._whole(tokens):
             return ""
         return partly(self._memory) if self._on_gpu(tokens) else _placement_sentence(self._nothing, self._memory.beside)

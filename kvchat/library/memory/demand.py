@@ -27,20 +27,20 @@ _STAYS_FREE = 4 << 30  # bytes
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The free memory of one GPU, or of another computer that shares the work, in bytes."""
+    """Free memory, in bytes, of one GPU or of another computer that shares the work."""
 
     name: str  # as the engine calls its buffers: "CUDA0", "Vulkan1", "RPC0[den:50052]"
     free: int
 
     @property
     def kind(self) -> str:
-        """The sort of device: "CUDA", "Vulkan", "RPC", …"""
+        """Device type: "CUDA", "Vulkan", "RPC", …"""
         return self.name.partition("[")[0].rstrip("0123456789")
 
 
 @dataclass(frozen=True)
 class MemoryFacts:
-    """The memory a model may use, in bytes, before it is loaded."""
+    """Memory available to a model before it is loaded, in bytes."""
 
     available: int  # of the computer, or of the container's limit where that is less
     limited: bool = False  # a container's or service's limit is what counts
@@ -54,12 +54,11 @@ class MemoryFacts:
 
     @property
     def is_shared(self) -> bool:
-        """True if the GPU's memory is the computer's own, as on Apple's chips."""
+        """True if the GPU shares the computer's memory, as on Apple silicon."""
         return bool(self.devices) and self.devices[0].kind in ("MTL", "Metal")
 
     @property
     def beside(self) -> str:
-        """Words for the GPUs and other computers; "" without."""
         elsewhere = [device.kind == "RPC" for device in self.devices]
         words = {
             False: several(elsewhere.count(False), "the GPU", "the GPUs"),
@@ -69,26 +68,26 @@ class MemoryFacts:
 
     @property
     def device_kind(self) -> str:
-        """The sort of device a model runs on: "CUDA", "Vulkan", …; "CPU" without a GPU."""
+        """Device type the model runs on: "CUDA", "Vulkan", …, or "CPU" without a GPU."""
         return self.devices[0].kind if self.devices else "CPU"
 
     def with_staging(self, disposable: int, place: int) -> MemoryFacts:
-        """The same for a model before which `disposable` bytes of slot files in memory go; `place` bytes could lie."""
+        """Return the facts once `disposable` bytes of in-memory slot files are gone; `place`: room for new ones."""
         more = disposable if self.limited else 0
         available, all_there_is = self.available + disposable, self.all_there_is + more
         return replace(self, available=available, all_there_is=all_there_is, staging_place=place)
 
     def staging_beside(self, needed: int, margin: int) -> int:
-        """Return how many bytes of slot files may lie in memory beside a model's need and a margin.
+        """Return how many bytes of slot files fit in memory beside a model's need and a margin.
 
-        A quarter of the memory, as long as a sixteenth, or 4 GB where that is less, stays free as well.
+        At most a quarter of the memory; at least a sixteenth, or 4 GB if less, stays free.
         """
         left = self.available - needed - max(margin, min(self.all_there_is // 16, _STAYS_FREE))
         return max(0, min(self.all_there_is // 4, self.staging_place, left))
 
 
 def available_memory(devices: Sequence[DeviceMemory] = (), root: Path = Path("/")) -> MemoryFacts:
-    """The memory free right now, no more than this process's control group allows. `root`: where /proc and /sys are."""
+    """Return the memory free now, capped by this process's cgroup. `root`: parent of /proc and /sys."""
     memory, allowed = psutil.virtual_memory(), cgroup_room(root)
     if allowed is None or allowed >= memory.available:
         return MemoryFacts(memory.available, False, tuple(devices), memory.total)
@@ -96,21 +95,18 @@ def available_memory(devices: Sequence[DeviceMemory] = (), root: Path = Path("/"
 
 
 def staging_room(held: int, root: Path = Path("/")) -> int:
-    """Return how many bytes of slot files may lie in memory now, where `held` lie there already.
+    """Return how many bytes of slot files may be in memory now, where `held` already are.
 
-    Nothing is ever swapped out for a slot file, and what does not fit goes by way of the disk. While a model is loaded
-    the store keeps to what was planned for it as well, see `MemoryFacts.staging_beside`: of what is free now, the
-    pages of a model's file are no part.
+    Nothing is swapped out for a slot file; what does not fit goes through the disk. While a model is loaded, the
+    store also keeps to its plan (`MemoryFacts.staging_beside`): free memory does not include the pages of a
+    model's file.
     """
     memory = available_memory(root=root)
     return memory.with_staging(held, held + memory.available).staging_beside(0, 0)
 
 
 def cgroup_room(root: Path = Path("/")) -> int | None:
-    """Bytes this process's control group (v1 or v2) and its parents still allow; None without a limit.
-
-    Page cache counts as used by the group but is given up on demand, so inactive file pages are added back.
-    """
+    """Return the bytes this process's cgroup (v1 or v2) and its parents allow; None if unlimited."""
     try:
         lines = (root / "proc/self/cgroup").read_text("ascii").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -129,7 +125,6 @@ def cgroup_room(root: Path = Path("/")) -> int | None:
 
 
 def _group_rooms(mount: Path, group: str, limit: str, usage: str) -> list[int]:
-    """The room left in a group and each of its parents, for those that have a limit."""
     rooms = []
     folder = mount / group.strip("/")
     while True:
@@ -142,7 +137,7 @@ def _group_rooms(mount: Path, group: str, limit: str, usage: str) -> list[int]:
 
 
 def _inactive_file(path: Path) -> int:
-    """Bytes of page cache the kernel would give up first; 0 when it does not say."""
+    """Page cache bytes the kernel would drop first; 0 if unknown."""
     try:
         entries = dict(line.split(" ", 1) for line in path.read_text("ascii").splitlines())
         return int(entries.get("total_inactive_file", entries.get("inactive_file", "0")))
@@ -158,7 +153,7 @@ def _number_in(path: Path) -> int | None:
 
 
 def on_battery() -> bool:
-    """Return True if this computer runs on its battery; False where that is unknown, as without a /sys."""
+    """Return True if this computer runs on battery; False if unknown, as without /sys."""
     try:
         battery = psutil.sensors_battery()
     except OSError:
@@ -176,7 +171,7 @@ def spendable(free: int) -> int:
 
 @dataclass(frozen=True)
 class MemoryBar:
-    """One place's memory. Without `measured` the parts are estimates from before the load."""
+    """One device's memory. Unless `measured`, the parts are pre-load estimates."""
 
     place: str  # a GPU's name, or COMPUTER
     free: int  # before the load
@@ -194,7 +189,6 @@ class MemoryBar:
 
     @property
     def unused(self) -> int:
-        """Memory left by the model, staging and the margin."""
         return max(0, self.free - self.margin - self.needed - self.staging)
 
     @property
@@ -216,9 +210,9 @@ class MemoryBar:
 
 
 def given_back(memory: MemoryFacts, bars: tuple[MemoryBar, ...]) -> MemoryFacts:
-    """Return the memory there will be once the model of these bars has gone.
+    """Return the memory available once the model of these bars is unloaded.
 
-    Weights in the computer's memory are pages of their file, which count as free already.
+    Weights in main memory are file pages, which already count as free.
     """
     taken = {bar.place: bar.needed for bar in bars}
     host = sum(bar.needed - bar.weights for bar in bars if bar.place == COMPUTER)
@@ -228,7 +222,7 @@ def given_back(memory: MemoryFacts, bars: tuple[MemoryBar, ...]) -> MemoryFacts:
 
 @dataclass(frozen=True)
 class Demand:
-    """A model as it is to be run: everything its need depends on but the context size and the memory there is."""
+    """A model to run: everything its need depends on except context size and available memory."""
 
     facts: GgufFacts
     kv_type: str = "f16"
@@ -238,11 +232,11 @@ class Demand:
     limit: LoadLimit | None = None  # what a load taught that ran out of memory
 
     def bars(self, tokens: int, memory: MemoryFacts, *, on_gpu: bool = True) -> tuple[MemoryBar, ...]:
-        """Return one bar for each GPU, and last the one of the computer's memory. `on_gpu`: the GPUs may be used.
+        """Return one bar per GPU, then one for main memory. `on_gpu`: the GPUs may be used.
 
-        An estimate: where all of it does not fit on the GPUs, llama.cpp's `--fit` decides what stays beside them, a
-        mixture's experts first, then whole layers with their KV cache. It spreads layers over GPUs by their free
-        memory: each gets that share, and the compute buffer whole. The token embedding is never on a GPU.
+        An estimate: if not everything fits on the GPUs, llama.cpp's `--fit` decides what stays off them: first a
+        mixture's experts, then whole layers with their KV cache. It distributes layers by free GPU memory; each GPU
+        also gets a full compute buffer. The token embedding is never on a GPU.
         Raises ValueError for an unknown KV type.
         """
         weights = self.facts.weights
@@ -279,9 +273,9 @@ class Demand:
         return MemoryBar(COMPUTER, free, kept, weights, kv, compute, other, staging=staging)
 
     def _compute(self, tokens: int) -> int:
-        """Estimate llama.cpp's compute buffer: room for a micro-batch inside a layer (measured on b11434, rounded up).
+        """Estimate llama.cpp's compute buffer: a micro-batch inside a layer (measured on b11434, rounded up).
 
-        Builds of the year before keep the logits of a whole micro-batch as well: the margin has room for them.
+        Builds a year older also keep the logits of a whole micro-batch; the margin covers them.
         """
         facts = self.facts
         activations = 5 * facts.embedding_length + 3 * facts.inner_length + 2 * facts.heads * facts.key_length
@@ -291,13 +285,13 @@ class Demand:
         return size
 
     def _inputs(self, tokens: int) -> int:
-        """Estimate what feeds a GPU: mask and embeddings of a micro-batch, in the computer's memory (measured: Vulkan).
+        """Estimate a GPU's input buffers in main memory: mask and embeddings of a micro-batch (measured: Vulkan).
 
-        Layers beside the GPU add next to nothing: it computes their prefill too, and decoding needs one row.
+        Layers off the GPU add almost nothing: it computes their prefill too, and decoding needs one row.
         """
         return BATCH_SIZE * 4 * (padded(tokens) + 2 * self.facts.embedding_length)
 
     def _checkpoints(self, tokens: int) -> int:
-        """Copies of the state that the engine keeps of models that cannot be cut back (server-context.cpp)."""
+        """Return the bytes of state checkpoints for models that cannot be cut (server-context.cpp)."""
         fixed = kv_estimate(self.facts.kv, tokens, self.kv_type, self.kv_type).fixed
         return 0 if self.swa_full else fixed * CONTEXT_CHECKPOINTS * self.slots

@@ -21,7 +21,7 @@ DAY_S, MOST_DAYS = 86_400.0, 32
 
 @dataclass(frozen=True)
 class LoadLimit:
-    """The context size that did suffice, in tokens, when a larger one ran out of memory."""
+    """The context size, in tokens, that loaded when a larger one ran out of memory."""
 
     tokens: int
     times: int  # that it ran out, a day and more apart
@@ -34,8 +34,6 @@ class LoadLimit:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """The conditions under which a limit holds."""
-
     model: str  # its identity
     size: int  # of its files, in bytes
     build: str  # what tells one build of the engine from another
@@ -47,26 +45,24 @@ class Circumstances:
 
 
 class LoadLimits:
-    """The limits by circumstances, in a file."""
-
     def __init__(self, file: Path, clock: Callable[[], float] = time.time) -> None:
-        """`clock` tells seconds since 1970."""
+        """`clock`: seconds since 1970."""
         self._file, self._clock = file, clock
 
     def find(self, circumstances: Circumstances) -> LoadLimit | None:
-        """Return the limit in force; None where there is none, or more is to be tried again."""
+        """Return the limit in force; None if there is none or a retry is due."""
         entry = self._entries().get(circumstances.key)
         return entry if entry is not None and self._in_force(entry) else None
 
     def knows(self, size: int, build: str, device: str) -> bool:
-        """True if a model of this size, in bytes, ran out of memory with this build and kind of device."""
+        """True if a model of `size` bytes ran out of memory with this build and device type."""
         return any(key.endswith(_about(size, build, device)) for key in self._entries())
 
     def learn(self, circumstances: Circumstances, tokens: int, *, ran_out: bool) -> LoadLimit | None:
-        """Learn from a load with so many tokens that did suffice; `ran_out`: after a larger one did not.
+        """Record a load that succeeded with `tokens`; `ran_out`: after a larger one failed.
 
-        A load that took more than the limit lifts it. Returns the limit now in force. A file that cannot be written
-        costs another load that runs out.
+        A load above the limit removes it. Returns the limit now in force. If the file cannot be written, another
+        load may run out of memory.
         """
         entries = self._entries()
         before = entries.pop(circumstances.key, None)

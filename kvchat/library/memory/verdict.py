@@ -18,8 +18,6 @@ OVERHEAD_SHARE = 0.15  # of the weights, for a KV cache of some thousand tokens 
 
 
 class Verdict(Enum):
-    """The value is the word on the screen."""
-
     FITS = N_("fits")
     TIGHT = N_("tight")
     NO = N_("no")
@@ -27,16 +25,14 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict and why, in a sentence or two."""
-
     verdict: Verdict
     reason: str
 
 
 def judge(demand: Demand, memory: MemoryFacts, wanted: int | None = None) -> Judgement:
-    """Judge a model whose header is known by the context size that would be chosen for it, or by the user's own.
+    """Judge a model with a known header by the context size kvchat would choose, or by the user's own.
 
-    The projector in `demand` is loaded as well when there are pictures to see.
+    The projector in `demand` is loaded too when there are images.
     """
     chooser = ContextChooser(demand, memory)
     choice = chooser.choose()
@@ -56,7 +52,7 @@ def judge(demand: Demand, memory: MemoryFacts, wanted: int | None = None) -> Jud
 
 
 def judge_size(size: int, memory: MemoryFacts) -> Judgement:
-    """Judge a model by nothing but the size of its files, in bytes; the reason says that it is a guess."""
+    """Judge a model only by its file size in bytes; the reason says that it is a guess."""
     needed = round(size * (1 + OVERHEAD_SHARE)) + ENGINE_BYTES
     free = memory.device_free if memory.devices else memory.available
     where = _("free on {beside}", beside=memory.beside) if memory.devices else _("free")
@@ -76,8 +72,6 @@ FULL_WINDOW = "--swa-full"
 
 @dataclass(frozen=True)
 class Proposal:
-    """A change of settings, what it gains and what it costs."""
-
     title: str
     gain: str  # a sentence
     price: str  # a sentence
@@ -95,8 +89,6 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Situation:
-    """A choice and everything it was made from."""
-
     choice: ContextChoice
     demand: Demand
     memory: MemoryFacts
@@ -117,7 +109,7 @@ def proposals(situation: Situation) -> tuple[Proposal, ...]:
 
 
 def _smaller_kv(situation: Situation) -> Proposal | None:
-    """Propose KV rows of 8.5 bits a value in place of 16 or 32, unless memory is plentiful."""
+    """Propose 8.5 bits per KV value instead of 16 or 32, unless memory is plentiful."""
     choice, facts = situation.choice, situation.demand.facts
     per_block, _bytes = KV_TYPES[SMALLER_KV]
     divides = facts.key_length % per_block == 0 and facts.value_length % per_block == 0
@@ -144,7 +136,7 @@ def _smaller_kv(situation: Situation) -> Proposal | None:
 
 
 def _full_window(situation: Situation) -> Proposal | None:
-    """Propose sliding windows at full length, which let a chat go back to any point, where they fit."""
+    """Propose full-length sliding windows, which let a chat go back to any point, if they fit."""
     choice, facts = situation.choice, situation.demand.facts
     if facts.sliding_window is None or facts.is_recurrent or FULL_WINDOW in situation.extra:
         return None

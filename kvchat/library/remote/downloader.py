@@ -50,30 +50,28 @@ DoneBytes = Callable[[int, bool], None]  # bytes so far of all files; whether th
 
 
 class DownloadFailed(KvchatError):
-    """The files could not be fetched or stored."""
+    """Downloading or storing files failed."""
 
 
 class Origin(Protocol):
-    """A source of files: `Hub`, `GitHub` or `PackageIndex`."""
-
     name: str  # in a sentence
 
     def download(
         self, repository: str, revision: str, path: str, start: int
     ) -> AbstractAsyncContextManager[httpx2.Response]:
-        """The bytes of a file from `start` on, as a response to be streamed. Raises HubError."""
+        """Return a streaming response of the file from byte `start` on. Raises HubError."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """A model to fetch, as it is written beside the unfinished model."""
+    """A model to download, as stored next to the unfinished model."""
 
     repository: str
     revision: str
     file: HubFile
 
     def target(self, models: Path, part: HubPart | None = None) -> Path:
-        """Return a file's place, models/owner/name/path. Raises HubError where that leads elsewhere."""
+        """Return a file's path, models/owner/name/path. Raises HubError if that is unsafe."""
         inside = PurePosixPath((part or self.file.parts[0]).path)
         pieces = (*self.repository.split("/"), *inside.parts)
         if inside.is_absolute() or any(piece in ("", ".", "..") or set(piece) & set('\\:*?"<>|\0') for piece in pieces):
@@ -84,7 +82,7 @@ class Order:
         return _beside(self.target(models, part), ".part")
 
     def is_here(self, models: Path) -> bool:
-        """Return True if all files of the model are in their places, by their sizes. Raises HubError as `target`."""
+        """Return True if all files of the model are in place, by size. Raises HubError like `target`."""
         return all(size_of(self.target(models, part)) == part.size for part in self.file.parts)
 
     def done(self, models: Path) -> int:
@@ -95,7 +93,7 @@ class Order:
 
 
 def unfinished_orders(models: Path) -> Iterator[Order]:
-    """Yield the downloads below a folder that were begun and not finished; hidden folders are left out."""
+    """Yield the unfinished downloads in a folder tree; skips hidden folders."""
     for path in sorted(models.rglob(f"*{ORDER_SUFFIX}")):
         if any(piece.startswith(".") for piece in path.relative_to(models).parts):
             continue
@@ -105,7 +103,7 @@ def unfinished_orders(models: Path) -> Iterator[Order]:
 
 
 def discard(order: Order, models: Path) -> None:
-    """Delete what has been fetched of an unfinished model. Raises OSError."""
+    """Delete the downloaded parts of an unfinished model. Raises OSError."""
     _order_file(order, models).unlink(missing_ok=True)
     for part in order.file.parts:
         order.partial(models, part).unlink(missing_ok=True)
@@ -115,9 +113,9 @@ def discard(order: Order, models: Path) -> None:
 
 
 async def fetch_model(order: Order, models: Path, origin: Origin, told: DoneBytes) -> Path:
-    """Fetch what is missing of a model, check its hashes, and put it in its place; returns its first file.
+    """Download the missing parts, check hashes and move them into place; return the first file.
 
-    Cancelling leaves what has arrived, to be taken up again. Raises HubError, DownloadFailed.
+    Cancelling keeps what has arrived, for resuming. Raises HubError, DownloadFailed.
     """
     target = order.target(models)
     try:
@@ -147,7 +145,7 @@ async def fetch_model(order: Order, models: Path, origin: Origin, told: DoneByte
 
 
 class _Fetch:
-    """Fetches one file: the bytes written and their hash go together. `before`: bytes of the files before it."""
+    """Download of one file, hashed as it is written. `before`: bytes of the files before it."""
 
     def __init__(self, order: Order, part: HubPart, models: Path, origin: Origin, told: DoneBytes, before: int) -> None:
         self._order, self._part, self._origin = order, part, origin
@@ -190,7 +188,7 @@ class _Fetch:
                 await asyncio.sleep(WAITS_S[failures - 1])
 
     async def _stream(self, file: Any) -> None:
-        """Read until the server ends. Raises Unreachable where that is too early."""
+        """Read until the server closes. Raises Unreachable if that is too early."""
         order, part = self._order, self._part
         async with self._origin.download(order.repository, order.revision, part.path, self._done) as response:
             if self._done and not response.headers.get("Content-Range", "").startswith(f"bytes {self._done}-"):
@@ -230,7 +228,6 @@ _in_hand: set[Path] = set()  # the first files of what is being fetched
 
 @contextlib.contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Keep a second fetch of the same files from writing into the first."""
     if target in _in_hand:
         raise DownloadFailed(
             _("This download is already in progress"),
@@ -312,7 +309,7 @@ def _read(path: Path) -> Order | None:
 
 
 class Downloader:
-    """Fetches on a loop of its own thread, which begins with the first: hashing holds nobody up."""
+    """Download on an event loop in its own thread, started on first use: hashing blocks nobody."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -320,17 +317,17 @@ class Downloader:
         self._thread: threading.Thread | None = None
 
     async def fetch(self, order: Order, folder: Path, origin: Origin, report: Report) -> Path:
-        """Fetch what is missing of an order, check its hashes, and put it in its place; returns its first file.
+        """Download the missing parts, check hashes and move them into place; return the first file.
 
-        `report` is called on the caller's loop. Cancelling leaves what has arrived, to be taken up again, and ends when
-        the files are let go of. Raises HubError, DownloadFailed.
+        `report` is called on the caller's loop. Cancelling keeps what has arrived, for resuming, and waits until
+        the files are closed. Raises HubError, DownloadFailed.
         """
         caller = asyncio.get_running_loop()
         meter = _Meter(lambda done, rate, checking: caller.call_soon_threadsafe(report, done, rate, checking))
         return await self.run(fetch_model(order, folder, origin, meter))
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there. Cancelling cancels it, and waits until it has ended."""
+        """Run a coroutine there. Cancelling cancels it and waits for its end."""
         if self._loop is None:
             self._loop = asyncio.SelectorEventLoop()
             self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
@@ -351,7 +348,6 @@ class Downloader:
             raise
 
     async def close(self) -> None:
-        """Cancel what runs, wait for it to end, and end the thread."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
@@ -373,7 +369,7 @@ async def _cancel_others() -> None:
 
 
 class _Meter:
-    """Turns every chunk's bytes into a few reports a second: bytes, bytes per second, whether they are checked only."""
+    """Throttle to a few reports a second: bytes, bytes per second, whether they are only being checked."""
 
     def __init__(self, report: Report) -> None:
         self._report = report

@@ -15,8 +15,6 @@ from kvchat.words.language import N_, _, sentences
 
 
 class DownloadState(Enum):
-    """The state of a download; the value is the word on the screen."""
-
     WAITING = N_("waiting")
     CHECKING = N_("checking existing files")
     FETCHING = N_("downloading")
@@ -30,7 +28,7 @@ RUNS = frozenset((DownloadState.WAITING, DownloadState.CHECKING, DownloadState.F
 
 @dataclass(frozen=True)
 class Download:
-    """A download as it stands. Bytes; rate in bytes per second, 0 while it is not known."""
+    """State of a download. Bytes; rate in bytes per second, 0 while unknown."""
 
     order: Order
     path: Path  # where the model's first file will be; names the download
@@ -74,7 +72,7 @@ class Downloads:
                 self._set(Download(order, path, DownloadState.PAUSED, done))
 
     def begin(self, order: Order) -> Path:
-        """Begin a download, or go on with it; returns its path. Raises HubError for an impossible file name."""
+        """Start or resume a download; return its path. Raises HubError for an invalid file name."""
         path = order.target(self._models)
         known = self._known.get(path)
         if known is not None and known.state in RUNS:
@@ -88,7 +86,7 @@ class Downloads:
             self._set(dataclasses.replace(self._known[path], state=DownloadState.PAUSED, rate=0.0))
 
     async def remove(self, path: Path) -> None:
-        """Forget a download and delete what has arrived of an unfinished one. Raises OSError."""
+        """Forget a download and delete the files of an unfinished one. Raises OSError."""
         known = self._known.pop(path, None)
         self._stop(path)
         if ending := self._ending.get(path):
@@ -104,7 +102,6 @@ class Downloads:
         await self._downloader.close()
 
     def _stop(self, path: Path) -> bool:
-        """True if it was running."""
         if (task := self._running.pop(path, None)) is None:
             return False
         task.cancel()
@@ -145,7 +142,7 @@ class Downloads:
 
 
 def outcome_in_words(download: Download) -> tuple[str, str] | None:
-    """Return a title and a sentence for a download that has ended; None for one that goes on or was told to stop."""
+    """Return a title and a sentence for an ended download; None if it is running or was stopped."""
     name, error = download.order.file.name, download.error
     if download.state is DownloadState.DONE:
         return _("{name} downloaded", name=name), _("You can now choose it in Models.")

@@ -51,7 +51,7 @@ _SHA256 = "sha256:"
 
 @dataclass(frozen=True)
 class Release:
-    """A release and those of its files that GitHub tells the SHA-256 of."""
+    """A release and its files that have a SHA-256 on GitHub."""
 
     tag: str
     files: tuple[HubPart, ...]
@@ -59,12 +59,12 @@ class Release:
 
 
 class GitHub:
-    """GitHub, or whatever GITHUB_API_URL and GITHUB_SERVER_URL name. For any event loop; keeps no connection."""
+    """GitHub, or the host in GITHUB_API_URL and GITHUB_SERVER_URL. For any event loop; keeps no connection."""
 
     name = "GitHub"
 
     async def releases(self, repository: str) -> tuple[Release, ...]:
-        """Return the newest releases of "owner/name", previews too, the newest first. Raises HubError."""
+        """Return the newest releases of "owner/name", newest first, with prereleases. Raises HubError."""
         base = (os.environ.get("GITHUB_API_URL") or "https://api.github.com").rstrip("/")
         accept = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
         async with self._answer(f"{base}/repos/{repository}/releases?per_page={MOST_RELEASES}", accept) as response:
@@ -83,14 +83,13 @@ class GitHub:
 
     @contextlib.asynccontextmanager
     async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
-        """The bytes of a release's file from `start` on, as a response to be streamed. Raises HubError."""
         url = f"{_server()}/{repository}/releases/download/{quote(revision)}/{quote(path)}"
         async with self._answer(url, {"Range": f"bytes={start}-"} if start else {}) as response:
             yield response
 
     @contextlib.asynccontextmanager
     async def _answer(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[httpx2.Response]:
-        """Send a request; yield a good answer whose body is to be read. Raises HubError, while it is read too."""
+        """Send a request; yield a successful response to read. Raises HubError, also while it is read."""
         import httpx2
 
         # Bytes have to come as they lie: compressed ones cannot be counted.
@@ -177,8 +176,6 @@ _ABOUT = {
 
 @dataclass(frozen=True)
 class EngineBuild:
-    """A build that suits a card of this computer."""
-
     backend: Backend
     order: Order
 
@@ -192,7 +189,7 @@ class EngineBuild:
 
 
 def about(backend: Backend, system: str = sys.platform) -> str:
-    """Return how much there would be to download, in words: "about 770 MB"; "" if that is not known."""
+    """Return the approximate download size, such as "about 770 MB", or "" if unknown."""
     count = _ABOUT.get((system, backend))
     return _("about {count}", count=size_in_words(count)) if count else ""
 
@@ -200,7 +197,7 @@ def about(backend: Backend, system: str = sys.platform) -> str:
 def builds_for(
     graphics: Graphics, releases: Sequence[Release], machine: str = platform.machine()
 ) -> tuple[EngineBuild, ...]:
-    """Return the newest build of each kind that suits these cards, the best kind first. `releases`: newest first."""
+    """Return the newest build of each kind for these GPUs, best kind first. `releases`: newest first."""
     newest = (
         next((build for release in releases for build in _builds(release, backend, graphics.system, machine)), None)
         for backend in suiting(graphics)
@@ -209,7 +206,7 @@ def builds_for(
 
 
 def backend_of(name: str) -> Backend | None:
-    """Return the backend of an engine kvchat fetched, by its folder's name; None for a name of another kind."""
+    """Return the backend of a downloaded engine from its folder name, or None."""
     return _kind("-".join(name.split("-")[2:]))
 
 
@@ -218,7 +215,7 @@ def _kind(flavour: str) -> Backend | None:
 
 
 def _builds(release: Release, backend: Backend, system: str, machine: str) -> Iterable[EngineBuild]:
-    """List the builds of one release; first the oldest version of the backend, which runs with most drivers."""
+    """List the builds in a release, oldest backend version first: it runs with most drivers."""
     wanted, found = (_SYSTEMS.get(system), _MACHINES.get(machine.lower())), []
     for file in release.files:
         match = _NAME.fullmatch(file.path)
@@ -241,7 +238,7 @@ _ASKED = "asked-for-updates"  # in the state folder; its time is when that was
 
 
 async def watch_updates(state: Path, wanted: Callable[[], bool], tell: Callable[[str, str], None]) -> None:
-    """Look for newer versions for ever; `tell` of each by its number and its page."""
+    """Check for new versions forever; `tell` the number and page of each."""
     while True:
         if wanted() and _due(state / _ASKED):
             with contextlib.suppress(KvchatError):  # nobody asked for it now: tomorrow is another day
@@ -251,7 +248,7 @@ async def watch_updates(state: Path, wanted: Callable[[], bool], tell: Callable[
 
 
 async def newer_tag() -> str:
-    """Return the newest release's tag if it is newer than this kvchat, else "". Raises KvchatError."""
+    """Return the newest release's tag if newer than this kvchat, else "". Raises KvchatError."""
     tags = [release.tag for release in await GitHub().releases(_KVCHAT) if not release.preview]
     newest = max(tags, key=_version_order, default="")
     return newest if _version_order(newest) > _version_order(__version__) else ""
@@ -267,5 +264,4 @@ def _due(asked: Path) -> bool:
 
 
 def _version_order(tag: str) -> tuple[int, ...]:
-    """Return the sort key of a version; a tag of another form comes before all."""
     return tuple(map(int, match[1].split("."))) if (match := re.fullmatch(r"v?(\d+(?:\.\d+)*)", tag)) else ()

@@ -41,15 +41,15 @@ Token = Callable[[], str | None]  # may block: a keyring asks the user to unlock
 
 
 class HubError(KvchatError):
-    """A place that files come from could not be reached, or did not give what was asked for."""
+    """A download server could not be reached or gave no valid response."""
 
 
 class Unreachable(HubError):
-    """The connection failed or was cut: trying again may help."""
+    """The connection failed or was cut; a retry may help."""
 
 
 class AccessNeeded(HubError):
-    """The repository is gated or private: an access token may open it. `page` is where its terms are."""
+    """The repository is gated or private; an access token may help. `page` shows its terms."""
 
     def __init__(self, title: str, detail: str, advice: str, page: str) -> None:
         super().__init__(title, detail, advice)
@@ -58,8 +58,6 @@ class AccessNeeded(HubError):
 
 @dataclass(frozen=True)
 class HubModel:
-    """A repository as a search finds it."""
-
     repository: str  # "owner/name"
     downloads: int  # in the last 30 days
     likes: int
@@ -69,7 +67,7 @@ class HubModel:
 
 @dataclass(frozen=True)
 class HubPart:
-    """One file of a repository. Size in bytes."""
+    """One repository file. Size in bytes."""
 
     path: str  # within the repository
     size: int
@@ -78,7 +76,7 @@ class HubPart:
 
 @dataclass(frozen=True)
 class HubFile:
-    """A model in a repository: one file, or all parts of a split one; last, the projector that lies with it."""
+    """A model in a repository: its file, or all split parts; the projector, if any, comes last."""
 
     name: str  # without folders, parts and suffix
     quantisation: str  # as its name says it; may be empty
@@ -95,8 +93,6 @@ class HubFile:
 
 @dataclass(frozen=True)
 class HubRepository:
-    """A repository at one revision, and the models in it, the smallest first."""
-
     repository: str
     revision: str  # a commit, so that what is fetched later is what was listed
     gated: bool
@@ -104,7 +100,7 @@ class HubRepository:
 
 
 class Hub:
-    """Hugging Face, or whatever HF_ENDPOINT names. For any event loop; keeps no connection."""
+    """Hugging Face, or the host in HF_ENDPOINT. For any event loop; keeps no connection."""
 
     name = "Hugging Face"
 
@@ -119,7 +115,7 @@ class Hub:
         return f"{self.endpoint}/{repository}"
 
     async def search(self, text: str) -> tuple[HubModel, ...]:
-        """GGUF repositories whose names contain the text, the most downloaded first. Raises HubError."""
+        """Return GGUF repositories with the text in their name, by downloads. Raises HubError."""
         query = {"search": text, "filter": "gguf", "sort": "downloads", "direction": -1, "limit": MOST_RESULTS}
         content = await self._json("/api/models", query)
         with _sense(_("Search")):
@@ -129,7 +125,7 @@ class Hub:
             )
 
     async def repository(self, repository: str) -> HubRepository:
-        """The models of a repository, "owner/name". Raises HubError, AccessNeeded."""
+        """Return a repository by "owner/name". Raises HubError, AccessNeeded."""
         content = await self._json(f"/api/models/{repository}", {"blobs": True}, repository)
         with _sense(repository):
             info = _info(content)
@@ -137,7 +133,7 @@ class Hub:
 
     @contextlib.asynccontextmanager
     async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
-        """The bytes of a file from `start` on, as a response to be streamed. Raises HubError, AccessNeeded."""
+        """Return a streaming response of the file from byte `start` on. Raises HubError, AccessNeeded."""
         url = f"/{repository}/resolve/{revision}/{quote(path)}"
         async with self._answer(url, {}, repository, {"Range": f"bytes={start}-"} if start else {}) as response:
             yield response
@@ -151,7 +147,7 @@ class Hub:
     async def _answer(
         self, path: str, query: Mapping[str, Any], repository: str, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[httpx2.Response]:
-        """Send a request; yield a good answer whose body is to be read. Raises HubError, while it is read too."""
+        """Send a request; yield a successful response to read. Raises HubError, also while it is read."""
         library = await asyncio.to_thread(_library)
         token = await asyncio.to_thread(self._token)
         import httpx2
@@ -214,7 +210,7 @@ class Hub:
 
 
 def repository_in(text: str) -> str | None:
-    """Return the repository that a text names: "owner/name", or an address of Hugging Face's that leads to it."""
+    """Return the repository named by a text: "owner/name" or a Hugging Face URL."""
     text = text.strip()
     if "://" in text:
         text = "/".join(urlsplit(text).path.strip("/").split("/")[:2])
@@ -222,7 +218,6 @@ def repository_in(text: str) -> str | None:
 
 
 def _why_unreachable(error: Exception, host: str) -> str:
-    """Say in a sentence what kept a request from its answer. The system's own words help nobody here."""
     import httpx2
 
     match error:
@@ -236,7 +231,7 @@ def _why_unreachable(error: Exception, host: str) -> str:
 
 
 def _library() -> ModuleType:
-    """Import huggingface_hub's helpers, kept from telling the Hub what else is installed."""
+    """Import huggingface_hub's helpers with telemetry off."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import huggingface_hub.hf_api
     import huggingface_hub.utils
@@ -264,7 +259,7 @@ def _sense(what: str) -> Any:
 
 
 def _files(info: ModelInfo) -> tuple[HubFile, ...]:
-    """List the models among a repository's files, without those that lack a hash or a part."""
+    """List the models among a repository's files, except those missing a hash or a part."""
     parts = {
         file.rfilename: HubPart(file.rfilename, file.size or file.lfs.size, file.lfs.sha256)
         for file in info.siblings or ()
@@ -291,7 +286,7 @@ def _is_sound(part: HubPart) -> bool:
 
 
 def _projector(model: str, parts: Mapping[str, HubPart]) -> list[HubPart]:
-    """Return the projector that belongs to a model, from the same folder, where the finder looks for it later."""
+    """Return a model's projector from the same folder, where the finder looks for it later."""
     folder = model.rpartition("/")[0]
     beside = {path.rpartition("/")[2]: part for path, part in parts.items() if path.rpartition("/")[0] == folder}
     projectors = [name for name in beside if is_projector(name)]
@@ -306,22 +301,20 @@ ELSEWHERE = N_("HF_TOKEN or the Hugging Face command-line tool")
 
 
 class BadToken(KvchatError):
-    """The text given is no access token."""
+    """Not an access token."""
 
 
 @dataclass(frozen=True)
 class AccessToken:
-    """A token and where it was found or is kept."""
-
     value: str = field(repr=False)
     place: str  # how a sentence ends: "kept in …"; ELSEWHERE: it is not ours
 
 
 class TokenStore:
-    """Reads, keeps and forgets the token, in the system's keyring or in a file that only the user may read.
+    """Storage for the token: the system's keyring, or a file that only the user may read.
 
-    A keyring may ask the user to unlock it: use this off the event loop. The token itself never goes into a log, an
-    error or a repr.
+    A keyring may ask the user to unlock it: use this off the event loop. The token never appears in a log, error
+    or repr.
     """
 
     def __init__(self, config: Path) -> None:
@@ -347,7 +340,7 @@ class TokenStore:
         return AccessToken(found, ELSEWHERE) if found else None
 
     def save(self, value: str) -> str:
-        """Keep a token; returns where, in words. Raises BadToken, and OSError where not even a file can be written."""
+        """Store a token; return where, in words. Raises BadToken, and OSError if even the file fails."""
         value = value.strip()
         if not value.isascii() or not value.isprintable() or " " in value or len(value) < 8:
             raise BadToken(

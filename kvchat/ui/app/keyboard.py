@@ -37,10 +37,10 @@ from kvchat.words.language import _
 
 
 class Keyboard(QObject):
-    """Install the window's shortcuts, open the palette and the sheet.
+    """Install the window's shortcuts, open palette and sheet.
 
-    handlers: what the window does for each action of the table, save those of this class; senseless: returns the
-    actions that would do nothing now; field: has the keyboard most of the time
+    handlers: the window's action handlers, except those of this class; senseless: returns the actions that would
+    do nothing now; field: has the focus most of the time
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Keyboard(QObject):
         field.slash_typed.connect(lambda: runner.start(self.offer_presets()))
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Leave Ctrl+Z to the window while the field has nothing to undo, although the field claims it."""
+        """Leave Ctrl+Z to the window while the field, which claims it, has nothing to undo."""
         asked = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
         undo = asked and event.matches(QKeySequence.StandardKey.Undo)  # type: ignore[attr-defined]
         if undo and not self._field.document().isUndoAvailable():
@@ -86,7 +86,7 @@ class Keyboard(QObject):
         self.actions[action].trigger()
 
     def open_palette(self) -> Palette:
-        """Chats and actions to choose from. The open chat comes last: a user who looks for a chat is not there yet."""
+        """Offer chats and actions. The open chat comes last: users search for a different one."""
         titles, current, senseless = self._chat.conversations.titles, self._chat.current, self._senseless()
         chats = [
             PaletteEntry(titles[id], _("chat"), partial(self._chat.open, id))
@@ -102,9 +102,9 @@ class Keyboard(QObject):
         return palette
 
     async def offer_presets(self) -> None:
-        """Complete a slash at the beginning of a message to the name of a preset, which begins a new chat.
+        """Complete a slash at the start of a message to a preset name, which starts a new chat.
 
-        Whoever goes on with other words finds them in the message.
+        Any other text typed goes into the message.
         """
         presets, field = await self._runtime.chat.options.presets(), self._field
         if not presets or field.toPlainText() != "/":
@@ -142,7 +142,7 @@ _COMMANDS = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifie
 
 
 class FocusHome(QObject):
-    """Watches whoever of the window has the keyboard: nobody else, for a filter in Python is slow."""
+    """Watch only the focused widget of the window, because a Python event filter is slow."""
 
     def __init__(self, window: QWidget, composer: Composer, page: Transcript) -> None:
         super().__init__(window)
@@ -206,7 +206,7 @@ class FocusHome(QObject):
             self._composer.focus()
 
     def _settle(self) -> None:
-        """Give the composer the keyboard if a button was clicked, or if the widget that had the keyboard is gone."""
+        """Focus the composer if a button was clicked or the focused widget is gone."""
         due, self._due = self._due, False
         left, self._left = self._left, None
         if (
@@ -225,7 +225,7 @@ class FocusHome(QObject):
         self._settler.start()
 
     def _answer(self, watched: QObject, event: QInputMethodQueryEvent) -> None:
-        """Answer an input method from the composer, translated to the place of the focused widget."""
+        """Answer an input method from the composer, in coordinates of the focused widget."""
         editor = self._composer.editor
         for query in Qt.InputMethodQuery:
             if event.queries() & query and query.value.bit_count() == 1:
@@ -240,7 +240,7 @@ def is_typing(event: QKeyEvent) -> bool:
 
 
 def is_field(widget: QWidget) -> bool:
-    """Return True if the widget takes text, or gives letters a meaning of its own."""
+    """Return True if the widget takes text or uses letters as commands."""
     if isinstance(widget, QTextEdit | QPlainTextEdit):
         return not widget.isReadOnly()
     return isinstance(widget, QLineEdit | QComboBox | QAbstractSpinBox | QMenu | QAbstractItemView)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class MainWindow(QMainWindow):
     """kvchat's window. Make it, `join` it to the runtime on a running qasync loop, then `await start()`.
 
-    What is made at once is the first picture: it can be seen and written in while the rest is imported, which takes
-    several times as long. `await finish()` before it goes.
+    The constructor makes the first picture: it can be read and typed in while the rest is imported, which takes
+    several times as long. `await finish()` at the end.
     """
 
     quit_requested = Signal()
@@ -74,7 +74,7 @@ class MainWindow(QMainWindow):
         self.first_words.show(newest or "", drafts, writer)
 
     def join(self, runtime: Runtime) -> None:
-        """Make everything the first picture does not have, and connect it."""
+        """Create and connect everything missing from the first picture."""
         self.runtime = runtime
         self._make_views()
         self._make_controllers()
@@ -145,9 +145,9 @@ class MainWindow(QMainWindow):
                     action.trigger()
 
     async def finish(self) -> None:
-        """Remember the window's place, stop listening, end what still runs. The runtime is closed by its owner.
+        """Save the window's place, stop listening, end what still runs. The owner closes the runtime.
 
-        Raises StorageFailed where what is written in it could not be kept.
+        Raises StorageFailed if unsent text could not be saved.
         """
         self.place.remember()
         from kvchat.ui.controllers.views import Controller
@@ -170,7 +170,6 @@ class MainWindow(QMainWindow):
         self.activateWindow()
 
     def show_chat(self, conversation_id: str | None, token: str = "", _checked: bool = False) -> None:
-        """Bring the window to the front with this conversation, or with an empty page."""
         self.raise_window(token)
         if conversation_id is None:
             self.new_conversation()
@@ -190,7 +189,6 @@ class MainWindow(QMainWindow):
         self._pages.setCurrentWidget(self.first_start)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Keep the keys pressed in the first picture; `start` acts on them."""
         if not self._joined:
             self._pressed.append(QKeySequence(event.keyCombination()))
         super().keyPressEvent(event)
@@ -266,7 +264,7 @@ class MainWindow(QMainWindow):
             self._pages.setCurrentWidget(self._chat_page)
 
     def open_chat_settings(self, id: str | None = None) -> None:
-        """Open the settings of a conversation; without an id, of the open one, which may not have begun."""
+        """Open the settings of a conversation, by default the open one, which may not exist yet."""
         from kvchat.ui.settings.presets import Subject
 
         conversations, id = self.chat.conversations, id or self.chat.current
@@ -318,7 +316,6 @@ class MainWindow(QMainWindow):
         }
 
     def _senseless(self) -> set[str]:
-        """Return the actions that would do nothing now."""
         from kvchat.chat.record.messages import Role
         from kvchat.engine.speaking.connection import EngineState
 

@@ -47,7 +47,7 @@ _WIDTH, _HEIGHT = 640, 480  # pixels at 100 % text; as high once something is as
 
 
 class QuickWindow(Panel):
-    """A window that is empty each time it comes, unless it still waits for a reply."""
+    """A window that opens empty, unless it still waits for a reply."""
 
     chat_wanted = Signal(str)  # in the main window
 
@@ -59,7 +59,7 @@ class QuickWindow(Panel):
         chat: ChatController,
         handle: Callable[[MessageRequest], None],
     ) -> None:
-        """chat: follows each turn, because the main window may open its chat meanwhile; handle: runs message actions"""
+        """chat: follows each turn, as the main window may open its chat meanwhile; handle: runs message actions"""
         super().__init__(runtime, look, runner, _("Quick question"))
         self.setWindowFlags(
             Qt.WindowType.Dialog | Qt.WindowType.FramelessWindowHint | Qt.WindowType.WindowStaysOnTopHint
@@ -90,7 +90,7 @@ class QuickWindow(Panel):
         column(self.notices, (self.transcript, 1), self.composer, below, on=self, spacing=8, margins=12)
 
     def come(self, token: str = "") -> None:
-        """Come to the front with an empty page, or close if already there."""
+        """Open in front with an empty page, or close if already there."""
         if self.isVisible() and self.isActiveWindow():
             self.close()
             return
@@ -121,7 +121,7 @@ class QuickWindow(Panel):
         return super().event(event)
 
     async def _ask(self, text: str, attachments: tuple[Attachment, ...]) -> None:
-        """Raises KvchatError; what was written is back in the field then."""
+        """Send it. Raises KvchatError, with the text back in the field."""
         if self._chat is None:
             try:
                 self._new = await self._runtime.chat.new_chat()
@@ -184,7 +184,7 @@ class QuickWindow(Panel):
             self.run(reload())
 
     def _fit(self) -> None:
-        """Be small until something is asked, then as high as a reply needs, in the upper middle of the screen."""
+        """Stay small until the first question, then fit the reply, in the upper middle of the screen."""
         asked = self._chat is not None
         self.transcript.setVisible(asked)
         room = (QGuiApplication.screenAt(QCursor.pos()) or QGuiApplication.primaryScreen()).availableGeometry()
@@ -207,8 +207,6 @@ _MOST_SHOWN = 200  # characters of a link; Qt takes seconds to lay out 100,000
 
 
 class Opener(QObject):
-    """Fulfils start requests: the first one and those of later starts."""
-
     def __init__(self, runtime: Runtime, window: MainWindow, look: Look, bus: SessionBus) -> None:
         super().__init__(window)
         self._runtime, self._window = runtime, window
@@ -243,7 +241,7 @@ class Opener(QObject):
             self.open(what)
 
     def open(self, what: str) -> None:
-        """Open a link, or a file by its whole path."""
+        """Open a link, or a file by absolute path."""
         path = QUrl(what).toLocalFile() if what.startswith("file:") else what
         if what.startswith("kvchat:"):
             self._follow(what)

@@ -27,8 +27,6 @@ SHOWN_AFTER_S, UPDATED_EVERY_S = 1.0, 0.5
 
 
 class QuitController(QObject):
-    """Asks only where something goes on that quitting ends."""
-
     agreed = Signal()
     hidden_first_time = Signal()  # closed into the tray for the first time ever
 
@@ -49,7 +47,7 @@ class QuitController(QObject):
         self.question: ConfirmDialog | None = None
 
     def ask(self, why: str = "") -> None:
-        """Quit, after asking if that ends something. why: another reason to ask first"""
+        """Quit; ask first if that ends something. why: another reason to ask"""
         words = [*filter(None, (why,)), *self._what_ends()]
         if not words:
             self.agreed.emit()
@@ -105,8 +103,6 @@ class QuitController(QObject):
 
 
 class FinishingBox(QDialog):
-    """Box that shows what is being saved, with a button that ends kvchat without it."""
-
     def __init__(self) -> None:
         super().__init__(None, Qt.WindowType.Dialog | Qt.WindowType.CustomizeWindowHint | Qt.WindowType.WindowTitleHint)
         self.setWindowTitle("kvchat")
@@ -122,11 +118,11 @@ class FinishingBox(QDialog):
         fit_height(self, _LETTERS)
 
     def reject(self) -> None:
-        """Escape is no answer."""
+        """Ignore Escape."""
 
 
 async def close_and_tell(runtime: Runtime) -> None:
-    """Close the runtime. Where that takes long a box says why, and `Quit now` ends it."""
+    """Close the runtime. If it takes long, a box says why, and `Quit now` ends it."""
     closing, box = asyncio.ensure_future(runtime.close()), None
     await asyncio.wait({closing}, timeout=SHOWN_AFTER_S)
     while not closing.done():

@@ -29,8 +29,6 @@ W = TypeVar("W", bound=QWidget)
 
 
 class SideWindows(QObject):
-    """Opens them, and joins those that lead to each other."""
-
     starter_requested = Signal()
     model_used = Signal()  # another model was chosen in the models window
     begun = Signal(str)  # a conversation began with its settings, or on documents
@@ -45,7 +43,7 @@ class SideWindows(QObject):
         conversations.usage_changed.connect(self._show_usage)
 
     def _window(self, make: Callable[..., W], **slots: Callable[..., object] | SignalInstance) -> W:
-        """Return the one window of that kind. When it is made, its signals of these names are connected."""
+        """Return the only window of that kind. On creation, connect the named signals."""
         if make not in self._made:
             self._made[make] = make(*self._parts)
             for signal, slot in slots.items():

@@ -33,13 +33,13 @@ def logo_state(state: EngineState, busy: bool) -> LogoState:
 
 
 def _entry(title: str) -> str:
-    """Return a title as a menu entry: one line, not too long, `&` no shortcut."""
+    """Return a title as menu text: one line, shortened, `&` escaped."""
     words = one_line(title)
     return (words if len(words) <= _LETTERS else f"{words[:_LETTERS].rstrip()}…").replace("&", "&&")
 
 
 class Tray(QObject):
-    """The tray icon and its menu. While it exists and a tray is there, closing the window keeps the app running."""
+    """The tray icon and its menu. While a tray exists, closing the window keeps the app running."""
 
     quick_requested = Signal()  # the small window to ask something in
 
@@ -132,7 +132,7 @@ _DESKTOP = Service("org.freedesktop.Notifications", "/org/freedesktop/Notificati
 
 
 class Attention(QObject):
-    """Notifies through the desktop's own notifications, else the tray's."""
+    """Notify through the desktop, or else the tray."""
 
     def __init__(self, runtime: Runtime, window: MainWindow, tray: Tray, bus: SessionBus) -> None:
         super().__init__(window)

@@ -18,7 +18,7 @@ from kvchat.ui.widgets.layouts import room_on_screen
 
 
 class WindowMemory:
-    """Read once, before there is a window. QSettings would write on the window's thread, which a slow disk holds up."""
+    """Window state, read once before any window. QSettings would write on the GUI thread and block."""
 
     def __init__(self, file: Path) -> None:
         self._file = str(file)
@@ -28,21 +28,20 @@ class WindowMemory:
         self._writing = threading.Lock()
 
     def get(self, key: str) -> Any:
-        """Return the value kept under a name, else None; a number or a bool may come back as text."""
+        """Return the value of a key, or None; numbers and bools may be text."""
         return self._values.get(key)
 
     def is_true(self, key: str, default: bool) -> bool:
         return str(self._values.get(key, default)).lower() == "true"
 
     def keep(self, **values: Any) -> None:
-        """Remember these values, on disk soon after."""
         if any(self._values.get(key) != value for key, value in values.items()):
             self._values |= values
             self._thread = threading.Thread(target=self._write, name="window-memory", daemon=True)
             self._thread.start()
 
     def written(self) -> None:
-        """Wait until all is on disk, within `LAST_MOMENT_S`. Not for the loop."""
+        """Wait for the write, at most `LAST_MOMENT_S`. Not on the loop."""
         if self._thread is not None:
             self._thread.join(LAST_MOMENT_S)
 
@@ -62,7 +61,7 @@ _SIDEBAR, _NARROW = 180, 520  # pixels at 100 % text: the least for the sidebar,
 
 
 class WindowPlace(QObject):
-    """Puts the sidebar beside the pages or, in a narrow window, in their place."""
+    """The sidebar beside the pages or, in a narrow window, instead of them."""
 
     def __init__(
         self, window: QMainWindow, look: Look, memory: WindowMemory, sidebar: Sidebar, header: Header, pages: QWidget
@@ -99,7 +98,6 @@ class WindowPlace(QObject):
             self.toggle_sidebar()
 
     def show_page(self) -> None:
-        """Leave the sidebar of a narrow window for the page."""
         self._peeking = False
         self._arrange()
 

@@ -36,8 +36,6 @@ _thread = ThreadPoolExecutor(1, thread_name_prefix="thumbnails")
 
 
 class AttachmentCard(QFrame):
-    """One attachment: a button that opens it, how much it is, and the cross that takes it away again."""
-
     opened = Signal()
     removed = Signal()
 
@@ -61,7 +59,7 @@ class AttachmentCard(QFrame):
         self.name.setAccessibleDescription(_("Contains the search text") if found else "")
 
     def show_tokens(self, tokens: int, *, counted: bool) -> None:
-        """Show how many tokens it has; an estimate says so, and does not replace a count."""
+        """Show the token count; an estimate is marked and never replaces a count."""
         if counted or not self._counted:
             self._counted = counted
             few = tokens_short(tokens)
@@ -69,8 +67,6 @@ class AttachmentCard(QFrame):
 
 
 class AttachmentChip(AttachmentCard):
-    """One document, by its name."""
-
     def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
         super().__init__(look, attachment, _("Attachment"), _("Show the text that the model gets"))
         styled(self.name, "chip").setText(short_name(attachment.name))
@@ -80,7 +76,7 @@ class AttachmentChip(AttachmentCard):
 
 
 class PictureTile(AttachmentCard):
-    """One picture, small. It is decoded in a thread and shown when that is done."""
+    """A thumbnail, decoded in a thread and then shown."""
 
     def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
         super().__init__(look, attachment, _("Image"), _("Show full size"))
@@ -111,8 +107,6 @@ class PictureTile(AttachmentCard):
 
 
 class ChipRows(QWidget):
-    """Pictures beside each other, documents below them, in as many rows as they need."""
-
     changed = Signal()
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
@@ -146,7 +140,7 @@ class ChipRows(QWidget):
         self.changed.emit()
 
     def show_terms(self, terms: tuple[Term, ...]) -> None:
-        """Show which attachments have these terms; they open at the first."""
+        """Mark attachments with these terms; they open at the first."""
         self._terms = terms
         for chip in self.chips:
             chip.show_found(self._has_terms(chip.attachment))
@@ -170,7 +164,7 @@ class ChipRows(QWidget):
 
 
 def tile_size(picture: QSize) -> QSize:
-    """Return a picture's size on its tile: as high as the tile unless too wide, and never a sliver."""
+    """Return a picture's size on its tile: full height unless too wide, and never a sliver."""
     return picture.scaled(WIDEST, HEIGHT, Qt.AspectRatioMode.KeepAspectRatio).expandedTo(QSize(4, 4))
 
 
@@ -184,14 +178,13 @@ def _thumbnail(data: bytes, size: QSize) -> QImage | None:
 
 
 def short_name(name: str) -> str:
-    """Shorten a file's name in the middle; the ending matters."""
     name = one_line(name)
     half = (_NAME_LETTERS - 1) // 2
     return name if len(name) <= _NAME_LETTERS else f"{name[:half]}…{name[-half:]}"
 
 
 class AttachmentView(QDialog):
-    """The text of a document, at the first of the terms; F3 goes on to the next."""
+    """A document's text, at the first search term; F3 goes to the next."""
 
     def __init__(self, look: Look, attachment: Attachment, terms: Sequence[Term], parent: QWidget) -> None:
         super().__init__(parent)
@@ -237,8 +230,6 @@ class AttachmentView(QDialog):
 
 
 class PictureView(QDialog):
-    """A picture in a window of its own."""
-
     def __init__(self, attachment: Attachment, parent: QWidget) -> None:
         from kvchat.ui.attachments.pictures import decoded
 

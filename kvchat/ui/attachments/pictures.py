@@ -64,9 +64,9 @@ _ARROWS = {
 
 
 def prepared(name: str, data: bytes) -> Attachment:
-    """Prepare a picture's file for sending: its first frame, upright and no larger than is of use.
+    """Prepare an image file for sending: first frame, upright, no larger than useful.
 
-    For any thread. Raises CannotAttach.
+    Thread-safe. Raises CannotAttach.
     """
     image = decoded(data, QSize(LONGEST_SIDE, LONGEST_SIDE))
     if image is None:
@@ -77,7 +77,7 @@ def prepared(name: str, data: bytes) -> Attachment:
 
 
 def of_image(name: str, image: QImage) -> Attachment:
-    """Prepare a picture that comes from no file, such as one from the clipboard. Raises CannotAttach."""
+    """Prepare an image without a file, such as one from the clipboard. Raises CannotAttach."""
     if max(image.width(), image.height()) > LONGEST_SIDE:
         image = image.scaled(LONGEST_SIDE, LONGEST_SIDE, _KEEPS_SHAPE, _SMOOTH)
     data = _encoded(image, "PNG", -1)
@@ -91,9 +91,9 @@ def of_image(name: str, image: QImage) -> Attachment:
 
 
 def decoded(data: bytes, most: QSize) -> QImage | None:
-    """Decode a picture's first frame, upright, scaled down to `most`; None for what is none, or would take too much.
+    """Decode the first frame, upright, scaled down to `most`; None if it is not an image or too large.
 
-    For any thread.
+    Thread-safe.
     """
     with _reader(data) as reader:
         if reader is None:
@@ -107,14 +107,14 @@ def decoded(data: bytes, most: QSize) -> QImage | None:
 
 
 def shape(data: bytes) -> QSize | None:
-    """Width and height of the upright picture, as its header tells them; None for what is none."""
+    """Size of the upright image, from its header; None if it is not an image."""
     with _reader(data) as reader:
         return None if reader is None or reader.size().isEmpty() else _as_it_lies(reader, reader.size())
 
 
 @contextlib.contextmanager
 def _libpng_silent() -> Iterator[None]:
-    """Keep libpng, which Qt does not ask to be silent, from printing; what others print meanwhile is printed after."""
+    """Keep libpng, which Qt does not silence, from printing; other output is printed afterwards."""
     if not hasattr(os, "memfd_create"):  # elsewhere no window has a terminal
         yield
         return
@@ -138,7 +138,6 @@ def _print_again(terminal: int, heard: BinaryIO) -> None:
 
 @contextlib.contextmanager
 def _reader(data: bytes) -> Iterator[QImageReader | None]:
-    """None for a format that is not taken."""
     QImageReader.setAllocationLimit(MOST_MIB)
     buffer = QBuffer()  # held as long as it is read from
     buffer.setData(QByteArray(data))
@@ -149,7 +148,7 @@ def _reader(data: bytes) -> Iterator[QImageReader | None]:
 
 
 def _as_it_lies(reader: QImageReader, size: QSize) -> QSize:
-    """Swap the sides of a size if the picture is to be turned by a quarter."""
+    """Swap width and height if the image is rotated by 90°."""
     turned = reader.transformation() & QImageIOHandler.Transformation.TransformationRotate90
     return size.transposed() if turned else size
 
@@ -162,8 +161,6 @@ def _encoded(image: QImage, kind: str, quality: int) -> bytes:
 
 
 class NoScreenshot(KvchatError):
-    """The desktop gives applications no picture of the screen."""
-
     def __init__(self) -> None:
         super().__init__(
             _("The screenshot could not be taken"),
@@ -173,7 +170,7 @@ class NoScreenshot(KvchatError):
 
 
 async def take_screenshot(window: QWidget) -> QImage | None:
-    """Let the user choose what to take, with `window` out of the way; None if nothing. Raises NoScreenshot."""
+    """Let the user pick an area, with `window` hidden; None if cancelled. Raises NoScreenshot."""
     screen = window.screen()
     window.hide()
     try:
@@ -227,8 +224,6 @@ async def _by_picker(screen: QScreen) -> QImage | None:
 
 
 class RegionPicker(QWidget):
-    """Covers a screen with its picture and lets a part of it be chosen, by mouse or keys."""
-
     chosen = Signal()  # the `region`, which is empty if the user gave up
 
     def __init__(self, picture: QPixmap) -> None:

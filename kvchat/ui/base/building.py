@@ -40,19 +40,19 @@ def styled(widget: W, kind: str, tone: str = "") -> W:
 
 
 def beginning() -> Qt.AlignmentFlag:
-    """Return the side where lines begin in the window's language, whichever way their text runs."""
+    """Return the side where lines begin in the UI language, whatever the text direction."""
     mirrored = QGuiApplication.layoutDirection() is Qt.LayoutDirection.RightToLeft
     return Qt.AlignmentFlag.AlignAbsolute | (Qt.AlignmentFlag.AlignRight if mirrored else Qt.AlignmentFlag.AlignLeft)
 
 
 def left_to_right(text: str) -> str:
-    """Isolate keys or a path from text that runs from right to left."""
+    """Isolate keys or a path from right-to-left text."""
     mirrored = QGuiApplication.layoutDirection() is Qt.LayoutDirection.RightToLeft
     return f"\u2066{text}\u2069" if mirrored else text
 
 
 def label(words: str = "", kind: str = "", *, wraps: bool = False, selectable: bool = False) -> QLabel:
-    """Make a label. Its text is never read as HTML."""
+    """Make a label. Its text is never HTML."""
     made = styled(QLabel(words), kind)
     made.setTextFormat(Qt.TextFormat.PlainText)
     made.setAlignment(beginning() | Qt.AlignmentFlag.AlignVCenter)
@@ -63,14 +63,14 @@ def label(words: str = "", kind: str = "", *, wraps: bool = False, selectable: b
 
 
 def button(words: str, on_click: Any = None, kind: str = "", *, name: str = "", tip: str = "") -> QPushButton:
-    """Make a button. on_click: callable or signal; name: for screen readers, where the text is not enough"""
+    """Make a button. on_click: callable or signal; name: for screen readers, if the text is not enough"""
     return _button(QPushButton(words), on_click, kind, name or words, tip)
 
 
 def tool_button(
     name: str, on_click: Any = None, kind: str = "", *, tip: str = "", icon: QIcon | None = None
 ) -> QToolButton:
-    """Make a button with a picture. name: for screen readers, and the tooltip unless `tip` is given"""
+    """Make an icon button. name: for screen readers, and the tooltip unless `tip` is given"""
     made = _button(QToolButton(), on_click, kind, name, tip or name)
     if icon is not None:
         made.setIcon(icon)
@@ -78,7 +78,7 @@ def tool_button(
 
 
 def line_edit(name: str, placeholder: str = "") -> QLineEdit:
-    """Make a field. name: for screen readers. The placeholder is the tooltip as well."""
+    """Make a field. name: for screen readers. The placeholder is also the tooltip."""
     made = QLineEdit(placeholderText=placeholder)
     made.setToolTip(placeholder)
     made.setAccessibleName(name)
@@ -86,7 +86,7 @@ def line_edit(name: str, placeholder: str = "") -> QLineEdit:
 
 
 def plain_text(name: str, font: QFont, text: str = "") -> QPlainTextEdit:
-    """Make a box of text to be read and copied. name: for screen readers"""
+    """Make a read-only text box. name: for screen readers"""
     made = styled(QPlainTextEdit(text, readOnly=True), "log")
     made.setFont(font)
     made.setAccessibleName(name)
@@ -94,7 +94,7 @@ def plain_text(name: str, font: QFont, text: str = "") -> QPlainTextEdit:
 
 
 def progress_bar(name: str) -> QProgressBar:
-    """Make a bar of 1000 steps without text. name: for screen readers"""
+    """Make a 1000-step bar without text. name: for screen readers"""
     made = QProgressBar(textVisible=False, maximum=1000)
     made.setAccessibleName(name)
     return made
@@ -103,19 +103,17 @@ def progress_bar(name: str) -> QProgressBar:
 def row(
     *parts: Part, on: QWidget | None = None, spacing: int | None = None, margins: Margins | None = None
 ) -> QHBoxLayout:
-    """Put parts beside each other, as the layout of `on` if given. spacing, margins: pixels; None: Qt's own"""
+    """Put parts side by side, as the layout of `on` if given. spacing, margins: pixels; None: Qt's own"""
     return _filled(QHBoxLayout(), parts, on, spacing, margins)
 
 
 def column(
     *parts: Part, on: QWidget | None = None, spacing: int | None = None, margins: Margins | None = None
 ) -> QVBoxLayout:
-    """Put parts below each other; see `row`."""
     return _filled(QVBoxLayout(), parts, on, spacing, margins)
 
 
 def clear(layout: QLayout) -> None:
-    """Remove and delete all widgets of a layout."""
     while (item := layout.takeAt(0)) is not None:
         if (widget := item.widget()) is not None:
             widget.hide()

@@ -73,7 +73,7 @@ _GOLD = "#f2b84b"
 
 
 def icon(name: str, colour: str) -> QIcon:
-    """Return a line icon, or the filled square that stops a reply, in `colour` ("#rrggbb"). Needs a QGuiApplication."""
+    """Return a line icon, or the filled Stop square, in `colour` ("#rrggbb"). Needs a QGuiApplication."""
     mirrored = QGuiApplication.layoutDirection() is Qt.LayoutDirection.RightToLeft
     return _icon(name, colour, mirrored and name in _SIDED)
 
@@ -92,7 +92,7 @@ def _icon(name: str, colour: str, mirrored: bool) -> QIcon:
 
 
 class _Drawn(QIconEngine):
-    """Draws an icon in the size that is asked for, when it is: a window shows few of the sizes there are."""
+    """Icon engine that renders each requested size on demand; a window uses only a few of them."""
 
     def __init__(self, svg: str) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class _Drawn(QIconEngine):
         painter.restore()
 
     def pixmap(self, size: QSize, mode: QIcon.Mode, state: QIcon.State) -> QPixmap:
-        """Clear the ground before painting, which Qt's own does not. size: in the screen's pixels"""
+        """Clear the background before painting, unlike Qt's version. size: in physical pixels"""
         result = _blank(size.width(), size.height())
         with QPainter(result) as painter:
             self.paint(painter, result.rect(), mode, state)
@@ -142,7 +142,6 @@ def tray_icon(state: LogoState) -> QIcon:
 
 @lru_cache(maxsize=8)
 def _in_all_sizes(svg: str) -> QIcon:
-    """Return an icon for the desktop, which gets all of its sizes at once."""
     result = QIcon()
     for side in _DESKTOP_SIZES:
         result.addPixmap(_picture(svg, side, side))
@@ -150,8 +149,6 @@ def _in_all_sizes(svg: str) -> QIcon:
 
 
 class LogoState(Enum):
-    """A state that the tray shows."""
-
     STOPPED = "stopped"
     LOADING = "loading"
     READY = "ready"
@@ -166,7 +163,7 @@ def app_svg() -> str:
 
 
 def tray_svg(state: LogoState) -> str:
-    """Return the tray's icon for a state. The shapes differ as well as the colours."""
+    """Return the tray icon for a state. The shapes differ as well as the colours."""
     match state:
         case LogoState.STOPPED:
             return _svg(_outline(GREY) + _filled(_RIBBON, GREY))
@@ -181,7 +178,6 @@ def tray_svg(state: LogoState) -> str:
 
 
 def asset_files() -> dict[str, str]:
-    """Return the SVG files of the folder `assets/` by name."""
     files = {f"kvchat-tray-{state.value}.svg": tray_svg(state) for state in LogoState}
     return {"kvchat.svg": app_svg(), **files}
 

@@ -13,7 +13,7 @@ _NAME = "language"
 
 
 def speak_here(chosen: str) -> None:
-    """Speak the language of that setting from now on, also in Qt's dialogs and menus."""
+    """Switch to the language of that setting, also in Qt's dialogs and menus."""
     before, language = spoken(), speak(chosen, QLocale.system().uiLanguages())
     app = QCoreApplication.instance()
     if language == before or app is None:
@@ -30,7 +30,7 @@ def speak_here(chosen: str) -> None:
 
 
 def tell_roles() -> None:
-    """Tell assistive technology the `accessible_role` of each widget whose class has one, from now on."""
+    """From now on, report each widget class's `accessible_role` to assistive technology."""
     QAccessible.installFactory(_with_role)
 
 
@@ -40,7 +40,7 @@ def _with_role(kind: str, thing: QObject) -> QAccessibleInterface | None:
 
 
 def announce(widget: QWidget, words: str, *, urgent: bool = False) -> None:
-    """Have a screen reader say this, whatever has the keyboard; urgent text interrupts it."""
+    """Have a screen reader say this regardless of focus; urgent text interrupts it."""
     if words:
         event, politeness = QAccessibleAnnouncementEvent(widget, words), QAccessible.AnnouncementPoliteness
         event.setPoliteness(politeness.Assertive if urgent else politeness.Polite)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def style_sheet(t: Theme, base: float, small: float, icon: int, *, mirrored: bool = False) -> str:
-    """Return the style sheet for a theme. base, small: points; icon: pixels; mirrored: lines begin at the right"""
+    """Return the style sheet for a theme. base, small: points; icon: pixels; mirrored: right-to-left layout"""
     begin, end = ("right", "left") if mirrored else ("left", "right")
     frames, words = _frames(t, icon, begin, end), _words(t, base, small)
     return "\n".join((frames, words, _buttons(t, small, icon), _inputs(t), _lists(t, end), _scroll_bars(t)))

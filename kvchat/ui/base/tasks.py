@@ -12,9 +12,9 @@ ErrorHandler = Callable[[KvchatError], None]
 
 
 class TaskRunner:
-    """Supervises what the user asked for. KvchatErrors go to `on_error`, anything else to `on_bug`.
+    """Supervisor of user tasks. KvchatErrors go to `on_error`, anything else to `on_bug`.
 
-    Made on a running loop, which need not be running while Qt handles the event that starts a task.
+    Create it on a running loop, which need not be running while Qt handles the event that starts a task.
     """
 
     def __init__(self, on_error: ErrorHandler, on_bug: Callable[[BaseException], None]) -> None:
@@ -24,13 +24,12 @@ class TaskRunner:
         self._tasks: set[asyncio.Future[Any]] = set()
 
     def start(self, run: Coroutine[Any, Any, Any], on_error: ErrorHandler | None = None) -> asyncio.Task[Any]:
-        """Run a coroutine in the background; its KvchatError goes to `on_error`, if given."""
         task = self._loop.create_task(run)
         self._keep(task, on_error or self.on_error)
         return task
 
     def watch_turn(self, task: asyncio.Future[Any]) -> None:
-        """Watch a turn's task. TurnFailed has reported its KvchatErrors already; only bugs are news."""
+        """Watch a turn's task for bugs only; TurnFailed has already reported its KvchatErrors."""
         self._keep(task, lambda error: None)
 
     async def close(self) -> None:

@@ -54,7 +54,7 @@ _ROWS = {name: colours for name, *colours in map(str.split, _COLOURS.strip().spl
 
 @dataclass(frozen=True)
 class Theme:
-    """One set of colours, each "#rrggbb". There is one accent; it also means "proved": the memory worked."""
+    """Set of colours, each "#rrggbb". The single accent also means "proved": the memory worked."""
 
     name: str
     page: str  # the transcript's ground
@@ -89,7 +89,7 @@ LIGHT, DARK, LIGHT_STRONG, DARK_STRONG = (
 
 @dataclass(frozen=True)
 class Type:
-    """The families and sizes in use. Sizes in points."""
+    """Font families and sizes (in points) in use."""
 
     family: str
     mono: str
@@ -103,9 +103,9 @@ class Type:
 
 
 class Look(QObject):
-    """Theme (the user's choice, else the system's), type and numbers; applied to the application.
+    """Theme (the user's choice, else the system's), fonts and numbers of the application.
 
-    The system's wish for contrast counts with either theme.
+    The system's contrast preference applies to either theme.
     """
 
     changing = Signal()  # every widget is about to be styled anew: who can spare some lets them go
@@ -130,7 +130,7 @@ class Look(QObject):
         self._apply()
 
     def px(self, pixels: float) -> int:
-        """Scale pixels given for a text size of 100 % to the size that is chosen."""
+        """Scale pixels given for 100 % text size to the chosen text size."""
         return round(pixels * self._zoom / 100)
 
     def follow(self, settings: Settings) -> None:
@@ -179,7 +179,6 @@ def page_font(family: str, points: float) -> QFont:
 
 
 def code_font(family: str, points: float) -> QFont:
-    """Return a font for code, without ligatures."""
     font = page_font(family, points)
     font.setFixedPitch(True)
     font.setFeature(QFont.Tag("calt"), 0)
@@ -189,7 +188,7 @@ def code_font(family: str, points: float) -> QFont:
 
 @contextlib.contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Keep the garbage collector off: Qt calls into all widgets, and one collected meanwhile crashes it."""
+    """Disable the garbage collector: collecting a widget while Qt calls into all of them crashes Qt."""
     collects = gc.isenabled()  # not while kvchat starts
     gc.disable()
     try:
@@ -214,7 +213,7 @@ def _pick_type() -> Type:
 
 
 def _box_palette(theme: Theme) -> QPalette:
-    """Fusion draws a check box's frame darker than the window's colour, which is invisible in the dark."""
+    """Return a lighter palette for check boxes: Fusion's dark frame is invisible in a dark theme."""
     palette = _palette(theme)
     palette.setColor(QPalette.ColorRole.Window, QColor(theme.muted).lighter(_FRAME))
     return palette

@@ -15,8 +15,6 @@ TOO_LONG = N_("The prompt exceeds the context length")
 
 
 class EngineCard(Card):
-    """Shows an engine that is loading, stopped or failed. Hidden while all is well."""
-
     def __init__(self) -> None:
         super().__init__()
         self.start = self.add_button(_("Start"), "primary")
@@ -29,7 +27,7 @@ class EngineCard(Card):
     def show_status(
         self, status: EngineStatus, model: str | None, *, missing: bool = False, fetchable: bool = False
     ) -> None:
-        """Show the engine's state. `missing`: the model's file is; `fetchable`: where it came from is known."""
+        """Show the engine's state. `missing`: no model file; `fetchable`: its download source is known."""
         state, failure = status.state, status.failure
         failed = state is EngineState.FAILED
         if state in (EngineState.READY, EngineState.RESTING):
@@ -84,8 +82,6 @@ def _calm_words(status: EngineStatus, model: str | None) -> tuple[str, str, str]
 
 
 class ContextCard(Card):
-    """Offers what helps when the context is nearly full. Hidden while there is room."""
-
     def __init__(self) -> None:
         super().__init__()
         self.larger = self.add_button(_("Increase context"), "primary")
@@ -105,7 +101,7 @@ class ContextCard(Card):
     def show_choice(
         self, use: ContextUse, larger: ContextChoice | None, *, can_shorten: bool, can_part: bool = False
     ) -> None:
-        """Offer what helps. `larger`: a context size that fits; `can_part`: of a text, a part could be attached."""
+        """Offer remedies. `larger`: a context size that fits; `can_part`: part of a text could be attached."""
         price = f"{larger.reason} " if larger is not None else ""
         self.say(
             _(TOO_LONG) if use.over else _("The context is nearly full"),

@@ -31,8 +31,6 @@ _GAP, _SCROLL_BAR = 10, 10  # pixels
 
 
 class Header(QWidget):
-    """Title, this chat's menu, model button, kvchat's menu. Every entry is a signal."""
-
     renamed = Signal(str)  # the title that was typed
     rename_ended = Signal()
     requested = Signal(str)  # an action of the table of shortcuts
@@ -65,7 +63,6 @@ class Header(QWidget):
         self._restyle()
 
     def show_conversation(self, title: str, *, exists: bool) -> None:
-        """Show the open conversation. One that does not exist yet cannot be renamed."""
         if title != self.title.whole or exists != self._exists:
             self._exists = exists
             self.title.set_text(title)
@@ -78,7 +75,7 @@ class Header(QWidget):
         self._fit_model()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Cut the model's name anew when its button gets another font, which is after the look has changed.
+        """Elide the model's name again when its button's font changes, which is after `Look.changed`.
 
         A double click on the title renames; Esc in the field does not reach the window.
         """
@@ -96,7 +93,6 @@ class Header(QWidget):
         return False
 
     def begin_rename(self) -> None:
-        """Let the user write another title in place; Esc leaves the old one."""
         if self._exists:
             self.field.setText(self.title.whole)
             self.title.hide()
@@ -167,8 +163,6 @@ def _menu_button(name: str, menu: QMenu) -> QPushButton:
 
 
 class DocumentsLine(ElidedButton):
-    """Shows the documents that a chat began with; a click opens the library."""
-
     def __init__(self, look: Look) -> None:
         super().__init__("quiet")
         self._look = look
@@ -178,7 +172,7 @@ class DocumentsLine(ElidedButton):
         self._restyle()
 
     def show_words(self, words: str, state: str) -> None:
-        """`state`: a warning; "" if all is well."""
+        """state: warning text; "" if all is well"""
         self.set_text(beside((words, state)), "", _("Show in library"))
         self.setAccessibleName(_("Documents: {filter}", filter=listed((words, state))))
         restyle(self, "tone", "warn" if state else "")
@@ -188,9 +182,9 @@ class DocumentsLine(ElidedButton):
 
 
 class ChatPage(QWidget):
-    """Puts the parts below each other, as wide as the transcript's column.
+    """Page that stacks its parts at the width of the transcript's column.
 
-    Of the first picture are those that are given here; `complete` brings the others, which take longer to import.
+    The parts given here are shown first; `complete` adds the others, which take longer to import.
     """
 
     _transcript: Transcript
@@ -232,9 +226,9 @@ class ChatPage(QWidget):
         return super().eventFilter(watched, event)
 
     def _place_notices(self) -> None:
-        """Over the page's lower end, beside the button that leads there where that has room.
+        """Place the notices above the page's lower end, beside the jump button if they fit.
 
-        Nothing moves but what would be covered at the end of a chat: below it there is as much room.
+        If they would cover the end of a chat, leave that much room below it.
         """
         notices, page = self._notices, self._middle.geometry()
         notices.setVisible(bool(notices.on_show))

@@ -29,8 +29,6 @@ _MOST_LINES = 8
 
 
 class MessageField(QPlainTextEdit):
-    """A plain text field that sends on Enter."""
-
     send_pressed = Signal()
     files_given = Signal(list)  # of paths
     picture_given = Signal(QImage)
@@ -44,7 +42,6 @@ class MessageField(QPlainTextEdit):
         return bool(local_files(source)) or source.hasImage() or super().canInsertFromMimeData(source)
 
     def insertFromMimeData(self, source: QMimeData) -> None:
-        """Attach files, insert text, and let the owner attach a long one instead."""
         files = local_files(source)
         if files:
             self.files_given.emit(files)
@@ -67,7 +64,6 @@ class MessageField(QPlainTextEdit):
             self.rewrapped.emit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Send on Enter; with Shift (or Alt) it is a new line. Up in an empty field goes back to the last question."""
         enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
         if enter and not event.modifiers() & (Qt.KeyboardModifier.ShiftModifier | Qt.KeyboardModifier.AltModifier):
             self.send_pressed.emit()
@@ -84,7 +80,7 @@ def fits_field(text: str) -> bool:
 
 
 def _longest_line(text: str) -> int:
-    """Return the longest line's length; the whole length of a text longer than `MOST_TEXT`."""
+    """Return the longest line's length; for text longer than `MOST_TEXT`, its whole length."""
     return max(map(len, text.splitlines()), default=0) if len(text) <= MOST_TEXT else len(text)
 
 
@@ -93,8 +89,6 @@ def local_files(data: QMimeData) -> list[Path]:
 
 
 class QueuedMessage(QFrame):
-    """A queued message and what can be done with it. Takes no room while there is none."""
-
     def __init__(self) -> None:
         super().__init__()
         styled(self, "details").setAccessibleName(_("Queued message"))
@@ -108,20 +102,17 @@ class QueuedMessage(QFrame):
         self.hide()
 
     def refresh(self) -> None:
-        """Show the message that the source has now; an empty one hides the line."""
         text, attachments = self.source()
         self.words.set_text(listed(part for part in (one_line(text), *(a.name for a in attachments)) if part))
         self.setVisible(bool(text or attachments))
 
     def set_waiting(self, waiting: bool) -> None:
-        """`waiting`: it is sent by itself after the reply that is being made."""
+        """Show if it is sent automatically after the current reply."""
         self.state.setText(_("Sent after this reply:") if waiting else _("Not sent yet:"))
         self.send.setVisible(not waiting)
 
 
 class Composer(QWidget):
-    """The message being written, and the buttons beside it."""
-
     sent = Signal(str, tuple)  # the words, and what is attached
     held = Signal(str)  # they were sent while kvchat starts
     queued = Signal(str, tuple)  # the same during a reply: to be sent after it
@@ -187,7 +178,6 @@ class Composer(QWidget):
         self.chips.show_attachments(attachments, removable=True)
 
     def show_reading(self, names: Sequence[str]) -> None:
-        """Show which files are being read to be attached; Send waits for them."""
         self._reading = tuple(names)
         self._say_reading()
         if not names and self._send_when_read:
@@ -198,23 +188,21 @@ class Composer(QWidget):
         self._say_reading()
 
     def set_starting(self, starting: bool) -> None:
-        """While kvchat starts, what is sent is `held`."""
+        """starting: emit `held` instead of sending"""
         self._starting, self._held = starting, False
         self._say_reading()
 
     def set_busy(self, busy: bool) -> None:
-        """`busy`: a reply runs in this conversation; the button stops it."""
         self._busy = busy
         self.waiting.set_waiting(busy)
         self._show_button()
 
     def refuse(self, why: str) -> None:
-        """Let nothing be sent, and say why; "" allows it again."""
+        """Block sending and show why; "" allows it again."""
         self._refusal = why
         self._show_button()
 
     def take(self, text: str) -> None:
-        """Insert what was typed elsewhere, and go on writing here."""
         self.editor.setFocus()
         if self.editor.holds(text):
             self.editor.insertPlainText(text)
@@ -222,7 +210,7 @@ class Composer(QWidget):
             self._attach_text(text)
 
     def give_unclaimed(self) -> None:
-        """Pass on the texts to attach that came before anybody listened."""
+        """Emit texts to attach that came before a slot was connected."""
         texts, self._unclaimed = self._unclaimed, []
         for text in texts:
             self.text_given.emit(text)
@@ -280,7 +268,6 @@ class Composer(QWidget):
         self.focus()
 
     def _attach_text(self, text: str) -> None:
-        """Attach a long text; if the field could hold it, offer that."""
         self._pasted = text if self.editor.holds(text) else ""
         if self.isSignalConnected(QMetaMethod.fromSignal(self.text_given)):
             self.text_given.emit(text)
@@ -296,7 +283,6 @@ class Composer(QWidget):
         self.focus()
 
     def _place_of_paste(self) -> int | None:
-        """Return the index of the attachment that was pasted last."""
         lines = self._pasted.splitlines()
         places = (i for i, attached in enumerate(self.chips.attachments) if attached.text.splitlines() == lines)
         return next(places, None) if lines else None

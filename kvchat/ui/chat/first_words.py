@@ -13,17 +13,17 @@ PAUSE = "\n\n"  # between messages that are kept as one draft
 
 
 class DraftWriter(Protocol):
-    """Puts drafts on disk before there is a runtime."""
+    """Draft storage before a runtime exists."""
 
     def keep(self, conversation_id: str, text: str) -> None:
-        """Begin to put this draft on disk."""
+        """Start saving this draft to disk."""
 
     async def close(self) -> None:
-        """Finish what was begun; write nothing more."""
+        """Finish pending writes; write nothing more."""
 
 
 class FirstWords(QObject):
-    """Drafts typed while kvchat starts, by conversation id; "" for a chat that has not begun."""
+    """Drafts typed while kvchat starts, by conversation id; "" for a chat not yet begun."""
 
     def __init__(self, composer: Composer, parent: QObject) -> None:
         super().__init__(parent)
@@ -38,7 +38,7 @@ class FirstWords(QObject):
         composer.editor.textChanged.connect(self._keep)
 
     def show(self, page: str, drafts: Mapping[str, str], writer: DraftWriter | None = None) -> None:
-        """Put the page's draft before what has been typed already."""
+        """Insert the page's draft before what was already typed."""
         self.page, self.shown, self._writer = page, True, writer
         self._drafts = {where: text for where, text in drafts.items() if fits_field(text)}
         self._kept = dict(drafts)
@@ -48,12 +48,10 @@ class FirstWords(QObject):
         self._keep()
 
     def turn_to(self, page: str) -> None:
-        """Go to another conversation that the user chose."""
         self._drafts[self.page], self.page = self._composer.draft, page
         self._composer.set_draft(self._drafts.get(page, ""))
 
     async def end(self) -> None:
-        """Finish writing: all of it is on disk then."""
         self._composer.editor.textChanged.disconnect(self._keep)
         if self._writer is not None:
             await self._writer.close()

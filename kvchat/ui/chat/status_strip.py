@@ -30,8 +30,6 @@ _BETWEEN = 16  # pixels between the strip's parts
 
 
 class ContextBar(RoundBar):
-    """Used, being written, free, kept for the reply: in this order along the bar."""
-
     def __init__(self, look: Look) -> None:
         super().__init__(look, 120, 4)
         self._use: ContextUse | None = None
@@ -58,7 +56,7 @@ class ContextBar(RoundBar):
 
 
 class ContextMeter(QWidget):
-    """The bar and its words. Takes its room at all times, so that the composer never jumps."""
+    """Context bar with its label. Always takes its room, so that the composer never jumps."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -70,7 +68,7 @@ class ContextMeter(QWidget):
         self.show_use(None)
 
     def show_use(self, use: ContextUse | None, forecast: Forecast | None = None) -> None:
-        """Show how full the context is, and what the reply would wait for; None if unknown."""
+        """Show how full the context is and how long the reply would wait; None if unknown."""
         wait = forecast.of_message if forecast else ""
         self.wait.set_text(wait)
         self.wait.setVisible(bool(wait))
@@ -100,8 +98,6 @@ class ContextMeter(QWidget):
 
 
 class EngineDot(QWidget):
-    """The engine's state as a small disc."""
-
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
@@ -113,7 +109,7 @@ class EngineDot(QWidget):
         self.setFixedSize(side, side)
 
     def show_state(self, state: EngineState, *, silent: bool = False) -> None:
-        """`silent`: nothing is heard of the engine, though it is ready."""
+        """silent: the engine is ready but not responding"""
         self._state, self._silent = state, silent
         self.update()
 
@@ -131,7 +127,7 @@ class EngineDot(QWidget):
 
 
 class Remarks(QWidget):
-    """Remarks in a row, aligned to the right; what matters least gives way first."""
+    """Right-aligned row of remarks; the least important are dropped first."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -154,7 +150,7 @@ class Remarks(QWidget):
             self.update()
 
     def fitting(self, width: int) -> tuple[Remark, ...]:
-        """Return the remarks that fit into so many pixels; one always does, elided if necessary."""
+        """Return the remarks that fit into `width` pixels: at least one, elided if necessary."""
         remarks = list(self._remarks)
         while len(remarks) > 1 and self._width(remarks) > width:
             remarks.remove(min(remarks, key=lambda remark: remark.rank))
@@ -185,8 +181,6 @@ class Remarks(QWidget):
 
 
 class StatusStrip(QFrame):
-    """Engine state dot and word, model, context, the turn."""
-
     def __init__(self, look: Look) -> None:
         super().__init__()
         self.setObjectName("strip")
@@ -217,7 +211,6 @@ class StatusStrip(QFrame):
         self._make_room()
 
     def show_context(self, available: int | None, reason: str) -> None:
-        """Show how large the context is, in tokens; the tooltip says why."""
         words = _("context {available}", available=tokens_short(available)) if available is not None else ""
         self.context.setText(words)
         self.context.setAccessibleName(words)
@@ -229,7 +222,7 @@ class StatusStrip(QFrame):
     ) -> None:
         """Show the current turn's remarks and how much of the prompt has been read.
 
-        `silent`: nothing comes any more. `ahead`: it is read before it is asked for, and can be stopped.
+        silent: nothing arrives any more; ahead: the prompt is read in advance, which can be stopped
         """
         self._told, self._silent = remarks, silent
         self._show_state()
@@ -255,7 +248,6 @@ class StatusStrip(QFrame):
         self._make_room()
 
     def _make_room(self) -> None:
-        """Hide the model and the context, which are shown elsewhere, too, where the turn's remarks need the room."""
         busy = [self.dot, self.state, self.remarks, *(p for p in (self.progress, self.stop) if not p.isHidden())]
         room = self.width() - sum(widget.sizeHint().width() + _BETWEEN for widget in busy) - _BETWEEN
         for part in (self.model, self.context):

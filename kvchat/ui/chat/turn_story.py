@@ -26,7 +26,7 @@ _WAITING: dict[type[chat.TurnEvent], tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Remark:
-    """One remark. `tone` is "" (quiet), "live", "good" (proved), "warn" or "bad"; low ranks give way first."""
+    """Remark. `tone` is "" (quiet), "live", "good" (proved), "warn" or "bad"; low ranks are dropped first."""
 
     text: str
     tone: str = ""
@@ -34,7 +34,7 @@ class Remark:
 
 
 class TurnStory:
-    """The remarks about one turn, in the order they came; a later remark on the same matter replaces the earlier."""
+    """Remarks about one turn, in order; a later one on the same matter replaces the earlier."""
 
     def __init__(self) -> None:
         self._forget()
@@ -57,13 +57,12 @@ class TurnStory:
         return "silence" in self._remarks
 
     def begin(self) -> None:
-        """Begin a turn when the user presses Send: a restore that ran ahead is still told, the turn before is not."""
+        """Begin a turn when the user presses Send: clear the last turn, but keep a restore that ran ahead."""
         if self._over:
             self._forget()
         self.pending = _("One moment…")
 
     def end(self) -> None:
-        """End the turn, whatever came of it: nothing is read or waited for any more."""
         self._reading_ended()
         self._remarks.pop("wait", None)
         self._remarks.pop("silence", None)
@@ -158,7 +157,6 @@ class TurnStory:
         self._restored = self._failed = None
 
     def _say_where(self, verdict: Verdict, where: str, restored_ms: float) -> None:
-        """Say first where the reply's chat came from, with the time a restore took after Send."""
         more, tone = "", "good" if verdict.source is not Source.COLD and where == _(WHERE[verdict.source]) else ""
         if verdict.hollow:
             more, tone = _(UNUSED), "warn"
@@ -192,13 +190,11 @@ class TurnStory:
         self._remarks[matter] = Remark(text, tone, 3 if tone in ("warn", "bad") else _RANKS.get(matter, 3))
 
     def _fresh(self) -> None:
-        """Forget the turn before when something of a new one is heard."""
         if self._over:
             self._forget()
 
 
 def waiting_words(title: str, other: TurnStory, reply: str) -> str:
-    """Say in place of a reply that waits for another chat's which chat that is, and how far its reply is."""
     far = _("generating its reply")
     if other.fraction is not None:
         far = _("processing {share}", share=percent(other.fraction))

@@ -25,8 +25,6 @@ _TO_LIST = frozenset((Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.
 
 @dataclass(frozen=True)
 class PaletteEntry:
-    """One line of the palette."""
-
     words: str
     note: str  # at its right edge
     do: Callable[[], object]
@@ -34,16 +32,14 @@ class PaletteEntry:
 
 
 class Palette(QDialog):
-    """Filled anew each time it is opened; Enter does what is selected, Esc goes back."""
-
     left = Signal(str)  # without doing anything; the text that was typed
 
     def __init__(
         self, parent: QWidget, chats: Sequence[PaletteEntry], actions: Sequence[PaletteEntry], name: str = ""
     ) -> None:
-        """chats, actions: in the order that counts without input; name: describes entries that are no commands
+        """chats, actions: in the order shown without input; name: what the entries are, if not commands
 
-        With a name the palette completes a text: it closes as soon as nothing fits any more.
+        With a name, the palette completes a text: it closes as soon as nothing matches.
         """
         # A tool has no entry in the taskbar; a dialog without a frame has one on some desktops.
         super().__init__(parent, Qt.WindowType.Tool | Qt.WindowType.FramelessWindowHint)
@@ -135,10 +131,10 @@ class Palette(QDialog):
 
 
 def best(typed: str, titles: Sequence[str], most: int) -> list[int]:
-    """Return the places of the `most` titles that fit best; without input, the first ones. titles: folded
+    """Return the indices of the `most` best matches; without input, the first ones. titles: folded
 
-    Of titles that fit equally well the shorter goes first, then the one that stands first. Other search words, behind
-    `_ALSO`, do not count for that.
+    Among equal matches, the shorter title comes first, then the earlier one. Search aliases, after `_ALSO`, do
+    not count towards length.
     """
     wanted = " ".join(folded(typed).split())
     if not wanted:
@@ -149,7 +145,7 @@ def best(typed: str, titles: Sequence[str], most: int) -> list[int]:
 
 
 def _score(wanted: str, title: str, name: str) -> int:
-    """Return 0 if it does not fit."""
+    """Return 0 for no match."""
     found = title.find(wanted)
     if found >= 0:
         if found == 0:

@@ -18,7 +18,7 @@ from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP
 
 @dataclass(frozen=True)
 class Shortcut:
-    """One thing that can be done. Without keys it is in the palette only."""
+    """Action; without keys it is only in the palette."""
 
     action: str
     words: str
@@ -113,8 +113,6 @@ _SCROLL_BAR, _AROUND = 12, QSize(56, 190)  # pixels; the second around the keys,
 
 
 class ShortcutSheet(QDialog):
-    """Two columns of groups. Esc and Enter close it."""
-
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -135,7 +133,6 @@ class ShortcutSheet(QDialog):
         column(title, (self._page, 1), last, on=self, spacing=16, margins=(28, 24, 28 - _SCROLL_BAR, 20))
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Take the size the words need; on a small screen, one column below the other, wrapped and scrolled."""
         super().showEvent(event)
         for widget in self.findChildren(QWidget):
             widget.ensurePolished()
@@ -153,13 +150,11 @@ class ShortcutSheet(QDialog):
 
 
 def words_of(action: str) -> str:
-    """Return an action's name in a menu, with its keys at the right edge."""
     shortcut = next(entry for entry in SHORTCUTS if entry.action == action)
     return "\t".join(part for part in (_(shortcut.words), left_to_right(shown_keys(shortcut))) if part)
 
 
 def shown_keys(shortcut: Shortcut) -> str:
-    """Return the first keys as this desktop writes them; empty if there are none."""
     if not shortcut.keys:
         return ""
     return QKeySequence(shortcut.keys[0]).toString(QKeySequence.SequenceFormat.NativeText)
@@ -168,7 +163,6 @@ def shown_keys(shortcut: Shortcut) -> str:
 def install_shortcuts(
     window: QWidget, handlers: Mapping[str, Callable[[], object]], table: Iterable[Shortcut] = SHORTCUTS
 ) -> dict[str, QAction]:
-    """Give `window` an action for each entry of `table` that is not a field's own; each must have a handler."""
     actions: dict[str, QAction] = {}
     for shortcut in table:
         if not shortcut.own:
@@ -185,7 +179,7 @@ def install_shortcuts(
 def add_keep_actions(
     menu: QMenu, pinned: bool, pin: Callable[[bool], object], never_save: bool, never: Callable[[bool], object]
 ) -> None:
-    """Append "always keep" and "never keep", checked if they are in force; `pin` and `never` get what is chosen."""
+    """Append "always keep" and "never keep", checked if set; `pin` and `never` get the new state."""
     for words, tip, on, run in (
         (ALWAYS_KEEP, _("It is never deleted to free up space"), pinned, pin),
         (NEVER_KEEP, _("After a restart, the chat is reprocessed from the beginning"), never_save, never),

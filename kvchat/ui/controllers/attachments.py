@@ -32,7 +32,7 @@ PASTED_PICTURE, SCREENSHOT = N_("Pasted image.png"), N_("Screenshot.png")
 
 
 class Drafts(Protocol):
-    """Attachments of the messages being written, by conversation id; None: of a chat that has not begun."""
+    """Attachments of unsent messages, by conversation id; None for a chat not yet begun."""
 
     def current(self) -> str | None: ...
 
@@ -42,9 +42,9 @@ class Drafts(Protocol):
 
 
 class AttachmentIntake(QObject):
-    """Takes files, pictures, long texts and screenshots in for a composer; `page` takes drops as the composer does.
+    """Intake of files, pictures, long texts and screenshots for a composer; `page` takes drops too.
 
-    Its owner has `hear` told of events.
+    The owner passes events to `hear`.
     """
 
     def __init__(
@@ -121,7 +121,6 @@ class AttachmentIntake(QObject):
         self._runner.start(self._attach(where, name, reading), refuse)
 
     async def _attach(self, where: str | None, name: str, reading: Awaitable[Attachment]) -> None:
-        """Read it, then attach it to the draft of that chat unless it is attached already."""
         try:
             attachment = await reading
             if attachment.data:
@@ -138,7 +137,6 @@ class AttachmentIntake(QObject):
             self._show_reading()
 
     def another_chat(self, before: str | None) -> None:
-        """Show the refusals of the open chat instead of the other one's."""
         for where, error in self._refused:
             if where == before:
                 self._notices.take_back(error)
@@ -166,7 +164,7 @@ class AttachmentIntake(QObject):
 
 
 def _chosen(shown: Path, names: Sequence[str], paths: list[Path]) -> list[Path]:
-    """Return the chosen files. Qt's own dialog may report only one of several names typed in quotes."""
+    """Return the chosen files. Qt's own dialog may report only one of several quoted names."""
     for folder in (shown, *(path.parent for path in paths)):
         typed = [folder / name for name in names]
         if typed and all(path.is_file() for path in typed):

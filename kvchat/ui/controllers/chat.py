@@ -30,8 +30,6 @@ MOST_TURNS = 20  # that are over and remembered all the same, for who comes back
 
 
 class ChatController(Controller):
-    """Holds which conversation is open and keeps the views true."""
-
     left = Signal(object)  # the id of the conversation that was open until now, or None
     opened = Signal(bool)  # whether the open conversation has anything to show
     model_changed = Signal()
@@ -66,11 +64,10 @@ class ChatController(Controller):
 
     @property
     def current(self) -> str | None:
-        """The open conversation; None on the page of one that has not begun."""
+        """The open conversation; None on the page of one not yet begun."""
         return self._page.conversation_id
 
     async def start(self, first: FirstWords) -> None:
-        """Show what there is: the list, the newest conversation, the engine; go on with the first words."""
         self.show_engine()
         await first.end()
         await self.drafts.load()
@@ -82,7 +79,6 @@ class ChatController(Controller):
             self._show_all()
 
     def _take_over(self, first: FirstWords) -> bool:
-        """Send what was sent while kvchat started and show what was written. Returns True if there was anything."""
         typed = bool(self._views.composer.draft)
         if not first.shown:
             first.show(NOT_BEGUN, {NOT_BEGUN: self.drafts.of(None)})
@@ -101,7 +97,7 @@ class ChatController(Controller):
         return bool(first.sent) or typed
 
     def open(self, conversation_id: str | None) -> None:
-        """Show another conversation; None: an empty page for a new one."""
+        """Open a conversation; None: an empty page for a new one."""
         if conversation_id == self.current and self._views.transcript.messages:
             return
         before, self._page = self.current, Page(conversation_id)
@@ -119,7 +115,7 @@ class ChatController(Controller):
             self.left.emit(before)
 
     async def open_at(self, conversation_id: str, message_id: str) -> None:
-        """Show a conversation with this message in sight, going to its branch if need be. Raises StillAnswering."""
+        """Open a conversation at this message, switching branch if needed. Raises StillAnswering."""
         self.open(conversation_id)
         if self._opening is not None:
             await asyncio.wait([self._opening])
@@ -149,7 +145,6 @@ class ChatController(Controller):
             self._runtime.chat.stop(self.current)
 
     def step_away(self, ids: Sequence[str]) -> None:
-        """Open the next conversation in the list if the open one is among these, which leave it."""
         if self.current not in ids:
             return
         shown = self.conversations.ids
@@ -173,7 +168,6 @@ class ChatController(Controller):
         return self.turn_of().failure
 
     def run_turn(self, conversation_id: str, task: asyncio.Future[Any]) -> None:
-        """Follow a task that makes a reply there until it ends."""
         turn = self.turn_of(conversation_id)
         turn.begin()
         self._runner.watch_turn(task)
@@ -189,7 +183,6 @@ class ChatController(Controller):
         self._show_turn()
 
     def turn_of(self, conversation_id: str | None = None) -> TurnState:
-        """Return the state of a conversation's turn; without an id, of the open one's."""
         key = (self.current or NOT_BEGUN) if conversation_id is None else conversation_id
         turn = self._turns.pop(key, None) or TurnState()
         self._turns[key] = turn  # the last one is the one that was needed last
@@ -274,8 +267,6 @@ class ChatController(Controller):
 
 
 class MessageController(Controller):
-    """Stands between the page and the chat."""
-
     forked = Signal(str)  # the id of a conversation that was made from a reply
     models_requested = Signal()
 
@@ -291,7 +282,7 @@ class MessageController(Controller):
         views.composer.editor.up_from_empty.connect(self.edit_last)
 
     def handle(self, requested: MessageRequest) -> None:
-        """Run a message's action; all but a fork wait until no reply is being made, because they change the tree."""
+        """Run a message's action; all but a fork change the tree and are refused during a reply."""
         message, chat = requested.message, self._runtime.chat
         id = message.conversation_id
         if requested.run is Request.FORK:  # which leaves this chat as it is
@@ -340,7 +331,6 @@ class MessageController(Controller):
         self._chat.run_turn(conversation_id, reply)
 
     async def _regenerate_with(self, model: Path) -> None:
-        """Make another reply with a model that answers this chat from now on."""
         reply, chat = self._again, self._runtime.chat
         if reply is not None and not chat.is_answering(reply.conversation_id):
             await chat.use_model(reply.conversation_id, str(model))

@@ -32,7 +32,7 @@ _DOCUMENTS_MS = 60  # changes this soon after each other are asked about once
 
 
 class ContextController(Controller):
-    """Keeps the meter true. Counting asks the engine's tokenizer only and never its slot."""
+    """Context meter updates. Counting uses only the tokenizer, never the slot."""
 
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController) -> None:
         super().__init__(runtime, views, chat)
@@ -132,7 +132,6 @@ class ContextController(Controller):
                 self._count_soon()
 
     async def _attach_part(self) -> None:
-        """Cut the longest waiting text to what fits; with nothing attached, the written message."""
         here, draft, attachments = self._chat.current, self._composer.draft, self._composer.chips.attachments
         if all(attached.data for attached in attachments):
             draft, attachments = "", (*attachments, document_of_text(_(PASTED), draft))
@@ -168,7 +167,6 @@ class ContextController(Controller):
             task.cancel()
 
     def _shorten(self, way: Callable[[str], Coroutine[Any, Any, int]], done: Callable[[int], str]) -> asyncio.Task[Any]:
-        """Shorten the open chat, say so, and answer the question that did not fit before."""
         here = self._chat.current or ""
 
         async def shorten() -> None:
@@ -192,8 +190,6 @@ def _summed_up(count: int) -> str:
 
 
 class GroundController(Controller):
-    """Asks when another chat is opened, and when the library or the engine has changed."""
-
     library_requested = Signal(str)  # at the entry of that id; empty: at none
 
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController, parent: QObject) -> None:
@@ -238,7 +234,7 @@ class GroundController(Controller):
 
 
 def words_of(ground: Ground, standing: Standing | None, *, keeps: bool) -> tuple[str, str]:
-    """Return the documents a chat stands on, and a remark. keeps: the chat has memory of its own"""
+    """Return the documents a chat started with, and a remark. keeps: the chat has its own memory"""
     count = several(len(ground.documents), "{count} document", "{count} documents")
     if standing is None:
         return count, _("no longer in the library")

@@ -19,8 +19,6 @@ from kvchat.words.language import _
 
 
 class ModelController(Controller):
-    """Joins the cards of the engine and of a failed turn, the first start, the models window and the conversation."""
-
     models_requested = Signal()
     repository_requested = Signal(str)  # on Hugging Face, to choose one of its files
     used = Signal()  # another model, from now on
@@ -37,7 +35,7 @@ class ModelController(Controller):
         engine.fetch.clicked.connect(lambda: self.repository_requested.emit(runtime.model.repository))
 
     async def use(self, path: Path) -> None:
-        """Use another model; an error is shown on the page of the first start."""
+        """Use another model; show an error on the first-start page."""
         try:
             await self._runtime.use_model(path)
         except KvchatError as error:
@@ -46,7 +44,7 @@ class ModelController(Controller):
         self.take_up()
 
     async def switch(self, path: Path) -> None:
-        """Have another model answer in the open conversation. Raises KvchatError."""
+        """Switch the open conversation to another model. Raises KvchatError."""
         here = self._chat.current
         if here is None:
             await self._runtime.use_model(path)
@@ -57,7 +55,7 @@ class ModelController(Controller):
         self.used.emit()
 
     def take_up(self) -> None:
-        """Follow the choice of a model for new chats; an open chat answered by another model keeps that one."""
+        """Apply a new model choice; an open chat that uses another model keeps that one."""
         conversation, model = self._chat.conversations.conversation(self._chat.current), self._runtime.model
         begun = any(message.role is Role.ASSISTANT for message in self._views.transcript.messages)
         works = self._chat.failure is None and self._runtime.engine.status.state is not EngineState.FAILED
@@ -76,7 +74,7 @@ class ModelController(Controller):
 
     @property
     def answering(self) -> str | None:
-        """Path of the model that answers in the open conversation, or in a new one; None without one."""
+        """Path of the open (or new) conversation's model, or None."""
         conversation = self._chat.conversations.conversation(self._chat.current)
         return conversation.model if conversation and conversation.model else self._runtime.settings.model_path
 
@@ -86,7 +84,6 @@ class ModelController(Controller):
         return self._chat.failure is not None and any(message.role is Role.USER for message in last)
 
     def use_current(self) -> None:
-        """Continue the open conversation with the chosen model, and answer its unanswered message."""
         if path := self._runtime.settings.model_path:
             self._runner.start(self._use(path, answer=self._is_unanswered))
 

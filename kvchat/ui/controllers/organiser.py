@@ -25,8 +25,6 @@ _AGAIN_MS = 700  # while older messages are still being read
 
 
 class OrganiserController(Controller):
-    """Fills the menus of chats, and searches while the user types."""
-
     settings_requested = Signal(str)  # conversation id; empty: of the one that has not begun
 
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController, transfer: TransferController) -> None:
@@ -41,7 +39,7 @@ class OrganiserController(Controller):
         sidebar.menu_requested.connect(self.fill_menu)
 
     def fill_menu(self, menu: QMenu, chat: Row, ids: list[str], rename: Callable[[], object]) -> None:
-        """Fill `menu` for the chats of these ids, among them `chat`, whose state the entries show.
+        """Fill `menu` for these chats; the entries show the state of `chat`, one of them.
 
         A chat without an id has not begun.
         """
@@ -76,7 +74,6 @@ class OrganiserController(Controller):
                 action.setEnabled(action is settings)
 
     def _add_places(self, menu: QMenu, chat: Row, ids: list[str]) -> None:
-        """Add what keeps chats on top, moves them to a folder, and archives them."""
         start, organiser = self._runner.start, self._organiser
         top = menu.addAction(_("Keep on top"), lambda: start(organiser.keep_on_top(ids, not chat.on_top)))
         top.setCheckable(True)
@@ -126,7 +123,7 @@ class OrganiserController(Controller):
         offer_undo()
 
     def _undo_offer(self, ids: list[str], done: str, undo: Callable[[list[str]], Awaitable[Any]]) -> Callable[[], None]:
-        """Return a function that offers to undo it. Make it while the chats are still listed: it names them."""
+        """Return a function that offers undo. Call while the chats are listed: it uses their titles."""
         here, title = self._chat.current, one_line(self._chat.conversations.titles.get(ids[0], ""))
 
         async def undo_all() -> None:

@@ -28,7 +28,7 @@ _AGAIN_MS = 10_000  # after so long what could not be put there is tried again
 
 
 class DraftController(Controller):
-    """Holds every conversation's draft; that of the open one, which `current` names, is in the composer."""
+    """Drafts of all conversations; the open one's (see `current`) is in the composer."""
 
     def __init__(self, runtime: Runtime, views: Views, current: Callable[[], str | None], parent: QObject) -> None:
         super().__init__(runtime, views, parent)
@@ -43,7 +43,7 @@ class DraftController(Controller):
         self._again = self._timer(_AGAIN_MS, self.keep, self._tell)
 
     async def load(self) -> None:
-        """Read the stored drafts; from then on changes in the composer are stored. Raises StorageFailed.
+        """Read the stored drafts; store changes in the composer from then on. Raises StorageFailed.
 
         A draft too long for the composer to lay out in time becomes an attachment.
         """
@@ -79,7 +79,7 @@ class DraftController(Controller):
         self.show()
 
     def sending(self, conversation_id: str | None) -> None:
-        """Leave this draft on disk as it is until `sent`: its words are on their way into the chat."""
+        """Keep this draft on disk until `sent`: its text is being added to the chat."""
         self._sending[conversation_id or NOT_BEGUN] += 1
 
     def left(self, *conversation_ids: str) -> tuple[Draft, ...]:
@@ -97,7 +97,7 @@ class DraftController(Controller):
         self.attach(source, ())
 
     def sent(self, conversation_id: str | None) -> None:
-        """Store this draft again: its words are in the chat, or back in the composer."""
+        """Store this draft again: its text is in the chat, or back in the composer."""
         self._sending[conversation_id or NOT_BEGUN] -= 1
         self._pause.start()
 
@@ -109,7 +109,7 @@ class DraftController(Controller):
             self._composer.set_attachments(self.attached_to(current))
 
     async def keep(self) -> None:
-        """Write what is not on disk yet. Raises StorageFailed; it is then tried again."""
+        """Write unsaved changes to disk. Raises StorageFailed and tries again later."""
         self._pause.stop()
         texts = {key: text for key, text in self._unkept.items() if self._sending[key] <= 0}
         attached = {key: files for key, files in self._unkept_attached.items() if self._sending[key] <= 0}
@@ -136,15 +136,15 @@ _ENDED = (MessageState.COMPLETE, MessageState.LIMITED)  # not stopped by the use
 
 @dataclass(eq=False)
 class Page:
-    """Page the user writes on: an open conversation, or one that begins with the first message sent from it."""
+    """Page the user writes on: an open conversation, or one that begins with its first message."""
 
     conversation_id: str | None = None
 
 
 class SendController(Controller):
-    """Sends messages; what cannot be stored returns to the draft it came from.
+    """Sender of messages; those that cannot be stored return to their draft.
 
-    A chat has at most one queued message: what is queued after it becomes a part of it.
+    A chat has at most one queued message: later text is appended to it.
     """
 
     begun, withdrawn = Signal(), Signal()  # the conversation of the open page; the second: it could not be stored
@@ -173,7 +173,6 @@ class SendController(Controller):
         self.show_queued = self.serve(views.composer, lambda: page().conversation_id, edit)
 
     def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
-        """Send a message; on the empty page it begins a conversation."""
         page = self._page()
         written_on = page.conversation_id or NOT_BEGUN
         drafts = [written_on, QUEUE + written_on]
@@ -181,7 +180,6 @@ class SendController(Controller):
         self._runner.start(self._send(text, attachments, page, drafts))
 
     def queued(self, conversation_id: str | None) -> tuple[str, tuple[Attachment, ...]]:
-        """Return the queued text and attachments; both empty if nothing waits."""
         if conversation_id is None:
             return "", ()
         return self._drafts.of(QUEUE + conversation_id), self._drafts.attached_to(QUEUE + conversation_id)
@@ -192,9 +190,9 @@ class SendController(Controller):
         current: Callable[[], str | None],
         edit: Callable[[str, tuple[Attachment, ...]], object],
     ) -> Callable[[], None]:
-        """Take what this composer queues for the `current` chat; `edit` is given what is to be written on.
+        """Connect a composer's queue to the `current` chat; `edit` gets a message to edit.
 
-        Returns what shows the message of the chat that is current then.
+        Return a function that shows the current chat's queued message.
         """
 
         def do(act: Callable[[str], object]) -> None:
@@ -220,7 +218,6 @@ class SendController(Controller):
         self._set_queued(conversation_id, PAUSE.join(filter(None, (words, text))), (*attached, *attachments))
 
     def take(self, conversation_id: str) -> tuple[str, tuple[Attachment, ...]]:
-        """Return what is queued there and remove it from the queue."""
         taken = self.queued(conversation_id)
         self._set_queued(conversation_id, "", ())
         return taken
@@ -232,13 +229,12 @@ class SendController(Controller):
             self._deliver(conversation_id, *self.take(conversation_id), drafts)
 
     def arrived(self, conversation_id: str) -> None:
-        """Release the drafts sent there: their words are on disk, or back."""
         self._new.discard(conversation_id)
         for draft in self._under_way.pop(conversation_id, ()):
             self._drafts.sent(draft)
 
     async def _send(self, text: str, attachments: tuple[Attachment, ...], page: Page, drafts: list[str]) -> None:
-        """page: the one where Enter was pressed, whichever is open by now"""
+        """page: where Enter was pressed, whichever is open by now"""
         new = None
         async with self._beginning:
             if page.conversation_id is None:
@@ -273,7 +269,7 @@ class SendController(Controller):
         drafts: list[str],
         new: NewChat | None = None,
     ) -> None:
-        """Start the turn; the rest of these drafts is stored in the same transaction as the message."""
+        """Start the turn, storing the rest of these drafts in the message's transaction."""
         self._under_way.setdefault(conversation_id, []).extend(drafts)
         left, chat = self._drafts.left(*drafts), self._runtime.chat
         turn = chat.send(conversation_id, text, attachments=attachments, new=new, drafts=left)
@@ -282,7 +278,6 @@ class SendController(Controller):
     def _give_back(
         self, conversation_id: str, text: str, attachments: tuple[Attachment, ...], error: KvchatError
     ) -> None:
-        """Return words that could not be stored to the draft they came from."""
         if conversation_id == NOT_BEGUN or conversation_id in self._new:  # nor was their chat
             later, files = self.take(conversation_id)
             text, attachments = PAUSE.join(filter(None, (text, later))), (*attachments, *files)
@@ -310,7 +305,7 @@ class SendController(Controller):
                 self._runner.start(self._send_after(id, message_id))
 
     async def _send_after(self, conversation_id: str, message_id: str) -> None:
-        """Send what is queued once the reply's turn is over, unless the reply was stopped or the window closes."""
+        """Send the queued message after the reply, unless it was stopped or the window closes."""
         messages = await self._runtime.chat.messages(conversation_id)
         if not any(message.id == message_id and message.state in _ENDED for message in messages):
             return

@@ -23,8 +23,6 @@ NEW_TITLE = N_("New chat")
 
 
 class SidebarController(Controller):
-    """Keeps the sidebar true, and knows titles and usage for whoever else shows them."""
-
     shown = Signal()  # titles, warmth or usage may be others now
     usage_changed = Signal()  # the store has answered
 
@@ -67,7 +65,6 @@ class SidebarController(Controller):
         return self._usage_by_id.get(conversation_id or "")
 
     def row(self, conversation_id: str | None) -> Row:
-        """Return a conversation's row; without an id, that of one that has not begun."""
         known = self.conversation(conversation_id)
         return self._row(known, ()) if known else Row("", self.title(None))
 
@@ -75,14 +72,12 @@ class SidebarController(Controller):
         self._gather.start()
 
     async def start(self) -> None:
-        """Load for the first time. A folder shown last that is gone by now is not shown."""
         await self.reload()
         view = self._sidebar.arrangement
         if view.folder not in (None, *folders_of(self._conversations)):
             self._sidebar.arrange(replace(view, folder=None))
 
     async def reload(self) -> None:
-        """Ask for the conversations, then for what is kept of them, and show each as soon as it is known."""
         self._conversations = await self._runtime.chat.conversations()
         self._foretold.clear()
         self.show_list()
@@ -100,7 +95,6 @@ class SidebarController(Controller):
         self.shown.emit()
 
     def _row(self, conversation: Conversation, busy: Collection[str]) -> Row:
-        """Make the row of a chat in sight, and ask for its forecast together with the others'."""
         usage = self._usage_by_id.get(conversation.id)
         if conversation.id not in self._foretold:
             self._foretold.add(conversation.id)

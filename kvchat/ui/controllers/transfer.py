@@ -47,8 +47,6 @@ R = TypeVar("R")
 
 
 class TransferController(Controller):
-    """Each method is a menu entry."""
-
     restart_requested = Signal()
     imported = Signal(list)  # of conversation ids
 
@@ -117,7 +115,7 @@ class TransferController(Controller):
         ask_passphrase(self._window, _("Export with memory?"), about, _("Choose a file…"), pick, optional=True)
 
     async def _offer(self, paths: list[Path]) -> None:
-        """Import the files; memory, which anybody may have made, only once the user has agreed."""
+        """Import the files; ask first if they hold memory, which anybody may have made."""
         if not any(await asyncio.to_thread(lambda: [holds_memory(path) for path in paths])):
             await self._take_in(paths)
             return
@@ -178,7 +176,7 @@ class TransferController(Controller):
         )
 
     def _ask_about_engine(self, source: Path, facts: BackupFacts) -> None:
-        """A backup may come from anybody: it must not decide alone which program is run."""
+        """Ask before running a backup's engine: the backup may come from anybody."""
 
         def lay_ready(*, with_engine: bool = False) -> None:
             self._runner.start(self._lay_ready(source, with_engine=with_engine))
@@ -216,7 +214,7 @@ class TransferController(Controller):
         return await self._with_progress(words, work, cancelled, _("Nothing was written."))
 
     async def _with_progress(self, words: str, work: Callable[[Progress], Awaitable[R]], *cancelled: str) -> R:
-        """Return what the work returns. If the user cancels it, its task ends and `cancelled` is shown."""
+        """Return the result of `work`. If the user cancels, end its task and show `cancelled`."""
         with _Progress(self._window, words, self._loop) as progress:
             self.going_on.append(words)
             try:
@@ -267,7 +265,7 @@ class _Progress:
         self._dialog.deleteLater()
 
     def tell(self, done: int, total: int) -> None:
-        """done: of `total`, or chats if the total is 0 because nobody knows it. Any thread may call it."""
+        """done: of `total`, or a count of chats if the total is unknown (0). Thread-safe."""
         now = time.monotonic()
         if now - self._last_at >= _PAUSE_S:
             self._last_at = now

@@ -30,7 +30,7 @@ from kvchat.ui.transcript.transcript import Transcript
 
 @dataclass
 class TurnState:
-    """State of one conversation's turn, the one that runs in it or ran last. No Qt."""
+    """State of a conversation's current or last turn. No Qt."""
 
     story: TurnStory = field(default_factory=TurnStory)
     awaiting: bool = False  # sent, and no token yet
@@ -45,7 +45,6 @@ class TurnState:
         return not self.awaiting and not self.live_id
 
     def leave_past(self) -> None:
-        """Forget a turn that is over, so that the strip no longer shows it."""
         if self.is_over:
             self.story = TurnStory()
 
@@ -54,7 +53,7 @@ class TurnState:
         self.story.begin()
 
     def end(self) -> None:
-        """End the turn, even if nothing came: a reply can be stopped before its first word."""
+        """End the turn, even without output: a reply can be stopped before its first word."""
         self.awaiting = False
         self.story.end()
 
@@ -75,8 +74,6 @@ class TurnState:
 
 
 class Views(Protocol):
-    """What the controllers use of the main window. runner: starts the user's actions"""
-
     look: Look
     runner: TaskRunner
     notices: Notices
@@ -95,8 +92,6 @@ class Views(Protocol):
 
 @dataclass
 class ChatPresenter:
-    """Shows a chat's messages and its turn: in the main window, and in the one for a quick question."""
-
     runtime: Runtime
     transcript: Transcript
     composer: Composer
@@ -110,7 +105,6 @@ class ChatPresenter:
         return chat is not None and self.runtime.chat.is_answering(chat)
 
     def show_turn(self, waiting: str = "") -> None:
-        """Show where the turn is. waiting: words for the other chat it waits for"""
         turn, messages, running = self.turn(), self.transcript.messages, self.is_answering
         self.composer.set_busy(running)
         self.transcript.show_pending((waiting or turn.story.pending) if turn.awaiting else "", waits=bool(waiting))
@@ -126,7 +120,7 @@ class ChatPresenter:
             self.transcript.set_live(turn.live_id, turn.live_text, turn.live_thinking, turn.live_thinking_ms)
 
     async def reload(self, chat: str, *, fresh: bool = False) -> bool:
-        """Read the messages and show them, from the end if `fresh`. Returns False if the chat is no longer open."""
+        """Load and show the messages, from the end if `fresh`. Return False if the chat is no longer open."""
         messages = await self.runtime.chat.messages(chat)
         if chat != self.current():
             return False
@@ -136,13 +130,10 @@ class ChatPresenter:
 
 
 def told_by_engine(failure: KvchatError | None, status: EngineStatus) -> bool:
-    """Return True if the engine's card shows this failure already."""
     return failure is not None and status.failure is not None and status.failure.title == failure.title
 
 
 class Controller(QObject):
-    """Hears the runtime's events until it is closed."""
-
     def __init__(self, runtime: Runtime, views: Views, parent: QObject) -> None:
         super().__init__(parent)
         self._runtime, self._views, self._runner = runtime, views, views.runner
@@ -156,7 +147,7 @@ class Controller(QObject):
             timer.stop()
 
     def _hear(self, event: Event) -> None:
-        """Something happened."""
+        """Handle an event."""
 
     def _timer(
         self, ms: int, run: Callable[[], Coroutine[Any, Any, Any]], on_error: ErrorHandler | None = None

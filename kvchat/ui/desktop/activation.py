@@ -8,14 +8,14 @@ from PySide6.QtGui import QGuiApplication
 
 
 def let_to_front(token: str) -> None:
-    """Let the next window that asks for it come to the front, with the desktop's activation token.
+    """Let the next window that asks come to the front, with the desktop's activation token.
 
-    Without one Wayland only marks the window. Qt takes it from the environment, and out of it.
+    Without one, Wayland only marks the window. Qt takes it from the environment and removes it.
     """
     if token and on_wayland():
         os.environ["XDG_ACTIVATION_TOKEN"] = token
 
 
 def on_wayland() -> bool:
-    """Return True if windows do not know or choose their place, nor come to the front by themselves."""
+    """Return True if windows cannot know or choose their place, nor raise themselves."""
     return QGuiApplication.platformName().startswith("wayland")

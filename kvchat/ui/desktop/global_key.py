@@ -29,8 +29,6 @@ _WORDS = N_("Ask a quick question")
 
 
 class KeyNotGiven(KvchatError):
-    """The desktop has no such key for kvchat."""
-
     def __init__(self, why: str) -> None:
         super().__init__(
             _("The quick question shortcut is not available"),
@@ -40,8 +38,6 @@ class KeyNotGiven(KvchatError):
 
 
 class GlobalKey(QObject):
-    """Holds the key, or does not."""
-
     pressed = Signal(str)  # the token with which the desktop lets a window come to the front, if it gave one
 
     def __init__(self, bus: SessionBus, parent: QObject) -> None:
@@ -51,7 +47,7 @@ class GlobalKey(QObject):
         self._changing = asyncio.Lock()
 
     async def hold(self, wanted: bool) -> None:
-        """Take the key or give it back. Raises KeyNotGiven."""
+        """Grab or release the key. Raises KeyNotGiven."""
         async with self._changing:
             if wanted and self._release is None:
                 self._release = await self._take()
@@ -80,9 +76,9 @@ class GlobalKey(QObject):
 
 
 async def bind_by_portal(bus: SessionBus, pressed: Callable[[str], object]) -> Callable[[], object]:
-    """Call `pressed`, with the token for the window, at each press. Returns what gives the key back. Raises NoAnswer.
+    """Call `pressed` with the window's activation token at each press. Raises NoAnswer.
 
-    The desktop asks the user the first time, and may take another key than `KEY`.
+    Return a function that releases the key. The desktop asks once, and may bind a key other than `KEY`.
     """
     with contextlib.suppress(NoAnswer):  # of newer portals: who is asking, where nobody started kvchat by its menu
         await bus.call(_REGISTRY, "Register", "sa{sv}", "kvchat", {})
@@ -110,8 +106,6 @@ async def bind_by_portal(bus: SessionBus, pressed: Callable[[str], object]) -> C
 
 
 class _Message(ctypes.Structure):
-    """MSG."""
-
     _fields_ = (
         ("window", ctypes.c_void_p),
         ("kind", ctypes.c_uint),
@@ -124,7 +118,7 @@ class _Message(ctypes.Structure):
 
 
 def register_on_windows(pressed: Callable[[], object]) -> Callable[[], object] | None:
-    """Call `pressed` with each press, on another thread. Returns what gives the key back, or None if it is taken.
+    """Call `pressed` at each press, on another thread. Return a release function, or None if taken.
 
     https://learn.microsoft.com/windows/win32/api/winuser/nf-winuser-registerhotkey
     """
@@ -159,14 +153,10 @@ def register_on_windows(pressed: Callable[[], object]) -> Callable[[], object] |
 
 
 class _EventKind(ctypes.Structure):
-    """EventTypeSpec."""
-
     _fields_ = (("group", ctypes.c_uint32), ("kind", ctypes.c_uint32))
 
 
 class _HotKeyId(ctypes.Structure):
-    """EventHotKeyID."""
-
     _fields_ = (("signature", ctypes.c_uint32), ("id", ctypes.c_uint32))
 
 
@@ -174,7 +164,7 @@ _Handler = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ct
 
 
 def register_on_mac(pressed: Callable[[], object]) -> Callable[[], object] | None:
-    """Call `pressed` with each press. Returns what gives the key back, or None if it is taken.
+    """Call `pressed` at each press. Return a release function, or None if the key is taken.
 
     Carbon's RegisterEventHotKey needs no permission.
     """

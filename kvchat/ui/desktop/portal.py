@@ -17,18 +17,17 @@ Results = dict[str, tuple[str, Any]]  # by name: D-Bus signature and value
 
 
 class Declined(NoAnswer):
-    """The user does not want it."""
+    """The user declined."""
 
 
 def portal(interface: str) -> Service:
-    """Return one of the portal's interfaces, such as "Screenshot"."""
     return Service(NAME, _PATH, f"org.freedesktop.portal.{interface}")
 
 
 async def request(
     bus: SessionBus, interface: str, method: str, signature: str, body: tuple[Any, ...], options: Results
 ) -> Results:
-    """Return what the portal answers, which may wait for the user. Raises NoAnswer, and Declined."""
+    """Return the portal's response, which may wait for the user. Raises NoAnswer and Declined."""
     token = f"kvchat_{method}"
     sender = (await bus.unique_name()).lstrip(":").replace(".", "_")
     response = Service(NAME, f"{_PATH}/request/{sender}/{token}", "org.freedesktop.portal.Request")

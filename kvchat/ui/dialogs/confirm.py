@@ -29,7 +29,7 @@ _ARROWS = {"backButton": "chevron-left", "forwardButton": "chevron-right", "toPa
 
 
 def fit_height(dialog: QDialog, letters: int) -> None:
-    """Set the width to so many letters and the height to what the text needs: Qt's own guess cuts off wrapped text."""
+    """Set the width in letters and the height the text needs: Qt's guess cuts off wrapped text."""
     layout = dialog.layout()
     assert layout is not None
     for widget in dialog.findChildren(QWidget):
@@ -40,10 +40,9 @@ def fit_height(dialog: QDialog, letters: int) -> None:
 
 
 class Question(QDialog):
-    """Some words and buttons over a window. Subclasses say what the buttons do; the last is the default one."""
+    """Dialog with text and buttons. Subclasses connect the buttons; the last is the default."""
 
     def __init__(self, parent: QWidget, name: str, parts: Iterable[Part], *answers: QPushButton) -> None:
-        """parts: from above to below; name: for screen readers"""
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowModality(Qt.WindowModality.WindowModal)
@@ -61,8 +60,6 @@ class Question(QDialog):
 
 
 class ConfirmDialog(Question):
-    """A question with two answers; keeping things is the default one."""
-
     def __init__(self, parent: QWidget, title: str, text: str, action: str, keep: str = "") -> None:
         self.yes, self.keep = QPushButton(action), QPushButton(keep or _("Keep"))
         lines = label(title, "title", wraps=True), label(text, "muted", wraps=True)
@@ -75,7 +72,7 @@ class ConfirmDialog(Question):
 def confirm(
     parent: QWidget, title: str, text: str, action: str, on_yes: Callable[[], object], *, keep: str = ""
 ) -> ConfirmDialog:
-    """Open a question over `parent`; `on_yes` runs if the button `action` is pressed. Returns at once."""
+    """Ask over `parent`; pressing the button `action` calls `on_yes`. Return at once."""
     dialog = ConfirmDialog(parent, title, text, action, keep)
     dialog.accepted.connect(on_yes)
     dialog.open()
@@ -83,9 +80,9 @@ def confirm(
 
 
 class PassphraseDialog(Question):
-    """Some words, one field, and what is done with it. It is kept nowhere.
+    """Dialog for a passphrase, which is stored nowhere.
 
-    An `optional` passphrase seals a file. It is typed twice: a slip could not be undone.
+    An `optional` one seals a file. It is typed twice: a typo could not be undone.
     """
 
     def __init__(self, parent: QWidget, title: str, text: str, action: str, *, optional: bool) -> None:
@@ -124,7 +121,7 @@ class PassphraseDialog(Question):
 def ask_passphrase(
     parent: QWidget, title: str, text: str, action: str, on_given: Callable[[str], object], *, optional: bool = False
 ) -> PassphraseDialog:
-    """Open the question over `parent`; `on_given` runs with what was typed. Returns at once."""
+    """Ask over `parent`; call `on_given` with the passphrase. Return at once."""
     dialog = PassphraseDialog(parent, title, text, action, optional=optional)
     dialog.accepted.connect(lambda: on_given(dialog.field.text()))
     dialog.open()
@@ -132,7 +129,7 @@ def ask_passphrase(
 
 
 def file_dialog(parent: QWidget, title: str, mode: QFileDialog.FileMode, kinds: str = "") -> QFileDialog:
-    """Return a dialog that begins at home, not open yet. kinds: "Models (*.gguf);;All files (*)"."""
+    """Return a dialog, not open yet, that starts at home. kinds: "Models (*.gguf);;All files (*)" """
     dialog = QFileDialog(parent, title, str(Path.home()), kinds)
     dialog.setFileMode(mode)
     dialog.finished.connect(dialog.deleteLater)
@@ -145,7 +142,7 @@ def file_dialog(parent: QWidget, title: str, mode: QFileDialog.FileMode, kinds: 
 
 
 def save_dialog(parent: QWidget, title: str, name: str, kinds: str, on_pick: Callable[[Path], object]) -> None:
-    """Ask for a file to write, `name` to begin with; its ending follows the kind that is chosen."""
+    """Ask for a file to write, suggesting `name`; its suffix follows the chosen file type."""
     dialog = file_dialog(parent, title, QFileDialog.FileMode.AnyFile, kinds)
     dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
     dialog.selectFile(str(Path.home() / name))
@@ -160,7 +157,7 @@ async def say(error: KvchatError) -> None:
 
 
 async def ask(title: str, words: str, detail: str, action: str) -> bool:
-    """Ask in a message box before there is a window. Returns True for `action`; without one there is only OK."""
+    """Ask in a message box before there is a window. Return True for `action`; if empty, show only OK."""
     closed = asyncio.Event()
     box = QMessageBox(QMessageBox.Icon.Critical if action else QMessageBox.Icon.Warning, "kvchat", title)
     box.setInformativeText("\n\n".join(part for part in (words, detail) if part))

@@ -32,17 +32,17 @@ PROMISE = N_(
 
 
 class EngineOffer(QWidget):
-    """Choice of an engine with a button, or a bar with Cancel; below, the result. For Settings and the first run.
+    """Engine choice and Download button, or progress and Cancel; below, the result.
 
-    All of them show the same download, which goes on when they are hidden.
+    All instances (Settings, first run) show the same download, which continues while they are hidden.
     """
 
     tried = Signal()  # there is one more engine, chosen or not
 
     def __init__(self, look: Look, engines: EngineSetup, start: Start, *, explains: bool = False) -> None:
-        """start: begins a task and shows what fails while this is hidden
+        """start: starts a task and reports its errors while this is hidden
 
-        explains: it stands alone, hidden until `look` finds a card that would go unused
+        explains: standalone, hidden until `look` finds an unused graphics card
         """
         super().__init__()
         self._engines, self._start = engines, start
@@ -81,7 +81,6 @@ class EngineOffer(QWidget):
         ask_if_metered(self, self._start, what, lambda: self._start(self._get(backend)))
 
     async def _get(self, backend: Backend) -> None:
-        """Fetch and try an engine; the result is shown here, and a failure elsewhere as well while this is hidden."""
         try:
             trial = await self._engines.get(backend)
         except KvchatError as error:

@@ -21,7 +21,7 @@ _YES, _PROBABLY = 1, 3  # https://networkmanager.dev/docs/api/latest/nm-dbus-typ
 def ask_if_metered(
     parent: QWidget, run: Callable[[Coroutine[Any, Any, None]], object], what: str, fetch: Callable[[], object]
 ) -> None:
-    """Call `fetch`; on a metered connection only if the user agrees. what: the download, and its size"""
+    """Call `fetch`; on a metered connection, ask first. what: the download, with its size"""
 
     async def look() -> None:
         if not await is_metered():
@@ -35,7 +35,7 @@ def ask_if_metered(
 
 
 async def is_metered() -> bool:
-    """Return True if the connection is metered; False if nobody knows."""
+    """Return True if the connection is metered, False if unknown."""
     if sys.platform != "linux":
         if QNetworkInformation.instance() is None:
             QNetworkInformation.loadBackendByFeatures(QNetworkInformation.Feature.Metered)

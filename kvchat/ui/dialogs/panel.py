@@ -37,8 +37,6 @@ _REQUEST = N_(
 
 
 class NoticeView(QFrame):
-    """One notice, until it is closed."""
-
     gone = Signal()
 
     def __init__(self, look: Look, title: str, detail: str, tone: str) -> None:
@@ -69,7 +67,7 @@ class NoticeView(QFrame):
 
 
 class Notices(GivingWay):
-    """The notices on show, newest last, the same one never twice. In a layout, or over a page's lower end."""
+    """Visible notices, newest last, without duplicates. In a layout, or over a page's lower end."""
 
     changed = Signal()  # there is one more, or one less
 
@@ -105,7 +103,7 @@ class Notices(GivingWay):
         self.offer(done, _("Open folder"), lambda: QDesktopServices.openUrl(folder), str(target))
 
     def offer_undo(self, done: str, undo: Callable[[], object]) -> None:
-        """Offer to undo something, by a notice and afterwards by `undo_last`."""
+        """Offer to undo something, in a notice and later through `undo_last`."""
 
         def once() -> None:
             if once in self._undos:
@@ -166,8 +164,6 @@ class Notices(GivingWay):
 
 
 class ReportDialog(RoomyDialog):
-    """A few words and, below them, text that can be copied."""
-
     def __init__(self, title: str, words: str, text: str, font: QFont, parent: QWidget | None) -> None:
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -187,8 +183,6 @@ class ReportDialog(RoomyDialog):
 
 
 class BugReportDialog(ReportDialog):
-    """Shows a traceback, and more of them while it is open."""
-
     def __init__(self, look: Look, text: str, parent: QWidget | None = None) -> None:
         # in English: for the developer who is sent the report
         versions = f"kvchat {__version__}\n{platform.platform()}\nPython {platform.python_version()}"
@@ -201,8 +195,6 @@ class BugReportDialog(ReportDialog):
 
 
 class ImportReportDialog(ReportDialog):
-    """Report of an import: chats imported, chats known already, and each problem."""
-
     def __init__(self, look: Look, title: str, known: str, problems: Sequence[str], parent: QWidget) -> None:
         failed = _("One item was not imported, or only in part:")
         if len(problems) > 1:
@@ -217,7 +209,7 @@ _T = TypeVar("_T")
 
 
 class Panel(RoomyDialog):
-    """A window with notices of its own: one in the main window would stand behind it. Subclasses place `notices`."""
+    """Window with its own notices, which the main window would hide. Subclasses place `notices`."""
 
     def __init__(
         self,
@@ -254,7 +246,7 @@ class Panel(RoomyDialog):
         self.activateWindow()
 
     def follow(self, subscribe: Callable[[_T], Callable[[], None]], hear: _T) -> None:
-        """Have `hear` called while the window is open. subscribe: returns a function that ends it"""
+        """Call `hear` while the window is open. subscribe: returns its unsubscribe function"""
         self._sources.append(lambda: subscribe(hear))
         if self._unsubscribe:  # it is open
             self._unsubscribe.append(subscribe(hear))
@@ -270,7 +262,7 @@ class Panel(RoomyDialog):
             self._unsubscribe.pop()()
 
     def run(self, run: Coroutine[Any, Any, Any], on_error: ErrorHandler | None = None) -> asyncio.Task[Any]:
-        """Start a task; its error is shown here, or in the main window once this is closed."""
+        """Start a task; show its error here, or in the main window once this is closed."""
         return self.runner.start(run, on_error or self.tell)
 
     def tell(self, error: KvchatError) -> None:
@@ -287,9 +279,9 @@ class Panel(RoomyDialog):
         return QSize(*map(self._look.px, size)).boundedTo(room_on_screen())
 
     def setVisible(self, visible: bool) -> None:
-        """Enter confirms the field it is pressed in and presses no button; the window fits the screen.
+        """Fit the screen, and keep Enter in a field from pressing a button.
 
-        It opens where it stood: left to itself Qt takes the place of the frame for that of the contents.
+        Restore the position: Qt alone mistakes the frame's position for that of the contents.
         """
         for made in self.findChildren(QPushButton):
             made.setAutoDefault(False)

@@ -36,8 +36,6 @@ _UNKNOWN = "–"
 
 
 class LivePage(ScrollPage):
-    """Rows of a name and a number."""
-
     def __init__(self) -> None:
         super().__init__("page")
         self._values: dict[str, QLabel] = {}
@@ -112,7 +110,7 @@ _LEVELS = ((Level.DETAIL, N_("All messages")), (Level.WARNING, N_("Warnings and 
 
 
 class LogPage(QWidget):
-    """Shows the lines it is given. Scrolling up stops following; the box, or the end, begins it again."""
+    """Log lines. Scrolling up stops following; the check box or scrolling to the end resumes it."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -147,7 +145,7 @@ class LogPage(QWidget):
             self._show()
 
     def _show(self) -> None:
-        """Add only new lines, so that a selection stays."""
+        """Append only new lines, to keep a selection."""
         wanted = at_least(self._lines, Level(self.level.currentData()))
         bar = self.text.verticalScrollBar()
         at = bar.value()
@@ -178,8 +176,6 @@ _REFRESH_MS = 1000
 
 
 class EngineWindow(Panel):
-    """Two pages. Numbers are looked up only while the window is shown."""
-
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Engine"), parent, size=(840, 560), least=(480, 360))
         self._looking = False
@@ -203,7 +199,7 @@ class EngineWindow(Panel):
         self.bring_forward()
 
     def refresh(self) -> None:
-        """Show what is now. A slow engine is not asked again before it has answered."""
+        """Refresh. A slow engine is not asked again before it has answered."""
         runtime = self._runtime
         self.log.show_lines(runtime.engine.log_lines)
         self.live.show_engine(runtime.engine.status, runtime.engine.location, runtime.model.name)

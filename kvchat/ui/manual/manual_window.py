@@ -28,7 +28,6 @@ _TOPICS = "using", "engines-and-models", "api-server", "command-line", "troubles
 
 
 def _read(topic: str) -> str:
-    """Return a topic's text, with its headings one level deeper except in the first topic."""
     text = (files(__package__) / f"{topic}.md").read_text("utf-8")
     return text if topic == _TOPICS[0] else re.sub(r"^#", "##", text, flags=re.MULTILINE)
 
@@ -42,13 +41,11 @@ def source() -> str:
 
 
 def _anchor(heading: str) -> str:
-    """Return a heading's name in links, such as "#chats-and-disk"."""
+    """Return a heading's link anchor, such as "#chats-and-disk"."""
     return "#" + re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading.lower()))
 
 
 class ManualPage(QTextBrowser):
-    """The text, in a column that stays narrow enough to read."""
-
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
@@ -64,7 +61,6 @@ class ManualPage(QTextBrowser):
         self.show_text()
 
     def show_text(self) -> None:
-        """Show the whole text in the current colours and fonts, at the same place as before."""
         look, place = self._look, self._place
         parser = markdown_parser(renderer_class(look.theme, links_within=True))
         parser.options["breaks"] = False
@@ -92,7 +88,7 @@ class ManualPage(QTextBrowser):
         self.verticalScrollBar().setValue(self._top(block))
 
     def at(self) -> int:
-        """Return the index of the heading the reader is below; -1 above the first."""
+        """Return the index of the heading being read; -1 above the first."""
         here = self.verticalScrollBar().value()
         return sum(self._top(heading) <= here for heading in self.headings()) - 1
 
@@ -105,7 +101,6 @@ class ManualPage(QTextBrowser):
         self._place = self.cursorForPosition(QPoint(0, _ABOVE)).blockNumber()
 
     def _stay(self) -> None:
-        """Scroll back to the place after the text was laid out anew."""
         self.bring(self.document().findBlockByNumber(self._place))
 
     def _top(self, block: QTextBlock) -> int:
@@ -121,8 +116,6 @@ class ManualPage(QTextBrowser):
 
 
 class ManualWindow(Panel):
-    """Read beside the main window. The list follows the text, and leads through it."""
-
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Manual"), parent, size=(940, 680), least=(520, 360))
         self.page, self.list = ManualPage(look), QListWidget()

@@ -39,12 +39,10 @@ _LETTERS = 66  # wide
 
 
 class FirstStart(QWidget):
-    """The page that leads to a model."""
-
     def __init__(
         self, runtime: Runtime, look: Look, runner: TaskRunner, use: Callable[[Path], Coroutine[Any, Any, None]]
     ) -> None:
-        """use: has a model used; an error is shown here"""
+        """use: loads a model; errors are shown here"""
         super().__init__()
         self._runtime, self._runner, self._use = runtime, runner, use
         self._looks = 0  # of which the last one counts
@@ -77,7 +75,7 @@ class FirstStart(QWidget):
         self._see()
 
     def show_progress(self, done: int, total: int) -> None:
-        """done, total: bytes; total is 0 while it is not known"""
+        """done, total: bytes; total is 0 while unknown"""
         self._show_fetching(True)
         self.bar.setRange(0, 1000 if total else 0)
         self.bar.setValue(int(1000 * done / total) if total else 0)
@@ -161,7 +159,6 @@ class FirstStart(QWidget):
         self.login.setChecked(bool(at_login))
 
     async def _see_models(self) -> None:
-        """Offer the models on this computer that would do best: those that fit, the largest first."""
         found: list[JudgedModel] = []
         await self._runtime.models.find(await self._runtime.engine.model_judge(), found.append, None)
         starter = starter_path(self._runtime.paths.models)  # which has a button of its own

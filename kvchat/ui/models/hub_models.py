@@ -39,7 +39,7 @@ SAID = N_("kvchat contacts huggingface.co only when you search or download.")
 
 
 class ModelsHub(QWidget):
-    """Asks the network only when the user searches, opens a repository or downloads."""
+    """Hub page; online only when the user searches, opens a repository or downloads."""
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__()
@@ -184,8 +184,6 @@ _LETTERS = 72  # wide
 
 
 class TokenDialog(Panel):
-    """One field. The token is not shown again."""
-
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget) -> None:
         super().__init__(runtime, look, runner, _("Hugging Face access token"), parent)
         self._store = runtime.models.token

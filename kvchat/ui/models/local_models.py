@@ -36,8 +36,6 @@ _SHOW_EVERY = 25  # models; a first look at hundreds takes some seconds
 
 
 class ModelsHere(QWidget):
-    """Looks when it is told to, and shows what comes in."""
-
     use_requested = Signal(object)  # Path
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
@@ -142,7 +140,7 @@ class ModelsHere(QWidget):
             confirm(self, title, words, _("Delete"), lambda: self._panel.run(self._delete(model)))
 
     async def _delete(self, model: FoundModel) -> None:
-        """Move the files to the trash. Where a folder has none, ask whether to delete them for good."""
+        """Move the files to the trash; if the folder has none, ask to delete them for good."""
         left = [file for file in model.files if not await asyncio.to_thread(_to_trash, file)]
         self.look()
 
@@ -196,8 +194,6 @@ class ModelsHere(QWidget):
 
 
 class ModelNotDeleted(KvchatError):
-    """A model's file stays."""
-
     def __init__(self, error: OSError) -> None:
         super().__init__(
             _("The model could not be deleted"),

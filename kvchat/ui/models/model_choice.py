@@ -31,8 +31,6 @@ _MOST = 14  # models; the window has them all
 
 
 class ModelBox(ChoiceBox):
-    """Choice of the model it began with and of those found since."""
-
     def __init__(self, runtime: Runtime, look: Look) -> None:
         super().__init__(look)
         self._runtime = runtime
@@ -46,7 +44,7 @@ class ModelBox(ChoiceBox):
         return chosen
 
     def begin(self, model: str | None) -> None:
-        """Show only this model. A server that the user runs has no other."""
+        """Show only this model. An external server has no other."""
         self.clear()
         attached = bool(self._runtime.settings.engine_url)
         self.setEnabled(not attached)
@@ -76,13 +74,13 @@ class ModelBox(ChoiceBox):
 
 
 class ModelMenu(QObject):
-    """Shows what was found last at once, and looks again each time it opens."""
+    """Menu of the last models found; searches again each time it opens."""
 
     chosen = Signal(object)  # Path
     more_requested = Signal()
 
     def __init__(self, runtime: Runtime, menu: QMenu, runner: TaskRunner, answering: Callable[[], str | None]) -> None:
-        """answering: path of the model that answers in the open chat"""
+        """answering: returns the path of the open chat's model"""
         super().__init__(menu)
         self._answering = answering
         self._runtime, self._menu, self._runner = runtime, menu, runner
@@ -143,7 +141,6 @@ _CHIPS = {Verdict.FITS: N_("fits"), Verdict.TIGHT: N_("tight"), Verdict.NO: N_("
 
 
 def found_row(judged: JudgedModel, used: Path | None) -> Row:
-    """Return the row of a model on this computer. used: the one in use"""
     model, facts, path = judged.model, judged.model.facts, left_to_right(str(judged.model.path))
     if facts is None or judged.judgement is None:
         problem = model.problem or KvchatError(_("This model cannot be used"))
@@ -158,7 +155,7 @@ def found_row(judged: JudgedModel, used: Path | None) -> Row:
 
 
 def told_apart(models: Sequence[tuple[str, Path]]) -> list[str]:
-    """Return the names of models; those that are equal get the folder, or else the file name."""
+    """Return the models' names; equal ones get the folder, or else the file name."""
     alike = Counter(name for name, _ in models)
     there = Counter((name, path.parent.name) for name, path in models)
     places = (path.parent.name if there[name, path.parent.name] == 1 else path.name for name, path in models)
@@ -192,7 +189,7 @@ def result_row(model: HubModel) -> Row:
 
 
 def file_row(file: HubFile, memory: MemoryFacts, *, here: bool) -> Row:
-    """Return the row of a model in a repository. here: it has been downloaded already"""
+    """Return the row of a model in a repository. here: already downloaded"""
     judgement = judge_size(file.size, memory)
     words, parts = size(file.size), len(file.parts)
     if parts > 1:

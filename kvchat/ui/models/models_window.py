@@ -26,7 +26,7 @@ from kvchat.words.wording import rough_duration, size
 
 
 class ModelsWindow(Panel):
-    """Finds nothing and asks nothing before it is opened."""
+    """Window that searches only once opened."""
 
     starter_requested = Signal()
     model_used = Signal()  # another model was chosen and is being loaded
@@ -63,13 +63,12 @@ class ModelsWindow(Panel):
         self.hub.open_repository(repository)
 
     def look_for(self, name: str) -> None:
-        """Come to the front with this name in the search field. The network is not asked yet."""
+        """Open with this name in the search field, without a network request."""
         self._come(self.hub)
         self.hub.field.setText(name)
         self.hub.field.setFocus()
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Look for models, and for downloads that an earlier kvchat has left."""
         super().showEvent(event)
         self.here.look()
 
@@ -104,7 +103,7 @@ class ModelsWindow(Panel):
             self.here.look()
 
     async def use(self, path: Path) -> None:
-        """Use a model, and leave the rest to the main window. Raises KvchatError, which is shown here."""
+        """Use a model and close. Raises KvchatError, which is shown here."""
         await self._runtime.use_model(path)
         self.close()
         self.model_used.emit()
@@ -114,8 +113,6 @@ _MOST_HEIGHT = 230  # pixels; about three downloads
 
 
 class DownloadsView(ScrollPage):
-    """Hidden while there is none."""
-
     def __init__(self, window: ModelsWindow, runtime: Runtime) -> None:
         super().__init__("page")
         self._window, self._runtime = window, runtime
@@ -147,8 +144,6 @@ class DownloadsView(ScrollPage):
 
 
 class DownloadView(QFrame):
-    """One download."""
-
     def __init__(self, owner: DownloadsView, window: ModelsWindow, runtime: Runtime, download: Download) -> None:
         super().__init__()
         styled(self, "card")

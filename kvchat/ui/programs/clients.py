@@ -15,8 +15,6 @@ NO_KEY = "none"  # programs that insist on a key are given some word
 
 @dataclass(frozen=True)
 class Access:
-    """Where and how kvchat is asked."""
-
     url: str  # without a path
     key: str  # empty: none is wanted
     model: str  # its name
@@ -29,13 +27,12 @@ class Access:
 
     @property
     def some_key(self) -> str:
-        """Key, or a word in its place."""
         return self.key or NO_KEY
 
 
 @dataclass(frozen=True)
 class Client:
-    """A program, where its lines go, and who says so."""
+    """Program to configure; `link` is its manual."""
 
     name: str
     where: str
@@ -190,7 +187,7 @@ def _environment(access: Access, variables: dict[str, str], command: str = "") -
 
 
 def _quoted(text: str) -> str:
-    """Return a JSON string, which is one of Python, TOML and YAML as well."""
+    """Return a JSON string, which is also valid in Python, TOML and YAML."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -53,7 +53,7 @@ def program_line(total: Total, now: datetime) -> str:
 
 
 def found_share(total: Total) -> str:
-    """Return the share of its prompts that was found; empty without prompts."""
+    """Return the remembered share of prompt tokens; "" without prompts."""
     return _("{share} remembered", share=percent(total.share)) if total.prompt else ""
 
 
@@ -69,7 +69,6 @@ def all_together(totals: Sequence[Total]) -> str:
 
 
 def told_of(amount: Sum) -> str:
-    """Return how often something happened, and how long it took."""
     return listed((f"{number(amount.times)}×", roughly(amount.ms / 1000) if amount.ms >= _LEAST_SAVED_MS else ""))
 
 
@@ -100,7 +99,7 @@ def request_line(passage: Passage) -> str:
 
 
 def receipt_of(passage: Passage) -> Receipt | None:
-    """Return a request's receipt, like a reply's; None if it was never answered from a prompt."""
+    """Return a request's receipt, like a reply's; None if no prompt was answered."""
     if passage.stage is not Stage.DONE or passage.prompt is None or passage.cached is None:
         return None
     first = _first_word_ms(passage)
@@ -123,7 +122,7 @@ def receipt_of(passage: Passage) -> Receipt | None:
 
 
 def _first_word_ms(passage: Passage) -> float:
-    """Return the time until the engine had the first word, also of an answer that was sent in one piece."""
+    """Return the time until the engine's first token, also for an unstreamed response."""
     return max(0.0, (passage.first_ms or passage.total_ms or 0.0) - passage.write_ms)
 
 
@@ -132,7 +131,6 @@ def source_of(passage: Passage) -> Source:
 
 
 def chip_of(passage: Passage) -> str:
-    """Return where its prompt came from, in a word; empty if that is not known."""
     receipt = receipt_of(passage)
     return where_told(receipt) if receipt else ""
 
@@ -143,8 +141,6 @@ _BEFORE = 60  # characters before the place where two texts part, at most
 
 
 class LastRequests(QWidget):
-    """The newest first."""
-
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
@@ -185,7 +181,7 @@ class LastRequests(QWidget):
             read = (passage.prompt or 0) - (passage.cached or 0)
             words = parting.sentence(read, passage.read_ms / 1000)
             self._below.addWidget(label(words[:1].upper() + words[1:] + ".", wraps=True, selectable=True))
-            self._below.addWidget(self._texts(_("Before"), parting.before, _("Activity"), parting.after))
+            self._below.addWidget(self._texts(_("Before"), parting.before, _("Now"), parting.after))
         for change in passage.changes:
             title, where = _(RULES[change.rule].title), _(change.where)
             sent, told = _("As sent by the app"), _("As passed to the model")
@@ -193,7 +189,6 @@ class LastRequests(QWidget):
             self._below.addWidget(self._texts(sent, change.before, told, change.after))
 
     def _texts(self, left: str, before: str, right: str, after: str) -> QWidget:
-        """Put both texts beside each other, from the line before the one where they differ; differences are marked."""
         made, at = QWidget(), shared_text(before, after)
         alike_behind = shared_text(before[at:][::-1], after[at:][::-1])
         line = before.rfind("\n", 0, max(0, before.rfind("\n", 0, at))) + 1

@@ -44,7 +44,7 @@ _NAME_WIDTH, _BAR_WIDTH = 140, 90  # pixels at 100 % text
 
 
 class LiveRows(QWidget):
-    """A line each. Lines are kept and filled anew: it changes many times a second."""
+    """Rows of current requests, reused because they change many times a second."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -75,8 +75,6 @@ class LiveRows(QWidget):
 
 
 class LiveRow(QWidget):
-    """Who, what, and how far."""
-
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
@@ -104,8 +102,6 @@ def _done(passage: Passage) -> float | None:
 
 
 class ProgramDetails(QWidget):
-    """Causes with bars, then a switch for each rule."""
-
     rule_wanted = Signal(str, bool)  # its name, and whether it is to be on
 
     def __init__(self, look: Look) -> None:
@@ -155,8 +151,6 @@ class ProgramDetails(QWidget):
 
 
 class RuleSwitch(Entry):
-    """One rule: what it does, its switch, what it has spared or would have."""
-
     wanted = Signal(bool)
 
     def __init__(self, look: Look, rule: Rule) -> None:
@@ -170,7 +164,7 @@ class RuleSwitch(Entry):
         return self.switch.isChecked()
 
     def show_rule(self, *, on: bool, spared: Sum | None, lost: Sum) -> None:
-        """lost: what was read again without it"""
+        """lost: tokens reprocessed without it"""
         self.switch.setChecked(on)
         words = [self._words]
         if spared:
@@ -194,8 +188,6 @@ _GOOD = 0.7  # of what a program sends
 
 
 class ProgramsWindow(Panel):
-    """A list of programs, what is known of the one chosen in it, and its last requests."""
-
     settings_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:

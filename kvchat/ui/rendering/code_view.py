@@ -56,7 +56,7 @@ Span = tuple[int, int, str]  # start and length within a line, colour
 
 
 class LineColours:
-    """The colours of a code's lines, in the theme's few tones. `spans[i]` are those of line i that are not plain."""
+    """Syntax colours in the theme's few tones. `spans[i]` are the coloured spans of line i."""
 
     def __init__(self, language: str, theme: Theme) -> None:
         self.spans: list[list[Span]] = []
@@ -79,10 +79,10 @@ class LineColours:
         self._safe = self._safe_line = 0  # where lexing may begin again while the code grows: no token was open there
 
     def grow(self, text: str) -> range:
-        """Colour what is new in `text`, which begins as it did last time; return the lines that may have changed.
+        """Colour what was appended to `text`; return the lines that may have changed.
 
-        Begins where a line last began outside of any token, which is nearly always right, and leaves code plain whose
-        string or comment goes on for more than `_REACH` characters. `whole` puts right what was not.
+        Starts where a line last began outside any token, which is nearly always right. Code after more than `_REACH`
+        characters of one string or comment stays plain. `whole` corrects both.
         """
         if self._lexer is None or self._slow or len(text) - self._safe > _REACH:
             return range(0)
@@ -96,7 +96,7 @@ class LineColours:
         return range(first, len(self.spans))
 
     def whole(self, text: str) -> list[list[Span]]:
-        """Return the colours of all of `text`, none of what takes too long. For any thread: changes nothing here."""
+        """Return the colours of all of `text`; slow code stays plain. Thread-safe: changes no state."""
         lexer, spans = _lexer(self._language), list[list[Span]]()
         if lexer is None:
             return spans
@@ -111,9 +111,9 @@ class LineColours:
         return spans
 
     def _read(self, lexer: Lexer, text: str, until: float, slow: float) -> tuple[list[list[Span]], int, int, float]:
-        """Return the colours of a text's lines; where the last one begins that can be read alone, and which it is.
+        """Return the colours of a text's lines, and the last safe restart: its position and its line.
 
-        The last value is what is left of the `slow` seconds for slow tokens; below 0 after that, and after `until`.
+        The last value is the rest of the `slow` seconds for slow tokens; negative if used up or after `until`.
         """
         spans: list[list[Span]] = [[]]
         safe = safe_line = 0
@@ -149,8 +149,6 @@ def _lexer(language: str) -> Lexer | None:
 
 
 class CodeText(QTextEdit):
-    """The text itself, as tall as its lines."""
-
     def __init__(self, style: PageStyle, language: str) -> None:
         super().__init__()
         self.setReadOnly(True)
@@ -177,7 +175,7 @@ class CodeText(QTextEdit):
         QTextCursor(self.document()).setBlockFormat(lines)
 
     def show_text(self, text: str, *, ended: bool) -> None:
-        """Show this; cheap if it goes on where the last one ended. `ended`: no more will come."""
+        """Show `text`; cheap if only appended to. `ended`: no more will come."""
         if text == self._whole and ended == self._ended:
             return
         cursor = QTextCursor(self.document())
@@ -204,7 +202,6 @@ class CodeText(QTextEdit):
             self._timer.start(0)
 
     def natural_height(self, width: int) -> int:
-        """Return its height in a space of that width, the scroll bar included if there is one."""
         document = self.document()  # its size is the widget's, where that is wider: maybe it has no place yet
         bar = self.horizontalScrollBar().sizeHint().height() if document.idealWidth() > width else 0
         return math.ceil(document.size().height()) + bar
@@ -213,7 +210,6 @@ class CodeText(QTextEdit):
         sideways(self, event)
 
     def _go_on(self) -> None:
-        """Find all colours in the thread and paint them, in pieces."""
         if not self._ended or len(self._whole) > _LONGEST:
             return
         if self._found_for != self._whole:
@@ -235,7 +231,6 @@ class CodeText(QTextEdit):
             self._painted = line
 
     def _paint(self, first: int, end: int) -> None:
-        """Put the colours on the lines from `first` up to `end`, without touching their text."""
         if first >= end:
             return  # a change of no length would take the layout of its line away
         document = self.document()
@@ -257,8 +252,6 @@ class CodeText(QTextEdit):
 
 
 class CodeView(QFrame):
-    """A card around code."""
-
     def __init__(self, style: PageStyle, language: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         styled(self, "code")

@@ -51,7 +51,7 @@ _SCALE = 1.12  # STIX letters are smaller than an interface font's of the same s
 
 @dataclass(frozen=True)
 class Outline:
-    """A drawn formula. Measures in em; `ascent` and `descent` from the line the text stands on."""
+    """Rendered formula. Lengths in em; `ascent` and `descent` from the baseline."""
 
     svg: str  # in the colour _INK
     width: float
@@ -61,7 +61,7 @@ class Outline:
 
 @dataclass(frozen=True)
 class Place:
-    """The room a formula takes in a line of text, in device-independent pixels from the line the text stands on."""
+    """Space of a formula in a line of text, in device-independent pixels from the baseline."""
 
     outline: Outline
     em: float
@@ -71,7 +71,6 @@ class Place:
     font_size: int  # for an image of that size with vertical-align: middle: the line then leaves room above and below
 
     def drawn(self, colour: str, ratio: float) -> QImage:
-        """Draw the formula, `ratio` pixels a point on the screen."""
         size = QSize(round(self.width * ratio), round((self.ascent + self.descent) * ratio))
         image = QImage(size, QImage.Format.Format_ARGB32_Premultiplied)
         image.setDevicePixelRatio(ratio)
@@ -85,8 +84,6 @@ class Place:
 
 
 class Formulas(QObject):
-    """The formulas shown lately, each set once."""
-
     ready = Signal()  # some of those asked for are set now, or known to be undrawable
 
     def __init__(self, parent: QObject | None = None) -> None:
@@ -97,7 +94,7 @@ class Formulas(QObject):
         self.destroyed.connect(lambda: thread.shutdown(wait=False, cancel_futures=True))
 
     def is_known(self, formula: Formula) -> bool:
-        """Return True once it is settled how the formula looks; ask for it if not."""
+        """Return True if the formula is rendered or cannot be; else request it."""
         key = (formula.tex, formula.display)
         if key in self._outlines:
             return True
@@ -107,10 +104,10 @@ class Formulas(QObject):
         return False
 
     def place(self, formula: Formula, font: QFont, scale: float = 1.0) -> Place | None:
-        """Return the room it takes beside text in `font`, `scale` times as large; None: show its source.
+        """Return its space beside text in `font`, enlarged by `scale`; None: show its source.
 
-        QTextDocument leaves room for a "middle" image on the base line but for (height - x-height / 2) / 2 of it.
-        That is the x-height of the image's own font, which shows nowhere else: a font size is chosen that fits.
+        QTextDocument lowers a "middle" image below the baseline by (height - x-height / 2) / 2, using the x-height
+        of the image's own font, which is not visible otherwise: `font_size` is chosen to fit.
         """
         outline = self._outlines.get((formula.tex, formula.display))
         if outline is None:
@@ -123,7 +120,7 @@ class Formulas(QObject):
         return Place(outline, em, math.ceil(outline.width * em), ascent, descent, font_size)
 
     def _set(self, key: tuple[str, bool]) -> None:
-        """In the thread. The dict's one assignment is atomic."""
+        """Render in the thread. Dict assignment is atomic."""
         self._outlines[key] = outline(*key)
         for oldest in list(self._outlines)[:-_MOST]:
             self._outlines.pop(oldest, None)  # a page keeps those that it shows
@@ -133,7 +130,7 @@ class Formulas(QObject):
 
 
 def outline(tex: str, display: bool) -> Outline | None:
-    """Draw a formula; None for one that cannot be drawn in full, which is better shown as it was written."""
+    """Render a formula; None if any part fails, because its source is better then."""
     depths = accumulate((letter == "{") - (letter == "}") for letter in tex[:_LONGEST])
     if len(tex) > _LONGEST or max(depths, default=0) > _DEEPEST or _NO_GLYPHS.search(tex) or _LOST in tex:
         return None
@@ -158,8 +155,6 @@ def outline(tex: str, display: bool) -> Outline | None:
 
 
 class FormulaLayer(QPyTextObject):
-    """The formulas of one page, in the order in which they stand in its document; draws them there."""
-
     def __init__(self, page: QTextEdit, formulas: Formulas, font: QFont, colour: str) -> None:
         super().__init__(page)
         self._page, self._all, self._font, self._colour = page, formulas, font, colour
@@ -168,13 +163,11 @@ class FormulaLayer(QPyTextObject):
         self.clear()
 
     def clear(self) -> None:
-        """Forget all: the document will be another."""
         self.awaited: set[Formula] = set()  # they still stand there as their source
         self._formulas: list[tuple[Formula, Place]] = []
         self._images: dict[int, QImage] = {}  # of those that were seen
 
     def html(self, formula: Formula, tag: str) -> str:
-        """Return the HTML for one more formula of the document, in a block that begins with `tag`."""
         if not self._all.is_known(formula):
             self.awaited.add(formula)
             return formula_source(formula.source)
@@ -190,7 +183,6 @@ class FormulaLayer(QPyTextObject):
         return any(map(self._all.is_known, self.awaited))
 
     def source(self, name: str) -> str:
-        """Return how the formula was written that has this name in the document."""
         return self._formulas[int(name.removeprefix(FORMULA))][0].source
 
     def intrinsicSize(self, document: QTextDocument, position: int, format: QTextFormat) -> QSizeF:
@@ -200,7 +192,7 @@ class FormulaLayer(QPyTextObject):
     def drawObject(
         self, painter: QPainter, rect: QRectF | QRect, document: QTextDocument, position: int, format: QTextFormat
     ) -> None:
-        """Draw a formula on the line that its text stands on: Qt's rectangle is in the middle of the line."""
+        """Draw a formula on its text's baseline: Qt's rectangle is centred in the line."""
         ratio = self._page.devicePixelRatioF()
         if self._ratio != ratio:  # another screen has other pixels
             self._ratio, self._images = ratio, {}
@@ -214,7 +206,6 @@ class FormulaLayer(QPyTextObject):
 
 
 def fragments(block: QTextBlock) -> Iterator[QTextFragment]:
-    """Yield a paragraph's runs of one format."""
     iterator = block.begin()
     while not iterator.atEnd():
         yield iterator.fragment()

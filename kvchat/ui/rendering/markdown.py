@@ -25,7 +25,7 @@ Env = dict[str, Any]  # markdown-it's: link references and footnotes defined so 
 
 @dataclass(frozen=True)
 class Formula:
-    """One LaTeX formula; `source` is how it was written, delimiters included."""
+    """LaTeX formula; `source` is the original text with delimiters."""
 
     tex: str
     display: bool
@@ -34,9 +34,9 @@ class Formula:
 
 @dataclass(frozen=True)
 class Prose:
-    """A paragraph, heading, quote or list item, as HTML made of tags QTextDocument knows.
+    """Paragraph, heading, quote or list item, as HTML with tags QTextDocument knows.
 
-    Formula number i stands in the HTML as `<!--math:i-->`. A list item is `<li>…</li>`; its list's tag is `list_tag`.
+    Formula i is `<!--math:i-->` in the HTML. A list item is `<li>…</li>`; its list's tag is `list_tag`.
     """
 
     html: str
@@ -48,7 +48,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Code:
-    """A fenced code block; `indent` counts the lists it stands in."""
+    """Fenced code block; `indent` is its list nesting depth."""
 
     language: str
     text: str
@@ -58,7 +58,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Wide:
-    """A table or a displayed formula, which may be wider than the page, as HTML like Prose."""
+    """Table or displayed formula, possibly wider than the page, as HTML like Prose."""
 
     html: str
     source: str
@@ -71,7 +71,7 @@ Block = Prose | Code | Wide
 
 @dataclass(frozen=True)
 class Unit:
-    """The least part of a text that can be read alone: a top-level block, or one item of a top-level list."""
+    """Smallest part that can be parsed alone: a top-level block, or an item of a top-level list."""
 
     kind: str  # the type of its first token
     first_line: int
@@ -86,18 +86,16 @@ class Unit:
 
 
 class Markdown:
-    """Reads Markdown in the colours of one theme."""
-
     def __init__(self, theme: Theme) -> None:
         self._parser = markdown_parser(renderer_class(theme))
 
     def units(self, text: str, env: Env, *, streaming: bool) -> list[Unit]:
-        """Return the units of `text` in order; keep definitions in `env`. Never raises: any text is Markdown."""
+        """Return the units of `text` in order; store definitions in `env`. Never raises."""
         env[STREAMING] = streaming
         return list(_units(self._parser.parse(text, env)))
 
     def blocks(self, unit: Unit, source: str, env: Env) -> list[Block]:
-        """Render a unit, written as `source`; more than one block if it is a list item with code."""
+        """Render a unit whose Markdown is `source`; a list item with code gives several blocks."""
         first = unit.tokens[0]
         if is_too_deep(unit.tokens):
             return [plain_block(source)]
@@ -113,7 +111,6 @@ class Markdown:
         return [Prose(*self._render(unit.tokens, source, env), heading=first.type == "heading_open")]
 
     def _item(self, unit: Unit, source: str, env: Env) -> list[Block]:
-        """Render an item's text, its code blocks, and the text after those without a second bullet."""
         tokens = unit.tokens[1:-1]
         base = unit.tokens[0].level + 1
         tag = _WITHOUT_BULLETS if unit.tokens[0].attrGet("class") else "<ul>"  # tasks have a class and a box
@@ -139,20 +136,18 @@ class Markdown:
         return blocks
 
     def _render(self, tokens: Sequence[Token], source: str, env: Env) -> tuple[str, str, tuple[Formula, ...]]:
-        """Return the first fields of a block."""
         env[FORMULAS] = []
         text = self._parser.renderer.render(tokens, self._parser.options, env)
         return text.strip(), source, tuple(env[FORMULAS])
 
 
 def plain_block(source: str) -> Prose:
-    """Make a block of text that is shown as it was written."""
     lines = html.escape(calm(source.rstrip("\n"))).split("\n")
     return Prose("".join(f'<p class="plain">{line}</p>' if line else _EMPTY_LINE for line in lines), source)
 
 
 def plain_blocks(text: str) -> list[Prose]:
-    """Cut a text that is shown as it was written where lines or words end. Never empty."""
+    """Split verbatim text at line or word ends. Never empty."""
     blocks: list[Prose] = []
     at = 0
     while True:
@@ -166,7 +161,6 @@ def plain_blocks(text: str) -> list[Prose]:
 
 
 def _units(tokens: list[Token]) -> Iterator[Unit]:
-    """Cut tokens at the top level, and a top-level list at its items."""
     ordinal: int | None = None
     list_number = 0
     begin: int | None = None
@@ -200,7 +194,7 @@ def _code(token: Token, source: str, indent: int = 0) -> Code:
 
 
 def prose_css(theme: Theme, mono: str, points: float) -> str:
-    """Return the style sheet of a prose document (QTextDocument's small subset of CSS); code is `points` large."""
+    """Return the style sheet of a prose document (QTextDocument's small CSS subset). points: code font size"""
     return f"""
     p, li {{ line-height: 148%; }}
     p {{ margin-top: 0; margin-bottom: 10px; }}
@@ -219,10 +213,10 @@ def prose_css(theme: Theme, mono: str, points: float) -> str:
 
 
 def renderer_class(theme: Theme, *, links_within: bool = False) -> type[SafeRenderer]:
-    """Make a renderer in these colours. `links_within`: those to another place of the same text are links, too."""
+    """Return a renderer class in these colours. `links_within`: also allow links within the text."""
 
     class Renderer(SafeRenderer):
-        """Writes HTML as QTextDocument needs it; formulas stand as `<!--math:i-->`."""
+        """HTML renderer for QTextDocument, with formulas as `<!--math:i-->`."""
 
         def leads(self, url: str) -> bool:
             return super().leads(url) or (links_within and url.startswith("#"))
@@ -284,13 +278,13 @@ def renderer_class(theme: Theme, *, links_within: bool = False) -> type[SafeRend
 
 
 def _direction(tokens: Sequence[Token]) -> str:
-    """Return the attributes of a table whose first words run from right to left; else nothing."""
+    """Return the attributes of a table whose text starts right-to-left, else ""."""
     words = next((token.content for token in tokens if token.type == "inline" and token.content.strip()), "")
     strong = (kind for kind in map(bidirectional, words) if kind in ("L", "R", "AL"))
     return ' dir="rtl" align="right"' if next(strong, "L") != "L" else ""
 
 
 def _cell(token: Token) -> str:
-    """Return the alignment markdown-it put on a table cell; without one, the text's own side."""
+    """Return markdown-it's alignment of a table cell; without one, "" for the text's own."""
     style = token.attrGet("style")
     return f"{style}; " if style else ""

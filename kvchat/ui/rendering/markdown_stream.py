@@ -26,8 +26,6 @@ _FENCE = re.compile(r"( {0,3})(`{3,}|~{3,})[ \t]*([^\n]*)\n")
 
 @dataclass
 class _Fence:
-    """A code block whose end has not come."""
-
     opening: str
     indent: int
     delimiter: str
@@ -40,18 +38,17 @@ class _Fence:
         return not deep and len(words) >= len(self.delimiter) and set(words) == {self.delimiter[0]}
 
     def add(self, lines: list[str]) -> None:
-        """Add whole lines of code, without the indent of the fence."""
         leads = (min(len(line) - len(line.lstrip(" ")), self.indent) for line in lines)
         self.text += "".join(f"{line[lead:]}\n" for line, lead in zip(lines, leads, strict=True))
 
     def code(self, last: str = "", closing: str = "") -> Code:
-        """Return the block as it is now; `last` is a line that is not whole yet."""
+        """Return the block so far; `last` is an incomplete line."""
         text = (self.text + last).rstrip()
         return Code(self.language, text, f"{self.opening}\n{text}\n{closing or self.delimiter}\n")
 
 
 class MarkdownStream:
-    """The blocks of one text. Feed it, then `step` until it says that nothing is left to read."""
+    """Incremental Markdown parser. Call `feed`, then `step` until it returns False."""
 
     def __init__(self, markdown: Markdown) -> None:
         self.settled: list[Block] = []
@@ -69,11 +66,11 @@ class MarkdownStream:
         self._unread, self._at = self._unread[self._at :] + text, 0
 
     def finish(self) -> None:
-        """Let the next steps settle all of the text: no more will come."""
+        """Let the next steps settle the whole text: no more will come."""
         self.finished = True
 
     def step(self) -> bool:
-        """Read the next slice; False once nothing is left to read. Never takes long, whatever the text is."""
+        """Parse the next slice; return False if nothing is left. Always quick, for any text."""
         self._tail += self._unread[self._at : self._at + SLICE]
         self._at += SLICE
         more = self._at < len(self._unread)
@@ -83,7 +80,7 @@ class MarkdownStream:
         return more
 
     def _read_fence(self, last: bool) -> bool:
-        """Read on in an open code block; return True if it ended with text behind it."""
+        """Continue an open code block; return True if it ended with text after it."""
         fence = self._fence
         assert fence is not None
         *lines, rest = self._tail.split("\n")
@@ -101,7 +98,7 @@ class MarkdownStream:
         return closing is not None
 
     def _read_units(self, last: bool) -> bool:
-        """Read the tail; return True if it is to be read again, having become shorter."""
+        """Parse the tail; return True if it got shorter and must be parsed again."""
         env = _copy(self._env)
         units = self._numbered(self._markdown.units(self._tail, env, streaming=not last))
         starts = [0, *(newline.end() for newline in re.finditer("\n", self._tail))]  # of lines, the last may be empty
@@ -125,7 +122,7 @@ class MarkdownStream:
         return bool(units) and self._go_on(units[keep])
 
     def _final(self, unit: Unit, source: str, env: Env) -> list[Block]:
-        """Return a settled unit's blocks. A formula that was still open in it will not be closed any more."""
+        """Return a settled unit's blocks. A formula still open in it will not be closed."""
         if unit.kind == "table_open":
             before, self._pieces = self._pieces, []
             pieces = _table_pieces(unit, source)
@@ -141,12 +138,11 @@ class MarkdownStream:
         return self._markdown.blocks(unit, source, env)
 
     def _read(self, source: str, env: Env) -> list[Block]:
-        """Return the blocks of a unit that is read alone."""
         units = self._markdown.units(source, env, streaming=False)
         return [block for unit in units for block in self._markdown.blocks(unit, source, env)]
 
     def _go_on(self, unit: Unit) -> bool:
-        """Prepare a tail that begins with `unit`; return True if it is to be read in another way now."""
+        """Prepare a tail that begins with `unit`; return True if it must be parsed differently now."""
         if unit.kind == "fence" and (opened := _FENCE.match(self._tail)):
             words = opened[3].split()
             self._fence = _Fence(opened[0].rstrip("\n"), len(opened[1]), opened[2], words[0].lower() if words else "")
@@ -172,7 +168,6 @@ class MarkdownStream:
         return True
 
     def _numbered(self, units: list[Unit]) -> list[Unit]:
-        """Return the units with items counted on from a list that is settled in part."""
         if self._ordinal is None or not units or units[0].ordinal is None:
             return units
         ahead = self._ordinal - units[0].ordinal
@@ -181,7 +176,6 @@ class MarkdownStream:
         return counted + units[len(counted) :]
 
     def _cut(self, units: list[Unit], starts: list[int], keep: int, env: Env) -> None:
-        """Let the tail begin behind the first `keep` units, which are settled."""
         before, now = units[keep - 1], units[keep]
         same_list = before.is_item and now.is_item and before.list_number == now.list_number
         self._ordinal = now.ordinal if same_list else None
@@ -197,7 +191,6 @@ class MarkdownStream:
         self.open = []
 
     def _define(self, env: Env) -> None:
-        """Keep new definitions, and read again what is settled and refers to them."""
         fresh = _labels(env) - _labels(self._env)
         self._env = _copy(env)
         for label in fresh:
@@ -217,7 +210,7 @@ class MarkdownStream:
 
 
 def _table_pieces(unit: Unit, source: str) -> list[str]:
-    """Cut a table into pieces that are soon laid out, each with the head. Lines behind it go with the last one."""
+    """Split a table into pieces quick to lay out, each with the header. Lines after it join the last."""
     columns = sum(token.type == "th_open" for token in unit.tokens)
     lines = source.splitlines(keepends=True)
     end, most = unit.end_line - unit.first_line, max(TABLE_CELLS // columns, _FEWEST_ROWS)
@@ -227,7 +220,7 @@ def _table_pieces(unit: Unit, source: str) -> list[str]:
 
 
 def _is_open_formula(token: Token) -> bool:
-    """Return True if this may still become a formula, or else a part of the paragraph before it."""
+    """Return True if this may still become a formula, or part of the paragraph before it."""
     return token.type == "math_block" and not token.meta["closed"]
 
 
@@ -237,7 +230,7 @@ def _source(text: str, starts: list[int], unit: Unit) -> str:
 
 
 def _labels(env: Env) -> set[str]:
-    """Return how the text refers to what is defined: [LABEL] or [^LABEL], in capitals."""
+    """Return the references to definitions, [LABEL] or [^LABEL], in capitals."""
     notes: dict[str, Any] = env["footnotes"]["refs"]
     return {f"[{label}]" for label in env["references"]} | {f"[^{label[1:].upper()}]" for label in notes}
 

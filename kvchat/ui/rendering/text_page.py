@@ -40,7 +40,7 @@ _LONGEST = 300  # characters of an address on show
 
 
 class PageStyle:
-    """One theme's way of showing messages; made anew when the theme or the type changes."""
+    """Message style of one theme; recreated when the theme or the fonts change."""
 
     def __init__(self, look: Look, formulas: Formulas) -> None:
         self.look = look
@@ -56,7 +56,6 @@ class PageStyle:
         self.column_width = round(self.letter_width * _COLUMN_LETTERS)
 
     def quieter(self) -> PageStyle:
-        """Return the style of what is not the reply itself, such as thinking."""
         other = copy.copy(self)
         other.font = page_font(self.look.type.family, self.look.type.base)
         other.css = f"{self.css} p {{ color: {self.theme.muted} }}"
@@ -64,7 +63,7 @@ class PageStyle:
 
 
 class TextPage(QTextBrowser):
-    """One QTextDocument. Loads nothing and follows nothing: `anchorClicked` tells of a click on a link."""
+    """Page with one QTextDocument. Loads nothing and follows no links; see `anchorClicked`."""
 
     link_reached = Signal()  # by Tab; the cursor is there
 
@@ -90,11 +89,11 @@ class TextPage(QTextBrowser):
         self.formulas = FormulaLayer(self, style.formulas, style.font, style.theme.text)
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
-        """Load nothing for a model's text: no remote picture, no local file. At None Qt itself reads local files."""
+        """Load no remote picture or local file for a model's text. For None, Qt would read local files."""
         return QByteArray()
 
     def focusNextPrevChild(self, next: bool) -> bool:
-        """Go from link to link, then on; a page that is being hidden has none to go to."""
+        """Step through the links, then leave; a page being hidden has none."""
         if not self.isVisible():
             return not (parent := self.parentWidget()) or parent.focusNextPrevChild(next)
         moved = super().focusNextPrevChild(next)
@@ -106,7 +105,7 @@ class TextPage(QTextBrowser):
         event.ignore()
 
     def heightForWidth(self, width: int) -> int:
-        """Return the text's height at that width. The air below its last line is always the same."""
+        """Return the text's height at that width, with a constant margin below the last line."""
         document = self.document()
         document.setTextWidth(width)
         last = document.lastBlock()
@@ -124,7 +123,6 @@ class TextPage(QTextBrowser):
             self._show()
 
     def show_formulas(self) -> bool:
-        """Show the formulas that this page waits for and that are ready; return True if there were any."""
         ready = self.formulas.have_come()
         if ready:
             self._show()
@@ -140,7 +138,6 @@ class TextPage(QTextBrowser):
             select(self, anchor, head)
 
     def block_starts(self) -> list[int]:
-        """Return the position in the document where each block begins."""
         starts = [0] * len(self.blocks)
         block = self.document().begin()
         while block.isValid():
@@ -152,7 +149,6 @@ class TextPage(QTextBrowser):
         return starts
 
     def _with_formulas(self, number: int) -> str:
-        """Return a block's HTML with an anchor at its beginning and its formulas as far as they are ready."""
         block = self.blocks[number]
         tags = _TAGS.match(block.html)
         at = tags.end() if tags else 0
@@ -161,7 +157,7 @@ class TextPage(QTextBrowser):
 
 
 class WidePage(TextPage):
-    """A table or a displayed formula: as wide as it needs to be, scrolling sideways where that is too wide."""
+    """Table or displayed formula, at its natural width; scrolls sideways if that is too wide."""
 
     def __init__(self, style: PageStyle, accessible_name: str, parent: QWidget | None = None) -> None:
         super().__init__(style, accessible_name, parent)
@@ -186,7 +182,6 @@ class WidePage(TextPage):
         return height + (self.horizontalScrollBar().sizeHint().height() + 4 if overflows else 0)
 
     def _needed(self, width: int) -> int:
-        """Return how wide the document must be made in a space of that width."""
         document = self.document()
         document.setTextWidth(width)
         if document.idealWidth() < width:
@@ -199,12 +194,12 @@ class WidePage(TextPage):
 
 
 def without_ground(text: QTextEdit) -> None:
-    """Paint nothing under the text: Qt's style sheets would keep 1 KB of each ground ever painted."""
+    """Disable the background: Qt's style sheets leak 1 KB for each background painted."""
     text.viewport().setAutoFillBackground(False)
 
 
 def sideways(page: QTextEdit, event: QWheelEvent) -> None:
-    """Scroll `page` if the wheel turns sideways or Shift is held, else leave the event to what is around it."""
+    """Scroll `page` if the wheel moves sideways or Shift is held; otherwise ignore the event."""
     delta, bar = event.angleDelta(), page.horizontalScrollBar()
     shift = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
     if bar.maximum() > 0 and (shift or abs(delta.x()) > abs(delta.y())):
@@ -215,7 +210,6 @@ def sideways(page: QTextEdit, event: QWheelEvent) -> None:
 
 
 def as_lists(blocks: Sequence[Prose | Wide], htmls: Iterable[str]) -> str:
-    """Join the blocks' HTML, items of one list between one pair of tags."""
     parts: list[str] = []
     before = ""
     for block, html in zip(blocks, htmls, strict=True):
@@ -230,7 +224,7 @@ def as_lists(blocks: Sequence[Prose | Wide], htmls: Iterable[str]) -> str:
 
 
 def real_place(url: str) -> str:
-    """Return a link's host as the network knows it (punycode, no user name), or the address of a mail."""
+    """Return a link's host as the network knows it (punycode, no user name), or the email address."""
     parsed = QUrl(url)
     if urlsplit(url).scheme.lower() == "mailto":
         return spelled_out(parsed.path(QUrl.ComponentFormattingOption.FullyEncoded))
@@ -240,8 +234,6 @@ def real_place(url: str) -> str:
 
 
 class LinkDialog(Question):
-    """Shows where a link leads. Opening nothing is the default."""
-
     def __init__(self, parent: QWidget, url: str) -> None:
         self.url = url
         address = QUrl(url).toString(QUrl.ComponentFormattingOption.FullyEncoded)
@@ -270,7 +262,7 @@ class LinkDialog(Question):
 
 
 def ask_to_open(parent: QWidget, url: str) -> LinkDialog | None:
-    """Ask whether to open a link. None, and nothing happens, for anything but a web link or an address of a mail."""
+    """Ask whether to open a link. Do nothing and return None unless it is a web or mailto link."""
     if not is_web_link(url):
         return None
     dialog = LinkDialog(parent, url)

@@ -31,7 +31,7 @@ _TRIAL = N_("Starts this engine next to the running one with the smallest availa
 
 
 class EnginePage(SettingsPage):
-    """Engines are looked for when the page comes on show, when one was fetched or chosen, and on request."""
+    """Engine settings. Looks for engines when shown, after a download or choice, and on request."""
 
     name, key = N_("Engine"), "engine"
 
@@ -74,7 +74,7 @@ class EnginePage(SettingsPage):
         self._begin_to_look()
 
     def _hear_fetching(self) -> None:
-        """List what was fetched, also from the first run's page and whatever the trial finds."""
+        """List downloaded engines, also from the first-run page and if the test failed."""
         if self._engines.fetching is None and self.isVisible():
             self._begin_to_look()
 
@@ -144,8 +144,6 @@ class EnginePage(SettingsPage):
 
 
 class FetchedEntry(Entry):
-    """The engines kvchat has fetched; each can be removed. Hidden while there is none."""
-
     def __init__(self, page: EnginePage) -> None:
         self._page, self._list = page, QWidget()
         self._rows = column(on=self._list, spacing=4, margins=0)
@@ -178,8 +176,6 @@ class FetchedEntry(Entry):
 
 
 class KeyEntry(Entry):
-    """The server's key: typed, kept, never shown again."""
-
     def __init__(self, page: SettingsPage) -> None:
         self.field = line_edit(_("Server API key"), _("the value of the server’s --api-key"))
         self._engines = page.runtime.engines
@@ -196,7 +192,7 @@ class KeyEntry(Entry):
         self.field.returnPressed.connect(keep)
 
     async def _keep(self, key: str) -> None:
-        """key: empty to forget the one there is"""
+        """key: empty to forget the stored one"""
         keeper = await self._engines.keep_key(key)
         kept = _("Saved in {place}. Used the next time the engine starts.", place=_(keeper.value)) if keeper else ""
         self.say(kept or _("No API key is saved."))

@@ -33,8 +33,6 @@ _TONES = (1.0, 0.6, 0.3)  # of the accent
 
 
 class ModelPage(SettingsPage):
-    """The model and its memory."""
-
     name, key = N_("Model and context"), "model"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
@@ -65,8 +63,6 @@ class ModelPage(SettingsPage):
 
 
 class MemoryEntry(Entry):
-    """A bar for each memory, and below them the proposals with their price."""
-
     taken = Signal(object)  # the Proposal the user wants
 
     def __init__(self, look: Look) -> None:
@@ -109,8 +105,6 @@ class MemoryEntry(Entry):
 
 
 class MemoryPicture(QWidget):
-    """One memory: its name, the bar, and the bar in figures."""
-
     def __init__(self, look: Look, bar: MemoryBar) -> None:
         super().__init__()
         name = _("System memory") if bar.place == COMPUTER else bar.place
@@ -131,14 +125,14 @@ class MemoryPicture(QWidget):
 
 
 class _Bar(RoundBar):
-    """Bar as long as the free memory: from the left the model's parts, at the right end the margin."""
+    """Bar of the free memory: the model's parts from the left, the margin at the right end."""
 
     def __init__(self, look: Look, bar: MemoryBar) -> None:
         super().__init__(look)
         self._bar = bar
 
     def paint_inside(self, painter: QPainter, box: QRectF) -> None:
-        """Draw the parts after each other. The margin is hatched, and the model's part of it too if it does not fit."""
+        """Draw the parts in order. Hatch the margin, including any part of the model that overlaps it."""
         theme, bar = self._look.theme, self._bar
         painter.fillRect(box, QColor(theme.line))
         scale = box.width() / max(bar.free, bar.needed, 1)
@@ -159,13 +153,11 @@ def _parts(bar: MemoryBar) -> tuple[int, int, int, int]:
 
 
 def _colours(look: Look) -> tuple[QColor, ...]:
-    """Return the accent's tones for the model's parts, and a gray for what gives way to them."""
     theme = look.theme
     return (*(mix(theme.accent, theme.page, tone) for tone in _TONES), mix(theme.muted, theme.page, 0.5))
 
 
 def _legend(look: Look, bar: MemoryBar) -> list[str]:
-    """Return each part as rich text: a square in its colour, its name and size."""
     parts = zip(_parts(bar), _colours(look), _NAMES, strict=True)
     words = [_entry(colour.name(), f"{_(name)} {size(count)}") for count, colour, name in parts if count]
     return [*words, _entry(look.theme.muted, _("reserved {margin}", margin=size(bar.margin)), "▨")]

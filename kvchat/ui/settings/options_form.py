@@ -47,14 +47,12 @@ _COLUMNS = 3
 
 @dataclass(frozen=True)
 class FormValues:
-    """Values of the form."""
-
     system: str = ""
     options: ChatOptions = NO_OPTIONS
 
 
 class OptionsForm(QWidget):
-    """Form in which an empty field leaves the value to the model; its placeholder is used then."""
+    """Form in which empty fields use the model's default, shown as placeholder."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -80,7 +78,6 @@ class OptionsForm(QWidget):
         self._show_format(0)
 
     def offer(self, options: tuple[TemplateOption, ...], defaults: Sampling, *, begun: bool) -> None:
-        """Show the options of a model and its defaults. What was chosen stays."""
         chosen = self._chosen()
         for name, field in self.numbers.items():
             value = getattr(defaults, name)
@@ -115,7 +112,7 @@ class OptionsForm(QWidget):
         self.refuse("")
 
     def read(self) -> FormValues:
-        """Return the values in the fields. Raises BadOptions."""
+        """Return the field values. Raises BadOptions."""
         values: dict[str, Any] = {}
         for name, field in self.numbers.items():
             if text := field.text().strip():
@@ -138,7 +135,6 @@ class OptionsForm(QWidget):
         return FormValues(self.system.toPlainText().strip(), options)
 
     def refuse(self, reason: str) -> None:
-        """Show why the values are not accepted; an empty reason hides it."""
         self.refusal.setText(reason)
         self.refusal.setVisible(bool(reason))
 
@@ -146,7 +142,7 @@ class OptionsForm(QWidget):
         self.fill(FormValues(self.system.toPlainText(), ChatOptions(template=self._chosen())))
 
     def _chosen(self) -> TemplateOptions:
-        """Return the template's options, with those that only another model's template knows."""
+        """Return the template's options, including those only another model's template has."""
         chosen = [(name, box.currentData()) for name, box in self._template.items() if box.currentData() is not None]
         return tuple(sorted([*chosen, *self._unknown]))
 

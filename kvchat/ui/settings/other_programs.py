@@ -32,8 +32,6 @@ _HIDDEN = "•" * 12
 
 
 class OtherProgramsPage(SettingsPage):
-    """Only the switch while nobody is let in."""
-
     name, key = N_("API server"), "programs"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
@@ -52,7 +50,7 @@ class OtherProgramsPage(SettingsPage):
         self.programs = self.add(Entry(_("Connected apps"), words, self.show_programs))
 
     def change(self, name: str, value: Any) -> None:
-        """Apply a setting; make a key if other programs are let in for the first time."""
+        """Apply a setting; create a key when the API server is first switched on."""
         door = self.runtime.door
 
         async def change() -> None:
@@ -81,7 +79,6 @@ class OtherProgramsPage(SettingsPage):
 
     @property
     def access(self) -> Access:
-        """Address and key that other programs use now."""
         port = self.runtime.settings.door_port
         url = self.runtime.door.url or f"http://127.0.0.1:{port}"
         model = self.runtime.model.name or "default"
@@ -107,8 +104,6 @@ class OtherProgramsPage(SettingsPage):
 
 
 class AddressEntry(Entry):
-    """Where kvchat is found."""
-
     def __init__(self) -> None:
         self.field = line_edit(_("Address"))
         self.field.setReadOnly(True)
@@ -128,8 +123,6 @@ class AddressEntry(Entry):
 
 
 class KeyEntry(Entry):
-    """Everybody's key: hidden until it is wanted."""
-
     def __init__(self, page: OtherProgramsPage) -> None:
         self._page, self._key = page, ""
         self.field = line_edit(_("API key"))
@@ -178,8 +171,6 @@ class KeyEntry(Entry):
 
 
 class LinesEntry(Entry):
-    """What to paste into which program."""
-
     def __init__(self, page: OtherProgramsPage) -> None:
         self._page = page
         self.box = ChoiceBox(page.look, _("App"))
@@ -202,7 +193,7 @@ class LinesEntry(Entry):
         return chosen
 
     def show_lines(self) -> None:
-        """Show the lines for the chosen program, with the key only where that is shown."""
+        """Show the chosen program's configuration, with the key only if it is revealed."""
         access, look = self._page.access, self._page.look
         shown = access if self._page.key_entry.is_open or not access.key else replace(access, key=_HIDDEN)
         self.where.setText(_(self.client.where))
@@ -218,8 +209,6 @@ class LinesEntry(Entry):
 
 
 class OwnKeysEntry(Entry):
-    """Keys of single programs."""
-
     def __init__(self, page: OtherProgramsPage) -> None:
         self._page = page
         self.rows: dict[str, QWidget] = {}  # by program

@@ -24,14 +24,14 @@ E = TypeVar("E", bound=Entry)
 
 
 class SettingsPage(ScrollPage):
-    """A page; subclasses name it and add their entries. What is changed is put into force and stored at once."""
+    """Page of entries. Subclasses set its name and add entries. Changes are applied and stored at once."""
 
     name = ""  # on screen
     key = ""  # in the table of settings
     leads_to = Signal(str)  # another window: "models", "storage" or "programs"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
-        """panel: the window of the page; it starts tasks and shows their errors"""
+        """panel: the page's window, which starts tasks and shows errors"""
         super().__init__("settingsPage")
         self.runtime, self.look, self.panel = runtime, look, panel
         self.entries: list[Entry] = []
@@ -53,7 +53,7 @@ class SettingsPage(ScrollPage):
         return entry
 
     def add_settings(self, through: str = "") -> None:
-        """Add the next settings of the page, all or up to the one named `through`."""
+        """Add the page's next settings: all, or up to the one named `through`."""
         while self._left:
             name = self._left.pop(0)
             self.settings[name] = self.add(self._entry(name, ABOUT[name]))
@@ -101,12 +101,12 @@ class SettingsPage(ScrollPage):
 
 
 class TextEntry(FieldEntry):
-    """A setting that is a text: a wide field, a button that empties it. The runtime's parts judge what is typed."""
+    """Text setting: a wide field and a Clear button. The runtime validates the text."""
 
     def __init__(
         self, page: SettingsPage, name: str, title: str, words: str, *, example: str, empty: str | None
     ) -> None:
-        """example: placeholder; empty: value of the setting where the field is empty"""
+        """example: placeholder; empty: the setting's value for an empty field"""
         field, holder = line_edit(title, example), QWidget()
         self.clear = button(_("Clear"), lambda: self._clear(), "link", name=_("Clear {title}", title=title))
         row((field, 1), self.clear, on=holder, spacing=10, margins=0)
@@ -114,7 +114,6 @@ class TextEntry(FieldEntry):
         self._page, self._empty = page, empty
 
     def refresh(self, settings: Settings) -> None:
-        """Show the text in force, unless something else is being typed or was refused."""
         if not self.field.isModified():
             self.field.setText(getattr(settings, self.name) or "")
             self.refuse("")

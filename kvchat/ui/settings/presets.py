@@ -30,7 +30,7 @@ _WORDS = N_(
 
 
 class OptionsPanel(Panel):
-    """Subclasses call `_build` with what stands above the form, and take what it holds with `_take`."""
+    """Window with an options form. Subclasses call `_build`, and override `_take`."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class OptionsPanel(Panel):
         self.save.setDefault(True)  # Enter in a field saves
 
     async def _offer(self, model: str | None, is_meant: Callable[[], bool], *, begun: bool = False) -> bool:
-        """Show the options of a model, if `is_meant` still holds once they are known; return whether it did."""
+        """Show a model's options if `is_meant` still holds once loaded; return whether it did."""
         offered = await self._runtime.model.template_options(model)
         defaults = await self._runtime.model.default_sampling(model)
         if is_meant():
@@ -56,7 +56,7 @@ class OptionsPanel(Panel):
         return is_meant()
 
     def come(self) -> None:
-        """Come to the front. Nothing can be saved before the form is filled."""
+        """Come to the front. Save is disabled until the form is filled."""
         self.save.setEnabled(False)
         self.bring_forward()
 
@@ -68,7 +68,6 @@ class OptionsPanel(Panel):
             self._take(values)
 
     def _read(self) -> FormValues | None:
-        """Return the values of the form, or None after showing there why they make no sense."""
         try:
             values = self.form.read()
         except BadOptions as error:
@@ -86,8 +85,6 @@ class OptionsPanel(Panel):
 
 
 class PresetDialog(OptionsPanel):
-    """Makes a preset or changes one."""
-
     stored = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
@@ -129,8 +126,6 @@ class PresetDialog(OptionsPanel):
 
 
 class PresetsPage(SettingsPage):
-    """A list, and what can be done with the preset chosen in it."""
-
     name = N_("Presets")
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
@@ -200,8 +195,6 @@ class PresetsPage(SettingsPage):
         self.default.setText(_("Remove default") if chosen and chosen.is_default else _("Make default"))
 
     def _change(self, work: Callable[[Preset], Awaitable[object]]) -> None:
-        """Do something with the chosen preset, then load the list."""
-
         async def change(preset: Preset) -> None:
             await work(preset)
             await self._load()
@@ -225,7 +218,7 @@ _EMPTY_FIELD = N_("Leave a field empty to use the model’s default (shown in gr
 
 @dataclass(frozen=True)
 class Subject:
-    """Conversation to be set up; without an id the one that has not begun."""
+    """Conversation to set up; no id means one not yet begun."""
 
     conversation_id: str | None
     title: str
@@ -233,8 +226,6 @@ class Subject:
 
 
 class ChatSettings(OptionsPanel):
-    """One window, shown for one conversation at a time."""
-
     begun = Signal(str)  # a conversation that was made here
     presets_requested = Signal()
 
@@ -286,7 +277,6 @@ class ChatSettings(OptionsPanel):
         self.preset.setEnabled(bool(self._presets))
 
     def _model_chosen(self) -> None:
-        """Offer what the chosen model's template knows and samples with."""
         model = self.model.path
         self.run(self._offer(model, lambda: model == self.model.path, begun=self._said))
 
@@ -303,7 +293,6 @@ class ChatSettings(OptionsPanel):
             self._model_chosen()
 
     def _keep(self) -> None:
-        """Make a preset of the form's values; its dialog asks for a name."""
         values, model = self._read(), self.model.path
         if values is None:
             return

@@ -33,8 +33,6 @@ _LIST_PADDING = 66  # and beside it, with the list's own
 
 
 class GeneralPage(SettingsPage):
-    """Everything that is neither the model's nor the disk's."""
-
     name, key = N_("General"), "general"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
@@ -45,7 +43,7 @@ class GeneralPage(SettingsPage):
 
 
 class LoginEntry(SwitchEntry):
-    """Start with the session: not one of kvchat's settings, the desktop knows."""
+    """Start at login: stored by the desktop, not in kvchat's settings."""
 
     def __init__(self, look: Look, page: SettingsPage) -> None:
         words = _("Starts in the tray without opening the window, so that your chats are ready.")
@@ -68,8 +66,6 @@ class LoginEntry(SwitchEntry):
 
 
 class SettingsWindow(Panel):
-    """Changes apply at once; what is shown follows whoever else changes them."""
-
     pages: ClassVar = (GeneralPage, ModelPage, PresetsPage, EnginePage, StoragePage, OtherProgramsPage)
     leads_to = Signal(str)  # see `SettingsPage`
 
@@ -106,7 +102,6 @@ class SettingsWindow(Panel):
         return page
 
     def _fit_list(self) -> None:
-        """Fit the list to the names of the pages. Where they need much of the screen, they wrap."""
         self.list.ensurePolished()
         metrics, names = self.list.fontMetrics(), [_(page.name) for page in self.pages]
         widest = max(map(metrics.horizontalAdvance, names))

@@ -28,7 +28,7 @@ from kvchat.words.wording import MEMORY_OF_CHATS, STORAGE, size
 
 
 class FolderNotOpened(KvchatError):
-    """The desktop has nothing to show a folder with."""
+    """The desktop has no app to show a folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(
@@ -39,7 +39,7 @@ class FolderNotOpened(KvchatError):
 
 
 class StoragePage(SettingsPage):
-    """The store's bounds, and the folders. Nothing is removed without being shown first."""
+    """Storage limits and folders. Shows what would be deleted before deleting it."""
 
     name, key = STORAGE, "storage"
 
@@ -88,7 +88,7 @@ class StoragePage(SettingsPage):
         )
 
     def _quota(self, chosen: int | None) -> int:
-        """Not for the loop."""
+        """Blocking call."""
         return store_bounds(self.runtime.paths, replace(self.runtime.settings, quota_bytes=chosen)).quota
 
     def change(self, name: str, value: Any) -> None:
@@ -100,7 +100,7 @@ class StoragePage(SettingsPage):
             super().change(name, value)
 
     async def _change_quota(self, chosen: int | None) -> None:
-        """A lower quota deletes save points at once: they are shown first."""
+        """Set the quota, first showing save points it would delete."""
         quota = await asyncio.to_thread(self._quota, chosen)
         if quota < await asyncio.to_thread(self._quota, self.runtime.settings.quota_bytes):
             plan = await self.runtime.save_points.plan_prune(quota)

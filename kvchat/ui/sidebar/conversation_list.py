@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Order(Enum):
-    """Order of the chats; those kept on top come first."""
+    """Sort order; chats kept on top come first."""
 
     USED = N_("Last used first")
     CREATED = N_("Newest first")
@@ -39,7 +39,7 @@ class Order(Enum):
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A view of the chats: all that are not archived, one folder's, or the archive."""
+    """View of the chats: all unarchived ones, one folder's, or the archive."""
 
     order: Order = Order.USED
     folder: str | None = None
@@ -55,7 +55,6 @@ def as_text(arrangement: Arrangement) -> str:
 
 
 def from_text(text: str) -> Arrangement:
-    """Return the stored arrangement; the default if it cannot be read."""
     try:
         kept = json.loads(text)
         folder = kept["folder"]
@@ -72,15 +71,13 @@ _KEYS: dict[Order, Callable[[Conversation], Any]] = {
 
 
 def arranged(chats: Sequence[Conversation], by: Arrangement) -> list[Conversation]:
-    """Return the chats shown, in order. chats: the last used first"""
+    """Return the visible chats in order. chats: last used first"""
     shown = [c for c in chats if c.archived == by.archive and by.folder in (None, c.folder)]
     return sorted(sorted(shown, key=_KEYS[by.order]), key=lambda chat: not chat.on_top)
 
 
 @dataclass(frozen=True)
 class Heading:
-    """Heading above chats: when they were used, or made."""
-
     id: str  # no chat's
     title: str
 
@@ -97,7 +94,7 @@ _EARLIER, _ON_TOP = N_("Earlier"), N_("Kept on top")
 def with_headings(
     chats: Sequence[Conversation], order: Order, now: datetime | None = None
 ) -> Sequence[Conversation | Heading]:
-    """Return the chats in their order, below headings that say when; without headings where ordered by name."""
+    """Return the chats in order under date headings; without headings if ordered by name."""
     if order is Order.NAME:
         return chats
     now = now or datetime.now().astimezone()
@@ -117,10 +114,9 @@ def with_headings(
 
 
 def _times(chats: Sequence[Conversation], order: Order, now: float) -> list[float]:
-    """Return when each chat was used, or made, in seconds since 1970: never later than the chat above it, or `now`.
+    """Return when each chat was used, or made, in seconds since 1970, never increasing and at most `now`.
 
-    A clock may have been wrong. A time before that of a chat further down, or in the future, gives way to its
-    neighbor's.
+    Clocks may have been wrong: a time before that of a later chat, or in the future, is replaced by its neighbor's.
     """
     times = [(chat.updated_at if order is Order.USED else chat.created_at).timestamp() for chat in chats]
     latest = 0.0
@@ -139,8 +135,6 @@ _BADGE, _MENU = 15, 20  # pixels
 
 @dataclass(frozen=True)
 class Row:
-    """One conversation in the list."""
-
     id: str
     title: str
     forecast: Forecast | None = None  # of its next reply; None: not known yet
@@ -168,9 +162,9 @@ class Row:
 
 
 class ConversationModel(ItemModel["Conversation | Heading"]):
-    """The conversations, parted by headings; their rows are made as they come into sight, for there may be thousands.
+    """Conversations and headings; rows are made as they come into view: there may be thousands.
 
-    Editing a row says so and changes nothing itself.
+    Editing a row only emits a signal.
     """
 
     renamed = Signal(str, str)  # conversation id, title
@@ -222,8 +216,6 @@ class ConversationModel(ItemModel["Conversation | Heading"]):
 
 
 class ConversationDelegate(ItemDelegate):
-    """Draws a row: the dot, then the title, then a clock if its next reply takes a while, and the badges."""
-
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         return QSize(80, option.fontMetrics.height() + 18)
 
@@ -257,7 +249,7 @@ class ConversationDelegate(ItemDelegate):
         return editor
 
     def setEditorData(self, editor: QWidget, index: Index) -> None:
-        """Set the title unless something was typed: the list may be shown anew at any time."""
+        """Set the title unless the user has typed: the list may be refreshed at any time."""
         if isinstance(editor, QLineEdit) and not editor.isModified():
             super().setEditorData(editor, index)
 
@@ -265,9 +257,9 @@ class ConversationDelegate(ItemDelegate):
         editor.setGeometry(sided(option, option.rect.adjusted(self.look.px(26), 2, -2, -2)))
 
     def _paint_badges(self, painter: QPainter, option: QStyleOptionViewItem, row: Row) -> int:
-        """Draw the badges at the row's end, and a clock if its reply takes a while; return their width in pixels.
+        """Draw the badges, and a clock for a slow reply; return their width in pixels.
 
-        Not the time itself: beside a chat that reads as its age. The tip has it.
+        The time is only in the tooltip: beside a chat it reads as the chat's age.
         """
         side, rect = self.look.px(_BADGE), option.rect
         names = [name for name, _words in row.badges]
@@ -279,7 +271,7 @@ class ConversationDelegate(ItemDelegate):
         return len(names) * side
 
     def _paint_dot(self, painter: QPainter, option: QStyleOptionViewItem, row: Row) -> None:
-        """Draw full: in a slot; with a core: in memory; half: on disk; empty: must be read, or not known yet."""
+        """Draw it full: in a slot; with a core: in memory; half: on disk; empty: to be read, or unknown."""
         theme, source = self.look.theme, row.forecast.source if row.forecast else Source.COLD
         colour = QColor(theme.accent if source is not Source.COLD else theme.muted)
         side, rect = self.look.px(9), option.rect
@@ -305,13 +297,12 @@ def menu_box(look: Look, option: QStyleOptionViewItem) -> QRect:
 
 
 class ChatList(ItemList):
-    """The list; Delete asks to delete, F2 renames in place, and what is typed is meant for the conversation."""
+    """Chat list: Delete asks to delete, F2 renames in place, typed text goes to the conversation."""
 
     delete_pressed = Signal()
     typed = Signal(str)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
-        """Open the menu with a right click or a click on `···`, without opening the chat."""
         where = event.position().toPoint()
         index = self.indexAt(where)
         if event.button() is Qt.MouseButton.LeftButton and index.flags() & Qt.ItemFlag.ItemIsSelectable:

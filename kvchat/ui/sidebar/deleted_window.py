@@ -26,8 +26,6 @@ _FOR_GOOD = N_("from the chat list, search, chat memory and automatic backups")
 
 
 class DeletedWindow(Panel):
-    """A list, and actions for the chosen entry."""
-
     storage_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:

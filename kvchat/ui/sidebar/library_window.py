@@ -35,8 +35,6 @@ _EMPTY = N_(
 
 
 class LibraryWindow(Panel):
-    """A list, and actions for the chosen entry."""
-
     begun = Signal(str)  # a chat, by its id
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
@@ -72,13 +70,11 @@ class LibraryWindow(Panel):
         self._load()
 
     def choose(self, prepared_id: str) -> None:
-        """Select that entry as soon as it is in the list."""
         self._added = prepared_id
         if self._standings:
             self._show()
 
     async def consider(self, paths: Sequence[Path]) -> None:
-        """Ask whether these are to be added."""
         now = await self._runtime.engine.states_now(self._runtime.settings.model_path)
         estimate = await self._library.estimate(paths, now)
         taken = set((await self._library.names()).values())
@@ -118,7 +114,7 @@ class LibraryWindow(Panel):
                 self._load()
 
     def _load(self) -> None:
-        """Load again; changes that come meanwhile are loaded once more afterwards."""
+        """Reload; changes during a load cause one more load afterwards."""
         self._due = True
         if not self._loading:
             self.run(self._load_all())
@@ -192,8 +188,6 @@ class LibraryWindow(Panel):
 
 
 class AddDialog(Question):
-    """Estimate of the reading before it begins, and a name for the entry."""
-
     def __init__(self, parent: QWidget, name: str, estimate: Estimate) -> None:
         can_be_read = not estimate.too_long
         self.field, self.words = line_edit(_("Name"), _("Name")), label(estimate_words(estimate), "muted", wraps=True)
@@ -215,7 +209,7 @@ class AddDialog(Question):
 
 
 def name_for(paths: Sequence[Path], taken: Collection[str]) -> str:
-    """Return a name for these files that is not taken: that of the first."""
+    """Return a free name for these files, based on the first."""
     name = paths[0].name if paths[0].is_dir() else paths[0].stem
     if len(paths) > 1:
         name = _("{name} and {count}", name=name, count=several(len(paths) - 1, "{count} more", "{count} more"))
@@ -255,7 +249,6 @@ def row_of(standing: Standing, reading: Reading | None) -> Row:
 
 
 def details_of(standing: Standing, reading: Reading | None, left: TimeRange | None, place: Path) -> str:
-    """Return the details of the chosen entry. place: folder of the save points"""
     prepared = standing.prepared
     lines = [left_to_right(listed(prepared.paths))]
     if reading is not None:

@@ -33,15 +33,11 @@ _LINES = 2
 
 
 class _Model(ItemModel["FoundChat"]):
-    """The chats found."""
-
     def spoken(self, row: FoundChat) -> str:
         return f"{row.title}: {row.excerpt}" if row.excerpt else row.title
 
 
 class _Delegate(ItemDelegate):
-    """Draws the title, and below it the excerpt with its hits marked."""
-
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         lines = 1 + (_LINES if index.data(ROW).excerpt else 0)
         return QSize(80, lines * (option.fontMetrics.height() + 2) + 2 * _ABOVE)
@@ -93,8 +89,6 @@ class _Delegate(ItemDelegate):
 
 
 class SearchResults(ItemList):
-    """The list of what was found."""
-
     chosen = Signal(object)  # a FoundChat
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
@@ -121,14 +115,14 @@ class SearchResults(ItemList):
 
 
 class _Field(QLineEdit):
-    """Esc empties it, Down goes to what was found, Enter opens the first."""
+    """Field: Esc clears, Down enters the results, Enter opens the first."""
 
     def __init__(self, results: SearchResults, look: Look) -> None:
         super().__init__()
         self._results, self._look = results, look
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Draw a magnifier that grows with the text: an action's icon would have 16 pixels at any size."""
+        """Draw a magnifier that scales with the text: an action's icon is always 16 pixels."""
         super().paintEvent(event)
         side = self._look.px(16)
         place = QRect(self._look.px(8), (self.height() - side) // 2, side, side)
@@ -137,7 +131,7 @@ class _Field(QLineEdit):
             icon("search", self._look.theme.muted).paint(painter, place)
 
     def event(self, event: QEvent) -> bool:
-        """Take Esc, which would otherwise go to the window's shortcut."""
+        """Handle Esc, else it triggers the window's shortcut."""
         asked = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
         if asked and self.text() and event.key() == Qt.Key.Key_Escape:  # type: ignore[attr-defined]
             event.accept()
@@ -156,8 +150,6 @@ class _Field(QLineEdit):
 
 
 class SearchPanel(QWidget):
-    """Search field above `below`, which the results replace during a search."""
-
     def __init__(self, look: Look, below: QWidget) -> None:
         super().__init__()
         self._look = look

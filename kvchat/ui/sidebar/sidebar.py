@@ -49,8 +49,6 @@ _BESIDE_USAGE = 56  # pixels: its picture at 200 % text, and what the look leave
 
 
 class Sidebar(QFrame):
-    """Shows the conversations and signals what the user wants of them."""
-
     selected = Signal(str)  # conversation id
     rested_on = Signal(str)  # conversation id: the pointer stays there, or the keys
     delete_requested = Signal(list)  # conversation ids
@@ -100,7 +98,6 @@ class Sidebar(QFrame):
         current: str | None,
         folders: Sequence[str],
     ) -> None:
-        """Show the conversations, each as `row_of` has it; `current` is selected without a signal."""
         chosen = self.chosen
         self.folders = list(folders)
         with QSignalBlocker(self.list.selectionModel()):  # a row that goes must not have another chat opened
@@ -113,7 +110,6 @@ class Sidebar(QFrame):
             self.choose(chosen)
 
     def show_selected(self, conversation_id: str | None) -> None:
-        """Select a row without a signal; None selects nothing."""
         selection = self.list.selectionModel()
         index = self.model.index_of(conversation_id)
         with QSignalBlocker(selection):
@@ -134,7 +130,7 @@ class Sidebar(QFrame):
             self.list.selectionModel().setCurrentIndex(self.model.index_of(chats[target]), _ALONE)
 
     def begin_rename(self, index: QModelIndex | None = None) -> bool:
-        """Edit a title in place, by default the selected one. Returns False if it is not in the list."""
+        """Edit a title in place, by default the selected one. Return False if it is not listed."""
         index = index or self.list.currentIndex()
         if not self.list.isVisible() or not index.isValid():
             return False
@@ -185,7 +181,6 @@ class Sidebar(QFrame):
         return view
 
     def _rest(self, index: QModelIndex) -> None:
-        """Emit `rested_on` if pointer or keys are still on the row after a moment."""
         rests = bool(index.flags() & Qt.ItemFlag.ItemIsSelectable)
         self._resting = conversation_id = self.model.rows[index.row()].id if rests else ""
 
@@ -196,7 +191,6 @@ class Sidebar(QFrame):
         QTimer.singleShot(_REST_MS, self, tell)
 
     def choose(self, ids: Sequence[str]) -> None:
-        """Select these as well, without a signal."""
         wanted = QItemSelection()
         for index in filter(QModelIndex.isValid, map(self.model.index_of, ids)):
             wanted.append(QItemSelectionRange(index))

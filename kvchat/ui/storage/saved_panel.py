@@ -36,7 +36,7 @@ _STEPS = (2, 4, 6, 8, 10)  # times a power of ten: where the scale may end, so t
 
 
 class DayBars(QWidget):
-    """One plot. `describe` it for those who do not see it."""
+    """Bar chart. `describe` it for screen readers."""
 
     accessible_role = QAccessible.Role.Chart
     pointed = Signal(int)  # at the day of that number; -1: at none
@@ -54,7 +54,6 @@ class DayBars(QWidget):
         look.changed.connect(self._resize)
 
     def show_days(self, days: Sequence[date], values: Sequence[float], unit: float = 1) -> None:
-        """Draw each day's value. The scale ends at a round number of units."""
         self._days, self._values = days, values
         most = max(values) / unit
         power = 10 ** max(0, math.ceil(math.log10(max(most, 1))) - 1)
@@ -146,8 +145,6 @@ EMPTY = N_("No replies yet. This page will show how much reprocessing time your 
 
 
 class SavedPanel(Panel):
-    """Window over `Runtime.statistics`."""
-
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _(TIME_SAVED), parent, size=(620, 620), least=(420, 380))
         self.shown: Statistics | None = None
@@ -179,7 +176,7 @@ class SavedPanel(Panel):
         self.run(load())
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Focus the button that changes nothing; else the first plot would open with a focus ring."""
+        """Focus a harmless button; else the first plot would open with a focus ring."""
         super().showEvent(event)
         self._leave.setFocus()
 

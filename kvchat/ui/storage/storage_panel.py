@@ -30,7 +30,7 @@ _INVITATION = N_("Move the slider to see which chat memory would be deleted and 
 
 
 class PruneCard(QFrame):
-    """Asks for plans and shows them; carries nothing out itself."""
+    """Card that shows prune plans, but never runs them."""
 
     plan_wanted = Signal()  # one for `target`
     plan_dropped = Signal()  # no plan is in view any more
@@ -75,7 +75,7 @@ class PruneCard(QFrame):
         return self.slider.value() < _STEPS
 
     def set_total(self, total: int) -> None:
-        """total: bytes at the slider's right end. A plan in view is made again for it."""
+        """total: bytes at the slider's right end. A visible plan is recomputed for it."""
         target, was_moved = self.target, self.moved
         self._total = total
         with QSignalBlocker(self.slider):
@@ -91,7 +91,6 @@ class PruneCard(QFrame):
         return self.moved and self.plan is None
 
     def show_plan(self, plan: PrunePlan, version: int) -> None:
-        """Show a plan, unless it was asked for at an earlier version."""
         if version != self.version:
             return
         self.plan = plan
@@ -102,7 +101,7 @@ class PruneCard(QFrame):
         self.button.setAccessibleName(_("Shrink. {text}", text=self.preview.text()))
 
     def drop_plan(self) -> None:
-        """Forbid the plan in view: what is kept has changed."""
+        """Drop the visible plan: the store has changed."""
         self.plan = None
         self.version += 1
         self.button.setEnabled(False)
@@ -126,7 +125,7 @@ EMPTY = N_("No chat memory yet. kvchat saves it after each reply.")
 
 
 async def owner_names(chat: ChatService) -> dict[str, str]:
-    """Return the name of every owner of memory in the store, by id: chats, recently deleted ones and documents."""
+    """Return the names of all memory owners, by id: chats, recently deleted ones and documents."""
     names = {conversation.id: conversation.title for conversation in await chat.conversations()}
     deleted = await chat.recently_deleted.entries()
     names |= {entry.id: _("{title} (recently deleted)", title=entry.title) for entry in deleted if entry.is_chat}
@@ -135,8 +134,6 @@ async def owner_names(chat: ChatService) -> dict[str, str]:
 
 
 class StoragePanel(Panel):
-    """Window over `StoreService.usage`, with deletions, pins and pruning."""
-
     changed = Signal()  # something was deleted, pinned or pruned
     saved_requested = Signal()  # the page of what it was good for
     limits_requested = Signal()  # quota, free-space floor and maximum age are settings
@@ -172,13 +169,12 @@ class StoragePanel(Panel):
         self._connect()
 
     def refresh(self) -> None:
-        """Load again. A panel that opens has no plan in view."""
         if not self.isVisible():
             self.prune.to_rest()
         self.run(self._load())
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Focus the button that changes nothing; else the list would open with a focus ring."""
+        """Focus a harmless button; else the list would open with a focus ring."""
         super().showEvent(event)
         self._leave.setFocus()
 
@@ -245,7 +241,6 @@ class StoragePanel(Panel):
         return self._heading
 
     def _restyle(self) -> None:
-        """End the heading where the rows end, and keep its height whatever it shows."""
         inside = self._heading.layout()
         assert inside is not None
         begin, end = 8, self._look.px(BUTTON) + 12
@@ -289,7 +284,7 @@ class StoragePanel(Panel):
         self.show_usage(usage, titles)
 
     async def _preview(self) -> None:
-        """Get the plan for the slider's place. One at a time: the store may need a second for each."""
+        """Fetch plans for the slider's value, one at a time: the store may need a second for each."""
         if self._planning:
             return
         self._planning = True

@@ -26,8 +26,6 @@ BUTTON, _PAD, _GAP, _BAR = 28, 9, 6, 7  # pixels, the first at 100 % text
 
 @dataclass(frozen=True)
 class UsageRow:
-    """One conversation in the list."""
-
     title: str
     usage: ConversationUsage
     loss: PrunedConversation | None  # what the prune in preview takes from it
@@ -54,8 +52,6 @@ def shared_colour(look: Look) -> QColor:
 
 
 class UsageDelegate(ItemDelegate):
-    """Draws a row of the list."""
-
     shows_selection = False
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
@@ -95,7 +91,6 @@ class UsageDelegate(ItemDelegate):
         write(painter, option, room, one_line(row.title))
 
     def _paint_chip(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, words: str) -> int:
-        """Draw some words at the right of the box; return where they begin."""
         theme = self.look.theme
         painter.setFont(self.small(option.font))
         width = QFontMetrics(painter.font()).horizontalAdvance(words) + 14
@@ -109,7 +104,7 @@ class UsageDelegate(ItemDelegate):
         return int(chip.left()) - 8
 
     def _paint_bar(self, painter: QPainter, option: QStyleOptionViewItem, box: QRectF, row: UsageRow) -> None:
-        """Draw own bytes, then shared ones; what the plan in view removes is crossed out at the end."""
+        """Draw own bytes, then shared ones; cross out what the visible plan removes at the end."""
         usage, theme = row.usage, self.look.theme
         if not usage.bytes:
             return
@@ -151,8 +146,6 @@ class UsageDelegate(ItemDelegate):
 
 
 class UsageModel(ItemModel[UsageRow]):
-    """The rows' words. Where only contents changed, the place scrolled to stays."""
-
     def __init__(self) -> None:
         super().__init__(key=lambda row: row.usage.conversation_id)
 
@@ -164,8 +157,6 @@ class UsageModel(ItemModel[UsageRow]):
 
 
 class UsageList(ItemList):
-    """The list: a bar for each conversation and a menu of what can be done about it."""
-
     pin_wanted = Signal(str, bool)  # conversation id, pinned from now on
     never_save_wanted = Signal(str, bool)  # conversation id, never saved from now on
     delete_wanted = Signal(str)  # conversation id

@@ -21,7 +21,7 @@ _NEAR = 0.9  # of the size asked for; a plan that leaves less says so
 
 
 def spared_bytes(usage: StoreUsage) -> int:
-    """Return the bytes that whole slot files would take beyond those on disk; never below 0."""
+    """Return the bytes saved compared with whole slot files; never below 0."""
     return max(0, usage.logical_bytes - usage.physical_bytes)
 
 
@@ -72,7 +72,7 @@ def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
 
 
 def break_even_in_words(pays: BreakEven | None) -> str:
-    """Return from which length on restoring beats reading, and why; empty if not measured yet."""
+    """Return from which length on restoring beats reading, and why; "" if not measured yet."""
     if pays is None:
         return ""
     reading, loading = per_second(1000 / pays.prefill_ms_per_token), size(1000 / pays.restore_ms_per_byte)
@@ -158,7 +158,7 @@ def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
 
 
 def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:
-    """Return what is lost when save points unused for so many days are deleted, as far as the usage tells."""
+    """Return what is lost if save points unused for `days` days are deleted, as far as known."""
     limit = now - timedelta(days=days)
     chats = [entry for entry in usage.conversations if not program_of(entry.conversation_id)]
     cold = [entry for entry in chats if entry.save_points and not entry.pinned and entry.last_used_at < limit]
@@ -192,8 +192,6 @@ class SavingsBar(RoundBar):
 
 
 class UsageSummary(QWidget):
-    """Shows the sums of a StoreUsage."""
-
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.total = label(kind="title")
@@ -236,7 +234,7 @@ class UsageSummary(QWidget):
         )
         if usage.other_bytes:
             others = size(usage.other_bytes)
-            words = sentences(words, _("{size} of this is the index and temporary files.", size=others))
+            words = sentences(words, _("{size} of the space in use is the index and temporary files.", size=others))
         self.free.setText("" if usage.problem else words)
 
     def _build_figures(self) -> QHBoxLayout:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 
 class HitMarks(QObject):
-    """The marked terms of one page, in what is there and what is still to come."""
-
     cleared = Signal()
 
     def __init__(self, page: MessageColumn, look: Look) -> None:
@@ -57,18 +55,16 @@ class HitMarks(QObject):
             view.chips.show_terms(self.terms)
 
     def open_document(self, message_id: str) -> None:
-        """Show the first of a message's documents that has the terms, at the first of them."""
         view = self._page.views.get(message_id)
         if view is not None and view.chips is not None:
             view.chips.open_found()
 
     def in_message(self, message_id: str) -> list[tuple[QTextEdit, QTextCursor]]:
-        """List the marks of a message from above, and the texts they stand in."""
+        """Return a message's marks from the top, with their text widgets."""
         view = self._page.views.get(message_id)
         return [(text, cursor) for text in (view.texts if view else ()) for cursor in self._cursors(text)]
 
     def lead_to(self, text: QTextEdit, cursor: QTextCursor) -> None:
-        """Let one mark stand out from the others."""
         before, self._current = self._current, (text, cursor.selectionStart())
         if before is not None and isValid(before[0]):
             self._mark(before[0])
@@ -90,8 +86,6 @@ class HitMarks(QObject):
 
 
 class FindBar(QFrame):
-    """The words looked for, which of the messages that have them is in sight, and the buttons to the others."""
-
     closed = Signal()
 
     def __init__(self, look: Look, page: Transcript) -> None:
@@ -117,7 +111,6 @@ class FindBar(QFrame):
         self.hide()
 
     def begin(self, query: str | None = None, message_id: str | None = None) -> None:
-        """Look for the query, first in this message; without one, let the user write it."""
         self.show()
         if query is None:
             self.field.setFocus()
@@ -127,7 +120,6 @@ class FindBar(QFrame):
         self._look_for(message_id)
 
     def step(self, by: int) -> None:
-        """Go to another place that has the words; after the last comes the first."""
         if not self._hits:
             return
         self._spots = len(self._page.marks.in_message(self._hits[self._at]))  # it may be there in full only now
@@ -148,7 +140,7 @@ class FindBar(QFrame):
             super().keyPressEvent(event)
 
     def _look_for(self, message_id: str | None) -> None:
-        """Find the messages that have all words; show the last one unless another is named."""
+        """Find the messages that have all words; show the last unless another is named."""
         terms = terms_of(self.field.text())
         self._hits = [m.id for m in self._page.messages if terms and has_terms(searched_text(m), terms)]
         self._at = self._hits.index(message_id) if message_id in self._hits else len(self._hits) - 1

@@ -50,8 +50,6 @@ _STATE_WORDS = {
 
 
 class Request(Enum):
-    """An action that the user asks for on a message."""
-
     REGENERATE = "regenerate"  # another reply beside it
     REGENERATE_WITH = "regenerate-with"  # the same by another model, which is chosen first
     CONTINUE = "continue"  # the reply goes on
@@ -63,17 +61,15 @@ class Request(Enum):
 
 @dataclass(frozen=True)
 class MessageRequest:
-    """A request and the message it is about."""
-
     run: Request
     message: Message
     text: str = ""
 
 
 class MessageActions(QWidget):
-    """The time and a row of buttons, painted under the last message or near the mouse or the keys.
+    """Time and buttons of a message, painted if it is last, hovered or focused.
 
-    The row takes its room also while it is not painted, so that nothing moves.
+    The row takes its room even when unpainted, so that nothing moves.
     """
 
     def __init__(self, style: PageStyle, parent: QWidget | None = None) -> None:
@@ -95,7 +91,6 @@ class MessageActions(QWidget):
         return made
 
     def add_time(self, at: datetime) -> None:
-        """Show before all buttons when the message was written: the time of day, or an earlier day."""
         local, now = at.astimezone(), datetime.now().astimezone()
         day = day_short(local) if local.year == now.year else date_of(local)
         time = label(f"{local:%H:%M}" if local.date() == now.date() else day, "small")
@@ -105,13 +100,12 @@ class MessageActions(QWidget):
         self._row.insertWidget(0, time)
 
     def add_to(self, menu: QMenu) -> None:
-        """Offer what the buttons do, but for copying, in a menu."""
         for shown in self._buttons[1:]:
             if not shown.isHidden():
                 menu.addAction(shown.icon(), shown.toolTip(), shown.click)
 
     def add_pager(self, position: int, count: int, go: Callable[[int], object]) -> None:
-        """Show which of several branches this is, counted from 0; `go` is called with another one's position."""
+        """Show the branch number, `position` counted from 0; `go` gets another's position."""
         place = label(f"{position + 1} / {count}", "small")
         place.setAccessibleName(_("Branch {position} of {count}", position=position + 1, count=count))
         for glyph, words, to in (
@@ -127,7 +121,6 @@ class MessageActions(QWidget):
 
     @property
     def seen(self) -> bool:
-        """True while the time and the buttons are painted."""
         return self._near or self._always or any(shown.hasFocus() for shown in self._buttons)
 
     def stay(self, always: bool) -> None:
@@ -135,7 +128,6 @@ class MessageActions(QWidget):
         self.update()
 
     def reveal(self, near: bool) -> None:
-        """Show the row while the mouse, or the last tap, is on the message."""
         self._near = near
         self.update()
 
@@ -153,7 +145,7 @@ class MessageActions(QWidget):
 
 
 class TimelineBar(RoundBar):
-    """The steps side by side, each as wide as it was long; what was before Send is paler."""
+    """Steps side by side, as wide as their duration; those before Send are paler."""
 
     def __init__(self, look: Look, steps: Sequence[Span], width: int = 200, height: int = 10) -> None:
         super().__init__(look, width, height)
@@ -181,8 +173,6 @@ class TimelineBar(RoundBar):
 
 
 class Timeline(QWidget):
-    """The bar and, below it, its legend."""
-
     def __init__(self, look: Look, steps: Sequence[Span]) -> None:
         super().__init__()
         self.words = [f"{step.words} {duration(step.ms)}" for step in steps]
@@ -198,10 +188,8 @@ class Timeline(QWidget):
 
 
 class ReceiptView(QWidget):
-    """One receipt: a line that opens and folds its details."""
-
     def __init__(self, receipt: Receipt, look: Look, below: QVBoxLayout | None = None) -> None:
-        """`below`: where the details go if there is more room than beneath the line."""
+        """below: layout for the details, if it has more room than this widget"""
         super().__init__()
         self.receipt, self._look = receipt, look
         self.text = ("⚠ " if receipt.hollow else "") + receipt_line(receipt)
@@ -235,10 +223,8 @@ class ReceiptView(QWidget):
 
 
 class ReplyFooter(QWidget):
-    """The quiet lines under one reply that has ended."""
-
     def __init__(self, message: Message, actions: QWidget, look: Look, *, retry: Any, go_on: Any) -> None:
-        """`retry` and `go_on` are called, or emitted, when that is asked for."""
+        """retry, go_on: callables or signals"""
         super().__init__()
         self.receipt: ReceiptView | None = None
         self._go_on: QPushButton | None = None  # where it has not come to its end
@@ -262,7 +248,7 @@ class ReplyFooter(QWidget):
             self._go_on.setVisible(last)
 
     def heightForWidth(self, width: int) -> int:
-        """Stand the buttons below the lines where it is narrow. An opened receipt wraps."""
+        """Put the buttons below the lines if narrow. An open receipt wraps."""
         directions = QBoxLayout.Direction.LeftToRight, QBoxLayout.Direction.TopToBottom
         beside = self._lines.minimumSize().width() + _BETWEEN + self._actions.minimumSizeHint().width()
         self._row.setDirection(directions[width < beside])
@@ -301,8 +287,6 @@ def _details(receipt: Receipt, look: Look) -> QFrame:
 
 
 class FailureCard(Card):
-    """Why a turn failed, and what can be done."""
-
     def __init__(self) -> None:
         super().__init__()
         self.setProperty("tone", "bad")
@@ -311,7 +295,7 @@ class FailureCard(Card):
         self.locate, self.model = self.add_button(_("Locate file…")), self.add_button(_("Choose another model"))
 
     def show_error(self, error: KvchatError | None, model: str | None = None) -> None:
-        """Show the error, or hide. Where the conversation's model is gone, `model` names the one in use."""
+        """Show the error; None hides it. If the chat's model is gone, `model` is the one in use."""
         missing = isinstance(error, ModelMissing)
         if error is not None:
             self.say(error.title, error.detail, error.advice)
@@ -325,7 +309,7 @@ class FailureCard(Card):
 
 
 class TranscriptTail(QWidget):
-    """Takes no room while there is nothing to say."""
+    """Tail of the page; takes no room if empty."""
 
     retry_requested = Signal()
     changed = Signal()  # it may be taller or shorter
@@ -357,8 +341,6 @@ class TranscriptTail(QWidget):
 
 
 class JumpButton(QPushButton):
-    """Stands in the middle of a page's lower edge while the reader is elsewhere."""
-
     def __init__(self, page: QWidget, look: Look) -> None:
         super().__init__(page)
         self._page, self._look = page, look

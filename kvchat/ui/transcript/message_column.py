@@ -33,7 +33,7 @@ View = UserView | ReplyView
 
 
 class RowHeights:
-    """Heights of rows one below the other, with gaps included in them."""
+    """Heights of stacked rows, including the gaps."""
 
     def __init__(self) -> None:
         self.heights: list[int] = []
@@ -41,18 +41,18 @@ class RowHeights:
         self._tops: list[int] = []  # empty: to be added up again
 
     def top(self, row: int) -> int:
-        """Return where a row begins; for one beyond the last, where the last ends."""
+        """Return a row's top; for one beyond the last, the last one's bottom."""
         if not self._tops:
             self._tops = list(accumulate(self.heights, initial=0))
         return self._tops[row]
 
     def at(self, position: int) -> int:
-        """Return the row at a position; the nearest for one outside. There must be rows."""
+        """Return the row at a position, or the nearest. There must be rows."""
         last = len(self.heights) - 1
         return min(max(bisect_right(range(last + 1), position, key=self.top) - 1, 0), last)
 
     def measure(self, row: int, height: int) -> int:
-        """Set the height of a row; return by how much it differs from what it was taken for."""
+        """Set a row's measured height; return the change from the old or guessed one."""
         change = height - self.heights[row]
         self.measured[row] = True
         if change:
@@ -61,15 +61,13 @@ class RowHeights:
         return change
 
     def keep(self, rows: int, more: Sequence[int]) -> None:
-        """Keep the first `rows` rows; the guessed heights of new ones come after them."""
+        """Keep the first `rows` rows, followed by new ones of guessed heights."""
         self.heights[rows:] = more
         self.measured[rows:] = [False] * len(more)
         self._tops = []
 
 
 class MessageColumn(QScrollArea):
-    """Places the messages and what stands below them. Subclasses make the widgets."""
-
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
@@ -106,7 +104,6 @@ class MessageColumn(QScrollArea):
         self._arrange()
 
     def leave_room(self, pixels: int) -> None:
-        """Leave so much below the end, over which something else lies."""
         if pixels != self._room_below:
             self._room_below = pixels
             self._arrange()
@@ -123,7 +120,7 @@ class MessageColumn(QScrollArea):
         self._jump.place()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Handle Home and End, which a scroll area does not know."""
+        """Handle Home and End, which QScrollArea does not."""
         if event.key() == Qt.Key.Key_End:
             self.scroll_to_end()
         elif event.key() == Qt.Key.Key_Home:
@@ -143,11 +140,11 @@ class MessageColumn(QScrollArea):
         return round(lines * self._style.line_height * 0.9) + 60
 
     def _pinned(self) -> set[str]:
-        """Return the messages whose widgets must stay, beside those that are being edited."""
+        """Return the messages whose widgets must stay, besides those being edited."""
         raise NotImplementedError
 
     def _show_rows(self, messages: list[Message]) -> None:
-        """Show these. Those at the beginning that were there before keep their heights and widgets."""
+        """Show these messages. A common prefix keeps its heights and widgets."""
         pairs = zip(self.messages, messages, strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0].id == pair[1].id, pairs))
         self.messages = messages
@@ -159,7 +156,6 @@ class MessageColumn(QScrollArea):
         return max(min(self._look.px(COLUMN_WIDTH), self.viewport().width() - _LEFT - _RIGHT), 100)
 
     def _arrange(self, shift: int = 0) -> None:
-        """Give the messages in sight their widgets, and everything its place."""
         if self._arranging:
             return
         self._arranging = True
@@ -177,7 +173,7 @@ class MessageColumn(QScrollArea):
             self._arrange()
 
     def _measure_in_sight(self, top: int) -> int:
-        """Measure what has changed or comes into sight; return the page's top edge after that."""
+        """Measure rows that changed or came into view; return the page's new top edge."""
         width, area = self._column_width(), self.viewport().height()
         self._tail_height = self.tail.needed_height(width)
         # The first row in sight that the reader may know already keeps its place.
@@ -244,7 +240,6 @@ class MessageColumn(QScrollArea):
             self._arrange()
 
     def _fill_ahead(self) -> None:
-        """Give one more message near the reader its widget; then come back for the next."""
         if not self.messages:
             return
         first = self._rows.at(self.verticalScrollBar().value() - TOP)
@@ -261,7 +256,7 @@ class MessageColumn(QScrollArea):
             self._drop([id for id in farthest if id not in pinned][: len(self.views) - _MOST])
 
     def _drop(self, ids: Sequence[str]) -> None:
-        """Give up the widgets of these messages. The page takes the keys over: else Qt would look for who gets them."""
+        """Delete these messages' widgets, taking focus first: Qt would search for a new focus widget."""
         here = QApplication.focusWidget()
         if here is not None and any(self.views[id].isAncestorOf(here) for id in ids):
             self.setFocus()

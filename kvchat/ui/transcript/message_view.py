@@ -30,12 +30,11 @@ _FOLDED, _LONG = 9, 14  # lines shown of a folded message, and so many that it i
 
 
 def short(name: str) -> str:
-    """Shorten a message's accessible name, which may begin with all of its text."""
     return shorten(name[: 2 * _NAME_LETTERS], _NAME_LETTERS, placeholder="…")
 
 
 class MessageEditor(QFrame):
-    """A message's text in a field. Esc gives up, Ctrl+Enter finishes; `enter`: Enter does, too."""
+    """Editor of a message's text. Esc cancels; Ctrl+Enter (with `enter`: also Enter) finishes."""
 
     done = Signal(str)
     given_up = Signal()
@@ -66,7 +65,7 @@ class MessageEditor(QFrame):
         return self._column.totalHeightForWidth(width)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Handle Esc and Enter; Esc does not reach the window's shortcut while the user writes here."""
+        """Handle Esc and Enter; Esc must not reach the window's shortcut while editing."""
         if not isinstance(event, QKeyEvent) or event.type() == QEvent.Type.KeyRelease:
             return False
         escape = event.key() == Qt.Key.Key_Escape
@@ -94,7 +93,7 @@ class MessageEditor(QFrame):
 
 
 class MessageView(QWidget):
-    """Base of both kinds of messages. `begin` makes the parts, once the signals are connected."""
+    """Base class of both message kinds. Connect the signals, then call `begin`."""
 
     accessible_role = QAccessible.Role.Grouping
     changed = Signal()  # it may be taller or shorter
@@ -131,18 +130,17 @@ class MessageView(QWidget):
         return self.column.texts
 
     def begin(self) -> None:
-        """Show the message, or as much of a long one as can be made at once."""
+        """Show the message; of a long one, the part that is quick to build."""
         raise NotImplementedError
 
     def markdown_of(self, text: QTextEdit) -> str:
-        """Return the Markdown of what is selected of one of its texts."""
         return self.column.markdown_of(text)
 
     def unfold(self) -> None:
-        """Show all of it, where a part is hidden."""
+        """Show hidden parts, if any."""
 
     def edit(self, words: str | None = None) -> None:
-        """Let the user edit the message in its place; `words`: what was written of an edit that was begun before."""
+        """Let the user edit the message in place. words: text of an earlier, unfinished edit"""
         if self.editor is not None:
             return
         asks = self.message.role is Role.USER
@@ -189,8 +187,6 @@ class MessageView(QWidget):
 
 
 class UserView(MessageView):
-    """A message of the user's, as typed."""
-
     def __init__(self, style: PageStyle, message: Message, parent: QWidget | None = None) -> None:
         super().__init__(style, message, _("You: {content}", content=message.content[:500]), parent)
         self._bubble = styled(QFrame(self), "bubble")
@@ -216,7 +212,6 @@ class UserView(MessageView):
 
     @property
     def complete(self) -> bool:
-        """True once all that is to be seen of the message is on the page."""
         return self._made == len(self._blocks) or (self.folded and self._is_long)
 
     def begin(self) -> None:
@@ -263,7 +258,6 @@ class UserView(MessageView):
         self.action_row.setGeometry(self._at_end(below.width()), height, below.width(), below.height())
 
     def _at_end(self, width: int) -> int:
-        """Return the left edge of something so wide that stands where the language's lines end."""
         return 0 if self.isRightToLeft() else self.width() - width
 
     def unfold(self) -> None:

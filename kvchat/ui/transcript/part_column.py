@@ -30,7 +30,7 @@ Group = Sequence[Block]  # the blocks of one part
 
 
 class PartColumn(QWidget):
-    """Shows blocks; only the parts that changed are laid out again."""
+    """Column of blocks; only changed parts are laid out again."""
 
     text_made = Signal(QTextEdit)  # a text in which one can select
     link_activated = Signal(str)
@@ -50,12 +50,12 @@ class PartColumn(QWidget):
         return list(map(_text, self.parts))
 
     def markdown_of(self, text: QTextEdit) -> str:
-        """Return the Markdown of what is selected of one of the texts; of another's text, the words."""
+        """Return the Markdown of the selection in one of the texts; in any other, the plain text."""
         texts = self.texts
         return selected_markdown(text, self._groups[texts.index(text)] if text in texts else ())
 
     def show_blocks(self, settled: Sequence[Block], open_blocks: Sequence[Block] = ()) -> None:
-        """Show these; the second ones may still go on."""
+        """Show blocks; `open_blocks` may still grow."""
         before, self._groups = self._groups, _grouped((*settled, *open_blocks))
         same = takewhile(lambda pair: pair[0] == pair[1], zip(before, self._groups, strict=False))
         first = min(sum(1 for _ in same), self._ended)
@@ -69,14 +69,12 @@ class PartColumn(QWidget):
         self._changed(first)
 
     def show_formulas(self) -> bool:
-        """Show the formulas that are ready; return True if any of them stands here."""
         ready = [i for i, part in enumerate(self.parts) if isinstance(part, TextPage) and part.show_formulas()]
         if ready:
             self._changed(ready[0])
         return bool(ready)
 
     def natural_width(self) -> int:
-        """Return the width of the longest line of text, in pixels."""
         widths = [0]
         for part in self.parts:
             if isinstance(part, TextPage):
@@ -98,7 +96,6 @@ class PartColumn(QWidget):
             self._place(0)
 
     def _changed(self, first: int) -> None:
-        """Place the parts from `first` on, which are others or of other heights."""
         del self._ends[first:]
         self.updateGeometry()
         self._place(first)
@@ -153,14 +150,12 @@ def _text(part: Part) -> QTextEdit:
 
 
 def _suits(part: Part, first: Block) -> bool:
-    """Return True if a part can show a group that begins with `first`."""
     if isinstance(part, CodeView) or isinstance(first, Code):
         return isinstance(part, CodeView) and isinstance(first, Code) and part.language == first.language
     return isinstance(part, WidePage) is isinstance(first, Wide)
 
 
 def _grouped(blocks: Iterable[Block]) -> list[Group]:
-    """Put prose together into pages, up to a size; everything else stands alone."""
     groups: list[list[Block]] = []
     room = -1
     for block in blocks:
@@ -186,7 +181,7 @@ def selected_text(text: QTextEdit) -> str:
 
 
 def selected_markdown(text: QTextEdit, blocks: Sequence[Block]) -> str:
-    """Return the Markdown of what is selected of a text: whole `blocks`, but just the words inside one."""
+    """Return the selection as Markdown: whole `blocks`, but only plain text within one."""
     if not blocks:
         return selected_text(text)
     if isinstance(blocks[0], Code):
@@ -207,7 +202,6 @@ def selected_markdown(text: QTextEdit, blocks: Sequence[Block]) -> str:
 
 
 def message_text(markdown: Markdown, message: Message) -> str:
-    """Return all words of a message, read as `markdown` does."""
     if message.role is Role.USER:
         return message.content.strip("\n")
     stream = MarkdownStream(markdown)
@@ -239,7 +233,7 @@ def _html_text(blocks: Sequence[Prose | Wide]) -> str:
 
 
 def _words_between(document: QTextDocument, start: int, end: int, formula: Callable[[str], str]) -> str:
-    """Return the text from `start` to `end`: formulas as LaTeX, lists with bullets, cells of a row side by side."""
+    """Return the text from `start` to `end`: formulas as LaTeX, lists with bullets, a row's cells on a line."""
     words: list[str] = []
     block = document.findBlock(start)
     before: QTextBlock | None = None
@@ -269,7 +263,6 @@ def _bullet(block: QTextBlock) -> str:
 
 
 def _same_row(before: QTextBlock, block: QTextBlock) -> bool:
-    """Return True if two blocks stand in different cells of one row."""
     first, second = QTextCursor(before), QTextCursor(block)
     table = first.currentTable()
     if table is None or second.currentTable() != table:

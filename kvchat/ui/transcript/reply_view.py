@@ -28,7 +28,7 @@ _PART_GAP = 6  # pixels between thinking, text and footer
 
 
 class ThinkingView(QWidget):
-    """The thinking before a reply, folded until it is clicked; while folded it is not laid out."""
+    """Thinking before a reply, folded until clicked; not laid out while folded."""
 
     text_made = Signal(QTextEdit)
     toggled = Signal()
@@ -55,7 +55,7 @@ class ThinkingView(QWidget):
         return self._words.texts if self.is_open else []
 
     def show_thinking(self, text: str, *, still: bool, ms: float | None) -> None:
-        """Show this; `still`: the model goes on thinking. `ms`: how long it thought, None if nobody measured it."""
+        """still: thinking continues; ms: its duration, None if not measured"""
         self._text = text
         heading = _("Reasoning") if ms is None else _("Thought for {ms}", ms=rough_duration(ms / 1000))
         self._heading = _("Thinking…") if still else heading
@@ -95,8 +95,6 @@ class ThinkingView(QWidget):
 
 
 class ReplyView(MessageView):
-    """A reply: folded thinking, text and code, how it ended, the receipt."""
-
     retry_requested = Signal()
 
     def __init__(self, style: PageStyle, message: Message, parent: QWidget | None = None) -> None:
@@ -159,7 +157,7 @@ class ReplyView(MessageView):
         self.show_message(self.message)
 
     def show_message(self, message: Message) -> None:
-        """Show the message as it is stored. A live text is not set back by an older stored one."""
+        """Show the stored message. An older stored text does not replace a live one."""
         self.message = message
         if not self.streaming or len(message.content) + len(message.thinking) > len(self.text) + len(self.thinking):
             self.text, self.thinking = message.content, message.thinking
@@ -169,7 +167,6 @@ class ReplyView(MessageView):
         self.render_now()
 
     def set_last(self, last: bool) -> None:
-        """Offer to continue the reply only while it is the last message."""
         self._last = last
         self.action_row.stay(last)
         self._go_on.setVisible(last)
@@ -177,7 +174,7 @@ class ReplyView(MessageView):
             self.footer.offer_to_go_on(last)
 
     def set_live(self, text: str, thinking: str, thought_ms: float | None = None) -> None:
-        """Show the reply so far, a little later, together with what else comes until then."""
+        """Show the reply so far after a short delay, together with later updates."""
         self.text, self.thinking, self._thought_ms = text, thinking, thought_ms
         if not self.streaming:  # it goes on, and that is not read from disk yet
             self.message = replace(self.message, state=MessageState.STREAMING)
@@ -186,7 +183,6 @@ class ReplyView(MessageView):
             self._timer.start(max(_RENDER_MS, self._timer.interval()))
 
     def render_now(self) -> None:
-        """Show the text as it is now, reading only what is new."""
         started = time.thread_time()  # and not the wall's clock: a busy machine must not make the steps larger
         self._timer.stop()
         self._show_thinking()
@@ -217,7 +213,7 @@ class ReplyView(MessageView):
             top += height + _PART_GAP
 
     def _feed(self) -> None:
-        """Read what is new; read a text that goes on after its end, or is another, from its beginning."""
+        """Parse new text; if the text was replaced or continues after its end, start over."""
         if not self.text.startswith(self._fed) or (
             self._stream.finished and (self.streaming or self.text != self._fed)
         ):

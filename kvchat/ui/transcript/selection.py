@@ -21,16 +21,12 @@ _COPY_MARKDOWN = QKeySequence("Ctrl+Shift+C")
 
 @dataclass(frozen=True)
 class Spot:
-    """A place in a text of a message."""
-
     message_id: str
     text: QTextEdit
     position: int
 
 
 class Selection(QObject):
-    """The selection on the page, in one text or over several."""
-
     def __init__(self, page: MessageColumn) -> None:
         super().__init__(page)
         self._page = page
@@ -54,7 +50,7 @@ class Selection(QObject):
         self._scroller.stop()
 
     def pinned(self) -> set[str]:
-        """Return the messages whose widgets must stay, because the selection begins or ends there."""
+        """Return the messages whose widgets must stay because the selection begins or ends there."""
         ends = [spot for spot in (self._anchor, self._head) if spot is not None]
         if not all(isValid(spot.text) for spot in ends):
             self._anchor = self._head = None
@@ -99,7 +95,6 @@ class Selection(QObject):
         return False
 
     def _drag(self, mouse: QPoint) -> bool:
-        """Extend the selection to where the mouse is; return True if that is in another text than it began in."""
         self._mouse = mouse
         page = self._page.viewport()
         outside = not 0 <= page.mapFromGlobal(mouse).y() < page.height()
@@ -145,12 +140,10 @@ class Selection(QObject):
                 select(text, 0, 0)
 
     def _texts(self) -> list[QTextEdit]:
-        """All texts that have widgets, from above."""
         views = sorted(self._page.views.values(), key=lambda view: self._page.row_of(view.message.id) or 0)
         return [text for view in views for text in view.texts]
 
     def _spot_at(self, mouse: QPoint) -> Spot | None:
-        """Return the place in a text that is nearest to the mouse."""
         best: tuple[int, QTextEdit, str] | None = None
         for view in self._page.views.values():
             for text in view.texts:
@@ -174,7 +167,6 @@ class Selection(QObject):
         return len(rows) == 2 and row is not None and rows[0] < row < rows[1]
 
     def selected(self, *, markdown: bool = False) -> str:
-        """Return everything that is selected, from above."""
         pieces: list[str] = []
         rows = [row for id in self.pinned() if (row := self._page.row_of(id)) is not None]
         for message in self._page.messages[min(rows) : max(rows) + 1] if rows else ():
@@ -210,7 +202,6 @@ class Selection(QObject):
             select(texts[0], 0, last)
 
     def _adopt(self, text: QTextEdit, view: MessageView) -> None:
-        """A selection made by keys has no anchor yet."""
         if not self.pinned() or (self._head is None and self._anchor and self._anchor.text is not text):
             self._anchor = Spot(view.message.id, text, text.textCursor().anchor())
 

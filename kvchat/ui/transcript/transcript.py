@@ -34,7 +34,7 @@ def _takes_tab(widget: QWidget) -> bool:
 
 
 def _stops_in(area: QWidget) -> list[QWidget]:
-    """List where Tab stops in an area, itself included, in reading order: line by line, each from the left."""
+    """Return an area's Tab stops, including itself, in reading order: by line, each from the left."""
     stops = list(filter(_takes_tab, _family(area)))
     boxes = {stop: QRect(stop.mapTo(area, QPoint(0, 0)), stop.size()) for stop in stops}
     stops.sort(key=lambda stop: boxes[stop].top())
@@ -45,7 +45,7 @@ def _stops_in(area: QWidget) -> list[QWidget]:
 
 
 def _family(widget: QWidget, closed: QWidget | None = None) -> Iterator[QWidget]:
-    """Yield a widget and those in it, visible or not, in the order in which they came, but not those in `closed`."""
+    """Yield a widget and its descendants in creation order, visible or not, but none inside `closed`."""
     yield widget
     for child in widget.children() if widget is not closed else ():
         if isinstance(child, QWidget) and not child.isWindow():
@@ -53,8 +53,6 @@ def _family(widget: QWidget, closed: QWidget | None = None) -> Iterator[QWidget]
 
 
 class Transcript(MessageColumn):
-    """Shows one conversation's messages."""
-
     accessible_role = QAccessible.Role.Pane
     jump_room = JUMP_ROOM
     retry_requested = Signal()
@@ -77,7 +75,6 @@ class Transcript(MessageColumn):
         look.changed.connect(self._restyle)
 
     def show_conversation(self, messages: Sequence[Message]) -> None:
-        """Show another conversation from its end."""
         self.selection.clear()
         self.marks.clear()
         self._drop(list(self.views))
@@ -87,7 +84,6 @@ class Transcript(MessageColumn):
         self.update_messages(messages)
 
     def update_messages(self, messages: Sequence[Message]) -> None:
-        """Show the same conversation with some messages new or changed."""
         shown = [message for message in messages if message.role is not Role.SYSTEM]
         self._show_rows(shown)
         for id, view in list(self.views.items()):  # what grows may bring others into sight
@@ -100,14 +96,13 @@ class Transcript(MessageColumn):
         self._arrange()
 
     def set_live(self, message_id: str, text: str, thinking: str, thinking_ms: float | None = None) -> None:
-        """Show the running reply so far; `thinking_ms` once its thinking is over."""
+        """Show the running reply so far; `thinking_ms` once thinking is over."""
         self._live = (message_id, text, thinking, thinking_ms)
         view = self.views.get(message_id)
         if isinstance(view, ReplyView):
             view.set_live(text, thinking, thinking_ms)
 
     def edit(self, message_id: str) -> None:
-        """Let the user write this message anew."""
         row = self._row_of.get(message_id)
         if row is not None:
             view = self._view(row)
@@ -121,7 +116,7 @@ class Transcript(MessageColumn):
             self.views[message_id].end_edit()
 
     def show_pending(self, words: str, *, waits: bool = False) -> None:
-        """Say what happens before the first token. `waits`: for another chat, which may be put off."""
+        """Show progress before the first token. `waits`: for another chat, which can be postponed."""
         self.tail.pending.setText(words)
         self.tail.pending.setAccessibleName(words)
         self.tail.pending.setVisible(bool(words))
@@ -133,21 +128,20 @@ class Transcript(MessageColumn):
         self._fit_tail()
 
     def show_unanswered(self, unanswered: bool) -> None:
-        """Offer, or not, to answer a last message that has no reply."""
         self.tail.unanswered.setVisible(unanswered)
         self._fit_tail()
 
     def announce_reply(self, message_id: str) -> None:
-        """Have a screen reader read a reply that has ended; the beginning, if it is long."""
+        """Have a screen reader read a finished reply, or the beginning of a long one."""
         view = self.views.get(message_id)
         if isinstance(view, ReplyView):
             said = "\n".join(text.toPlainText() for text in view.column.texts)
             announce(self, _("Reply: {text}", text=shorten(said, _MOST_SAID, placeholder="…")))
 
     def show_message(self, message_id: str, number: int = 0) -> int:
-        """Bring a message into sight: its mark of that number (−1: the last), or else its beginning.
+        """Scroll to a message: to mark `number` (−1: the last), or else to its beginning.
 
-        Returns how many marks it has.
+        Return its number of marks.
         """
         row = self._row_of.get(message_id)
         if row is None:
@@ -168,7 +162,6 @@ class Transcript(MessageColumn):
         return len(found)
 
     def focusNextPrevChild(self, next: bool) -> bool:
-        """Tab goes through the messages as they stand, then on to what is below the page."""
         here = QApplication.focusWidget()
         stop: QWidget | None = None
         if here is self:
@@ -179,7 +172,7 @@ class Transcript(MessageColumn):
         return self._give_keys(stop, next) if stop is not None else self.step_in_window(next)
 
     def step_in_window(self, forwards: bool) -> bool:
-        """Go to what is next in the window, in the order in which it was built; the page is one stop there."""
+        """Focus the window's next Tab stop in creation order; the page counts as one stop."""
         here, family = QApplication.focusWidget(), list(_family(self.window(), closed=self))
         start = family.index(here if here in family else self)
         around = [*family[start + 1 :], *family[:start]]
@@ -195,9 +188,9 @@ class Transcript(MessageColumn):
         return True
 
     def _stops(self, places: Iterable[int], forwards: bool) -> Iterator[QWidget]:
-        """Yield where Tab stops in these rows, the two behind the messages being the tail and the jump button.
+        """Yield the Tab stops in these rows; the two after the messages are tail and jump button.
 
-        Messages on the way get their widgets.
+        Creates the widgets of messages on the way.
         """
         for place in places:
             area: QWidget = self.tail if place == len(self.messages) else self._jump
@@ -208,7 +201,6 @@ class Transcript(MessageColumn):
             yield from _stops_in(area)[:: 1 if forwards else -1]
 
     def _stop_beside(self, here: QWidget, forwards: bool) -> QWidget | None:
-        """Return where Tab goes from a place on the page, None beyond its ends."""
         end = len(self.messages)
         areas = {self._row_of[id]: view for id, view in self.views.items()} | {end: self.tail, end + 1: self._jump}
         begin = next(place for place, area in areas.items() if area.isAncestorOf(here))
@@ -216,14 +208,13 @@ class Transcript(MessageColumn):
         return next((stop for stop in dropwhile(lambda stop: stop is not here, stops) if stop is not here), None)
 
     def _stop_in_sight(self, forwards: bool) -> QWidget | None:
-        """Return the first place in sight where Tab can stop, or the last."""
         top, sight, end = self.verticalScrollBar().value(), self.viewport().rect(), len(self.messages)
         places = [*self._rows_between(top, top + sight.height()), end, end + 1]
         stops = self._stops(places if forwards else reversed(places), forwards)
         return next((s for s in stops if sight.intersects(QRect(s.mapTo(self, QPoint(0, 0)), s.size()))), None)
 
     def _show_inside(self, widget: QWidget, box: QRect) -> None:
-        """Scroll, if necessary, to a place in a widget: to all of it, or to its nearer end."""
+        """Scroll if necessary to show all of a widget's `box`, or its nearer end."""
         top, height = widget.mapTo(self._ground, box.topLeft()).y(), box.height()
         above, area = self.verticalScrollBar().value(), self.viewport().height()
         if min(top + height, above + area) - max(top, above) >= min(height, area // 2):
@@ -270,14 +261,13 @@ class Transcript(MessageColumn):
         return view
 
     def _watch(self, text: QTextEdit, view: View) -> None:
-        """Let the user select, search and follow links in one more text."""
         self.selection.watch(text, view)
         self.marks.watch(text)
         if isinstance(text, TextPage):
             text.link_reached.connect(lambda: self._show_inside(text, text.cursorRect()))
 
     def _hold(self, message_id: str) -> None:
-        """Keep in place what the reader unfolds, which grows downwards; the last reply's end stays in sight."""
+        """Keep what the reader unfolds in place, growing downwards; keep the last reply's end in view."""
         follow, bar = self._follow, self.verticalScrollBar()
         is_last = self.row_of(message_id) == len(self.messages) - 1
         self._follow = follow and is_last and isinstance(self.views.get(message_id), ReplyView)
@@ -291,7 +281,7 @@ class Transcript(MessageColumn):
             view.set_last(self._row_of[view.message.id] == len(self.messages) - 1)
 
     def _pass_on(self, requested: MessageRequest) -> None:
-        """Give the keyboard to the same button of the next branch when the user goes through branches by key."""
+        """When branches are switched by keyboard, focus the same button of the next branch."""
         siblings, pager = requested.message.siblings, self.views[requested.message.id].action_row.pager
         if requested.run is Request.SWITCH and any(button.hasFocus() for button in pager):
             self._came_by = requested.text, siblings.index(requested.text) > siblings.index(requested.message.id)
@@ -302,7 +292,7 @@ class Transcript(MessageColumn):
             view.show_formulas()
 
     def _let_go(self) -> None:
-        """Delete the widgets at once: they are made anew, and styling those of 40 messages took half a second."""
+        """Delete the widgets at once: they are recreated, and restyling those of 40 messages took 0.5 s."""
         self.selection.clear()
         gone = {id: view for id, view in self.views.items() if id not in self._editing()}
         self._drop(list(gone))

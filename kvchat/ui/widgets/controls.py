@@ -22,10 +22,9 @@ _SETTLES_MS = 300  # what is shown for a moment only is not announced
 
 
 class Switch(QCheckBox):
-    """A track with a knob: at the end of the line and in the accent colour while on. To be read, it is a check box."""
+    """Toggle switch at the end of the line, in the accent colour while on. Accessible as a check box."""
 
     def __init__(self, look: Look, name: str = "", description: str = "") -> None:
-        """`name` and `description` are what a screen reader says."""
         super().__init__()
         self._look = look
         self.setAccessibleName(name)
@@ -34,14 +33,12 @@ class Switch(QCheckBox):
         look.changed.connect(self.updateGeometry)
 
     def sizeHint(self) -> QSize:
-        """Leave room for the focus frame."""
         return QSize(self._look.px(_WIDTH) + 4, self._look.px(_HEIGHT) + 4)
 
     def minimumSizeHint(self) -> QSize:
         return self.sizeHint()
 
     def hitButton(self, position: QPoint) -> bool:
-        """Accept a click anywhere, not only on the square of a check box."""
         return self.rect().contains(position)
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -64,7 +61,7 @@ class Switch(QCheckBox):
 
 
 class RoundBar(QWidget):
-    """A bar with round ends. Subclasses paint inside it, from the left; right-to-left languages see it mirrored."""
+    """Bar with round ends. Subclasses paint it left to right; it is mirrored for right-to-left languages."""
 
     def __init__(self, look: Look, width: int = 200, height: int = HEIGHT) -> None:
         super().__init__()
@@ -87,7 +84,7 @@ class RoundBar(QWidget):
             self.paint_inside(painter, box)
 
     def paint_inside(self, painter: QPainter, box: QRectF) -> None:
-        """Fill the box; what lies outside the shape is cut off."""
+        """Paint the bar's contents, clipped to its shape."""
         raise NotImplementedError
 
 
@@ -99,8 +96,6 @@ def mix(a: str, b: str, share: float) -> QColor:
 
 
 class CopyButton(QPushButton):
-    """Copies something, and says so for a moment."""
-
     def __init__(self, what: str, text: Callable[[], str]) -> None:
         super().__init__(_("Copy"))
         self.setAccessibleName(_("Copy {what}", what=what))
@@ -116,8 +111,6 @@ class CopyButton(QPushButton):
 
 
 class Card(QFrame):
-    """Title, detail, advice, and a row of buttons."""
-
     def __init__(self) -> None:
         super().__init__()
         self._announced = ""

@@ -29,7 +29,7 @@ _SCALES = {"m": GB // 1000, "g": GB, "": GB, "t": 1000 * GB}
 
 @dataclass(frozen=True)
 class Notation:
-    """Writes and reads one kind of number. `read` raises ValueError with the reason, a sentence."""
+    """Format of one kind of number. `read` raises ValueError with the reason, a sentence."""
 
     unit: str  # stands after the field
     write: Callable[[int], str]
@@ -37,7 +37,7 @@ class Notation:
 
 
 def _whole_number(unit: str, pattern: str, wanted: str) -> Notation:
-    """Make the notation of a count, with or without its unit; `pattern` groups the number and a K (1,024), if any."""
+    """Return the notation of a count, unit optional; `pattern` groups the number and any K (1,024)."""
     expression = re.compile(pattern, re.IGNORECASE)
 
     def read(text: str) -> int:
@@ -51,7 +51,7 @@ def _whole_number(unit: str, pattern: str, wanted: str) -> Notation:
 
 
 def _read_size(text: str) -> int:
-    """Read bytes, from decimal gigabytes unless another unit is given: "20", "7.5 GB", "500 MB", "1 TB", "20 Go"."""
+    """Parse bytes, by default in decimal gigabytes: "20", "7.5 GB", "500 MB", "1 TB", "20 Go"."""
     found = _SIZE.fullmatch(_SEPARATORS.sub("", _DECIMAL_COMMA.sub(r"\1.\2", text)))
     if found is None:
         raise ValueError(_("Enter a size, such as 20 GB or 500 MB."))
@@ -73,7 +73,7 @@ NOTATIONS = {"tokens": TOKENS, "days": DAYS, "minutes": MINUTES, "bytes": GIGABY
 
 
 class Entry(QWidget):
-    """One line of a settings page. The control is to the right of the words, or below them if it is `wide`."""
+    """Line of a settings page, with the control right of the text, or below it if `wide`."""
 
     def __init__(self, title: str, words: str, control: QWidget, *, wide: bool = False) -> None:
         super().__init__()
@@ -89,7 +89,6 @@ class Entry(QWidget):
         self._row.addWidget(control, 0, Qt.AlignmentFlag(0) if wide else Qt.AlignmentFlag.AlignTop)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Move a control below the words that would leave them too little room."""
         super().resizeEvent(event)
         if not self._wide:
             below = self._control.sizeHint().width() > self.width() // 2
@@ -115,19 +114,16 @@ class Entry(QWidget):
         self.refusal.setVisible(bool(reason))
 
     def refresh(self, settings: Settings) -> None:
-        """Show the values in force."""
+        """Show the current values."""
 
     def restore(self, settings: Settings) -> None:
-        """Forget what was typed and not saved."""
+        """Discard unsaved input."""
 
 
 class ChoiceEntry(Entry):
-    """A setting with a few values to choose from."""
-
     def __init__(
         self, look: Look, name: str, title: str, words: str, choices: Sequence[tuple[Any, str]], change: Change
     ) -> None:
-        """`choices`: each value with its words."""
         self.box = ChoiceBox(look)
         super().__init__(title, words, self.box)
         self._name = name
@@ -145,8 +141,6 @@ class ChoiceEntry(Entry):
 
 
 class SwitchEntry(Entry):
-    """A setting that is on or off."""
-
     def __init__(self, look: Look, name: str, title: str, words: str, change: Change) -> None:
         self.switch = Switch(look, title, words)
         super().__init__(title, words, self.switch)
@@ -158,10 +152,8 @@ class SwitchEntry(Entry):
 
 
 class FieldEntry(Entry):
-    """A setting that is typed into a line."""
-
     def __init__(self, name: str, title: str, words: str, field: QLineEdit, control: QWidget, *, wide: bool) -> None:
-        """`name` is the setting's; `control` holds the field."""
+        """name: the setting's; control: contains the field"""
         super().__init__(title, words, control, wide=wide)
         self.name, self.field = name, field
         field.setAccessibleDescription(words)
@@ -182,8 +174,6 @@ class FieldEntry(Entry):
 
 
 class _ShortField(QLineEdit):
-    """A field wide enough for a number, in any text size."""
-
     def __init__(self) -> None:
         super().__init__()
         self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
@@ -198,12 +188,10 @@ class _ShortField(QLineEdit):
 
 
 class NumberEntry(FieldEntry):
-    """A setting that is a number, or empty for its default. What makes no sense is refused in place."""
-
     def __init__(
         self, name: str, title: str, words: str, notation: Notation, change: Change, *, default: str = "", reset: str
     ) -> None:
-        """`default` stands in the empty field; `reset` is the button that empties it."""
+        """default: placeholder; reset: text of the button that clears the field"""
         field, self.reset = _ShortField(), button(reset, self._reset, "link", name=f"{title}: {reset}")
         holder, unit = QWidget(), label(_(notation.unit), "muted")
         unit.setMinimumWidth(unit.fontMetrics().averageCharWidth() * _UNIT_LETTERS)
@@ -254,10 +242,9 @@ class NumberEntry(FieldEntry):
 
 
 class ChoiceBox(QComboBox):
-    """A combo box in the application's look, which the mouse wheel scrolls past."""
+    """Combo box in the application's style that ignores the mouse wheel."""
 
     def __init__(self, look: Look, name: str = "") -> None:
-        """`name` is what a screen reader says."""
         super().__init__()
         self._look = look
         self.setAccessibleName(name)
@@ -267,7 +254,7 @@ class ChoiceBox(QComboBox):
         look.changed.connect(self.update)
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Put a label with its name beside it, out of sight: on Linux, Qt tells value and label, never the name."""
+        """Add a hidden label with its name: on Linux, Qt exposes value and label, never the name."""
         super().showEvent(event)
         self._called.setText(self.accessibleName())
         self._called.setParent(self.parentWidget())
@@ -276,7 +263,7 @@ class ChoiceBox(QComboBox):
         event.ignore()  # the page scrolls; the value below the pointer stays
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Draw the arrow, which a style sheet could only take from a file."""
+        """Draw the arrow, which a style sheet could only load from a file."""
         super().paintEvent(event)
         painter = QPainter(self)
         box = QRect(self.width() - 24, (self.height() - 16) // 2, 16, 16)

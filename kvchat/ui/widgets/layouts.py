@@ -29,18 +29,16 @@ COLUMN_WIDTH = 760  # pixels at 100 % text of the messages and of what stands in
 
 
 def plain_tip(text: str) -> str:
-    """Make a tooltip that shows `text` as it is: Qt would take what looks like HTML for HTML."""
+    """Return a tooltip that shows `text` verbatim: Qt would render anything like HTML."""
     return f"<qt>{html.escape(text).replace(chr(10), '<br>')}</qt>" if text else ""
 
 
 def breakable(text: str) -> str:
-    """Add zero-width spaces to a path or a file's name where a label may wrap it."""
+    """Add zero-width spaces where a label may wrap a path or file name."""
     return _LONG_RUN.sub("\\g<0>\u200b", _SEPARATORS.sub("\\g<0>\u200b", text))
 
 
 class ElidedLabel(QLabel):
-    """A one-line label that never asks for more room than there is."""
-
     def __init__(self, kind: str = "") -> None:
         super().__init__()
         styled(self, kind).setTextFormat(Qt.TextFormat.PlainText)
@@ -71,10 +69,10 @@ class ElidedLabel(QLabel):
 
 
 class ElidedButton(QPushButton):
-    """A one-line button whose text gives way, but never its tail."""
+    """One-line button that elides its text but never its tail."""
 
     def __init__(self, kind: str, beside: int = 14) -> None:
-        """`beside`: pixels that the look leaves free at both ends of the text together."""
+        """beside: pixels the style adds to the text's width, both ends together"""
         super().__init__()
         styled(self, kind)
         self._beside = beside
@@ -82,7 +80,6 @@ class ElidedButton(QPushButton):
         self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
 
     def set_text(self, text: str, tail: str, tip: str = "") -> None:
-        """Show `text` and, after it, the short `tail`. The tooltip is `tip`, else the text where it does not fit."""
         self._whole, self._tail, self._tip = text, tail, tip
         self._elide()
         self.updateGeometry()
@@ -107,7 +104,7 @@ class ElidedButton(QPushButton):
 
 
 class FlowLayout(QLayout):
-    """A row that wraps, from where lines begin or `at_end`. Hidden widgets take no room."""
+    """Wrapping row, aligned to the start or `at_end`. Hidden widgets take no room."""
 
     def __init__(self, parent: QWidget | None = None, spacing: int = 8, *, at_end: bool = False) -> None:
         super().__init__(parent)
@@ -189,15 +186,15 @@ def flow(*widgets: QWidget, at_end: bool = False) -> FlowLayout:
 
 
 def height_for_width(layout: QLayout, width: int) -> int:
-    """Return a layout's height at that width, in pixels, if its height depends on the width or not."""
+    """Return a layout's height at that width, in pixels, whether or not it depends on the width."""
     return layout.totalHeightForWidth(width) if layout.hasHeightForWidth() else layout.totalSizeHint().height()
 
 
 class ScrollPage(QScrollArea):
-    """A page that scrolls up and down; sideways only where the screen is narrower than what lies on its `ground`."""
+    """Page that scrolls vertically; horizontally only if the screen is narrower than its `ground`."""
 
     def __init__(self, name: str) -> None:
-        """`name` is the ground's in the style sheet."""
+        """name: object name of the ground"""
         super().__init__(widgetResizable=True)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.ground = _Ground()
@@ -210,7 +207,7 @@ class ScrollPage(QScrollArea):
 
 
 class GivingWay(ScrollPage):
-    """A page as high as its contents; where there is less room it scrolls."""
+    """Page as high as its contents; scrolls if there is less room."""
 
     def __init__(self) -> None:
         super().__init__("")
@@ -235,10 +232,10 @@ class GivingWay(ScrollPage):
 
 
 class _Ground(QWidget):
-    """Grows to the area's width. A plain QWidget would be as tall as its wrapped labels at their narrowest."""
+    """Contents as wide as the area. A plain QWidget would be as tall as its labels at their narrowest."""
 
     def minimumSizeHint(self) -> QSize:
-        """Give no least height where it depends on the width: then the area asks for it itself."""
+        """Return no minimum height if it depends on the width: the area then asks for it."""
         layout, least = self.layout(), super().minimumSizeHint()
         depends = layout is not None and layout.hasHeightForWidth()
         return QSize(least.width(), 0 if depends else least.height())
@@ -250,7 +247,7 @@ class _Ground(QWidget):
 
 
 class RoomyDialog(QDialog):
-    """A window that cannot be made smaller than its words need, as far as the screen goes."""
+    """Window no smaller than its contents need, as far as the screen allows."""
 
     least = QSize(0, 0)  # pixels that it needs in any case
 
@@ -263,7 +260,7 @@ class RoomyDialog(QDialog):
 
 
 def keep_least(window: QWidget, layout: QLayout | None, least: QSize) -> None:
-    """Let `window` be no smaller than `least` and than `layout` needs at its width, as far as the screen goes."""
+    """Keep `window` at least as large as `least` and as `layout` needs, within the screen."""
     if layout is not None:
         needed = layout.totalMinimumSize()
         if layout.hasHeightForWidth():
@@ -273,5 +270,5 @@ def keep_least(window: QWidget, layout: QLayout | None, least: QSize) -> None:
 
 
 def room_on_screen() -> QSize:
-    """Return the largest size of a window, in pixels: the frame around it must stay on the screen as well."""
+    """Return the largest window size in pixels; its frame must also fit on the screen."""
     return QApplication.primaryScreen().availableSize() - QSize(16, 48)

@@ -43,8 +43,6 @@ Box = TypeVar("Box", QRect, QRectF)
 
 
 class Titled(Protocol):
-    """Any row: it has a first line."""
-
     @property
     def title(self) -> str: ...
 
@@ -53,10 +51,8 @@ R = TypeVar("R", bound=Titled)
 
 
 class ItemModel(QAbstractListModel, Generic[R]):
-    """The rows in the order given. Subclasses know their words."""
-
     def __init__(self, parent: QObject | None = None, key: Callable[[R], object] | None = None) -> None:
-        """`key` tells rows apart. With it, what is selected, edited and scrolled to stays when others come and go."""
+        """key: identifies rows, so that selection, editing and scrolling survive other rows' changes"""
         super().__init__(parent)
         self.rows: Sequence[R] = ()
         self._key = key
@@ -76,7 +72,7 @@ class ItemModel(QAbstractListModel, Generic[R]):
             self._pass_over_to(rows, self._key)
 
     def _pass_over_to(self, rows: Sequence[R], key: Callable[[R], object]) -> None:
-        """Take rows away, then put the others and new ones in order: what is being edited or selected stays so."""
+        """Remove old rows, then insert and sort the others, preserving editing and selection."""
         places = {key(row): place for place, row in enumerate(rows)}
         last = len(self.rows)
         for stays, run in groupby(reversed(self.rows), key=lambda row: key(row) in places):
@@ -116,7 +112,7 @@ class ItemModel(QAbstractListModel, Generic[R]):
 
 
 def sided(option: QStyleOptionViewItem, box: Box) -> Box:
-    """Mirror a box in its row where the language runs from right to left; Qt mirrors texts only."""
+    """Mirror a row's box for right-to-left languages; Qt mirrors only text."""
     if option.direction is not Qt.LayoutDirection.RightToLeft:
         return box
     whole = type(box)(option.rect)
@@ -124,9 +120,9 @@ def sided(option: QStyleOptionViewItem, box: Box) -> Box:
 
 
 def write(painter: QPainter, option: QStyleOptionViewItem, box: QRect, words: str, *, at_end: bool = False) -> None:
-    """Draw a line of a row from where lines begin, or `at_end`; the words run as their own script does.
+    """Draw a line of a row at its start, or `at_end`; the text runs in its own script's direction.
 
-    `box`: as for left-to-right languages; what does not fit ends in an ellipsis.
+    `box`: as for left-to-right languages; text that does not fit is elided.
     """
     mirrored = option.direction is Qt.LayoutDirection.RightToLeft
     side = Qt.AlignmentFlag.AlignRight if at_end is not mirrored else Qt.AlignmentFlag.AlignLeft
@@ -137,8 +133,6 @@ def write(painter: QPainter, option: QStyleOptionViewItem, box: QRect, words: st
 
 
 class ItemDelegate(QStyledItemDelegate):
-    """Draws the ground of a row; subclasses draw its contents."""
-
     shows_selection = True
 
     def __init__(self, look: Look, parent: QWidget) -> None:
@@ -158,7 +152,6 @@ class ItemDelegate(QStyledItemDelegate):
         return small
 
     def paint_ground(self, painter: QPainter, option: QStyleOptionViewItem) -> None:
-        """Show that the row is selected, below the pointer, or has the keys."""
         theme, state = self.look.theme, option.state
         selected = self.shows_selection and state & QStyle.StateFlag.State_Selected
         if selected or state & QStyle.StateFlag.State_MouseOver:
@@ -171,8 +164,6 @@ class ItemDelegate(QStyledItemDelegate):
 
 
 class ItemList(QListView):
-    """A list that scrolls smoothly and never sideways."""
-
     def __init__(self, look: Look, name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.look = look
@@ -183,7 +174,7 @@ class ItemList(QListView):
         look.changed.connect(self.viewport().update)
 
     def dataChanged(self, first: Index, last: Index, roles: Sequence[int] = ()) -> None:
-        """Skip the new layout of rows of one height: a list may have thousands."""
+        """Skip the relayout for equal-height rows: a list may have thousands."""
         if self.uniformItemSizes():
             QAbstractItemView.dataChanged(self, first, last, roles)
         else:
@@ -191,8 +182,6 @@ class ItemList(QListView):
 
 
 class Tone(Enum):
-    """The meaning of a chip's colour."""
-
     PLAIN = "plain"
     GOOD = "good"
     WARN = "warn"
@@ -201,7 +190,7 @@ class Tone(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """One row. `value` is what it stands for; `tip` is what there is to say beyond the words."""
+    """List row. `value` is what it stands for; `tip` is extra information."""
 
     value: object
     title: str
@@ -212,8 +201,6 @@ class Row:
 
 
 class RowModel(ItemModel[Row]):
-    """The model of a `RowList`."""
-
     def spoken(self, row: Row) -> str:
         return listed((row.title, row.words, row.chip))
 
@@ -222,8 +209,6 @@ class RowModel(ItemModel[Row]):
 
 
 class RowList(ItemList):
-    """A list of two-line rows with a chip. Enter or a double click takes one."""
-
     taken = Signal(object)  # Row
     current_changed = Signal()
 
@@ -253,13 +238,11 @@ class RowList(ItemList):
         self.current_changed.emit()
 
     def select(self, value: object) -> None:
-        """Select the row of that value, if it is there."""
         for number, row in enumerate(self.rows):
             if value is not None and row.value == value:
                 self.setCurrentIndex(self.row_model.index(number))
 
     def show_at_most(self, count: int) -> None:
-        """Be as high as the rows there are, or as so many, without scrolling."""
         rows = min(max(len(self.rows), 1), count)
         height = self.sizeHintForRow(0) if self.rows else self.look.px(54)
         self.setFixedHeight(rows * max(height, 1) + 2 * self.frameWidth() + self.look.px(6))
@@ -272,8 +255,6 @@ class RowList(ItemList):
 
 
 class RowDelegate(ItemDelegate):
-    """Draws a `Row`."""
-
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         small = QFontMetrics(self.small(option.font)).height()
         return QSize(120, 2 * _PAD + option.fontMetrics.height() + _GAP + small)

@@ -28,12 +28,11 @@ def between(text: str, start: int, end: int) -> str:
 
 
 def position(text: str, index: int) -> int:
-    """Return Qt's position of the character at `index`."""
+    """Return Qt's position (UTF-16) of `text[index]`."""
     return index if text.isascii() else len(text[:index].encode("utf-16-le", "surrogatepass")) // 2
 
 
 def select(text: QTextEdit, anchor: int, position: int) -> None:
-    """Select from one position to another, as far as the text goes."""
     end = text.document().characterCount() - 1
     cursor = text.textCursor()
     cursor.setPosition(min(anchor, end))
@@ -42,7 +41,7 @@ def select(text: QTextEdit, anchor: int, position: int) -> None:
 
 
 def cursors_at(text: QTextEdit | QPlainTextEdit, words: str, spans: Iterable[tuple[int, int]]) -> list[QTextCursor]:
-    """Make cursors over the spans, in characters, of `words`, which is what the text says."""
+    """Return cursors for spans, in characters, of `words`, the document's text."""
     cursors = []
     for start, end in spans:
         cursor = QTextCursor(text.document())
@@ -55,7 +54,7 @@ def cursors_at(text: QTextEdit | QPlainTextEdit, words: str, spans: Iterable[tup
 def mark(
     text: QTextEdit | QPlainTextEdit, cursors: Iterable[QTextCursor], theme: Theme, current: int | None = None
 ) -> None:
-    """Mark these places in a text and no others; the one that begins at `current` stands out."""
+    """Highlight only these places; the one that begins at `current` stands out."""
     marks = []
     for cursor in cursors:
         selection = QTextEdit.ExtraSelection()
@@ -69,10 +68,9 @@ def mark(
 
 
 class ClearableField(QLineEdit):
-    """A field with a button that empties it. Qt's own stays small beside large letters, and dark in the dark."""
+    """Field with a Clear button. Qt's own does not scale with the text, and is dark in dark themes."""
 
     def __init__(self, look: Look, name: str, placeholder: str) -> None:
-        """`name` is what a screen reader says."""
         super().__init__(placeholderText=placeholder)
         self._look = look
         self.setAccessibleName(name)
@@ -103,12 +101,12 @@ class ClearableField(QLineEdit):
 
 
 class TextSearch(ClearableField):
-    """Marks every place in a text that has the words; Enter goes from one to the next. Ctrl+F leads here."""
+    """Search field that marks all hits in a text; Enter goes to the next. Ctrl+F focuses it."""
 
     reached = Signal()  # a place; it is selected
 
     def __init__(self, look: Look, name: str, text: QTextEdit | QPlainTextEdit) -> None:
-        """`found`, which says how many there are, is to be placed by its owner."""
+        """Leave placing `found`, the label with the count, to the owner."""
         super().__init__(look, name, _("Search"))
         self._text, self.found = text, label(kind="small")
         self.textChanged.connect(self.mark_all)
@@ -127,7 +125,6 @@ class TextSearch(ClearableField):
             self.reached.emit()
 
     def mark_all(self) -> None:
-        """Mark every place and count them, after the words or the text have changed."""
         words = self.text()
         found: list[QTextCursor] = []
         cursor = QTextCursor(self._text.document())
