@@ -244,7 +244,7 @@ def _pruned_row(chat: PrunedConversation, titles: Titles) -> tuple[str, ...]:
 def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) -> list[str]:
     blocks = several(report.blocks, "{count} block", "{count} blocks")
     checked = _("{blocks} checked ({bytes})", blocks=blocks, bytes=size(report.bytes))
-    found = _("no damage found.") if report.clean else _("{count} damaged, set aside.", count=number(report.bad_blocks))
+    found = _("no damage found.") if report.clean else _("{count} damaged, deleted.", count=number(report.bad_blocks))
     lines = [f"{checked}: {found}"]
     rows = [
         (
