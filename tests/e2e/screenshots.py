@@ -48,7 +48,7 @@ def main(folder: Path) -> None:
                 window.strip_says("loaded")
                 window.send(QUESTION)
                 window.replies(4)
-                window.strip_says("kept")
+                window.strip_says("saved")
                 desktop.xdotool("mousemove", "1640", "1139")  # out of sight, nearly
                 desktop.screenshot().save(folder / f"screenshot-{theme}.png")
                 window.quit()

@@ -81,7 +81,7 @@ def test_no_model_and_no_such_chat_are_said_in_words(home: Home) -> None:
     assert "Traceback" not in done.stderr
     done = home.run("ask", "--model", str(tiny_model("llama")), "--chat", "nobody", "Hello")
     assert done.returncode == 1
-    assert "no chat nobody" in done.stderr
+    assert "No chat has the id nobody" in done.stderr
 
 
 def test_an_unreadable_model_is_said_in_words(home: Home, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_words_are_on_disk_and_one_line_is_said_when_the_display_goes(home: Path
         desktop.display.server.kill()
         assert kvchat.wait(180) == 1
     lines = said.read_text("utf-8").splitlines()
-    assert lines[-1] == ("The connection to the display was lost; kvchat is saving your chats and quitting.")
+    assert lines[-1] == "The connection to the display was lost; kvchat is saving your chats and quitting."
     assert len(lines) == 2, "and what Qt says"
     with closing(Database(home.database)) as database:
         assert [row["text"] for row in database.rows("SELECT text FROM drafts")] == ["Dear Ada"]

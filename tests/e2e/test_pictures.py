@@ -74,7 +74,7 @@ def test_ask_shows_a_picture_and_says_what_a_model_without_sight_lacks(tmp_path:
     assert "saved" in shown.stderr
     refused = home.run("ask", "--new", *asked, str(smollm2))
     assert refused.returncode != 0
-    assert "cannot see pictures" in refused.stderr
+    assert "does not support images" in refused.stderr
     assert len(home.messages()) == 2
 
 

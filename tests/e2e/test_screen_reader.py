@@ -128,7 +128,7 @@ class _Reader:
         with self.reading("Models"):
             self.desktop.find("check box", "Download").press()
             self.desktop.find("list", "Models on Hugging Face")
-            self.look("Models, get more")
+            self.look("Models, download")
             self.desktop.find("push button", "Hugging Face access token").press()
             with self.reading("Hugging Face access token"):
                 pass

@@ -25,11 +25,11 @@ def test_a_chat_with_its_memory_is_warm_in_another_home(tmp_path: Path, architec
     assert (out.returncode, out.stderr) == (0, "")
     refused = there.run("import", str(file))
     assert refused.returncode == 1
-    assert "needs its passphrase" in refused.stderr
+    assert "requires a passphrase" in refused.stderr
     taken = there.run("import", "--passphrase-file", str(secret), str(file))
     assert (taken.returncode, taken.stderr) == (0, "")
-    assert f"made with {model.name}. kvchat cannot see whether it is genuine" in taken.stdout
-    assert "It was tried out and works here" in taken.stdout
+    assert f"created with {model.name}. kvchat cannot tell if it is genuine" in taken.stdout
+    assert "A test on this computer succeeded" in taken.stdout
     first, second = (home.ask("--chat", chat, "And the shortest?") for home in (here, there))
     assert second["receipt"]["source"] == "disk"
     assert second["receipt"]["cached_tokens"] >= 0.98 * second["receipt"]["prompt_tokens"]
@@ -43,7 +43,7 @@ def test_another_model_or_kv_type_is_said(tmp_path: Path) -> None:
     assert here.run("export", "--chat", chat, "--with-memory", str(file)).returncode == 0
     for name, settings, words in (
         ("model", {"model_path": str(tiny_model("qwen35"))}, "it was saved with a different model."),
-        ("kv", {"model_path": str(tiny_model("llama")), "kv_type": "q8_0"}, "another KV type of K"),
+        ("kv", {"model_path": str(tiny_model("llama")), "kv_type": "q8_0"}, "a different K cache type"),
         ("none", {}, "It could not be tested yet: No model is chosen yet."),
     ):
         there = Home(tmp_path / name)

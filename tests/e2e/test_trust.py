@@ -166,8 +166,8 @@ async def test_a_forged_chat_serves_nobody_else_and_is_replaced_when_it_is_verif
     async with door(tmp_path / "home", chosen) as at:
         ours = at.runtime
         report = await ours.transfer.take_in([forged], lambda done, total: None, start=True)
-        assert "It was tried out and works here" in report.told[0]
-        assert "it serves this chat alone" in report.told[0]
+        assert "A test on this computer succeeded" in report.told[0]
+        assert "only this chat uses it" in report.told[0]
         [imported] = report.imported
         prompt = f"<|im_start|>system\n{TRUE}<|im_end|>\n<|im_start|>user\nWho are you?"
         assert await asked(at, "agent", "raw", prompt) < FEW

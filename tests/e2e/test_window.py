@@ -97,7 +97,7 @@ def test_killed_while_streaming_it_loses_a_second_and_leaves_no_engine(
     endless = {"engine_path": engine_path("llama-server"), "engine_arguments": "--ignore-eos"}
     home.write_settings(model_path=str(smollm2), **endless, **GREEDY)
     with open_window(desktop, home) as first:
-        first.send("Count from one to five hundred in words, one number per line.")
+        first.send("Count from one to five hundred, in words, one number per line.")
         wait_until(lambda: [m for m in home.replies("streaming") if m["content"]], seconds=LONG, what="a partial reply")
         assert len(left_behind(home)) > 1
         os.kill(first.process.pid, signal.SIGKILL)
@@ -111,7 +111,7 @@ def test_killed_while_streaming_it_loses_a_second_and_leaves_no_engine(
         desktop.find("push button", "Try this reply again")
         second.strip_says("ready")
         desktop.key("ctrl+n")
-        second.send("Count from one to five hundred in words, one number per line.")
+        second.send("Count from one to five hundred, in words, one number per line.")
         wait_until(lambda: [m for m in home.replies("streaming") if m["content"]], seconds=LONG, what="a new reply")
         desktop.key("Escape")
         wait_until(lambda: home.replies("stopped"), seconds=LONG, what="the stopped reply")

@@ -118,4 +118,4 @@ async def test_a_worker_that_is_not_there_is_named(
             await runtime.engine.ready()
         assert runtime.engine.status.failure is not None
         assert runtime.engine.status.failure.kind is FailureKind.WORKER_LOST
-        assert runtime.engine.status.failure.detail == f"No rpc-server answers at {nobody}."
+        assert runtime.engine.status.failure.detail == f"There is no response from the RPC server {nobody}."

@@ -29,7 +29,7 @@ from kvchat.ui.app.main_window import MainWindow
 
 PATIENCE_S = 120.0
 ROUNDS = 50
-_EVENTS = ("expanded", "os.", "sqlite3.connect", "shutil.", "subprocess.", "tempfile.", "glob.", "fcntl.")
+_EVENTS = ("open", "os.", "sqlite3.connect", "shutil.", "subprocess.", "tempfile.", "glob.", "fcntl.")
 _NO_FILE = ("os.putenv", "os.unsetenv", "os.kill", "os.killpg", "os.fwalk", "os.add_dll_directory")
 _LOOKS = ("stat", "lstat", "access", "readlink", "statvfs")  # raise no audit events
 _IMPORTS = "importlib", "shibokensupport"  # PySide looks at the source of each module that is imported

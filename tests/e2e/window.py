@@ -91,7 +91,7 @@ class Window:
     def saved(self, count: int) -> None:
         """Wait until so many save points are kept in blocks, and the strip has said so."""
         wait_until(lambda: self.home.kept.absorbed() >= count, seconds=LONG, what="the save point")
-        self.strip_says("kept")
+        self.strip_says("saved")
 
     def strip_says(self, words: str) -> None:
         wait_until(lambda: words in self.strip(), seconds=LONG, pause=_GLANCE, what=f"{words!r} in the strip")

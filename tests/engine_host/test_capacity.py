@@ -51,5 +51,5 @@ def test_a_computer_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: p
         raise EngineNotFound("The engine cannot run", f"/src/ggml-rpc.cpp:547: Failed to connect to {workers[0]}\n")
 
     monkeypatch.setattr(choosing, "list_devices", no_devices)
-    with pytest.raises(EngineFailed, match=r"No rpc-server answers at den:50052\."):
+    with pytest.raises(EngineFailed, match=r"no response from the RPC server den:50052\."):
         memory_for(EngineLocation(EngineKind.LLAMA_SERVER, tmp_path), ["den:50052"])

@@ -63,11 +63,11 @@ def test_the_users_own_arguments_reach_the_plan_and_count_where_they_change_a_st
 @pytest.mark.parametrize(
     ("engine", "changes", "words"),
     [
-        (None, {"engine_arguments": "--port 1"}, "this computer alone"),
-        (None, {"engine_arguments": "--nope"}, "does not know the option --nope"),
-        (None, {"rpc_workers": "den"}, '"den" is not a computer'),
-        ("embedded", {"engine_arguments": "--threads 2"}, "The engine inside kvchat takes none"),
-        ("embedded", {"rpc_workers": "den:1"}, "cannot share its work"),
+        (None, {"engine_arguments": "--port 1"}, "from this computer only"),
+        (None, {"engine_arguments": "--nope"}, "does not support the option --nope"),
+        (None, {"rpc_workers": "den"}, '"den" is not a valid name and port'),
+        ("embedded", {"engine_arguments": "--threads 2"}, "The embedded engine takes no extra arguments"),
+        ("embedded", {"rpc_workers": "den:1"}, "does not support RPC servers"),
     ],
 )
 def test_arguments_the_engine_would_die_of_are_refused_before_it_starts(
@@ -82,7 +82,7 @@ def test_arguments_the_engine_would_die_of_are_refused_before_it_starts(
 def test_a_build_that_cannot_share_its_work_is_said(tmp_path: Path, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_LACKS="--rpc --cors-origins")
     assert with_arguments(tmp_path, fake_engine).plan.left_out == {"--cors-origins"}
-    with pytest.raises(KvchatError, match="cannot share its work"):
+    with pytest.raises(KvchatError, match="does not support RPC servers"):
         with_arguments(tmp_path, fake_engine, rpc_workers="den:1")
 
 

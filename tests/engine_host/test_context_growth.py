@@ -63,7 +63,7 @@ def test_it_begins_with_half_as_much_again_as_is_needed(
     assert choice.most.tokens == LONGEST
     assert choice.most.kv_bytes > CHEAP
     assert choice.context.tokens == choice.plan.context_size == tokens
-    assert (f"{tokens:,} are laid out" in choice.context.reason) == (tokens < LONGEST)
+    assert (f"Starts with {tokens:,} tokens" in choice.context.reason) == (tokens < LONGEST)
     assert all(smaller.context.tokens < tokens for smaller in choice.smaller())
 
 

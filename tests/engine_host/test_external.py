@@ -154,7 +154,7 @@ async def test_without_a_folder_it_chats_and_saves_nothing(tmp_path: Path, fake:
 
 @pytest.mark.parametrize(
     ("url", "key", "words"),
-    [(None, "guessed", "does not accept the key"), ("127.0.0.1:8080", KEY, "address cannot be used")],
+    [(None, "guessed", "rejected the API key"), ("127.0.0.1:8080", KEY, "address is invalid")],
 )
 async def test_what_is_wrong_with_it_is_told_in_words(
     tmp_path: Path, fake: FakeEngine, url: str | None, key: str, words: str

@@ -95,7 +95,7 @@ async def home(
 
 async def test_it_is_fetched_tried_out_and_used(home: Home, github: FakeHub) -> None:
     await home.works()
-    assert home.notices == [("GPU engine ready", f"{NAME} works, and is chosen.")]
+    assert home.notices == [("GPU engine ready", f"{NAME} passed its test and is now selected.")]
     assert home.left() == ["libcublas.so.12", "libcudart.so.12", "libggml-cuda.so", "llama-server"]
     assert home.stages == [Stage.ASKING, Stage.FETCHING, Stage.UNPACKING, Stage.TRYING]
     assert home.told[-1] is None
@@ -109,13 +109,13 @@ async def test_it_is_fetched_tried_out_and_used(home: Home, github: FakeHub) -> 
     assert len(github.downloads) == fetched, "what is here is only tried again"
     await home.setup.get(Backend.VULKAN)
     assert [one.name for one in fetched_engines(home.paths.engines)] == [NAME, "llama.cpp-b11457-vulkan"]
-    with pytest.raises(NoSuchEngine, match="no engine for SYCL"):
+    with pytest.raises(NoSuchEngine, match="No SYCL engine"):
         await home.setup.get(Backend.SYCL)
 
 
 async def test_without_a_card_nothing_is_asked(home: Home, github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_setup, "find_graphics", lambda: Graphics("linux", ()))
-    with pytest.raises(NoSuchEngine, match="No graphics card"):
+    with pytest.raises(NoSuchEngine, match="No GPU found"):
         await home.setup.get()
     assert github.requests == []
 
@@ -186,7 +186,7 @@ async def test_too_little_room_is_told_before_a_byte_is_fetched(
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 1000))
-    assert "not enough disk space" in (await refused(home, EngineNotStored)).title
+    assert "Not enough disk space" in (await refused(home, EngineNotStored)).title
     assert github.downloads == []
 
 
@@ -207,10 +207,10 @@ async def test_a_disk_that_is_full_when_it_is_unpacked_keeps_what_arrived(
 
 async def test_an_archive_that_would_lead_outside_is_not_unpacked(home: Home, github: FakeHub) -> None:
     github.releases["b11457"][ARCHIVE] = tarred({"llama-b11457/llama-server": b"", "../../../outside": b"x"})
-    assert "impossible name" in (await refused(home, EngineNotStored)).detail
+    assert "invalid name" in (await refused(home, EngineNotStored)).detail
     assert home.left() == []
     github.releases["b11457"][ARCHIVE] = tarred({"llama-b11457/README": b""})
-    assert "no llama-server in it" in (await refused(home, EngineNotStored)).detail
+    assert "does not contain llama-server" in (await refused(home, EngineNotStored)).detail
 
 
 async def test_what_was_begun_of_another_version_goes_and_one_in_use_can_be_removed(home: Home) -> None:
@@ -222,7 +222,7 @@ async def test_what_was_begun_of_another_version_goes_and_one_in_use_can_be_remo
     await home.setup.remove(NAME)
     assert home.settings.engine_path is None
     assert home.left() == []
-    with pytest.raises(NoSuchEngine, match="no engine called"):
+    with pytest.raises(NoSuchEngine, match="No downloaded engine is named"):
         await home.setup.remove(NAME)
     for name in ("..", ".", "", "../data", ".downloads"):
         with pytest.raises(NoSuchEngine):
@@ -241,7 +241,7 @@ async def test_one_that_cannot_even_start_says_what_it_lacks(
     monkeypatch.setenv("PATH", f"{ldd.parent}{os.pathsep}{os.environ['PATH']}")
     step = (await home.fails()).steps[-1]
     assert step.name == "The engine cannot run on this computer"
-    assert step.detail == "It is missing libssl.so.3. That comes with OpenSSL (Debian: libssl3)."
+    assert step.detail == "It is missing libssl.so.3. This is part of OpenSSL (Debian: libssl3)."
 
 
 async def test_what_one_that_cannot_even_start_has_printed_is_told(home: Home, github: FakeHub) -> None:
@@ -249,7 +249,7 @@ async def test_what_one_that_cannot_even_start_has_printed_is_told(home: Home, g
     github.releases["b11457"][ARCHIVE] = tarred({"llama-b11457/llama-server": program})
     error = (await home.fails()).steps[-1].error
     assert (error.title, error.detail) == ("The engine cannot run on this computer", "no kernel image for this device")
-    assert "another kind" in error.advice, "nobody has set its path"
+    assert "another backend" in error.advice, "nobody has set its path"
 
 
 @pytest.mark.engine

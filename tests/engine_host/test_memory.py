@@ -60,7 +60,7 @@ async def test_the_context_is_halved_until_it_fits_and_the_next_start_knows(
         (notice,) = heard
         assert notice.title == "The model ran out of memory while loading"
         assert "65,536" in notice.detail
-        assert "More is tried again from" in notice.detail
+        assert "will try a larger context again on" in notice.detail
         retried = [status.failure for status in said if status.state is EngineState.STARTING and status.failure]
         assert [failure.kind for failure in retried] == [FailureKind.OUT_OF_MEMORY] * 2
         assert "32,768 tokens" in retried[0].advice
@@ -79,7 +79,7 @@ async def test_what_the_engine_puts_on_the_gpu_is_told(runtime: Runtime, fake_en
     (values,) = arguments(fake_engine)
     assert (values["--fit"], values["--fit-target"]) == ("on", "128"), "half of the margin of 512 MiB"
     assert runtime.engine.context_reason == (
-        "4,096 tokens: all this model was trained for. 3 of 5 layers fit on the GPU."
+        "4,096 tokens: the full context length of this model. 3 of 5 layers fit on the GPU."
     )
     gpu, _computer = runtime.engine.memory_bars
     assert (gpu.place, gpu.measured, gpu.kv) == ("FAKE0", True, 4 * MIB)
@@ -92,7 +92,7 @@ async def test_a_model_leaves_a_gpu_that_runs_out_of_memory(runtime: Runtime, fa
     assert "--n-gpu-layers" not in first
     assert (second["--n-gpu-layers"], second["--fit"]) == ("0", "off")
     assert runtime.engine.context_reason.startswith(
-        "4,096 tokens: memory ran out with more of the model on the GPU; nothing of the model fits on the GPU."
+        "4,096 tokens: memory ran out with more of the model on the GPU; no part of the model fits on the GPU."
     )
 
 

@@ -27,12 +27,12 @@ def paths(tmp_path: Path) -> Paths:
     ("name", "text", "reason"),
     [
         ("engine_arguments", "--threads 2", ""),
-        ("engine_arguments", "--port 1", "this computer alone"),
-        ("engine_arguments", "--nope", "does not know the option --nope"),
+        ("engine_arguments", "--port 1", "from this computer only"),
+        ("engine_arguments", "--nope", "does not support the option --nope"),
         ("rpc_workers", "den:1", ""),
-        ("rpc_workers", "den", '"den" is not a computer'),
+        ("rpc_workers", "den", '"den" is not a valid name and port'),
         ("engine_url", "http://127.0.0.1:8080", ""),
-        ("engine_url", "127.0.0.1", "begin with http://"),
+        ("engine_url", "127.0.0.1", "start with http://"),
     ],
 )
 async def test_a_text_is_judged_by_the_engine_in_use(

@@ -39,9 +39,9 @@ async def test_without_a_model_it_is_only_asked_who_it_is(fake_engine: FakeEngin
         ({"FAKE_EXIT_AT_START": "-11:"}, "crashed"),
         ({"FAKE_DIE_DURING": "stream"}, "crashed"),
         ({"FAKE_DIE_DURING": "restore", "FAKE_DIE_HOW": "kill"}, "killed"),
-        ({"FAKE_EMPTY_SAVE": 1}, "Chats may not be remembered"),
-        ({"FAKE_REFUSE_RESTORE": 1}, "Chats cannot be remembered"),
-        ({"FAKE_HOLLOW_RESTORE": 1}, "Chats cannot be remembered"),
+        ({"FAKE_EMPTY_SAVE": 1}, "Chat memory may not work"),
+        ({"FAKE_REFUSE_RESTORE": 1}, "Chat memory does not work"),
+        ({"FAKE_HOLLOW_RESTORE": 1}, "Chat memory does not work"),
     ],
 )
 async def test_what_is_wrong_is_said_and_nothing_is_left_running(

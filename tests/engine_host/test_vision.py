@@ -55,7 +55,7 @@ async def test_without_a_projector_nothing_is_stored_and_the_engine_stays(stage:
     pid = stage.runtime.engine.engine_pid
     await show(stage, chat)
     refused = stage.of(QuestionNotStored)[-1]
-    assert "cannot see pictures" in refused.error.title
+    assert "does not support images" in refused.error.title
     assert refused.attachments == (RED,)
     assert len(await stage.runtime.chat.messages(chat)) == 2
     assert stage.runtime.engine.engine_pid == pid
@@ -68,7 +68,7 @@ async def test_a_projector_for_sound_shows_no_pictures(stage: Stage) -> None:
     assert await stage.runtime.chat.context.tokens_of(RED) == (TOKENS_GUESSED, False)
     await show(stage, chat)
     assert str(projector) in arguments(stage)
-    assert "not for pictures" in str(stage.of(TurnFailed)[-1].error)
+    assert "(mmproj) does not support images" in str(stage.of(TurnFailed)[-1].error)
     other = await stage.chat()
     await stage.answered(other)
 

@@ -35,7 +35,7 @@ MOMENTS: dict[str, tuple[type, Callable[..., Any]]] = {  # the methods themselve
     "importing": (TransferService, TransferService.take_in),
     "quitting": (Runtime, Runtime.close),
 }
-_STEPS = ("expanded", "os.", "shutil.", "sqlite3.", "socket.")  # what Python says of itself as it does them
+_STEPS = ("open", "os.", "shutil.", "sqlite3.", "socket.")  # what Python says of itself as it does them
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,10 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("homeless")
 def test_without_a_home_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KvchatError, match="no home folder"):
+    with pytest.raises(KvchatError, match="No home folder"):
         resolve_paths()
     assert main(["store"]) == 1
-    assert capsys.readouterr().err.startswith("kvchat: There is no home folder\n")
+    assert capsys.readouterr().err.startswith("kvchat: No home folder found\n")
 
 
 @pytest.mark.usefixtures("homeless")

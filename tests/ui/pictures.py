@@ -345,7 +345,7 @@ async def _dialogs(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tu
     title, action = _("Export with memory?"), _("Choose a file…")
     yield "passphrase", ask_passphrase(window, title, about, action, lambda _: None, optional=True)
     yield "bug", _opened(BugReportDialog(look, "Traceback (most recent call last):\n  ValueError: 7", window))
-    problems = ["a.json: It is no JSON.", "チャット.json: it is cut off"]
+    problems = ["a.json: it contains no chats", "チャット.json: it is incomplete or damaged"]
     yield "import", _opened(ImportReportDialog(look, "Imported 2 chats", "", problems, window))
     document = document_of_text("notes.txt", "A line about a lake.\n" * 40)
     yield "document", _opened(AttachmentView(look, document, terms_of("lake"), window))

@@ -31,7 +31,7 @@ def test_taken_apart_as_a_shell_would() -> None:
     assert parse("--lora '/a b/c.gguf'  -t 4") == ("--lora", "/a b/c.gguf", "-t", "4")
     assert parse("--chat-template #x") == ("--chat-template", "#x")
     assert parse(" ") == ()
-    with pytest.raises(BadArguments, match="not closed"):
+    with pytest.raises(BadArguments, match="closing quotation mark"):
         parse("--lora 'a")
 
 
@@ -42,19 +42,19 @@ def test_what_fits_is_taken() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("-c 4096", "setting of exclusive"),
-        ("--ctx_size 4096", "setting of exclusive"),
-        ("--host 0.0.0.0", "this computer alone"),
-        ("--api-key secret", "this computer alone"),
-        ("--cors-origins *", "this computer alone"),
-        ("--port=1", "this computer alone"),
-        ("--slot-save-path /tmp", "memory of chats"),
-        ("--parallel 4", "memory of chats"),
-        ("--no-kv-unified", "memory of chats"),
+        ("-c 4096", "its own setting"),
+        ("--ctx_size 4096", "its own setting"),
+        ("--host 0.0.0.0", "from this computer only"),
+        ("--api-key secret", "from this computer only"),
+        ("--cors-origins *", "from this computer only"),
+        ("--port=1", "from this computer only"),
+        ("--slot-save-path /tmp", "chat memory"),
+        ("--parallel 4", "chat memory"),
+        ("--no-kv-unified", "chat memory"),
         ("-m other.gguf", "model is chosen"),
-        ("--no-webui", "chatting alone"),
-        ("--rpc a:1", "setting of exclusive"),
-        ("--version", "end"),
+        ("--no-webui", "only for chats"),
+        ("--rpc a:1", "its own setting"),
+        ("--version", "exit"),
     ],
 )
 @pytest.mark.parametrize("known", [KNOWN, None])
@@ -66,18 +66,18 @@ def test_what_kvchat_owns_is_refused_with_the_reason(text: str, reason: str, kno
 
 
 def test_an_alias_that_only_the_build_knows_is_refused_too() -> None:
-    with pytest.raises(BadArguments, match="chatting alone"):
+    with pytest.raises(BadArguments, match="only for chats"):
         check(("-new",), KNOWN)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("--nope", "does not know the option --nope"),
-        ("--threads=4", "Write a space"),
-        ("--threads", "takes one value, and no value"),
-        ("--threads 4 5", "takes one value, and 2 values"),
-        ("--swa-full yes", "takes no value, and one value"),
+        ("--nope", "does not support the option --nope"),
+        ("--threads=4", "Use a space"),
+        ("--threads", "takes one value, but got no value"),
+        ("--threads 4 5", "takes one value, but got 2 values"),
+        ("--swa-full yes", "takes no value, but got one value"),
         ("threads 4", '"threads" is not an option'),
     ],
 )

@@ -44,14 +44,14 @@ def test_this_computer_can_be_looked_at() -> None:
 @pytest.mark.parametrize(
     ("graphics", "told", "not_told"),
     [
-        (Graphics("linux", (Maker.NVIDIA,)), "fetches one for CUDA", "driver first"),
+        (Graphics("linux", (Maker.NVIDIA,)), "test an engine for CUDA", "driver first"),
         (Graphics("linux", (Maker.NVIDIA,)), "`kvchat engines get vulkan`", "driver first"),
         (Graphics("linux", (Maker.NVIDIA,), nvidia_driver=False), "driver first", "Metal"),
-        (Graphics("linux", (Maker.AMD,), nvidia_driver=False), "fetches one for Vulkan", "NVIDIA"),
+        (Graphics("linux", (Maker.AMD,), nvidia_driver=False), "test an engine for Vulkan", "NVIDIA"),
         (Graphics("linux", (Maker.INTEL,)), "`kvchat engines get sycl`", "CUDA"),
         (Graphics("win32", (Maker.AMD,)), "`kvchat engines get rocm`", "CUDA"),
         (Graphics("darwin", (Maker.APPLE,)), "for Metal", "Vulkan"),
-        (Graphics("linux", ()), "as well as any", "Vulkan"),
+        (Graphics("linux", ()), "as fast as any other", "Vulkan"),
     ],
 )
 def test_the_advice_fits_the_system_and_the_card(graphics: Graphics, told: str, not_told: str) -> None:
@@ -95,7 +95,7 @@ def ldd_prints(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, of: str
 @pytest.mark.parametrize(
     ("library", "words"),
     [
-        ("libcuda.so.1", "It lacks libcuda.so.1. That comes with NVIDIA’s own driver"),
+        ("libcuda.so.1", "It is missing libcuda.so.1. This is part of the NVIDIA driver"),
         ("libvulkan.so.1", "libvulkan1"),
         ("libgomp.so.1", "libgomp1"),
         ("libamdhip64.so.7", "AMD ROCm"),

@@ -71,7 +71,7 @@ async def test_nobody_there_is_said_and_not_waited_for_for_ever() -> None:
     async with attached(ServerAddress(f"http://127.0.0.1:{free_port('127.0.0.1')}")) as engine:
         await until(lambda: engine.status.failure is not None)
         assert engine.status.state is EngineState.STARTING, "it is said at once, while it is tried again"
-        with pytest.raises(EngineFailed, match="does not answer"):
+        with pytest.raises(EngineFailed, match="is not responding"):
             await engine.ready()
 
 
@@ -80,13 +80,13 @@ async def test_an_address_where_nothing_answers_is_said_within_seconds() -> None
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes the connection and never says a word
         address = ServerAddress(f"http://127.0.0.1:{silent.getsockname()[1]}")
         async with attached(address, ReachPolicy()) as engine:
-            with pytest.raises(EngineFailed, match="does not answer"):
+            with pytest.raises(EngineFailed, match="is not responding"):
                 await asyncio.wait_for(engine.ready(), 60)
 
 
 async def test_a_wrong_key_is_said(theirs: UsersServer) -> None:
     async with attached(replace(theirs.address, key="guessed"), PATIENT) as engine:
-        with pytest.raises(EngineFailed, match="does not accept the key"):
+        with pytest.raises(EngineFailed, match="rejected the API key"):
             await engine.ready()
 
 

@@ -162,7 +162,7 @@ def test_words_of_starting_do_not_explain_a_death_while_serving() -> None:
 
 def test_an_unknown_end_quotes_the_last_error() -> None:
     lines = ("0.00.001.000 E srv x: it broke", "0.00.002.000 I bye")
-    assert failure.explain(Outcome(3, lines)).detail == ("It ended with exit code 3. Last output: it broke")
+    assert failure.explain(Outcome(3, lines)).detail == "It exited with code 3. Last output: it broke"
 
 
 def test_giving_up_says_how_often() -> None:
@@ -170,7 +170,10 @@ def test_giving_up_says_how_often() -> None:
     assert "5 times" in failure.given_up(reason, 5).detail
     assert failure.given_up(reason, 1) == reason
     cut = dataclasses.replace(reason, detail="the file may be incomplete")
-    assert failure.given_up(cut, 5).detail == "the file may be incomplete. It died 5 times, so it is left alone."
+    assert (
+        failure.given_up(cut, 5).detail
+        == "the file may be incomplete. It stopped 5 times, so kvchat does not restart it again."
+    )
 
 
 @pytest.mark.engine

@@ -45,7 +45,7 @@ def test_the_file_is_private_and_bounded(tmp_path: Path) -> None:
 
 def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, answers, log = os.open, threading.Event(), EngineLog(tmp_path / "engine.log")
-    monkeypatch.setattr(os, "expanded", lambda *asked: answers.wait() and opened(*asked))
+    monkeypatch.setattr(os, "open", lambda *asked: answers.wait() and opened(*asked))
     for number in range(20_000):
         log.feed(f"line {number}\n".encode())
     assert log.lines[-1] == "line 19999"

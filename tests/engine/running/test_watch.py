@@ -136,7 +136,7 @@ async def test_a_refusal_is_no_reason_for_another_process(fake_engine: FakeEngin
     fake_engine.set(FAKE_BREAK_STREAM="Context size has been exceeded.")
     async with watched(fake_engine) as supervisor:
         for _ in range(2):
-            with pytest.raises(EngineError, match="Context length"):
+            with pytest.raises(EngineError, match="Context size"):
                 await ask(await supervisor.ready())
         assert supervisor.generation == 1
         assert supervisor.status == EngineStatus(EngineState.READY)
@@ -155,7 +155,7 @@ async def test_after_sleep_the_engine_is_asked_and_its_old_silence_forgiven(fake
         engine = await supervisor.ready()
         watching = asyncio.create_task(Watch(CLOSE, log, Clock().wall).until_ailing(engine))  # type: ignore[arg-type]
         await until(lambda: len(log.lines) >= 3)
-        assert set(log.lines) == {("kvchat: the computer woke from sleep; checking if the engine still responds")}
+        assert set(log.lines) == {"kvchat: the computer woke from sleep; checking if the engine still responds"}
         assert not watching.done()
         watching.cancel()
         await asyncio.wait({watching})

@@ -196,7 +196,7 @@ async def test_the_first_word_waits_for_nothing_and_later_ones_come_together(
 async def test_a_hanging_stream_is_gone(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_HANG_DURING="stream")
     async with contextlib.aclosing(LlamaServerClient(str(client.base_url), client.key, hang_guard_s=0.2)) as impatient:
-        with pytest.raises(EngineGone, match="does not answer"):
+        with pytest.raises(EngineGone, match="is not responding"):
             await all_chunks(impatient)
 
 

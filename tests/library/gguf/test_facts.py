@@ -98,7 +98,7 @@ def test_missing_folder_empty_and_foreign_files(tmp_path: Path) -> None:
     assert "missing" in refusal(tmp_path / "nothing.gguf").title
     assert "folder" in refusal(tmp_path).title
     (tmp_path / "empty.gguf").touch()
-    assert "half-downloaded" in refusal(tmp_path / "empty.gguf").detail
+    assert "ends before the last weights" in refusal(tmp_path / "empty.gguf").detail
     for content in (b"\x89PNG" + bytes(1000), b"<!doctype html><title>Log in to download</title>"):
         (tmp_path / "page.gguf").write_bytes(content)
         assert "not a GGUF" in refusal(tmp_path / "page.gguf").title
@@ -117,7 +117,7 @@ def test_truncated_anywhere_is_half_downloaded(tmp_path: Path, kept: float) -> N
     whole = write_gguf(tmp_path / "model.gguf", tokens=200).read_bytes()
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(whole[: int(len(whole) * kept)])
-    assert "half-downloaded" in refusal(cut).detail
+    assert "ends before the last weights" in refusal(cut).detail
 
 
 def test_versions_that_are_not_ours(tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ def test_versions_that_are_not_ours(tmp_path: Path) -> None:
 
 def test_files_that_are_no_chat_model(tmp_path: Path) -> None:
     path = tmp_path / "file.gguf"
-    for kind, words in (("mmproj", "sight"), ("adapter", "LoRA"), ("imatrix", "importance")):
+    for kind, words in (("mmproj", "image"), ("adapter", "LoRA"), ("imatrix", "importance")):
         assert words in refusal(write_gguf(path, general={"general.type": kind})).title
-    assert "sight" in refusal(write_gguf(path, architecture="clip", fields={})).title
+    assert "image" in refusal(write_gguf(path, architecture="clip", fields={})).title
     assert "embedding" in refusal(write_gguf(path, architecture="nomic-bert")).title
     assert "not a language model" in refusal(write_gguf(path, architecture="flux", fields={})).title
 

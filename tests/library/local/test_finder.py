@@ -184,7 +184,7 @@ def test_a_projector_belongs_to_its_model(tmp_path: Path) -> None:
     (lonely,) = [model for model in found if model.facts is None]
     assert lonely.path == alone
     assert lonely.problem is not None
-    assert "sight" in lonely.problem.title
+    assert "image" in lonely.problem.title
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ def test_all_the_model_was_trained_for_where_it_fits(smollm2: Path) -> None:
     choice = choose(read_facts(smollm2), MemoryFacts(14_200_000_000))
     assert choice.tokens == 8192
     assert choice.in_full == (
-        "8,192 tokens: all this model was trained for. "
-        "With a chat of that length the model takes about 446 MB of the 14.2 GB free; 1.4 GB of it is left alone."
+        "8,192 tokens: the full context length of this model. "
+        "With this context, the model needs about 446 MB of the 14.2 GB free; 1.4 GB stays reserved."
     )
     assert choice.fits
     assert not choice.warning
@@ -55,8 +55,8 @@ def test_as_much_as_fits_and_not_a_step_more(large: GgufFacts) -> None:
     assert choice.tokens % STEP == 0
     assert MINIMUM < choice.tokens < 131_072
     assert choice.needed <= 9 * GB < choose(large, memory, wanted=choice.tokens + STEP).needed
-    assert choice.reason.startswith(f"{choice.tokens:,} tokens: what fits into memory; ")
-    assert "trained for 131,072" in choice.reason
+    assert choice.reason.startswith(f"{choice.tokens:,} tokens: the most that fits in memory; ")
+    assert "supports 131,072" in choice.reason
     assert choose(large, memory, "q8_0").tokens > 1.7 * choice.tokens
     assert "allowed by the system" in choose(large, MemoryFacts(10 * GB, limited=True)).share
 
@@ -87,7 +87,7 @@ def test_a_small_trained_context_is_the_least_and_a_crooked_one_is_rounded_down(
 def test_the_users_wish_is_honoured(large: GgufFacts) -> None:
     fine = choose(large, PLENTY, wanted=4000)
     assert (fine.tokens, fine.warning) == (4000, "")
-    assert "your own choice" in fine.reason
+    assert "set by you" in fine.reason
     for tokens, free, words in ((200_000, 500 * GB, "trained for 131,072"), (100_000, 8 * GB, "This may not fit")):
         unwise = choose(large, MemoryFacts(free), wanted=tokens)
         assert unwise.tokens == tokens
@@ -120,7 +120,7 @@ def test_a_gpu_that_is_too_small_takes_what_it_can(large: GgufFacts) -> None:
         (Placement(33, 33), ""),
         (Placement(20, 33), "20 of 33 layers fit on the GPU."),
         (Placement(33, 33, 12), "The experts of 12 layers do not fit on the GPU."),
-        (Placement(0, 33), "Nothing of the model fits on the GPU."),
+        (Placement(0, 33), "No part of the model fits on the GPU."),
     ],
 )
 def test_what_the_engine_decided_is_told_after_the_load(large: GgufFacts, placement: Placement, words: str) -> None:
@@ -148,7 +148,7 @@ def test_a_mixtures_experts_stay_beside_the_gpu_first(tmp_path: Path) -> None:
 
 def test_a_gpu_of_no_use_is_left_alone(large: GgufFacts) -> None:
     choice = choose(large, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", GB // 4),)))
-    assert choice.beside == "Nothing of the model fits on the GPU."
+    assert choice.beside == "No part of the model fits on the GPU."
     gpu, memory = choice.bars
     assert gpu.needed == 0
     assert memory.kv == choice.kv_bytes
@@ -183,14 +183,14 @@ def test_chats_kept_ready_are_a_part_of_the_plan_and_take_nothing_from_a_model(l
     (bar,) = modest.bars
     assert bar.staging > GB
     assert bar.needed + bar.staging + bar.margin + bar.unused == bar.free == 12 * GB
-    assert " for staging, " in bar.in_words
+    assert " for cached chats, " in bar.in_words
 
 
 def test_a_size_that_ran_out_of_memory_bounds_the_choice_but_not_the_users_own(large: GgufFacts) -> None:
     demand = Demand(large, limit=LoadLimit(20_480, 1, 1_800_000_000.0))
     held = ContextChooser(demand, PLENTY)
     assert held.choose().tokens == 20_480
-    assert "tried again from" in held.choose().reason
+    assert "try it again on" in held.choose().reason
     assert held.choose(40_960).tokens == 40_960
     assert held.larger(16_384).tokens == 20_480  # type: ignore[union-attr]
     assert held.larger(20_480) is None
@@ -218,7 +218,7 @@ def test_steps_down_leave_the_gpu_before_the_context_gets_short(large: GgufFacts
     assert on_gpu[-1] == ENOUGH_ON_DEVICE
     assert taken[len(on_gpu) :] == [(tokens, True, True) for tokens in (16_384, 8192, 4096, 2048)]
     assert steps[len(on_gpu)].reason.endswith(
-        f"memory ran out with {choice.tokens:,}; nothing of the model fits on the GPU."
+        f"memory ran out with {choice.tokens:,}; no part of the model fits on the GPU."
     )
 
 
@@ -226,10 +226,7 @@ def test_a_larger_context_is_offered_if_it_fits(large: GgufFacts) -> None:
     larger = ContextChooser(Demand(large, "f16"), MemoryFacts(64 * GB)).larger(16_384)
     assert larger is not None
     assert larger.tokens == 32_768
-    assert (
-        larger.reason
-        == f"32,768 tokens take about {size(larger.needed)} of the 64 GB free once the engine has stopped."
-    )
+    assert larger.reason == f"32,768 tokens need about {size(larger.needed)} of the 64 GB free after the engine stops."
     most = ContextChooser(Demand(large, "f16"), MemoryFacts(10 * GB)).larger(16_384)
     assert most is not None
     assert 16_384 < most.tokens < 32_768

@@ -35,17 +35,17 @@ def test_by_header_and_by_size(large: GgufFacts, memory: MemoryFacts, expected: 
     by_header, by_size = judge(Demand(large), memory), judge_size(large.size, memory)
     assert by_header.verdict is by_size.verdict is expected
     assert "GB" in by_header.reason
-    assert by_size.reason.startswith("A guess from the size of its files; ")
+    assert by_size.reason.startswith("Estimated from the file size; ")
     if expected is Verdict.TIGHT:
-        assert "beside the GPU" in by_header.reason
-        assert "beside the GPU" in by_size.reason
+        assert "outside the GPU" in by_header.reason
+        assert "outside the GPU" in by_size.reason
 
 
 def test_little_room_for_a_conversation_is_tight(large: GgufFacts) -> None:
     assert judge(Demand(large), MemoryFacts(6_600_000_000)).verdict is Verdict.TIGHT
     by_size = judge_size(large.size, MemoryFacts(6_200_000_000))
     assert by_size.verdict is Verdict.TIGHT
-    assert "Little room" in by_size.reason
+    assert "Little memory" in by_size.reason
 
 
 def test_the_users_own_context_counts(large: GgufFacts) -> None:
@@ -61,7 +61,7 @@ def test_the_projector_counts(large: GgufFacts) -> None:
     assert judge(Demand(large), memory).verdict is not Verdict.NO
     seeing = judge(Demand(large, projector=2 * GB), memory)
     assert seeing.verdict is Verdict.TIGHT
-    assert seeing.reason.endswith("For pictures there is not enough memory.")
+    assert seeing.reason.endswith("There is not enough memory for images.")
 
 
 @pytest.mark.parametrize("memory", [MemoryFacts(free * GB) for free in (4, 6, 7, 8, 12, 24)])
@@ -93,8 +93,8 @@ def test_a_smaller_kv_type_and_its_price(large: GgufFacts) -> None:
     (proposal,) = proposals(here)
     assert proposal.tokens > 0.7 * here.choice.tokens
     assert proposal.bytes == pytest.approx(here.choice.kv_bytes * 15 / 32, rel=0.01)
-    assert proposal.gain == f"{proposal.tokens:,} more tokens of context fit into the same memory."
-    assert "read once more" in proposal.price
+    assert proposal.gain == f"{proposal.tokens:,} more tokens of context fit in the same memory."
+    assert "reprocessed once" in proposal.price
     assert proposal.taken(Settings(engine_arguments="-t 2")) == Settings(engine_arguments="-t 2", kv_type="q8_0")
 
 

