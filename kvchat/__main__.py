@@ -17,8 +17,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     child = _child(sys.argv[1:])
     if child is not None:
         return child
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started it wants it deaf
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while all is imported there is nothing to clean up
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # the parent may ignore it on purpose
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to clean up during imports
     from kvchat.cli.terminal import listen, run_process
 
     return run_process(lambda: _main(sys.argv[1:], listen))
@@ -45,7 +45,7 @@ def _main(arguments: Sequence[str], ready: Callable[[], None] = lambda: None) ->
     try:
         if arguments:
             return _asked(arguments, ready)
-        window = _window()  # needs no parser, which takes long to import
+        window = _window()  # avoids importing the slow parser
         ready()
         return window()
     except KvchatError as error:
@@ -61,7 +61,7 @@ def _asked(arguments: Sequence[str], ready: Callable[[], None]) -> int:
     from kvchat.words.language import speak
 
     ready()
-    reports = arguments[0] in ("bench", "doctor")  # read by who helps as well
+    reports = arguments[0] in ("bench", "doctor")  # helpers read these, too
     speak("en" if reports else load_settings(resolve_paths().settings_file).language)
     command, options = parse(["open", *arguments] if _is_to_open(arguments[0]) else arguments)
     if command.place is Place.WINDOW:
@@ -90,10 +90,10 @@ def _window(
     from kvchat.system.paths import resolve_paths
 
     request = start_request(what, quick=quick)
-    with suppress(KvchatError):  # said in a box, once there can be one
+    with suppress(KvchatError):  # app.run reports it in a dialog
         if show_running_window(resolve_paths(), request):
             return lambda: 0
-    gc.disable()  # until all is imported and made: each pass would go through what stays
+    gc.disable()  # until startup is done: each pass would scan lasting objects
     from kvchat import app
 
     return lambda: app.run(starter=starter, hidden=hidden, request=request)

@@ -36,15 +36,15 @@ from kvchat.ui.sidebar.conversation_list import Arrangement
 from kvchat.words.language import _
 
 _IN_FRONT = StartRequest()
-_FIRST_CHATS = 100  # more than a window has room for; the others are there when they are scrolled to
-_PATIENCE_S = 10.0  # for what is still to be saved where the display is gone
-_COMMAND_S = 5.0  # that a command may take which has the folder
-_AGAIN_S = 0.1  # between two attempts to own it
-_AGAIN = -1  # not an exit code: start once more
-# What `kvchat.application` needs and has nothing of Qt's, which belongs to the window's thread.
+_FIRST_CHATS = 100  # more than fit in a window; the rest load on scrolling
+_PATIENCE_S = 10.0  # time for remaining saves if the display is gone
+_COMMAND_S = 5.0  # time for a command to release the folder
+_AGAIN_S = 0.1  # between ownership attempts
+_AGAIN = -1  # not an exit code: restart
+# Modules that `kvchat.application` needs without Qt, which belongs to the window's thread.
 _BESIDE = (
     *("kvchat.runtime", "kvchat.library.remote.starter", "kvchat.transfer.repair", "kvchat.words.markdown"),
-    *("httpcore2", "anyio.streams.tls"),  # which httpx2 would import at the first request
+    *("httpcore2", "anyio.streams.tls"),  # httpx2 imports these on the first request
 )
 
 
@@ -129,11 +129,11 @@ class _Loop(qasync.QEventLoop):  # type: ignore[misc]  # it has no types
                 return result
             if not self.display_gone:
                 self.display_gone = True
-                qInstallMessageHandler(lambda *_: None)  # Qt says it again in each round
+                qInstallMessageHandler(lambda *_: None)  # Qt repeats it every round
                 sys.stderr.write(
                     _("The connection to the display was lost; kvchat is saving your chats and quitting.") + "\n"
                 )
-                for seconds in (0.0, _PATIENCE_S):  # told a second time it waits for no save and no button
+                for seconds in (0.0, _PATIENCE_S):  # the second signal skips saves and dialogs
                     self.call_later(seconds, signal.raise_signal, signal.SIGTERM)
 
 
@@ -177,7 +177,7 @@ async def _run(
             finish_restore(paths)
         except KvchatError as error:
             await say(error)
-        settings = load_settings(paths.settings_file)  # those that were restored
+        settings = load_settings(paths.settings_file)  # the restored settings
         speak_here(settings.language)
     look = Look(qt, settings.theme)
     look.follow(settings)
@@ -247,7 +247,7 @@ class _FirstDrafts:
             self._database = database = await run(Database, self._file)
             if window.sidebar.arrangement == Arrangement():
                 chats = await run(database.newest, _FIRST_CHATS)
-            else:  # which of them come first, they say themselves
+            else:  # the sidebar's own order decides
                 chats = await run(database.conversations)
             window.show_first(chats, await Drafts(database, self._worker).all(), self)
 

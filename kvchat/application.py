@@ -56,7 +56,7 @@ async def opened(paths: Paths, settings: Settings, release: Callable[[], Awaitab
 class Application:
     def __init__(self, runtime: Runtime, look: Look, window: MainWindow, quitting: asyncio.Event) -> None:
         self.quitting = quitting
-        self.again = False  # whether to start anew after the end
+        self.again = False  # restart after quitting
         self._runtime, self._look = runtime, look
         self._bus = SessionBus()
         self._chosen = runtime.settings.language
@@ -81,12 +81,12 @@ class Application:
         if not hidden:
             self._window.show()
         elif not (self._tray.icon.isVisible() and self._tray.icon.isSystemTrayAvailable()):
-            self._window.showMinimized()  # a tray may still come up; until then this is how one finds it
+            self._window.showMinimized()  # the window stays reachable until a tray appears
         await self._window.start()
         state, wanted = self._runtime.paths.state, lambda: self._runtime.settings.update_notice
         self._window.runner.start(watch_updates(state, wanted, self._window.notices.tell_of_version))
         gc.enable()
-        gc.freeze()  # else each whole pass of the collector goes through all of Qt's classes, and holds everything up
+        gc.freeze()  # else each full collection scans all Qt classes and blocks the app
         await self._runtime.begin()
         self.opener.hold_key()
         if starter and not self._runtime.settings.model_path:
@@ -110,7 +110,7 @@ class Application:
         try:
             await self._window.finish()
         except KvchatError as error:
-            await say(error)  # there may be room when the user has read it
+            await say(error)  # the user may have freed disk space
             with contextlib.suppress(KvchatError):
                 await self._window.chat.drafts.keep()
         await self._bus.close()

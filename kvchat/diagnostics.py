@@ -13,7 +13,7 @@ from kvchat.engine_host.choice import EngineChoice
 from kvchat.settings import Settings
 from kvchat.words.wording import per_second, size
 
-_LOG_LINES = 200  # of the engine's last ones
+_LOG_LINES = 200  # from the engine's log
 
 
 def report(

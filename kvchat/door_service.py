@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kvchat.gateway.requests import Passage, Totals
 
 DOOR_SETTINGS = ("door", "door_host", "door_port", "door_origins")
-SAVED_AFTER_S = 5.0  # requests that come at once are written down together
+SAVED_AFTER_S = 5.0  # batches requests into one write
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class DoorService:
     model: AnsweringModel
     models: ModelLibrary
     notify: Callable[[str, str], None]
-    absorb: Callable[[], Awaitable[None]]  # has what was saved taken apart
-    url: str | None = None  # where other programs find it; None while it is shut to them
+    absorb: Callable[[], Awaitable[None]]  # absorbs waiting save files
+    url: str | None = None  # API server address; None if it is off
     _gateway: Gateway | None = None
-    _follows: bool = False  # the settings, from the first time on
+    _follows: bool = False  # set at the first follow()
     _closed: bool = False  # for good
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _background: Background = field(default_factory=Background)
-    _saving: asyncio.TimerHandle | None = None  # of the totals, before long
+    _saving: asyncio.TimerHandle | None = None  # pending save of the totals
 
     @cached_property
     def gateway(self) -> Gateway:
@@ -126,7 +126,7 @@ class DoorService:
 
     async def follow(self) -> None:
         self._follows = True
-        await asyncio.to_thread(lambda: self.totals)  # read beside the window, which shows them
+        await asyncio.to_thread(lambda: self.totals)  # load off the window's thread
         async with self._changing:
             if self._closed:
                 return
@@ -182,7 +182,7 @@ class DoorService:
 
     async def _save(self) -> None:
         self._saving = None
-        with contextlib.suppress(OSError):  # it is written again with the next request
+        with contextlib.suppress(OSError):  # the next request writes it again
             await asyncio.to_thread(self.totals.write, self.totals.text())
 
     async def _open(self, host: str, port: int, keys: Mapping[str, str]) -> str:

@@ -26,14 +26,14 @@ from kvchat.words.wording import size as size_in_words
 
 MOST_BYTES = 64_000_000
 PDF_PATIENCE_S = 60.0
-_HEAD = 16_384  # bytes that are looked at to tell text from what is not
+_HEAD = 16_384  # bytes checked to tell text from binary
 _OFFICE = frozenset((".docx", ".xlsx", ".pptx", ".odt", ".ods", ".odp", ".doc", ".xls", ".ppt", ".epub"))
 MOST_PICTURE_BYTES = 10_000_000
-TOKENS_GUESSED = 1000  # for one picture, until the model has counted it: it takes 256 to 3,000
+TOKENS_GUESSED = 1000  # per picture, until the model counts it: 256 to 3,000
 _OTHERS = (b"II*\0", b"MM\0*")  # TIFF
 
 
-logging.getLogger("pypdf").addHandler(logging.NullHandler())  # else it prints what it does not like about a file
+logging.getLogger("pypdf").addHandler(logging.NullHandler())  # else it prints warnings about the file
 
 
 class CannotAttach(KvchatError):
@@ -67,7 +67,7 @@ def picture_of(name: str, data: bytes) -> Attachment:
 
 def read_attachment(path: Path) -> Attachment:
     data = read_bytes(path)
-    name = os.fsencode(path.name).decode("utf-8", "replace")  # what is no text cannot be stored
+    name = os.fsencode(path.name).decode("utf-8", "replace")  # invalid text cannot be stored
     return picture_of(name, data) if is_picture(data) else document_of_file(name, data)
 
 
@@ -112,7 +112,7 @@ def _decoded(name: str, data: bytes) -> str:
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError:
-            from charset_normalizer import from_bytes  # imported only where it is needed
+            from charset_normalizer import from_bytes
 
             best = from_bytes(data).best()
             if best is not None:
@@ -122,7 +122,7 @@ def _decoded(name: str, data: bytes) -> str:
 
 
 def _pdf_text(name: str, data: bytes) -> str:
-    from pypdf import PdfReader  # a third of a second: imported with the first PDF
+    from pypdf import PdfReader  # takes a third of a second to import
 
     deadline = time.monotonic() + PDF_PATIENCE_S
     pages: list[str] = []
@@ -137,7 +137,7 @@ def _pdf_text(name: str, data: bytes) -> str:
             pages.append(page.extract_text().strip())
     except KvchatError:
         raise
-    except Exception as error:  # a damaged PDF can break the reader in any way
+    except Exception as error:  # a damaged PDF can raise anything
         what = _("The PDF is damaged or not supported ({name}).", name=type(error).__name__)
         raise CannotAttach(name, what, _("Save it again with another app, or attach its text.")) from error
     if not any(pages):

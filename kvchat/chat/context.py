@@ -35,12 +35,12 @@ from kvchat.session.slot import Slot
 from kvchat.words.language import N_, _, number, sentences
 
 SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
-PART = N_("Beginning of {name}")  # a document that was cut to fit
-LEAST_PART = 64  # tokens; cutting it to fewer makes no sense
-USED_LAST = 3  # chats that are likely to be answered next: there is room for each of them from the start
-BUDGET_SHARES = (2, 4, 8, 0)  # the last turns may have one in so many tokens of the context; 0: the last turn alone
-BYTES_PER_TOKEN = 4  # roughly, until an engine counts
-TEMPLATE_TOKENS = 8  # what a chat template puts around one message, roughly
+PART = N_("Beginning of {name}")  # a truncated document
+LEAST_PART = 64  # tokens; a shorter part is useless
+USED_LAST = 3  # chats likely to be continued: the context starts large enough for each
+BUDGET_SHARES = (2, 4, 8, 0)  # the last turns get 1/n of the context's tokens; 0: the last turn alone
+BYTES_PER_TOKEN = 4  # rough, until an engine counts
+TEMPLATE_TOKENS = 8  # rough template overhead per message
 
 
 class NothingToDrop(KvchatError):
@@ -67,10 +67,10 @@ class DocumentsTooLong(KvchatError):
 @dataclass(frozen=True)
 class ContextUse:
     used: int  # the conversation so far
-    waiting: int  # what is being written, and what is attached to it
-    reserve: int  # kept for the reply
+    waiting: int  # the draft and its attachments
+    reserve: int  # for the reply
     limit: int
-    estimated: bool = False  # what waits was not counted to its end: it cannot fit
+    estimated: bool = False  # counting stopped early: `waiting` cannot fit
 
     @property
     def free(self) -> int:
@@ -133,7 +133,7 @@ class StillAnswering(KvchatError):
         )
 
 
-_Count = tuple[int, bool]  # tokens of a text; True if they were counted to its end
+_Count = tuple[int, bool]  # tokens of a text; True if counted completely
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class _Case:
     chosen: AnswerSettings
     sampling: Sampling
     branch: list[Message]
-    sizes: list[int]  # each message's tokens, roughly
+    sizes: list[int]  # rough tokens per message
     reserve: int
 
     async def fits(self, messages: Sequence[ChatMessage]) -> bool:
@@ -152,8 +152,8 @@ class _Case:
 class ContextService:
     def __init__(self, parts: TurnParts, is_answering: Callable[[str], bool]) -> None:
         self._parts, self._is_answering = parts, is_answering
-        self._counted: tuple[object, int] | None = None  # the last branch that was counted, and its tokens
-        self._documents: dict[tuple[str, str], _Count] = {}  # by model and the file's hash
+        self._counted: tuple[object, int] | None = None  # the last counted branch and its tokens
+        self._documents: dict[tuple[str, str], _Count] = {}  # by model and file hash
 
     async def use(
         self, conversation_id: str | None, draft: str = "", attachments: Sequence[Attachment] = ()
@@ -187,7 +187,7 @@ class ContextService:
     async def check_fits(self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]) -> None:
         """Raise DocumentsTooLong if these cannot fit, KvchatError for pictures if the model lacks vision."""
         if any(attachment.data for attachment in attachments) and not await self.check_vision(conversation_id):
-            attachments = [attachment for attachment in attachments if not attachment.data]  # no reason to refuse
+            attachments = [attachment for attachment in attachments if not attachment.data]  # not countable yet
         use = await self.use(conversation_id, draft, attachments)
         if use is not None and use.over:
             raise DocumentsTooLong([attachment.name for attachment in attachments], use)
@@ -225,7 +225,7 @@ class ContextService:
 
     async def drop_middle(self, conversation_id: str) -> int:
         """Branch without the middle and return the number of messages dropped. Raises KvchatError."""
-        async with self._parts.slots.needed(conversation_id) as slot:  # it may be another model than the one in use
+        async with self._parts.slots.needed(conversation_id) as slot:  # the chat may use another model
             case = await self._begin(conversation_id, slot)
             for share in BUDGET_SHARES:
                 split = split_branch(case.branch, case.sizes, case.engine.limit // share if share else 0)
@@ -239,7 +239,7 @@ class ContextService:
         async with self._parts.slots.needed(conversation_id) as slot:
             case = await self._begin(conversation_id, slot)
             split = split_branch(case.branch, case.sizes, case.engine.limit // 4)
-            while True:  # as much of the middle as can be read with room for the summary
+            while True:  # shorten the middle until it fits with the summary
                 messages = [*prompt_messages([*split.opening, *split.middle]), ChatMessage("user", SUMMARY_REQUEST)]
                 if await case.fits(messages):
                     break
@@ -299,7 +299,7 @@ class ContextService:
         async def grow(slot: Slot, _wanted: Callable[[], bool]) -> None:
             await self._parts.exchange(slot, owner).with_room(Request((), model=model), tokens)
 
-        with contextlib.suppress(KvchatError):  # whoever asks for the engine next is told
+        with contextlib.suppress(KvchatError):  # the next request reports it
             await self._parts.slots.run(Rank.GROW, owner, grow, wait=False)
 
     async def _document(self, engine: ReadyEngine, attachment: Attachment) -> _Count:
@@ -308,7 +308,7 @@ class ContextService:
         key = (engine.fingerprint.model, attachment.hash)
         known = self._documents.get(key)
         if known is None or (not known[1] and known[0] <= engine.limit):
-            if attachment.data:  # what a picture adds to a prompt
+            if attachment.data:  # tokens the picture adds
                 count, picture = engine.engine.prompt_tokens, Picture(attachment.data)
                 shown = len(await count([ChatMessage("user", "?", pictures=(picture,))]))
                 known = shown - len(await count([ChatMessage("user", "?")])), True

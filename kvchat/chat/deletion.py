@@ -36,7 +36,7 @@ from kvchat.kvstore.store import SavePointStore
 from kvchat.words.language import _
 from kvchat.words.safe_text import calm
 
-AGAIN_S = 300.0  # after so long what could not be deleted is tried again
+AGAIN_S = 300.0  # retry delay after a failed deletion
 
 
 class PermanentDeletion:
@@ -48,7 +48,7 @@ class PermanentDeletion:
     def __init__(self, parts: TurnParts, finder: Finder) -> None:
         self._parts, self._finder = parts, finder
         self._overwriting = False
-        self._gone: set[str] = set()  # the ids of those whose words are to be overwritten
+        self._gone: set[str] = set()  # ids whose text is to be overwritten
         self._again: asyncio.TimerHandle | None = None
         self._told = False
 
@@ -70,7 +70,7 @@ class PermanentDeletion:
                 slots.discard(chat) if chat in ids else slots.discard_messages(chat, ids)
                 for chat, ids in deleted.items()
             ]
-            await asyncio.gather(*begun)  # another process may be writing: whoever asks meanwhile has the slot
+            await asyncio.gather(*begun)  # may wait for another process: keep slots free meanwhile
             await self._overwrite(set().union(*deleted.values()))
 
     @contextlib.contextmanager
@@ -91,7 +91,7 @@ class PermanentDeletion:
     async def _overwrite(self, ids: Iterable[str]) -> None:
         self._gone.update(ids)
         if self._overwriting:
-            return  # the one under way does it once more
+            return  # the running call repeats
         database, run = self._parts.database, self._parts.worker.run
         self._overwriting = True
         try:
@@ -109,13 +109,13 @@ def forget_strangers(store: SavePointStore, database: Database) -> None:
     """Delete save points of deleted chats, left by a killed run. Raises StorageFailed and StoreRefused."""
     by = database.file_id()
     new = store.unseen(by)
-    # Read after that: what another process began and saved in between is known then.
+    # Read afterwards, to include what another process has just saved.
     gone = _deleted(database)
     for conversation_id, messages in new.messages.items():
         if program_of(conversation_id):
-            continue  # what other programs asked for is in no database
+            continue  # the database has no program requests
         if database.rows("SELECT 1 FROM prepared WHERE 'prepared:' || id = ?", (conversation_id,)):
-            continue  # of what was read for it anew only what was finished is used; the rest goes with it
+            continue  # only finished re-reads are used; the rest is deleted too
         if not database.rows("SELECT 1 FROM conversations WHERE id = ?", (conversation_id,)):
             gone.setdefault(conversation_id, set()).add(conversation_id)
             continue
@@ -139,22 +139,22 @@ def _deleted(database: Database) -> dict[str, set[str]]:
     return found
 
 
-UNDO_S = 30.0  # a deletion can be undone for so long, where the settings keep nothing
-_LEFT_BEHIND_S = 600.0  # after so long nobody who could undo a deletion is waiting any more
-_EARLIEST_S = 1_700_000_000  # seconds since 1970: before that there was no kvchat
-_LOOK_EVERY_S = 3600.0  # for what has been kept long enough
+UNDO_S = 30.0  # undo period if the settings keep nothing
+_LEFT_BEHIND_S = 600.0  # by now, nobody waits to undo a deletion
+_EARLIEST_S = 1_700_000_000  # seconds since 1970: older than kvchat
+_LOOK_EVERY_S = 3600.0  # interval for final deletions
 _SEEN = "(SELECT deleted_s + max(0, min(?1 - ifnull(deleted_seen, {}), ?2)))"  # ?1: now, ?2: `_most_s`
 
 
 @dataclass(frozen=True)
 class Deleted:
-    id: str  # the chat's, or the first message's
+    id: str  # of the chat or first message
     conversation_id: str
     title: str  # of the chat
-    messages: int  # that come back: the chat's, or the message and all that followed it
-    words: str  # the first message's beginning; empty: the whole chat was deleted
+    messages: int  # restored by undo: the whole chat, or a message and its replies
+    words: str  # start of the first message; empty for a whole chat
     deleted_at: datetime
-    gone_at: datetime  # when it goes for good
+    gone_at: datetime  # final deletion time
 
     @property
     def is_chat(self) -> bool:
@@ -176,8 +176,8 @@ class RecentlyDeleted:
         self._parts, self._is_answering, self._keep_s = parts, is_answering, keep_s
         self._purge_chat, self._purge_messages = purge_chat, purge_messages
         self._timer: asyncio.TimerHandle | None = None
-        self._looks_at = 0.0  # of the loop's clock; Qt's loop gives timers that do not tell
-        self._deleted_here: set[str] = set()  # in this run: without a time to keep it, it goes at the end of it
+        self._looks_at = 0.0  # loop time; timers of Qt's loop do not report theirs
+        self._deleted_here: set[str] = set()  # in this run; deleted at exit if no retention is set
 
     async def entries(self) -> list[Deleted]:
         return await self._parts.in_database(entries, self._kept_s)

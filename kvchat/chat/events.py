@@ -36,7 +36,7 @@ class ConversationsChanged:
 
 @dataclass(frozen=True)
 class LibraryChanged:
-    progress: bool = False  # no more than that one is read so far
+    progress: bool = False  # only the reading progress changed
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,16 @@ class WaitingForChat(_OfChat):
 
 @dataclass(frozen=True)
 class Prefilling(_OfChat):
-    done: int  # tokens, cached ones included
+    done: int  # tokens, with cached ones
     total: int
     cached: int
 
 
 @dataclass(frozen=True)
 class ReadingAhead(_OfChat):
-    done: int  # tokens, of those that have to be read
-    total: int  # as many as `done`: it is over, perhaps before its end
-    draft: bool  # what is being written; else the chat itself
+    done: int  # tokens, of those to be read
+    total: int  # equal to `done`: finished, perhaps early
+    draft: bool  # True: the draft; False: the chat
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class FirstToken(_OfChat):
     ttft_ms: float
     cached_tokens: int
     prompt_tokens: int
-    verdict: Verdict | None = None  # as the receipt will have it; None: the engine has told no counts yet
-    restore_ms: float = 0.0  # the part of `ttft_ms` spent on a restore, as in the receipt
+    verdict: Verdict | None = None  # as in the receipt; None: no counts from the engine yet
+    restore_ms: float = 0.0  # part of `ttft_ms` spent restoring, as in the receipt
     earlier_tokens: int = 0  # as in the receipt
 
 
@@ -85,7 +85,7 @@ class ReplyDelta(_OfChat):
     message_id: str
     text: str
     thinking: str
-    thinking_ms: float | None = None  # how long the thinking took, once it is over
+    thinking_ms: float | None = None  # set when thinking ends
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class EventBus:
 
     def of_chat(self, conversation_id: str) -> Tell:
         def tell(event: SessionEvent) -> None:
-            if not isinstance(event, Asked):  # that is between the session and the reply
+            if not isinstance(event, Asked):  # internal to session and reply
                 self.publish(replace(event, conversation_id=conversation_id))
 
         return tell

@@ -28,7 +28,7 @@ class ChatOptions:
     """Chat options; empty ones come from settings, model or engine."""
 
     sampling: Sampling = field(default_factory=Sampling)
-    template: TemplateOptions = ()  # they change the prompt from its beginning: fixed once a chat has begun
+    template: TemplateOptions = ()  # fixed once a chat has begun: it changes the start of the prompt
 
 
 NO_OPTIONS = ChatOptions()
@@ -75,7 +75,7 @@ def _figure(value: float) -> str:
     return number(value) if value == int(value) else with_marks(f"{value:.10g}")
 
 
-# What llama.cpp takes is wider; beyond these bounds a model says nothing but noise.
+# Narrower than llama.cpp's limits: beyond these, models produce only noise.
 RANGES: dict[str, Range] = {
     "temperature": Range(N_("Temperature"), 0, 2),
     "top_k": Range("Top-k", 0, 1000, whole=True),
@@ -84,10 +84,10 @@ RANGES: dict[str, Range] = {
     "repeat_penalty": Range(N_("Repeat penalty"), 0.5, 2),
     "presence_penalty": Range(N_("Presence penalty"), -2, 2),
     "frequency_penalty": Range(N_("Frequency penalty"), -2, 2),
-    "seed": Range(N_("Seed"), -1, 2**32 - 1, whole=True),  # llama.cpp's uint32_t; -1 is a random one
+    "seed": Range(N_("Seed"), -1, 2**32 - 1, whole=True),  # llama.cpp's uint32_t; -1: random
     "max_tokens": Range(N_("Max tokens"), 1, 2**24, whole=True),
 }
-MOST_STOPS = 16  # words that end a reply
+MOST_STOPS = 16  # stop words
 
 
 def check(options: ChatOptions) -> None:
@@ -169,7 +169,7 @@ class Preset:
     system: str = ""
     model: str | None = None  # path; None: the model in use
     options: ChatOptions = NO_OPTIONS
-    is_default: bool = False  # new chats begin with it
+    is_default: bool = False  # used for new chats
     id: str = ""
 
 
@@ -222,7 +222,7 @@ def store_options(database: Database, conversation_id: str, options: ChatOptions
 class NewChat:
     """A chat stored together with its first question, so that a full disk leaves no empty chat."""
 
-    make: Callable[[Database, str], object]  # puts it on disk under that id; raises KvchatError
+    make: Callable[[Database, str], object]  # stores it under that id; raises KvchatError
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def answered_by(self, model: str) -> NewChat:

@@ -64,7 +64,7 @@ class OptionsService:
         text = text.strip()
         if text == (before.content if before else ""):
             return False
-        documents = before.attachments if before else ()  # that the chat began on
+        documents = before.attachments if before else ()  # prepared for the chat
         said = branch[1:] if before else branch
         if said:
             system = [new_message(conversation_id, Role.SYSTEM, text, attachments=documents)]

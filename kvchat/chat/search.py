@@ -25,10 +25,10 @@ from kvchat.words.wording import one_line
 
 Marks = tuple[tuple[int, int], ...]
 
-_BEFORE, _AFTER = 32, 160  # characters of the line around its first hit
-_MARGIN = 240  # so many more are read on both sides, to see the marks whose other end is cut off
+_BEFORE, _AFTER = 32, 160  # characters of context around the first hit
+_MARGIN = 240  # extra characters read on both sides to find a mark's other end
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
-_LINE = re.compile(  # what a line of Markdown may begin with, and lines that hold no words
+_LINE = re.compile(  # Markdown line prefixes, and lines without words
     r"^[ \t]*(?:(?:>[ \t]?|\#{1,6}[ \t]+|[-*+][ \t]+(?:\[[ xX]\][ \t]+)?)+|[-=|:*_ \t]{3,}$)", re.MULTILINE
 )
 _INLINE = re.compile(
@@ -60,7 +60,7 @@ def excerpt(text: str, terms: Sequence[Term], *, markdown: bool) -> Excerpt | No
         if found := spans(line, terms):
             break
     start = max(found[0][0] - _BEFORE, 0) if found else 0
-    if start:  # not in the middle of a word, where there are words
+    if start:  # start at a word if possible
         start = line.find(" ", start, found[0][0]) + 1 or start
     line = ("…" if start or begin else "") + line[start : start + _BEFORE + _AFTER]
     return Excerpt(line, tuple(spans(line, terms)))
@@ -82,13 +82,13 @@ def plain(piece: str, *, code: bool = False) -> str:
     return "\n".join(part if (i % 2 == 1) is not code else prose(part) for i, part in enumerate(parts))
 
 
-MOST_CHATS = 100  # shown for one search
-_MOST_MESSAGES = 500  # the newest ones that are looked at for one search
-_AT_ONCE = 200  # messages indexed in one transaction: some 20 ms
-_TEXT_AT_ONCE = 400_000  # characters: documents are longer than messages
-_PAGES, _ALL = 200, -200  # of the index, written anew in one transaction
-_READING_S = 0.02  # for so long documents are read for the excerpts of one search
-_READ_MOST = 200_000  # characters of one document
+MOST_CHATS = 100  # per search
+_MOST_MESSAGES = 500  # newest messages checked per search
+_AT_ONCE = 200  # messages per index transaction: some 20 ms
+_TEXT_AT_ONCE = 400_000  # characters: documents exceed messages
+_PAGES, _ALL = 200, -200  # index pages rewritten per transaction
+_READING_S = 0.02  # time to read documents for one search's excerpts
+_READ_MOST = 200_000  # characters per document
 
 _NEWEST = """
     SELECT conversation_id, message_id FROM searched_words
@@ -101,10 +101,10 @@ _NEWEST = """
 class FoundChat:
     conversation_id: str
     title: str
-    message_ids: tuple[str, ...]  # the newest first; none where only the title has the words
+    message_ids: tuple[str, ...]  # newest first; empty if only the title matches
     excerpt: str
-    marks: Marks  # of the hits in the excerpt
-    in_document: bool = False  # the newest message's own words do not have it: what is attached to it does
+    marks: Marks  # hits in the excerpt
+    in_document: bool = False  # an attachment of the newest message matches, not its text
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Found:
     """Search results: titles first, then the newest messages."""
 
     chats: tuple[FoundChat, ...]
-    complete: bool  # every message was in the index already
+    complete: bool  # all messages were indexed
 
 
 class Finder:
@@ -150,7 +150,7 @@ class Finder:
             pass
 
     async def _index_in_background(self) -> None:
-        with contextlib.suppress(StorageFailed):  # the search itself will tell
+        with contextlib.suppress(StorageFailed):  # the search reports it
             await self._index_all()
 
 
@@ -242,7 +242,7 @@ class _Excerpts:
         row = None
         if messages:
             row = self._db.execute("SELECT content, role FROM messages WHERE id = ?", (messages[0],)).fetchone()
-        if row is None:  # its title was found, or the file is damaged
+        if row is None:  # title match, or a damaged file
             return FoundChat(conversation_id, title, (), "", ())
         content = text_of(row["content"])
         said = excerpt(content, self._terms, markdown=row["role"] == Role.ASSISTANT.value)

@@ -164,7 +164,7 @@ class ChatService:
         await self._worker.run(self._database.delete, conversation_id)
         self.events.publish(ConversationsChanged())
         self._background.begin(self._permanent_deletion.forget({conversation_id: {conversation_id}}))
-        with contextlib.suppress(StoreRefused):  # forgetting meets that as well; it tells, and tries again
+        with contextlib.suppress(StoreRefused):  # forgetting also meets it, reports it and retries
             await asyncio.to_thread(self._store.delete_conversation, conversation_id)
 
     def leave(self, conversation_id: str) -> None:

@@ -28,7 +28,7 @@ from kvchat.words.reasons import Reason
 P = ParamSpec("P")
 R = TypeVar("R")
 
-AGAIN_S = 5.0  # between two tries
+AGAIN_S = 5.0  # between attempts
 
 
 class Unwritten:
@@ -86,10 +86,10 @@ class TurnParts:
     events: EventBus
     unwritten: Unwritten
     background: Background
-    model_sampling: Callable[[], Sampling]  # how replies are drawn with the model in use
-    user_sampling: Callable[[], Sampling]  # and what the settings say of it
-    new_chats_model: Callable[[], str | None]  # path of the one that answers in a chat without a model
-    why_not_read: Callable[[], Reason | None]  # why nothing is to be read ahead; None where it may be
+    model_sampling: Callable[[], Sampling]  # defaults of the model in use
+    user_sampling: Callable[[], Sampling]  # from the settings
+    new_chats_model: Callable[[], str | None]  # path of the model for chats without one
+    why_not_read: Callable[[], Reason | None]  # why reading ahead is off; None if it is on
 
     async def in_database(
         self, function: Callable[Concatenate[Database, P], R], *args: P.args, **kwargs: P.kwargs

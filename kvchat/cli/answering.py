@@ -45,7 +45,7 @@ TOLD_OF_RECEIPT = (
     "source",
 )
 WAITING = N_("Another reply is being generated; waiting…")
-SAID_AFTER_S = 1.0  # so long a save goes on without a word
+SAID_AFTER_S = 1.0  # report slower saves
 PROMPT = "> "
 _ENDS = N_("Press Ctrl+C to stop a reply, Ctrl+D to quit.")
 
@@ -124,8 +124,8 @@ async def serve(options: ServeOptions, commands: Commands) -> int:
     url = await runtime.door.open(settings.door_host, settings.door_port, keys)
     await runtime.serve()
     say(f"ready {url}")
-    runtime.events.subscribe(_report_engine_failure)  # from now on: a failure before is raised
-    with contextlib.suppress(asyncio.CancelledError):  # told to end, it has done what it was to do
+    runtime.events.subscribe(_report_engine_failure)  # earlier failures are raised
+    with contextlib.suppress(asyncio.CancelledError):  # a normal end of this command
         await asyncio.Event().wait()
     return 0
 
@@ -149,8 +149,8 @@ class _Printer:
     as_json: bool
     chat_id: str = ""
     error: KvchatError | None = None
-    tells_saves: bool = True  # in a conversation they come while the next question is typed
-    heard: bool = False  # from the turn's beginning to its save; else another command is answered in the chat
+    tells_saves: bool = True  # False if the user types the next question meanwhile
+    heard: bool = False  # from turn start to save; other events belong to another command's turn
 
     def begin(self) -> None:
         self.heard = True
@@ -181,7 +181,7 @@ class _Printer:
             case TurnFailed(error=error) | QuestionNotStored(error=error):
                 self.error = error
             case EngineChanged(status=EngineStatus(EngineState.FAILED)):
-                pass  # the turn fails with it
+                pass  # reported by the turn
             case _:
                 _hear(event)
 
@@ -192,8 +192,8 @@ class Talk:
     chat_id: str
     printer: _Printer
     sampling: Sampling
-    attachments: tuple[Attachment, ...]  # go with the next question
-    new: NewChat | None  # the chat, until its first question is on disk
+    attachments: tuple[Attachment, ...]  # for the next question
+    new: NewChat | None  # unset once its first question is stored
 
     async def ask(self, question: str) -> Message | None:
         """Print and return the answer, None on failure; stops if cancelled. Raises KvchatError."""
@@ -274,7 +274,7 @@ async def ask(options: AskOptions, commands: Commands) -> int:
         try:
             reply = await talk.ask(options.prompt)
         except KvchatError as failed:
-            error = failed  # told when all is put away
+            error = failed  # reported after cleanup
         if commands.is_own:
             await _kept(talk.runtime)
             if (finding := talk.runtime.engine.finding) and not finding.strategy.saves:
@@ -334,7 +334,7 @@ async def _converse(options: AskOptions, commands: Commands) -> int:
                 continue
             try:
                 await talk.ask(question)
-            except KvchatError as error:  # said; the next question may be asked
+            except KvchatError as error:  # already reported; continue
                 remark("\n  ".join(filter(None, (error.title, error.detail, error.advice))))
         if commands.is_own and _tell_unfinished(talk.runtime):
             terminal.stop = talk.runtime.give_up_saving

@@ -41,7 +41,7 @@ _CODES = N_(
     "command line; 130 and 143 ended by Ctrl+C or SIGTERM; 141 output closed by its reader."
 )
 _LISTED = N_("actions (default: list)")
-_ACTIONS = {  # titles of the lists of actions
+_ACTIONS = {  # headings of action lists
     "store": N_("actions (default: show the store)"),
     "engines": _LISTED,
     "chats": _LISTED,
@@ -49,7 +49,7 @@ _ACTIONS = {  # titles of the lists of actions
     "models": N_("actions (default: list the models on this machine)"),
     "prepared": _LISTED,
 }
-# argparse's own words: it asks a catalogue for them that nobody has here, so it is given kvchat's.
+# argparse's own messages: it finds no translation catalog, so kvchat supplies one.
 _ARGPARSE = (
     *(N_("usage: "), N_("positional arguments"), N_("options"), N_("show this help message and exit")),
     *(N_("show program's version number and exit"), N_("%(prog)s: error: %(message)s\n")),

@@ -33,15 +33,15 @@ from kvchat.settings import Settings, load_settings
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.words.wording import duration, size
 
-TOKENS = 3000  # about how long the chat is
-QUESTIONS = (  # one for each round
+TOKENS = 3000  # approximate chat length
+QUESTIONS = (  # one per round
     "Which of these notes was the first? Answer in one sentence.",
     "Which of these notes was the last? Answer in one sentence.",
     "Who of them left the most things? Answer in one sentence.",
 )
 PEOPLE = ("Ada", "Bram", "Chen", "Dana", "Elif", "Femi", "Goro", "Hana", "Ivan", "Juno", "Kofi", "Lena", "Mina")
 THINGS = ("river", "lamp", "garden", "letter", "bridge", "violin", "harbour", "engine", "orchard", "mirror")
-SAMPLE = 40  # notes whose tokens are counted
+SAMPLE = 40  # notes counted for tokens
 REPLY_TOKENS = 32
 
 
@@ -59,11 +59,11 @@ class BenchHome:
     """A restartable kvchat with greedy replies, created by `bench_home`."""
 
     def __init__(self, paths: Paths, settings: Settings, runtime: Runtime, reply_tokens: int) -> None:
-        self._paths, self.settings = paths, settings  # the settings hold from the next restart on
+        self._paths, self.settings = paths, settings  # settings apply at the next restart
         self.greedy = Sampling(reply_tokens, temperature=0.0, seed=1)
         self._error: KvchatError | None = None
         self.runtime = self._heard(runtime)
-        self.saved: list[Saved] = []  # by every turn so far
+        self.saved: list[Saved] = []  # by all turns so far
 
     async def ask(self, chat_id: str, text: str | None, *, keep: bool = True) -> Reply:
         chat = self.runtime.chat
@@ -120,7 +120,7 @@ async def bench_home(
         model = await fetch_starter(paths.ensure().models, show_starter)
         settings = dataclasses.replace(settings, model_path=str(model))
     context_size = context_size or settings.context_size
-    # One slot: what is measured is how a chat comes back into it.
+    # One slot: this measures how a chat is restored into it.
     settings = dataclasses.replace(settings, context_size=context_size, read_ahead="always", slots=1)
     paths.ensure()
     with tempfile.TemporaryDirectory(prefix="bench-", dir=paths.cache) as folder:
@@ -156,21 +156,21 @@ class BenchResult:
 
     cold_ttft_ms: float  # measured once
     hot_ttft_ms: float
-    warm_ttft_ms: float | None  # restore included; None where nothing can stay warm in memory
-    warm_ratio: float | None  # to the hot one, median of the rounds' own ratios
+    warm_ttft_ms: float | None  # including the restore; None if memory cannot keep it warm
+    warm_ratio: float | None  # warm to hot, median of the rounds' ratios
     restored_ttft_ms: float  # from disk, restore included
-    restored_ratio: float  # to the hot one, as above
+    restored_ratio: float  # ratio to hot, as above
     restore_ms: float
     save_ms: float
     prompt_tokens: int  # of the last restored run
     cached_tokens: int
     disk_bytes: int
-    disk_ratio: float  # disk_bytes by the bytes of the conversation's KV rows, each counted once
+    disk_ratio: float  # disk_bytes / bytes of the conversation's KV rows, each counted once
     last_reply_bytes_written: int
-    new_rows_bytes_last_reply: int  # of the KV rows of the last turn's own tokens
-    write_ratio: float  # bytes written by new rows, of all the short turns together
-    outputs_agree: bool  # the greedy replies after the restores are the hot ones: restoring changed nothing
-    # And so is the cold one; not always: tokens read in a batch round otherwise than written ones.
+    new_rows_bytes_last_reply: int  # KV rows of the last turn's own tokens
+    write_ratio: float  # bytes written / bytes of new rows, over all short turns
+    outputs_agree: bool  # greedy replies after restores equal the hot ones
+    # The same for the cold reply; may differ: batch reading rounds differently from writing.
     cold_output_agrees: bool
 
 

@@ -37,8 +37,8 @@ from kvchat.words.language import N_, _, mark, number, several
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import one_line, size, timestamp
 
-NOTHING_FOUND = 1  # as grep has it
-SHOWN = 8  # letters of an id: enough to name a chat by
+NOTHING_FOUND = 1  # as in grep
+SHOWN = 8  # letters of an id that identify a chat
 _MOST_CANDIDATES = 10
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 

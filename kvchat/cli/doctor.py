@@ -37,11 +37,11 @@ from kvchat.system.paths import Paths, resolve_paths
 from kvchat.words.wording import size as size_in_words
 
 FOLDERS = ("config", "data", "models", "save points", "state")
-SERVER = "server"  # an engine that kvchat neither starts nor can ask for its devices
+SERVER = "server"  # an external engine whose devices are unknown
 _ATTACHED = "run by yourself; kvchat talks to it and was told so in the settings"
 _LABEL_WIDTH = 14
 _TIMEOUT_S = 2.0
-_WATCHER = "org.kde.StatusNotifierWatcher"  # what StatusNotifierItem trays own on the session bus
+_WATCHER = "org.kde.StatusNotifierWatcher"  # bus name owned by StatusNotifierItem trays
 
 
 class Presence(Enum):
@@ -65,7 +65,7 @@ class EngineReport:
     kind: str = ""
     path: str | None = None  # None for the embedded engine
     version: str = ""
-    build: str = ""  # what tells it from others, see probe.build_identity
+    build: str = ""  # unique build id, see probe.build_identity
     devices: tuple[Device, ...] = ()
     problem: str = ""
 
@@ -97,7 +97,7 @@ class FolderReport:
     name: str
     path: str
     exists: bool
-    problem: str = ""  # why it cannot be used, and what is not done therefore
+    problem: str = ""  # why it is unusable, and the consequence
 
 
 @dataclass(frozen=True)
@@ -110,15 +110,15 @@ class DoctorReport:
     engine: EngineReport
     model: ModelReport
     context: ContextChoice | None
-    restoring: RestoreReport | None  # None before an engine ran with this model
+    restoring: RestoreReport | None  # None if no engine has run this model
     memory: MemoryFacts
     display: Finding
     tray: Finding
     keyring: Finding
     free_disk_bytes: int
     free_floor_bytes: int
-    quota: str  # of the memory of chats, in words
-    staging: str  # where slot files go on their way to and from the engine, and why there
+    quota: str  # for chat memory, in words
+    staging: str  # where slot files are staged, and why
     directories: tuple[FolderReport, ...]
 
     @property
@@ -151,12 +151,12 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
         and model.path
         and (newest := newest_finding(paths.restore_findings, model_identity(Path(model.path))))
     ):
-        # Of whatever engine build: one that does not run cannot always tell its own.
+        # For any engine build: a broken one may not report its own.
         restoring = RestoreReport(newest[0].strategy.value, newest[0].words, newest[1])
     problem = no_display.find_problem()
     problems = {"save points": store_problem(paths)}
     folders = [(name, getattr(paths, name.replace(" ", "_"))) for name in FOLDERS]
-    store = paths.save_points  # made at the first start; before that the disk of a folder above counts
+    store = paths.save_points  # created at first start; until then use a parent folder's disk
     existing = next((folder for folder in (store, *store.parents) if is_folder(folder)), Path(store.anchor))
     return DoctorReport(
         version=__version__,
@@ -276,7 +276,7 @@ def find_keyring() -> Finding:
         from keyring.backends import fail, null
 
         backend = keyring.get_keyring()
-    except Exception as error:  # backends are plugins of other packages and may fail in their own ways
+    except Exception as error:  # third-party backends may raise anything
         return Finding(Presence.UNKNOWN, f"the keyring failed: {error or type(error).__name__}")
     if isinstance(backend, fail.Keyring | null.Keyring):
         return Finding(Presence.MISSING, "no keyring service is running")
@@ -314,7 +314,7 @@ def _engine_rows(engine: EngineReport) -> Iterator[tuple[str, str]]:
         return
     yield "", engine.version
     for device in engine.devices:
-        # The engine calls all of the computer's memory free; what is free is told under "memory".
+        # The engine reports all memory as free; "memory" shows the real figure.
         tells_free = device.free_bytes and device.name != "CPU"
         free = f", {size_in_words(device.free_bytes or 0)} free" if tells_free else ""
         yield "device", f"{device.name}: {device.description}{free}"

@@ -241,7 +241,7 @@ def token(options: TokenOptions) -> int:
         kept.forget()
         say(_("The access token was deleted."))
         return 0
-    # Not as an argument: those can be seen by every user of the machine.
+    # Not an argument: all users of the machine can see those.
     value = getpass.getpass(_("Access token: ")) if sys.stdin.isatty() else sys.stdin.readline(LONGEST_TOKEN)
     say(_("Saved in {save}.", save=_(kept.save(value))))
     return 0

@@ -16,7 +16,7 @@ GREETING = "Say hello in one sentence."
 GREETING_TOKENS = 64
 _ELSEWHERE = N_("Start kvchat in a desktop session, or chat in the terminal with: kvchat ask PROMPT")
 
-# Shared objects that Qt's libraries and its platform plugins link to.
+# Shared objects linked by Qt's libraries and platform plugins.
 _CORE_LIBRARIES = (
     *("libEGL.so.1", "libGL.so.1", "libglib-2.0.so.0", "libgthread-2.0.so.0", "libfontconfig.so.1", "libfreetype.so.6"),
     *("libdbus-1.so.3", "libX11.so.6", "libxkbcommon.so.0", "libgssapi_krb5.so.2", "libbrotlidec.so.1", "libzstd.so.1"),
@@ -27,7 +27,7 @@ _X11_LIBRARIES = (
     *("libxcb-shm.so.0", "libxcb-sync.so.1", "libxcb-util.so.1", "libxcb-xfixes.so.0", "libxcb-xkb.so.1"),
 )
 _WAYLAND_LIBRARIES = ("libwayland-client.so.0", "libwayland-cursor.so.0")
-_PACKAGES = {  # of Debian, whose name is not made of the library's
+_PACKAGES = {  # Debian names that do not follow the library's
     "libglib-2.0.so.0": "libglib2.0-0",
     "libgthread-2.0.so.0": "libglib2.0-0",
     "libbrotlidec.so.1": "libbrotli1",
@@ -46,7 +46,7 @@ def find_problem(environment: Mapping[str, str] = os.environ) -> DisplayProblem 
         return None
     chosen = environment.get("QT_QPA_PLATFORM", "").split(";")[0].split(":")[0]
     if chosen not in ("", "xcb") and not chosen.startswith("wayland"):
-        return _missing(_CORE_LIBRARIES)  # offscreen, vnc and the like need no display
+        return _missing(_CORE_LIBRARIES)  # offscreen, vnc etc. need no display
     needed: tuple[str, ...] = _CORE_LIBRARIES
     if environment.get("DISPLAY"):
         needed += _X11_LIBRARIES

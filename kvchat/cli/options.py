@@ -21,10 +21,10 @@ from kvchat.words.language import _, number
 from kvchat.words.wording import size
 
 STANDARD_STREAM = Path("-")
-MOST_QUESTION = 64_000_000  # bytes, as of a file that is attached
+MOST_QUESTION = 64_000_000  # bytes, as for an attached file
 MOST_PASSPHRASE = 64_000  # bytes of its file
 _UNREAD = re.compile("[\ud800-\udfff]")  # Python's surrogateescape
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}  # decimal, as all sizes kvchat shows
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}  # decimal, like all sizes in kvchat
 
 
 class NoQuestion(KvchatError):
@@ -32,10 +32,10 @@ class NoQuestion(KvchatError):
 
 
 class Place(Enum):
-    WINDOW = "window"  # by the application
-    HERE = "here"  # by a function of the options, in the main thread; it reads the data at most
-    APART = "apart"  # by a coroutine function of the options and `Commands`, without the data folder
-    OWNER = "owner"  # the same, in the process that owns the data folder
+    WINDOW = "window"  # in the application
+    HERE = "here"  # a function of the options, in the main thread; may only read data
+    APART = "apart"  # a coroutine function of the options and `Commands`; no data folder
+    OWNER = "owner"  # as APART, in the process that owns the data folder
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Options:
 @dataclass(frozen=True)
 class Command:
     place: Place
-    name: str  # as it is typed: "store prune"
+    name: str  # as typed: "store prune"
     does: str  # module and function in kvchat.cli
     words: str
     options: type[Options]
@@ -61,7 +61,7 @@ class Command:
         return found
 
 
-COMMANDS: dict[str, Command] = {}  # by name, as `arguments` declares them
+COMMANDS: dict[str, Command] = {}  # by name; filled by `arguments`
 _Kind = TypeVar("_Kind", bound=type[Options])
 
 
@@ -77,7 +77,7 @@ here, apart, owner = (partial(_command, place) for place in (Place.HERE, Place.A
 window = partial(_command, Place.WINDOW, does="")
 
 
-# Fields of options. `more` is for argparse; fields of one `group` exclude each other.
+# Option fields. `more` goes to argparse; options in one `group` are exclusive.
 
 
 def option(name: str, metavar: str | None, words: str, default: Any = None, **more: Any) -> Any:
@@ -92,7 +92,7 @@ def flag(name: str, words: str, **more: Any) -> Any:
     return field(default=False, metadata={"name": name, "help": words, "action": "store_true"} | more)
 
 
-# Readers of values. What they raise, argparse makes a usage message of.
+# Value parsers. argparse turns their errors into usage messages.
 
 
 def positive(digits: str) -> int:
@@ -143,7 +143,7 @@ def byte_count(words: str) -> int:
     return round(size_bytes)
 
 
-# Readers of what is not on the command line itself.
+# Readers of input outside the command line.
 
 
 def read_question() -> str:

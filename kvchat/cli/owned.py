@@ -43,8 +43,8 @@ from kvchat.words.language import _
 if TYPE_CHECKING:
     from kvchat.runtime import Runtime
 
-_AGAIN_S = 0.1  # between two attempts while the owner starts or ends
-_LOOK_S = 0.3  # a signal that comes just before a wait, and any on Windows, is heard between two waits
+_AGAIN_S = 0.1  # between attempts while the owner starts or quits
+_LOOK_S = 0.3  # poll for signals on Windows, and for any that arrives just before a wait
 
 
 class InUse(KvchatError):
@@ -61,13 +61,13 @@ class Commands:
 
     def __init__(self, paths: Paths, name: str) -> None:
         self.paths, self.name = paths, name
-        self.show_window: Callable[[StartRequest], None] | None = None  # in a process that has one
+        self.show_window: Callable[[StartRequest], None] | None = None  # if there is a window
         self._runtime: Runtime | None = None
         self._opening = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._running: dict[asyncio.Task[None], Terminal] = {}
-        self.own: Terminal | None = None  # of this process's own command
-        self.lasts = False  # its command goes on until it is told to end
+        self.own: Terminal | None = None  # for this process's command
+        self.lasts = False  # its command runs until told to end
         self.begun = asyncio.Event()  # a command
         self._closed = False
 
@@ -131,7 +131,7 @@ class Commands:
             self._loop.call_soon_threadsafe(self._begin, terminal, name, options)
             while (message := terminal.receive()) != ("bye",):
                 self._loop.call_soon_threadsafe(terminal.hear, message)
-        except (OSError, EOFError, RuntimeError):  # it has gone, or the loop has
+        except (OSError, EOFError, RuntimeError):  # client or loop gone
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(terminal.hear, ("end", INTERRUPTED))
         finally:
@@ -150,7 +150,7 @@ class Commands:
 
     def _begin(self, terminal: Terminal, name: str, options: object) -> None:
         if self._closed or (name == "open" and not (self.show_window or self.lasts)):
-            terminal.send("gone")  # it has the folder in a moment
+            terminal.send("gone")  # it can own the folder soon
             return
         terminal.send("begun")
         self.begun.set()
@@ -239,7 +239,7 @@ def attend(connection: Connection, name: str, options: object, *, is_owner: bool
 
     `is_owner`: this process owns the data and closes everything before it ends. Raises KvchatError, NotBegun.
     """
-    with contextlib.suppress(OSError):  # the owner ends: no answer comes
+    with contextlib.suppress(OSError):  # owner quitting: no answer
         connection.send((name, _absolute(options), str(Path.cwd()), tuple(map(_is_terminal, range(3)))))
     messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, messages), name="messages", daemon=True).start()
@@ -249,7 +249,7 @@ def attend(connection: Connection, name: str, options: object, *, is_owner: bool
 
     def take(number: int) -> None:
         if not reads:
-            # put() may interrupt get() in this thread. An exception could lose a message, or escape between two.
+            # put() may interrupt get() in this thread. An exception could lose a message or escape in between.
             messages.put(("signal", number))
         elif converses and number == signal.SIGINT:
             raise KeyboardInterrupt

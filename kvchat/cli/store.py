@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Titles = Mapping[str, str]  # by conversation id
-Saved = Mapping[str, float]  # seconds, by conversation id
+Saved = Mapping[str, float]  # seconds by conversation id
 TITLE_WIDTH = 40  # characters
 
 
@@ -56,7 +56,7 @@ async def _do(commands: Commands, do: Callable[[_Opened], int]) -> int:
     """Run `do` in a thread; without a runtime, open only the store, so damaged chats do not matter."""
     async with commands.opening() as runtime:
         paths, settings = commands.paths, await asyncio.to_thread(lambda: commands.settings)
-        # The warm tier's budget as in the app: without one, what a killed kvchat has left in memory would be given up.
+        # Use the app's warm-tier budget: without it, memory left by a killed kvchat would be discarded.
         store = runtime.save_points.store if runtime else await asyncio.to_thread(open_store, paths, settings)
         try:
             return await asyncio.to_thread(lambda: do(_opened(paths, settings, store)))

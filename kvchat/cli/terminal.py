@@ -31,20 +31,20 @@ from kvchat.errors import KvchatError
 from kvchat.words.language import _
 from kvchat.words.wording import size
 
-FAILED = 1  # what argparse ends with is 2
-INTERRUPTED, TERMINATED, NO_READER = 130, 143, 141  # 128 + the signal, as a shell has it
+FAILED = 1  # argparse exits with 2
+INTERRUPTED, TERMINATED, NO_READER = 130, 143, 141  # 128 + signal, as in shells
 _M_ARENA_MAX = -8
-DEAF_S = 1.5  # how long a signal may go unheard
+DEAF_S = 1.5  # how long a signal may wait
 
 
 class Terminal:
     """The terminal of a command's caller, over a connection. Messages are tuples, kind first."""
 
     def __init__(self, connection: Connection) -> None:
-        self.folder = Path()  # the one the command was started in
-        self.stop: Callable[[], object] | None = None  # called for Ctrl+C, in place of `end`
+        self.folder = Path()  # where the command was started
+        self.stop: Callable[[], object] | None = None  # called on Ctrl+C instead of `end`
         self.end: Callable[[], object] = lambda: None
-        self.ended_by = INTERRUPTED  # the exit code of a command that was ended
+        self.ended_by = INTERRUPTED  # exit code of an ended command
         self._is_tty = (False, False, False)
         self._connection = connection
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
@@ -172,7 +172,7 @@ def show_progress(what: str, done: int, total: int) -> None:
         remark(f"\r{what} {padded(amount, 24)}", end)
 
 
-# The process: it ends when it is told to, and its exit code is true.
+# Running the process: termination on request, and exit codes.
 
 
 class Ended(KeyboardInterrupt):
@@ -220,7 +220,7 @@ def keep_less() -> None:
 
     Three minutes of eight programs' requests left 19 MB, but 6 with two shared arenas (mallopt(3)).
     """
-    with suppress(OSError, AttributeError, TypeError):  # glibc's alone has it
+    with suppress(OSError, AttributeError, TypeError):  # glibc only
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
@@ -261,9 +261,9 @@ def take_signals(take: Callable[[int], object]) -> None:
 
 def take_each_interrupt(take: Callable[[int], object]) -> None:
     """Call `take` on each Ctrl+C, also while a line is typed; it ends nothing."""
-    signal.set_wakeup_fd(-1)  # that nobody comes to an end for it is no fault
+    signal.set_wakeup_fd(-1)  # here an interrupt does not mean quitting
     signal.signal(signal.SIGINT, lambda number, frame: take(number))
-    with suppress(ImportError):  # Windows has its own
+    with suppress(ImportError):  # Windows needs none
         import readline  # noqa: F401  # input() edits lines with it
 
 
@@ -276,7 +276,7 @@ def _end_the_deaf(ours: socket.socket, theirs: socket.socket) -> None:
 
 def _streams() -> _Told | None:
     """Make standard output and error accept any text, shown as well as possible, and open missing streams."""
-    for number in range(3):  # a closed one would be given to the next file that is opened
+    for number in range(3):  # else the next opened file would get a closed one's number
         with suppress(OSError):
             os.fstat(number)
             continue
@@ -288,12 +288,12 @@ def _streams() -> _Told | None:
     told = None
     for name in ("stderr", "stdout"):
         stream = getattr(sys, name)
-        if stream is None and os.name == "nt":  # a program without a console
+        if stream is None and os.name == "nt":  # no console
             continue
         if stream is None:
             told = _Told(io.FileIO(1 if name == "stdout" else 2, "w", closefd=False))
         else:
-            told = _Told(getattr(stream.buffer, "raw", stream.buffer))  # unbuffered it is the raw one
+            told = _Told(getattr(stream.buffer, "raw", stream.buffer))  # unbuffered: already raw
         at_once = name == "stderr" or told.isatty() or bool(stream and stream.write_through)
         encoding = stream.encoding if stream else "utf-8"
         setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(told), encoding, "replace", line_buffering=at_once))
@@ -324,7 +324,7 @@ class _Told(io.RawIOBase):
 
 
 def _not_told(fault: OSError) -> int:
-    if isinstance(fault, BrokenPipeError):  # who read it wanted no more
+    if isinstance(fault, BrokenPipeError):  # the reader stopped early
         return NO_READER
     why = _("It is closed") if fault.errno == errno.EBADF else fault.strerror
     print(_("kvchat: The output could not be written\n  {why}.", why=why), file=sys.stderr)

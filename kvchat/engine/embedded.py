@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-FLAG = "--embedded-engine"  # how a frozen kvchat is asked to be the engine: `kvchat --embedded-engine JSON`
+FLAG = "--embedded-engine"  # runs a frozen kvchat as the engine: `kvchat --embedded-engine JSON`
 KEY_VARIABLE = "KVCHAT_ENGINE_KEY"
 DEVICES = "--devices"
 
@@ -30,7 +30,7 @@ def command(argument: str) -> list[str]:
     """Return the child's command line; `argument`: the parameters as JSON, or `DEVICES`."""
     if getattr(sys, "frozen", False):
         return [sys.executable, FLAG, argument]
-    # -P: a json.py in the current folder is not ours to import.
+    # -P: do not import a json.py from the current folder.
     return [sys.executable, "-P", __file__, argument]
 
 
@@ -66,13 +66,13 @@ def _serve(xllamacpp: Any, parameters: Any) -> int:
     """Load and serve; quit on the first SIGTERM or SIGINT, at once on the second."""
     host, port = parameters.hostnames[0], parameters.port
     if not _is_free(host, port):
-        # llama.cpp's own words, so that one reading of the log fits both engines.
+        # llama.cpp's wording, so one log parser fits both engines.
         return _fail(EXIT_PORT_TAKEN, f"couldn't bind HTTP server socket, hostname: {host}, port: {port}")
-    # While the model loads no Python runs, so signals keep their default action: the process simply ends.
+    # No Python runs during loading, so signals keep their default action: the process exits.
     try:
         server = xllamacpp.Server(parameters)
     except (RuntimeError, ValueError) as error:
-        return _fail(EXIT_LOAD_FAILED, str(error))  # why it failed stands in the log, in llama.cpp's words
+        return _fail(EXIT_LOAD_FAILED, str(error))  # llama.cpp logged the reason
     asked = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
@@ -83,7 +83,7 @@ def _serve(xllamacpp: Any, parameters: Any) -> int:
     for name in ("SIGTERM", "SIGINT", "SIGBREAK"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), on_signal)
-    while not asked.wait(3600.0):  # on Windows only a wait with a limit lets signals in
+    while not asked.wait(3600.0):  # Windows handles signals only in waits with a limit
         pass
     del server  # finishes the running batch and joins its threads
     return 0

@@ -13,12 +13,12 @@ import signal
 import sys
 from collections.abc import Sequence
 
-FLAG = "--parent-guard"  # how a frozen kvchat is asked to be the guard: `kvchat --parent-guard …`
-EXIT_NOT_FOUND = 127  # as a shell has it
+FLAG = "--parent-guard"  # runs a frozen kvchat as the guard: `kvchat --parent-guard …`
+EXIT_NOT_FOUND = 127  # as in shells
 EXIT_NOT_EXECUTABLE = 126
 EXIT_PARENT_GONE = 125
 
-_OPTION_PREFIX = "LLAMA_ARG_"  # llama.cpp's common/arg.cpp: every option may be given in the environment
+_OPTION_PREFIX = "LLAMA_ARG_"  # llama.cpp's common/arg.cpp: all options can be set in the environment
 _KERNEL = "kernel"
 _PIPE = "pipe"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -33,7 +33,7 @@ def command(engine_command: Sequence[str], *, by_pipe: bool | None = None) -> li
     `by_pipe` overrides the platform's default; a pipe needs a standard input that is held open.
     """
     mode = _PIPE if (needs_pipe() if by_pipe is None else by_pipe) else _KERNEL
-    # -I -S: no site-packages and no user paths; this script needs neither and starts in a third of the time.
+    # -I -S: no site-packages or user paths; this script needs neither and starts in a third of the time.
     this = [sys.executable, FLAG] if getattr(sys, "frozen", False) else [sys.executable, "-I", "-S", __file__]
     return [*this, mode, str(os.getpid()), *engine_command]
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         if mode == _PIPE:
             return _watch(engine_command)
         _hold_by_kernel()
-        if os.getppid() != int(parent):  # it died before the kernel knew; nobody would ever kill us
+        if os.getppid() != int(parent):  # it died before prctl took effect; nobody would kill us
             return EXIT_PARENT_GONE
         os.execvpe(engine_command[0], engine_command, engine_environment(engine_command[0]))
     except FileNotFoundError:
@@ -77,7 +77,7 @@ def _hold_by_job() -> None:
         kernel.CreateJobObjectW.restype = kernel.GetCurrentProcess.restype = ctypes.c_void_p
         job = ctypes.c_void_p(kernel.CreateJobObjectW(None, None))
         limits = (ctypes.c_uint32 * 36)()  # winnt.h: JOBOBJECT_EXTENDED_LIMIT_INFORMATION, 144 bytes on 64 bits
-        limits[4] = _END_WITH_JOB  # its BasicLimitInformation.LimitFlags
+        limits[4] = _END_WITH_JOB  # BasicLimitInformation.LimitFlags
         kernel.SetInformationJobObject(job, _EXTENDED_LIMITS, ctypes.byref(limits), ctypes.sizeof(limits))
         kernel.AssignProcessToJobObject(job, ctypes.c_void_p(kernel.GetCurrentProcess()))
 
@@ -93,10 +93,10 @@ def no_window() -> int:
 
 def _watch(engine_command: Sequence[str]) -> int:
     """Run the engine as a child; kill it when standard input ends. Return its code."""
-    import subprocess  # not for those who need neither: this and `threading` take longer to import than all the rest
+    import subprocess  # imported only here: this and `threading` take longer to import than all the rest
     import threading
 
-    # Signals are meant for the engine; the group they are sent to includes us. We end when it does.
+    # Signals to the group are meant for the engine. This process ends when the engine does.
     for name in ("SIGTERM", "SIGINT", "SIGBREAK"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda *_: None)
@@ -112,7 +112,7 @@ def _watch(engine_command: Sequence[str]) -> int:
 
         threading.Thread(target=kill_at_end_of_input, daemon=True).start()
         code = engine.wait()
-    if code < 0:  # die of the same signal, so that the app sees what the engine died of
+    if code < 0:  # die of the same signal to report it to the app
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

@@ -33,13 +33,13 @@ from kvchat.settings import Settings
 from kvchat.system.files import size_of
 from kvchat.words.language import _
 
-# Chats side by side where kvchat decides: for the window alone, and where other programs use the engine, too.
-# What lies idle in another slot costs memory of full attention nothing, of the others a window or a state, and it slows
-# every reply: decoding looks at its cells, too. b11434 on a processor, SmolLM2, whose weights are small beside that:
-# 1.04 times as long with 1K tokens idle, 1.06 with 4K, 1.24 with 10K. To restore a chat takes less than that comes to.
+# Default number of parallel chats: for the window alone, and if other programs use the engine, too.
+# An idle chat in another slot costs no memory for full attention, but a window or a state for other types. It slows
+# every reply, because decoding scans its cells. b11434 on a CPU, SmolLM2, whose weights are small beside that:
+# 1.04 times as long with 1K tokens idle, 1.06 with 4K, 1.24 with 10K. Restoring a chat takes less time than that.
 WINDOW_SLOTS, PROGRAMS_SLOTS = 1, 4
 
-_OWN = frozenset(("-mm", "--mmproj", "-mmu", "--mmproj-url"))  # the user's own arguments that load one
+_OWN = frozenset(("-mm", "--mmproj", "-mmu", "--mmproj-url"))  # user arguments that load a projector
 
 
 class CannotSee(KvchatError):
@@ -82,16 +82,16 @@ class EngineChoice:
     location: EngineLocation
     plan: LaunchPlan
     facts: GgufFacts
-    context: ContextChoice  # what is laid out
-    most: ContextChoice  # and what may be, as chats grow
+    context: ContextChoice  # allocated now
+    most: ContextChoice  # maximum as chats grow
     fingerprint: Fingerprint
     kv_bytes_per_token: float
-    model_stamp: FileStamps  # of the weights when they were fingerprinted
-    build: str  # of the engine, see probe.build_identity
+    model_stamp: FileStamps  # of the weights at fingerprinting
+    build: str  # engine build, see probe.build_identity
     memory: MemoryFacts
     circumstances: Circumstances
-    limit: LoadLimit | None  # what was learned in them before
-    projector: str = ""  # its identity, where one is loaded
+    limit: LoadLimit | None  # learned in these circumstances
+    projector: str = ""  # identity of the loaded one
     projector_bytes: int = 0
 
     def model_changed(self) -> bool:
@@ -166,10 +166,10 @@ def choose_engine(
     projector_bytes, projector_name = _size_and_identity(projector) if projector else (0, "")
     memory, identity = memory_for(location, workers, staged), model_identity(model)
     build = build_identity(location, asked)
-    loaded = f"{identity} with {projector_name}" if projector else identity  # its buffers are logged as if the model's
+    loaded = f"{identity} with {projector_name}" if projector else identity  # its buffers are logged as the model's
     circumstances = Circumstances(loaded, facts.size, build, memory.device_kind)
     limit = limits.find(circumstances) if limits else None
-    swa_full = FULL_WINDOW in extra  # the user has sliding windows kept at full length
+    swa_full = FULL_WINDOW in extra  # the user keeps sliding windows at full length
     demand = Demand(facts, settings.kv_type, swa_full, projector_bytes, limit=limit)
     left_out = options_to_leave_out(asked)
     most_slots = PROGRAMS_SLOTS if settings.door else WINDOW_SLOTS
@@ -232,7 +232,7 @@ def placed(plan: LaunchPlan, context: ContextChoice) -> LaunchPlan:
 
 
 def promised_strategy(facts: GgufFacts, *, swa_full: bool) -> Strategy:
-    if facts.is_recurrent:  # whatever a window beside it lacks, recurrent state cannot be completed
+    if facts.is_recurrent:  # recurrent state cannot be completed, with or without a window
         return Strategy.SETTLE
     if facts.sliding_window is not None:
         return Strategy.FULL_WINDOW if swa_full else Strategy.COMPLETE
@@ -252,7 +252,7 @@ def with_file_stamps(meaning: str, folder: Path) -> str:
 def options_to_leave_out(asked: EngineProbe) -> frozenset[str]:
     if asked.options is None:
         return frozenset()
-    # At the levels of the year before, 4 would write whole conversations into the log.
+    # In builds of the year before, level 4 logs whole conversations.
     levels = frozenset() if asked.options.traces else frozenset(("--verbosity",))
     return asked.options.missing(OPTIONAL) | levels
 
@@ -285,7 +285,7 @@ def rope_factors(facts: GgufFacts, context_size: int) -> str:
 @dataclass(frozen=True)
 class Capacity:
     memory: MemoryFacts
-    build: str = ""  # see probe.build_identity; empty where the engine cannot be asked
+    build: str = ""  # see probe.build_identity; empty if unavailable
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,7 @@ class ModelJudge:
         swa_full = FULL_WINDOW in settings.engine_arguments.split()
         weighed = size_of(projector) if projector else 0
         build, device, limit = self.capacity.build, self.capacity.memory.device_kind, None
-        if self.limits.knows(facts.size, build, device):  # telling which model it is takes far longer
+        if self.limits.knows(facts.size, build, device):  # identifying the model takes far longer
             with contextlib.suppress(KvchatError):
                 limit = self.limits.find(Circumstances(model_identity(facts.path), facts.size, build, device))
         demand = Demand(facts, settings.kv_type, swa_full, weighed, limit=limit)
@@ -327,7 +327,7 @@ def memory_for(location: EngineLocation, workers: Sequence[str] = (), staged: St
     `staged` memory counts as available as far as it is disposable.
     Raises EngineNotFound; if the engine does not run with its workers, EngineFailed or BadWorkers.
     """
-    if location.path is None:  # the embedded engine is built for the processor alone
+    if location.path is None:  # the embedded engine is CPU-only
         return _memory(staged)
     try:
         devices = list_devices(location, workers)

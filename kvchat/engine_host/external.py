@@ -45,7 +45,7 @@ class ExternalEngine:
     def __init__(self, slot_path: Path, generations: Iterator[int], key: SecretStore) -> None:
         """`slot_path` replaces an unreachable server folder: nothing is written there."""
         self.connection = ExternalServer(generations)
-        self.server: ServerFacts | None = None  # as it told last
+        self.server: ServerFacts | None = None  # last reported
         self._slot_path, self._key = slot_path, key
         self._process: RunningServer | None = None
 
@@ -73,10 +73,10 @@ class ExternalEngine:
         self._process = await asyncio.to_thread(find_server, engine.base_url)
         states = await asyncio.to_thread(states_of, self._process, facts)
         slots: tuple[SlotState, ...] = ()
-        with contextlib.suppress(EngineRefused):  # it was started with --no-slots
+        with contextlib.suppress(EngineRefused):  # server runs with --no-slots
             slots = parse_slots(await engine.look("/slots"))
         number, free = slot_for_us(slots)
-        if facts.sees:  # what it was started with is part of the fingerprint, the projector too
+        if facts.sees:  # the fingerprint covers the server's arguments, with the projector
             engine = engine.with_projector("", facts.media_marker)
         ready = ReadyEngine(
             engine.on_slot(number),
@@ -118,7 +118,7 @@ class ServerStates:
     facts: GgufFacts
     fingerprint: Fingerprint
     kv_bytes_per_token: float
-    promised: Strategy  # how far restoring should go, before it was tried
+    promised: Strategy  # expected restore strategy, before the test
 
 
 def states_of(process: RunningServer | None, facts: ServerFacts) -> ServerStates | None:
@@ -129,7 +129,7 @@ def states_of(process: RunningServer | None, facts: ServerFacts) -> ServerStates
     folder = reachable_slot_folder(process) if process is not None else None
     if process is None or folder is None:
         return None
-    disk.remove_stale_for_engine(folder)  # of a kvchat that was killed
+    disk.remove_stale_for_engine(folder)  # left by a killed kvchat
     model = process.folder / facts.model_path
     try:
         gguf, identity = read_facts(model), model_identity(model)
@@ -137,7 +137,7 @@ def states_of(process: RunningServer | None, facts: ServerFacts) -> ServerStates
         return None
     type_k = process.value_of("-ctk", "--cache-type-k") or "f16"
     type_v = process.value_of("-ctv", "--cache-type-v") or "f16"
-    # Everything it was started with may change what a state means; what certainly does not is left out.
+    # Any argument may change what a state means; leave out only those known to be harmless.
     started_with = arguments.meaning_of_server(process.arguments)
     variables = " ".join(f"{name}={value}" for name, value in process.variables)
     fingerprint = Fingerprint(

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from kvchat.chat.service import ChatService
 from kvchat.engine_host.switching import SwitchingHost
 
-LOOK_S = 10.0  # how often to look
-SPARE_AFTER_S = 60.0  # nobody is likely to come back in the next moment
+LOOK_S = 10.0  # check interval
+SPARE_AFTER_S = 60.0  # the user is unlikely to return at once
 
 
 @dataclass
 class IdleStop:
     """Stops a ready engine after idle minutes; the next message starts it and restores its save point."""
 
-    minutes: Callable[[], int | None]  # those in the settings at this moment; None: never
+    minutes: Callable[[], int | None]  # current setting; None: never
     chat: ChatService
     host: SwitchingHost
     look_s: float = LOOK_S
@@ -40,7 +40,7 @@ class IdleStop:
         self._ended.set()
 
     async def _stop(self) -> bool:
-        due = self._is_due()  # a message may have come meanwhile
+        due = self._is_due()  # a message may have arrived
         if due:
             await self.host.rest()
         return due

@@ -23,7 +23,7 @@ from kvchat.session.self_test import self_test
 from kvchat.settings import Settings
 from kvchat.words.reasons import Reason, ReasonCode
 
-# An engine lost in these states is silent or was stopped on purpose, which says nothing of its self-test.
+# An engine lost in these states hung or was stopped on purpose, which is no result of its self-test.
 _SAYS_NOTHING = (EngineState.READY, EngineState.STOPPING, EngineState.STOPPED)
 
 
@@ -48,12 +48,12 @@ class EngineLifecycle:
         self._findings, self._publish = findings, publish
         self.managed, self.external = managed, external
         self.current: ManagedEngine | ExternalEngine = external if settings().engine_url else managed
-        self._started_with: Settings | None = None  # the settings it was chosen by
-        self._meant_to_see = False  # it was started to be shown pictures
-        self._override: EngineStatus | None = None  # in place of the connection's status, before there is one
+        self._started_with: Settings | None = None  # settings at its start
+        self._meant_to_see = False  # it was started for pictures
+        self._override: EngineStatus | None = None  # replaces the connection's status until there is one
         self._ready: ReadyEngine | None = None
-        self._subject: Subject | None = None  # the findings about restoring are about this
-        self._inspection: asyncio.Task[None] | None = None  # of an engine that has just come up
+        self._subject: Subject | None = None  # what the restore findings are about
+        self._inspection: asyncio.Task[None] | None = None  # for a newly started engine
         self._checking = False
         self._closed = False
         self._starter: asyncio.Task[None] | None = None
@@ -148,7 +148,7 @@ class EngineLifecycle:
                 raise EngineFailed(self._override.failure)
             await self.current.connection.ready()
             if not (known := self.known):
-                # A caller that is cancelled does not end the inspection for the others.
+                # Cancelling one caller must not end the inspection for others.
                 running = self._inspection is not None and not self._inspection.done()
                 await asyncio.shield(self._inspection if self._inspection and running else self._inspect())
                 continue
@@ -248,7 +248,7 @@ class EngineLifecycle:
 
     async def _end_inspection(self) -> None:
         if self._inspection is not None:
-            if self.is_external:  # the other ends with its engine
+            if self.is_external:  # managed: ends with the engine
                 self._inspection.cancel()
             await asyncio.wait({self._inspection})
 
@@ -262,7 +262,7 @@ class EngineLifecycle:
         ready, self._subject = inspected
         if subject := self._subject:
             finding = await self._findings.known(subject)
-            if finding is None and ready.finding.reason is None:  # nothing is tried out in a slot that others use
+            if finding is None and ready.finding.reason is None:  # do not test in a slot that others use
                 try:
                     finding = await self._tried_out(ready, subject)
                 except EngineGone as loss:

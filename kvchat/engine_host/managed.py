@@ -32,7 +32,7 @@ class ManagedEngine:
     ) -> None:
         """`needed` returns the tokens of the chats likely to be continued, including the replies."""
         self.connection, self.memory = supervisor, memory
-        self.choice: EngineChoice | None = None  # for the engine that runs, or ran last
+        self.choice: EngineChoice | None = None  # of the running or last engine
         self._slot_path, self._needed = slot_path, needed
 
     @property
@@ -105,11 +105,11 @@ class EngineMemory:
     def __init__(self, limits: LoadLimits, notify: Callable[[str, str], None], store: SavePointStore) -> None:
         """`notify` takes a title and a detail. `store` keeps files in memory and makes room for a model."""
         self.limits = limits
-        self.bars: tuple[MemoryBar, ...] = ()  # estimated as a model loads, measured when it is ready
-        self.limit: LoadLimit | None = None  # for what was chosen last
+        self.bars: tuple[MemoryBar, ...] = ()  # estimates while a model loads, measured when ready
+        self.limit: LoadLimit | None = None  # for the last choice
         self._notify, self._store = notify, store
         self._smaller: Iterator[EngineChoice] = iter(())
-        self._ran_out: EngineChoice | None = None  # the first choice that did not fit
+        self._ran_out: EngineChoice | None = None  # the first that did not fit
         self._learning: asyncio.Task[None] | None = None
 
     def staged(self) -> Staged:
@@ -173,7 +173,7 @@ def measured_bars(estimated: tuple[MemoryBar, ...], actual: Allocations) -> tupl
             for purpose in (Purpose.WEIGHTS, Purpose.KV, Purpose.COMPUTE)
         )
         if bar.place == COMPUTER and len(estimated) > 1:
-            # Beside a GPU it reports all the file it mapped, of which the GPU's layers need not stay in memory.
+            # With a GPU it reports the whole mapped file, but the GPU's layers need not stay in memory.
             weights = min(weights, bar.weights)
         measured.append(replace(bar, weights=weights, kv=kv, compute=compute, measured=True))
     return tuple(measured)

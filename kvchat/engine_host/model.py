@@ -95,10 +95,10 @@ class AnsweringModel:
             return None
 
 
-SMALL_MODEL = 1_500_000_000  # bytes of weights
+SMALL_MODEL = 1_500_000_000  # weights in bytes
 
-# Ten replies of 400 tokens by the starter model (SmolLM2-135M, 5 questions, 2 seeds, b11434): at the engine's defaults
-# 2 of 10 fell into a loop, at its author's temperature 0.2 and top-p 0.9 6 of 10, with these none.
+# Ten replies of 400 tokens by the starter model (SmolLM2-135M, 5 questions, 2 seeds, b11434): 2 of 10 looped at the
+# engine's defaults, 6 of 10 at its author's temperature 0.2 and top-p 0.9, none with these.
 OF_SMALL_MODELS = Sampling(temperature=0.7, repeat_penalty=1.1)
 OF_OTHERS = Sampling(temperature=0.7)
 

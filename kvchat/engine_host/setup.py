@@ -47,8 +47,8 @@ from kvchat.system.secret_store import Keeper
 from kvchat.words.language import N_, _, listed
 from kvchat.words.wording import size as size_in_words
 
-UNPACKED = 3  # times its download an engine takes, at most
-STALE_AFTER_S = 24 * 3600.0  # what is so old nobody unpacks or deletes any more
+UNPACKED = 3  # unpacked to download size, at most
+STALE_AFTER_S = 24 * 3600.0  # older files are not being unpacked or deleted
 
 
 class NoSuchEngine(KvchatError):
@@ -72,7 +72,7 @@ class Fetching:
     """The progress of a download, in bytes and bytes per second; `rate` is 0 if unknown."""
 
     stage: Stage
-    build: EngineBuild | None = None  # None while it is asked for
+    build: EngineBuild | None = None  # None while looking it up
     done: int = 0
     rate: float = 0.0
     steps: tuple[TrialStep, ...] = ()
@@ -122,7 +122,7 @@ class EngineSetup:
         self.key = server_key(paths)
         self._engines, self._downloads = paths.engines, paths.engines / ".downloads"
         self._github, self._downloader = GitHub(), Downloader("engines")
-        self.fetching: Fetching | None = None  # what is being fetched
+        self.fetching: Fetching | None = None
         self._fetch = Interruption()
         self._listeners: list[Callable[[], None]] = []
 
@@ -175,7 +175,7 @@ class EngineSetup:
 
         def delete() -> None:
             folder = self._named(name).folder
-            try:  # Windows lets nobody move what runs
+            try:  # Windows cannot move running files
                 shutil.rmtree(folder.rename(folder.with_name(f".{name}.gone")))
             except OSError as error:
                 title, why = _("The engine could not be removed"), f"{folder}: {error.strerror}."
@@ -194,7 +194,7 @@ class EngineSetup:
 
     def _tell(self, fetching: Fetching | None) -> None:
         if fetching is not None and fetching.build is not None and self.fetching is None:
-            return  # a late word, of one that has ended
+            return  # a late report of an ended download
         self.fetching = fetching
         for listener in tuple(self._listeners):
             listener()
@@ -290,7 +290,7 @@ class EngineSetup:
             for path in self._downloads.rglob("*"):
                 if path.is_file() and not any(path.name.startswith(part.path) for part in build.order.file.parts):
                     path.unlink()
-            for left in self._engines.glob(".*"):  # a crash leaves it
+            for left in self._engines.glob(".*"):  # left by a crash
                 if left != self._downloads and time.time() - left.stat().st_mtime > STALE_AFTER_S:
                     shutil.rmtree(left, ignore_errors=True)
             free = shutil.disk_usage(self._engines).free
@@ -317,7 +317,7 @@ class EngineSetup:
                     return
                 if not (whole / program_name()).is_file():
                     raise UnsafeArchive(_("it does not contain {program_name}", program_name=program_name()))
-                if target.exists():  # without its program
+                if target.exists():  # lacks its program
                     shutil.rmtree(target)
                 whole.rename(target)
         except UnsafeArchive as error:

@@ -30,7 +30,7 @@ from kvchat.settings import Settings, differ
 from kvchat.system.paths import Paths
 from kvchat.words.language import sentences
 
-# These need another engine process.
+# These need an engine restart.
 RESTART_SETTINGS = (
     "model_path",
     "engine_path",

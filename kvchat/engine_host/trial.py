@@ -29,7 +29,7 @@ from kvchat.session.self_test import self_test
 from kvchat.words.language import _, listed
 from kvchat.words.wording import duration, per_second
 
-_CONTEXT = 2048  # tokens; enough for a word and a sliding window, and little to allocate
+_CONTEXT = 2048  # tokens; enough for a word and a sliding window, cheap to allocate
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ async def try_engine(
         except EngineNotFound as error:
             if not (needs and location.path):
                 raise
-            # Nobody has chosen the path of one that was fetched, and it is known what brings the libraries it lacks.
+            # For a downloaded engine, report the packages that provide the missing libraries, not a path.
             lacking = await asyncio.to_thread(what_is_lacking, location.path)
             raise cannot_be_run(lacking or error.detail) from error
         asked.check(location)
@@ -119,7 +119,7 @@ async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: 
             if not (finding.proved and finding.strategy.saves):
                 raise CannotRemember(finding)
             done(TrialStep(_("Chat memory"), finding.words))
-        except EngineGone as error:  # the supervisor may know more of a death than a connection that broke off
+        except EngineGone as error:  # the supervisor may know why the engine died
             raise await error.explained() from error
         finally:
             await supervisor.close()
@@ -127,7 +127,7 @@ async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: 
 
 async def _self_test(engine: LlamaServerClient, generation: int, plan: LaunchPlan) -> Finding:
     promised, window, per_token = Strategy.PLAIN, None, 0.0
-    with contextlib.suppress(KvchatError):  # the engine has loaded it all the same
+    with contextlib.suppress(KvchatError):  # the engine could load it
         facts = await asyncio.to_thread(read_facts, plan.model)
         promised, window = promised_strategy(facts, swa_full=False), facts.sliding_window
         per_token = kv_bytes_per_token(facts.kv, plan.kv_type_k, plan.kv_type_v)

@@ -33,22 +33,22 @@ from kvchat.session.slot import TAIL, Slot
 from kvchat.session.slots import Slots
 from kvchat.system.concurrency import Background, apart
 
-IN_USE = ("", "default", "kvchat")  # names for whatever model is in use
-LOOKED_S = 30.0  # so long it is believed which files there are
-MOST_NAMED = 40  # models in a refusal
+IN_USE = ("", "default", "kvchat")  # names for the model in use
+LOOKED_S = 30.0  # seconds before files are listed again
+MOST_NAMED = 40  # models in an error
 
 
 @dataclass(frozen=True)
 class Model:
     name: str
-    path: str | None  # None: of a server of the user's, which has the one it has
+    path: str | None  # None: the model of a user's server
 
 
 @dataclass
 class Catalogue:
     in_use: Callable[[], Model | None]
-    look: Callable[[], Awaitable[list[Model]]]  # through the folders of this computer
-    any_name: Callable[[], bool]  # whether a name that no model has means the one in use
+    look: Callable[[], Awaitable[list[Model]]]  # searches this computer's folders
+    any_name: Callable[[], bool]  # True if an unknown name means the model in use
     _found: list[Model] = field(default_factory=list)
     _looked_at: float = field(default=-LOOKED_S)
 
@@ -88,10 +88,10 @@ def as_json(model: Model) -> dict[str, Any]:
     return openai | {"type": "model", "display_name": model.name, "created_at": "1970-01-01T00:00:00Z"}
 
 
-HEADS = 20  # beginnings of prompts that are remembered
-MOST_REMEMBERED = 8_000_000  # bytes of a body; to compare a larger one, which has pictures, spares little
-LEAST_KEPT = 64  # tokens; a shorter state is read sooner than it is looked for
-FindModel = Callable[[str], Awaitable[Model | None]]  # by a client's name for it; None: none was chosen yet
+HEADS = 20  # remembered prompt beginnings
+MOST_REMEMBERED = 8_000_000  # bytes of a body; comparing larger ones, with pictures, saves little
+LEAST_KEPT = 64  # tokens; rereading a shorter state is faster than a lookup
+FindModel = Callable[[str], Awaitable[Model | None]]  # by a client's name for it; None: no model chosen yet
 
 
 @dataclass
@@ -102,16 +102,16 @@ class Answering:
     host: EngineHost
     find_model: FindModel
     passages: Passages
-    absorb: Callable[[], Awaitable[None]]  # has the store take apart what was saved, when there is time
+    absorb: Callable[[], Awaitable[None]]  # has the store absorb saved files when there is time
     mending: Mending = field(default_factory=Mending)
 
     def __post_init__(self) -> None:
         self.crashes = Crashes(lambda: any(slot.suspect and slot.claim and not slot.window for slot in self.slots.all))
         self._works: list[Work] = []
-        self._last: dict[Slot, Work] = {}  # that was answered in a slot
+        self._last: dict[Slot, Work] = {}  # last request by slot
         self._heads: deque[tuple[str, Tokens, bool]] = deque(maxlen=HEADS)
         self.background = Background()
-        self.stops = 0  # under way: meanwhile nothing is begun
+        self.stops = 0  # stops in progress block new work
 
     @property
     def under_way(self) -> int:
@@ -172,7 +172,7 @@ class Answering:
         passage.answering_model = model.name if model else ""
         request = Request(seen, model=model.path if model else None)
         engine: ReadyEngine | None = None
-        if self.host.is_ready(request.model, sees=request.sees):  # else there is none to ask, nor anything in a slot
+        if self.host.is_ready(request.model, sees=request.sees):  # without an engine, no slot holds anything
             engine = await self.host.ready(request.model, sees=request.sees)
             before = self._goes_on_from(work, engine)
             if before and await self._answer_in_a_slot(work, request, engine, before):
@@ -231,7 +231,7 @@ class Answering:
     def _goes_on_from(self, work: Work, engine: ReadyEngine, slot: Slot | None = None) -> Work | None:
         """Return the request this one most likely continues, whose prompt is in a slot (or in `slot`)."""
         asked, owner = work.asked, work.passage.owner
-        astray = asked.form is Form.MESSAGES and len(self.slots.all) > 1  # it cannot be pinned to that slot
+        astray = asked.form is Form.MESSAGES and len(self.slots.all) > 1  # it cannot be pinned to a slot
         if asked.several or asked.form is Form.PLAIN or astray:
             return None
         for place in self.slots.all if slot is None else [slot]:
@@ -267,6 +267,6 @@ async def _boundary(lease: Lease, asked: Asked, reply: Json | None) -> Tokens:
 def _seen(asked: Asked) -> tuple[ChatMessage, ...]:
     try:
         pictures = pictures_in(asked)
-    except Unconvertible:  # the engine says why
+    except Unconvertible:  # engine reports why
         return ()
     return (ChatMessage("user", "", pictures=pictures),) if pictures else ()

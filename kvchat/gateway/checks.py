@@ -27,16 +27,16 @@ from kvchat.gateway.dialects.asked import Refused
 from kvchat.gateway.dialects.conversion import Json
 from kvchat.gateway.keys import EVERYBODY, NAMELESS, Keys, program_by
 
-MOST_BODY = 64_000_000  # bytes of a request; pictures come along in it
-BODY_S = 60.0  # that it may take to come, once its head is here
+MOST_BODY = 64_000_000  # bytes of a request, including pictures
+BODY_S = 60.0  # time for the body after the head
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\[\]:/?#@\s]*)(?::\d{0,5})?")
 
 
 @dataclass(frozen=True)
 class Checks:
-    host: str  # the address that is listened at
+    host: str  # the listening address
     keys: Keys
-    origins: frozenset[str] = frozenset()  # web pages that may speak to the door; * for all
+    origins: frozenset[str] = frozenset()  # web pages that may use the gateway; * for all
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -49,7 +49,7 @@ class Checks:
         match = _HOST.fullmatch(headers.get("host", ""))
         name = match["name"] if match else ""
         try:
-            ipaddress.ip_address(name.strip("[]"))  # an address is no name that could be made to lead elsewhere
+            ipaddress.ip_address(name.strip("[]"))  # DNS rebinding needs a name, not an address
             ours = True
         except ValueError:
             ours = name.lower().rstrip(".") in self._names
@@ -116,13 +116,13 @@ def origins_in(words: str) -> frozenset[str]:
     return frozenset(origin.rstrip("/") for origin in words.replace(",", " ").split())
 
 
-MOST_TEXT = 8_000_000  # bytes of a body beside its pictures: more than any context holds
-MOST_LISTED = 10_000  # messages, prompts, stop words or anything else in one list; templates take as long as its square
-MOST_LIKELY = 20  # tokens that are listed beside each one written, as in OpenAI's API
-MOST_PIXELS_TOGETHER = 500_000_000  # of a request's pictures: the engine decodes all of them before it uses the first
+MOST_TEXT = 8_000_000  # bytes of a body without pictures: more than any context holds
+MOST_LISTED = 10_000  # entries per list (messages, prompts, stop words…); template time grows with its square
+MOST_LIKELY = 20  # alternatives listed per token, as in OpenAI's API
+MOST_PIXELS_TOGETHER = 500_000_000  # per request: the engine decodes all pictures before it uses the first
 _LIKELY = ("n_probs", "top_logprobs", "logprobs")
-_PICTURES = re.compile("source|input_.+|.+_url")  # members of a message's part that may hold an address
-_FILES = ("url", "image_url", "data", "file_data")  # what holds a picture's file
+_PICTURES = re.compile("source|input_.+|.+_url")  # members of a message part that may hold an address
+_FILES = ("url", "image_url", "data", "file_data")  # hold a picture file
 GRAMMARS = ("grammar", "json_schema", "schema", "parameters", "input_schema")
 
 
@@ -135,7 +135,7 @@ def check_bounds(body: Json, size: int = 0) -> None:
     for name, value in body.items():
         listed = len(value) if isinstance(value, dict) else 0
         if isinstance(value, list):
-            listed = sum(not isinstance(item, int | float) for item in value)  # token ids are no list of things
+            listed = sum(not isinstance(item, int | float) for item in value)  # do not count token ids
         if listed > MOST_LISTED:
             raise OutOfBounds(f"“{name[:40]}” may have at most {MOST_LISTED:,} entries.")
         if name in _LIKELY and isinstance(value, int | float) and value > MOST_LIKELY:
@@ -158,7 +158,7 @@ def check_bounds(body: Json, size: int = 0) -> None:
                     places.append((item, level + 1, in_grammar or name in GRAMMARS))
                     if name in GRAMMARS and not in_grammar:
                         _check_schema(item)
-                    if name == "multimodal_data":  # beside a completion's prompt
+                    if name == "multimodal_data":  # beside a completion prompt
                         files = [file for file in item if isinstance(file, str)]
                 size -= sum(map(len, files))
                 seen += sum(map(_pixels, files))
@@ -187,7 +187,7 @@ def _pixels(file: str) -> int:
     """Count the pixels of a base64 image: a few bytes may decode to gigabytes."""
     try:
         width, height = pixels(base64.b64decode(file.partition(";base64,")[2] or file))
-    except ValueError:  # it is none: the engine says so
+    except ValueError:  # no picture: engine reports it
         return 0
     if width * height > MOST_PIXELS:
         raise OutOfBounds(f"A picture may have at most {MOST_PIXELS:,} pixels.")
@@ -205,7 +205,7 @@ def _within(name: str, text: str) -> list[tuple[Any, int, bool]]:
             return [(json.loads(text), 1, True)]
         except RecursionError:
             raise OutOfBounds(f"The body is nested more than {MOST_LEVELS} levels deep.") from None
-        except ValueError:  # the engine says so
+        except ValueError:  # engine reports it
             pass
     return []
 

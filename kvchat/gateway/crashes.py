@@ -19,9 +19,9 @@ from weakref import WeakSet
 from kvchat.engine.speaking.errors import EngineGone, FailureKind, Life
 from kvchat.gateway.dialects.asked import Refused
 
-MOST_CRASHES, WITHIN_S = 3, 600.0  # so many within so long, and a program is refused
+MOST_CRASHES, WITHIN_S = 3, 600.0  # crashes and seconds until a program is refused
 REFUSED_S = 600.0
-LEFT_S = 10.0  # so long after its client hung up a request may still be why the engine crashes
+LEFT_S = 10.0  # time after a disconnect in which a request may still crash the engine
 
 
 class Crashes:
@@ -32,15 +32,15 @@ class Crashes:
     ) -> None:
         """`restored`: True if a restored, still unproven state may also be the cause."""
         self._restored, self._clock = restored, clock
-        self._answering: Counter[str] = Counter()  # requests that are being answered, or wait for a slot
-        self._asking: Counter[str] = Counter()  # those of them that are at the engine
-        self._left: dict[str, float] = {}  # when a request was last given up that was at the engine
-        self._crashes: dict[str, list[float]] = {}  # that a program is guilty of
-        self._suspected: dict[str, float] = {}  # until when
-        self._refused: dict[str, float] = {}  # until when
+        self._answering: Counter[str] = Counter()  # requests in progress or waiting for a slot
+        self._asking: Counter[str] = Counter()  # those sent to the engine
+        self._left: dict[str, float] = {}  # when a request was last abandoned in the engine
+        self._crashes: dict[str, list[float]] = {}  # caused by each program
+        self._suspected: dict[str, float] = {}  # end times
+        self._refused: dict[str, float] = {}  # end times
         self._lives: WeakSet[Life] = WeakSet()
-        self._life: Life | None = None  # of the engine that was asked last, until it ends
-        self._entry = asyncio.Lock()  # first come, first served
+        self._life: Life | None = None  # the engine last used, until it ends
+        self._entry = asyncio.Lock()  # in order of arrival
         self._changed = asyncio.Event()
 
     def check(self, program: str) -> None:
@@ -79,7 +79,7 @@ class Crashes:
             self._left[program] = self._clock()
             if isinstance(error, EngineGone) and error.life is not None:
                 self.watch(error.life)
-                if await error.life.ends_soon():  # it was judged while this program was counted
+                if await error.life.ends_soon():  # judged with this program counted
                     self._left.pop(program, None)
             raise
         finally:
@@ -104,7 +104,7 @@ class Crashes:
         now = self._clock()
         there = set(self._asking) | self._just_left()
         until = now + WITHIN_S
-        if not there:  # it crashes without them, too
+        if not there:  # the engine crashes by itself
             self._crashes.clear()
         elif len(there) > 1 or self._restored():
             self._suspected |= dict.fromkeys(there, until)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from kvchat.system.files import open_plain
 
-MOST_BYTES = 100_000  # of one .gitignore; the largest in public collections have some 20,000
-MOST_RULE = 1000  # bytes; a name has at most 255
+MOST_BYTES = 100_000  # per .gitignore; the largest public ones have some 20,000
+MOST_RULE = 1000  # bytes; names have at most 255
 _CLASSES = {
     b"alnum": b"0-9A-Za-z",
     b"alpha": b"A-Za-z",
@@ -31,16 +31,16 @@ _CLASSES = {
     b"upper": b"A-Z",
     b"xdigit": b"0-9A-Fa-f",
 }
-_STAR, _SLASH = b"*", b"/"  # tokens; every other token is the regular expression of one byte
+_STAR, _SLASH = b"*", b"/"  # tokens; all others are one-byte regular expressions
 
 _Segment = re.Pattern[bytes] | None  # None: `**`, any number of folders
 
 
 @dataclass(frozen=True)
 class Rule:
-    keeps: bool  # it begins with "!"
+    keeps: bool  # starts with "!"
     folders_only: bool
-    anywhere: bool  # it has no slash: it speaks of the last name of a path alone
+    anywhere: bool  # no slash: matches only the last name of a path
     segments: tuple[_Segment, ...]
 
     def matches(self, names: Sequence[bytes], *, is_folder: bool) -> bool:
@@ -91,7 +91,7 @@ def _rule(line: bytes) -> Rule | None:
     anywhere = b"/" not in line
     try:
         tokens = list(_tokens(line.removeprefix(b"/")))
-    except IndexError:  # a class or an escape without its end matches nothing
+    except IndexError:  # an unclosed class or escape matches nothing
         return None
     segments: list[list[bytes]] = [[]]
     for token in tokens:
@@ -125,7 +125,7 @@ def _class(rule: bytes, place: int) -> tuple[bytes, int]:
     negated = rule[place] in b"!^"
     place += negated
     parts: list[bytes] = []
-    before: int | None = None  # the byte a range may begin with
+    before: int | None = None  # possible start of a range
     first = True
     while first or rule[place] != ord("]"):
         first = False
@@ -171,7 +171,7 @@ def _segment(tokens: Sequence[bytes], *, deep: bool) -> _Segment:
 
 def _match(segments: Sequence[_Segment], names: Sequence[bytes]) -> bool:
     at = place = 0
-    again: tuple[int, int] | None = None  # after the last `**`: its segment, and the name to try next
+    again: tuple[int, int] | None = None  # after the last `**`: segment and next name to try
     while place < len(names) or at < len(segments):
         segment = segments[at] if at < len(segments) else None
         if at < len(segments) and segment is None:

@@ -38,9 +38,9 @@ from kvchat.words.language import N_, _, listed, number
 from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import TimeRange, percent, tokens_short
 
-LETTERS_A_TOKEN = 3.6  # of English and code, roughly, before an engine has counted
-SURE_SHARE = 0.5  # of a guessed number of tokens there are at least so many
-STEP_MS = 500.0  # a step takes about so long: there are many of them, and small ones take longer in all
+LETTERS_A_TOKEN = 3.6  # English and code, roughly, until an engine counts
+SURE_SHARE = 0.5  # lower bound as a share of the guessed tokens
+STEP_MS = 500.0  # target time per step: steps are frequent, but smaller ones cost more in total
 _TOO_LONG = N_("Choose a part of it, or a larger context length in the settings if the model and memory allow it.")
 
 
@@ -66,7 +66,7 @@ class DocumentReader:
                 loss = error.__cause__ or error
                 if again or not (isinstance(loss, EngineError) and loss.over_restore):
                     raise
-                again = True  # what it died over is set aside
+                again = True  # the faulty state is set aside
 
     async def _read(self, slot: Slot, wanted: Callable[[], bool]) -> Prepared | None:
         parts, prepared = self._parts, self._prepared
@@ -91,7 +91,7 @@ class DocumentReader:
             loaded = await lease.load((*boundary, NEXT))
 
             async def keep(stop: Tokens) -> None:
-                await lease.settle(stop)  # where a longer state was restored it holds more
+                await lease.settle(stop)  # a longer restored state holds more
                 saved = await lease.save(stop, label=label, tell=False)
                 if saved is None and self._why_not_saved:
                     raise CannotPrepare(_("The prepared documents could not be saved"), self._why_not_saved, "")
@@ -144,9 +144,9 @@ class DocumentReader:
 class Estimate:
     files: int
     tokens: int
-    time: TimeRange | None  # None: not known
-    room: int | None = None  # tokens that the model can read at once, beside a reply; None: not known
-    counted: bool = False  # else the tokens are a guess
+    time: TimeRange | None  # None: unknown
+    room: int | None = None  # tokens the model can read at once, beside a reply; None: unknown
+    counted: bool = False  # False: estimated tokens
 
     @property
     def too_long(self) -> bool:
@@ -163,24 +163,24 @@ class TooLongToPrepare(CannotPrepare):
 @dataclass(frozen=True)
 class Standing:
     prepared: Prepared
-    bytes: int  # of its blocks on disk, those included that chats share
-    changes: Changes  # in its files, since they were read
-    why_not: str  # chats on it would have to read it; empty where they need not
-    time: TimeRange | None  # an estimate of that; None: not known
+    bytes: int  # blocks on disk, including those shared with chats
+    changes: Changes  # in the files, since they were read
+    why_not: str  # why chats must reread it; empty if they need not
+    time: TimeRange | None  # estimated time; None: unknown
 
 
 @dataclass(frozen=True)
 class Ground:
-    documents: tuple[str, ...]  # their names
-    prepared: Prepared | None  # the set it began on; None: the library has it no more, or never had
-    as_read: bool  # a chat that began on it now would have the same documents
+    documents: tuple[str, ...]  # names
+    prepared: Prepared | None  # the chat's set; None: not in the library
+    as_read: bool  # a new chat would get the same documents
 
 
 @dataclass(frozen=True)
 class Reading:
     task: asyncio.Future[Any]
     done: int = 0  # tokens
-    total: int = 0  # 0: not counted yet
+    total: int = 0  # 0: not counted
 
 
 Forget = Callable[[Mapping[str, set[str]]], Coroutine[Any, Any, None]]
@@ -209,7 +209,7 @@ class Library:
         fingerprint, limit = now or (None, None)
         documents = await asyncio.to_thread(gather, paths)
         message = record.system_message([document.attachment for document in documents])
-        text = await asyncio.to_thread(prompt_content, message)  # names and separators are most of it in small files
+        text = await asyncio.to_thread(prompt_content, message)  # in small files, names and separators dominate
         room = limit - min(RESERVE_MOST, limit // RESERVE_SHARE) if limit else None
         tokens, counted = round(len(text) / LETTERS_A_TOKEN), False
         if room is not None and self._parts.host.is_ready():

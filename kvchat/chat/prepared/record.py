@@ -17,7 +17,7 @@ from kvchat.chat.record.rows import text_of, time_of
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.words.language import _
 
-# Behind the documents, which stand first: they are all that is long.
+# After the documents, which come first because only they are long.
 INSTRUCTION = "Answer with the help of these documents."
 
 
@@ -25,14 +25,14 @@ INSTRUCTION = "Answer with the help of these documents."
 class Prepared:
     id: str
     name: str
-    paths: tuple[str, ...]  # that the user named
+    paths: tuple[str, ...]  # named by the user
     sources: tuple[Source, ...]
-    label: str  # of its save points; empty: they were never read to their end
-    fingerprint: Fingerprint | None  # of what they were read with; so with all that follows
+    label: str  # of its save points; empty: never read completely
+    fingerprint: Fingerprint | None  # of the engine that read them, as are the fields below
     model: str  # path
     context_size: int
     tokens: int
-    read_ms: float  # an estimate: reading all of it
+    read_ms: float  # estimate for reading all of it
     created_at: datetime
 
     @property

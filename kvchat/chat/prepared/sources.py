@@ -18,10 +18,10 @@ from kvchat.words.language import N_, _, listed, number, several
 from kvchat.words.wording import size
 
 MOST_TEXT = 32_000_000  # characters; more than any context holds
-MOST_FILES = 20_000  # that are looked at
-_HEAD = 8192  # bytes of a file in a folder that are looked at before the rest is read
+MOST_FILES = 20_000  # checked at most
+_HEAD = 8192  # bytes of a file checked before reading the rest
 
-_Rules = tuple[Rules, ...]  # the innermost folder's last
+_Rules = tuple[Rules, ...]  # innermost folder last
 
 
 class CannotPrepare(KvchatError):
@@ -31,7 +31,7 @@ class CannotPrepare(KvchatError):
 @dataclass(frozen=True)
 class Source:
     path: str
-    name: str  # as the model is told
+    name: str  # shown to the model
     size: int  # bytes
     mtime_ns: int
     hash: str  # BLAKE3, as hex
@@ -98,7 +98,7 @@ def changes(paths: Sequence[Path], before: Sequence[Source]) -> Changes:
     known = {source.path: source for source in before}
     try:
         files = {str(path): (path, name) for path, name, _ in _files(filter(Path.exists, paths))}
-    except CannotPrepare:  # they are too many now: reading them again says so
+    except CannotPrepare:  # too many files now: rereading reports it
         return Changes(added=1)
 
     def has_changed(source: Source) -> bool:
@@ -124,7 +124,7 @@ def _document(path: Path, name: str, *, named: bool) -> Document | None:
                 head = file.read(_HEAD)
             if b"\0" in head and not head.startswith((b"%PDF-", b"\xff\xfe", b"\xfe\xff")):
                 return None
-        changed = path.stat().st_mtime_ns if path.exists() else 0  # before it is read: what changes meanwhile is seen
+        changed = path.stat().st_mtime_ns if path.exists() else 0  # taken before reading, to detect changes meanwhile
         data = read_bytes(path)
         if is_picture(data):
             raise CannotAttach(path.name, _("It is an image."), _("Prepare text, code, Markdown or PDF files."))

@@ -20,9 +20,9 @@ from kvchat.words.language import _
 
 KEPT = 3
 LOOK_EVERY_S = 3600.0
-FAULTS = (sqlite3.Error, UnicodeDecodeError)  # of a damaged file: SQLite quotes from it what is no text
-LARGE = 256_000_000  # bytes: such a file is copied once a day, and not at every end of a run
-# What is said, in an order in which each row finds what it refers to. What is searched is made anew from it.
+FAULTS = (sqlite3.Error, UnicodeDecodeError)  # of a damaged file: SQLite quotes invalid text
+LARGE = 256_000_000  # bytes: larger files are copied daily, not at every exit
+# Chat data, ordered so that references resolve. Search tables are rebuilt from it.
 TABLES = (
     "conversations",
     "messages",
@@ -34,7 +34,7 @@ TABLES = (
     "removed",
     "deleted",
 )
-# Titles made of words that were deleted have changed.
+# Titles made from deleted text have changed.
 _TITLES = "UPDATE conversations SET title = live.title FROM live.conversations AS live WHERE live.id = conversations.id"
 
 
@@ -65,9 +65,9 @@ def back_up(file: Path, *, often: bool) -> bool:
             new.replace(today)
         finally:
             new.unlink(missing_ok=True)
-        # Take out what was deleted while it was made: `scrub` may have looked before it was there.
+        # Take out what was deleted meanwhile: `scrub` may have run before the backup existed.
         with closing(_attached(today, file)) as db, db:
-            db.execute("PRAGMA foreign_keys = OFF")  # a message whose parent is gone follows another one in the chat
+            db.execute("PRAGMA foreign_keys = OFF")  # orphaned messages follow another one in the chat
             db.execute("BEGIN IMMEDIATE")
             for table in ("messages", "conversations", "removed", "prepared"):
                 db.execute(f"DELETE FROM main.{table} WHERE id NOT IN (SELECT id FROM live.{table})")
@@ -122,7 +122,7 @@ def scrub(file: Path, ids: Iterable[str]) -> None:
                     db.executemany(f"DELETE FROM {table} WHERE id = ?", gone)
                 db.executemany("DELETE FROM prepared WHERE 'prepared:' || id = ?", gone)
                 db.execute(_TITLES)
-        except FAULTS:  # what cannot be taken out of it goes with it
+        except FAULTS:  # delete a backup that cannot be scrubbed
             with contextlib.suppress(OSError):
                 backup.unlink()
 
@@ -130,7 +130,7 @@ def scrub(file: Path, ids: Iterable[str]) -> None:
 def _copy(file: Path, target: Path) -> None:
     make_empty(target)
     with closing(_attached(target, file)) as db:
-        db.execute("PRAGMA main.journal_mode = OFF")  # if it fails, the file goes
+        db.execute("PRAGMA main.journal_mode = OFF")  # deleted on failure
         db.execute("PRAGMA foreign_keys = OFF")
         db.execute("BEGIN")
         for table in TABLES:

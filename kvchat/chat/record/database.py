@@ -40,8 +40,8 @@ from kvchat.system.concurrency import Worker
 from kvchat.words.language import _
 
 INTERRUPT_ABANDONED = "UPDATE messages SET state = 'interrupted' WHERE state = 'streaming'"
-# By a counter, which no wrong clock turns back: a trigger counts with each new `updated_at`. That one orders what was
-# used before there was a counter, and what was imported (see kvchat.transfer.rows).
+# By a counter, which no wrong clock turns back: a trigger counts each new `updated_at`. That column orders rows
+# from before the counter and imported ones (see kvchat.transfer.rows).
 LAST_USED_FIRST = "ORDER BY used DESC, updated_at DESC, rowid DESC"
 
 
@@ -55,7 +55,7 @@ class Database(DatabaseFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._listed: dict[sqlite3.Row, Conversation] = {}  # last time, and no longer: rows change with every turn
+        self._listed: dict[sqlite3.Row, Conversation] = {}  # last result only: rows change every turn
 
     def conversations(self) -> list[Conversation]:
         rows = self.rows(f"SELECT * FROM conversations WHERE deleted_at IS NULL {LAST_USED_FIRST}")
@@ -99,7 +99,7 @@ class Database(DatabaseFile):
     def delete(self, conversation_id: str) -> None:
         query = "SELECT id FROM messages WHERE conversation_id = ? ORDER BY rowid DESC"
         with self.transaction() as db:
-            # The last first: SQLite follows a cascade no more than 1,000 messages deep.
+            # Newest first: SQLite limits a cascade to a depth of 1,000 messages.
             ids = [(row["id"],) for row in db.execute(query, (conversation_id,))]
             db.executemany("DELETE FROM messages WHERE id = ?", ids)
             db.execute("DELETE FROM conversations WHERE id = ?", (conversation_id,))
@@ -149,7 +149,7 @@ class Database(DatabaseFile):
             try:
                 new = new_message(conversation_id, Role.USER, content, parent_id=leaf, attachments=attachments)
                 return insert_message(db, new)
-            except sqlite3.IntegrityError as error:  # both were found a moment ago: an index says otherwise
+            except sqlite3.IntegrityError as error:  # both existed a moment ago: an index is damaged
                 raise doubted(self.file, str(error)) from error
 
     def set_leaf(self, conversation_id: str, message_id: str) -> None:

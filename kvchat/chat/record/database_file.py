@@ -14,9 +14,9 @@ from kvchat.errors import KvchatError
 from kvchat.system.files import name_beside
 from kvchat.words.language import _
 
-LOCK_WAIT_S = 10.0  # how long a write waits for another process (the app and `ask` share the file)
-BACKUPS = "backups"  # the folder's name, beside the file, see kvchat.chat.record.automatic_backups
-SMALL = 64_000_000  # bytes: a file of that size is looked through in a fraction of a second
+LOCK_WAIT_S = 10.0  # write lock timeout (the app and `ask` share the file)
+BACKUPS = "backups"  # folder beside the file, see kvchat.chat.record.automatic_backups
+SMALL = 64_000_000  # bytes: checking such a file takes a fraction of a second
 
 
 class StorageFailed(KvchatError):
@@ -61,7 +61,7 @@ class DatabaseFile:
                 self._connection.execute("PRAGMA journal_mode = WAL")
                 self._connection.execute("PRAGMA synchronous = FULL")
                 self._connection.execute("PRAGMA foreign_keys = ON")
-                self._connection.execute("PRAGMA secure_delete = ON")  # what is deleted is gone, not hidden
+                self._connection.execute("PRAGMA secure_delete = ON")  # overwrite deleted content
                 migrate(self._connection, path)
             except BaseException:
                 self._connection.close()
@@ -106,7 +106,7 @@ class DatabaseFile:
                 yield self._connection
             finally:
                 with contextlib.suppress(sqlite3.Error):
-                    self._connection.execute("ROLLBACK")  # nothing was changed
+                    self._connection.execute("ROLLBACK")  # read-only
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -133,14 +133,14 @@ def doubt_of(path: Path) -> Path:
 def make_empty(file: Path) -> None:
     os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     with contextlib.closing(_connected(file)) as connection:
-        connection.execute("PRAGMA journal_mode = OFF")  # if it fails, the file goes
+        connection.execute("PRAGMA journal_mode = OFF")  # deleted on failure
         migrate(connection, file)
 
 
 def _connected(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
-    connection.text_factory = partial(str, encoding="utf-8", errors="replace")  # a damaged letter costs that letter
+    connection.text_factory = partial(str, encoding="utf-8", errors="replace")  # only damaged bytes are lost
     return connection
 
 
@@ -151,7 +151,7 @@ def _make(path: Path) -> None:
     new = name_beside(path)
     try:
         make_empty(new)
-        if not path.exists():  # another process may have been quicker
+        if not path.exists():  # another process may have created it
             new.rename(path) if os.name == "nt" else os.link(new, path)
     except FileExistsError:
         pass
@@ -174,7 +174,7 @@ def _in_words(path: Path) -> Iterator[None]:
         if isinstance(error, (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.InterfaceError)):
             raise
         raise doubted(path, str(error)) from error
-    except UnicodeDecodeError as error:  # SQLite quotes what it could not make sense of, and Python not that
+    except UnicodeDecodeError as error:  # Python cannot decode SQLite's quote of damaged text
         raise doubted(path, error.object.decode("utf-8", "replace")) from error
 
 

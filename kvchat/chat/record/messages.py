@@ -20,18 +20,18 @@ class Role(Enum):
 
 class MessageState(Enum):
     COMPLETE = "complete"
-    EDITED = "edited"  # the user put other words in a reply's place
-    STREAMING = "streaming"  # being written; after a crash, found as INTERRUPTED
-    STOPPED = "stopped"  # the user stopped it
-    LIMITED = "limited"  # it reached the most tokens a reply may have, or the end of the context
-    INTERRUPTED = "interrupted"  # the engine or the app died while it was written
+    EDITED = "edited"  # the user edited the reply
+    STREAMING = "streaming"  # in progress; becomes INTERRUPTED after a crash
+    STOPPED = "stopped"  # by the user
+    LIMITED = "limited"  # reached the token limit or the end of the context
+    INTERRUPTED = "interrupted"  # the engine or the app died meanwhile
 
 
-# In the column `writer`, which is empty for what was imported:
-SAID_HERE, AWAITS_MODEL = "", "awaits_model"  # the latter: a question that is answered once there is a model
-NOT_BEGUN = ""  # stands for the conversation that has not begun, which has a draft but no id
-QUEUE = "queue/"  # before a conversation's id: its draft that is sent after the reply that is being made
-UNFINISHED = frozenset({MessageState.STOPPED, MessageState.LIMITED, MessageState.INTERRUPTED})  # replies to go on with
+# Values of the column `writer`, empty for imports:
+SAID_HERE, AWAITS_MODEL = "", "awaits_model"  # the latter: a question to answer once there is a model
+NOT_BEGUN = ""  # the conversation not begun yet, with a draft but no id
+QUEUE = "queue/"  # prefix of a conversation's id: draft to send after the current reply
+UNFINISHED = frozenset({MessageState.STOPPED, MessageState.LIMITED, MessageState.INTERRUPTED})  # replies to continue
 
 
 @dataclass(frozen=True)
@@ -44,30 +44,30 @@ class Receipt:
     """
 
     ttft_ms: float
-    restore_ms: float  # what of the restore lay after Send, or all of it if `prefetched`; 0: nothing restored
-    prefill_ms: float  # the engine's own prompt_ms
-    first_token_ms: float  # the rest of ttft_ms: templates, the wire, a shared system prompt's save, the first decode
+    restore_ms: float  # part of the restore after Send, or all of it if `prefetched`; 0: no restore
+    prefill_ms: float  # the engine's prompt_ms
+    first_token_ms: float  # rest of ttft_ms: templates, network, saving a shared system prompt, first decode
     prompt_tokens: int
     cached_tokens: int
     predicted_tokens: int
     tokens_per_second: float
     source: Source
     miss_reason: Reason | None = None
-    hollow: bool = False  # a restore answered 200 and was worth nothing
+    hollow: bool = False  # a restore answered 200 but reused nothing
     prefetched: bool = False
     restored_bytes: int = 0
     engine_wait_ms: float = 0.0
     queue_wait_ms: float = 0.0
-    model: str = ""  # identity of the weights: a rate measured with one model says nothing of another
-    model_name: str = ""  # for the screen, as it was then; empty: not known
-    thinking_ms: float | None = None  # from the thinking's first token to the reply's first; None: no thinking
-    read_ahead_tokens: int = 0  # of the prompt, read before Send
-    read_ahead_ms: float = 0.0  # what that took; no part of ttft_ms
-    settle_ms: float | None = None  # after the reply: bringing the slot to the turn boundary; None: not known
-    save_ms: float | None = None  # and having it saved there
-    saved_ms: float | None = None  # an estimate: time not spent on prefill, at this machine's measured rate
-    earlier_tokens: int = 0  # of the prompt, those that the reply before had in its prompt already; 0: not known
-    imported: bool = False  # it went on from memory that came with the chat and was not verified
+    model: str = ""  # identity of the weights: rates are only valid for one model
+    model_name: str = ""  # display name at the time; empty: unknown
+    thinking_ms: float | None = None  # from first thinking token to first reply token; None: no thinking
+    read_ahead_tokens: int = 0  # prompt tokens read before Send
+    read_ahead_ms: float = 0.0  # time for that; not part of ttft_ms
+    settle_ms: float | None = None  # bringing the slot to the turn boundary after the reply; None: unknown
+    save_ms: float | None = None  # and saving it there
+    saved_ms: float | None = None  # estimate: prefill time saved, at this machine's measured rate
+    earlier_tokens: int = 0  # prompt tokens that were already in the previous prompt; 0: unknown
+    imported: bool = False  # it continued from unverified memory imported with the chat
 
     @property
     def whole_s(self) -> float:
@@ -78,10 +78,10 @@ class Receipt:
 @dataclass(frozen=True)
 class Attachment:
     name: str
-    size: int  # bytes of the original
+    size: int  # of the original
     hash: str  # BLAKE3 of the original, as hex
-    text: str  # what the model is given of a document
-    data: bytes = b""  # what it is shown: a picture's file
+    text: str  # document text for the model
+    data: bytes = b""  # the file, for pictures
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ class Message:
     state: MessageState
     created_at: datetime
     receipt: Receipt | None = None
-    siblings: tuple[str, ...] = ()  # where it is one of several branches: the ids of all of them, the oldest first
+    siblings: tuple[str, ...] = ()  # ids of all branches at this point, oldest first; empty without others
     attachments: tuple[Attachment, ...] = ()
-    awaits_model: bool = False  # a question that had no answer because there was no model
+    awaits_model: bool = False  # a question left unanswered for lack of a model
 
 
 def new_message(
@@ -121,7 +121,7 @@ class Conversation:
     created_at: datetime
     updated_at: datetime
     leaf_id: str | None
-    model: str | None = None  # path of the model that answers here; None until the first message
+    model: str | None = None  # path; None until the first message
     folder: str | None = None
     on_top: bool = False
     archived: bool = False
@@ -131,7 +131,7 @@ def prompt_messages(branch: Sequence[Message], *, going_on: bool = False) -> lis
     """Build the chat template's input; `going_on`: the last message is a reply to continue."""
     joined: list[ChatMessage] = []
     for number, message in enumerate(branch, start=1):
-        continued = going_on and number == len(branch)  # perhaps nothing but thinking has come of it
+        continued = going_on and number == len(branch)  # the reply may contain only thinking
         says_nothing = not message.content.strip() and not message.attachments
         if says_nothing and message.role is not Role.USER and not continued:
             continue

@@ -16,7 +16,7 @@ from kvchat.session.proof import Source
 from kvchat.words.reasons import reason_of
 from kvchat.words.safe_text import calm
 
-_LATEST_S = 253402300799.0  # seconds since 1970: the end of the year 9999, the last that a datetime holds
+_LATEST_S = 253402300799.0  # seconds since 1970: end of the year 9999, the datetime maximum
 _NUMBERS = {field.name: str(field.type) for field in dataclasses.fields(Receipt)}
 
 

@@ -20,7 +20,7 @@ from kvchat.chat.record.database_file import make_empty
 from kvchat.chat.record.titles import title_from
 
 RECOVERED = "Recovered chat"
-_BAD = "\ufffd"  # stands where bytes were no text
+_BAD = "\ufffd"  # replaces invalid bytes
 _Row = dict[str, Any]
 
 
@@ -28,15 +28,15 @@ _Row = dict[str, Any]
 class Salvaged:
     chats: int
     messages: int
-    from_backup: int  # of these messages
-    lost: tuple[tuple[str, int], ...]  # messages that are known to have been and are nowhere, by the chat's title
-    unreadable: bool = False  # of the damaged file itself nothing could be read
+    from_backup: int  # of `messages`
+    lost: tuple[tuple[str, int], ...]  # known messages found nowhere, by chat title
+    unreadable: bool = False  # nothing could be read from the damaged file
 
 
 def salvage(damaged: Path, backup: Path | None, target: Path) -> Salvaged:
     """Build `target` from everything readable and not deleted. SQLite may write to `damaged`: pass a copy."""
     make_empty(target)
-    known: dict[str, str | None] = {}  # messages that there must have been, and their chats
+    known: dict[str, str | None] = {}  # messages known to have existed, and their chats
     with closing(sqlite3.connect(target, isolation_level=None)) as db:
         db.execute("PRAGMA foreign_keys = OFF")
         db.execute("BEGIN")
@@ -76,7 +76,7 @@ def is_whole(file: Path) -> bool:
             for _ in db.execute(
                 "SELECT title, content, thinking FROM messages JOIN conversations ON conversations.id = conversation_id"
             ):
-                pass  # letters that are none are met here
+                pass  # reading finds invalid text
             return all(db.execute(query).fetchone()[0] for query in queries)
     except FAULTS:
         return False
@@ -98,7 +98,7 @@ def _take(db: sqlite3.Connection, source: Path, known: dict[str, str | None], *,
                 continue
             types = {column[1]: column[2] for column in db.execute(f"PRAGMA table_info({table})")}
             for order in ("ASC", "DESC"):
-                with contextlib.suppress(*FAULTS):  # as far as it comes
+                with contextlib.suppress(*FAULTS):  # until the damage
                     for row in there.execute(f"SELECT * FROM {table} ORDER BY rowid {order}"):
                         _take_row(db, table, types, dict(zip(row.keys(), tuple(row), strict=True)), deleted)
         with contextlib.suppress(*FAULTS):
@@ -116,9 +116,9 @@ def _take_row(db: sqlite3.Connection, table: str, types: dict[str, str], row: _R
     names, places = ", ".join(values), ", ".join("?" * len(values))
     try:
         db.execute(f"INSERT INTO {table} ({names}) VALUES ({places})", list(values.values()))
-    except sqlite3.IntegrityError:  # there already, or of no use
+    except sqlite3.IntegrityError:  # already there, or unusable
         for name in ("content", "thinking") if table == "messages" else ():
-            if isinstance(values.get(name), str) and _BAD not in values[name]:  # not damaged here
+            if isinstance(values.get(name), str) and _BAD not in values[name]:  # undamaged here
                 query = f"UPDATE messages SET {name} = ? WHERE id = ? AND instr({name}, ?)"
                 db.execute(query, (values[name], values["id"], _BAD))
 
@@ -140,7 +140,7 @@ def _known(db: sqlite3.Connection) -> dict[str, str | None]:
         (ids, "id", "sqlite_autoindex_messages_1"),
         (chats, "conversation_id", "messages_of_conversation"),
     ):
-        with contextlib.suppress(*FAULTS):  # as far as it comes
+        with contextlib.suppress(*FAULTS):  # until the damage
             query = f"SELECT rowid, {column} FROM messages INDEXED BY {index} ORDER BY {column}"
             found.update(map(tuple, db.execute(query)))
     return {id: chats.get(number) for number, id in ids.items()}
@@ -148,12 +148,12 @@ def _known(db: sqlite3.Connection) -> dict[str, str | None]:
 
 def _join(db: sqlite3.Connection) -> None:
     for link in ("other.id = messages.parent_id", "other.parent_id = messages.id"):
-        db.execute(  # a message that does not know its chat any more is of its neighbour's
+        db.execute(  # move a message without a chat to its neighbor's chat
             f"UPDATE messages SET conversation_id = other.conversation_id FROM messages AS other WHERE {link}"
             " AND messages.conversation_id NOT IN (SELECT id FROM conversations)"
             " AND other.conversation_id IN (SELECT id FROM conversations)"
             " AND NOT EXISTS (SELECT 1 FROM messages AS more WHERE more.conversation_id = messages.conversation_id"
-            " AND more.id <> messages.id)"  # of several it is the chat's own row that is lost
+            " AND more.id <> messages.id)"  # if there are several, the chat's row is lost
         )
     db.execute(
         "UPDATE searched SET conversation_id = messages.conversation_id FROM messages"
@@ -206,7 +206,7 @@ def _circles(parents: dict[str, str | None], id: str) -> bool:
         if at == id:
             return True
         if at in passed:
-            return False  # a circle of others: it is cut when it is their turn
+            return False  # another cycle: it is cut on its own turn
         passed.add(at)
         at = parents[at]
     return False

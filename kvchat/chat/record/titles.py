@@ -14,21 +14,21 @@ TITLE_LENGTH = 48  # characters
 
 REQUEST = "Write a title for this chat, of at most five words, in the language of the chat. Answer with the title only."
 MOST_WORDS, MOST_CHARACTERS = 8, 60
-_STEM = 5  # letters by which a word is known again in another form
+_STEM = 5  # letters that identify a word in other forms
 
 _THOUGHT = re.compile(r"<think(ing)?>.*?(</think(ing)?>|\Z)", re.DOTALL | re.IGNORECASE)
 _LABEL = re.compile(
     r"^(?:[\w-]+ )?(?:title|titel|titre|título|titolo|заголовок|标题|標題|タイトル|제목)\s*[:\uff1a]\s*", re.IGNORECASE
 )
 _LEAD = re.compile(r"^[^\"“]*[:\uff1a] ?(?=[\"“][^\"”]+[\"”]$)")
-_MARKS = re.compile(r"[`#]|\*+|__+|~~+")  # of Markdown; a single _ belongs to a name
+_MARKS = re.compile(r"[`#]|\*+|__+|~~+")  # Markdown; a single _ may be in a name
 _BULLET = re.compile(r"(?:[-–—•>]|\d+[.)])\s+")
 _PAIRS = {'"': '"', "'": "'", "“": "”", "„": "“", "‘": "’", "«": "»", "「": "」", "『": "』", "《": "》", "【": "】"}
-_JOINERS = "\u200c\u200d"  # Persian and emoji need them
+_JOINERS = "\u200c\u200d"  # needed by Persian and emoji
 _WORD = re.compile(r"[^\W_]+")
 _SUBTITLE = re.compile(r"\s*[:\uff1a]\s+|\s+[-–—]\s+")
 _COLONS = ":\uff1a"
-_GOES_ON = ",;:\uff0c\uff1b\uff1a\u3001"  # no title ends so
+_GOES_ON = ",;:\uff0c\uff1b\uff1a\u3001"  # not at title end
 
 
 def title_from(text: str) -> str:
@@ -85,7 +85,7 @@ def words_said(title: str, texts: Iterable[str]) -> set[str]:
     left, said = _words(title), set[str]()
     for text in texts:
         if said == left:
-            break  # a long chat need not be read to its end
+            break  # skip the rest of a long chat
         mentioned = spread(text).lower()
         said |= {word for word in left - said if word[:_STEM] in mentioned}
     return said

@@ -19,7 +19,7 @@ from kvchat.chat.record.titles import NEW_TITLE, title_from, words_said
 from kvchat.errors import KvchatError
 from kvchat.words.language import _, listed
 
-# UNION and not UNION ALL: the messages of a damaged file may answer each other in a circle.
+# UNION, not UNION ALL: messages of a damaged file may form a cycle.
 _BELOW = """
     WITH RECURSIVE down (id) AS (
         SELECT ? UNION SELECT messages.id FROM down JOIN messages ON messages.parent_id = down.id
@@ -41,10 +41,10 @@ class BelongsToDeleted(KvchatError):
 @dataclass(frozen=True)
 class Removed:
     conversation_id: str
-    leaf_id: str | None  # the conversation's leaf before
-    title: str  # and its title
-    rows: tuple[dict[str, Any], ...]  # of the table `messages`, parents before their children
-    attachments: tuple[dict[str, Any], ...]  # of the table `attachments`
+    leaf_id: str | None  # the conversation's old leaf
+    title: str  # old title
+    rows: tuple[dict[str, Any], ...]  # table `messages`, parents before children
+    attachments: tuple[dict[str, Any], ...]  # table `attachments`
     removed_at: float = 0.0  # seconds since 1970
     title_now: str = ""
 
@@ -132,7 +132,7 @@ def remove(database: Database, message: Message) -> Removed:
             _set_leaf(db, message.conversation_id, _newest_end(db, beside) if beside else message.parent_id)
         attached = f"{_BELOW} SELECT attachments.* FROM attachments WHERE message_id IN (SELECT id FROM down)"
         attachments = tuple(dict(row) for row in db.execute(attached, (message.id,)))
-        # The last first: SQLite follows a cascade no more than 1,000 messages deep.
+        # Newest first: SQLite limits a cascade to a depth of 1,000 messages.
         db.executemany("DELETE FROM messages WHERE id = ?", [(row["id"],) for row in reversed(removed)])
         kept = Removed(message.conversation_id, leaf["leaf_id"], leaf["title"], removed, attachments, time.time())
         stored = [row | {"data": base64.b64encode(attachment_of(row).data).decode()} for row in attachments]
@@ -158,7 +158,7 @@ def put_back(database: Database, first_id: str) -> None:
         if removed is None:
             raise ConversationGone
         parent = removed.rows[0]["parent_id"]
-        circle = parent in {row["id"] for row in removed.rows}  # of a damaged file
+        circle = parent in {row["id"] for row in removed.rows}  # in a damaged file
         if parent and not circle and not db.execute("SELECT 1 FROM messages WHERE id = ?", (parent,)).fetchone():
             raise BelongsToDeleted
         db.execute("PRAGMA defer_foreign_keys = ON")

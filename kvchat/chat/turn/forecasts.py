@@ -22,16 +22,16 @@ from kvchat.session.slot import plan
 from kvchat.words.language import N_, _, several
 from kvchat.words.wording import STILL_LOADED, TimeRange, roughly
 
-NOTICEABLE_S = 1.0  # a shorter wait is not told
+NOTICEABLE_S = 1.0  # shorter waits are hidden
 _RESTORED = (Source.WARM, Source.DISK)
 
 
 @dataclass(frozen=True)
 class Forecast:
-    source: Source  # where what was said so far will come from
-    to_read: int  # tokens, after Send
-    wait: TimeRange | None = None  # for the first token; None where too little is known of it
-    begun: bool = True  # something was said
+    source: Source  # where the chat's state will come from
+    to_read: int  # tokens after Send
+    wait: TimeRange | None = None  # for the first token; None: unknown
+    begun: bool = True  # chat has messages
 
     @property
     def noticeable(self) -> bool:
@@ -75,15 +75,15 @@ _OTHERWISE = dict.fromkeys(_RESTORED, N_("replies in a moment")) | {
 }
 
 
-SHORT_MESSAGE = 32  # tokens that any message has
-MOST_MESSAGES = 256  # so far back a branch is looked at
+SHORT_MESSAGE = 32  # minimum tokens of a message
+MOST_MESSAGES = 256  # messages checked per branch
 
 
 @dataclass(frozen=True)
 class _Said:
     id: str
     tokens: int  # a guess
-    upto: int | None  # tokens up to its end, as its receipt says; None without one
+    upto: int | None  # tokens up to its end, from its receipt, if any
     receipt: Receipt | None
 
 
@@ -117,7 +117,7 @@ class Forecasts:
             contents = slot.known(engine) if slot and engine else None
             held = len(contents.tokens) if contents else None
             forecast = _of_chat(branch, fits, held, speed, await self._restore_rate())
-            if len(branch) == 1 and branch[0].upto is None:  # what it begins on may be kept for others, too
+            if len(branch) == 1 and branch[0].upto is None:  # others may share its beginning
                 forecast = await self.of_message(chat, "") or forecast
             forecasts[chat] = forecast
         return forecasts
@@ -201,7 +201,7 @@ def _branches(database: Database, chats: Sequence[str]) -> dict[str, list[_Said]
     for chat, id, told, size in database.rows(query, (json.dumps(list(chats)), MOST_MESSAGES)):
         receipt, tokens = receipt_of(told) if told else None, (size or 0) // BYTES_PER_TOKEN + TEMPLATE_TOKENS
         upto = None
-        if receipt is not None:  # thinking is no part of what is read the next time
+        if receipt is not None:  # the next prompt leaves out thinking
             upto = receipt.prompt_tokens + (receipt.predicted_tokens if receipt.thinking_ms is None else tokens)
         branches.setdefault(str(chat), []).append(_Said(str(id), tokens, upto, receipt))
     return branches

@@ -29,15 +29,15 @@ from kvchat.session.slot import Slot
 from kvchat.words.language import _, sentences
 from kvchat.words.reasons import Reason, ReasonCode
 
-BEYOND = 4  # tokens by which what was restored is extended, as in the self-test
+BEYOND = 4  # tokens appended to the restored state, as in the self-test
 
 
 @dataclass(frozen=True)
 class TriedOut:
-    tokens: int = 0  # that came back of the history
-    of: int = 0  # tokens of the history
-    reason: Reason | None = None  # why nothing did, or why nothing was tried
-    waits: bool = False  # nothing was tried: no engine is ready for it now
+    tokens: int = 0  # history tokens restored
+    of: int = 0  # tokens in the history
+    reason: Reason | None = None  # why nothing was restored or tried
+    waits: bool = False  # not tried: no engine is ready yet
 
 
 async def try_out(parts: TurnParts, conversation_id: str, fingerprint: Fingerprint, start: bool) -> TriedOut:
@@ -88,12 +88,12 @@ async def _tried(lease: Lease, messages: list[ChatMessage], fingerprint: Fingerp
 
 async def _empty(lease: Lease) -> None:
     lease.slot.forget()
-    with contextlib.suppress(EngineError):  # one that is gone has nothing in it
+    with contextlib.suppress(EngineError):  # a dead engine has no state
         await lease.engine.engine.erase_slot()
     lease.slot.emptied()
 
 
-SPARE_MS = 600_000.0  # a chat that takes longer to read is verified only when the user asks for it
+SPARE_MS = 600_000.0  # longer reads are verified only on request
 
 
 class CannotVerify(KvchatError):
@@ -109,8 +109,8 @@ class Verifying:
     def __init__(self, parts: TurnParts, over: Callable[[], None]) -> None:
         """`over`: called when a slot may hold another chat than before."""
         self._parts, self._over = parts, over
-        self._put_off: set[str] = set()  # chats that are not tried again in spare time
-        self._under_way: set[str] = set()  # chats that are being verified
+        self._put_off: set[str] = set()  # chats not retried in spare time
+        self._under_way: set[str] = set()  # chats being verified
 
     async def verify(self, conversation_id: str) -> bool:
         """Read the chat in spare time, then delete its imported memory; False if the chat was deleted meanwhile."""
@@ -146,7 +146,7 @@ class Verifying:
                     continue
                 if await self._run(conversation_id, SPARE_MS):
                     await self._replace(conversation_id)
-            except KvchatError:  # nobody has asked for it
+            except KvchatError:  # not a user request
                 self._put_off.add(conversation_id)
             return
 
@@ -163,7 +163,7 @@ class Verifying:
         await parts.absorb()
         for slot in slots.all:
             if slot.audience == imported(conversation_id) and not slot.claim:
-                slot.forget()  # it is erased before it is used again
+                slot.forget()  # erased before its next use
         await slots.write(slots.store.delete_imported, conversation_id)
         parts.events.publish(ConversationsChanged())
         self._over()

@@ -37,11 +37,11 @@ from kvchat.session.restore_cost import LEAST_GAIN
 from kvchat.session.slot import Slot
 from kvchat.words.reasons import Reason, ReasonCode
 
-PAUSE_S = 0.6  # a draft that has not changed for so long is read
-AT_ONCE = 400  # characters that come all at once were pasted
-DWELL_S = 1.0  # a chat that was looked at for so long is read if there is nothing to restore
-WARMING_PATIENCE_S = 3.0  # for so long it waits for what is more urgent
-UNSTABLE = 8  # tokens at the end of a draft that its next letters may change
+PAUSE_S = 0.6  # delay after the last draft change
+AT_ONCE = 400  # characters; more at once were pasted
+DWELL_S = 1.0  # time on a chat before it is read if nothing can be restored
+WARMING_PATIENCE_S = 3.0  # wait for more urgent work
+UNSTABLE = 8  # tokens at a draft's end that typing may change
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _Work:
     lease: Lease
     branch: list[Message]
     boundary: Tokens
-    draft: Tokens = field(default=())  # the boundary and what is stable of the draft; empty without one
+    draft: Tokens = field(default=())  # the boundary and the draft's stable part, or empty
 
 
 class Preparing:
@@ -71,13 +71,13 @@ class Preparing:
     def __init__(self, parts: TurnParts) -> None:
         self._parts = parts
         self._target: _Target | None = None
-        self._stopped: str | None = None  # the chat that the user does not want to be read now
-        self._due = asyncio.Event()  # there is something to prepare, perhaps
+        self._stopped: str | None = None  # chat for which the user stopped reading ahead
+        self._due = asyncio.Event()  # there may be work
         self._running = False
         self._timer: asyncio.TimerHandle | None = None
         self._rested_on: str | None = None
-        self._not_kept: dict[str, int] = {}  # how long chats were when what was read of them could not be saved
-        self._told: Reason | None = None  # why nothing is read ahead
+        self._not_kept: dict[str, int] = {}  # boundary lengths for which saving failed, by chat
+        self._told: Reason | None = None  # last reported reason
 
     def select(self, conversation_id: str | None) -> None:
         self._stopped = None
@@ -92,7 +92,7 @@ class Preparing:
         target, before = _Target(conversation_id, draft, attachments), self._target
         if before is None or conversation_id != before.conversation_id:
             if not draft and not attachments:
-                return  # an empty page is no reason to leave what is prepared
+                return  # an empty page keeps the prepared state
             before = _Target(conversation_id)
         if target == before:
             return
@@ -145,7 +145,7 @@ class Preparing:
                         break
                     work = functools.partial(self._prepare, target.conversation_id, read)
                     if await slots.run(Rank.PREPARE, target.conversation_id, work, beside=not read) is None:
-                        self._due.set()  # something else came first
+                        self._due.set()  # interrupted by other work
                         break
         except KvchatError as error:
             events.publish(Notice(error.title, error.told))
@@ -159,14 +159,14 @@ class Preparing:
             await asyncio.to_thread(slots.store.warm_up, conversation_id, lambda: self._rested_on != conversation_id)
 
     async def _stays(self, target: _Target) -> bool:
-        if reason := await asyncio.to_thread(self._parts.why_not_read):  # a battery may answer late
+        if reason := await asyncio.to_thread(self._parts.why_not_read):  # battery check may be slow
             if reason != self._told and (target.attachments or len(target.draft) >= AT_ONCE):
                 self._told = reason
                 self._parts.events.publish(NotReadAhead(target.conversation_id, reason))
             return False
         if self._stopped == target.conversation_id:
             return False
-        if not target.draft and not target.attachments:  # who writes does stay
+        if not target.draft and not target.attachments:  # typing users stay
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._due.wait(), DWELL_S)
         return not self._due.is_set()
@@ -178,7 +178,7 @@ class Preparing:
         chosen, branch = await parts.beginning(None if owner == NOT_BEGUN else owner)
         messages = prompt_messages(branch)
         if not parts.host.is_ready(chosen.model, sees=needs_vision(messages)):
-            return False  # another model, or a projector, is loaded for a message, not for a look
+            return False  # only a message loads another model or projector
         if branch and not ends_with_reply(branch) and not begins_empty(branch):
             return False
         request = Request(messages, model=chosen.model, template=chosen.options.template)
@@ -192,14 +192,14 @@ class Preparing:
     async def _work(self, work: _Work, read: bool) -> bool:
         lease, boundary = work.lease, work.boundary
         if len(boundary) >= lease.engine.context_size:
-            return False  # room is made for it when it is answered
+            return False  # answering makes room for it
         pictures = needs_vision(prompt_messages([*work.branch, work.target.message]))
         work.draft = () if pictures else await self._stable(work)
         loaded = await lease.load((*(work.draft or boundary), NEXT))
         if not read or pictures or not work.wanted():
             return True
         missing = len(boundary) - loaded.expected_cached
-        stopped_short = loaded.ahead.tokens and loaded.expected_cached == len(boundary)  # before it was saved
+        stopped_short = loaded.ahead.tokens and loaded.expected_cached == len(boundary)  # without being saved
         unsaved = stopped_short and self._may_keep(work) and not await lease.is_kept(boundary)
         if work.branch and (missing >= LEAST_GAIN or unsaved):
             if not await self._read_history(work, loaded):

@@ -32,15 +32,15 @@ WHERE = {
 }
 IMPORTED = N_("imported memory, not verified")
 UNUSED = N_("the loaded memory was not used")
-_IN_FULL = {  # what the field calls it
+_IN_FULL = {  # technical terms
     Source.AHEAD: N_("ahead: processed before Send"),
     Source.HOT: N_("hot: in the engine’s slot"),
     Source.WARM: N_("warm: restored from memory"),
     Source.DISK: N_("restored from disk, confirmed by the engine’s token count"),
     Source.COLD: N_("cold: processed from the beginning"),
 }
-_LEAST_WAIT_MS = 500.0  # nor is a shorter wait
-_LEAST_SAVING_MS = 100.0  # less than that is not worth a word
+_LEAST_WAIT_MS = 500.0  # not shown if shorter
+_LEAST_SAVING_MS = 100.0  # smaller savings are not shown
 
 
 class Phase(Enum):
@@ -48,7 +48,7 @@ class Phase(Enum):
     READING = N_("Processing")
     FIRST_TOKEN = N_("First token")
     WRITING = N_("Generating")
-    SETTLING = N_("Finalizing")  # settling: the slot is brought to the turn boundary
+    SETTLING = N_("Finalizing")  # bringing the slot to the turn boundary
     SAVING = N_("Saving")
 
 
@@ -56,7 +56,7 @@ class Phase(Enum):
 class Span:
     phase: Phase
     ms: float
-    before_send: bool = False  # nobody waited for it
+    before_send: bool = False  # not part of the wait
 
     @property
     def words(self) -> str:
@@ -84,7 +84,7 @@ def timeline(receipt: Receipt) -> tuple[Span, ...]:
 def where_from(verdict: Verdict, cached: int, prompt: int, earlier: int = 0) -> str:
     if verdict.miss_reason == Reason(ReasonCode.FIRST_REPLY):
         return _(FIRST_REPLY)
-    if verdict.miss_reason == Reason(ReasonCode.NOTHING_ALIKE):  # a program's, for the first time
+    if verdict.miss_reason == Reason(ReasonCode.NOTHING_ALIKE):  # a program's first request
         return _(READ)
     where = _(WHERE[verdict.source])
     most = PROVED_SHARE if verdict.source is Source.AHEAD else 0.5
@@ -128,7 +128,7 @@ def receipt_sentence(receipt: Receipt) -> str:
             listed([several(read, "processed {count} new token", "processed {count} new tokens"), *_had(receipt)])
         )
         if receipt.saved_ms is not None and receipt.saved_ms >= _LEAST_SAVING_MS:
-            saved_s = receipt.saved_ms / 1000  # an estimate shows no more digits than it is worth
+            saved_s = receipt.saved_ms / 1000  # round to the estimate's precision
             time = _("{seconds} s", seconds=f"{saved_s:.0f}") if 10 <= saved_s < 100 else duration(receipt.saved_ms)
             parts.append(_("saved about {time}", time=time))
     return beside([*parts, *_waits(receipt)])

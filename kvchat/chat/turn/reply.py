@@ -17,9 +17,9 @@ from kvchat.session.proof import NOTHING_LOADED, Loaded, Step, judged
 from kvchat.system.concurrency import Worker
 from kvchat.words.language import _
 
-FLUSH_INTERVAL_S = 0.5  # a crash loses at most what came since the last flush
-SILENT_S, SILENT_READING_S = 5.0, 60.0  # without a word, and without a batch: said at the earliest
-SPEED_INTERVAL_S = 0.25  # how often the strip hears of the speed
+FLUSH_INTERVAL_S = 0.5  # maximum loss in a crash
+SILENT_S, SILENT_READING_S = 5.0, 60.0  # minimum silence to report while writing, while reading
+SPEED_INTERVAL_S = 0.25  # between speed updates
 
 
 @dataclass
@@ -28,8 +28,8 @@ class Draft:
     thinking: list[str] = field(default_factory=list)
     timings: Timings | None = None
     ttft_ms: float | None = None
-    thinking_since: float | None = None  # time.perf_counter() at its first token
-    thinking_ms: float | None = None  # how long it took; None while it goes on, or without any
+    thinking_since: float | None = None  # time.perf_counter() at first token
+    thinking_ms: float | None = None  # None while thinking or without it
 
     @property
     def empty(self) -> bool:
@@ -64,14 +64,14 @@ class Echo:
 
     def __init__(self, text: str, thinking: str) -> None:
         self._text, self._thinking = text, thinking
-        self._thinking_over = bool(text)  # then whatever comes as thinking is the echo
+        self._thinking_over = bool(text)  # then any further thinking is the echo
 
     def removed_from(self, chunk: ChatChunk) -> ChatChunk:
         """Return the chunk without the echo. Pass each chunk once, in order."""
         if chunk.thinking and self._thinking:
             new = _after(self._thinking, chunk.thinking)
             self._thinking = ""
-            # The template has a line break of its own before the thinking's end mark.
+            # The template adds its own line break before the end mark of thinking.
             chunk = replace(chunk, thinking=new.strip() if self._thinking_over else new)
         if chunk.text and self._text:
             chunk = replace(chunk, text=_after(self._text, chunk.text))
@@ -95,13 +95,13 @@ class ReplyWriter:
     def __init__(self, message: Message, sent_at: float, database: Database, worker: Worker, events: EventBus) -> None:
         self.message = self.before = message
         self.draft = Draft()
-        self._engine_wait_s = 0.0  # spent on waiting for an engine to come up, no part of the time to the first token
+        self._engine_wait_s = 0.0  # waiting for an engine to start, not part of the time to the first token
         self.earlier_tokens = 0  # as in the receipt
-        self.queue_wait_s = 0.0  # spent on waiting for another conversation's turn; no part of it either
-        self._loaded = NOTHING_LOADED  # how the slot was made ready for the request
-        self._asked = False  # the engine has a request and is to say something
-        self._steps: list[Step] = []  # one, or more of a reply that was outgrown or crowded out
-        self._sent_at = self._heard_at = sent_at  # time.perf_counter() at Send, and when the engine last said anything
+        self.queue_wait_s = 0.0  # waiting for another conversation's turn; not part of it either
+        self._loaded = NOTHING_LOADED  # how the slot was prepared
+        self._asked = False  # waiting for output of the engine
+        self._steps: list[Step] = []  # several if outgrown or crowded out
+        self._sent_at = self._heard_at = sent_at  # time.perf_counter() at Send and at the engine's last output
         self._longest_gap_s, self._silent = 0.0, False
         self._database = database
         self._worker = worker
@@ -123,7 +123,7 @@ class ReplyWriter:
             return
         self._loaded = loaded
         restore = loaded.restore
-        # What of the wait went by with this conversation's own restore was no waiting for another.
+        # Subtract this conversation's own restore from the queue wait.
         if restore and restore.finished_at <= self._sent_at + self.queue_wait_s:
             self.queue_wait_s = max(0.0, self.queue_wait_s - restore.ms_since(self._sent_at) / 1000)
 
@@ -152,8 +152,8 @@ class ReplyWriter:
         restore, cached, earlier = loaded.restore, timings.cache_n, self.before.receipt
         in_ttft = restore.ms_since(self._sent_at) if restore else 0.0
         ahead = restore is not None and restore.finished_at <= self._sent_at
-        # Prefill time spared, with that of the reply's earlier parts. Going on from the slot spares nothing: stopping
-        # had lost nothing.
+        # Prefill time saved, including the reply's earlier parts. Continuing from the slot saves nothing: stopping
+        # lost nothing.
         saved_ms = max(0.0, cached * prefill_rate - in_ttft) if prefill_rate is not None and cached else None
         if earlier is not None:
             saved_ms = (saved_ms or 0.0) + (earlier.saved_ms or 0.0) if restore else earlier.saved_ms
@@ -203,7 +203,7 @@ class ReplyWriter:
                 FirstToken(conversation, draft.ttft_ms, cached, prompt, verdict, restored, self.earlier_tokens)
             )
         text, thinking = chunk.text, chunk.thinking
-        if first:  # whoever listens may not know the beginning
+        if first:  # listeners may not have the beginning
             text, thinking = self.before.content + text, self.before.thinking + thinking
         self._events.publish(ReplyDelta(conversation, self.message.id, text, thinking, draft.thinking_ms))
         if draft.timings and now - self._speed_told_at >= SPEED_INTERVAL_S:
@@ -234,7 +234,7 @@ class ReplyWriter:
             try:
                 await self._worker.run(self._database.update_reply, partial)
             except StorageFailed as error:
-                self._unwritten = True  # the next round tries again: the other process may only have been slow
+                self._unwritten = True  # retry next round: the other process may be slow
                 if not warned:
                     warned = True
                     words = _("{detail} The reply continues; kvchat keeps trying to save it.", detail=error.detail)

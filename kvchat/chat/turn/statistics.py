@@ -16,8 +16,8 @@ from kvchat.words.language import N_
 from kvchat.words.reasons import ReasonCode
 from kvchat.words.wording import FIRST_REPLY, READ_AGAIN, READ_AHEAD, REMEMBERED, STILL_LOADED
 
-MOST_DAYS, LEAST_DAYS = 90, 14  # looked back, today included; a plot of fewer would be one wide bar
-_PARTLY = "partly"  # whatever of it was kept, some of what the reply before had in its prompt was not
+MOST_DAYS, LEAST_DAYS = 90, 14  # including today; fewer would plot as one wide bar
+_PARTLY = "partly"  # some of the previous reply's prompt was not reused
 _KINDS = {
     Source.HOT.value: STILL_LOADED,
     Source.AHEAD.value: READ_AHEAD,
@@ -27,7 +27,7 @@ _KINDS = {
     "": FIRST_REPLY,
     Source.COLD.value: READ_AGAIN,
 }
-KINDS = tuple(_KINDS.values())  # where replies went on from, the quickest first
+KINDS = tuple(_KINDS.values())  # sources of replies, fastest first
 _QUERY = """
     SELECT date(created_at, 'unixepoch', 'localtime') AS day,
         CASE WHEN receipt ->> '$.source' <> 'cold'
@@ -47,8 +47,8 @@ class Replies:
     day: date
     kind: str  # one of KINDS
     count: int
-    saved_s: float  # an estimate
-    first_token_s: float  # from Send to the first token, of all of them together
+    saved_s: float  # estimated
+    first_token_s: float  # total time from Send to the first token
 
 
 @dataclass(frozen=True)

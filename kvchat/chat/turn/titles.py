@@ -26,11 +26,11 @@ from kvchat.session.slot import Slot
 from kvchat.system.concurrency import Background
 from kvchat.words.language import _
 
-IDLE_S = 3.0  # so long nothing has been asked for
-_HELD_SHARE = 0.9  # of the chat must be in the slot: it is not read again for a title
+IDLE_S = 3.0  # time without requests
+_HELD_SHARE = 0.9  # minimum share of the chat in the slot, to avoid rereading
 _TITLE_TOKENS, _THINKING_TOKENS = 40, 512
-_READ_CHARACTERS = 20_000  # of each message, to see whether a title is about it
-# What the chat templates of most models that think understand; one that knows neither says the same as without.
+_READ_CHARACTERS = 20_000  # per message, to check that a title fits the chat
+# Understood by most thinking models' chat templates; a template that knows neither renders the same prompt.
 _NO_THINKING: TemplateOptions = (("enable_thinking", False), ("thinking", False))
 
 
@@ -42,7 +42,7 @@ class NoTitle(KvchatError):
 class _Attempt:
     conversation_id: str
     branch: list[Message]
-    answer: str | None = None  # None: the model could not be asked now
+    answer: str | None = None  # None: the model was not available
 
     @property
     def title(self) -> str | None:
@@ -85,7 +85,7 @@ class Titles:
     async def name(self, conversation_id: str) -> None:
         """Have the model name the chat, replacing any title. Raises NoTitle and StorageFailed."""
         parts = self._parts
-        await self.idle()  # it may be being named already: that one would be in the way, and this one end it
+        await self.idle()  # a naming in progress would block this one, and be ended by it
         await parts.in_database(make_due, conversation_id)
         attempt = await self._attempt(conversation_id)
         await self._settle(attempt)
@@ -129,7 +129,7 @@ class Titles:
                     await self._answer(attempt, exchange, *question)
         except KvchatError as error:
             loss = error.__cause__ or error
-            if not (isinstance(loss, EngineError) and loss.over_restore):  # the cause is gone: it is asked again
+            if not (isinstance(loss, EngineError) and loss.over_restore):  # the cause is set aside: retry
                 attempt.answer = attempt.answer or ""
 
     async def _question(self, attempt: _Attempt, exchange: Exchange) -> tuple[Request, Tokens] | None:
@@ -150,7 +150,7 @@ class Titles:
         quiet = replace(request, template=(*request.template, *_NO_THINKING))
         plain = await lease.engine.engine.prompt_tokens(messages)
         prompt = await (await exchange.ready(quiet)).engine.engine.prompt_tokens(messages)
-        if prompt[: len(boundary)] != boundary:  # there the switch stands at the beginning: it would be read again
+        if prompt[: len(boundary)] != boundary:  # the option changes the prompt's start, which would be reread
             quiet, prompt = request, plain
         most_tokens = _TITLE_TOKENS
         if prompt == plain and any(message.thinking for message in attempt.branch):

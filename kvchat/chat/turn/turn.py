@@ -41,7 +41,7 @@ from kvchat.words.language import N_, _, number
 @dataclass(frozen=True)
 class Beginning:
     question_id: str
-    unfinished: Message | None = None  # the reply to go on with; None: a new one is made
+    unfinished: Message | None = None  # the reply to continue; None: a new reply
 
 
 class Turn:
@@ -64,17 +64,17 @@ class Turn:
         self.conversation_id = conversation_id
         self.begin, self.words, self.attachments, self.begins_chat = begin, words, attachments, begins_chat
         self.beginning: Beginning | None = None  # set before `run`
-        self.waits = waits  # called when it begins; None: its chat must be at rest
-        self.answered = False  # the reply is over; the turn may still be saving
+        self.waits = waits  # called at its start; None: the chat must be idle
+        self.answered = False  # the turn may still be saving
         self._answering = Interruption()
         self._tell = parts.events.of_chat(conversation_id)
-        self._exchange: Exchange  # once it has a slot
+        self._exchange: Exchange  # set with the slot
         self._settling = Settling(self._tell)
-        self.stopped = False  # the reply was to end
-        self.behind_another = False  # another reply comes first
+        self.stopped = False  # by the user
+        self.behind_another = False  # another reply is first
         self._sent_at = time.perf_counter()
         self._queued_s = 0.0
-        self._sampling = sampling  # wishes for this reply alone
+        self._sampling = sampling  # for this reply only
         self._drawn = ENGINE_DEFAULTS
         self._keeps = keep
         self._parts = parts
@@ -119,7 +119,7 @@ class Turn:
         parts, beginning = self._parts, self.beginning
         if not beginning or len(parts.slots.all) == 1 or parts.slots.of(self.conversation_id):
             return ()
-        with contextlib.suppress(KvchatError):  # whoever asks for an engine, or reads the chat, next is told
+        with contextlib.suppress(KvchatError):  # the next engine request or chat read reports it
             chosen = await parts.answer_settings(self.conversation_id)
             messages = prompt_messages(await parts.path(beginning.question_id))
             if not messages or needs_vision(messages) or not parts.host.is_ready(chosen.model):
@@ -217,7 +217,7 @@ class Turn:
         if reply.draft.empty and state is not MessageState.COMPLETE:
             if reply.before.state is MessageState.STREAMING:
                 await parts.worker.run(parts.database.remove_leaf, reply.message)
-            else:  # it was to go on
+            else:  # continued reply
                 await parts.worker.run(parts.database.update_reply, reply.before)
             parts.events.publish(MessagesChanged(self.conversation_id))
             return None
@@ -232,7 +232,7 @@ class Turn:
             sentence = N_(
                 "All {tokens} tokens are in use. Choose a larger context length, or continue in a shorter branch."
             )
-            words = _(sentence, tokens=number(engine.context_size))  # never passed off as a whole one
+            words = _(sentence, tokens=number(engine.context_size))  # always report truncation
             parts.events.publish(Notice(_("The reply was cut off: the context is full"), words, self.conversation_id))
         return message
 
@@ -259,7 +259,7 @@ class Turn:
             if reply.receipt is not None and self._settling.settle_ms:
                 settle_ms, save_ms = self._settling.settle_ms, self._settling.save_ms or None
                 receipt = replace(reply.receipt, settle_ms=settle_ms, save_ms=save_ms)
-                with contextlib.suppress(StorageFailed):  # the reply is on disk, with all that matters of it
+                with contextlib.suppress(StorageFailed):  # the reply itself is stored
                     await parts.worker.run(parts.database.update_receipt, reply.id, receipt)
                     parts.events.publish(MessagesChanged(self.conversation_id))
         except KvchatError as error:

@@ -79,7 +79,7 @@ class Turns:
 
     def __init__(self, parts: TurnParts, context: ContextService, over: Callable[[], None]) -> None:
         self._parts, self._context, self._over = parts, context, over
-        self._turns: list[Turn] = []  # all there are, until their save is over
+        self._turns: list[Turn] = []  # until their saves end
 
     @property
     def any(self) -> bool:
@@ -118,7 +118,7 @@ class Turns:
         )
         self._turns.append(turn)
         reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
-        if turn.waits is not None:  # another command may be answered in the chat: `stop` would end that one, too
+        if turn.waits is not None:  # `stop` would also end another command's reply in this chat
             reply.add_done_callback(lambda reply: turn.stop() if reply.cancelled() else None)
         self._parts.background.begin(self._run(turn, reply))
         return reply
@@ -143,7 +143,7 @@ class Turns:
                     await turn.run(done)
                 self._over()
                 await self._parts.absorb()
-        except StorageFailed as error:  # of the settings it is answered with; the turn tells its own
+        except StorageFailed as error:  # from the answer settings; turns report their own
             self._parts.events.publish(TurnFailed(turn.conversation_id, error))
         finally:
             if turn.beginning is not None and not (reply.done() and reply.result()):
@@ -183,7 +183,7 @@ class Turns:
 
     async def _stand_last(self, turn: Turn) -> None:
         assert turn.beginning is not None
-        with contextlib.suppress(StorageFailed):  # it is where it was, and answered there
+        with contextlib.suppress(StorageFailed):  # it stays put and is answered there
             others = (other for other in self._turns if other.waits and not (other is turn or other.answered))
             waiting = {other.beginning.question_id for other in others if other.beginning}
             where = turn.beginning.question_id, waiting

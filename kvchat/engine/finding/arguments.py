@@ -12,9 +12,7 @@ from kvchat.errors import KvchatError
 from kvchat.words.language import N_, _, sentences
 
 _NAME = re.compile(r"-{1,2}[A-Za-z][\w-]*")
-_END_OF_HEAD = re.compile(
-    r"(?<![,\s])\s{2,}"
-)  # names are parted by a comma and spaces, the description by spaces alone
+_END_OF_HEAD = re.compile(r"(?<![,\s])\s{2,}")  # a comma and spaces separate names, spaces alone the description
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Option:
 @dataclass(frozen=True)
 class KnownOptions:
     options: tuple[Option, ...]
-    traces: bool = False  # log levels are numbered up to "trace", below which no conversation is logged
+    traces: bool = False  # log levels go up to "trace"; lower ones log no conversation
 
     def find(self, name: str) -> Option | None:
         """Return the option of that name; llama.cpp takes `--ctx_size` for `--ctx-size`."""
@@ -85,7 +83,7 @@ _FOREIGN = N_("kvchat uses the engine only for chats")
 _WATCHES = N_("kvchat monitors the engine with it")
 _ENDS = N_("the engine would print information and exit")
 
-# One spelling of each is enough where the build's own --help tells the others.
+# One spelling each: the build's --help lists the others.
 _OWNED = {
     _LOCAL: "--host --port --reuse-port --path --api-prefix --api-key --api-key-file --ssl-key-file --ssl-cert-file"
     " --cors-origins --cors-methods --cors-headers --cors-credentials",
@@ -101,7 +99,7 @@ _OWNED = {
 }
 _REASONS = {name: reason for reason, names in _OWNED.items() for name in names.split()}
 
-# What changes speed, place or sampling, and not what a saved KV state means.
+# Affect speed, placement or sampling, but not the meaning of saved KV state.
 _HARMLESS = (
     "-t --threads -tb --threads-batch -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch"
     " -Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch -ub --ubatch-size --warmup --no-warmup"
@@ -121,7 +119,7 @@ def parse(text: str) -> tuple[str, ...]:
     lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""
     if sys.platform == "win32":
-        lexer.escape = ""  # C:\models is a path there
+        lexer.escape = ""  # for paths like C:\models
     try:
         return tuple(lexer)
     except ValueError as error:

@@ -84,7 +84,7 @@ def find_engine(settings_path: str | None) -> EngineLocation:
 
 def installed_engines() -> list[EngineLocation]:
     """List this machine's engines, each program once, in order of preference, the embedded one last."""
-    programs: dict[Path, Path] = {}  # by what they really are
+    programs: dict[Path, Path] = {}  # by resolved path
     for folder in install_places():
         program = folder / program_name()
         if _is_program(program):
@@ -118,7 +118,7 @@ def install_places() -> list[Path]:
 def engine_version(location: EngineLocation) -> str:
     """Return the engine's version line. Blocks while the program runs. Raises EngineNotFound."""
     if location.path is None:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a bundle may come without package metadata
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # bundles may lack package metadata
             return f"xllamacpp {importlib.metadata.version('xllamacpp')}"
         return "xllamacpp"
     answer = _ask([str(location.path), "--version"])
@@ -133,7 +133,7 @@ def list_devices(location: EngineLocation, workers: Sequence[str] = ()) -> tuple
     """
     if location.path is None:
         return parse_embedded_devices(_ask(embedded.command(embedded.DEVICES)))
-    shared = ["--rpc", ",".join(workers)] if workers else []  # before the other: that one ends the program
+    shared = ["--rpc", ",".join(workers)] if workers else []  # must come first: --list-devices exits
     return parse_devices(_ask([str(location.path), *shared, "--list-devices"]))
 
 
@@ -202,9 +202,9 @@ def _ask(command: list[str]) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=_ASK_TIMEOUT_S,
-            env=parent_guard.engine_environment(command[0]) | {"GGML_NO_BACKTRACE": "1"},  # it would bury the reason
+            env=parent_guard.engine_environment(command[0]) | {"GGML_NO_BACKTRACE": "1"},  # it would hide the reason
             check=False,
-            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # of Windows
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # Windows
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EngineNotFound(_("The engine cannot run"), str(error), _(_ADVICE)) from error
@@ -215,8 +215,8 @@ def _ask(command: list[str]) -> str:
     return text
 
 
-# The first build known to tell in every answer how much of the prompt came from its cache (`cache_n`, llama.cpp
-# pull requests 15827 and 15879, September 2025). Without that no restore can be proved.
+# First build known to report in every answer how much of the prompt came from its cache (`cache_n`, llama.cpp
+# pull requests 15827 and 15879, September 2025). Without it no restore can be verified.
 MINIMUM_BUILD = 6451
 NEEDED_OPTIONS = ("--model", "--host", "--port", "--ctx-size", "--batch-size", "--slot-save-path", "--parallel")
 
@@ -233,8 +233,8 @@ class EngineTooOld(KvchatError):
 @dataclass(frozen=True)
 class EngineProbe:
     version: str
-    build: int | None  # None: it does not tell
-    options: KnownOptions | None  # None: the embedded engine, which has none
+    build: int | None  # None: unknown
+    options: KnownOptions | None  # None for the embedded engine
 
     def check(self, location: EngineLocation) -> None:
         """Raise EngineTooOld if kvchat cannot use it. Engines that do not tell are accepted."""
@@ -313,7 +313,7 @@ _lock = threading.Lock()
 @dataclass(frozen=True)
 class EngineEntry:
     location: EngineLocation
-    chosen: bool  # the one kvchat starts with these settings
+    chosen: bool  # used with the current settings
     version: str = ""
     build: int | None = None
     devices: tuple[Device, ...] = ()
@@ -332,9 +332,9 @@ def take_inventory(settings_path: str | None, fetched: Iterable[EngineLocation] 
     `fetched`: engines downloaded by kvchat, which no search would find.
     """
     found = [*fetched, *installed_engines()]
-    with contextlib.suppress(KvchatError):  # whoever starts it is told
+    with contextlib.suppress(KvchatError):  # reported when it starts
         found = [find_engine(settings_path), *found] if settings_path else found
-    programs: dict[Path | None, EngineLocation] = {}  # by what they really are: one may be there under two names
+    programs: dict[Path | None, EngineLocation] = {}  # by resolved path, since one may have two names
     for location in found:
         programs.setdefault(location.path and location.path.resolve(), location)
     try:

@@ -43,7 +43,7 @@ class Backend(Enum):
     METAL = "Metal"
 
 
-_SUITS = {  # the best first. Vulkan comes with every driver; ROCm and SYCL mostly need libraries of the maker's
+_SUITS = {  # best first. Vulkan comes with every driver; ROCm and SYCL mostly need the maker's libraries
     Maker.NVIDIA: (Backend.CUDA, Backend.VULKAN),
     Maker.AMD: (Backend.VULKAN, Backend.ROCM),
     Maker.INTEL: (Backend.VULKAN, Backend.SYCL),
@@ -55,7 +55,7 @@ _SUITS = {  # the best first. Vulkan comes with every driver; ROCm and SYCL most
 class Graphics:
     system: str  # "linux", "darwin" or "win32"
     makers: tuple[Maker, ...]
-    nvidia_driver: bool = True  # False: an NVIDIA card on Linux without NVIDIA's own driver
+    nvidia_driver: bool = True  # False: NVIDIA card on Linux without NVIDIA's driver
 
 
 def find_graphics() -> Graphics:
@@ -113,7 +113,7 @@ _LACKS = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
 _NEEDS_SYSTEM = re.compile(r"version `(GLIBC(?:XX)?_[\d.]+)' not found")
 _SYSTEM = N_("a newer Linux")
 
-# What brings a library, by the beginning of its name. Packages are Debian's and Ubuntu's.
+# Packages that provide a library, by its name's prefix. Names are Debian's and Ubuntu's.
 _BRINGS = {
     "libcuda.so": N_("the NVIDIA driver (Debian: nvidia-driver)"),
     "libvulkan.so": N_("the Vulkan loader (Debian: libvulkan1) and the GPU’s Vulkan driver (mesa-vulkan-drivers)"),
@@ -130,7 +130,7 @@ _BRINGS = {
     "libmkl": N_("Intel oneAPI"),
     "libze_loader": N_("the Intel Level Zero loader (Debian: libze1)"),
 }
-_DRIVERS = {  # what makes a card seen, where all libraries are there
+_DRIVERS = {  # fixes for undetected cards, if no library is missing
     Backend.CUDA: N_("The NVIDIA driver is not running, or the driver or the GPU is too old for this engine."),
     Backend.VULKAN: N_(
         "No Vulkan driver for the GPU was found (Debian: mesa-vulkan-drivers; for NVIDIA, the NVIDIA driver)."

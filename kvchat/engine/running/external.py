@@ -45,10 +45,10 @@ class ServerAddress:
 class ReachPolicy:
     """Times for the server search, in seconds."""
 
-    unreachable_s: float = 4.0  # so long without an answer at first, and it is said that there is none
-    returns_s: float = 20.0  # as long for one that did answer: it may be started again
+    unreachable_s: float = 4.0  # time without a first answer before reporting none
+    returns_s: float = 20.0  # the same after an earlier answer: it may restart
     poll_s: float = 1.0
-    every_s: float = 10.0  # how often a server that answers is asked again
+    every_s: float = 10.0  # between checks of a responding server
     answer_s: float = 20.0
     misses: int = 3
 
@@ -75,7 +75,7 @@ class ExternalServer(EngineConnection):
         super().__init__(generations)
         self._policy = policy or ReachPolicy()
         self._task: asyncio.Task[None] | None = None
-        self._doubt = asyncio.Event()  # a request went wrong: ask at once whether the server is still there
+        self._doubt = asyncio.Event()  # a request failed: check the server immediately
 
     async def connect(self, address: ServerAddress) -> None:
         """Look for the server from now on. Returns at once: `ready` and listeners get the result."""
@@ -128,7 +128,7 @@ class ExternalServer(EngineConnection):
                 gone = _gone(client.base_url)
                 if now() >= until:
                     return gone
-                self._publish(EngineStatus(EngineState.STARTING, gone))  # at once, while it is tried again
+                self._publish(EngineStatus(EngineState.STARTING, gone))  # report before retrying
             await asyncio.sleep(min(policy.poll_s, max(0.0, until - now())))
 
     async def _until_lost(self, client: LlamaServerClient) -> None:
@@ -141,7 +141,7 @@ class ExternalServer(EngineConnection):
             self._doubt.clear()
             try:
                 if not await client.is_loaded(self._policy.answer_s):
-                    return  # it was restarted: what was in its slot is gone
+                    return  # restarted: the slot's state is lost
                 misses = 0
             except (EngineGone, NotOurEngine):
                 misses += 1
@@ -187,9 +187,9 @@ _VARIABLE_PREFIX = "LLAMA_ARG_"
 @dataclass(frozen=True)
 class RunningServer:
     pid: int
-    folder: Path  # the one it runs in
+    folder: Path  # working directory
     arguments: tuple[str, ...]  # without the program
-    variables: tuple[tuple[str, str], ...] = ()  # LLAMA_ARG_*, which are options as well
+    variables: tuple[tuple[str, str], ...] = ()  # LLAMA_ARG_*, also options
 
     def value_of(self, *names: str) -> str | None:
         for name, value in zip(self.arguments, self.arguments[1:], strict=False):

@@ -38,7 +38,7 @@ def explain(outcome: Outcome, *, was_ready: bool = False) -> EngineFailure:
     """Explain why a process ended unasked. `was_ready`: it had been serving before."""
     lines = outcome.last_lines
     failure = _by_start(outcome, lines)
-    if failure is None and outcome.signal not in _FROM_OUTSIDE:  # killed it had no time to say anything
+    if failure is None and outcome.signal not in _FROM_OUTSIDE:  # a killed engine logs no reason
         failure = errors.why(lines, was_ready=was_ready)
     return (
         failure

@@ -21,12 +21,12 @@ from typing import BinaryIO
 
 from kvchat.system.concurrency import LAST_MOMENT_S
 
-START = "kvchat starts "  # how the note begins that an engine is started
+START = "kvchat starts "  # start of the log line for an engine start
 _LINE_END = re.compile(r"\r\n|\n|\r")
-# Not to wait for whoever would read a pipe that is in the log's place.
+# Do not wait for a reader if the log is a pipe.
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NONBLOCK", 0)
-_LONGEST_LINE = 4_000  # characters; a longer line is cut, so that a broken engine cannot fill the memory
-_MOST_UNWRITTEN = 5_000  # lines that wait for a disk; those that come after are not written
+_LONGEST_LINE = 4_000  # characters; longer lines are cut to limit memory use
+_MOST_UNWRITTEN = 5_000  # lines waiting for the disk; further lines are dropped
 
 
 class EngineLog:
@@ -38,9 +38,9 @@ class EngineLog:
         self._file = _LogFile(path, file_bytes) if path is not None else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
-        self._quotes = False  # it has quoted a request: lines of that may still come
-        self.added = 0  # lines so far
-        self.bytes_seen = 0  # grows with every sign of life, a progress dot without a line end included
+        self._quotes = False  # it quoted a request: more of it may follow
+        self.added = 0  # lines added
+        self.bytes_seen = 0  # grows with any output, including progress dots without a line end
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ class _LogFile:
 
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
-            with contextlib.suppress(OSError):  # no reason to stop an engine that runs
+            with contextlib.suppress(OSError):  # a running engine matters more
                 self._write(line)
         self._close_file()
 
@@ -146,13 +146,13 @@ class _LogFile:
             self._file = None
 
 
-# llama.cpp quotes a request, or what was made of it, behind these words (tools/server, common, llama-grammar.cpp).
+# llama.cpp quotes requests or derived text after these words (tools/server, common, llama-grammar.cpp).
 _QUOTES = re.compile(
     r"got (?:another )?exception: |error (?:parsing|printing) grammar: |after accepting piece: |not as expected: "
     r"|(?:downloading image from|loading image from local file|Responses tool type) '|\bwhat\(\): "
     r"|Failed to (?:apply|convert|format|initialize|parse|render)[\w ]*: "
 )
-# Without a level on standard error, of an engine that dies: kvchat reads in them why.
+# Standard error of a dying engine, without log level: kvchat finds the reason here.
 _LAST_WORDS = re.compile(
     r"kvchat|terminate called|[\w./\\:-]+\.(?:c|h|m|cc|cu|cpp|hpp)\w*:\d+: |(?:CUDA|ROCm|MUSA|HIP|SYCL) error|ggml_"
 )
@@ -206,7 +206,7 @@ _BUFFER = re.compile(
 )
 _OFFLOADED = re.compile(r"load_tensors: offloaded (?P<layers>\d+)/(?P<all>\d+) layers to GPU")
 _EXPERTS_LEFT = re.compile(r"fit_impl: +- (?P<place>\S+) .*: +\d+ layers \( *(?P<experts>\d+) overflowing\)")  # --fit
-_HOST_PLACE = re.compile(r"CPU|.*_Host|BLAS", re.IGNORECASE)  # CPU_Mapped, CPU_REPACK; CUDA_Host is the computer's too
+_HOST_PLACE = re.compile(r"CPU|.*_Host|BLAS", re.IGNORECASE)  # CPU_Mapped, CPU_REPACK; CUDA_Host is host memory, too
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class Placement:
 
     gpu_layers: int
     all_layers: int
-    cpu_experts: int = 0  # of so many of these layers a mixture's experts are in the computer's memory all the same
+    cpu_experts: int = 0  # layers among these whose mixture experts are in the computer's memory
 
     @property
     def whole(self) -> bool:
@@ -232,7 +232,7 @@ class Placement:
 @dataclass(frozen=True)
 class Allocations:
     buffers: tuple[Buffer, ...]
-    placement: Placement | None  # None: it computes on the processor alone, or does not tell
+    placement: Placement | None  # None: CPU only, or not reported
 
     def on_host(self, purpose: Purpose) -> int:
         return sum(b.bytes for b in self.buffers if b.purpose is purpose and _HOST_PLACE.match(b.place))
@@ -247,7 +247,7 @@ def read_allocations(lines: Iterable[str]) -> Allocations | None:
     """Parse the allocations in one engine's log; None if it has none."""
     buffers: list[Buffer] = []
     placement = None
-    experts: dict[str, int] = {}  # by the GPU: the last that --fit says of each
+    experts: dict[str, int] = {}  # by GPU: the last value from --fit
     for line in lines:
         if match := _BUFFER.search(line):
             size = round(float(match["mib"]) * MIB)
@@ -257,6 +257,6 @@ def read_allocations(lines: Iterable[str]) -> Allocations | None:
         elif match := _OFFLOADED.search(line):
             placement = Placement(int(match["layers"]), int(match["all"]), sum(experts.values()))
     if any(buffer.place == "CPU_Mapped" for buffer in buffers):
-        # Mapped weights that were repacked for the processor are not looked at again: they do not count twice.
+        # Mapped weights repacked for the CPU are not read again: do not count them twice.
         buffers = [buffer for buffer in buffers if buffer.place != "CPU_REPACK"]
     return Allocations(tuple(buffers), placement) if buffers else None

@@ -14,7 +14,7 @@ from pathlib import Path
 from kvchat.engine import embedded
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 
-# Options that serve kvchat and that a build may lack without harm: it then has no such feature to turn off.
+# Options that kvchat can do without: a build that lacks one has no such feature to turn off.
 OPTIONAL = (
     "--kv-unified",
     "--cache-ram",
@@ -27,18 +27,18 @@ OPTIONAL = (
     "--verbosity",
     "--ctx-checkpoints",
 )
-NO_ORIGIN = "https://kvchat.invalid"  # an address no web page can have (RFC 2606): none may talk to the engine
-TRACE = 4  # llama-server's log level: it tells what memory the engine takes, and nothing of conversations
+NO_ORIGIN = "https://kvchat.invalid"  # impossible as a web page's origin (RFC 2606): blocks all pages
+TRACE = 4  # llama-server's log level: logs memory use but no conversations
 
 # Copies of a sliding window or recurrent state that the engine keeps to go back to. Newer builds write all into a save:
-# with their default of 32 a save of 4K tokens was seven times as large (b11549, gemma3), and the store goes back by
-# itself. But settling needs what the last prompt left, after a reply that the template shortens: with one of them it
-# read the whole conversation again, with two no more than the reply (b11549, qwen35).
+# with their default of 32, a save of 4K tokens was seven times as large (b11549, gemma3), and the store can go back
+# without them. But settling needs the last prompt's state if the template shortens a reply: with one copy, it
+# read the whole conversation again; with two, only the reply (b11549, qwen35).
 CONTEXT_CHECKPOINTS = 2
 
-# Tokens that the engine reads at once; few, because a dropped connection stops a prefill only in between. By so many
-# its cache of a sliding window is longer. How many it reads at once changes how it rounds: in steps of a multiple a
-# prompt comes to what it does in one piece, in others to 0.2 nats beside (measured; its attention on a processor).
+# Tokens that the engine reads at once; few, because a dropped connection stops prefill only between batches. The
+# sliding-window cache is longer by this number. It also affects rounding: in steps of a multiple, a prompt
+# gives the same result as in one piece; in other steps it differs by up to 0.2 nats (measured; CPU attention).
 BATCH_SIZE = 512
 
 MIB = 1024 * 1024
@@ -52,19 +52,19 @@ class LaunchPlan:
 
     model: Path
     context_size: int  # tokens
-    slot_path: Path  # the folder slot files are saved to and restored from
-    port: int = 0  # 0: the supervisor chooses a free one at each launch
+    slot_path: Path  # folder for saving and restoring slot files
+    port: int = 0  # 0: the supervisor picks a free port per launch
     host: str = "127.0.0.1"
     kv_type_k: str = "f16"
     kv_type_v: str = "f16"
     batch_size: int = BATCH_SIZE  # tokens
-    fit_target: int | None = None  # bytes that the engine leaves free on each GPU, placing the model; None: no GPU
-    without_gpu: bool = False  # nothing goes to the GPUs: their memory ran out
-    projector: Path | None = None  # makes pictures into what the model reads
-    slots: int = 1  # sequences side by side, which share the context
-    rpc_workers: tuple[str, ...] = ()  # host:port of each rpc-server that shares the work
-    extra: tuple[str, ...] = ()  # the user's own arguments, checked
-    left_out: frozenset[str] = frozenset()  # of OPTIONAL, what this build does not know
+    fit_target: int | None = None  # bytes the engine leaves free on each GPU when placing the model; None: no GPU
+    without_gpu: bool = False  # avoid GPUs: their memory ran out
+    projector: Path | None = None  # converts pictures for the model
+    slots: int = 1  # parallel sequences sharing the context
+    rpc_workers: tuple[str, ...] = ()  # host:port of each rpc-server sharing the work
+    extra: tuple[str, ...] = ()  # the user's validated arguments
+    left_out: frozenset[str] = frozenset()  # OPTIONAL ones this build does not know
 
 
 def llama_server_arguments(plan: LaunchPlan) -> list[str]:
@@ -74,13 +74,13 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
     an alias of `--no-ui`). Names are from llama.cpp's common/arg.cpp.
     """
     optional = [
-        ("--kv-unified",),  # one KV stream: slot files stay valid whatever --parallel is
-        ("--cache-ram", "0"),  # its own cache of evicted prompts: the save-point store does that job
+        ("--kv-unified",),  # one KV stream: slot files stay valid for any --parallel
+        ("--cache-ram", "0"),  # no cache of evicted prompts: the store does that
         ("--metrics",),
-        ("--jinja",),  # the default today; older builds render another prompt without it
+        ("--jinja",),  # now the default; older builds render differently without it
         ("--no-webui",),
         ("--cors-origins", NO_ORIGIN),
-        # The engine decides what goes on the GPUs: it measures them. Without one it would read the header for nothing.
+        # The engine measures GPUs and places the model. Without a GPU it would read the header for nothing.
         ("--fit", "off" if plan.fit_target is None else "on"),
         ("--verbosity", str(TRACE)),
         ("--ctx-checkpoints", str(CONTEXT_CHECKPOINTS)),
@@ -119,7 +119,7 @@ def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
         "port": plan.port,
         "n_ctx": plan.context_size,
         "n_batch": plan.batch_size,
-        # The engine joins folder and file name as they are, so the separator has to be there.
+        # The engine concatenates folder and file name, so it needs the separator.
         "slot_save_path": str(plan.slot_path / "_")[:-1],
         "n_parallel": plan.slots,
         "kv_unified": True,
@@ -131,7 +131,7 @@ def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
         "use_jinja": True,
         "ui": False,
         "cors_origins": NO_ORIGIN,
-        "fit_params": sys.platform == "darwin",  # elsewhere it is built for the processor alone
+        "fit_params": sys.platform == "darwin",  # on other systems it is CPU-only
         "verbosity": TRACE,
         "n_ctx_checkpoints": CONTEXT_CHECKPOINTS,
     }
@@ -147,7 +147,7 @@ _LLAMA_SERVER_KEY = "LLAMA_API_KEY"  # common/arg.cpp, --api-key
 class Invocation:
     """One start. The key is only in the environment: every user can see a command line."""
 
-    plan: LaunchPlan  # with the port that was chosen
+    plan: LaunchPlan  # with the chosen port
     command: tuple[str, ...]
     key: str = field(repr=False)
     environment: dict[str, str] = field(repr=False)

@@ -18,26 +18,26 @@ from kvchat.engine.running.log import EngineLog
 
 @dataclass(frozen=True)
 class Outcome:
-    code: int  # the exit code; -n: died of signal n
-    last_lines: tuple[str, ...] = ()  # what it printed last, newest last
-    memory_ran_out: bool = False  # the system killed a process for want of memory while this one lived
+    code: int  # exit code; -n: killed by signal n
+    last_lines: tuple[str, ...] = ()  # last output, newest last
+    memory_ran_out: bool = False  # the system ran out of memory and killed a process meanwhile
 
     @property
     def signal(self) -> int | None:
         return -self.code if self.code < 0 else None
 
 
-# Windows alone has it; elsewhere `start_new_session` does the same.
+# Windows only; elsewhere `start_new_session` does the same.
 _NEW_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 _LAST_LINES = 200
-_DRAIN_S = 1.0  # how long to wait for the last output of a process that is gone
+_DRAIN_S = 1.0  # time to read a dead process's last output
 
 
 @dataclass(frozen=True)
 class Ladder:
     """Seconds to end after the first and the second request, before being killed."""
 
-    ask_s: float = 2.0  # one asked right after a request often hears only the next rung; all is saved by then
+    ask_s: float = 2.0  # right after a request, often only the next step works; all is saved by then
     terminate_s: float = 2.0
 
 
@@ -100,7 +100,7 @@ class EngineProcess:
         """Ask, then terminate, then kill. If cancelled, kill it at once and wait for its end."""
         ladder = ladder or Ladder()
         try:
-            # llama-server leaves at once on the second SIGTERM, whatever it is doing.
+            # llama-server exits immediately on the second SIGTERM.
             for again, patience in ((False, ladder.ask_s), (True, ladder.terminate_s)):
                 if self.running:
                     self._signal(again=again)
@@ -120,7 +120,7 @@ class EngineProcess:
         else:
             try:
                 self._transport.send_signal(signal.CTRL_BREAK_EVENT)
-            except OSError:  # who has no console, as the window's kvchat, can ask nobody so
+            except OSError:  # without a console, as in the window's kvchat, this fails
                 self._release()
 
     def _release(self) -> None:
@@ -136,18 +136,18 @@ class EngineProcess:
 
     def _signal_group(self, number: int) -> None:
         """Signal the whole group: a pipe guard, the engine's parent, forwards no signals."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a zombie
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # PermissionError: a macOS zombie
             os.killpg(self.pid, number)
 
     async def _live(self) -> None:
         try:
             await self._events.exited.wait()
             with contextlib.suppress(TimeoutError):
-                # A grandchild may hold the pipe open; the outcome does not wait for strangers.
+                # A grandchild may keep the pipe open; do not wait for it.
                 await asyncio.wait_for(self._events.output_ended.wait(), _DRAIN_S)
             self._memory_ran_out = _oom_kills() > self._oom_kills_before
         finally:
-            if not self._events.exited.is_set():  # cancelled: the loop is being torn down
+            if not self._events.exited.is_set():  # cancelled: the loop is closing
                 self._kill()
             self._transport.close()
             self._log.end_line()

@@ -36,12 +36,12 @@ class WatchPolicy:
     """Times of a watch, in seconds; generous, because a busy computer is no fault."""
 
     every_s: float = 10.0
-    answer_s: float = 20.0  # how long one answer to /health may take
-    misses: int = 4  # so many in a row, and it hangs
-    asleep_s: float = 30.0  # the clock on the wall went so much further than ours: the computer slept
-    stuck_s: float = 300.0  # twice as long without the end of a batch, or of a save, hangs: some grammars never end
-    silence_s: float = 600.0  # a reply without a sign for so long hangs; a prefill tells of each batch
-    worried_every_s: float = 2.0  # words were coming and stopped: it is asked at once, and hangs within a minute
+    answer_s: float = 20.0  # timeout for /health
+    misses: int = 4  # misses in a row for a hang
+    asleep_s: float = 30.0  # the wall clock jumped this far ahead: the computer slept
+    stuck_s: float = 300.0  # twice this long without finishing a batch or save is a hang: some grammars never end
+    silence_s: float = 600.0  # a reply silent for this long hangs; prefill reports each batch
+    worried_every_s: float = 2.0  # a reply stalled: check at once, to detect a hang within a minute
     worried_answer_s: float = 12.0
 
 
@@ -54,7 +54,7 @@ class Watch:
         self._news = asyncio.Event()
 
     def report(self, error: EngineError) -> None:
-        reason = None  # of an engine that is gone the process says why
+        reason = None  # a dead process gives its own reason
         if isinstance(error, EngineSilent):
             reason = failure.hangs()
         elif isinstance(error, EngineBroken):
@@ -82,7 +82,7 @@ class Watch:
     async def _until_stuck(self, client: LlamaServerClient) -> None:
         """Wait until the engine's loop gives no answer for longer than any batch lasts."""
         misses = 0
-        while misses < 2:  # a single one may be the computer's falling asleep
+        while misses < 2:  # one miss may be the computer falling asleep
             asked_at = time.monotonic()
             try:
                 await client.wait_for_loop(self._policy.stuck_s)
@@ -90,7 +90,7 @@ class Watch:
             except EngineSilent:
                 misses += 1
                 continue
-            except EngineError:  # it answers, or the watch will see that it does not
+            except EngineError:  # it responds, or the watch detects that it does not
                 misses, client.life.seen_at = 0, None
             await asyncio.sleep(self._policy.every_s)
 
@@ -108,11 +108,11 @@ class Watch:
                 break
             if self._wall() - before - pause > self._policy.asleep_s:
                 self._log.note(_("kvchat: the computer woke from sleep; checking if the engine still responds"))
-                misses = 0  # what it missed before was its falling asleep
+                misses = 0  # earlier misses were due to sleep
             try:
                 await client.is_loaded(self._policy.worried_answer_s if self._worried else self._policy.answer_s)
                 misses = 0
-            except EngineError as error:  # whatever else it says, it answers
+            except EngineError as error:  # any other error is a response
                 misses = misses + 1 if isinstance(error, EngineGone) else 0
             self._worried = self._worried and misses > 0
         return failure.hangs()
@@ -121,7 +121,7 @@ class Watch:
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 0.5
 
-# The same start would end the same way.
+# Restarting would fail the same way.
 _FINAL = {
     FailureKind.BAD_MODEL,
     FailureKind.MODEL_MISSING,
@@ -136,12 +136,12 @@ _FINAL = {
 class RestartPolicy:
     """Limits and delays for restarting a dead engine. Times in seconds."""
 
-    deaths: int = 5  # as many within `window_s`, or in a row without ever being ready, are the end
+    deaths: int = 5  # maximum within `window_s`, or in a row without becoming ready
     window_s: float = 300.0
     first_delay_s: float = 1.0
     longest_delay_s: float = 30.0
     port_attempts: int = 5
-    silence_s: float = 300.0  # a loading engine that prints nothing for so long hangs
+    silence_s: float = 300.0  # a loading engine without output for this long hangs
 
     def delay_s(self, deaths: int) -> float:
         return min(self.first_delay_s * 2.0 ** (deaths - 1), self.longest_delay_s)
@@ -173,7 +173,7 @@ class EngineSupervisor(EngineConnection):
         """`clock` and `sleep` replace time in the back-off, for tests."""
         super().__init__(generations or itertools.count(1))
         self.log = log or EngineLog()
-        self.plan: LaunchPlan | None = None  # once launched, with the port really used
+        self.plan: LaunchPlan | None = None  # once launched, with the actual port
         self._policy, self._watch, self._ladder = policy or RestartPolicy(), watch or WatchPolicy(), ladder or Ladder()
         self._clock, self._sleep = clock, sleep
         self._step_down: StepDown | None = None
@@ -209,7 +209,7 @@ class EngineSupervisor(EngineConnection):
         """End the running task. If cancelled, the task still finishes by itself."""
         if self._task is None:
             return
-        if self._status.state is not EngineState.STOPPING:  # a second cancel would cut the ladder short
+        if self._status.state is not EngineState.STOPPING:  # a second cancel would end the ladder early
             self._publish(EngineStatus(EngineState.STOPPING))
             self._task.cancel()
         await asyncio.wait({self._task})
@@ -298,7 +298,7 @@ class EngineSupervisor(EngineConnection):
             if ending.done():
                 return failure.explain(ending.result(), was_ready=True)
             self._client = None
-            self._publish(EngineStatus(EngineState.STARTING, ailing.result()))  # at once: stopping it may take a while
+            self._publish(EngineStatus(EngineState.STARTING, ailing.result()))  # before stopping it, which may be slow
             return ailing.result()
         finally:
             for task in (ending, ailing):
@@ -318,7 +318,7 @@ class EngineSupervisor(EngineConnection):
             except NotOurEngine:
                 return failure.foreign_server(port)
             except EngineGone:
-                pass  # it does not listen yet
+                pass  # not listening yet
             if self.log.bytes_seen != seen:
                 seen, progress_at = self.log.bytes_seen, self._clock()
             elif self._clock() - progress_at > self._policy.silence_s:

@@ -29,11 +29,11 @@ from kvchat.system.concurrency import apart
 from kvchat.words.comparing import shared_text
 from kvchat.words.language import _
 
-MORE = "more"  # what a message that grows goes on with, to see where its words end
-MANY = 32_768  # bytes of token ids; more are not read on the thread of the window
-_HEALTH_S = 2.0  # asked again and again, so a slow answer costs nothing
-_LONGEST_S = 3600.0  # an answer in one piece, which comes when all of it was said
-_SLOT_S = 900.0  # a save or restore may wait for a busy slot, and move many GB on a slow disk
+MORE = "more"  # added after a growing message to find its end
+MANY = 32_768  # bytes of token ids; more are parsed off the window's thread
+_HEALTH_S = 2.0  # polled, so a slow answer costs nothing
+_LONGEST_S = 3600.0  # for a reply in one piece, sent when complete
+_SLOT_S = 900.0  # may wait for a busy slot and move many GB on a slow disk
 
 
 class SlotRows:
@@ -82,7 +82,7 @@ class LlamaServerClient:
         """
         self.base_url, self.key, self.alone = base_url, key, alone
         self._rows = defaultdict[int, SlotRows](lambda: SlotRows(alone))
-        self.slot = 0  # the one that every request is pinned to
+        self.slot = 0  # used for every request
         self._template: Mapping[str, bool | str] = {}
         self._pictures: PicturePrompts | None = None
         self._prompts = PromptTokens(self._tokens)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 class EngineState(Enum):
     STOPPED = N_("stopped")
-    RESTING = N_("unloaded")  # none runs, to save memory; the next message starts one
+    RESTING = N_("unloaded")  # stopped to save memory; the next message starts it
     STARTING = N_("starting")
     LOADING = N_("loading")
     READY = N_("ready")
@@ -25,15 +25,15 @@ class EngineState(Enum):
     FAILED = N_("failed")
 
 
-DOWN = (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED)  # none runs, nor will by itself
+DOWN = (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED)  # no engine, and none starting
 
 
 @dataclass(frozen=True)
 class EngineStatus:
     state: EngineState
-    failure: EngineFailure | None = None  # set when FAILED, while restarting after a death, and without a model
-    restart_attempt: int = 0  # 0 when the engine was started on purpose; n for the n-th automatic restart
-    checking: bool = False  # while LOADING: the engine answers, and whether restoring works with it is being tried out
+    failure: EngineFailure | None = None  # set if FAILED, restarting after a death, or without a model
+    restart_attempt: int = 0  # 0 for a deliberate start; n for the n-th automatic restart
+    checking: bool = False  # while LOADING: the engine responds and its restoring is being tested
 
 
 class EngineConnection:
@@ -50,7 +50,7 @@ class EngineConnection:
         self._listeners: list[Callable[[EngineStatus], None]] = []
         self._changed = asyncio.Event()
         self._client: LlamaServerClient | None = None
-        self._life: Life | None = None  # of the engine that is ready
+        self._life: Life | None = None  # of the ready engine
 
     @property
     def status(self) -> EngineStatus:

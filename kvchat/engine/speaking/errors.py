@@ -12,10 +12,10 @@ from kvchat.errors import KvchatError
 from kvchat.words.language import N_, _
 from kvchat.words.reasons import Reason
 
-# What llama-server answers (tools/server/server-context.cpp and server-common.cpp of b11434).
+# llama-server's errors (tools/server/server-context.cpp and server-common.cpp of b11434).
 TOO_LONG, CROWDED_OUT = "exceed_context_size_error", "Context size has been exceeded"
 _SERVER_ERROR = 500  # HTTP
-LOSS_NOTICED_S = 10.0  # how long it may take to be seen that a process died
+LOSS_NOTICED_S = 10.0  # time to notice that a process died
 
 
 class FailureKind(Enum):
@@ -25,14 +25,14 @@ class FailureKind(Enum):
     PORT_TAKEN = "port taken"
     MISSING_LIBRARY = "missing library"
     NOT_FOUND = "not found"
-    INCOMPATIBLE = "incompatible"  # the engine does not know an option kvchat needs
+    INCOMPATIBLE = "incompatible"  # the engine lacks an option kvchat needs
     UNSUPPORTED_CPU = "unsupported cpu"
     KILLED = "killed"
     CRASHED = "crashed"
     TIMED_OUT = "timed out"
-    HANGS = "hangs"  # it was ready and answers no more
+    HANGS = "hangs"  # stopped responding after ready
     GPU_LOST = "gpu lost"
-    WORKER_LOST = "worker lost"  # a computer that shares the work
+    WORKER_LOST = "worker lost"  # a computer sharing the work
     EXITED = "exited"
 
 
@@ -44,7 +44,7 @@ class EngineFailure:
     advice: str
 
 
-# No request causes these: the process was killed, or other hardware failed.
+# Not caused by requests: the process was killed, or other hardware failed.
 _FROM_OUTSIDE = (FailureKind.KILLED, FailureKind.GPU_LOST, FailureKind.WORKER_LOST)
 
 
@@ -57,8 +57,8 @@ class Life:
     """
 
     def __init__(self) -> None:
-        self.failure: EngineFailure | None = None  # why it ended; None if it was stopped on purpose
-        self.seen_at: float | None = None  # time.monotonic() of the last question that its own loop has answered
+        self.failure: EngineFailure | None = None  # None if stopped on purpose
+        self.seen_at: float | None = None  # time.monotonic() of the last request that its main loop answered
         self._ended = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
 
@@ -94,19 +94,19 @@ class Life:
 
 
 class EngineError(KvchatError):
-    over_restore: Reason | None = None  # a restored state that nothing had proved may be the cause, and is set aside
+    over_restore: Reason | None = None  # an unverified restored state may be the cause and is set aside
 
 
 class EngineGone(EngineError):
     """The connection failed or broke off: the engine died, hangs or was stopped."""
 
-    life: Life | None = None  # in which it was raised; None outside of a client
+    life: Life | None = None  # the engine's life; None outside a client
 
     async def explained(self) -> EngineError:
         """Wait for the reason why the engine ended; return it, or this error if the engine goes on."""
         if self.life is None or not await self.life.ends_soon():
             return self
-        if self.life.failure is None:  # the user stopped it
+        if self.life.failure is None:  # stopped by the user
             return EngineError(_("The engine was stopped"), "", _("It restarts with your next message."))
         return EngineFailed(self.life.failure)
 
@@ -159,10 +159,10 @@ LOG_ADVICE = N_(
     "See the engine log for details. If it happens again, try another model or another llama-server version."
 )
 
-# llama.cpp's "0.00.026.668 E " (time, level) and the module column before the function's name.
+# llama.cpp's "0.00.026.668 E " (time, level) and the module column before the function name.
 _PREFIX = re.compile(r"^(\d+\.)+\d+ [A-Z] (?:(?:srv|cmn|slt|cli|que|res|hf)\s+\S+:?\s+)?")
 _MISSING_LIBRARY = re.compile(r"error while loading shared libraries|Library not loaded|cannot open shared object file")
-# llama-server goes on after this, and no request will succeed again (tools/server/server-context.cpp).
+# llama-server keeps running, but every later request fails (tools/server/server-context.cpp).
 _CANNOT_COMPUTE = re.compile(r"compute error", re.IGNORECASE)
 _WORKER_GONE = re.compile(r"ggml-rpc\S*: (?:Failed to connect to (?P<worker>\S+)|Remote RPC server)", re.IGNORECASE)
 
@@ -187,7 +187,7 @@ _OUT_OF_MEMORY = _Rule(
     N_("The engine ran out of memory"),
     MEMORY_ADVICE,
 )
-_GPU_LOST = _Rule(  # what the backends say when the driver was reset or the card is gone: ggml-cuda, -vulkan, …
+_GPU_LOST = _Rule(  # backend errors after a driver reset or loss of the card: ggml-cuda, -vulkan, …
     r"(CUDA|ROCm|MUSA|HIP) error|DeviceLost|device lost|GPU is lost|fallen off the bus|unspecified launch failure"
     r"|command buffer \d+ failed|SYCL error",
     FailureKind.GPU_LOST,
@@ -210,7 +210,7 @@ _DYING = (
     _OUT_OF_MEMORY,
     _GPU_LOST,
     _WORKER_LOST,
-    # ggml_abort begins with the place in its source; the backtrace below it names ggml_abort, and no reason.
+    # ggml_abort starts with its source location; the backtrace names only ggml_abort.
     _Rule(
         r"GGML_ASSERT|\.(c|cc|cpp|cu|cuh|h|hpp|m|mm):\d+: |terminate called",
         FailureKind.CRASHED,

@@ -22,14 +22,14 @@ from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage, Picture, prompt_body
 from kvchat.words.language import _
 
-MOST_PIXELS = 40_000_000  # decoded it takes three bytes for each, in the engine
-_LOOKS = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"BM": "BMP"}  # what engines read
-FIRST_ID = -2  # −1 is llama-server's own placeholder
-KEPT_BYTES = 64_000_000  # of pictures seen last, to read them in again when the slot is settled
-_DUMMY = Picture(b"\x89PNG")  # templates are rendered without looking at the picture
+MOST_PIXELS = 40_000_000  # three bytes each when decoded in the engine
+_LOOKS = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"BM": "BMP"}  # supported formats
+FIRST_ID = -2  # −1 is llama-server's placeholder
+KEPT_BYTES = 64_000_000  # recent pictures, reread when the slot is settled
+_DUMMY = Picture(b"\x89PNG")  # templates ignore picture contents
 
 Call = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # POST a body to a path
-Tokenize = Callable[[str, bool], Awaitable[tuple[int, ...]]]  # a text's ids; with the special ones all prompts have
+Tokenize = Callable[[str, bool], Awaitable[tuple[int, ...]]]  # ids of a text; True adds the special ones of prompts
 
 
 def cannot_show(why: str) -> EngineRefused:
@@ -43,7 +43,7 @@ class PicturePrompts:
         """`projector`: its identity. `marker`: a picture's placeholder in a rendered prompt."""
         self._call, self._tokenize = call, tokenize
         self._projector, self._marker = projector, marker
-        self._known: dict[Picture, tuple[int, ...]] = {}  # the last used last
+        self._known: dict[Picture, tuple[int, ...]] = {}  # last used last
 
     async def tokens(self, prompt: str, pictures: Sequence[Picture]) -> tuple[int, ...]:
         texts = self._texts(prompt, len(pictures))
@@ -112,7 +112,7 @@ class PicturePrompts:
 
 def picture_ids(projector: str, picture: Picture, count: int) -> tuple[int, ...]:
     """Return `count` ids that stand for a picture: −2 and below, within 31 bits."""
-    # The count is in it: where another build makes more tokens of the picture, these are not the first of those.
+    # Include the count: if another build makes more tokens, these must not be a prefix of those.
     digest = blake3(f"{projector}\0{count}\0".encode() + picture.data).digest(length=4 * count)
     ids: list[int] = (FIRST_ID - (np.frombuffer(digest, "<i4") & 0x3FFFFFFF)).tolist()
     return tuple(ids)
@@ -133,7 +133,7 @@ def _runs(tokens: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
 def kind_of(data: bytes) -> str | None:
     """Return "PNG", "JPEG", "GIF" or "BMP"; None if engines cannot read it."""
     kind = next((kind for look, kind in _LOOKS.items() if data.startswith(look)), None)
-    return None if kind == "BMP" and data[6:10] != bytes(4) else kind  # words may begin so, too
+    return None if kind == "BMP" and data[6:10] != bytes(4) else kind  # text can start with BM
 
 
 def pixels(data: bytes) -> tuple[int, int]:

@@ -15,11 +15,11 @@ from kvchat.words.comparing import shared_text
 
 Ids = tuple[int, ...]
 Tokenize = Callable[[str, bool], Awaitable[Ids]]
-PIECE = 2000  # characters, at least, of a text that grows
+PIECE = 2000  # minimum characters of a growing text
 COUNTED_AT_ONCE = 100_000  # characters
 _BETWEEN_WORDS = re.compile(r"\w(?=[ \n]\w)")
-KEPT = 4  # prompts: that of the turn, its two boundary probes, and one beside
-LONGEST_KEPT = 5_000_000  # characters of a prompt; its ids take ten times as many bytes
+KEPT = 4  # prompts: the turn's, its two boundary probes and one spare
+LONGEST_KEPT = 5_000_000  # characters of a prompt; its ids take ten times the bytes
 
 
 class PromptTokens:
@@ -28,9 +28,9 @@ class PromptTokens:
         self._tokenize = tokenize
         self._known: deque[tuple[str, Ids]] = deque(maxlen=KEPT)  # prompts
         self._end, self._end_id = "", -1
-        self._holds: bool | None = None  # whether prompts can be cut; None before it was tried
-        self._pieces: dict[tuple[str, bool], Ids] = {}  # of the text that grows
-        self._parts: bool | None = None  # whether words can be parted, too; None before it was tried
+        self._holds: bool | None = None  # True if prompts can be cut; None: not tried
+        self._pieces: dict[tuple[str, bool], Ids] = {}  # of the growing text
+        self._parts: bool | None = None  # True if splitting at words works; None: not tried
 
     def learn_end(self, token: str) -> None:
         self._end = token

@@ -24,12 +24,12 @@ from kvchat.engine.speaking.wire import ChatChunk
 from kvchat.system.files import collect
 from kvchat.words.language import N_, _
 
-MOST_ANSWER = 64_000_000  # bytes of an answer in one piece; a prompt as long as any context has a tenth of it
+MOST_ANSWER = 64_000_000  # bytes of a complete response; the longest prompt takes a tenth
 CONNECT_S = 5.0
-PAUSE_S = 0.03  # between two reads of a stream: far less than between two updates of the page
-WORRY_S = 10.0  # without a word, after words were coming
-_QUICK_S = 60.0  # for what the engine answers without computing; it may be behind a running batch
-_LAST_WORDS_S = 0.5  # at the end, for what a reply's connection still holds
+PAUSE_S = 0.03  # between stream reads: much shorter than between page updates
+WORRY_S = 10.0  # silence after output started
+_QUICK_S = 60.0  # for calls without computing; may wait for a running batch
+_LAST_WORDS_S = 0.5  # on close, for data left in a reply's connection
 _READ_BYTES = 65_536
 _WRITE_BYTES = 1_000_000
 _GONE_ADVICE = N_("kvchat restarts it automatically. Send the message again.")
@@ -56,7 +56,7 @@ class Answer:
         sent = [self._http.send(event) for event in (request, h11.Data(data=body), h11.EndOfMessage())]
         data = b"".join(part for part in sent if part)
         for at in range(0, len(data), _WRITE_BYTES):
-            with contextlib.suppress(ConnectionError):  # what it answers says why it takes no more
+            with contextlib.suppress(ConnectionError):  # the response gives the reason
                 try:
                     async with asyncio.timeout(self._silence_s):
                         await self._writer.drain()
@@ -226,7 +226,7 @@ class Transport:
                         ended = ended or wire.ends_stream(event)
                         if chunk is None:
                             continue
-                        if not begun and (chunk.text or chunk.thinking):  # the first word waits for nothing
+                        if not begun and (chunk.text or chunk.thinking):  # send the first word immediately
                             begun = True
                             answer.read_in_batches(self._closing, self._on_silence)
                         yield chunk

@@ -18,8 +18,8 @@ from kvchat.engine.speaking.errors import EngineError
 from kvchat.system.files import parse_json
 
 _NVIDIA_SMI_S = 5.0
-_NO_WINDOW: int = getattr(subprocess, "CREATE_NO_WINDOW", 0)  # Windows alone has it, and would open one for its console
-_MEASURABLE_S = 0.02  # a reply of one token counts as a microsecond: its rate says nothing
+_NO_WINDOW: int = getattr(subprocess, "CREATE_NO_WINDOW", 0)  # Windows only: avoids opening a console window
+_MEASURABLE_S = 0.02  # a one-token reply reports a microsecond: no valid rate
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Vitals:
     """A snapshot of an engine. None: unknown. Sizes in bytes."""
 
     pid: int | None
-    memory: int | None  # resident, the model's mapped pages included
+    memory: int | None  # resident, with the model's mapped pages
     graphics_memory: int | None
     slot: SlotState | None
     speed: Speed
@@ -115,7 +115,7 @@ def drm_memory(pids: Iterable[int], proc: Path = Path("/proc")) -> int | None:
 
     A client counts once, however many files it has open (Linux: Documentation/gpu/drm-usage-stats.rst).
     """
-    clients: dict[tuple[str, str], int] = {}  # by the card's place on the bus and the client's number
+    clients: dict[tuple[str, str], int] = {}  # by the card's bus address and client number
     for pid in pids:
         for file in (proc / str(pid) / "fdinfo").glob("*"):
             with contextlib.suppress(OSError):

@@ -21,9 +21,9 @@ Body = dict[str, Any]
 
 _MOST_NUMBER = 2.0**53
 _PIECE = 200_000  # bytes of token ids
-# llama-server recurses over what it parses, and its stack overflows.
-MOST_LEVELS = 200  # of objects and lists in a body, and of brackets in a grammar
-MOST_GRAMMAR = 50_000  # characters of a grammar, or of a JSON schema, of which the engine makes one
+# llama-server parses recursively, and its stack overflows.
+MOST_LEVELS = 200  # objects and lists in a body; brackets in a grammar
+MOST_GRAMMAR = 50_000  # characters of a grammar, or of a JSON schema converted to one
 _BRACKET = re.compile(r"[()\[\]{}]")
 
 
@@ -82,8 +82,8 @@ class Picture:
 class ChatMessage:
     role: str  # "system", "user" or "assistant"
     content: str
-    thinking: str = ""  # sent back as reasoning_content, so that templates which keep it render the same prompt
-    pictures: tuple[Picture, ...] = ()  # they stand before the words
+    thinking: str = ""  # sent as reasoning_content, so templates that keep it render the same prompt
+    pictures: tuple[Picture, ...] = ()  # placed before the text
 
 
 def levels(text: str) -> int:
@@ -107,9 +107,9 @@ class Sampling:
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    stop: tuple[str, ...] | None = None  # what ends a reply
-    json_schema: str | None = None  # what a reply must follow, as JSON text
-    grammar: str | None = None  # the same as GBNF; not with a schema
+    stop: tuple[str, ...] | None = None  # stop words
+    json_schema: str | None = None  # schema for the reply, as JSON text
+    grammar: str | None = None  # GBNF; not together with a schema
 
     def over(self, other: Sampling) -> Sampling:
         own = {name: value for name, value in vars(self).items() if value is not None}
@@ -129,13 +129,13 @@ class SlotFile:
 
 @dataclass(frozen=True)
 class ServerFacts:
-    context_size: int  # tokens, as the engine set it
+    context_size: int  # tokens, as set by the engine
     model_path: str
     build: str
     total_slots: int
-    sees: bool  # a projector for pictures is loaded
-    media_marker: str  # what stands for a picture in a rendered prompt
-    end_token: str = ""  # the model's end-of-text token, as text
+    sees: bool  # a vision projector is loaded
+    media_marker: str  # placeholder for a picture in a prompt
+    end_token: str = ""  # text of the end-of-text token
 
 
 def messages_body(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -249,7 +249,7 @@ def parse_facts(body: dict[str, Any]) -> ServerFacts:
         build=_str(body, "build_info"),
         total_slots=_int(body, "total_slots"),
         sees=_dict(body, "modalities").get("vision") is True,
-        media_marker=_str(body, "media_marker") or "<__media__>",  # builds of the year before did not tell
+        media_marker=_str(body, "media_marker") or "<__media__>",  # missing in builds of the year before
         end_token=_str(body, "eos_token"),
     )
 
@@ -276,7 +276,7 @@ def _int(body: dict[str, Any], name: str) -> int:
 
 def _float(body: dict[str, Any], name: str) -> float:
     value = body.get(name)
-    return float(value) if isinstance(value, int | float) and abs(value) < _MOST_NUMBER else 0.0  # nor NaN
+    return float(value) if isinstance(value, int | float) and abs(value) < _MOST_NUMBER else 0.0  # not NaN
 
 
 def _str(body: dict[str, Any], name: str) -> str:

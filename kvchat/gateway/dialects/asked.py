@@ -14,14 +14,14 @@ from typing import Any
 
 from kvchat.gateway.dialects.conversion import Json, Unconvertible, from_messages, from_responses
 
-SHARED = ("system", "instructions", "tools")  # what conversations of a program begin with, beside first messages
-LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict")  # what clients call it
-ANSWERED = (*LIMITS, "stream", "stream_options")  # how, whatever the prompt is
+SHARED = ("system", "instructions", "tools")  # shared starts of a program's conversations, beside first messages
+LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict")  # clients' names
+ANSWERED = (*LIMITS, "stream", "stream_options")  # not part of the prompt
 LITTLE = 4000  # bytes of a body
-MUCH = 400_000  # so many are read in another thread, and so that this one runs meanwhile
-MOST_PARTS = 100_000  # objects and lists in a body; of messages, tools and their schemas there are thousands
-MOST_TOKENS = 2**31  # the engine cuts larger ids to 32 bits
-# At the end of a body: of two equal names the engine takes the last. Shifted chunks are other rows than the prompt's.
+MUCH = 400_000  # bytes; larger bodies are parsed in another thread, which yields
+MOST_PARTS = 100_000  # objects and lists in a body; messages, tools and their schemas have thousands
+MOST_TOKENS = 2**31  # the engine truncates ids to 32 bits
+# Appended to a body: the engine uses the last of equal names. Shifted chunks have other rows than the prompt's.
 MINE = b',"id_slot":%d,"cache_prompt":%b,"n_cache_reuse":0}'
 
 
@@ -30,7 +30,7 @@ class Form(Enum):
     COMPLETION = "completion"
     RESPONSES = "responses"
     MESSAGES = "messages"
-    PLAIN = "plain"  # nothing is generated
+    PLAIN = "plain"  # generates nothing
 
 
 # Where the engine generates: these take a slot.
