@@ -58,7 +58,7 @@ async def test_words_are_found(manual: ManualWindow, qtbot: QtBot) -> None:
     assert manual.search.found.text() == "1 found"
     qtbot.keyClick(manual.search, Qt.Key.Key_Return)
     assert manual.page.textCursor().selectedText() == "Chat memory may not work with this engine"
-    assert manual.list.currentItem().text().strip() == "The memory of a chat"
+    assert manual.list.currentItem().text().strip() == "Chat memory"
 
 
 async def test_the_text_follows_the_theme_and_stays_where_it_was(
