@@ -26,14 +26,14 @@ GB = 1_000_000_000
 MB = 1_000_000
 KV_TYPE_NAMES = frozenset(("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"))
 ZOOMS = (70, 80, 90, 100, 110, 125, 150, 175, 200)  # percent; the steps of Ctrl++ and Ctrl+-
-HIGHEST_TEMPERATURE = 5.0  # beyond it a model says nothing but noise
-LEAST_CONTEXT, MOST_CONTEXT = 256, 2**24  # tokens; llama.cpp's least step, and more than any model was trained for
-MOST_BYTES = 10**18  # more than any disk has, and less than SQLite counts
-_MOST_FILE = 4_000_000  # bytes of the file
+HIGHEST_TEMPERATURE = 5.0  # models produce only noise above this
+LEAST_CONTEXT, MOST_CONTEXT = 256, 2**24  # tokens; llama.cpp's minimum, and more than any model was trained for
+MOST_BYTES = 10**18  # larger than any disk, within SQLite's range
+_MOST_FILE = 4_000_000  # file size, bytes
 
-Rule = Callable[[Any], str]  # why a value is refused, as a sentence; empty for a good one
-Choices = tuple[tuple[Any, str], ...]  # values with their words
-UNITS: dict[str, Callable[[float], str]] = {  # how numbers are written
+Rule = Callable[[Any], str]  # returns why a value is refused; empty if valid
+Choices = tuple[tuple[Any, str], ...]  # (value, label) pairs
+UNITS: dict[str, Callable[[float], str]] = {  # number formatters
     "": number,
     "%": "{:.0f} %".format,
     "bytes": size,
@@ -68,7 +68,7 @@ def _switch(value: Any) -> str:
 def _path(value: Any) -> str:
     try:
         fits = isinstance(value, str) and b"\0" not in os.fsencode(value)
-    except UnicodeEncodeError:  # half a character, which JSON can hold and no name
+    except UnicodeEncodeError:  # lone surrogate: valid in JSON, not in a name
         fits = False
     return "" if fits else _("This must be a path.")
 
@@ -92,14 +92,14 @@ def _temperature(value: Any) -> str:
 @dataclass(frozen=True)
 class About:
     rule: Rule
-    page: str = ""  # one of the pages in `ui/settings`; without it, the setting has no entry of its own
+    page: str = ""  # page in `ui/settings`; empty: the setting has no entry of its own
     label: str = ""
     help: str = ""
     choices: Choices = ()
     unit: str = ""  # of UNITS
-    example: str = ""  # of a text, which the engine judges
-    empty: str = ""  # words in the field of a number that kvchat decides
-    reset: str = ""  # words of the button that brings the default back; else they are made of it
+    example: str = ""  # for text the engine validates
+    empty: str = ""  # placeholder of a number kvchat chooses
+    reset: str = ""  # label of the reset button; else built from the default
 
 
 def _setting(default: Any, rule: Rule, page: str = "", label: str = "", help: str = "", **more: Any) -> Any:
@@ -207,7 +207,7 @@ class Settings:
     )
 
     model_path: str | None = _setting(None, _path)
-    model_folders: tuple[str, ...] = _setting((), _paths)  # besides the places other programs keep their models
+    model_folders: tuple[str, ...] = _setting((), _paths)  # besides other programs' model folders
     context_size: int | None = _number(
         None,
         LEAST_CONTEXT,
@@ -248,8 +248,8 @@ class Settings:
         ),
     )
     temperature: float | None = _setting(None, _temperature)  # None: the engine's default
-    max_tokens: int | None = _number(None, 1, 2**31 - 1, unit="tokens")  # the longest reply; llama.cpp's int32_t
-    seed: int | None = _number(None, -1, 2**32 - 1)  # llama.cpp's uint32_t; -1 is a random one
+    max_tokens: int | None = _number(None, 1, 2**31 - 1, unit="tokens")  # longest reply; llama.cpp's int32_t
+    seed: int | None = _number(None, -1, 2**32 - 1)  # llama.cpp's uint32_t; -1 is random
 
     engine_path: str | None = _setting(None, _path)  # or "embedded"
     engine_url: str | None = _setting(
@@ -284,7 +284,7 @@ class Settings:
         example="--threads 8",
     )
 
-    quota_bytes: int | None = _number(  # default: as kvstore.savepoint.default_quota has it
+    quota_bytes: int | None = _number(  # default: kvstore.savepoint.default_quota
         None,
         100 * MB,
         MOST_BYTES,
@@ -352,9 +352,9 @@ class Settings:
     door_port: int = _number(
         8737, 1, 65_535, "programs", N_("Port"), N_("Change it if another program uses this port.")
     )
-    door_host: str = _setting("127.0.0.1", _text)  # any address but this computer's own needs a key
-    door_origins: str = _setting("", _text)  # web pages that may use it, parted by commas
-    door_rules: tuple[str, ...] = _setting((), _paths)  # mend programs' prompts: program and rule, "zed hold-clock"
+    door_host: str = _setting("127.0.0.1", _text)  # any non-local address needs a key
+    door_origins: str = _setting("", _text)  # allowed web origins, comma-separated
+    door_rules: tuple[str, ...] = _setting((), _paths)  # prompt rewrite rules: program and rule, "zed hold-clock"
 
     @property
     def keep_deleted_s(self) -> float:

@@ -24,9 +24,9 @@ from kvchat.words.language import N_, _, mark, several
 from kvchat.words.wording import size as size_in_words
 from kvchat.words.wording import tokens_short
 
-# These have the store look for what must go, or may stay.
+# A change to these makes the store check its limits.
 BOUND_SETTINGS = ("quota_bytes", "free_floor_bytes", "max_age_days", "model_path", "kv_type")
-LONG_CHAT = 32_768  # tokens; what is said of sizes is said of such a chat
+LONG_CHAT = 32_768  # tokens; size estimates assume a chat this long
 
 
 def store_bounds(paths: Paths, settings: Settings, kept_bytes: int = 0) -> Bounds:

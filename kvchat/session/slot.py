@@ -16,7 +16,7 @@ from kvchat.session.proof import NOTHING_AHEAD, NOTHING_LOADED, Loaded, ReadAhea
 from kvchat.session.restore_cost import LEAST_GAIN
 from kvchat.words.reasons import Reason, ReasonCode
 
-TAIL = 16  # tokens at a prompt's end: they begin a reply, and are left to the request where reading is slow
+TAIL = 16  # last tokens of a prompt: they start the reply; if processing is slow, the request reads them
 _USES = itertools.count(1)
 
 
@@ -44,18 +44,18 @@ class Slot:
     """One of the engine's sequences. Its owner holds it from restore to save: two owners never mix."""
 
     def __init__(self, number: int = 0) -> None:
-        self.number = number  # its place among those that are kvchat's: the first is 0
-        self.used_at = 0  # grows with each use of any
-        self.window = True  # who has it, or had it last, sits at the window
-        self.talks = False  # the words of a reply come
-        self.leaving = False  # the program that has it is about to give it up
-        self.claim = 0  # tokens it may come to hold for who has it now; 0: nothing is asked of it now
-        self.at_most = 0  # tokens the engine may keep in it beyond what is known
-        self.generation = 0  # of the engine process that this is about
-        self.contents: SlotContents | None = None  # None: nothing is known of it
-        self.audience: str | None = None  # of the rows that the engine may have in it; None: it has none
-        self.save_point = ""  # the one that was saved from it last, or restored into it
-        self.suspect: SavePoint | None = None  # restored into it, and no request has come to its end since
+        self.number = number  # index among kvchat's slots, from 0
+        self.used_at = 0  # goes up at every slot use
+        self.window = True  # the current or last owner is the window
+        self.talks = False  # a reply is streaming
+        self.leaving = False  # its program is about to release it
+        self.claim = 0  # tokens its current owner may need; 0: no request in progress
+        self.at_most = 0  # tokens the engine may hold beyond those known
+        self.generation = 0  # of the engine process described here
+        self.contents: SlotContents | None = None  # None: unknown
+        self.audience: str | None = None  # of rows the engine may hold in it; None: it has none
+        self.save_point = ""  # last save point saved from it or restored into it
+        self.suspect: SavePoint | None = None  # restored into it; no request has finished since
 
     def taken(self, *, window: bool) -> None:
         self.used_at, self.window, self.talks = next(_USES), window, False
@@ -119,8 +119,8 @@ class Slot:
 
 @dataclass(frozen=True)
 class Plan:
-    as_it_is: Loaded  # by the slot alone; says why nothing is restored where it has nothing of the prompt
-    restore: RestorePlan | None = None  # in its place, where that leaves less to read
+    as_it_is: Loaded  # without a restore; holds the miss reason if the slot has no prompt tokens
+    restore: RestorePlan | None = None  # used if it leaves fewer tokens to process
 
     @property
     def had(self) -> int:
@@ -142,8 +142,8 @@ async def plan(
     as_it_is = unchanged(engine, contents, prompt)
     held = as_it_is.expected_cached
     if contents and contents.exact and contents.owner == owner and held == len(contents.tokens):
-        return Plan(as_it_is)  # its own turn boundary, or beyond it: nothing can leave less
-    if held and held > len(prompt) - LEAST_GAIN:  # nothing is worth a restore: it need not be looked for
+        return Plan(as_it_is)  # at or past its own turn boundary: nothing leaves less
+    if held and held > len(prompt) - LEAST_GAIN:  # no restore can pay off: skip the search
         return Plan(as_it_is)
     if not engine.saves:
         miss = Reason(ReasonCode.NO_RESTORING)
@@ -155,7 +155,7 @@ async def plan(
             miss = best.reason
         elif not worth(best.tokens_used - held, best.bytes):
             miss = Reason(ReasonCode.NOT_WORTH_IT)
-        elif not engine.sees and min(best.save_point.tokens) <= FIRST_ID:  # the engine would refuse a good state
+        elif not engine.sees and min(best.save_point.tokens) <= FIRST_ID:  # engine without projector rejects it
             miss = Reason(ReasonCode.NEEDS_PROJECTOR)
         else:
             return Plan(as_it_is, best)

@@ -33,13 +33,13 @@ from kvchat.words.wording import rough_duration, size
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_ENGINE_S_PER_BYTE, _STORE_S_PER_BYTE = 1e-9, 2e-9  # until this computer has shown its own
+_ENGINE_S_PER_BYTE, _STORE_S_PER_BYTE = 1e-9, 2e-9  # defaults until measured here
 
 
 @dataclass(frozen=True)
 class Unfinished:
     bytes: int
-    seconds: float  # that it may take
+    seconds: float  # estimate
 
     @property
     def words(self) -> str:
@@ -70,13 +70,13 @@ class Finishing:
     """Saves in progress in all slots, and their duration. On the event loop's thread, except `cancelled`."""
 
     def __init__(self) -> None:
-        self.cancelled = threading.Event()  # nobody waits for it any more
+        self.cancelled = threading.Event()  # no caller is waiting
         self._hurry = asyncio.Event()
-        self._steps: list[_Step] = []  # at the same time
-        self._waiting = 0  # bytes that are saved and not absorbed yet
-        self._ahead: list[int] = []  # bytes that the engine saves when it has read so far
-        self._read: object = None  # how far it was when it last told
-        # Seconds a byte: of the engine's saves (True), of absorbing them.
+        self._steps: list[_Step] = []  # run in parallel
+        self._waiting = 0  # bytes saved but not yet absorbed
+        self._ahead: list[int] = []  # bytes to save after the current reading
+        self._read: object = None  # last progress it reported
+        # Seconds per byte: engine saves (True), absorbing (False).
         self._rates = {True: _ENGINE_S_PER_BYTE, False: _STORE_S_PER_BYTE}
 
     def cancel(self) -> None:
@@ -141,7 +141,7 @@ class Finishing:
 
     def progress(self) -> object:
         """Return a value that equals an earlier one only if the engine was inactive in between."""
-        if any(step.path is None for step in self._steps):  # our own work always comes to an end
+        if any(step.path is None for step in self._steps):  # kvchat's own work always finishes
             return object()
         return [(step, step.written) for step in self._steps] or self._read
 
@@ -156,8 +156,8 @@ class Finishing:
             self._steps = [one for one in self._steps if one is not step]
 
 
-MARGIN = 32  # tokens: what the engine keeps may be a little more than what is known
-STEP_EVERY_S = 5.0  # so often a step of a program's prompt is read while a reply at the window is being written
+MARGIN = 32  # tokens: the engine may keep slightly more than kvchat knows
+STEP_EVERY_S = 5.0  # interval between steps of a program's prompt while a window reply streams
 
 
 class SharedContext:
@@ -165,7 +165,7 @@ class SharedContext:
 
     def __init__(self, allocator: Allocator) -> None:
         self._allocator = allocator
-        self._waiting: list[Slot] = []  # for room, those of the window first
+        self._waiting: list[Slot] = []  # waiting for room, window first
         self._erasing: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()  # first come, first served
 
@@ -202,9 +202,9 @@ class SharedContext:
         try:
             while self._waiting[0] is not slot or not self._fits(slot, engine, tokens):
                 await self._allocator.moved()
-            slot.claim = tokens  # from now on: whoever sits at the window may come before the rest is done
+            slot.claim = tokens  # reserved now: a window request may arrive before the rest is done
             self._make_room(slot, engine)
-            if self._erasing:  # shared with other waiters: `gather` would cancel it with one of them
+            if self._erasing:  # shared with other waiters: `gather` would cancel it for all
                 await asyncio.wait(self._erasing)
         finally:
             self._waiting.remove(slot)
@@ -236,7 +236,7 @@ class SharedContext:
                 task.add_done_callback(self._erasing.discard)
 
     async def _erase(self, slot: Slot, engine: ReadyEngine) -> None:
-        with contextlib.suppress(EngineError):  # whoever asks it next is told
+        with contextlib.suppress(EngineError):  # the next request reports it
             await engine.on_slot(slot.number).engine.erase_slot()
 
     def _others(self, slot: Slot) -> list[Slot]:

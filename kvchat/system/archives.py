@@ -29,9 +29,9 @@ class UnsafeArchive(ValueError):
 class _Member:
     name: str
     size: int = 0
-    runs: bool = False  # its owner may execute it
+    runs: bool = False  # owner-executable
     open: Callable[[], IO[bytes]] | None = None
-    link: str = ""  # where a symbolic link leads, as it is written
+    link: str = ""  # symlink target as stored
 
 
 def unpack(archive: Path, into: Path, stop: threading.Event) -> None:
@@ -65,7 +65,7 @@ def _put(member: _Member, target: Path, stop: threading.Event) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if folder == target:
         return
-    target.unlink(missing_ok=True)  # never written through: it may be a link
+    target.unlink(missing_ok=True)  # may be a link: never write through it
     if member.link:
         target.symlink_to(member.link)
         return
@@ -104,7 +104,7 @@ def _tarred(archive: Path) -> Iterator[_Member]:
 
                 def opened(entry: tarfile.TarInfo = entry) -> IO[bytes]:
                     reader = tar.extractfile(entry)
-                    assert reader is not None  # of a regular file
+                    assert reader is not None  # a regular file
                     return reader
 
                 yield _Member(entry.name, entry.size, bool(entry.mode & stat.S_IXUSR), opened)

@@ -17,7 +17,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 LAST_MOMENT_S = 1.0
-Progress = Callable[[int, int], None]  # so much is done, of so much in all; 0 where nobody knows
+Progress = Callable[[int, int], None]  # done, total; total is 0 if unknown
 
 
 class Background:
@@ -76,7 +76,7 @@ class Worker:
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call `function` on the worker's thread, even if the caller is cancelled: a write must happen."""
         call = asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(*args, **kwargs))
-        call.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to be told
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone
         return await asyncio.shield(call)
 
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -109,10 +109,10 @@ async def in_thread(work: Callable[[threading.Event], R]) -> R:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         stop.set()
-        while not task.done():  # cancelled again, for kvchat quits: what it cleans up is waited for all the same
+        while not task.done():  # cancelled again because kvchat quits: still wait for the cleanup
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([task])
-        task.exception()  # it was asked to stop: how it did so is nobody's concern
+        task.exception()  # retrieved: errors after a stop request do not matter
         raise
 
 
@@ -178,5 +178,5 @@ async def to_its_end(work: Coroutine[Any, Any, R]) -> R:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # whatever it was, the caller has gone
+            task.exception()  # retrieved: the caller is gone
         raise

@@ -23,9 +23,9 @@ from typing import Any, BinaryIO, TypeVar
 from kvchat.words.language import _
 from kvchat.words.wording import size as size_in_words
 
-PATIENCE_S = 10.0  # a disk that sleeps wakes up within it
-_PIECE = 1024 * 1024  # bytes read in one step
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # some files in /proc wait for news
+PATIENCE_S = 10.0  # long enough for a sleeping disk
+_PIECE = 1024 * 1024  # bytes per read
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # reading some /proc files blocks
 
 R = TypeVar("R")
 
@@ -62,7 +62,7 @@ def open_plain(path: Path) -> BinaryIO:
     """Open a regular file for reading. Raises OSError: NotAFile, or TimeoutError without an answer."""
 
     def opened() -> io.RawIOBase:
-        check_is_file(path, path.stat().st_mode)  # first: opening alone can do something to a device
+        check_is_file(path, path.stat().st_mode)  # first: opening a device can have side effects
         file = _Patient(os.open(path, _FLAGS))
         try:
             check_is_file(path, os.fstat(file.fileno()).st_mode)
@@ -77,7 +77,7 @@ def open_plain(path: Path) -> BinaryIO:
 def read_plain(path: Path, most: int) -> bytes:
     """Read a regular file of at most `most` bytes. Raises OSError like `open_plain`, and TooLarge."""
     with open_plain(path) as file:
-        content = file.read(most + 1)  # what its size is said to be may change, or be 0 as in /proc
+        content = file.read(most + 1)  # the reported size may change, or be 0 in /proc
     if len(content) > most:
         raise TooLarge(path, most)
     return content
@@ -109,7 +109,7 @@ async def collect(pieces: AsyncIterable[bytes], most: int) -> bytes:
 def is_folder(path: Path) -> bool:
     try:
         return in_time(path.is_dir)
-    except OSError:  # a name too long, or nothing answers
+    except OSError:  # name too long, or no response
         return False
 
 
@@ -127,7 +127,7 @@ def in_time(work: Callable[[], R]) -> R:
     try:
         return done.result(PATIENCE_S)
     except TimeoutError as error:
-        if done.done():  # the work's own
+        if done.done():  # from the call
             raise
         words = _("No response for {patience_s} s", patience_s=f"{PATIENCE_S:.0f}")
         raise TimeoutError(errno.ETIMEDOUT, words) from error
@@ -176,7 +176,7 @@ class _Patient(io.RawIOBase):
 
 
 PRIVATE = 0o600
-LEFTOVER_AGE_S = 3600.0  # what is younger another process may be writing
+LEFTOVER_AGE_S = 3600.0  # another process may be writing newer ones
 _BEGUN = re.compile(r"\.[0-9a-f]{12}\.new")
 
 

@@ -19,7 +19,7 @@ from kvchat.words.language import _
 
 _RUN_KEY = r"Software\Microsoft\Windows\CurrentVersion\Run"
 _NAME, _LABEL = "kvchat", "io.github.kvchat.kvchat"
-_OFF = ("hidden=true", "x-gnome-autostart-enabled=false")  # as desktops write it who are told to leave one out
+_OFF = ("hidden=true", "x-gnome-autostart-enabled=false")  # written by desktops to disable an entry
 _NO_SUCH = (FileNotFoundError, NotADirectoryError)
 
 
@@ -60,10 +60,10 @@ def start_at_login(on: bool) -> None:
 
 
 def command() -> list[str]:
-    if image := os.environ.get("APPIMAGE"):  # what runs lies in a place of this run's own
+    if image := os.environ.get("APPIMAGE"):  # sys.executable is in a per-run mount
         return [image]
     program = Path(sys.executable)
-    if sys.platform == "win32":  # those without a console
+    if sys.platform == "win32":  # without a console
         program = program.with_name("kvchat-app.exe" if _is_bundle() else "pythonw.exe")
     return [str(program)] if _is_bundle() else [str(program), "-m", "kvchat"]
 
@@ -96,7 +96,7 @@ def _quoted(word: str) -> str:
         return word
     for letter in '\\"`$':
         word = word.replace(letter, "\\" + letter)
-    return '"' + word.replace("\\", "\\\\") + '"'  # and once more: the value is a string of the file's
+    return '"' + word.replace("\\", "\\\\") + '"'  # escaped twice: the value is a string in the file
 
 
 def _agent() -> Path:
@@ -113,7 +113,7 @@ def _put(path: Path, contents: bytes | None) -> None:
 
 
 def _run_key_value() -> str:
-    registry: Any = importlib.import_module("winreg")  # of Windows alone
+    registry: Any = importlib.import_module("winreg")  # Windows only
     try:
         with registry.OpenKey(registry.HKEY_CURRENT_USER, _RUN_KEY) as key:
             return str(registry.QueryValueEx(key, _NAME)[0])

@@ -12,7 +12,7 @@ from pathlib import Path
 from kvchat.errors import KvchatError
 from kvchat.words.language import N_, _
 
-COPIES_DAYS = 7.0  # for so long what a database held before a migration is kept
+COPIES_DAYS = 7.0  # how long the pre-migration copy is kept
 _PAGES_AT_ONCE = 1000  # 4 MB
 
 
@@ -30,7 +30,7 @@ def migrate(
     if version(connection) < len(steps):
         if keep_copy and version(connection) > 0:
             back_up(connection, path.with_name(f"{path.name}.before-{len(steps)}"))
-        connection.execute("BEGIN IMMEDIATE")  # another process may have been quicker: look again under the lock
+        connection.execute("BEGIN IMMEDIATE")  # another process may have migrated first: check under the lock
         try:
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, applied_at REAL NOT NULL)"
@@ -41,7 +41,7 @@ def migrate(
                 connection.execute("INSERT INTO migrations VALUES (?, ?)", (number, time.time()))
             connection.execute("COMMIT")
         except BaseException:
-            connection.rollback()  # on a full disk SQLite has done so already
+            connection.rollback()  # SQLite already did so on a full disk
             raise
     check_version(connection, path, steps, too_new)
 
@@ -53,7 +53,7 @@ def check_version(connection: sqlite3.Connection, path: Path, steps: Sequence[st
 
 def back_up(connection: sqlite3.Connection, target: Path, step: Callable[[], None] = lambda: None) -> None:
     """Copy a live database as of one moment. Calls `step` repeatedly."""
-    connection.execute("BEGIN")  # else whatever is written between two steps would make it begin again
+    connection.execute("BEGIN")  # else a write between two steps would restart the backup
     try:
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
         with closing(sqlite3.connect(target)) as copy:

@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from kvchat.system.files import read_json, whole_file
 
 _MOST_NOTE = 10_000  # bytes
-_LONGEST_PATH = 100  # bytes: 103 fit into macOS's sun_path, 107 into Linux's
+_LONGEST_PATH = 100  # bytes: macOS's sun_path holds 103, Linux's 107
 _FAULTS = (OSError, EOFError, AuthenticationError, AssertionError)
 
 
@@ -35,16 +35,16 @@ _FAULTS = (OSError, EOFError, AuthenticationError, AssertionError)
 class Owner:
     name: str  # as "kvchat serve"
     pid: int
-    address: str = ""  # of its socket or named pipe; empty where it can have none
+    address: str = ""  # socket or named pipe; empty if unavailable
     key: str = field(default="", repr=False)
-    api_key: str = field(default="", repr=False)  # for the API server: sees what all programs ask
+    api_key: str = field(default="", repr=False)  # API server key: can see all requests
 
 
 @dataclass(frozen=True)
 class StartRequest:
-    open: tuple[str, ...] = ()  # links, and files with their whole paths
-    quick: bool = False  # the small window to ask something in
-    token: str = ""  # with which the desktop lets a window come to the front
+    open: tuple[str, ...] = ()  # links and absolute file paths
+    quick: bool = False  # open the quick window
+    token: str = ""  # activation token to raise the window
 
 
 def start_request(what: tuple[str, ...] = (), *, quick: bool = False) -> StartRequest:
@@ -59,7 +59,7 @@ def let_come_to_front() -> None:
     https://learn.microsoft.com/windows/win32/api/winuser/nf-winuser-allowsetforegroundwindow
     """
     if sys.platform == "win32":
-        ctypes.windll.user32.AllowSetForegroundWindow(-1)  # any process
+        ctypes.windll.user32.AllowSetForegroundWindow(-1)  # ASFW_ANY
 
 
 class Ownership:
@@ -69,7 +69,7 @@ class Ownership:
         self._folder, self._name = folder, name
         self._lock = FileLock(folder / "owner.lock", timeout=0, mode=0o600, thread_local=False)
         self._listener: Listener | None = None
-        self._private: str | None = None  # a folder for the socket, where the data folder cannot hold one
+        self._private: str | None = None  # folder for the socket if the data folder cannot hold one
 
     def claim(self) -> bool:
         try:
@@ -99,7 +99,7 @@ class Ownership:
         with contextlib.suppress(OSError):
             _note(self._folder).unlink(missing_ok=True)
         with contextlib.suppress(*_FAULTS):
-            Client(listener.address).close()  # wakes the thread that accepts
+            Client(listener.address).close()  # wakes the accept thread
         listener.close()
         if self._private:
             shutil.rmtree(self._private, ignore_errors=True)
@@ -113,7 +113,7 @@ class Ownership:
             return Listener(rf"\\.\pipe\kvchat-{secrets.token_hex(16)}", "AF_PIPE")
         here = self._folder.absolute() / "owner.socket"
         with contextlib.suppress(OSError):
-            here.unlink(missing_ok=True)  # of a process that was killed
+            here.unlink(missing_ok=True)  # left by a killed process
             if len(os.fsencode(here)) <= _LONGEST_PATH:
                 return Listener(str(here), "AF_UNIX", backlog=32)
         with contextlib.suppress(OSError):
@@ -126,7 +126,7 @@ class Ownership:
             try:
                 guest = listener.accept()
             except _FAULTS:
-                time.sleep(0.1)  # no descriptor is free, or the guest has gone
+                time.sleep(0.1)  # no free descriptor, or the client left
                 continue
             threading.Thread(target=_greet, args=(guest, key, welcome), name="guest", daemon=True).start()
 

@@ -11,7 +11,7 @@ import platformdirs
 from kvchat.errors import KvchatError
 from kvchat.words.language import _
 
-RESTORING = "restore"  # in the data folder: a checked backup that takes its place at the next start
+RESTORING = "restore"  # in the data folder: verified backup that replaces it at the next start
 
 
 @dataclass(frozen=True)

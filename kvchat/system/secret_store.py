@@ -49,7 +49,7 @@ class SecretStore:
 
     def forget(self) -> None:
         self._file.unlink(missing_ok=True)
-        with contextlib.suppress(Exception):  # not there, or no keyring
+        with contextlib.suppress(Exception):  # no entry or no keyring
             import keyring
 
             keyring.delete_password(_SERVICE, self._account)

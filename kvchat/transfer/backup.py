@@ -32,16 +32,16 @@ from kvchat.transfer.untrusted_files import ZIP_FAULTS, open_zip
 from kvchat.words.language import _
 from kvchat.words.wording import size as size_in_words
 
-_READY = "ready"  # written last into the folder that waits
+_READY = "ready"  # written last: marks the folder complete
 _MOST_MANIFEST = 16_000_000  # bytes
-_DOOR = ("door", "door_host", "door_port", "door_origins")  # who is let in
+_DOOR = ("door", "door_host", "door_port", "door_origins")  # API access
 FORMAT = "kvchat-backup"
 VERSION = 1
 MANIFEST = "manifest.json"
-# All that a backup has and that a restore takes, by their names in the zip.
+# Everything a backup contains and a restore takes, by name in the zip.
 DATABASE, SETTINGS = "data/conversations.db", "config/settings.json"
 PIECE = 1024 * 1024  # bytes
-# The settings that say what answers: the program that is run, and the servers that chats are sent to.
+# The settings that choose what answers: the program to run, and the servers chats go to.
 WHAT_ANSWERS = ("engine_path", "engine_arguments", "engine_url", "rpc_workers")
 
 
@@ -53,9 +53,9 @@ class BackupFailed(KvchatError):
 class BackupFacts:
     made_at: datetime
     conversations: int
-    size: int  # of the file, in bytes
+    size: int  # file size in bytes
     unpacked: int = 0  # bytes
-    engine: tuple[str, ...] = ()  # what answers by its settings, as `engine_of` has it
+    engine: tuple[str, ...] = ()  # engine in its settings, from `engine_of`
 
 
 def engine_of(settings: Settings) -> tuple[str, ...]:
@@ -205,7 +205,7 @@ def _swap(new: Path, place: Path, aside: Path) -> None:
     """Move `place` aside and `new` there. Repeating keeps what was moved aside first."""
     aside.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for suffix in ("-wal", "-shm"):  # an old database's journal must not meet the new database
+    for suffix in ("-wal", "-shm"):  # an old journal must not be applied to the new database
         journal = place.with_name(place.name + suffix)
         if journal.exists():
             journal.replace(aside.with_name(aside.name + suffix))

@@ -48,9 +48,9 @@ img { max-width: 100%; border-radius: .4rem; }
 
 
 class ExportForm(Enum):
-    JSON = "json"  # complete: branches and receipts included, can be imported again
-    MARKDOWN = "md"  # one conversation's current branch; several are a zip of files
-    HTML = "html"  # current branches on one page that stands alone
+    JSON = "json"  # complete: includes branches and receipts, can be imported
+    MARKDOWN = "md"  # current branch of one conversation; a zip for several
+    HTML = "html"  # current branches on one self-contained page
 
     @staticmethod
     def of(target: Path) -> ExportForm:
@@ -114,7 +114,7 @@ def write_export(
         text.writelines(as_html(chats) if form is ExportForm.HTML else (as_markdown(*chat) for chat in chats))
         return total
     finally:
-        text.detach()  # whoever opened the file closes it
+        text.detach()  # the caller closes the file
 
 
 def _branches(database: Database, conversation_ids: Sequence[str]) -> Iterator[tuple[Conversation, Sequence[Message]]]:
@@ -173,7 +173,7 @@ def _article(message: Message, reader: MarkdownIt) -> str:
         parts.append(_folded(_("Thinking"), calm(message.thinking)))
     for attachment in message.attachments:
         name = html.escape(calm(attachment.name))
-        if attachment.data:  # the picture itself: the page stands alone
+        if attachment.data:  # embedded: the page is self-contained
             kind, data = (kind_of(attachment.data) or "png").lower(), base64.b64encode(attachment.data).decode()
             parts.append(f'<p><img src="data:image/{kind};base64,{data}" alt="{name}"></p>')
         else:

@@ -16,9 +16,9 @@ from kvchat.chat.record.titles import title_from
 from kvchat.transfer.rows import BadConversation, Row
 from kvchat.words.language import _
 
-_NAMESPACE = uuid.UUID("8a9c7e5b-5a43-4d6f-9a35-3f1c4c1f2b7e")  # the same export gives the same ids, whenever it comes
+_NAMESPACE = uuid.UUID("8a9c7e5b-5a43-4d6f-9a35-3f1c4c1f2b7e")  # the same export always gives the same ids
 _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "human": Role.USER, "assistant": Role.ASSISTANT}
-# How Open WebUI keeps reasoning within a reply: the text is quoted and escaped.
+# Open WebUI's markup for reasoning in a reply: the text is quoted and escaped.
 _REASONING = re.compile(r'<details type="reasoning"[^<>]*>\s*(?:<summary>[^<]*</summary>)?')
 _REASONING_END = re.compile(r"</details>\s*")
 
@@ -156,7 +156,7 @@ def _rows(
         """Return the id of the nearest kept message at or above `key`."""
         passed = []
         while key is not None and key not in nearest:
-            nearest[key] = None  # until it is known: a circle leads nowhere
+            nearest[key] = None  # placeholder: stops at cycles
             passed.append(key)
             key = by_key[key].parent if key in by_key else None
         found = None if key is None else nearest[key]

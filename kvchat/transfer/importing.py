@@ -28,8 +28,8 @@ from kvchat.words.language import N_, _, listed, number
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import one_line, size
 
-MOST_CHATS = 100_000  # looked at in one import, with what turns out to be none
-TITLE_WIDTH = 60  # characters of a title in a problem's line
+MOST_CHATS = 100_000  # examined per import, including non-chats
+TITLE_WIDTH = 60  # characters of a title in a problem line
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class ImportReport:
     """Result of an import. Each conversation is imported whole or not at all."""
 
     imported: tuple[str, ...] = ()  # ids of new conversations
-    known: int = 0  # conversations that were here already, left as they are
+    known: int = 0  # already present, left unchanged
     problems: tuple[str, ...] = ()  # one line each: file, conversation, reason
-    memories: tuple[Brought, ...] = ()  # that came with conversations
-    here: tuple[str, ...] = ()  # ids of those that were here already; what was deleted lately is
-    told: tuple[str, ...] = ()  # of memory: what was left out, and what trying it out has shown, a sentence each
+    memories: tuple[Brought, ...] = ()  # imported with conversations
+    here: tuple[str, ...] = ()  # ids already present, including recently deleted ones
+    told: tuple[str, ...] = ()  # memory notes, one sentence each: what was skipped, what verification found
 
 
 def import_paths(
@@ -109,10 +109,10 @@ def import_paths(
 class _Entry:
     where: str
     value: Any = None
-    own: bool = False  # as kvchat writes them
-    name: str = ""  # stands for an id that is missing
+    own: bool = False  # in kvchat's format
+    name: str = ""  # replaces a missing id
     fault: str = ""
-    memory: MemoryFile | None = None  # that comes with it
+    memory: MemoryFile | None = None  # attached memory
 
     def row(self) -> Row:
         if self.fault:
@@ -153,7 +153,7 @@ def _entries(path: Path, passphrase: str) -> Iterator[_Entry]:
 def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     members = [member for member in archive.infolist() if member.filename.endswith(".json")]
     conversations = [member for member in members if Path(member.filename).name == "conversations.json"]
-    found = conversations or members  # exports hold other JSON as well: users, feedback, projects
+    found = conversations or members  # exports also hold other JSON: users, feedback, projects
     if not found:
         raise ValueError(_("the zip file contains no JSON"))
     if sum(member.file_size for member in found) > LARGEST_FILE:

@@ -46,8 +46,8 @@ NOT_VERIFIED = N_("kvchat cannot tell if it is genuine, so only this chat uses i
 _CUT_OFF = N_("it is incomplete or damaged")
 MAGIC = b"kvchat sealed "
 _VERSION = b"1\n"
-_COST, _BLOCK = 1 << 18, 8  # of scrypt, as age has them
-_SALT, _NONCE, _SEALED_KEY = 16, bytes(12), 90  # bytes; whatever is sealed with a salt's key is sealed once
+_COST, _BLOCK = 1 << 18, 8  # for scrypt, as in age
+_SALT, _NONCE, _SEALED_KEY = 16, bytes(12), 90  # bytes; each salt's key seals only one message
 
 
 class PassphraseNeeded(KvchatError):
@@ -75,7 +75,7 @@ def seal(pieces: Iterable[bytes], out: IO[bytes], passphrase: str) -> None:
         with io.BufferedReader(joined, 1 << 20) as source:  # type: ignore[type-var]
             pyrage.encrypt_io(source, out, [key.to_public()])
     except (pyrage.EncryptError, OSError) as error:
-        if joined.fault is not None:  # which pyrage has made its own of
+        if joined.fault is not None:  # pyrage wraps this error
             raise joined.fault from None
         raise error if isinstance(error, OSError) else OSError(str(error)) from error
 
@@ -102,7 +102,7 @@ def opened(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
         with os.fdopen(reading, "rb", 1 << 16) as plain:
             yield plain
     finally:
-        thread.join()  # it meets a closed pipe
+        thread.join()  # stops at a closed pipe
 
 
 def _lock(passphrase: str, salt: bytes) -> ChaCha20Poly1305:
@@ -114,7 +114,7 @@ def _lock(passphrase: str, salt: bytes) -> ChaCha20Poly1305:
 class _Joined(io.RawIOBase):
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces, self._left = pieces, memoryview(b"")
-        self.fault: Exception | None = None  # that making them ended in
+        self.fault: Exception | None = None  # error from the source
 
     def readable(self) -> bool:
         return True
@@ -139,7 +139,7 @@ class _Joined(io.RawIOBase):
 class Brought:
     conversation_id: str
     fingerprint: Fingerprint
-    model: str  # the name of its file where it was saved; empty where that is not known
+    model: str  # name of its file where saved; empty if unknown
     n_tokens: int
     bytes: int
 

@@ -19,13 +19,13 @@ from kvchat.system.paths import RESTORING, Paths
 from kvchat.transfer.backup import DATABASE, finish_restore, forget_waiting, say_ready
 from kvchat.words.language import _, listed, number, sentences, several
 
-_MOST_NAMED = 8  # chats that lost something
+_MOST_NAMED = 8  # damaged chats
 
 
 @dataclass(frozen=True)
 class Repaired:
     found: Salvaged
-    aside: Path  # the folder with what was there before
+    aside: Path  # folder with the previous data
 
     @property
     def title(self) -> str:
@@ -74,7 +74,7 @@ def repair(paths: Paths) -> Repaired | None:
         shutil.rmtree(copy.parent)
         say_ready(paths, datetime.now(UTC))
         aside = finish_restore(paths)
-        assert aside is not None  # it was laid ready just now
+        assert aside is not None  # staged just above
         doubt_of(file).unlink(missing_ok=True)
         return Repaired(found, aside)
     except (OSError, *FAULTS) as error:

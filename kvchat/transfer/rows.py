@@ -19,24 +19,24 @@ from kvchat.session.proof import Source
 from kvchat.words.language import N_, _, number
 
 Row = dict[str, Any]
-Needs = Mapping[str, type | tuple[type, ...]]  # the types of values that must be there
+Needs = Mapping[str, type | tuple[type, ...]]  # types of required values
 
-# Of one machine and one moment: they mean nothing in a file.
+# Specific to one machine and time: meaningless in a file.
 _LEFT_OUT = {"writer", "conversation_id", "model", "deleted_at", "deleted_s", "deleted_seen", "title_due", "used"}
 _LEFT_OUT |= {"written", "place"}
-# A chat that comes in takes its place by its time: used as late as the last one here that is not younger.
+# An imported chat is sorted by its time: used as recently as the last local chat that is not newer.
 _USED = "SELECT used FROM conversations WHERE updated_at <= ? ORDER BY used DESC LIMIT 1"
 _NUMBER = (int, float)
 _CONVERSATION_NEEDS: Needs = {"id": str, "title": str, "created_at": _NUMBER, "updated_at": _NUMBER}
 _MESSAGE_NEEDS: Needs = {"id": str, "role": str, "content": str, "state": str, "created_at": _NUMBER}
 _ATTACHMENT_NEEDS: Needs = {"name": str, "size": int, "hash": str, "text": str}
-MOST_MESSAGES = 100_000  # of one conversation
-LONGEST_TEXT = 64_000_000  # characters of a message or of what is attached to it: no file that is attached has more
-LONGEST_TITLE = 1000  # characters; what goes beyond is left out
-_LATEST = 253402300799.0  # seconds since 1970: the end of the year 9999, the last that a datetime holds
-_LARGEST = 2**63 - 1  # that SQLite holds
+MOST_MESSAGES = 100_000  # per conversation
+LONGEST_TEXT = 64_000_000  # characters of a message or attachment: no attached file has more
+LONGEST_TITLE = 1000  # characters; longer titles are cut
+_LATEST = 253402300799.0  # seconds since 1970: the end of the year 9999, the maximum of datetime
+_LARGEST = 2**63 - 1  # SQLite's limit
 _OWN_ID = re.compile("[0-9a-f]{32}")
-_NAMESPACE = uuid.UUID("0c2f5c2e-6a0b-4a7e-8a53-9b7f1d2f4c11")  # the same file gives the same ids, whenever it comes
+_NAMESPACE = uuid.UUID("0c2f5c2e-6a0b-4a7e-8a53-9b7f1d2f4c11")  # the same file always gives the same ids
 _ROLES = frozenset(role.value for role in Role)
 _STATES = frozenset(state.value for state in MessageState)
 _SOURCES = frozenset(source.value for source in Source)
@@ -77,7 +77,7 @@ def store_rows(database: Database, conversation: Row) -> bool:
         with database.transaction() as db:
             if db.execute("SELECT 1 FROM conversations WHERE id = ?", (checked["id"],)).fetchone():
                 return False
-            db.execute("PRAGMA defer_foreign_keys = ON")  # a message may stand before the one it answers
+            db.execute("PRAGMA defer_foreign_keys = ON")  # a message may precede the one it answers
             used = db.execute(_USED, (checked["updated_at"],)).fetchone() or (0,)
             insert_rows(db, "conversations", [checked | {"used": used[0]}])
             insert_rows(db, "messages", [message | {"conversation_id": checked["id"]} for message in messages])
@@ -97,7 +97,7 @@ def with_own_ids(conversation: Row) -> Row:
 
     def own(id: Any) -> Any:
         if not isinstance(id, str) or _OWN_ID.fullmatch(id):
-            return id  # what is no text is refused by `store_rows`
+            return id  # `store_rows` rejects ids that are not text
         return uuid.uuid5(_NAMESPACE, _whole_text(f"{conversation.get('id')}:{id}")).hex
 
     def renamed(row: Row) -> Row:
@@ -142,9 +142,9 @@ def _message_row(row: sqlite3.Row) -> Row:
     kept = _kept(row)
     kept |= {name: text_of(kept[name]) for name in ("id", "content", "thinking")}
     kept |= {"role": role_of(row).value, "state": state_of(row["state"]).value}
-    if kept["receipt"]:  # of a damaged one nothing is kept
+    if kept["receipt"]:  # drop a damaged receipt
         kept["receipt"] = json.loads(kept["receipt"]) if receipt_of(kept["receipt"]) else None
-    if kept["state"] == MessageState.STREAMING.value:  # whoever reads the file will not see it end
+    if kept["state"] == MessageState.STREAMING.value:  # it cannot finish in an exported file
         kept["state"] = MessageState.INTERRUPTED.value
     return kept
 

@@ -22,7 +22,7 @@ from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.importing import ImportReport, import_paths
 from kvchat.transfer.memory_file import NothingKept, export_with_memory, memory_to_export, told_of
 
-TryOut = Callable[[str, Fingerprint, bool], Awaitable[TriedOut]]  # the conversation; whether an engine may be started
+TryOut = Callable[[str, Fingerprint, bool], Awaitable[TriedOut]]  # conversation id; fingerprint; may start an engine
 
 
 class TransferService:
@@ -42,7 +42,7 @@ class TransferService:
 
     async def export(self, ids: Sequence[str], target: Path, progress: Progress) -> int:
         def work(tell: Progress) -> int:
-            with closing(Database(self._paths.database)) as beside:  # a connection of its own holds nobody up
+            with closing(Database(self._paths.database)) as beside:  # separate connection: blocks nobody
                 return export_file(beside, ids, ExportForm.of(target), target, tell)
 
         return await in_thread_with_progress(work, progress)

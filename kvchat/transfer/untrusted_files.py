@@ -21,17 +21,17 @@ from kvchat.transfer.rows import FORMAT, VERSION, own_entries
 from kvchat.words.language import _, number
 from kvchat.words.wording import size
 
-MOST_LISTED = 16_000_000  # bytes of a zip's list of what is in it: some 150,000 files, each takes 1 KB once it is read
-# What a zip that is damaged, or made to do damage, can end in.
+MOST_LISTED = 16_000_000  # bytes of a zip's directory: some 150,000 files, each taking 1 KB once read
+# Errors a damaged or malicious zip can raise.
 ZIP_FAULTS = (OSError, ValueError, RuntimeError, EOFError, struct.error, zlib.error, zipfile.BadZipFile)
 _PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _END, _END_64 = b"PK\5\6", b"PK\6\6"
 _END_SIZE, _END_64_SIZE, _LOCATOR_SIZE, _LONGEST_COMMENT = 22, 56, 20, 65_535
-LARGEST_FILE = 2_000_000_000  # characters; ChatGPT's exports of many years have 500 MB
-LARGEST_PIECE = 128_000_000  # characters of one chat, its pictures included
-MOST_PARTS = 6_000_000  # lists, objects, names and texts in one chat; in memory each takes up to 100 bytes
+LARGEST_FILE = 2_000_000_000  # characters; ChatGPT exports of many years have 500 MB
+LARGEST_PIECE = 128_000_000  # characters of one chat with its pictures
+MOST_PARTS = 6_000_000  # lists, objects, names and texts in one chat; each takes up to 100 bytes in memory
 _STEP = 1_000_000  # characters
-_NEAR_THE_END = 16  # characters: what is cut off there may be whole once more is read
+_NEAR_THE_END = 16  # characters: a token cut here may be complete after the next read
 _OWN = re.compile(rf'\s*{{\s*"format":\s*"{FORMAT}",\s*"version":\s*{VERSION},\s*"conversations":\s*\[')
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -46,7 +46,7 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
             if any(member.compress_type not in _PACKED for member in archive.infolist()):
                 raise zipfile.BadZipFile(
                     _("it uses an unsupported compression method")
-                )  # which can take any amount of memory
+                )  # it could use unlimited memory
             yield archive
 
 
@@ -74,8 +74,8 @@ def _directory_size(file: BinaryIO) -> int:
 @dataclass(frozen=True)
 class Piece:
     value: Any
-    own: bool  # as kvchat writes them
-    alone: bool  # the only one in its file
+    own: bool  # in kvchat's format
+    alone: bool  # only piece in its file
 
 
 class TooMuch(ValueError):
@@ -117,9 +117,9 @@ class _Text:
     def __init__(self, file: io.TextIOWrapper) -> None:
         self._file = file
         self._buffer = ""
-        self.at = 0  # in it
+        self.at = 0
         self._ended = False
-        self._read = self._line = self._column = 0  # characters so far; where the window begins
+        self._read = self._line = self._column = 0  # characters read; buffer start position
         self._numbers = 0
         self._decode = json.JSONDecoder(
             parse_float=partial(self._counted, float), parse_int=partial(self._counted, int)

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-_WORD = re.compile(r"[^\x00-\x2f\x3a-\x40\x5b-\x60\x7b-\x7f]+")  # as the tokenizer `ascii` of FTS5 splits
+_WORD = re.compile(r"[^\x00-\x2f\x3a-\x40\x5b-\x60\x7b-\x7f]+")  # splits like FTS5's tokenizer `ascii`
 _PIECE = re.compile(r'"([^"]*)"?|([^\s"]+)')
-_ALONE = (  # scripts written without spaces between words, or with particles joined to them
+_ALONE = (  # scripts without spaces between words, or with joined particles
     (0x0E00, 0x109F),  # Thai, Lao, Tibetan, Myanmar
     (0x1780, 0x17FF),  # Khmer
     (0x3040, 0x31FF),  # kana, Bopomofo
@@ -24,8 +24,8 @@ _ALONE = (  # scripts written without spaces between words, or with particles jo
     (0xF900, 0xFAFF),
     (0x20000, 0x3FFFF),
 )
-_STEP, _OVERLAP = 4096, 256  # characters read at once; a hit that a step cuts through is whole in the next
-_KEPT_MARKS = (0, 8, 9)  # classes of marks that make another letter: vowel signs, kana's voicing, viramas
+_STEP, _OVERLAP = 4096, 256  # characters read at once; a hit cut by a step is whole in the next
+_KEPT_MARKS = (0, 8, 9)  # mark classes that make another letter: vowel signs, kana voicing, viramas
 
 
 class _Folded(dict[int, str]):
@@ -92,12 +92,12 @@ def terms_of(query: str) -> tuple[Term, ...]:
 def spans(text: str, terms: Sequence[Term]) -> list[tuple[int, int]]:
     """Return non-overlapping matches of the terms, in order."""
     plain = folded(text)
-    there = [term for term in terms if term.words[0] in plain]  # far quicker than the pattern
+    there = [term for term in terms if term.words[0] in plain]  # much faster than the pattern
     found = sorted(match.span() for term in there for match in term.pattern.finditer(plain))
     if len(plain) != len(text):
         origin = [i for i, char in enumerate(text) for _ in char.translate(_FOLDED)]
         origin.append(len(text))
-        found = [(origin[start], origin[end]) for start, end in found]  # with the marks that were folded away
+        found = [(origin[start], origin[end]) for start, end in found]  # restores the folded marks
     apart: list[tuple[int, int]] = []
     for start, end in found:
         if not apart or start >= apart[-1][1]:
@@ -120,7 +120,7 @@ def _span_after(first: int, text: str, terms: Sequence[Term], steps: int | None 
     for begin in range(first, max(len(text), 1), _STEP)[:steps]:
         piece = text[begin : begin + _STEP + _OVERLAP]
         for start, end in spans(piece, terms):
-            cut = (begin and not start) or (end == len(piece) and begin + end < len(text))  # perhaps a longer word
+            cut = (begin and not start) or (end == len(piece) and begin + end < len(text))  # may be a longer word
             if not cut:
                 return begin + start, begin + end
     return None
@@ -138,7 +138,7 @@ def _alone(char: str) -> bool:
 
 def _counts(char: str) -> bool:
     category = unicodedata.category(char)
-    if category == "Sk":  # a skin tone, an accent that stands alone
+    if category == "Sk":  # a skin tone or a standalone accent
         return char.isascii()
     variation = 0xFE00 <= ord(char) <= 0xFE0F
     return not variation and not (category == "Mn" and unicodedata.combining(char) not in _KEPT_MARKS)

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-SYSTEM = "system"  # the setting that leaves it to the desktop
-LANGUAGES = {  # as each calls itself
+SYSTEM = "system"  # setting: follow the desktop
+LANGUAGES = {  # native names
     "en": "English",
     "de": "Deutsch",
     "es": "Español",
@@ -29,7 +29,7 @@ LANGUAGES = {  # as each calls itself
 }
 CATALOGUES = Path(__file__).parent.parent / "locale"
 _DOMAIN = "kvchat"
-_FROM_THE_RIGHT = {"ar", "fa", "he", "ur"}  # none of them is spoken yet
+_FROM_THE_RIGHT = {"ar", "fa", "he", "ur"}  # not translated yet
 _WITHOUT_SPACES = {"ja", "zh_Hans", "zh_Hant"}
 _WIDE = {"; ": "；", ": ": "：", " (": "（", ")": "）"}
 _ENDS, _WIDE_ENDS = tuple(".!?:;…)"), tuple("。！？：；）」』")

@@ -24,12 +24,12 @@ from mdit_py_plugins.tasklists import tasklists_plugin
 
 from kvchat.words.safe_text import calm, spelled_out
 
-STREAMING = "streaming"  # key in markdown-it's env: the text may go on, so a formula at its end may still be closed
-_MAX_NESTING = 40  # lists (each counts twice) and quotes inside each other
+STREAMING = "streaming"  # markdown-it env key: more text may follow, so a formula at its end may still be closed
+_MAX_NESTING = 40  # nested lists (each counts twice) and quotes
 _LINK_SCHEMES = ("http", "https", "mailto")
 _INLINE = (("$$", "$$", True), ("\\[", "\\]", True), ("\\(", "\\)", False), ("$", "$", False))
 _ENVIRONMENT = re.compile(r"\\begin\{((?:equation|align|aligned|alignat|gather|gathered|multline|cases|split)\*?)\}")
-_MONEY = re.compile(r"\d[\d.,]*\s+[a-z]{2,}\s", re.IGNORECASE)  # "5 and 10", between two dollar signs
+_MONEY = re.compile(r"\d[\d.,]*\s+[a-z]{2,}\s", re.IGNORECASE)  # "5 and 10" between two dollar signs
 
 
 class SafeRenderer(RendererHTML):
@@ -91,7 +91,7 @@ def markdown_parser(renderer: type[SafeRenderer]) -> MarkdownIt:
     parser.enable(["table", "strikethrough"])
     footnote_plugin(parser, inline=False, move_to_end=False)
     tasklists_plugin(parser)
-    # Tokens of both rules: `content` LaTeX, `markup` opener, `info` closer, both empty where `content` has them.
+    # Tokens of both rules: `content` LaTeX, `markup` opener, `info` closer, both empty if `content` has them.
     parser.inline.ruler.before("escape", "math_inline", _inline)
     parser.block.ruler.before(
         "fence", "math_block", _block, {"alt": ["paragraph", "reference", "blockquote", "list", "footnote_def"]}
@@ -149,7 +149,7 @@ def _is_formula(source: str, begin: int, end: int, closer: str) -> bool:
         return False
     if closer != "$":
         return True
-    # Pandoc's rule: no space inside the dollars, no digit behind them. "$5 and $6" is money.
+    # Pandoc's rule: no space inside the dollars, no digit after them. "$5 and $6" is money.
     digit_behind = source[end + 1 : end + 2].isdigit()
     return not (content[0].isspace() or content[-1].isspace() or digit_behind or _MONEY.match(content))
 
@@ -169,7 +169,7 @@ def _block(state: StateBlock, first: int, limit: int, silent: bool) -> bool:
             closed = True
             break
         if closer in rest:
-            return False  # words behind the formula: a paragraph, which has formulas of its own
+            return False  # text follows the formula: a paragraph with its own formulas
         content.append(rest)
         number += 1
         if number >= limit:

@@ -25,9 +25,9 @@ class ReasonCode(StrEnum):
         member._value_, member.sentence, member.general = code, sentence, general
         return member
 
-    ERROR = "error", "{message}"  # in the words of the system, the engine or an error
+    ERROR = "error", "{message}"  # message of the system, the engine or an error
 
-    # Why a prompt was read: nothing fits
+    # Why a prompt was read: no match
     FIRST_REPLY = "first-reply", N_("the first reply")
     NOTHING_SAVED = "nothing-saved", N_("this chat has no saved memory")
     NOTHING_ALIKE = "nothing-alike", N_("no saved memory starts with the same text")
@@ -92,7 +92,7 @@ class ReasonCode(StrEnum):
     PURGED = "purged", N_("the engine discarded the chat to make room for others")
     RENDERS_OTHERWISE = "renders-otherwise", N_("the engine built a different prompt than it had reported")
 
-    # What is known of restoring
+    # Results of restore tests
     UNUSED = "unused", N_("the engine loaded a chat but did not use it")
     UNUSED_AGAIN = "unused-again", N_("the engine loaded {count} chats in a row but used none of them")
     TOO_SLOW_TO_TRY = "too-slow-to-try", N_("the engine is too slow to test in advance")
@@ -138,7 +138,7 @@ class ReasonCode(StrEnum):
     ON_BATTERY = "on-battery", N_("this computer is running on battery")
     COSTS_MORE = "costs-more", N_("rewinding would take longer than processing it")
 
-    # Why a program's prompt parts from the one before
+    # Why a program's prompt differs from the last
     OTHER_PROMPT = "other-prompt", N_("different prompt")
     OTHER_CONVERSATION = "other-conversation", N_("a different conversation started")
     OTHER_WAY = (

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-# Embeddings, overrides and isolates (UAX #9) reorder what stands beside them; the rest has no width at all.
-# Marks that honest text needs stay: LRM, RLM and ALM in Arabic and Hebrew, ZWJ and ZWNJ in emoji and Persian.
+# Embeddings, overrides and isolates (UAX #9) reorder adjacent text; the rest has no width.
+# Legitimate marks stay: LRM, RLM and ALM in Arabic and Hebrew, ZWJ and ZWNJ in emoji and Persian.
 _HIDDEN = {
     "\u202a": "LRE",
     "\u202b": "RLE",
@@ -38,20 +38,20 @@ _HIDDEN = {
     "\u17b4": "KHMER VOWEL",
     "\u17b5": "KHMER VOWEL",
 }
-# Invisible operators and deprecated format controls, annotations, formats of shorthand and of music, tags and what is
-# reserved beside them, and the variation selectors.
+# Invisible operators, deprecated format controls, annotations, shorthand and music formats, tags,
+# reserved neighbours, and the variation selectors.
 _RANGES = (
     "\u2061-\u2065\u206a-\u206f\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
     "\u180b-\u180d\u180f\ufe00-\ufe0f"
 )
-# Honest marks of other scripts and of emoji: among plain letters, figures and signs of code they only deceive.
+# Legitimate marks of other scripts and emoji: among plain letters, digits and code they only deceive.
 _MARKS = {"\u061c": "ALM", "\u200c": "ZWNJ", "\u200d": "ZWJ", "\u200e": "LRM", "\u200f": "RLM"}
 _STRAY = re.compile(f"(?<![^\x00-\x7f])[{''.join(_MARKS)}]+(?![^\x00-\x7f])")
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f"
 _SUSPECT = re.compile("[" + _CONTROLS + "".join(_HIDDEN) + _RANGES + "]")
 _DELETE, _CONTROL_PICTURES = 0x7F, 0x2400
 
-# A selector says how the character before it looks, and belongs behind one of these: emoji, ideographs, what Unicode
+# A selector sets the look of the character before it and must follow one of these: emoji, ideographs, those Unicode
 # lists as standardised (mathematics, Myanmar, 'Phags-pa, fullwidth forms), Mongolian letters.
 _EMOJI = "#*0-9\u00a9\u00ae\u203c-\u3299\U0001f000-\U0001faff"
 _IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -60,8 +60,8 @@ _BELONGS = re.compile(
     f"\u3000-\u303f\uff01-\uff5e][\ufe00-\ufe0d]|[{_IDEOGRAPHS}][\U000e0100-\U000e01ef]"
     "|[\u1820-\u18aa][\u180b-\u180d\u180f]|[\u1100-\u115e\ua960-\ua97c]\u1160"
 )
-_JUNGSEONG = re.compile("[\u1161-\u11a7\ud7b0-\ud7c6]")  # a vowel that U+115F may begin the syllable of
-_FLAG = re.compile("\U0001f3f4[\U000e0030-\U000e0039\U000e0061-\U000e007a]{3,6}\U000e007f")  # Scotland's and the like
+_JUNGSEONG = re.compile("[\u1161-\u11a7\ud7b0-\ud7c6]")  # vowel that may follow U+115F in a syllable
+_FLAG = re.compile("\U0001f3f4[\U000e0030-\U000e0039\U000e0061-\U000e007a]{3,6}\U000e007f")  # Scotland and others
 _FLAG_LENGTH = 8
 _PROSE = frozenset(("", ".txt", ".md", ".markdown", ".rst", ".pdf"))
 
@@ -117,7 +117,7 @@ def _name(char: str) -> str:
 
 _REMOVED = "‹removed›"
 
-# What comes before stays, what follows goes.
+# Keep the part before, remove the rest.
 _AFTER = re.compile(
     r"(?P<before>Authorization:\s*(?:Bearer\s+)?|Bearer\s+|--(?:api-key|hf-token)[= ]\s*|-hft\s+"
     r"|\b\w*(?:(?:API|ENGINE)_?KEY|(?:HF|HUB|ACCESS|AUTH)_?TOKEN|SECRET|PASSWORD)\b[\"']?\s*[=:]\s*[\"']?)(?P<secret>[^\s\"',;]+)",
@@ -125,7 +125,7 @@ _AFTER = re.compile(
 )
 _LOOKS_SECRET = re.compile(r"\bhf_[A-Za-z0-9]{8,}|\bsk-[A-Za-z0-9_-]{16,}|\bgh[pousr]_[A-Za-z0-9]{16,}")
 _IN_URL = re.compile(r"(?<=://)[^/\s:@]+(?::[^/\s@]*)?@")
-_SHORTEST_NAME = 3  # a shorter one would take letters out of other words
+_SHORTEST_NAME = 3  # shorter names would match in other words
 
 
 @dataclass(frozen=True)

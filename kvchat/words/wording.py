@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 from kvchat.words.language import N_, _, number, pgettext, several
 
-# What stands here is shown through `_`.
-MEMORY_OF_CHATS = N_("Chat memory")  # what is kept so that chats need not be read again
-STORAGE = N_("Storage")  # its place
-CHATS_READY = N_("cached chats, up to")  # staged in the computer's memory; a size follows
+# Texts here are translated by `_`.
+MEMORY_OF_CHATS = N_("Chat memory")  # saved state that avoids reprocessing chats
+STORAGE = N_("Storage")
+CHATS_READY = N_("cached chats, up to")  # staged in system memory; a size follows
 ALWAYS_KEEP, NEVER_KEEP = N_("Always keep chat memory"), N_("Never keep chat memory")
 VERIFY_MEMORY = N_("Verify imported memory")
-TIME_SAVED = N_("Time saved")  # the page that adds it up
+TIME_SAVED = N_("Time saved")  # page with the total
 NUMBERS = N_("Speed and token counts")
 STYLE = N_("Sampling")
-# Where what a reply went on from came from, the best first.
+# Where a reply's starting state came from, best first.
 STILL_LOADED, REMEMBERED, READ_AGAIN = N_("still loaded"), N_("remembered"), N_("read again")
-READ_AHEAD = N_("processed ahead")  # before Send, while the user looked or wrote
-FIRST_REPLY, READ = N_("first reply"), N_("read")  # not again: there was nothing to remember, or next to nothing of use
+READ_AHEAD = N_("processed ahead")  # before Send, while the user read or typed
+FIRST_REPLY, READ = N_("first reply"), N_("read")  # first processing: nothing, or almost nothing, was saved
 
 _MONTHS = (
     *(N_("January"), N_("February"), N_("March"), N_("April"), N_("May"), N_("June"), N_("July")),

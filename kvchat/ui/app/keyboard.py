@@ -148,11 +148,11 @@ class FocusHome(QObject):
         super().__init__(window)
         self._window, self._composer = window, composer
         self._watched: QWidget | None = None
-        self._left: QWidget | None = None  # had the keyboard before
-        self._left_field = False  # and one wrote there
-        self._away = False  # another window of ours has the keyboard
-        self._due = False  # it was a click, or the way back from another window
-        self._settler = QTimer(self, singleShot=True, interval=0)  # Qt itself looks for who gets the keyboard first
+        self._left: QWidget | None = None  # previous focus widget
+        self._left_field = False  # it was a text field
+        self._away = False  # another kvchat window has the focus
+        self._due = False  # after a click or a return from another window
+        self._settler = QTimer(self, singleShot=True, interval=0)  # runs after Qt's own focus handling
         self._settler.timeout.connect(self._settle)
         page.message_requested.connect(self._requested)
         app = QApplication.instance()
@@ -202,7 +202,7 @@ class FocusHome(QObject):
             now.setAttribute(Qt.WidgetAttribute.WA_InputMethodEnabled)
 
     def _requested(self, requested: MessageRequest) -> None:
-        if requested.run is not Request.SWITCH:  # who goes through branches by key goes on
+        if requested.run is not Request.SWITCH:  # lets the user keep switching by key
             self._composer.focus()
 
     def _settle(self) -> None:

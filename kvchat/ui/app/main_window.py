@@ -43,7 +43,7 @@ class MainWindow(QMainWindow):
         super().__init__()
         self.look = look
         self._joined = False
-        self._pressed: list[QKeySequence] = []  # before there was anything to answer to it
+        self._pressed: list[QKeySequence] = []  # keys pressed before the UI was ready
         self.memory = WindowMemory(config / "window.ini")
         self.setWindowTitle("kvchat")
         self.setWindowIcon(app_icon())

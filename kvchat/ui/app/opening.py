@@ -43,7 +43,7 @@ from kvchat.ui.transcript.transcript import Transcript
 from kvchat.ui.widgets.layouts import ElidedLabel
 from kvchat.words.language import _
 
-_WIDTH, _HEIGHT = 640, 480  # pixels at 100 % text; as high once something is asked
+_WIDTH, _HEIGHT = 640, 480  # pixels at 100 % text; this high after a question
 
 
 class QuickWindow(Panel):
@@ -67,8 +67,8 @@ class QuickWindow(Panel):
         self.setObjectName("quick")
         self._main = chat
         self._chat: str | None = None
-        self._new: NewChat | None = None  # that chat, until its first question is on disk
-        self._came_with = 0  # so high it came on show, in pixels
+        self._new: NewChat | None = None  # that chat until its first message is saved
+        self._came_with = 0  # height when shown, in pixels
         self.transcript, self.composer = Transcript(look), Composer(look)
         self._shown = ChatPresenter(
             runtime, self.transcript, self.composer, self.current, lambda: chat.turn_of(self._chat or ""), cards=False
@@ -192,7 +192,7 @@ class QuickWindow(Panel):
         height = min(self._look.px(_HEIGHT), room.height() - 80) if asked else self.sizeHint().height()
         if not self.isVisible():
             self._came_with = height
-        elif on_wayland():  # in the middle, as a rule: it grows downwards and cannot be moved up
+        elif on_wayland():  # usually centred: it grows down and cannot be moved up
             height = min(height, (room.height() + self._came_with) // 2 - 20)
         self.setFixedWidth(width)
         self.setFixedHeight(height)
@@ -202,7 +202,7 @@ class QuickWindow(Panel):
             self.move(self.x(), max(room.top(), self.y() - beyond))
 
 
-_MOST_PATH = 32_767  # characters; Windows' limit, and beyond every other system's
+_MOST_PATH = 32_767  # characters; Windows' limit, the highest of all systems
 _MOST_SHOWN = 200  # characters of a link; Qt takes seconds to lay out 100,000
 
 
@@ -256,7 +256,7 @@ class Opener(QObject):
     def _follow(self, link: str) -> None:
         try:
             parts = urlsplit(link)
-        except ValueError:  # half an IPv6 address
+        except ValueError:  # broken IPv6 address
             self._tell_of_dead_link(link)
             return
         rest = unquote(parts.path).strip("/")

@@ -28,7 +28,7 @@ SHOWN_AFTER_S, UPDATED_EVERY_S = 1.0, 0.5
 
 class QuitController(QObject):
     agreed = Signal()
-    hidden_first_time = Signal()  # closed into the tray for the first time ever
+    hidden_first_time = Signal()  # closed to the tray for the first time
 
     def __init__(
         self,

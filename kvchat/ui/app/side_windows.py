@@ -30,8 +30,8 @@ W = TypeVar("W", bound=QWidget)
 
 class SideWindows(QObject):
     starter_requested = Signal()
-    model_used = Signal()  # another model was chosen in the models window
-    begun = Signal(str)  # a conversation began with its settings, or on documents
+    model_used = Signal()  # a model was chosen in the models window
+    begun = Signal(str)  # conversation id: started with settings or documents
 
     def __init__(
         self, runtime: Runtime, look: Look, runner: TaskRunner, conversations: SidebarController, parent: QWidget
@@ -54,7 +54,7 @@ class SideWindows(QObject):
     def open_storage(self) -> StoragePanel:
         changed, limits = self._conversations.reload_soon, self._open_limits
         panel = self._window(StoragePanel, changed=changed, saved_requested=self.open_saved, limits_requested=limits)
-        self._show_usage()  # as last told: a large store needs a moment to answer
+        self._show_usage()  # show the last result: a large store answers slowly
         panel.refresh()
         panel.bring_forward()
         return panel

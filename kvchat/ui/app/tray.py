@@ -18,7 +18,7 @@ from kvchat.ui.base.icons import LogoState, tray_icon
 from kvchat.words.language import _, beside
 from kvchat.words.wording import one_line, rough_duration
 
-_RECENT, _LETTERS = 5, 40  # chats in the menu, and how much of their titles
+_RECENT, _LETTERS = 5, 40  # chats in the menu, and letters of their titles
 
 _LOGOS = {
     EngineState.STARTING: LogoState.LOADING,
@@ -41,7 +41,7 @@ def _entry(title: str) -> str:
 class Tray(QObject):
     """The tray icon and its menu. While a tray exists, closing the window keeps the app running."""
 
-    quick_requested = Signal()  # the small window to ask something in
+    quick_requested = Signal()  # open the quick window
 
     def __init__(self, runtime: Runtime, window: MainWindow) -> None:
         super().__init__(window)
@@ -53,7 +53,7 @@ class Tray(QObject):
         self.hide = self.menu.addAction(_("Hide"), window.hide)
         self.new = self.menu.addAction(_("New chat"), lambda: window.show_chat(None))
         self.menu.addAction(_("Quick question"), self.quick_requested.emit)
-        self.recent: list[QAction] = []  # the chats used last
+        self.recent: list[QAction] = []  # recently used chats
         self._below_recent = self.menu.addSeparator()
         start = window.runner.start
         self.start = self.menu.addAction(_("Start engine"), lambda: start(runtime.start_engine()))
@@ -74,7 +74,7 @@ class Tray(QObject):
 
     def close(self) -> None:
         self._unsubscribe()
-        self._window.chat.conversations.shown.disconnect(self._show_recent)  # what ends may still tell of chats
+        self._window.chat.conversations.shown.disconnect(self._show_recent)  # shutdown may still emit chats
         self._window.shown_changed.disconnect(self.refresh)
         self.icon.hide()
         self.menu.deleteLater()
@@ -127,7 +127,7 @@ class Tray(QObject):
         )
 
 
-LONG_S = 10.0  # who waits longer may have gone on to something else
+LONG_S = 10.0  # after this long the user may be elsewhere
 _DESKTOP = Service("org.freedesktop.Notifications", "/org/freedesktop/Notifications", "org.freedesktop.Notifications")
 
 
@@ -137,16 +137,16 @@ class Attention(QObject):
     def __init__(self, runtime: Runtime, window: MainWindow, tray: Tray, bus: SessionBus) -> None:
         super().__init__(window)
         self._window, self._tray, self._bus = window, tray, bus
-        self._chats: dict[int, str] = {}  # by the desktop's number of what was told
-        self._last = ""  # the chat that the tray told of
-        self._token = ""  # with which the desktop lets the window come to the front, told just before the click
+        self._chats: dict[int, str] = {}  # by the desktop's notification id
+        self._last = ""  # chat in the last notification
+        self._token = ""  # activation token to raise the window, received just before the click
         self._listens = False
         self._unsubscribe = runtime.events.subscribe(self._hear)
         tray.icon.messageClicked.connect(lambda: self._open(self._last))
 
     def close(self) -> None:
         self._unsubscribe()
-        self._chats.clear()  # the desktop may still tell of a click
+        self._chats.clear()  # a click may still arrive
 
     def _hear(self, event: Event) -> None:
         if QApplication.activeWindow() is not None:

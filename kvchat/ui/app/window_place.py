@@ -56,8 +56,8 @@ class WindowMemory:
         return QSettings(self._file, QSettings.Format.IniFormat)
 
 
-_LEAST = 360  # pixels at 100 % text, both ways, as far as the screen goes
-_SIDEBAR, _NARROW = 180, 520  # pixels at 100 % text: the least for the sidebar, and for it and a page side by side
+_LEAST = 360  # pixels at 100 % text, both axes, if the screen allows
+_SIDEBAR, _NARROW = 180, 520  # pixels at 100 % text: minimum for the sidebar, and for sidebar plus page
 
 
 class WindowPlace(QObject):
@@ -69,8 +69,8 @@ class WindowPlace(QObject):
         super().__init__(window)
         self._window, self._look, self._memory = window, look, memory
         self._sidebar, self._header, self._pages = sidebar, header, pages
-        self._wanted = memory.is_true("sidebar", True)  # where there is room for both
-        self._narrow = self._peeking = False  # in a narrow window the sidebar is shown for a moment
+        self._wanted = memory.is_true("sidebar", True)  # used if both fit
+        self._narrow = self._peeking = False  # peeking: sidebar shown briefly in a narrow window
         self.splitter = QSplitter(Qt.Orientation.Horizontal)
         self.splitter.setHandleWidth(1)
         self.splitter.setChildrenCollapsible(False)

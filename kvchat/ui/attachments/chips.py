@@ -26,7 +26,7 @@ from kvchat.words.wording import one_line, size, tokens_short
 if TYPE_CHECKING:
     from kvchat.chat.record.messages import Attachment
 
-HEIGHT, WIDEST, NARROWEST = 72, 144, 40  # pixels, of a tile
+HEIGHT, WIDEST, NARROWEST = 72, 144, 40  # pixels of a tile
 _GAP = 4  # pixels
 _LOOK_MS = 15
 _NAME_LETTERS = 34
@@ -224,7 +224,7 @@ class AttachmentView(QDialog):
     def _show_place(self) -> None:
         self.place.setText(_("{at} of {count}", at=self._at + 1, count=len(self._hits)))
         at = QTextCursor(self._hits[self._at])
-        at.setPosition(at.selectionStart())  # not selected: the mark's colour is to be seen
+        at.setPosition(at.selectionStart())  # no selection: it would hide the mark's colour
         self.text.setTextCursor(at)
         self.text.centerCursor()
 

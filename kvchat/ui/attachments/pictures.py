@@ -39,19 +39,19 @@ from kvchat.ui.desktop.activation import on_wayland
 from kvchat.ui.desktop.portal import Declined, request
 from kvchat.words.language import _
 
-# What decoders complain of in a stranger's picture is nothing to print; what cannot be decoded is told.
+# Decoder warnings about untrusted pictures are not printed; decoding failures are reported.
 _STDERR, _silencing = 2, threading.Lock()
 QLoggingCategory.setFilterRules("qt.gui.imageio*=false")
 
 FORMATS = frozenset((b"png", b"jpeg", b"webp", b"gif", b"bmp"))
-LONGEST_SIDE = 1536  # pixels; models look at no more than about that
-MOST_MIB = 256  # that one picture may take in memory as it is decoded
-_PNG_MOST = 1_000_000  # bytes; beyond it, it is sent as JPEG
+LONGEST_SIDE = 1536  # pixels; models use about this much at most
+MOST_MIB = 256  # memory limit for decoding one picture
+_PNG_MOST = 1_000_000  # bytes; above this, sent as JPEG
 _JPEG_QUALITY = 90
 _KEEPS_SHAPE, _SMOOTH = Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation
 
-_REDRAW_S = 0.3  # until the desktop has drawn what was behind the window
-_PATIENCE_S = 120.0  # for the desktop's dialog; then the window comes back in any case
+_REDRAW_S = 0.3  # until the desktop has redrawn behind the window
+_PATIENCE_S = 120.0  # wait for the desktop's dialog; then show the window again
 _LEAST = 4  # pixels; a shorter drag is a click
 _STEP = 10  # pixels by which an arrow key moves or resizes the region
 _SHADE = QColor(0, 0, 0, 110)
@@ -83,7 +83,7 @@ def of_image(name: str, image: QImage) -> Attachment:
     data = _encoded(image, "PNG", -1)
     if len(data) > _PNG_MOST:
         opaque = QImage(image.size(), QImage.Format.Format_RGB32)
-        opaque.fill(Qt.GlobalColor.white)  # below what is transparent, which JPEG would make black
+        opaque.fill(Qt.GlobalColor.white)  # JPEG would turn transparency black
         with QPainter(opaque) as painter:
             painter.drawImage(0, 0, image)
         data = _encoded(opaque, "JPEG", _JPEG_QUALITY)
@@ -115,11 +115,11 @@ def shape(data: bytes) -> QSize | None:
 @contextlib.contextmanager
 def _libpng_silent() -> Iterator[None]:
     """Keep libpng, which Qt does not silence, from printing; other output is printed afterwards."""
-    if not hasattr(os, "memfd_create"):  # elsewhere no window has a terminal
+    if not hasattr(os, "memfd_create"):  # no terminal on other systems
         yield
         return
     with _silencing, contextlib.ExitStack() as afterwards:
-        with contextlib.suppress(OSError):  # nothing is printed anywhere
+        with contextlib.suppress(OSError):  # stderr is closed
             terminal, heard = os.dup(_STDERR), os.fdopen(os.memfd_create("stderr"), "r+b", buffering=0)
             os.dup2(heard.fileno(), _STDERR)
             afterwards.callback(_print_again, terminal, heard)
@@ -139,7 +139,7 @@ def _print_again(terminal: int, heard: BinaryIO) -> None:
 @contextlib.contextmanager
 def _reader(data: bytes) -> Iterator[QImageReader | None]:
     QImageReader.setAllocationLimit(MOST_MIB)
-    buffer = QBuffer()  # held as long as it is read from
+    buffer = QBuffer()  # must outlive the reader
     buffer.setData(QByteArray(data))
     buffer.open(QIODevice.OpenModeFlag.ReadOnly)
     reader = QImageReader(buffer)
@@ -224,15 +224,15 @@ async def _by_picker(screen: QScreen) -> QImage | None:
 
 
 class RegionPicker(QWidget):
-    chosen = Signal()  # the `region`, which is empty if the user gave up
+    chosen = Signal()  # the `region`; empty if cancelled
 
     def __init__(self, picture: QPixmap) -> None:
         super().__init__(None, Qt.WindowType.FramelessWindowHint | Qt.WindowType.WindowStaysOnTopHint)
         self.setAccessibleName(_("Choose a region for the screenshot"))
         self.setCursor(Qt.CursorShape.CrossCursor)
         self._picture = picture
-        self._begun: QPoint | None = None  # where the mouse was pressed
-        self.region = QRect()  # in the coordinates of the screen
+        self._begun: QPoint | None = None  # mouse press position
+        self.region = QRect()  # in screen coordinates
         keys = _("Press Enter to capture the region, or the whole screen if you chose none. Press Esc to cancel.")
         self._hint = label(_("Drag to choose a region, or use the arrow keys (with Shift to resize).") + "\n" + keys)
         self._hint.setParent(self)
@@ -290,7 +290,7 @@ class RegionPicker(QWidget):
 
     def closeEvent(self, event: QCloseEvent) -> None:
         super().closeEvent(event)
-        self.region = QRect()  # nothing is taken
+        self.region = QRect()  # cancelled
         self.chosen.emit()
 
     def _set(self, region: QRect) -> None:

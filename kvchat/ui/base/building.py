@@ -21,9 +21,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-STRETCH = "stretch"  # room that grows, as a part of a row or a column
+STRETCH = "stretch"  # stretchable space in a row or column
 
-# A widget or layout, alone or with its stretch and alignment; pixels of room; STRETCH.
+# A widget or layout, alone or with stretch and alignment; pixels of space; STRETCH.
 Part = QWidget | QLayout | tuple[QWidget | QLayout, int] | tuple[QWidget, int, Qt.AlignmentFlag] | int | str
 Margins = int | tuple[int, int, int, int]
 

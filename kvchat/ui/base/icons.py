@@ -15,7 +15,7 @@ from PySide6.QtCore import QByteArray, QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QGuiApplication, QIcon, QIconEngine, QPainter, QPixmap
 from PySide6.QtSvg import QSvgRenderer
 
-_DESKTOP_SIZES = (16, 22, 24, 32, 44, 48, 64, 128, 256)  # of a tray and of a window's own icon
+_DESKTOP_SIZES = (16, 22, 24, 32, 44, 48, 64, 128, 256)  # tray and window icon sizes
 _PALE = 0.4
 
 # Strokes on a 24 x 24 grid.
@@ -56,8 +56,8 @@ _GLYPHS = {
     "info": "M12 20.5a8.5 8.5 0 1 0 0-17 8.5 8.5 0 0 0 0 17zM12 11v5M12 8h.01",
 }
 
-_SIDED = {"sidebar", "go-on", "chevron-left", "chevron-right"}  # they point to where lines begin or end
-# The logo on a 32 x 32 grid; edges fall on even numbers, so that 16 px stays crisp.
+_SIDED = {"sidebar", "go-on", "chevron-left", "chevron-right"}  # mirrored for right-to-left text
+# The logo on a 32 x 32 grid; edges on even numbers stay crisp at 16 px.
 _BUBBLE = "M8 2 H24 A6 6 0 0 1 30 8 V18 A6 6 0 0 1 24 24 H15 L8 30 V24 A6 6 0 0 1 2 18 V8 A6 6 0 0 1 8 2 Z"
 _OUTLINE = (
     "M8.3 3.3 H23.7 A5 5 0 0 1 28.7 8.3 V17.7 A5 5 0 0 1 23.7 22.7 H14.5 L9.3 27.2 V22.7 H8.3"

@@ -17,12 +17,12 @@ from PySide6.QtWidgets import QApplication, QWidget
 from kvchat.settings import Settings
 from kvchat.ui.base.style_sheet import style_sheet
 
-# Where a desktop names no interface font, Qt falls back to DejaVu Sans, wide and dated: prefer these if present.
+# If the desktop names no interface font, Qt uses DejaVu Sans, wide and dated: prefer these if present.
 _BETTER_FONTS = ("Inter", "Adwaita Sans", "Noto Sans", "Cantarell", "Source Sans 3", "Open Sans", "Ubuntu")
 _FALLBACK_FONTS = ("DejaVu Sans", "Bitstream Vera Sans", "Sans Serif", "sans-serif")
 _BETTER_MONO = ("JetBrains Mono", "Adwaita Mono", "Fira Code", "Noto Sans Mono", "Source Code Pro", "DejaVu Sans Mono")
-_FRAME = 127  # percent: what Fusion makes of it is the colour itself
-# A row for each field after the name, a column for each theme; the strong ones are for who asks for more contrast.
+_FRAME = 127  # percent: Fusion then draws the exact colour
+# One row per field after the name, one column per theme; the strong themes have high contrast.
 _COLOURS = """
     page         #fdfdfb #1a1c1b #ffffff #000000
     sidebar      #f5f5f1 #141615 #ffffff #000000
@@ -57,13 +57,13 @@ class Theme:
     """Set of colours, each "#rrggbb". The single accent also means "proved": the memory worked."""
 
     name: str
-    page: str  # the transcript's ground
+    page: str  # transcript background
     sidebar: str  # sidebar and strip
     raised: str  # composer, cards, menus
     bubble: str  # the user's messages
     hover: str
     selected: str
-    selection: str  # behind selected text, which keeps its colour, as pictures of formulas must
+    selection: str  # behind selected text, which keeps its colour like formula images
     line: str  # hairlines
     text: str
     muted: str  # receipts, captions
@@ -71,10 +71,10 @@ class Theme:
     on_accent: str
     warn: str
     warn_soft: str
-    mark: str  # the ground of what was searched for
+    mark: str  # search hit background
     bad: str
     bad_soft: str
-    code: str  # the ground of code
+    code: str  # code background
     code_keyword: str
     code_string: str
     code_number: str
@@ -108,7 +108,7 @@ class Look(QObject):
     The system's contrast preference applies to either theme.
     """
 
-    changing = Signal()  # every widget is about to be styled anew: who can spare some lets them go
+    changing = Signal()  # all widgets are about to be restyled: drop unneeded ones
     changed = Signal()
 
     def __init__(self, app: QApplication, choice: str = "system") -> None:
@@ -117,12 +117,12 @@ class Look(QObject):
         self._choice = choice
         self._type = _pick_type()
         self.type = self._type
-        self.numbers = True  # whether receipts and figures are shown
+        self.numbers = True  # show receipts and figures
         self._zoom = 100
         self.theme: Theme = LIGHT
-        if not app.styleSheet():  # else another has styled it
+        if not app.styleSheet():  # else already styled
             app.setStyle("Fusion")
-        self._hints = app.styleHints()  # kept: without it, what it gives is taken for gone
+        self._hints = app.styleHints()  # keep a reference, or its results become invalid
         self._system = self._hints.colorScheme()
         self._hints.colorSchemeChanged.connect(self._system_changed)
         self._contrast = self._hints.accessibility().contrastPreference()
@@ -156,7 +156,7 @@ class Look(QObject):
         mirrored = self._app.layoutDirection() is Qt.LayoutDirection.RightToLeft
         sizes = self.type.base, self.type.small, self.px(16)
         sheet = style_sheet(self.theme, *sizes, mirrored=mirrored)
-        if self._app.styleSheet() != sheet:  # styling every widget anew takes its time
+        if self._app.styleSheet() != sheet:  # restyling every widget is slow
             self.changing.emit()
             with _nothing_collected():
                 self._app.setFont(page_font(self.type.family, self.type.base))
@@ -189,7 +189,7 @@ def code_font(family: str, points: float) -> QFont:
 @contextlib.contextmanager
 def _nothing_collected() -> Iterator[None]:
     """Disable the garbage collector: collecting a widget while Qt calls into all of them crashes Qt."""
-    collects = gc.isenabled()  # not while kvchat starts
+    collects = gc.isenabled()  # disabled during startup
     gc.disable()
     try:
         yield

@@ -39,7 +39,7 @@ class EngineCard(Card):
             again = _("Restarting the engine.")
             if status.restart_attempt:
                 again = _("Restarting the engine (attempt {attempt}).", attempt=status.restart_attempt)
-            if failure.kind is FailureKind.NOT_FOUND:  # a server of the user's: only looked for
+            if failure.kind is FailureKind.NOT_FOUND:  # the user's own server: keep looking
                 again = _("{detail} Trying again…", detail=failure.detail)
             self.say(failure.title, again, failure.advice)
         else:

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from kvchat.ui.transcript.transcript import Transcript
 
 _MODEL_WIDTH = 260  # pixels at most, at 100 % text
-_LEAST_LETTERS, _MOST_LETTERS = 40, 64  # of a notice, about so many to a line
+_LEAST_LETTERS, _MOST_LETTERS = 40, 64  # letters per notice line, roughly
 _GAP, _SCROLL_BAR = 10, 10  # pixels
 
 
 class Header(QWidget):
-    renamed = Signal(str)  # the title that was typed
+    renamed = Signal(str)  # the new title
     rename_ended = Signal()
-    requested = Signal(str)  # an action of the table of shortcuts
+    requested = Signal(str)  # action from the shortcuts table
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -48,10 +48,10 @@ class Header(QWidget):
         self.model = button(_("No model"), kind="flat")
         self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
         both = Qt.LayoutDirection.LeftToRight, Qt.LayoutDirection.RightToLeft
-        self.model.setLayoutDirection(both[not self.isRightToLeft()])  # the arrow after the name
+        self.model.setLayoutDirection(both[not self.isRightToLeft()])  # arrow after the name
         self.model_menu = QMenu(self)
         self.model.setMenu(self.model_menu)
-        self.chat_menu, self.menu = QMenu(self), self._build_menu()  # the first is filled as it opens
+        self.chat_menu, self.menu = QMenu(self), self._build_menu()  # the first is filled on opening
         self.chat = _menu_button(_("This chat"), self.chat_menu)
         self.more = _menu_button(_("More"), self.menu)
         parts = self.sidebar, 8, (self.title, 1), (self.field, 1), self.chat, self.model, self.more
@@ -154,7 +154,7 @@ def _menu_button(name: str, menu: QMenu) -> QPushButton:
     made.setMenu(menu)
 
     def leave() -> None:
-        # A window that opens over the button keeps Qt from telling that the pointer has left it.
+        # If a window opens over the button, Qt does not report that the pointer left it.
         made.setAttribute(Qt.WidgetAttribute.WA_UnderMouse, False)
         made.update()
 
@@ -195,7 +195,7 @@ class ChatPage(QWidget):
     ) -> None:
         super().__init__()
         self._look, self._composer = look, composer
-        self._in_line: list[QWidget] = []  # as wide as the transcript's column
+        self._in_line: list[QWidget] = []  # as wide as the transcript column
         look.changed.connect(self._fit)
         self.setObjectName("page")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
@@ -238,7 +238,7 @@ class ChatPage(QWidget):
         wide = min(beside if fits else page.width() - 2 * _GAP - _SCROLL_BAR, letter * _MOST_LETTERS)
         left, below = page.right() - wide - _SCROLL_BAR - _GAP, _GAP if fits else jump
         high = min(notices.heightForWidth(wide), self._composer.y() - page.top() - below)
-        top = max(page.bottom() - high - below, page.top())  # where the page is low, over a card below it
+        top = max(page.bottom() - high - below, page.top())  # on a low page, covers the card below
         notices.setGeometry(left, top, wide, high)
         notices.raise_()
         covers = bool(notices.on_show) and left < page.center().x() + self._look.px(COLUMN_WIDTH) // 2
@@ -250,7 +250,7 @@ class ChatPage(QWidget):
     def _centred(self, widget: QWidget, below: int) -> QHBoxLayout:
         self._in_line.append(widget)
         self._fit()
-        begin, end = (26, 16) if self.isRightToLeft() else (16, 26)  # the transcript's scroll bar takes 10
+        begin, end = (26, 16) if self.isRightToLeft() else (16, 26)  # 10 for the transcript's scroll bar
         return row(STRETCH, (widget, 1000), STRETCH, margins=(begin, 0, end, below))
 
     def _fit(self) -> None:
@@ -259,7 +259,7 @@ class ChatPage(QWidget):
 
 
 def _welcome() -> QWidget:
-    page = ScrollPage("page")  # on a small screen it makes room for a card
+    page = ScrollPage("page")  # scrolls to fit a card on small screens
     title = label(_("What is on your mind?"), "hero", wraps=True)
     words = label(_("Come back at any time: kvchat saves what the model has already processed."), "muted", wraps=True)
     for text in (title, words):

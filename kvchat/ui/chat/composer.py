@@ -21,22 +21,22 @@ from kvchat.words.wording import one_line
 if TYPE_CHECKING:
     from kvchat.chat.record.messages import Attachment
 
-LONG_PASTE = 4000  # characters; from so many on a paste may as well be a document
-ATTACHED_FROM = 20_000  # characters; what is longer is attached unless the user wants it in the message
-# What the field can lay out at each key without holding up the window: 50,000 characters without a space took 70 ms.
+LONG_PASTE = 4000  # characters; a longer paste may be a document
+ATTACHED_FROM = 20_000  # characters; longer text is attached unless the user wants it in the message
+# Limits for laying out the field at each key without delay: 50,000 characters without a space took 70 ms.
 MOST_TEXT, MOST_LINE = 100_000, 8_000
 _MOST_LINES = 8
 
 
 class MessageField(QPlainTextEdit):
     send_pressed = Signal()
-    files_given = Signal(list)  # of paths
+    files_given = Signal(list)  # paths
     picture_given = Signal(QImage)
     long_pasted = Signal(str)
-    too_long_pasted = Signal(str)  # and not inserted
+    too_long_pasted = Signal(str)  # not inserted
     up_from_empty = Signal()
     slash_typed = Signal()  # as the first character
-    rewrapped = Signal()  # its lines are broken anew, which Qt does not tell
+    rewrapped = Signal()  # lines rewrapped; Qt has no signal for it
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
         return bool(local_files(source)) or source.hasImage() or super().canInsertFromMimeData(source)
@@ -71,7 +71,7 @@ class MessageField(QPlainTextEdit):
             self.up_from_empty.emit()
         else:
             super().keyPressEvent(event)
-            if event.text() == "/" and self.document().characterCount() == 2:  # with the paragraph's end
+            if event.text() == "/" and self.document().characterCount() == 2:  # counts the paragraph end
                 self.slash_typed.emit()
 
 
@@ -113,18 +113,18 @@ class QueuedMessage(QFrame):
 
 
 class Composer(QWidget):
-    sent = Signal(str, tuple)  # the words, and what is attached
-    held = Signal(str)  # they were sent while kvchat starts
-    queued = Signal(str, tuple)  # the same during a reply: to be sent after it
-    text_given = Signal(str)  # to be attached
+    sent = Signal(str, tuple)  # text, attachments
+    held = Signal(str)  # text sent while kvchat starts
+    queued = Signal(str, tuple)  # text and attachments to send after the reply
+    text_given = Signal(str)  # text to attach
     stop_requested = Signal()
-    refused = Signal()  # sending was tried all the same
+    refused = Signal()  # user tried to send anyway
 
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
         self._busy = False
-        self._refusal = ""  # why nothing can be sent now
+        self._refusal = ""  # why sending is blocked
         self.editor = MessageField(placeholderText=_("Message…"), tabChangesFocus=True)
         self.editor.setAccessibleName(_("Message"))
         self.editor.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -144,7 +144,7 @@ class Composer(QWidget):
         self.offer = button(_("Attach the pasted text as a file instead"), self._attach_paste, "link")
         self.as_text = button(_("Paste as text instead"), self._insert_paste, "link")
         self._pasted = ""
-        self._unclaimed: list[str] = []  # texts to be attached, as long as nobody attaches any
+        self._unclaimed: list[str] = []  # texts to attach, kept until a handler exists
         self.reading = label(kind="small")
         self._reading: tuple[str, ...] = ()
         self._send_when_read = False
@@ -320,13 +320,13 @@ class Composer(QWidget):
         for pressed, side in ((self.button, 20), (self.after_reply, 20), (self.attach, 18), (self.screenshot, 18)):
             pressed.setFixedSize(QSize(1, 1) * 2 * self._look.px(16))
             pressed.setIconSize(QSize(1, 1) * self._look.px(side))
-        self.editor.viewport().setFont(font)  # the placeholder is drawn in it
+        self.editor.viewport().setFont(font)  # used for the placeholder
         self._fit()
         self._show_button()
 
     def _fit(self) -> None:
         line = self.editor.fontMetrics().lineSpacing()
-        wanted = round(self.editor.document().size().height())  # a plain text document counts in lines
+        wanted = round(self.editor.document().size().height())  # plain text documents count in lines
         lines = max(1, min(wanted, _MOST_LINES))
         policy = Qt.ScrollBarPolicy.ScrollBarAsNeeded if wanted > _MOST_LINES else Qt.ScrollBarPolicy.ScrollBarAlwaysOff
         self.editor.setVerticalScrollBarPolicy(policy)

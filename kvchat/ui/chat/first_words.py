@@ -9,7 +9,7 @@ from PySide6.QtCore import QObject
 
 from kvchat.ui.chat.composer import Composer, fits_field
 
-PAUSE = "\n\n"  # between messages that are kept as one draft
+PAUSE = "\n\n"  # between messages kept as one draft
 
 
 class DraftWriter(Protocol):
@@ -27,9 +27,9 @@ class FirstWords(QObject):
 
     def __init__(self, composer: Composer, parent: QObject) -> None:
         super().__init__(parent)
-        self.page = ""  # the conversation whose draft is in the composer
-        self.shown = False  # the page and its draft, as they were left the last time
-        self.sent: list[tuple[str, str]] = []  # the conversation, and a message that nobody was there to send
+        self.page = ""  # conversation whose draft is in the composer
+        self.shown = False  # the last page and draft have been restored
+        self.sent: list[tuple[str, str]] = []  # conversation id and message that could not be sent yet
         self._composer = composer
         self._drafts: dict[str, str] = {}
         self._kept: dict[str, str] = {}
@@ -64,13 +64,13 @@ class FirstWords(QObject):
         return [text for where, text in self.sent if where == page]
 
     def _hold(self, text: str) -> None:
-        self.sent.append((self.page, text))  # it is written when the composer is cleared: not twice, and not never
+        self.sent.append((self.page, text))  # clearing the composer writes it, exactly once
 
     def _keep(self) -> None:
         if self._writer is not None:
             draft = [*self.sent_from(self.page), self._composer.draft]
             text = PAUSE.join(filter(None, draft))
             before = self._kept.get(self.page, "")
-            if text != before and fits_field(before):  # else it is to become an attachment
+            if text != before and fits_field(before):  # else it becomes an attachment
                 self._kept[self.page] = text
                 self._writer.keep(self.page, text)

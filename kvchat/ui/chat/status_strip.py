@@ -191,7 +191,7 @@ class StatusStrip(QFrame):
         self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
         self.progress = progress_bar(_("Processing"))
         self.progress.setFixedWidth(90)
-        # Shown while something is read that nobody has asked for yet; no higher than the words, or the page would move.
+        # Shown during unrequested processing; no taller than the text, or the page would move.
         self.stop = tool_button(_("Stop processing ahead"), kind="bare")
         for widget in (self.progress, self.stop):
             widget.hide()

@@ -12,8 +12,8 @@ from kvchat.words.language import N_, _, mark, number, several
 from kvchat.words.reasons import Reason
 from kvchat.words.wording import READ, READ_AGAIN, duration, per_second, percent, size
 
-_RANKS = {"speed": 0, "save": 1, "restore": 2, "ahead": 2}  # the rest, 3: above all the time to the first word, faults
-# What it waits for: the remark, if any, and what stands where the reply will be.
+_RANKS = {"speed": 0, "save": 1, "restore": 2, "ahead": 2}  # default 3: mainly time to first token and faults
+# Waiting states: the remark, if any, and the text shown in place of the reply.
 _WAITING: dict[type[chat.TurnEvent], tuple[str, str]] = {
     session.WaitingForEngine: (N_("waiting for the engine"), N_("Waiting for the engine…")),
     session.MakingRoom: (
@@ -43,10 +43,10 @@ class TurnStory:
         self._remarks: dict[str, Remark] = {}
         self._over = False
         self._restored: session.Restored | None = None
-        self._failed: Reason | None = None  # why nothing was restored that was to be
-        self.fraction: float | None = None  # of the prompt that has been read; None when nothing is being read
-        self.reading_ahead = False  # it is being read before anybody has asked for it
-        self.pending = ""  # what to say where the reply will stand; empty once it has begun
+        self._failed: Reason | None = None  # why the planned restore failed
+        self.fraction: float | None = None  # of the prompt processed; None when nothing is processed
+        self.reading_ahead = False  # the prompt is processed before Send
+        self.pending = ""  # text in place of the reply; empty once it has begun
 
     @property
     def remarks(self) -> tuple[Remark, ...]:
@@ -96,7 +96,7 @@ class TurnStory:
                     where = where_from(verdict, event.cached_tokens, event.prompt_tokens, event.earlier_tokens)
                     self._say_where(verdict, where, event.restore_ms)
                 self._say("ttft", _("first token after {ttft_ms}", ttft_ms=duration(event.ttft_ms)))
-            case chat.Speed(tokens_per_second=speed) if speed:  # 0 before it was measured
+            case chat.Speed(tokens_per_second=speed) if speed:  # 0 until measured
                 self._say("speed", per_second(speed), "live")
             case chat.Silent(seconds=seconds):
                 self._remarks.pop("silence", None)

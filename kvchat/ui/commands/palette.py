@@ -15,24 +15,24 @@ from kvchat.ui.widgets.layouts import ElidedLabel
 from kvchat.words.folding import folded
 from kvchat.words.language import _, listed
 
-_WHOLE, _START, _WORD, _INSIDE, _SCATTERED = 5, 4, 3, 2, 1  # how well the letters lie, from best to worst
+_WHOLE, _START, _WORD, _INSIDE, _SCATTERED = 5, 4, 3, 2, 1  # match quality, best to worst
 _MOST_CHATS, _MOST_ACTIONS, _CHATS_AT_FIRST = 9, 20, 7
-_LETTERS, _LEAST_ROW, _TOP = 84, 18, 70  # wide; pixels: a row's height beside its letters, and from the window's top
-_MOST_SEEN, _AROUND = 14, 100  # rows at a time, and pixels of the window's height that are not for rows
-_ALSO = "\n "  # between what an action is called and what else it is found by
+_LETTERS, _LEAST_ROW, _TOP = 84, 18, 70  # width; pixels: row height beyond its text, offset from the window's top
+_MOST_SEEN, _AROUND = 14, 100  # rows at a time, and pixels of window height not used for rows
+_ALSO = "\n "  # separates an action's name from its other search terms
 _TO_LIST = frozenset((Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown))
 
 
 @dataclass(frozen=True)
 class PaletteEntry:
     words: str
-    note: str  # at its right edge
+    note: str  # right-aligned
     do: Callable[[], object]
-    also: str = ""  # what it is found by, too
+    also: str = ""  # extra search terms
 
 
 class Palette(QDialog):
-    left = Signal(str)  # without doing anything; the text that was typed
+    left = Signal(str)  # closed without an action; the typed text
 
     def __init__(
         self, parent: QWidget, chats: Sequence[PaletteEntry], actions: Sequence[PaletteEntry], name: str = ""
@@ -41,7 +41,7 @@ class Palette(QDialog):
 
         With a name, the palette completes a text: it closes as soon as nothing matches.
         """
-        # A tool has no entry in the taskbar; a dialog without a frame has one on some desktops.
+        # A tool window has no taskbar entry; a frameless dialog has one on some desktops.
         super().__init__(parent, Qt.WindowType.Tool | Qt.WindowType.FramelessWindowHint)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self._window, self._completes = parent, bool(name)
@@ -65,7 +65,7 @@ class Palette(QDialog):
         self.nothing = label(_("No matching chats or commands."), "muted")
         self.nothing.setContentsMargins(10, 4, 10, 6)
         self._column = column(self.field, self.nothing, self.list, on=self, spacing=6, margins=10)
-        once = Qt.ConnectionType.SingleShotConnection  # closing takes the activation away, which would close it again
+        once = Qt.ConnectionType.SingleShotConnection  # closing deactivates the window, which would close it again
         self.rejected.connect(lambda: self.left.emit(self.field.text()), once)
         self._fill("")
 

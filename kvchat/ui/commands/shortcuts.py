@@ -23,10 +23,10 @@ class Shortcut:
     action: str
     words: str
     group: str
-    keys: tuple[str, ...] = ()  # portable, as QKeySequence reads them; the first one is shown
+    keys: tuple[str, ...] = ()  # portable QKeySequence text; the first is shown
     in_palette: bool = True
-    also: str = ""  # what else somebody may type who looks for it
-    own: bool = True  # False: a field or a list answers to these keys itself, and the sheet tells of them
+    also: str = ""  # extra search terms
+    own: bool = True  # False: a field or a list handles these keys; the sheet only lists them
 
 
 _CHATS, _MESSAGES, _VIEW = N_("Chats"), N_("Messages"), N_("View")
@@ -109,7 +109,7 @@ SHORTCUTS = (
 )
 
 
-_SCROLL_BAR, _AROUND = 12, QSize(56, 190)  # pixels; the second around the keys, at 200 % text
+_SCROLL_BAR, _AROUND = 12, QSize(56, 190)  # pixels; the second: around the keys, 200 % text
 
 
 class ShortcutSheet(QDialog):
@@ -137,7 +137,7 @@ class ShortcutSheet(QDialog):
         for widget in self.findChildren(QWidget):
             widget.ensurePolished()
         self._sides.invalidate()
-        self._sides.activate()  # the columns within know of it only so
+        self._sides.activate()  # updates the columns inside
         room, wanted = room_on_screen() - _AROUND, self._sides.sizeHint()
         if wanted.width() > room.width():
             self._sides.setDirection(QBoxLayout.Direction.TopToBottom)

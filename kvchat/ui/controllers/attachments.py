@@ -53,8 +53,8 @@ class AttachmentIntake(QObject):
         super().__init__(page)
         self._runtime, self._composer, self._drafts = runtime, composer, drafts
         self._runner, self._notices = runner, notices
-        self._reading: list[tuple[str | None, str]] = []  # in which chat, and the name of what is being read
-        self._refused: list[tuple[str | None, KvchatError]] = []  # told as long as that chat is open
+        self._reading: list[tuple[str | None, str]] = []  # chat id and name of the file being read
+        self._refused: list[tuple[str | None, KvchatError]] = []  # shown while that chat is open
         composer.attach.clicked.connect(self.choose)
         composer.screenshot.clicked.connect(self.take_screenshot)
         composer.editor.files_given.connect(self.take)
@@ -156,7 +156,7 @@ class AttachmentIntake(QObject):
                 if chip in self._composer.chips.chips:
                     chip.show_tokens(tokens, counted=counted)
 
-        self._runner.start(count(), lambda error: None)  # the engine went: its own card says so
+        self._runner.start(count(), lambda error: None)  # engine gone: its card reports it
 
     def hear(self, event: Event) -> None:
         if isinstance(event, EngineChanged) and self._composer.chips.chips:

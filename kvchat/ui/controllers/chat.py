@@ -26,12 +26,12 @@ from kvchat.ui.models.model_choice import ModelMenu
 from kvchat.ui.transcript.footer import MessageRequest, Request
 from kvchat.words.language import _, number
 
-MOST_TURNS = 20  # that are over and remembered all the same, for who comes back to them
+MOST_TURNS = 20  # finished turns kept for users who return to them
 
 
 class ChatController(Controller):
-    left = Signal(object)  # the id of the conversation that was open until now, or None
-    opened = Signal(bool)  # whether the open conversation has anything to show
+    left = Signal(object)  # id of the previously open conversation, or None
+    opened = Signal(bool)  # True if the open conversation has content
     model_changed = Signal()
 
     def __init__(self, runtime: Runtime, views: Views, parent: QObject) -> None:
@@ -39,8 +39,8 @@ class ChatController(Controller):
         self._page = Page()
         self.conversations = SidebarController(runtime, views, lambda: self.current, self)
         self.drafts = DraftController(runtime, views, lambda: self.current, self)
-        self._loading = False  # the messages are on their way from disk: do not flash the empty page
-        self._opening: asyncio.Task[Any] | None = None  # reads the messages of the conversation opened last
+        self._loading = False  # messages are loading: do not flash the empty page
+        self._opening: asyncio.Task[Any] | None = None  # loads the last opened conversation's messages
         self._turns: dict[str, TurnState] = {}
         self._had_model = runtime.model.path
         page = views.transcript, views.composer
@@ -175,7 +175,7 @@ class ChatController(Controller):
         def end(_: object) -> None:
             self.sending.arrived(conversation_id)
             self.turn_of(conversation_id).end()
-            self.conversations.reload_soon()  # nobody answers there any more, and a refusal brings no other news
+            self.conversations.reload_soon()  # no reply is coming, and a refusal sends no other event
             if conversation_id == self.current:
                 self._show_turn()
 
@@ -185,7 +185,7 @@ class ChatController(Controller):
     def turn_of(self, conversation_id: str | None = None) -> TurnState:
         key = (self.current or NOT_BEGUN) if conversation_id is None else conversation_id
         turn = self._turns.pop(key, None) or TurnState()
-        self._turns[key] = turn  # the last one is the one that was needed last
+        self._turns[key] = turn  # the last entry is the most recently used
         for old in [id for id, other in self._turns.items() if other.is_over][:-MOST_TURNS]:
             del self._turns[old]
         return turn
@@ -208,7 +208,7 @@ class ChatController(Controller):
                     detail = _("In “{title}”: {detail}", title=self.conversations.title(id), detail=detail)
                 self._views.notices.tell(title, detail)
             case events.LibraryChanged() | events.QuestionNotStored():
-                pass  # who cares for that hears it
+                pass  # other listeners handle it
             case _:
                 self._hear_turn(event)
 
@@ -241,7 +241,7 @@ class ChatController(Controller):
         self._show_all()
         messages = self._views.transcript.messages
         if fresh and messages and messages[-1].awaits_model and not self._shown.is_answering:
-            self.retry()  # there may be a model now; else it is told again what is missing
+            self.retry()  # a model may exist now; else repeat what is missing
         if finished:
             self._views.transcript.announce_reply(finished)
 
@@ -267,14 +267,14 @@ class ChatController(Controller):
 
 
 class MessageController(Controller):
-    forked = Signal(str)  # the id of a conversation that was made from a reply
+    forked = Signal(str)  # id of a conversation made from a reply
     models_requested = Signal()
 
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController) -> None:
         super().__init__(runtime, views, chat)
         self._chat, self._transcript = chat, views.transcript
         self.models = QMenu(views.transcript)
-        self._again: Message | None = None  # the reply that another model is chosen for
+        self._again: Message | None = None  # reply to regenerate with another model
         menu = ModelMenu(runtime, self.models, views.runner, lambda: runtime.model.path)
         menu.chosen.connect(lambda path: views.runner.start(self._regenerate_with(path)))
         menu.more_requested.connect(self.models_requested)
@@ -285,7 +285,7 @@ class MessageController(Controller):
         """Run a message's action; all but a fork change the tree and are refused during a reply."""
         message, chat = requested.message, self._runtime.chat
         id = message.conversation_id
-        if requested.run is Request.FORK:  # which leaves this chat as it is
+        if requested.run is Request.FORK:  # leaves this chat unchanged
 
             async def fork() -> None:
                 self.forked.emit(await chat.fork(message))

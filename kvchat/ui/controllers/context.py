@@ -27,8 +27,8 @@ from kvchat.ui.controllers.sending import PASTED
 from kvchat.ui.controllers.views import Controller, Views
 from kvchat.words.language import _, beside, several
 
-_GATHER_MS = 250  # keystrokes and events are gathered this long before the tokens are counted again
-_DOCUMENTS_MS = 60  # changes this soon after each other are asked about once
+_GATHER_MS = 250  # delay that groups keystrokes and events before the tokens are counted again
+_DOCUMENTS_MS = 60  # changes this close together cause one request
 
 
 class ContextController(Controller):
@@ -38,13 +38,13 @@ class ContextController(Controller):
         super().__init__(runtime, views, chat)
         self._chat, self._card, self._composer = chat, views.context_card, views.composer
         self._use: ContextUse | None = None
-        self._forecast: Forecast | None = None  # of the reply to what is being written
-        self._larger: ContextChoice | None = None  # what could be had in place of the context there is
-        self._begun = self._shown = 0  # counts overlap: what an earlier one finds later is no longer true
-        self._asked = False  # for that, since the card is on show
-        self._put_off: set[str | None] = set()  # conversations whose card the user does not want to see now
+        self._forecast: Forecast | None = None  # for the reply to the current draft
+        self._larger: ContextChoice | None = None  # larger context that could be chosen
+        self._begun = self._shown = 0  # counts overlap: an earlier one's late result is stale
+        self._asked = False  # asked since the card appeared
+        self._put_off: set[str | None] = set()  # conversations whose card the user dismissed
         self._summarising: dict[str, asyncio.Task[Any]] = {}
-        self._gather = self._timer(_GATHER_MS, self._count, lambda error: None)  # a turn would tell
+        self._gather = self._timer(_GATHER_MS, self._count, lambda error: None)  # a turn reports it
         card, composer = self._card, self._composer
         for changed in (composer.editor.textChanged, composer.chips.changed, chat.left):
             changed.connect(self._count_soon)
@@ -190,7 +190,7 @@ def _summed_up(count: int) -> str:
 
 
 class GroundController(Controller):
-    library_requested = Signal(str)  # at the entry of that id; empty: at none
+    library_requested = Signal(str)  # entry id; empty: no entry
 
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController, parent: QObject) -> None:
         super().__init__(runtime, views, parent)
@@ -210,7 +210,7 @@ class GroundController(Controller):
             case events.LibraryChanged(progress=False) | events.EngineChanged() | events.SettingsChanged():
                 self._soon.start()
             case events.ReplyFinished(conversation_id=id) if id == self._chat.current and self._ground:
-                self._soon.start()  # it has memory of its own now
+                self._soon.start()  # it now has its own memory
 
     async def _load(self) -> None:
         id, runtime = self._chat.current, self._runtime

@@ -20,8 +20,8 @@ from kvchat.words.language import _
 
 class ModelController(Controller):
     models_requested = Signal()
-    repository_requested = Signal(str)  # on Hugging Face, to choose one of its files
-    used = Signal()  # another model, from now on
+    repository_requested = Signal(str)  # Hugging Face repository, to choose a file
+    used = Signal()  # the model changed
 
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController, window: QWidget) -> None:
         super().__init__(runtime, views, window)

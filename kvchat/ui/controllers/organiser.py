@@ -20,12 +20,12 @@ from kvchat.words.language import N_, _, pgettext, several
 from kvchat.words.wording import VERIFY_MEMORY, one_line
 
 _MOST_LETTERS = 40  # of a title in a notice
-_PAUSE_MS = 80  # between keys, before a search begins
-_AGAIN_MS = 700  # while older messages are still being read
+_PAUSE_MS = 80  # delay after a key before searching
+_AGAIN_MS = 700  # while older messages are loading
 
 
 class OrganiserController(Controller):
-    settings_requested = Signal(str)  # conversation id; empty: of the one that has not begun
+    settings_requested = Signal(str)  # conversation id; empty: not started yet
 
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController, transfer: TransferController) -> None:
         super().__init__(runtime, views, chat)
@@ -128,7 +128,7 @@ class OrganiserController(Controller):
 
         async def undo_all() -> None:
             await undo(ids)
-            if here in ids and await self._runtime.chat.conversation(here):  # else it has gone for good meanwhile
+            if here in ids and await self._runtime.chat.conversation(here):  # else it was deleted meanwhile
                 self._chat.open(here)
 
         name = title if len(title) <= _MOST_LETTERS else f"{title[: _MOST_LETTERS - 1].rstrip()}…"

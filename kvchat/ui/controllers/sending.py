@@ -23,8 +23,8 @@ from kvchat.ui.controllers.views import Controller, Views
 from kvchat.words.language import N_, _
 
 PASTED = N_("Pasted text.txt")
-_KEEP_MS = 700  # what is written is gathered so long before it is put on disk
-_AGAIN_MS = 10_000  # after so long what could not be put there is tried again
+_KEEP_MS = 700  # delay that groups edits before saving
+_AGAIN_MS = 10_000  # retry failed saves after this delay
 
 
 class DraftController(Controller):
@@ -37,8 +37,8 @@ class DraftController(Controller):
         self._attached: dict[str, tuple[Attachment, ...]] = {}
         self._unkept: dict[str, str] = {}
         self._unkept_attached: dict[str, tuple[Attachment, ...]] = {}
-        self._sending: Counter[str] = Counter()  # drafts whose words are on their way into the chat
-        self._told = False  # that they cannot be put on disk
+        self._sending: Counter[str] = Counter()  # drafts being sent to the chat
+        self._told = False  # save failure was reported
         self._pause = self._timer(_KEEP_MS, self.keep, self._tell)
         self._again = self._timer(_AGAIN_MS, self.keep, self._tell)
 
@@ -117,7 +117,7 @@ class DraftController(Controller):
             return
         await self._drafts.keep(texts, attached)
         self._told = False
-        # those that did not change while they were written
+        # drop drafts that did not change while saving
         self._unkept = {key: text for key, text in self._unkept.items() if texts.get(key) is not text}
         self._unkept_attached = {
             key: files for key, files in self._unkept_attached.items() if attached.get(key) is not files
@@ -130,8 +130,8 @@ class DraftController(Controller):
             self._views.notices.show_error(error)
 
 
-_LOOK_S = 0.02  # between two looks whether the turn of a finished reply has ended
-_ENDED = (MessageState.COMPLETE, MessageState.LIMITED)  # not stopped by the user, and not failed
+_LOOK_S = 0.02  # polling interval for the end of a finished reply's turn
+_ENDED = (MessageState.COMPLETE, MessageState.LIMITED)  # neither stopped by the user nor failed
 
 
 @dataclass(eq=False)
@@ -147,7 +147,7 @@ class SendController(Controller):
     A chat has at most one queued message: later text is appended to it.
     """
 
-    begun, withdrawn = Signal(), Signal()  # the conversation of the open page; the second: it could not be stored
+    begun, withdrawn = Signal(), Signal()  # open page's conversation: started; could not be stored
     changed = Signal()  # the queued messages
 
     def __init__(
@@ -161,9 +161,9 @@ class SendController(Controller):
     ) -> None:
         super().__init__(runtime, views, parent)
         self._drafts, self._page, self._run_turn = drafts, page, run_turn
-        self._new: set[str] = set()  # ids of chats that are put on disk with their first message, which is under way
-        self._under_way: dict[str, list[str]] = {}  # by conversation id: the drafts whose words are on their way there
-        self._beginning = asyncio.Lock()  # two messages sent at once from the empty page begin one conversation
+        self._new: set[str] = set()  # ids of chats being saved with their first message
+        self._under_way: dict[str, list[str]] = {}  # by conversation id: drafts being sent there
+        self._beginning = asyncio.Lock()  # two messages sent at once from the empty page share one conversation
         views.composer.sent.connect(self.send)
 
         def edit(text: str, attachments: tuple[Attachment, ...]) -> None:
@@ -210,7 +210,7 @@ class SendController(Controller):
         composer.waiting.remove.clicked.connect(lambda: do(self.take))
         composer.waiting.send.clicked.connect(lambda: do(self.send_queued))
         composer.waiting.source = lambda: self.queued(current())
-        self.changed.connect(composer.waiting.refresh)  # of a widget: no longer called once that is gone
+        self.changed.connect(composer.waiting.refresh)  # bound method: disconnected with the widget
         return composer.waiting.refresh
 
     def queue(self, conversation_id: str, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
@@ -278,7 +278,7 @@ class SendController(Controller):
     def _give_back(
         self, conversation_id: str, text: str, attachments: tuple[Attachment, ...], error: KvchatError
     ) -> None:
-        if conversation_id == NOT_BEGUN or conversation_id in self._new:  # nor was their chat
+        if conversation_id == NOT_BEGUN or conversation_id in self._new:  # chat also unsaved
             later, files = self.take(conversation_id)
             text, attachments = PAUSE.join(filter(None, (text, later))), (*attachments, *files)
             if conversation_id and (page := self._page()).conversation_id == conversation_id:

@@ -18,24 +18,24 @@ from kvchat.ui.sidebar.conversation_list import Row, arranged, folders_of
 from kvchat.ui.storage.storage_panel import owner_names
 from kvchat.words.language import N_, _
 
-_GATHER_MS = 120  # changes of the list are gathered this long before it is drawn again
+_GATHER_MS = 120  # delay that groups list changes before a redraw
 NEW_TITLE = N_("New chat")
 
 
 class SidebarController(Controller):
-    shown = Signal()  # titles, warmth or usage may be others now
+    shown = Signal()  # titles, warmth or usage may have changed
     usage_changed = Signal()  # the store has answered
 
     def __init__(self, runtime: Runtime, views: Views, current: Callable[[], str | None], parent: QObject) -> None:
         super().__init__(runtime, views, parent)
         self._sidebar, self._current = views.sidebar, current
-        self._conversations = views.sidebar.model.chats  # those of the first picture
+        self._conversations = views.sidebar.model.chats  # from the first paint
         self._usage_by_id: dict[str, ConversationUsage] = {}
-        self._forecasts: dict[str, Forecast] = {}  # of the chats that have been in sight
-        self._foretold: set[str] = set()  # those of which that was asked since the list was loaded
-        self._unforetold: dict[str, str | None] = {}  # those of which it is to be asked, and their models
+        self._forecasts: dict[str, Forecast] = {}  # for chats that have been visible
+        self._foretold: set[str] = set()  # forecasts requested since the list was loaded
+        self._unforetold: dict[str, str | None] = {}  # chats still to forecast, with their models
         self._owners: dict[str, str] = {}
-        self.usage: StoreUsage | None = None  # as last asked for
+        self.usage: StoreUsage | None = None  # last result
         self._gather = self._timer(_GATHER_MS, self.reload)
         self._foresee_soon = self._timer(0, self._foresee)
         sidebar = self._sidebar

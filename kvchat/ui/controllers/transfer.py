@@ -39,8 +39,8 @@ _ABOUT_IMPORT = N_(
     "chat until it has verified it by reprocessing the chat."
 )
 _NO_NAME = str.maketrans(dict.fromkeys('\\/:*?"<>|\n\r\t\0', " "))
-_PATIENCE_MS = 600  # what takes no longer shows no progress
-_PAUSE_S = 0.05  # between two looks at how far it is
+_PATIENCE_MS = 600  # shorter work shows no progress
+_PAUSE_S = 0.05  # progress polling interval
 _STEPS, _WIDTH = 1000, 320
 
 R = TypeVar("R")
@@ -48,7 +48,7 @@ R = TypeVar("R")
 
 class TransferController(Controller):
     restart_requested = Signal()
-    imported = Signal(list)  # of conversation ids
+    imported = Signal(list)  # conversation ids
 
     def __init__(self, runtime: Runtime, views: Views, conversations: SidebarController, window: QWidget) -> None:
         super().__init__(runtime, views, window)
@@ -220,7 +220,7 @@ class TransferController(Controller):
             try:
                 return await work(progress.tell)
             except asyncio.CancelledError:
-                if progress.cancelled:  # else kvchat quits
+                if progress.cancelled:  # kvchat quits
                     self._views.notices.tell(*cancelled)
                 raise
             finally:
@@ -246,7 +246,7 @@ class _Progress:
         self._task = asyncio.current_task()
         self._dialog = QProgressDialog("", "", 0, 0, window)
         cancel = QPushButton(_("Cancel"))
-        cancel.setAutoDefault(False)  # Enter is not meant for it
+        cancel.setAutoDefault(False)  # Enter must not press it
         self._dialog.setCancelButton(cancel)
         self._dialog.setBar(progress_bar(words))
         self._say(words)
@@ -286,7 +286,7 @@ class _Progress:
         self._dialog.setMinimumSize(self._dialog.sizeHint().expandedTo(QSize(_WIDTH, 0)))
 
     def _cancel(self) -> None:
-        if self._task and not self._ended:  # closing the dialog says it is cancelled, too
+        if self._task and not self._ended:  # closing the dialog also cancels
             self.cancelled = True
             self._task.cancel()
 

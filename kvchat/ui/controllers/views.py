@@ -33,12 +33,12 @@ class TurnState:
     """State of a conversation's current or last turn. No Qt."""
 
     story: TurnStory = field(default_factory=TurnStory)
-    awaiting: bool = False  # sent, and no token yet
+    awaiting: bool = False  # sent, no token yet
     failure: KvchatError | None = None
-    live_id: str = ""  # of the reply that is coming; empty when none is
+    live_id: str = ""  # of the streaming reply; empty when none
     live_text: str = ""
     live_thinking: str = ""
-    live_thinking_ms: float | None = None  # how long it took, once it is over
+    live_thinking_ms: float | None = None  # thinking time once it is over
 
     @property
     def is_over(self) -> bool:
@@ -95,9 +95,9 @@ class ChatPresenter:
     runtime: Runtime
     transcript: Transcript
     composer: Composer
-    current: Callable[[], str | None]  # the id of the chat on show
-    turn: Callable[[], TurnState]  # of that
-    cards: bool  # of the engine and the context, which tell some failures already
+    current: Callable[[], str | None]  # id of the visible chat
+    turn: Callable[[], TurnState]
+    cards: bool  # engine and context cards already report some failures
 
     @property
     def is_answering(self) -> bool:

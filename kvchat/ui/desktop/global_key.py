@@ -38,7 +38,7 @@ class KeyNotGiven(KvchatError):
 
 
 class GlobalKey(QObject):
-    pressed = Signal(str)  # the token with which the desktop lets a window come to the front, if it gave one
+    pressed = Signal(str)  # activation token from the desktop, if it gave one
 
     def __init__(self, bus: SessionBus, parent: QObject) -> None:
         super().__init__(parent)
@@ -80,7 +80,7 @@ async def bind_by_portal(bus: SessionBus, pressed: Callable[[str], object]) -> C
 
     Return a function that releases the key. The desktop asks once, and may bind a key other than `KEY`.
     """
-    with contextlib.suppress(NoAnswer):  # of newer portals: who is asking, where nobody started kvchat by its menu
+    with contextlib.suppress(NoAnswer):  # newer portals need the app id if kvchat was not started from a menu
         await bus.call(_REGISTRY, "Register", "sa{sv}", "kvchat", {})
     made = await request(bus, _SHORTCUTS, "CreateSession", "a{sv}", (), {"session_handle_token": ("s", "kvchat")})
     session = made.get("session_handle", ("s", ""))[1]
@@ -125,7 +125,7 @@ def register_on_windows(pressed: Callable[[], object]) -> Callable[[], object] |
     control, alt, no_repeat = 0x2, 0x1, 0x4000
     wm_hotkey, wm_quit = 0x312, 0x12
     windows: Any = getattr(ctypes, "windll")  # noqa: B009 - of Windows alone
-    begun: queue.Queue[int] = queue.Queue()  # the thread's id; 0: another program has the key
+    begun: queue.Queue[int] = queue.Queue()  # thread id; 0: another program has the key
 
     def serve() -> None:
         if not windows.user32.RegisterHotKey(None, 1, control | alt | no_repeat, ord("K")):
@@ -187,6 +187,6 @@ def register_on_mac(pressed: Callable[[], object]) -> Callable[[], object] | Non
     def release() -> _Handler:  # type: ignore[valid-type]
         carbon.UnregisterEventHotKey(key)
         carbon.RemoveEventHandler(installed)
-        return handler  # it had to live as long as the key
+        return handler  # must live as long as the key
 
     return release

@@ -13,7 +13,7 @@ from kvchat.system.session_bus import NoAnswer, Service, SessionBus
 NAME, _PATH = "org.freedesktop.portal.Desktop", "/org/freedesktop/portal/desktop"
 _CANCELLED = 1
 
-Results = dict[str, tuple[str, Any]]  # by name: D-Bus signature and value
+Results = dict[str, tuple[str, Any]]  # name: D-Bus signature and value
 
 
 class Declined(NoAnswer):

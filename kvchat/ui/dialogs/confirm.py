@@ -91,7 +91,7 @@ class PassphraseDialog(Question):
         self.differs = label(kind="refusal")
         self.shown = button(_("Show"), name=_("Show passphrase"))
         self.shown.setCheckable(True)
-        self.shown.setAutoDefault(False)  # Enter is not meant for it
+        self.shown.setAutoDefault(False)  # Enter must not press it
         self.go, self.cancel = QPushButton(action), QPushButton(_("Cancel"))
         lines = label(title, "title", wraps=True), label(text, "muted", wraps=True), row((self.field, 1), self.shown)
         twice = (self.again, self.differs) if optional else ()
@@ -134,7 +134,7 @@ def file_dialog(parent: QWidget, title: str, mode: QFileDialog.FileMode, kinds: 
     dialog.setFileMode(mode)
     dialog.finished.connect(dialog.deleteLater)
     colour = dialog.palette().color(QPalette.ColorRole.WindowText).name()
-    for name, glyph in _ARROWS.items():  # Qt's own are black, in the dark too
+    for name, glyph in _ARROWS.items():  # Qt's own are black in dark mode
         button = dialog.findChild(QToolButton, name)
         if isinstance(button, QToolButton):
             button.setIcon(icon(glyph, colour))

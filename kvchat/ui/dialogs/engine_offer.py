@@ -37,7 +37,7 @@ class EngineOffer(QWidget):
     All instances (Settings, first run) show the same download, which continues while they are hidden.
     """
 
-    tried = Signal()  # there is one more engine, chosen or not
+    tried = Signal()  # an engine was added, chosen or not
 
     def __init__(self, look: Look, engines: EngineSetup, start: Start, *, explains: bool = False) -> None:
         """start: starts a task and reports its errors while this is hidden
@@ -121,7 +121,7 @@ class EngineOffer(QWidget):
             return
         self.outcome.hide()
         known = now.build is not None and now.stage in (Stage.CHECKING, Stage.FETCHING)
-        self.bar.setRange(0, 1000 if known else 0)  # 0: it moves to and fro
+        self.bar.setRange(0, 1000 if known else 0)  # 0: indeterminate
         if now.build is not None and known:
             self.bar.setValue(int(1000 * now.done / max(now.build.size, 1)))
         self.amount.setText(_words(now))

@@ -29,7 +29,7 @@ from kvchat.words.safe_text import redact, this_person
 _AT_MOST = 3
 _INFO_MS = 12_000
 _MOST_UNDOS = 20
-_LETTERS = 48  # at least, wide
+_LETTERS = 48  # minimum width
 _REQUEST = N_(
     "kvchat ran into an unexpected error. Your chats are safe on disk. If you report it, include the "
     "text below. Check it first: it may contain text you wrote."
@@ -69,13 +69,13 @@ class NoticeView(QFrame):
 class Notices(GivingWay):
     """Visible notices, newest last, without duplicates. In a layout, or over a page's lower end."""
 
-    changed = Signal()  # there is one more, or one less
+    changed = Signal()  # notice added or removed
 
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
         self.report: BugReportDialog | None = None
-        self._undos: list[Callable[[], object]] = []  # the newest last
+        self._undos: list[Callable[[], object]] = []  # newest last
         self._column = column(on=self.ground, spacing=6, margins=0)
 
     @property
@@ -149,7 +149,7 @@ class Notices(GivingWay):
         notice.show()
         announce(notice, notice.accessibleName(), urgent=tone == "warn")
         notice.gone.connect(self.changed)
-        if not (tone or stays):  # a fault stays until it is closed
+        if not (tone or stays):  # errors stay until closed
             QTimer.singleShot(_INFO_MS, notice, notice.dismiss)
         self.changed.emit()
         return notice
@@ -184,7 +184,7 @@ class ReportDialog(RoomyDialog):
 
 class BugReportDialog(ReportDialog):
     def __init__(self, look: Look, text: str, parent: QWidget | None = None) -> None:
-        # in English: for the developer who is sent the report
+        # in English: for the developer who gets the report
         versions = f"kvchat {__version__}\n{platform.platform()}\nPython {platform.python_version()}"
         font = page_font(look.type.mono, look.type.small)
         super().__init__(_("Unexpected error"), _(_REQUEST), f"{versions}\n\n{text}", font, parent)
@@ -230,9 +230,9 @@ class Panel(RoomyDialog):
         self.notices = Notices(look)
         self._look, self._least = look, least
         self.resize(self._scaled(size))
-        look.changed.connect(self._need)  # what is no method would keep the window when it is long gone
+        look.changed.connect(self._need)  # a non-method would keep a closed window alive
         self._need()
-        self._place: QPoint | None = None  # where its frame stood when it was closed
+        self._place: QPoint | None = None  # frame position when it was closed
         self._sources: list[Callable[[], Callable[[], None]]] = []
         self._unsubscribe: list[Callable[[], None]] = []
         self.follow(runtime.events.subscribe, self._hear)

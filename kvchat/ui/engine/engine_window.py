@@ -47,7 +47,7 @@ class LivePage(ScrollPage):
             value = self._values[key] = label(_UNKNOWN, wraps=True, selectable=True)
             value.setAccessibleName(words)
             name = label(words, "muted")
-            name.setAlignment(Qt.AlignmentFlag.AlignTop)  # of several lines beside the first
+            name.setAlignment(Qt.AlignmentFlag.AlignTop)  # aligned with the first line
             if key == "context":
                 form.addRow(name, column(value, (self.used, 0, Qt.AlignmentFlag.AlignLeft), spacing=5))
             else:
@@ -129,7 +129,7 @@ class LogPage(QWidget):
         self.text.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )
-        self.text.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # what an engine says is English
+        self.text.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # engine output is English
         self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.search = TextSearch(look, _("Search the log"), self.text)
         below = row(self.level, self.follow, self.search.found, STRETCH, self.copy, spacing=10)
@@ -161,7 +161,7 @@ class LogPage(QWidget):
         self._showing = False
 
     def _scrolled(self, value: int) -> None:
-        if not self._showing:  # then it was the reader
+        if not self._showing:  # scrolled by the user
             self.follow.setChecked(value >= self.text.verticalScrollBar().maximum() - 1)
 
     def _follow(self, on: bool) -> None:
@@ -181,7 +181,7 @@ class EngineWindow(Panel):
         self._looking = False
         self.live, self.log = LivePage(), LogPage(look)
         self.tabs = QTabWidget()
-        self.tabs.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # its bar takes the keyboard, and tells a screen reader more
+        self.tabs.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # its tab bar takes focus and tells screen readers more
         self.tabs.setAccessibleName(_("Engine"))
         self.tabs.setDocumentMode(True)
         self.tabs.tabBar().setDrawBase(False)

@@ -20,8 +20,8 @@ from kvchat.ui.widgets.text_search import TextSearch
 from kvchat.words.language import _
 from kvchat.words.markdown import markdown_parser
 
-_LEAST_SIDE, _ABOVE = 28, 12  # pixels beside the text, and above it and a heading that was gone to
-_ROW_PADDING, _LIST_PADDING = 10, 66  # pixels around a heading in the list, with the list's own
+_LEAST_SIDE, _ABOVE = 28, 12  # pixels beside the text, and above it and a target heading
+_ROW_PADDING, _LIST_PADDING = 10, 66  # pixels around a list heading, including the list's own
 
 
 _TOPICS = "using", "engines-and-models", "api-server", "command-line", "troubleshooting", "measurements"
@@ -32,7 +32,7 @@ def _read(topic: str) -> str:
     return text if topic == _TOPICS[0] else re.sub(r"^#", "##", text, flags=re.MULTILINE)
 
 
-# Read at start, so that the GUI thread reads no file later. Links from topic to topic lead within the one page.
+# Read at startup, so the GUI thread reads no file later. Links between topics stay within the one page.
 _SOURCE = re.sub(r"\]\([a-z-]+\.md#", "](#", "\n".join(map(_read, _TOPICS)))
 
 
@@ -55,7 +55,7 @@ class ManualPage(QTextBrowser):
         self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.anchorClicked.connect(self._follow)
-        self._place = 0  # number of the block at the top
+        self._place = 0  # block number at the top
         self.verticalScrollBar().valueChanged.connect(self._scrolled)
         self.document().documentLayout().documentSizeChanged.connect(lambda _: self._stay())
         self.show_text()
@@ -141,7 +141,7 @@ class ManualWindow(Panel):
             self.page.go_to(self.page.headings()[number])
 
     def _scrolled(self) -> None:
-        self.list.blockSignals(True)  # it follows, and does not lead
+        self.list.blockSignals(True)  # the list only follows
         self.list.setCurrentRow(self.page.at())
         self.list.blockSignals(False)
 

@@ -33,8 +33,8 @@ from kvchat.ui.widgets.layouts import ElidedButton, ScrollPage
 from kvchat.words.language import _, beside
 from kvchat.words.wording import size
 
-STARTER_SIZE = 98_000_000  # bytes, of the model
-_MOST = 3  # models of those that are here already
+STARTER_SIZE = 98_000_000  # model size, bytes
+_MOST = 3  # local models shown
 _LETTERS = 66  # wide
 
 
@@ -45,13 +45,13 @@ class FirstStart(QWidget):
         """use: loads a model; errors are shown here"""
         super().__init__()
         self._runtime, self._runner, self._use = runtime, runner, use
-        self._looks = 0  # of which the last one counts
+        self._looks = 0  # only the latest counts
         self._fetching: asyncio.Task[None] | None = None
         self._starter_is_here = False
         self.offer = EngineOffer(look, runtime.engines, runner.start, explains=True)
-        self.offer.tried.connect(self._see)  # with the card's memory more fits
+        self.offer.tried.connect(self._see)  # graphics memory fits more
         self.machine, self.saving = label(kind="small", wraps=True), label(kind="small", wraps=True)
-        self.found: list[QPushButton] = []  # models that are here already
+        self.found: list[QPushButton] = []  # models already present
         self.login = QCheckBox(_("Start kvchat at login, in the tray"))
         self.login.clicked.connect(lambda on: runner.start(asyncio.to_thread(start_at_login, on)))
         self.setObjectName("firstStart")
@@ -161,7 +161,7 @@ class FirstStart(QWidget):
     async def _see_models(self) -> None:
         found: list[JudgedModel] = []
         await self._runtime.models.find(await self._runtime.engine.model_judge(), found.append, None)
-        starter = starter_path(self._runtime.paths.models)  # which has a button of its own
+        starter = starter_path(self._runtime.paths.models)  # has its own button
         usable = [
             (judgement.verdict is not Verdict.FITS, -judged.model.size, judged)
             for judged in found

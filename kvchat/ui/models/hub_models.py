@@ -46,9 +46,9 @@ class ModelsHub(QWidget):
         self._runtime, self._panel = runtime, panel
         self._memory: MemoryFacts | None = None
         self._asking: asyncio.Task[None] | None = None
-        self._results: list[Row] = []  # to go back to
+        self._results: list[Row] = []  # for Back
         self._heading_of_results = ""
-        self._heading_before = ""  # while the heading says what is being asked
+        self._heading_before = ""  # heading to restore after a failure
         self._repository: HubRepository | None = None
         hint = _("Model name or address on huggingface.co")
         self.field = ClearableField(look, _("Search Hugging Face"), hint)
@@ -60,7 +60,7 @@ class ModelsHub(QWidget):
         self.list = RowList(look, _("Models on Hugging Face"))
         self.list.taken.connect(self._take)
         self.list.current_changed.connect(self._show_current)
-        self.access = Card()  # of a repository that wants to know who asks
+        self.access = Card()  # for a gated repository
         self.access_page = ""
         self.access.add_button(_("Open model page"), "", lambda: QDesktopServices.openUrl(QUrl(self.access_page)))
         self.token = self.access.add_button(_("Access token…"), "primary")

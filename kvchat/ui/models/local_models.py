@@ -32,7 +32,7 @@ _NO_MODEL = N_(
     "Models are .gguf files. kvchat looks for them in its own folder, in the folders of other apps "
     "and in the folders you add."
 )
-_SHOW_EVERY = 25  # models; a first look at hundreds takes some seconds
+_SHOW_EVERY = 25  # models; the first scan of hundreds takes seconds
 
 
 class ModelsHere(QWidget):
@@ -203,5 +203,5 @@ class ModelNotDeleted(KvchatError):
 
 
 def _to_trash(file: Path) -> bool:
-    QFile.moveToTrash(str(file))  # what it returns differs between versions of PySide
+    QFile.moveToTrash(str(file))  # its return value differs between PySide versions
     return not file.exists()

@@ -27,7 +27,7 @@ from kvchat.ui.widgets.lists import Row, Tone
 from kvchat.words.language import N_, _, beside, ended, number
 from kvchat.words.wording import size, tokens_short
 
-_MOST = 14  # models; the window has them all
+_MOST = 14  # models; the window lists all
 
 
 class ModelBox(ChoiceBox):

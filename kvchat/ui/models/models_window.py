@@ -29,7 +29,7 @@ class ModelsWindow(Panel):
     """Window that searches only once opened."""
 
     starter_requested = Signal()
-    model_used = Signal()  # another model was chosen and is being loaded
+    model_used = Signal()  # another model was chosen and is loading
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Models"), parent, size=(760, 640), least=(480, 440))

@@ -10,16 +10,16 @@ from typing import Any
 
 from kvchat.words.language import N_
 
-NO_KEY = "none"  # programs that insist on a key are given some word
+NO_KEY = "none"  # for programs that require some key
 
 
 @dataclass(frozen=True)
 class Access:
     url: str  # without a path
-    key: str  # empty: none is wanted
+    key: str  # empty: not required
     model: str  # its name
     context: int | None = None  # tokens
-    windows: bool = False  # lines for PowerShell instead of a shell
+    windows: bool = False  # write PowerShell instead of shell
 
     @property
     def v1(self) -> str:

@@ -86,7 +86,7 @@ def request_line(passage: Passage) -> str:
     parts = [_("{tokens} tokens", tokens=tokens_short(passage.prompt)) if passage.prompt else _("no prompt")]
     if passage.first_ms is not None:
         first_ms = brief(_first_word_ms(passage))
-        # Of an answer in one piece some dialects do not tell how long writing it took.
+        # Some dialects omit the writing time of unstreamed replies.
         known = passage.stream or passage.write_ms
         parts.append(
             _("first token after {first_ms}", first_ms=first_ms)
@@ -135,9 +135,9 @@ def chip_of(passage: Passage) -> str:
     return where_told(receipt) if receipt else ""
 
 
-_MOST = 50  # requests; more of one program nobody looks at
-_SHOWN, _LINES = 5, 5  # rows of the list, and of a text, without scrolling
-_BEFORE = 60  # characters before the place where two texts part, at most
+_MOST = 50  # requests kept per program
+_SHOWN, _LINES = 5, 5  # list rows and text lines without scrolling
+_BEFORE = 60  # maximum characters before the divergence
 
 
 class LastRequests(QWidget):

@@ -102,7 +102,7 @@ def _done(passage: Passage) -> float | None:
 
 
 class ProgramDetails(QWidget):
-    rule_wanted = Signal(str, bool)  # its name, and whether it is to be on
+    rule_wanted = Signal(str, bool)  # rule name, enabled
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -182,9 +182,9 @@ _EMPTY = N_(
     "here, and do not have to wait until it has reprocessed everything."
 )
 _SHUT, _LET_IN = N_("The API server is off."), N_("API server settings")
-_SOON_MS = 120  # a request that is read tells so often
+_SOON_MS = 120  # update interval while processing
 _MOST_SHOWN = 4  # programs without scrolling
-_GOOD = 0.7  # of what a program sends
+_GOOD = 0.7  # share of sent tokens
 
 
 class ProgramsWindow(Panel):
@@ -194,7 +194,7 @@ class ProgramsWindow(Panel):
         super().__init__(runtime, look, runner, _("Connected apps"), parent, size=(760, 800), least=(440, 420))
         self._door = runtime.door
         self._totals: Mapping[str, Total] = {}
-        self._titles: Mapping[str, str] = {}  # of chats that are in the engine
+        self._titles: Mapping[str, str] = {}  # of chats in the engine
         self._soon = QTimer(self, singleShot=True, interval=_SOON_MS)
         self._soon.timeout.connect(self.refresh)
         self.follow(self._door.subscribe, self._soon.start)

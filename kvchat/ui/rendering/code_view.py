@@ -36,23 +36,23 @@ from kvchat.ui.widgets.text_search import position, select
 from kvchat.words.language import _, number
 from kvchat.words.safe_text import calm, spelled_out
 
-_REACH = 6_000  # characters that may be read again when code grows
-_GROW_MS = 15.0  # and how long that may take
-_STRETCH = 60_000  # characters that are read together of code that has ended
-_LONGEST_LINE = 2_000  # characters looked at and shown of a line; the copy button gives it whole
-_WHOLE_S = 3.0  # so long all of a text may take
-_SLOW_S, _ALL_SLOW_S = 0.025, 0.25  # a token that takes longer is slow, and all slow ones together may take so long
+_REACH = 6_000  # characters re-lexed at most as code grows
+_GROW_MS = 15.0  # time limit for that
+_STRETCH = 60_000  # characters lexed at once in finished code
+_LONGEST_LINE = 2_000  # characters used of a line; the copy button gives all of it
+_WHOLE_S = 3.0  # time limit for one text
+_SLOW_S, _ALL_SLOW_S = 0.025, 0.25  # a token slower than this is slow; limit for all slow ones together
 
-_LINE_HEIGHT = 128.0  # per cent
-_PIECE_MS = 6.0  # painting may take so long at a time
-_LINES_PAINTED = 50  # in one step of that
-_LOOK_MS = 30  # how often the thread is asked whether it is done
+_LINE_HEIGHT = 128.0  # percent
+_PIECE_MS = 6.0  # longest painting step
+_LINES_PAINTED = 50  # lines per step
+_LOOK_MS = 30  # polling interval for the thread
 _LONGEST = 400_000  # characters; longer code stays plain
 _COPIED_MS = 1500
 _LEFT, _TOP, _RIGHT, _BOTTOM, _GAP = 14, 6, 8, 9, 4  # pixels around the card’s parts
 _thread = ThreadPoolExecutor(1, thread_name_prefix="colours")
 
-Span = tuple[int, int, str]  # start and length within a line, colour
+Span = tuple[int, int, str]  # start and length in a line, colour
 
 
 class LineColours:
@@ -62,7 +62,7 @@ class LineColours:
         self.spans: list[list[Span]] = []
         self._language = language
         self._lexer = _lexer(language)
-        self._slow = False  # this code takes long to read: it stays plain while it grows
+        self._slow = False  # slow to lex: stays plain while it grows
         self._tones: dict[_TokenType, str] = {
             Comment: theme.code_comment,
             String: theme.code_string,
@@ -76,7 +76,7 @@ class LineColours:
             Name.Tag: theme.code_keyword,
             Name.Attribute: theme.code_name,
         }
-        self._safe = self._safe_line = 0  # where lexing may begin again while the code grows: no token was open there
+        self._safe = self._safe_line = 0  # where lexing can resume as the code grows: no token was open there
 
     def grow(self, text: str) -> range:
         """Colour what was appended to `text`; return the lines that may have changed.
@@ -144,7 +144,7 @@ class LineColours:
 def _lexer(language: str) -> Lexer | None:
     try:
         return get_lexer_by_name(language, stripnl=False, ensurenl=False) if language else None
-    except ClassNotFound:  # its code is plain
+    except ClassNotFound:  # show as plain
         return None
 
 
@@ -161,13 +161,13 @@ class CodeText(QTextEdit):
         self.setUndoRedoEnabled(False)
         self.document().setDocumentMargin(0)
         self._whole = ""
-        self._shown = 0  # characters of it that are in the document as whole lines
+        self._shown = 0  # characters of it in the document as whole lines
         self._ended = False
         self._colours = LineColours(language, style.theme)
         self._formats: dict[str, QTextCharFormat] = {}  # by colour
-        self._finding: Future[list[list[Span]]] | None = None  # the colours of all of it
-        self._found_for: str | None = None  # the code that has all its colours, or gets them
-        self._painted = 0  # lines of it that are painted
+        self._finding: Future[list[list[Span]]] | None = None  # all of its colours
+        self._found_for: str | None = None  # code that has or is getting all its colours
+        self._painted = 0  # lines painted so far
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self._go_on)
         lines = QTextBlockFormat()
@@ -194,7 +194,7 @@ class CodeText(QTextEdit):
         chosen = self.textCursor()
         anchor, head = chosen.anchor(), chosen.position()
         cursor.insertText(lines[len(there) :])
-        if anchor != head:  # a selection that ended where the code ended would have grown with it
+        if anchor != head:  # a selection ending at the code's end would have grown
             select(self, anchor, head)
         self._shown = text.rfind("\n") + 1
         self._paint(changed.start, changed.stop)
@@ -202,7 +202,7 @@ class CodeText(QTextEdit):
             self._timer.start(0)
 
     def natural_height(self, width: int) -> int:
-        document = self.document()  # its size is the widget's, where that is wider: maybe it has no place yet
+        document = self.document()  # its size is at least the widget's, which may not be laid out yet
         bar = self.horizontalScrollBar().sizeHint().height() if document.idealWidth() > width else 0
         return math.ceil(document.size().height()) + bar
 
@@ -232,7 +232,7 @@ class CodeText(QTextEdit):
 
     def _paint(self, first: int, end: int) -> None:
         if first >= end:
-            return  # a change of no length would take the layout of its line away
+            return  # an empty change would drop the line's layout
         document = self.document()
         block = document.findBlockByNumber(first)
         start = block.position()
@@ -260,7 +260,7 @@ class CodeView(QFrame):
         self.text = ""
         self.body = CodeText(style, language)
         self.body.setParent(self)
-        self.body.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # in any language, from its scroll bar on
+        self.body.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # in any language, scroll bar included
         self._label = label(calm(language)[:40] or _("code"), "small")
         code_begins = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignAbsolute
         self._label.setAlignment(code_begins | Qt.AlignmentFlag.AlignVCenter)

@@ -34,26 +34,26 @@ from PySide6.QtWidgets import QTextEdit
 from kvchat.ui.rendering.markdown import Formula
 from kvchat.words.markdown import formula_source
 
-FORMULA = "math:"  # how formulas are named in a document
-_STRUT = "\u2060"  # beside a formula: a line of nothing but pictures would not be as high as the font
-_HEADINGS = {"<h1": 2.0, "<h2": 1.5, "<h3": 1.2, "<h5": 0.8}  # how much larger Qt makes their letters
-_MOST = 500  # formulas that are remembered beside those on show
-_EM = 100.0  # the size formulas are set at; outlines scale
-_INK = "#010203"  # stands for the colour until it is known
-_LONGEST = 1_500  # characters; what is longer is no formula to be read
-_DEEPEST = 30  # braces inside braces, far below Python's recursion limit
-_UNBRACED = re.compile(r"(\\math(?:bb|cal|frak|bf|rm|sf|tt|it|scr))\s+([A-Za-z0-9])")  # latex2mathml overlooks them
-_LOST = "\\mathop"  # it leaves that out without a word
-# Scripts the mathematical font has no letters for: everything from Hebrew on but symbols and mathematical letters.
+FORMULA = "math:"  # name prefix of formulas in documents
+_STRUT = "\u2060"  # next to a formula: a line of only images would be lower than the font
+_HEADINGS = {"<h1": 2.0, "<h2": 1.5, "<h3": 1.2, "<h5": 0.8}  # Qt's enlargement of heading text
+_MOST = 500  # formulas cached beyond the visible ones
+_EM = 100.0  # size to set formulas at; outlines scale
+_INK = "#010203"  # placeholder for the colour
+_LONGEST = 1_500  # characters; longer is not a readable formula
+_DEEPEST = 30  # brace nesting, far below Python's recursion limit
+_UNBRACED = re.compile(r"(\\math(?:bb|cal|frak|bf|rm|sf|tt|it|scr))\s+([A-Za-z0-9])")  # latex2mathml misses them
+_LOST = "\\mathop"  # it drops this silently
+# Scripts missing in the math font: everything from Hebrew on except symbols and mathematical letters.
 _NO_GLYPHS = re.compile("[\u0590-\u1fff\u2c00-\U0001d3ff\U0001d800-\U0010ffff]")
-_SCALE = 1.12  # STIX letters are smaller than an interface font's of the same size
+_SCALE = 1.12  # STIX letters are smaller than interface fonts at the same size
 
 
 @dataclass(frozen=True)
 class Outline:
     """Rendered formula. Lengths in em; `ascent` and `descent` from the baseline."""
 
-    svg: str  # in the colour _INK
+    svg: str  # drawn in _INK
     width: float
     ascent: float
     descent: float
@@ -68,7 +68,7 @@ class Place:
     width: int
     ascent: int
     descent: int
-    font_size: int  # for an image of that size with vertical-align: middle: the line then leaves room above and below
+    font_size: int  # for this image size with vertical-align: middle: the line then has room above and below
 
     def drawn(self, colour: str, ratio: float) -> QImage:
         size = QSize(round(self.width * ratio), round((self.ascent + self.descent) * ratio))
@@ -84,7 +84,7 @@ class Place:
 
 
 class Formulas(QObject):
-    ready = Signal()  # some of those asked for are set now, or known to be undrawable
+    ready = Signal()  # some requested formulas are set or known to be undrawable
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -123,9 +123,9 @@ class Formulas(QObject):
         """Render in the thread. Dict assignment is atomic."""
         self._outlines[key] = outline(*key)
         for oldest in list(self._outlines)[:-_MOST]:
-            self._outlines.pop(oldest, None)  # a page keeps those that it shows
+            self._outlines.pop(oldest, None)  # pages keep the ones they show
         self._asked.discard(key)
-        with suppress(RuntimeError):  # the window has gone meanwhile
+        with suppress(RuntimeError):  # the window closed meanwhile
             self.ready.emit()
 
 
@@ -135,19 +135,19 @@ def outline(tex: str, display: bool) -> Outline | None:
     if len(tex) > _LONGEST or max(depths, default=0) > _DEEPEST or _NO_GLYPHS.search(tex) or _LOST in tex:
         return None
     try:
-        from ziamath.config import config  # not at the top: most replies have no formula
+        from ziamath.config import config  # imported late: most replies have no formula
         from ziamath.tex import tex2mml
         from ziamath.zmath import Math
 
-        config.svg2 = False  # QtSvg knows SVG 1.2 Tiny
+        config.svg2 = False  # QtSvg reads SVG 1.2 Tiny
         root = ElementTree.fromstring(tex2mml(_UNBRACED.sub(r"\1{\2}", tex), inline=not display))
         if "\\" in "".join(root.itertext()):
-            return None  # a command it does not know stands there as text
+            return None  # unknown commands remain as text
         root.set("mathcolor", _INK)
         drawn = Math(root, size=_EM, margin=0.02 * _EM)
         box = drawn.node.bbox
         svg = drawn.svg()
-    except Exception:  # a parser of other people's text: whatever it raises means the same
+    except Exception:  # parser of untrusted text: any exception means the same
         return None
     margin = drawn.margin
     width, ascent, descent = box.xmax - box.xmin + 2 * margin, box.ymax + margin, margin - box.ymin
@@ -158,14 +158,14 @@ class FormulaLayer(QPyTextObject):
     def __init__(self, page: QTextEdit, formulas: Formulas, font: QFont, colour: str) -> None:
         super().__init__(page)
         self._page, self._all, self._font, self._colour = page, formulas, font, colour
-        self._ratio = 0.0  # pixels a point they were drawn with
+        self._ratio = 0.0  # pixels per point when drawn
         page.document().documentLayout().registerHandler(QTextFormat.ObjectTypes.ImageObject.value, self)
         self.clear()
 
     def clear(self) -> None:
-        self.awaited: set[Formula] = set()  # they still stand there as their source
+        self.awaited: set[Formula] = set()  # still shown as source
         self._formulas: list[tuple[Formula, Place]] = []
-        self._images: dict[int, QImage] = {}  # of those that were seen
+        self._images: dict[int, QImage] = {}  # of formulas shown
 
     def html(self, formula: Formula, tag: str) -> str:
         if not self._all.is_known(formula):
@@ -194,7 +194,7 @@ class FormulaLayer(QPyTextObject):
     ) -> None:
         """Draw a formula on its text's baseline: Qt's rectangle is centred in the line."""
         ratio = self._page.devicePixelRatioF()
-        if self._ratio != ratio:  # another screen has other pixels
+        if self._ratio != ratio:  # screen pixel ratio changed
             self._ratio, self._images = ratio, {}
         number = int(format.toImageFormat().name().removeprefix(FORMULA))
         place, block = self._formulas[number][1], document.findBlock(position)

@@ -15,12 +15,12 @@ from kvchat.ui.base.theme import Theme
 from kvchat.words.markdown import STREAMING, SafeRenderer, is_too_deep, markdown_parser
 from kvchat.words.safe_text import calm
 
-FORMULAS = "formulas"  # key in markdown-it's env: the formulas of what is being rendered
+FORMULAS = "formulas"  # markdown-it env key: formulas of the current rendering
 _PLAIN_PIECE = 3_000  # characters
 _EMPTY_LINE = '<p class="plain" style="-qt-paragraph-type:empty"><br></p>'
 _WITHOUT_BULLETS = '<ul style="list-style-type:none">'
 
-Env = dict[str, Any]  # markdown-it's: link references and footnotes defined so far
+Env = dict[str, Any]  # markdown-it's: link references and footnotes so far
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Prose:
     """
 
     html: str
-    source: str  # the Markdown it came from
+    source: str  # its Markdown source
     formulas: tuple[Formula, ...] = ()
     list_tag: str = ""
     heading: bool = False
@@ -73,12 +73,12 @@ Block = Prose | Code | Wide
 class Unit:
     """Smallest part that can be parsed alone: a top-level block, or an item of a top-level list."""
 
-    kind: str  # the type of its first token
+    kind: str  # type of its first token
     first_line: int
     end_line: int
     tokens: tuple[Token, ...]
-    list_number: int = 0  # which of the text's top-level lists an item belongs to
-    ordinal: int | None = None  # of an item in a numbered list
+    list_number: int = 0  # index of the top-level list an item belongs to
+    ordinal: int | None = None  # number in an ordered list
 
     @property
     def is_item(self) -> bool:
@@ -117,7 +117,7 @@ class Markdown:
         if unit.ordinal is not None:
             tag = f'<ol start="{unit.ordinal}">'
         if tokens and tokens[0].type == "paragraph_open":
-            # It stands beside its bullet, whether a blank line in the list made it loose or not.
+            # The text goes beside its bullet in loose and tight lists alike.
             closing = next(t for t in tokens if t.type == "paragraph_close" and t.level == base)
             tokens[0].hidden = closing.hidden = True
         blocks: list[Block] = []

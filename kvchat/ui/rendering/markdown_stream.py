@@ -16,9 +16,9 @@ from markdown_it.token import Token
 
 from kvchat.ui.rendering.markdown import Block, Code, Env, Markdown, Prose, Unit, Wide, plain_block
 
-SLICE = 4_000  # characters read in one step
-TABLE_CELLS = 120  # of one table while it grows; a longer one goes on in another one below it, under the same head
-JOINED_CELLS = 360  # of one that has ended: its pieces are one again if that is laid out in a few milliseconds
+SLICE = 4_000  # characters per step
+TABLE_CELLS = 120  # per table while it grows; more rows go into another table below with the same head
+JOINED_CELLS = 360  # per finished table: its pieces are joined if layout takes only a few milliseconds
 _LONGEST, _LONGEST_OTHER = {"paragraph_open": 4_000}, 24_000  # characters of a unit; longer ones are cut
 _FEWEST_ROWS = 8  # of a table
 _FENCE = re.compile(r"( {0,3})(`{3,}|~{3,})[ \t]*([^\n]*)\n")
@@ -30,7 +30,7 @@ class _Fence:
     indent: int
     delimiter: str
     language: str
-    text: str = ""  # its whole lines
+    text: str = ""  # complete lines
 
     def closed_by(self, line: str) -> bool:
         words = line.strip()
@@ -52,14 +52,14 @@ class MarkdownStream:
 
     def __init__(self, markdown: Markdown) -> None:
         self.settled: list[Block] = []
-        self.open: list[Block] = []  # what the end of the text looks like so far
+        self.open: list[Block] = []  # provisional blocks at the end of the text
         self._markdown = markdown
         self._unread, self._at = "", 0
         self._tail = ""  # read, not settled
-        self._ordinal: int | None = None  # of the item the tail begins with, in a list that began before it
+        self._ordinal: int | None = None  # of the tail's first item in a list that began earlier
         self._fence: _Fence | None = None
-        self._env: Env = {"references": {}, "footnotes": {"refs": {}, "list": {}}}  # definitions in what is settled
-        self._pieces: list[str] = []  # settled, of the table that the tail goes on with
+        self._env: Env = {"references": {}, "footnotes": {"refs": {}, "list": {}}}  # definitions in settled text
+        self._pieces: list[str] = []  # settled pieces of the table the tail continues
         self.finished = False  # no more text is expected
 
     def feed(self, text: str) -> None:
@@ -101,8 +101,8 @@ class MarkdownStream:
         """Parse the tail; return True if it got shorter and must be parsed again."""
         env = _copy(self._env)
         units = self._numbered(self._markdown.units(self._tail, env, streaming=not last))
-        starts = [0, *(newline.end() for newline in re.finditer("\n", self._tail))]  # of lines, the last may be empty
-        whole = len(starts) - 1  # lines that have ended
+        starts = [0, *(newline.end() for newline in re.finditer("\n", self._tail))]  # of lines; the last may be empty
+        whole = len(starts) - 1  # complete lines
         begun = [i for i, unit in enumerate(units) if unit.first_line < whole and not _is_open_formula(unit.tokens[0])]
         keep = len(units) if last else begun[-1] if begun else 0
         self._settle(
@@ -187,7 +187,7 @@ class MarkdownStream:
         self._tail = self._tail[position:]
 
     def _settle(self, blocks: Iterable[Block]) -> None:
-        self.settled += list(blocks)  # which may take away what is settled
+        self.settled += list(blocks)  # iterating may remove settled blocks
         self.open = []
 
     def _define(self, env: Env) -> None:
@@ -202,7 +202,7 @@ class MarkdownStream:
         env = _copy(self._env)
         blocks = self._read(old.source, env)
         if [type(block) for block in blocks] != [type(block) for block in self.settled[i : i + len(blocks)]]:
-            return  # read otherwise alone than in its place: it stays as it is
+            return  # parses differently on its own: keep it as it is
         if isinstance(old, Prose) and blocks and isinstance(blocks[0], Prose):
             blocks[0] = replace(blocks[0], list_tag=old.list_tag)
         if self.settled[i : i + len(blocks)] != blocks:
@@ -238,5 +238,5 @@ def _labels(env: Env) -> set[str]:
 def _copy(env: Env) -> Env:
     return {
         "references": dict(env.get("references", {})),
-        "footnotes": {"refs": dict.fromkeys(env["footnotes"]["refs"], -1), "list": {}},  # -1: not referred to yet
+        "footnotes": {"refs": dict.fromkeys(env["footnotes"]["refs"], -1), "list": {}},  # -1: not referenced yet
     }

@@ -31,12 +31,12 @@ from kvchat.words.language import _
 from kvchat.words.markdown import is_web_link
 from kvchat.words.safe_text import spelled_out
 
-_COLUMN_LETTERS = 16  # a table's column may be narrowed to so many letters before the table scrolls sideways
-AIR = 4  # pixels below the last line, into which Arabic letters may reach
-FORMULA_PLACE = re.compile(r"<!--math:(\d+)-->")  # where a formula stands in a block's HTML
+_COLUMN_LETTERS = 16  # minimum letters per table column before the table scrolls sideways
+AIR = 4  # pixels below the last line for Arabic letters
+FORMULA_PLACE = re.compile(r"<!--math:(\d+)-->")  # formula placeholder in a block's HTML
 _TAGS = re.compile(r"(?:<[a-z][^>]*>\s*)*")
-_BLOCK = "block"  # anchors in a document, where its blocks begin
-_LONGEST = 300  # characters of an address on show
+_BLOCK = "block"  # anchors at block starts
+_LONGEST = 300  # characters of a shown address
 
 
 class PageStyle:
@@ -76,7 +76,7 @@ class TextPage(QTextBrowser):
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         bar = self.verticalScrollBar()
-        bar.valueChanged.connect(lambda _: bar.setValue(0))  # the air below the last line is cut off, not scrolled to
+        bar.valueChanged.connect(lambda _: bar.setValue(0))  # the space below the last line must not scroll
         self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
         self.setUndoRedoEnabled(False)
         document = self.document()
@@ -109,7 +109,7 @@ class TextPage(QTextBrowser):
         document = self.document()
         document.setTextWidth(width)
         last = document.lastBlock()
-        # Qt counts a paragraph's margin and what its line height adds below the letters; of a heading neither.
+        # Qt includes a paragraph's margin and extra line height below the letters, but not a heading's.
         bottom = document.size().height() - last.blockFormat().bottomMargin()
         if lines := last.layout().lineCount():
             line = last.layout().lineAt(lines - 1)
@@ -164,7 +164,7 @@ class WidePage(TextPage):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
         self.setLineWrapMode(QTextEdit.LineWrapMode.FixedPixelWidth)
         self.setWordWrapMode(QTextOption.WrapMode.WordWrap)
-        self._natural: int | None = None  # its width in one line; None until it is asked for
+        self._natural: int | None = None  # width on one line; None until requested
 
     def _show(self) -> None:
         self._natural = None
@@ -239,7 +239,7 @@ class LinkDialog(Question):
         address = QUrl(url).toString(QUrl.ComponentFormattingOption.FullyEncoded)
         shown = address if len(address) <= _LONGEST else f"{address[:_LONGEST]}…"
         asked = _("Open this link in your browser?") if not url.startswith("mailto:") else _("Write to this address?")
-        # A label breaks lines at words only: zero-width spaces allow it anywhere in a long address.
+        # Labels wrap only at words: zero-width spaces let a long address wrap anywhere.
         place, shown = (
             "\u200b".join(text) if len(text) > 60 and " " not in text else text for text in (real_place(url), shown)
         )

@@ -39,8 +39,8 @@ class EnginePage(SettingsPage):
         super().__init__(runtime, look, panel)
         self._engines = runtime.engines
         self.found: tuple[EngineEntry, ...] = ()
-        self._graphics: Graphics | None = None  # of this computer, once looked at
-        self._looked_with: tuple[str | None, ...] = ()  # the engine in the settings then; empty: it is to be looked
+        self._graphics: Graphics | None = None  # this computer's, once detected
+        self._looked_with: tuple[str | None, ...] = ()  # engine setting at the last look; empty: look again
         self.box = ChoiceBox(look, _("Engine"))
         self.browse = button(_("Choose a file…"), self.open_file_dialog, name=_("Choose a llama-server"))
         self.again = button(_("Look again"), self.look_again, name=_("Look for engines again"))
@@ -59,7 +59,7 @@ class EnginePage(SettingsPage):
 
     def refresh(self) -> None:
         super().refresh()
-        self.key_entry.setVisible(self.runtime.settings.engine_url is not None)  # of use with a server alone
+        self.key_entry.setVisible(self.runtime.settings.engine_url is not None)  # used only with a server
         self._show_engines()
         if self.isVisible() and self._looked_with != (self.runtime.settings.engine_path,):
             self._begin_to_look()
@@ -88,7 +88,7 @@ class EnginePage(SettingsPage):
         with_engine = self._looked_with
         fetched = await asyncio.to_thread(fetched_engines, self.runtime.paths.engines)
         found = await self._engines.engines()
-        self._graphics = await asyncio.to_thread(find_graphics)  # a driver may take its time
+        self._graphics = await asyncio.to_thread(find_graphics)  # a driver can be slow
         if with_engine == self._looked_with:
             self.found = found
             self.fetched.show_engines(fetched)

@@ -22,7 +22,7 @@ from kvchat.ui.widgets.layouts import breakable
 from kvchat.words.language import N_, _, beside, listed, sentences
 from kvchat.words.wording import CHATS_READY, size
 
-_LEAST = 3.0  # pixels; a part that is there is seen
+_LEAST = 3.0  # pixels; keeps small parts visible
 _NAMES = (
     N_("the model"),
     N_("context"),
@@ -58,12 +58,12 @@ class ModelPage(SettingsPage):
         known = sentences(engine.context_reason, engine.context_warning)
         about = ABOUT["context_size"]
         self.settings["context_size"].say("\n\n".join(part for part in (_(about.help), known) if part))
-        offers = () if engine.restart_pending else engine.memory_proposals  # they are about the engine that runs
+        offers = () if engine.restart_pending else engine.memory_proposals  # they apply to the running engine
         self.memory.show_memory(engine.memory_bars, offers)
 
 
 class MemoryEntry(Entry):
-    taken = Signal(object)  # the Proposal the user wants
+    taken = Signal(object)  # accepted Proposal
 
     def __init__(self, look: Look) -> None:
         self._look = look
@@ -71,7 +71,7 @@ class MemoryEntry(Entry):
         self._holder = QWidget()
         self._column = column(on=self._holder, spacing=12, margins=0)
         super().__init__(_("Memory use"), _("Memory the model uses."), self._holder, wide=True)
-        look.changed.connect(self._restyle)  # a lambda would be called when this is gone
+        look.changed.connect(self._restyle)  # a lambda would outlive this widget
 
     def show_memory(self, bars: Sequence[MemoryBar], proposals: Sequence[Proposal]) -> None:
         self.setVisible(bool(bars))
@@ -109,7 +109,7 @@ class MemoryPicture(QWidget):
         super().__init__()
         name = _("System memory") if bar.place == COMPUTER else bar.place
         free = _("{free} free before loading", free=size(bar.free))
-        caption = label(beside((name, free)), "small", wraps=True)  # in two labels it was cut on a small screen
+        caption = label(beside((name, free)), "small", wraps=True)  # two labels were cut off on small screens
         legend = styled(QLabel(" &nbsp; ".join(_legend(look, bar)), wordWrap=True), "small")
         column(caption, _Bar(look, bar), legend, on=self, spacing=4, margins=0)
         taken = listed(f"{_(part)} {size(count)}" for part, count in zip(_NAMES, _parts(bar), strict=True) if count)

@@ -29,7 +29,7 @@ _HELP = {
     "seed": N_("The same number gives the same reply; -1: different each time"),
     "max_tokens": N_("In tokens"),
 }
-# What the engine does where neither the user nor the model's author says anything (llama.cpp, common/common.h).
+# llama.cpp's defaults where neither user nor model author sets a value (llama.cpp, common/common.h).
 _ENGINE: dict[str, float] = {
     "temperature": 0.8,
     "top_k": 40,
@@ -41,7 +41,7 @@ _ENGINE: dict[str, float] = {
 }
 _FREE, _SCHEMA, _GRAMMAR = N_("Free text"), N_("JSON that matches a schema"), N_("Text that matches a grammar")
 _FORMATS = _FREE, _SCHEMA, _GRAMMAR
-_NOTHING = {"seed": N_("random"), "max_tokens": N_("no limit")}  # what holds where there is no number
+_NOTHING = {"seed": N_("random"), "max_tokens": N_("no limit")}  # shown if there is no number
 _COLUMNS = 3
 
 
@@ -68,7 +68,7 @@ class OptionsForm(QWidget):
         self.reset = button(_("Reset"), self._reset, "link", name=name, tip=tip)
         self.refusal = label(kind="refusal", wraps=True)
         self._template: dict[str, ChoiceBox] = {}
-        self._unknown: TemplateOptions = ()  # what the model's template does not ask for
+        self._unknown: TemplateOptions = ()  # options unknown to the model's template
         self._template_holder = QWidget()
         self._template_grid = QGridLayout(self._template_holder)
         words = _("Fixed because the chat has started: these options are at the beginning of the prompt.")

@@ -44,7 +44,7 @@ class OtherProgramsPage(SettingsPage):
         self.add_settings(through="door_any_model")
         self.own = self.add(OwnKeysEntry(self))
         self.add_settings()
-        self._inside = self.entries[1:]  # of use once somebody is let in
+        self._inside = self.entries[1:]  # shown while access is on
         self.show_programs = button(_("Show…"), lambda: self.leads_to.emit("programs"), name=_("Show connected apps"))
         words = _("Requests of each app, with how much was remembered and what had to be reprocessed.")
         self.programs = self.add(Entry(_("Connected apps"), words, self.show_programs))

@@ -27,15 +27,15 @@ class SettingsPage(ScrollPage):
     """Page of entries. Subclasses set its name and add entries. Changes are applied and stored at once."""
 
     name = ""  # on screen
-    key = ""  # in the table of settings
-    leads_to = Signal(str)  # another window: "models", "storage" or "programs"
+    key = ""  # in the settings table
+    leads_to = Signal(str)  # window to open: "models", "storage" or "programs"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         """panel: the page's window, which starts tasks and shows errors"""
         super().__init__("settingsPage")
         self.runtime, self.look, self.panel = runtime, look, panel
         self.entries: list[Entry] = []
-        self.settings: dict[str, Any] = {}  # the entries of settings, by name
+        self.settings: dict[str, Any] = {}  # setting entries by name
         self._left = [name for name, about in ABOUT.items() if about.page == self.key]
         self.setAccessibleName(_(self.name))
         parts = label(_(self.name), "title"), 6, STRETCH
@@ -126,7 +126,7 @@ class TextEntry(FieldEntry):
     async def _judge(self, text: str) -> None:
         reason = await self._page.runtime.engines.why_not(self.name, text) if text else ""
         if self.field.text().strip() != text:
-            return  # something else was typed meanwhile
+            return  # the text changed meanwhile
         self.refuse(reason)
         if not reason:
             self.field.setModified(False)

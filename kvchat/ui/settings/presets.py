@@ -90,7 +90,7 @@ class PresetDialog(OptionsPanel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Preset"), parent, (580, 640), (440, 360))
         self._preset = Preset("")
-        self.setWindowModality(Qt.WindowModality.WindowModal)  # what it was opened from waits
+        self.setWindowModality(Qt.WindowModality.WindowModal)  # blocks its parent window
         self.name, self.with_model = line_edit(_("Name"), _("Name")), ChoiceBox(look, _("Model"))
         self._build(self.notices, self.name, self.with_model)
 
@@ -226,7 +226,7 @@ class Subject:
 
 
 class ChatSettings(OptionsPanel):
-    begun = Signal(str)  # a conversation that was made here
+    begun = Signal(str)  # conversation created here
     presets_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:

@@ -28,7 +28,7 @@ from kvchat.words.language import N_, _
 
 P = TypeVar("P", bound=SettingsPage)
 
-_PAGE_PADDING = 16  # pixels above and below a page's name together
+_PAGE_PADDING = 16  # pixels above plus below a page name
 _LIST_PADDING = 66  # and beside it, with the list's own
 
 

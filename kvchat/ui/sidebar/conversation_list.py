@@ -64,7 +64,7 @@ def from_text(text: str) -> Arrangement:
 
 
 _KEYS: dict[Order, Callable[[Conversation], Any]] = {
-    Order.USED: lambda chat: 0,  # they come in that order, which no clock decides
+    Order.USED: lambda chat: 0,  # already sorted by last use, not by clock
     Order.CREATED: lambda chat: -chat.created_at.timestamp(),
     Order.NAME: lambda chat: chat.title.casefold(),
 }
@@ -82,7 +82,7 @@ class Heading:
     title: str
 
 
-_AGES = (  # days back to which each goes, and what is said of it
+_AGES = (  # days back each group reaches, and its label
     (0, N_("Today")),
     (1, N_("Yesterday")),
     (7, N_("Last 7 days")),
@@ -137,11 +137,11 @@ _BADGE, _MENU = 15, 20  # pixels
 class Row:
     id: str
     title: str
-    forecast: Forecast | None = None  # of its next reply; None: not known yet
+    forecast: Forecast | None = None  # of the next reply; None: unknown
     busy: bool = False
-    pinned: bool = False  # what is saved of it is never pruned
+    pinned: bool = False  # its saved memory is never pruned
     never_save: bool = False
-    imported: bool = False  # its memory came from elsewhere and is not verified
+    imported: bool = False  # its memory was imported and is unverified
     on_top: bool = False
     folder: str | None = None
     archived: bool = False

@@ -35,15 +35,15 @@ _EMPTY = N_(
 
 
 class LibraryWindow(Panel):
-    begun = Signal(str)  # a chat, by its id
+    begun = Signal(str)  # chat id
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Library"), parent, size=(680, 520), least=(440, 360))
         self._library = runtime.chat.library
         self._standings: list[Standing] = []
         self._loading = self._due = False
-        self._refused: dict[str, KvchatError] = {}  # by id, why the set could not be read
-        self._added = ""  # by its id: is chosen when it is in the list
+        self._refused: dict[str, KvchatError] = {}  # read errors by id
+        self._added = ""  # id to select once it is listed
         self.what_for = label(_(_WHAT_FOR), "muted", wraps=True)
         self.details = label(kind="small", wraps=True, selectable=True)
         self.details.hide()

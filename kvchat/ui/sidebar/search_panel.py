@@ -28,7 +28,7 @@ from kvchat.words.wording import one_line
 if TYPE_CHECKING:
     from kvchat.chat.search import Found, FoundChat
 
-_SIDE, _ABOVE = 10, 7  # pixels around the words
+_SIDE, _ABOVE = 10, 7  # pixels around the text
 _LINES = 2
 
 
@@ -62,7 +62,7 @@ class _Delegate(ItemDelegate):
     def _paint_excerpt(self, painter: QPainter, box: QRectF, found: FoundChat, option: QStyleOptionViewItem) -> None:
         layout = QTextLayout(found.excerpt, option.font)
         runs = QTextOption(beginning())
-        runs.setTextDirection(Qt.LayoutDirection.LayoutDirectionAuto)  # as its own script does
+        runs.setTextDirection(Qt.LayoutDirection.LayoutDirectionAuto)  # follows its script
         layout.setTextOption(runs)
         mark = QTextCharFormat()
         mark.setBackground(QColor(self.look.theme.mark))

@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     from kvchat.chat.record.messages import Conversation
     from kvchat.kvstore.savepoint import StoreUsage
 
-_REST_MS = 250  # pointer or keys stay on a row for so long before that means anything
-_ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # whatever keys are held
-_BESIDE_USAGE = 56  # pixels: its picture at 200 % text, and what the look leaves free
+_REST_MS = 250  # how long pointer or keys must stay on a row
+_ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # ignores held keys
+_BESIDE_USAGE = 56  # pixels: its icon at 200 % text, and the style's padding
 
 
 class Sidebar(QFrame):
     selected = Signal(str)  # conversation id
-    rested_on = Signal(str)  # conversation id: the pointer stays there, or the keys
+    rested_on = Signal(str)  # conversation id: pointer or keys rest on it
     delete_requested = Signal(list)  # conversation ids
-    menu_requested = Signal(QMenu, object, list, object)  # to be filled: for a Row, conversation ids; begins to rename
-    arranged = Signal()  # another arrangement was chosen
+    menu_requested = Signal(QMenu, object, list, object)  # menu to fill, Row, conversation ids, rename callback
+    arranged = Signal()  # arrangement changed
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -64,7 +64,7 @@ class Sidebar(QFrame):
         self.model = ConversationModel(self)
         self.arrangement = Arrangement()
         self.folders: list[str] = []
-        self._resting = ""  # the conversation that pointer or keys came to last
+        self._resting = ""  # last conversation under pointer or keys
         self.view_button = button("", kind="quiet", tip=_("Filter and sort chats"))
         self.view_menu = QMenu(self)
         self.view_menu.aboutToShow.connect(self._fill_view_menu)
@@ -72,7 +72,7 @@ class Sidebar(QFrame):
         self.list = self._build_list()
         self.empty = label(_("No chats yet.\nYour chats will appear here."), "small", wraps=True)
         self.empty.setContentsMargins(10, 4, 10, 0)
-        self.empty.hide()  # nobody has looked yet: chats that cannot be read are not gone
+        self.empty.hide()  # not loaded yet: unread chats are not missing
         self.library_button = button(_("Library"), kind="usage", tip=_("Documents processed once, to start chats with"))
         self.usage_button = ElidedButton("usage", beside=_BESIDE_USAGE)
         self.usage_button.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -100,7 +100,7 @@ class Sidebar(QFrame):
     ) -> None:
         chosen = self.chosen
         self.folders = list(folders)
-        with QSignalBlocker(self.list.selectionModel()):  # a row that goes must not have another chat opened
+        with QSignalBlocker(self.list.selectionModel()):  # removing a row must not open another chat
             self.model.show(with_headings(chats, self.arrangement.order), row_of)
         self.empty.setVisible(not chats and self.arrangement == Arrangement())
         self._name_view()
@@ -166,7 +166,7 @@ class Sidebar(QFrame):
         view.setEditTriggers(QAbstractItemView.EditTrigger.EditKeyPressed | QAbstractItemView.EditTrigger.DoubleClicked)
         view.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         view.customContextMenuRequested.connect(self._show_menu)
-        view.setUniformItemSizes(True)  # or else each of thousands is measured
+        view.setUniformItemSizes(True)  # else thousands are measured
         view.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         view.delete_pressed.connect(self.ask_delete)
 

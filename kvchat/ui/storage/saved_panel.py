@@ -32,14 +32,14 @@ from kvchat.words.language import N_, _, mark, number, several
 from kvchat.words.wording import TIME_SAVED, brief, day_of, day_short, rough_duration, roughly
 
 _HEIGHT, _WIDEST = 116, 26  # pixels at 100 % text: of the plot, of a bar
-_STEPS = (2, 4, 6, 8, 10)  # times a power of ten: where the scale may end, so that its middle is a round number
+_STEPS = (2, 4, 6, 8, 10)  # times a power of ten: scale maximums with a round midpoint
 
 
 class DayBars(QWidget):
     """Bar chart. `describe` it for screen readers."""
 
     accessible_role = QAccessible.Role.Chart
-    pointed = Signal(int)  # at the day of that number; -1: at none
+    pointed = Signal(int)  # day index; -1: none
 
     def __init__(self, look: Look, name: str, in_words: Callable[[float], str]) -> None:
         super().__init__()

@@ -25,22 +25,22 @@ from kvchat.words.language import N_, _
 from kvchat.words.wording import STORAGE, size
 
 _STEPS = 1000
-_DEBOUNCE_MS = 120  # a slider being dragged asks for a plan this long after it came to rest
+_DEBOUNCE_MS = 120  # delay after the last slider move before planning
 _INVITATION = N_("Move the slider to see which chat memory would be deleted and how long reprocessing would take.")
 
 
 class PruneCard(QFrame):
     """Card that shows prune plans, but never runs them."""
 
-    plan_wanted = Signal()  # one for `target`
-    plan_dropped = Signal()  # no plan is in view any more
-    prune_wanted = Signal(object)  # the PrunePlan that is in view
+    plan_wanted = Signal()  # for `target`
+    plan_dropped = Signal()  # no plan is shown any more
+    prune_wanted = Signal(object)  # the visible PrunePlan
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         styled(self, "card")
         self.plan: PrunePlan | None = None
-        self.version = 0  # a plan asked for at an earlier one no longer fits
+        self.version = 0  # a plan for an older version is stale
         self._total = 0
         self.slider = QSlider(Qt.Orientation.Horizontal)
         self.slider.setMaximum(_STEPS)
@@ -60,7 +60,7 @@ class PruneCard(QFrame):
         self.slider.valueChanged.connect(self._moved)
         words = label(_("Shrink to"), "strong")
         words.setBuddy(self.slider)
-        # Room for three lines from the start: the list below must not jump while the slider moves.
+        # Always room for three lines: the list below must not jump while the slider moves.
         self.preview.setMinimumHeight(3 * self.preview.fontMetrics().lineSpacing())
         above = row(words, (self.slider, 1), self.amount, spacing=12)
         below = row((self.preview, 1), (self.button, 0, Qt.AlignmentFlag.AlignBottom), spacing=16)
@@ -135,16 +135,16 @@ async def owner_names(chat: ChatService) -> dict[str, str]:
 
 class StoragePanel(Panel):
     changed = Signal()  # something was deleted, pinned or pruned
-    saved_requested = Signal()  # the page of what it was good for
-    limits_requested = Signal()  # quota, free-space floor and maximum age are settings
+    saved_requested = Signal()  # open the time saved page
+    limits_requested = Signal()  # open the quota, free space and age settings
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _(STORAGE), parent, size=(620, 720), least=(460, 560))
         self._usage: StoreUsage | None = None
         self._titles: Mapping[str, str] = {}
-        self._seconds_saved: Mapping[str, float] = {}  # as last asked for
+        self._seconds_saved: Mapping[str, float] = {}  # last result
         self._planning = False
-        self._changing = 0  # changes under way: a plan made now would not know of them
+        self._changing = 0  # changes in progress: a new plan would miss them
         self.summary = UsageSummary(look)
         self.prune = PruneCard()
         self.list = UsageList(look)
@@ -157,7 +157,7 @@ class StoragePanel(Panel):
         self._change = button(_("Change limits…"), self._change_limits, "link", name=_("Change the limits"))
         top = Qt.AlignmentFlag.AlignTop
         limits = row((self.limits, 1), (self._change, 0, top), spacing=10, margins=(8, 0, 8, 0))
-        page = ScrollPage("page")  # on a small screen not all of it fits
+        page = ScrollPage("page")  # too tall for small screens
         shown = self.summary, self._build_heading(), (self.list, 1), (self.empty, 1), self.prune, limits
         column(*shown, on=page.ground, spacing=12, margins=0)
         name = _("Delete all chat memory")
@@ -190,7 +190,7 @@ class StoragePanel(Panel):
         for widget in (self.limits, self._change):
             widget.setVisible(not usage.problem)
         if self.prune.plan is None or before is None or before.conversations != usage.conversations:
-            self.prune.set_total(usage.physical_bytes)  # drops the plan, and with it fills the list
+            self.prune.set_total(usage.physical_bytes)  # drops the plan, which fills the list
         else:
             self._fill()
         self.delete_all.setEnabled(some)

@@ -28,9 +28,9 @@ BUTTON, _PAD, _GAP, _BAR = 28, 9, 6, 7  # pixels, the first at 100 % text
 class UsageRow:
     title: str
     usage: ConversationUsage
-    loss: PrunedConversation | None  # what the prune in preview takes from it
-    largest: int  # bytes of the largest conversation: a full bar
-    seconds_saved: float = 0.0  # as its replies say
+    loss: PrunedConversation | None  # what the previewed prune removes
+    largest: int  # bytes of the largest conversation: full bar
+    seconds_saved: float = 0.0  # from its replies
 
     @property
     def details(self) -> str:
@@ -157,13 +157,13 @@ class UsageModel(ItemModel[UsageRow]):
 
 
 class UsageList(ItemList):
-    pin_wanted = Signal(str, bool)  # conversation id, pinned from now on
-    never_save_wanted = Signal(str, bool)  # conversation id, never saved from now on
+    pin_wanted = Signal(str, bool)  # conversation id, pinned
+    never_save_wanted = Signal(str, bool)  # conversation id, never saved
     delete_wanted = Signal(str)  # conversation id
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         self.usage = UsageModel()
-        self.buttons: dict[int, QToolButton] = {}  # by row, only those in view; Qt lays rows out from the start
+        self.buttons: dict[int, QToolButton] = {}  # by row, visible only; set first: Qt lays out in __init__
         super().__init__(look, _("Chat memory by chat"), parent)
         self._look = look
         self.setItemDelegate(UsageDelegate(look, self))
@@ -240,7 +240,7 @@ class UsageList(ItemList):
         name, tip = _("Actions for {title}", title=title), _("Always keep, never keep, delete")
         button = tool_button(name, tip=tip, icon=drawn)
         button.setParent(self.viewport())
-        button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the list has the keys: Space opens the same menu
+        button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the list keeps focus: Space opens this menu
         button.clicked.connect(lambda: self.open_menu(number, button.mapToGlobal(button.rect().bottomLeft())))
         self.buttons[number] = button
         return button

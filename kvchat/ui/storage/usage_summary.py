@@ -17,7 +17,7 @@ from kvchat.ui.widgets.controls import RoundBar, mix
 from kvchat.words.language import _, beside, mark, number, sentences, several
 from kvchat.words.wording import added, per_second, percent, roughly, since, size, size_of
 
-_NEAR = 0.9  # of the size asked for; a plan that leaves less says so
+_NEAR = 0.9  # of the requested size; plans below this say so
 
 
 def spared_bytes(usage: StoreUsage) -> int:
@@ -173,7 +173,7 @@ def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:
 class SavingsBar(RoundBar):
     """Bar as long as whole slot files would be; the strong part is on disk."""
 
-    share = 1.0  # of the bar that is on disk
+    share = 1.0  # part of the bar on disk
 
     def show_usage(self, usage: StoreUsage) -> None:
         whole = usage.physical_bytes + spared_bytes(usage)

@@ -31,8 +31,8 @@ class HitMarks(QObject):
         super().__init__(page)
         self._page, self._look = page, look
         self.terms: tuple[Term, ...] = ()
-        self._current: tuple[QTextEdit, int] | None = None  # where the reader was led: the text, and the position in it
-        look.changed.connect(self._show_again)  # no lambda, which would outlive the page
+        self._current: tuple[QTextEdit, int] | None = None  # current hit: the text and the position in it
+        look.changed.connect(self._show_again)  # a lambda would outlive the page
 
     def show_terms(self, terms: tuple[Term, ...]) -> None:
         self.terms, self._current = terms, None
@@ -91,9 +91,9 @@ class FindBar(QFrame):
     def __init__(self, look: Look, page: Transcript) -> None:
         super().__init__()
         self._look, self._page = look, page
-        self._hits: list[str] = []  # ids of the messages, from above
+        self._hits: list[str] = []  # message ids, top to bottom
         self._at = 0
-        self._spot, self._spots = 0, 0  # which of the marks of that message, and how many it has
+        self._spot, self._spots = 0, 0  # current mark in that message, and its mark count
         styled(self, "notice")
         self.setAccessibleName(_("Find in this chat"))
         self.field, self.place = line_edit(_("Find in this chat"), _("Find in this chat")), label(kind="small")
@@ -122,7 +122,7 @@ class FindBar(QFrame):
     def step(self, by: int) -> None:
         if not self._hits:
             return
-        self._spots = len(self._page.marks.in_message(self._hits[self._at]))  # it may be there in full only now
+        self._spots = len(self._page.marks.in_message(self._hits[self._at]))  # it may only now be complete
         self._spot += by
         if not 0 <= self._spot < self._spots:
             self._at = (self._at + by) % len(self._hits)

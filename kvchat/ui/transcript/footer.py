@@ -36,11 +36,11 @@ from kvchat.ui.widgets.layouts import ElidedButton, ElidedLabel, FlowLayout, hei
 from kvchat.words.language import N_, _, listed
 from kvchat.words.wording import date_of, day_short, duration, moment_of
 
-_LEAST, _GAP, _MARK = 3.0, 1.0, 8  # pixels: the shortest step, between two, and the side of what stands for one
+_LEAST, _GAP, _MARK = 3.0, 1.0, 8  # pixels: shortest step, gap between steps, side of a legend mark
 _BETWEEN = 6  # pixels between a reply's lines and its buttons
-_APART = 10  # pixels between how it ended and what can be done about it
+_APART = 10  # pixels between the ending and its actions
 _JUMP_SIZE, _FROM_BELOW = 32, 14  # pixels
-JUMP_ROOM = _JUMP_SIZE + 2 * _FROM_BELOW  # what it takes of a page's lower end
+JUMP_ROOM = _JUMP_SIZE + 2 * _FROM_BELOW  # height used at the page's bottom
 _STATE_WORDS = {
     MessageState.EDITED: N_("You edited this reply."),
     MessageState.STOPPED: N_("You stopped this reply."),
@@ -50,13 +50,13 @@ _STATE_WORDS = {
 
 
 class Request(Enum):
-    REGENERATE = "regenerate"  # another reply beside it
-    REGENERATE_WITH = "regenerate-with"  # the same by another model, which is chosen first
-    CONTINUE = "continue"  # the reply goes on
-    EDIT = "edit"  # other words in its place, on a branch of their own
-    FORK = "fork"  # a chat of its own goes on from here
+    REGENERATE = "regenerate"  # new alternative reply
+    REGENERATE_WITH = "regenerate-with"  # the same with another model, chosen first
+    CONTINUE = "continue"  # extend the reply
+    EDIT = "edit"  # replace the text, on a new branch
+    FORK = "fork"  # continue in a new chat from here
     DELETE = "delete"
-    SWITCH = "switch"  # to the branch beside it that begins with the message `text`
+    SWITCH = "switch"  # switch to the sibling branch that starts with `text`
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ class MessageActions(QWidget):
         self._style = style
         self._buttons: list[QToolButton] = []
         self._always = self._near = False
-        self.painted = False  # as last seen on the screen
-        self.pager: list[QToolButton] = []  # to the branch before and after, where there are several
+        self.painted = False  # as last painted
+        self.pager: list[QToolButton] = []  # previous and next branch, if there are several
         self._row = row(on=self, spacing=2, margins=0)
 
     def add(self, glyph: str, words: str, act: Callable[[], object]) -> QToolButton:
         picture = icon(glyph, self._style.theme.muted)
         made = tool_button(words, lambda: act(), "quiet", icon=picture)
-        made.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # else a click would give the keyboard to the page
+        made.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # else a click would focus the page
         made.installEventFilter(self)
         self._buttons.append(made)
         self._row.addWidget(made)
@@ -139,7 +139,7 @@ class MessageActions(QWidget):
             case QEvent.Type.FocusIn | QEvent.Type.FocusOut:
                 self.update()
             case QEvent.Type.MouseButtonPress if isinstance(event, QMouseEvent) and not self.painted:
-                # A finger comes from nowhere: its first tap shows the row and presses nothing.
+                # A finger cannot hover: its first tap shows the row and presses nothing.
                 return event.pointerType() is QPointingDevice.PointerType.Finger
         return False
 
@@ -227,7 +227,7 @@ class ReplyFooter(QWidget):
         """retry, go_on: callables or signals"""
         super().__init__()
         self.receipt: ReceiptView | None = None
-        self._go_on: QPushButton | None = None  # where it has not come to its end
+        self._go_on: QPushButton | None = None  # for an unfinished reply
         self._lines, self._column = column(spacing=2), column(on=self, spacing=4, margins=0)
         if message.state in _STATE_WORDS:
             self._lines.addLayout(self._ending(message.state, retry, go_on))
@@ -269,7 +269,7 @@ class ReplyFooter(QWidget):
 def _details(receipt: Receipt, look: Look) -> QFrame:
     frame = styled(QFrame(), "details")
     grid = QGridLayout(frame)
-    grid.setHorizontalSpacing(18)  # and so far from the first, empty column begins what is a part of the line above
+    grid.setHorizontalSpacing(18)  # also the indent of sub-items, after the empty first column
     grid.setVerticalSpacing(4)
     grid.setContentsMargins(14, 10, 14, 10)
     grid.setColumnStretch(2, 1)
@@ -280,7 +280,7 @@ def _details(receipt: Receipt, look: Look) -> QFrame:
         value = label(how_much, "small", wraps=True, selectable=True)
         value.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         for cell in (name, value):
-            cell.setAlignment(beginning() | Qt.AlignmentFlag.AlignTop)  # of several lines beside the first
+            cell.setAlignment(beginning() | Qt.AlignmentFlag.AlignTop)  # aligned with the first line
         grid.addWidget(name, line, int(indented), 1, 1 if indented else 2)
         grid.addWidget(value, line, 2)
     return frame
@@ -301,7 +301,7 @@ class FailureCard(Card):
             self.say(error.title, error.detail, error.advice)
         self.use_current.setText(_("Use {model}", model=model).replace("&", "&&"))
         self.use_current.setAccessibleName(_("Use {model}", model=model))
-        kinds = FailureKind.BAD_MODEL, FailureKind.MODEL_MISSING  # no engine can start with the model's file
+        kinds = FailureKind.BAD_MODEL, FailureKind.MODEL_MISSING  # no engine can start with the model file
         of_the_model = missing or (isinstance(error, EngineFailed) and error.failure.kind in kinds)
         use_current = missing and model is not None and self.use_current
         self.offer(not missing and self.retry, use_current, missing and self.locate, of_the_model and self.model)
@@ -312,14 +312,14 @@ class TranscriptTail(QWidget):
     """Tail of the page; takes no room if empty."""
 
     retry_requested = Signal()
-    changed = Signal()  # it may be taller or shorter
+    changed = Signal()  # its height may have changed
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
-        self.pending = label(kind="muted", wraps=True)  # what happens before the first token, where the reply will be
+        self.pending = label(kind="muted", wraps=True)  # status before the first token, in place of the reply
         self.first = button(_("Reply to this chat first"), kind="link")
         self.failure = FailureCard()
-        self.unanswered = QWidget()  # a message was left without a reply
+        self.unanswered = QWidget()  # a message has no reply
         self.answer = button(_("Try again"), self.retry_requested, "link", name=_("Reply to the last message"))
         row(label(_("This message has no reply yet."), "small"), self.answer, STRETCH, on=self.unanswered, margins=0)
         first = self.first, 0, Qt.AlignmentFlag.AlignLeft

@@ -24,10 +24,10 @@ from kvchat.ui.transcript.part_column import message_text
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 
-GAP, _GAP_AFTER_USER = 22, 4  # below a message; the buttons under the user's leave room already
+GAP, _GAP_AFTER_USER = 22, 4  # below a message; the user's buttons already leave room
 _LEFT, TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28
-_AT_END = 40  # pixels from the end that still count as being there
-_AHEAD, _MOST = 40, 120  # messages: the nearest ones get their widgets before they are seen; no more have any
+_AT_END = 40  # pixels from the end that count as the end
+_AHEAD, _MOST = 40, 120  # messages: widgets made before they are seen; maximum number of widgets
 
 View = UserView | ReplyView
 
@@ -37,8 +37,8 @@ class RowHeights:
 
     def __init__(self) -> None:
         self.heights: list[int] = []
-        self.measured: list[bool] = []  # else the height is guessed
-        self._tops: list[int] = []  # empty: to be added up again
+        self.measured: list[bool] = []  # False: estimated
+        self._tops: list[int] = []  # empty: recompute
 
     def top(self, row: int) -> int:
         """Return a row's top; for one beyond the last, the last one's bottom."""
@@ -74,15 +74,15 @@ class MessageColumn(QScrollArea):
         self._formulas = Formulas(self)
         self._style = PageStyle(look, self._formulas)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)  # its place is kept: nothing moves
-        self.verticalScrollBar().setEnabled(False)  # unseen until there is something to scroll
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)  # reserves its width: no shift
+        self.verticalScrollBar().setEnabled(False)  # hidden until there is something to scroll
         self.verticalScrollBar().rangeChanged.connect(lambda low, high: self.verticalScrollBar().setEnabled(high > low))
         self.messages: Sequence[Message] = []
         self._rows = RowHeights()
         self._row_of: dict[str, int] = {}
-        self.views: dict[str, View] = {}  # of the messages that have one now
+        self.views: dict[str, View] = {}  # of messages with a widget
         self._follow = True
-        self._value = 0  # the scroll bar's, as last seen
+        self._value = 0  # last scroll bar value
         self._arranging = False
         self._ground = QWidget()
         self._ground.setObjectName("transcriptColumn")
@@ -176,11 +176,11 @@ class MessageColumn(QScrollArea):
         """Measure rows that changed or came into view; return the page's new top edge."""
         width, area = self._column_width(), self.viewport().height()
         self._tail_height = self.tail.needed_height(width)
-        # The first row in sight that the reader may know already keeps its place.
+        # The first visible row the reader may already know keeps its place.
         in_sight = self._rows_between(self._clamped(top), self._clamped(top) + area)
         views = ((row, self.views.get(self.messages[row].id)) for row in in_sight)
         anchor = next((row for row, view in views if view is not None and view.complete), in_sight.start)
-        above = top - self._rows.top(anchor)  # of the anchor, that is out of sight
+        above = top - self._rows.top(anchor)  # hidden part of the anchor
         changed = True
         while changed:
             changed = False
@@ -269,7 +269,7 @@ class MessageColumn(QScrollArea):
         if self._arranging:
             return
         end = self.verticalScrollBar().maximum()
-        if value < self._value:  # by the reader, unless more room below the end pulled the page down
+        if value < self._value:  # the user scrolled, unless new room below moved the page
             self._follow = self._follow and value == end
         elif value >= end - _AT_END:
             self._follow = True

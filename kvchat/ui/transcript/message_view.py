@@ -21,12 +21,12 @@ from kvchat.words.language import _, several
 
 _FEWEST, _MOST = 2, 18  # lines of the editor
 _NAME_LETTERS = 80
-AT_ONCE_MS = 16.0  # a long message is made in pieces, each taking so long
-_BUBBLE_SHARE = 0.84  # of the column's width
+AT_ONCE_MS = 16.0  # long messages are built in steps of this length
+_BUBBLE_SHARE = 0.84  # of the column width
 _WIDE = 1 << 15  # pixels, wider than any column
 _BUBBLE_X, _BUBBLE_TOP, _BUBBLE_BOTTOM = 16, 12, 8
 _UNDER_CHIPS = 8
-_FOLDED, _LONG = 9, 14  # lines shown of a folded message, and so many that it is folded
+_FOLDED, _LONG = 9, 14  # lines shown when folded, and lines that trigger folding
 
 
 def short(name: str) -> str:
@@ -38,7 +38,7 @@ class MessageEditor(QFrame):
 
     done = Signal(str)
     given_up = Signal()
-    changed = Signal()  # it may be taller or shorter
+    changed = Signal()  # its height may have changed
 
     def __init__(self, text: str, font: QFont, action: str, hint: str, *, enter: bool, parent: QWidget) -> None:
         super().__init__(parent)
@@ -57,9 +57,9 @@ class MessageEditor(QFrame):
         self._show_button()
 
     def needed_height(self, width: int) -> int:
-        self.field.setFixedWidth(max(width - 26, 80))  # so that its lines are broken as they will be
+        self.field.setFixedWidth(max(width - 26, 80))  # so lines wrap as they will when shown
         line = self.field.fontMetrics().lineSpacing()
-        lines = round(self.field.document().size().height())  # a plain text document counts in lines
+        lines = round(self.field.document().size().height())  # plain text documents count in lines
         margin = round(2 * self.field.document().documentMargin())
         self.field.setFixedHeight(max(_FEWEST, min(lines, _MOST)) * line + margin + 2)
         return self._column.totalHeightForWidth(width)
@@ -96,8 +96,8 @@ class MessageView(QWidget):
     """Base class of both message kinds. Connect the signals, then call `begin`."""
 
     accessible_role = QAccessible.Role.Grouping
-    changed = Signal()  # it may be taller or shorter
-    opened = Signal()  # the reader folded or unfolded something in it
+    changed = Signal()  # its height may have changed
+    opened = Signal()  # the user folded or unfolded something
     text_made = Signal(QTextEdit)
     link_activated = Signal(str)
     requested = Signal(MessageRequest)
@@ -112,8 +112,8 @@ class MessageView(QWidget):
         self.column.link_activated.connect(self.link_activated)
         self.action_row = MessageActions(style, self)
         self.action_row.add_time(message.created_at)
-        self.chips: ChipRows | None = None  # what is attached
-        self.editor: MessageEditor | None = None  # while the message is written anew
+        self.chips: ChipRows | None = None  # attachments
+        self.editor: MessageEditor | None = None  # while the message is edited
         self._covered: list[QWidget] = []  # by the editor
         if message.siblings:
             position = message.siblings.index(message.id)
@@ -190,7 +190,7 @@ class UserView(MessageView):
     def __init__(self, style: PageStyle, message: Message, parent: QWidget | None = None) -> None:
         super().__init__(style, message, _("You: {content}", content=message.content[:500]), parent)
         self._bubble = styled(QFrame(self), "bubble")
-        self._window = QWidget(self._bubble)  # through which the folded text is seen
+        self._window = QWidget(self._bubble)  # clips the folded text
         self.column.setParent(self._window)
         self.more = button("", lambda: self._fold(not self.folded), "link")
         self.more.setParent(self._bubble)
@@ -219,7 +219,7 @@ class UserView(MessageView):
         while not self.complete and time.thread_time() < until:
             self._made += 1
             self.column.show_blocks(self._blocks[: self._made])
-            # Whether it is long is asked for the column's own width.
+            # Folding is decided at the column's full width.
             widest = int(self.style_in_use.look.px(COLUMN_WIDTH) * _BUBBLE_SHARE) - 2 * _BUBBLE_X
             self._is_long = self.column.heightForWidth(widest) > self._long_height
         self._natural = self.column.natural_width() if len(self._blocks) == 1 else _WIDE

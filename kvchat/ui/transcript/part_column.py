@@ -18,32 +18,32 @@ from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.text_page import FORMULA_PLACE, PageStyle, TextPage, WidePage, as_lists
 from kvchat.ui.widgets.text_search import between
 
-PAGE = 1_000  # characters of source after which a new page of prose begins: so much is laid out again at each update
+PAGE = 1_000  # source characters per page of prose: this much is laid out again at each update
 _INDENT = 24  # pixels, as for lists
-_GAP, _GAP_ITEM, _GAP_CARD, _GAP_HEADING = 6, 0, 10, 0  # above a part; a heading has its own air, a text some below
-_NO_WORDS = dict.fromkeys(map(ord, "\ufdd0\ufdd1\u2060"))  # Qt's signs where tables begin and end, TextPage's strut
+_GAP, _GAP_ITEM, _GAP_CARD, _GAP_HEADING = 6, 0, 10, 0  # above a part; headings and texts have margins of their own
+_NO_WORDS = dict.fromkeys(map(ord, "\ufdd0\ufdd1\u2060"))  # Qt's table start and end marks, TextPage's strut
 _OBJECT = "\ufffc"
 _TASK_BOXES = ("☐", "☑")
 
 Part = TextPage | CodeView
-Group = Sequence[Block]  # the blocks of one part
+Group = Sequence[Block]  # blocks of one part
 
 
 class PartColumn(QWidget):
     """Column of blocks; only changed parts are laid out again."""
 
-    text_made = Signal(QTextEdit)  # a text in which one can select
+    text_made = Signal(QTextEdit)  # a selectable text
     link_activated = Signal(str)
 
     def __init__(self, style: PageStyle, name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._style, self._name = style, name
         self.parts: list[Part] = []
-        self.laid_out = 0  # parts that the last update laid out
+        self.laid_out = 0  # parts laid out by the last update
         self._groups: Sequence[Group] = ()
-        self._ended = 0  # groups before the first that may go on
+        self._ended = 0  # groups before the first that may grow
         self._width = 0
-        self._ends: list[int] = []  # where each part ends at that width; parts beyond the last entry are to be measured
+        self._ends: list[int] = []  # end of each part at that width; parts beyond the last entry are unmeasured
 
     @property
     def texts(self) -> list[QTextEdit]:
@@ -59,7 +59,7 @@ class PartColumn(QWidget):
         before, self._groups = self._groups, _grouped((*settled, *open_blocks))
         same = takewhile(lambda pair: pair[0] == pair[1], zip(before, self._groups, strict=False))
         first = min(sum(1 for _ in same), self._ended)
-        self._ended = max(len(self._groups) - len(open_blocks), 0)  # or some less: a text more is looked at again
+        self._ended = max(len(self._groups) - len(open_blocks), 0)  # or fewer: at worst one is checked again
         self.laid_out = len(self._groups) - first
         for gone in self.parts[len(self._groups) :]:
             _remove(gone)

@@ -20,10 +20,10 @@ from kvchat.ui.transcript.part_column import PartColumn
 from kvchat.words.language import _, listed
 from kvchat.words.wording import rough_duration
 
-_LEFT, _ABOVE, _BELOW = 16, 4, 4  # pixels around the words of thinking
-_RENDER_MS = 100  # streaming text is gathered this long before it is drawn
+_LEFT, _ABOVE, _BELOW = 16, 4, 4  # pixels around the thinking text
+_RENDER_MS = 100  # streaming text is collected this long before drawing
 _RENDER_MOST_MS = 800
-_RENDER_SHARE = 8  # drawing may take one part in so many of the time
+_RENDER_SHARE = 8  # drawing may take at most 1 / this of the time
 _PART_GAP = 6  # pixels between thinking, text and footer
 
 
@@ -102,10 +102,10 @@ class ReplyView(MessageView):
         self.text, self.thinking = message.content, message.thinking
         self.footer: ReplyFooter | None = None
         self._fold: ThinkingView | None = None
-        self._thought_ms: float | None = None  # until the receipt knows
+        self._thought_ms: float | None = None  # before the receipt
         self._stream = MarkdownStream(style.markdown)
         self._fed = ""
-        self._more = self._again = False  # again: all of it is read anew, and what was shown stays until then
+        self._more = self._again = False  # again: reparse everything; the old text stays until then
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self.render_now)
         self.column.setParent(self)
@@ -176,14 +176,14 @@ class ReplyView(MessageView):
     def set_live(self, text: str, thinking: str, thought_ms: float | None = None) -> None:
         """Show the reply so far after a short delay, together with later updates."""
         self.text, self.thinking, self._thought_ms = text, thinking, thought_ms
-        if not self.streaming:  # it goes on, and that is not read from disk yet
+        if not self.streaming:  # continued, but not yet reloaded from disk
             self.message = replace(self.message, state=MessageState.STREAMING)
             self._show_ending()
         if not self._timer.isActive():
             self._timer.start(max(_RENDER_MS, self._timer.interval()))
 
     def render_now(self) -> None:
-        started = time.thread_time()  # and not the wall's clock: a busy machine must not make the steps larger
+        started = time.thread_time()  # not wall time: a busy machine must not make the steps larger
         self._timer.stop()
         self._show_thinking()
         self._feed()

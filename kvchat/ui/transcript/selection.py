@@ -15,7 +15,7 @@ from kvchat.ui.transcript.part_column import selected_text
 from kvchat.ui.widgets.text_search import select
 from kvchat.words.language import _
 
-_SCROLL_MS = 30  # while the mouse is held above or below the page
+_SCROLL_MS = 30  # while dragging above or below the page
 _COPY_MARKDOWN = QKeySequence("Ctrl+Shift+C")
 
 
@@ -31,7 +31,7 @@ class Selection(QObject):
         super().__init__(page)
         self._page = page
         self._anchor: Spot | None = None
-        self._head: Spot | None = None  # in another text than the anchor; None while the selection is within one
+        self._head: Spot | None = None  # in a different text than the anchor; None if within one text
         self._mouse = QPoint()
         self._scroller = QTimer(self, interval=_SCROLL_MS)
         self._scroller.timeout.connect(self._scroll)
@@ -63,7 +63,7 @@ class Selection(QObject):
             view = view.parent()
         if view is None:
             return False
-        text = watched if isinstance(watched, QTextEdit) else watched.parent()  # the mouse's events go to its viewport
+        text = watched if isinstance(watched, QTextEdit) else watched.parent()  # its viewport gets the mouse events
         if watched is view or not isinstance(text, QTextEdit):
             text = None
         if isinstance(event, QContextMenuEvent) and (text is not None or view.editor is None):

@@ -23,9 +23,9 @@ from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.selection import Selection
 from kvchat.words.language import _
 
-_MOST_SAID = 2000  # letters of a reply that are said by themselves
-_AROUND = 12  # pixels left around what is scrolled to
-_GATHER_MS = 30  # formulas that are ready are gathered so long before they are shown
+_MOST_SAID = 2000  # letters of a reply that are announced
+_AROUND = 12  # pixels left around a scroll target
+_GATHER_MS = 30  # finished formulas are collected this long before drawing
 
 
 def _takes_tab(widget: QWidget) -> bool:
@@ -63,8 +63,8 @@ class Transcript(MessageColumn):
         self.setObjectName("transcript")
         self.setAccessibleName(_("Chat"))
         self._live: tuple[str, str, str, float | None] | None = None
-        self._edits: dict[str, str] = {}  # begun, of messages that have no widget now
-        self._came_by: tuple[str, bool] | None = None  # the branch gone to, and whether forwards
+        self._edits: dict[str, str] = {}  # started in messages without a widget
+        self._came_by: tuple[str, bool] | None = None  # branch switched to, and True if forwards
         self.tail.retry_requested.connect(self.retry_requested)
         self.selection = Selection(self)
         self.marks = HitMarks(self, look)
@@ -86,7 +86,7 @@ class Transcript(MessageColumn):
     def update_messages(self, messages: Sequence[Message]) -> None:
         shown = [message for message in messages if message.role is not Role.SYSTEM]
         self._show_rows(shown)
-        for id, view in list(self.views.items()):  # what grows may bring others into sight
+        for id, view in list(self.views.items()):  # growing rows may reveal others
             if id not in self.views:
                 continue
             message = shown[self._row_of[id]]
@@ -167,7 +167,7 @@ class Transcript(MessageColumn):
         if here is self:
             stop = self._stop_in_sight(forwards=True) if next else None
         elif here is not None and self.isVisible() and self.isAncestorOf(here):
-            # Qt looks for who gets the keys of what it hides, maybe while messages are placed.
+            # Qt moves the focus away from hidden widgets, maybe while messages are placed.
             stop = self if not _takes_tab(here) else self._stop_beside(here, next) or (None if next else self)
         return self._give_keys(stop, next) if stop is not None else self.step_in_window(next)
 
@@ -242,7 +242,7 @@ class Transcript(MessageColumn):
         view.requested.connect(self._pass_on)
         view.text_made.connect(lambda text: self._watch(text, view))
         view.link_activated.connect(lambda url: ask_to_open(self.window(), url))
-        view.installEventFilter(self.selection)  # for its menu beside the texts
+        view.installEventFilter(self.selection)  # menu outside the texts
         self.marks.watch_documents(view)
         view.begin()
         if self._live is not None and self._live[0] == message.id and isinstance(view, ReplyView) and view.streaming:

@@ -15,10 +15,10 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.layouts import FlowLayout
 from kvchat.words.language import _, sentences
 
-HEIGHT = 14  # pixels of a round bar, unless a subclass says otherwise
-_WIDTH, _HEIGHT, _GAP = 38, 22, 3  # pixels of a switch at 100 % text; the gap is between the track and the knob
+HEIGHT = 14  # pixels of a round bar unless a subclass overrides it
+_WIDTH, _HEIGHT, _GAP = 38, 22, 3  # pixels of a switch at 100 % text; gap between track and knob
 _SAID_MS = 1500  # "Copied"
-_SETTLES_MS = 300  # what is shown for a moment only is not announced
+_SETTLES_MS = 300  # text shown only briefly is not announced
 
 
 class Switch(QCheckBox):
@@ -142,7 +142,7 @@ class Card(QFrame):
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
         if not event.spontaneous():
-            self._announced = ""  # shown again, it is news again
+            self._announced = ""  # announce again when shown
 
     def _announce(self) -> None:
         if self.isVisible() and self.accessibleName() != self._announced:

@@ -18,9 +18,9 @@ from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.controls import Switch
 from kvchat.words.language import N_, _, number, with_marks
 
-_FIELD_LETTERS, _UNIT_LETTERS = 17, 6  # wide; so that fields of other units stand in one line
+_FIELD_LETTERS, _UNIT_LETTERS = 17, 6  # widths that align fields of different units
 
-Change = Callable[[str, Any], object]  # called with a setting's name and its new value
+Change = Callable[[str, Any], object]  # called with the setting's name and new value
 _SEPARATORS = re.compile(r"[\s,_'’]")
 _SIZE = re.compile(r"(\d+|\d*\.\d+)([mgt]?)[bo]?", re.IGNORECASE)
 _DECIMAL_COMMA = re.compile(r"(\d),(\d{1,2})(?!\d)")
@@ -31,7 +31,7 @@ _SCALES = {"m": GB // 1000, "g": GB, "": GB, "t": 1000 * GB}
 class Notation:
     """Format of one kind of number. `read` raises ValueError with the reason, a sentence."""
 
-    unit: str  # stands after the field
+    unit: str  # shown after the field
     write: Callable[[int], str]
     read: Callable[[str], int]
 
@@ -69,7 +69,7 @@ DAYS = _whole_number(N_("days"), r"(\d+)()(?:days?)?", N_("a whole number of day
 MINUTES = _whole_number(N_("min"), r"(\d+)()(?:min|minutes?)?", N_("a whole number of minutes, such as 15"))
 GIGABYTES = Notation(N_("GB"), lambda count: with_marks(f"{count / GB:.10g}"), _read_size)
 PORT = Notation("", str, _read_port)
-NOTATIONS = {"tokens": TOKENS, "days": DAYS, "minutes": MINUTES, "bytes": GIGABYTES, "": PORT}  # by unit of a setting
+NOTATIONS = {"tokens": TOKENS, "days": DAYS, "minutes": MINUTES, "bytes": GIGABYTES, "": PORT}  # by setting unit
 
 
 class Entry(QWidget):
@@ -79,7 +79,7 @@ class Entry(QWidget):
         super().__init__()
         self.title, self.words = label(title, wraps=True), label(words, "small", wraps=True)
         self.refusal = label(kind="refusal", wraps=True)
-        self.above: QWidget | None = None  # the hairline between it and the entry before
+        self.above: QWidget | None = None  # hairline above the entry
         self.refusal.hide()
         self._wide, self._control = wide, control
         self._row = QBoxLayout(QBoxLayout.Direction.TopToBottom if wide else QBoxLayout.Direction.LeftToRight, self)
@@ -196,7 +196,7 @@ class NumberEntry(FieldEntry):
         holder, unit = QWidget(), label(_(notation.unit), "muted")
         unit.setMinimumWidth(unit.fontMetrics().averageCharWidth() * _UNIT_LETTERS)
         unit.setBuddy(field)
-        if not notation.unit:  # shown without a parent it would be a window
+        if not notation.unit:  # would open as a window without a parent
             unit.hide()
         parts = row(field, unit, spacing=8), (self.reset, 0, Qt.AlignmentFlag.AlignLeft)
         column(*parts, on=holder, spacing=2, margins=0)
@@ -250,7 +250,7 @@ class ChoiceBox(QComboBox):
         self.setAccessibleName(name)
         self._called = label()
         self._called.setBuddy(self)
-        self.setItemDelegate(QStyledItemDelegate(self))  # else the style sheet has no say in the list
+        self.setItemDelegate(QStyledItemDelegate(self))  # else the list ignores the style sheet
         look.changed.connect(self.update)
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -260,7 +260,7 @@ class ChoiceBox(QComboBox):
         self._called.setParent(self.parentWidget())
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        event.ignore()  # the page scrolls; the value below the pointer stays
+        event.ignore()  # scroll the page, not the value below the pointer
 
     def paintEvent(self, event: QPaintEvent) -> None:
         """Draw the arrow, which a style sheet could only load from a file."""

@@ -25,7 +25,7 @@ from kvchat.words.wording import one_line
 
 _SEPARATORS = re.compile(r"[/\\._-]")
 _LONG_RUN = re.compile(r"[^\s\u200b]{24}")
-COLUMN_WIDTH = 760  # pixels at 100 % text of the messages and of what stands in line with them, where there is room
+COLUMN_WIDTH = 760  # pixels at 100 % text of the messages and aligned widgets, where there is room
 
 
 def plain_tip(text: str) -> str:
@@ -42,7 +42,7 @@ class ElidedLabel(QLabel):
     def __init__(self, kind: str = "") -> None:
         super().__init__()
         styled(self, kind).setTextFormat(Qt.TextFormat.PlainText)
-        self.whole = ""  # the text as it was given
+        self.whole = ""  # the full text
         self.setAlignment(beginning() | Qt.AlignmentFlag.AlignVCenter)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
 
@@ -211,7 +211,7 @@ class GivingWay(ScrollPage):
 
     def __init__(self) -> None:
         super().__init__("")
-        self.ground.setAutoFillBackground(False)  # what lies below is seen
+        self.ground.setAutoFillBackground(False)  # transparent
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Maximum)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
@@ -249,10 +249,10 @@ class _Ground(QWidget):
 class RoomyDialog(QDialog):
     """Window no smaller than its contents need, as far as the screen allows."""
 
-    least = QSize(0, 0)  # pixels that it needs in any case
+    least = QSize(0, 0)  # minimum pixels
 
     def event(self, event: QEvent) -> bool:
-        concerned = event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize)  # after another it may be gone
+        concerned = event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize)  # other events may delete it
         done = super().event(event)
         if concerned and self.minimumWidth() < self.maximumWidth():
             keep_least(self, self.layout(), self.least)

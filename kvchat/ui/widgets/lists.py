@@ -38,7 +38,7 @@ from kvchat.words.wording import one_line
 
 Index = QModelIndex | QPersistentModelIndex
 ROW = Qt.ItemDataRole.UserRole
-_PAD, _GAP = 9, 4  # pixels around and between the two lines of a Row
+_PAD, _GAP = 9, 4  # pixels around and between a Row's two lines
 Box = TypeVar("Box", QRect, QRectF)
 
 

@@ -16,8 +16,8 @@ from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, Theme
 from kvchat.words.language import _
 
-_MOST_MARKED = 500  # places found that are marked; more would only slow it down
-_ICON, _AROUND = 12, 10  # pixels at 100 % text: the cross, and what the button has around it
+_MOST_MARKED = 500  # marked hits; more would be slow
+_ICON, _AROUND = 12, 10  # pixels at 100 % text: the cross and the button's margin
 
 
 def between(text: str, start: int, end: int) -> str:
@@ -77,7 +77,7 @@ class ClearableField(QLineEdit):
         self.empty = tool_button(_("Clear the field"), self.clear, "quiet")
         self.empty.clicked.connect(self.setFocus)
         self.empty.setParent(self)
-        self.empty.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # from the keyboard there are shorter ways
+        self.empty.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # keyboard users have shorter ways
         self.empty.setCursor(Qt.CursorShape.ArrowCursor)
         self.empty.hide()
         self.textChanged.connect(lambda text: self.empty.setVisible(bool(text)))
@@ -103,7 +103,7 @@ class ClearableField(QLineEdit):
 class TextSearch(ClearableField):
     """Search field that marks all hits in a text; Enter goes to the next. Ctrl+F focuses it."""
 
-    reached = Signal()  # a place; it is selected
+    reached = Signal()  # a hit, now selected
 
     def __init__(self, look: Look, name: str, text: QTextEdit | QPlainTextEdit) -> None:
         """Leave placing `found`, the label with the count, to the owner."""
