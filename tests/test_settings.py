@@ -92,11 +92,11 @@ def test_the_kv_types_are_those_whose_size_is_known() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("context_size", 100, "Enter at least 256 tokens."),
-        ("quota_bytes", 5, "Enter at least 100 MB."),
-        ("max_age_days", 4000, "Enter at most 3,650 days."),
-        ("max_tokens", 2.5, "Enter a whole number."),
-        ("temperature", 7, "Enter a number from 0 to 5."),
+        ("context_size", 100, "This must be at least 256 tokens."),
+        ("quota_bytes", 5, "This must be at least 100 MB."),
+        ("max_age_days", 4000, "This must be at most 3,650 days."),
+        ("max_tokens", 2.5, "This must be a whole number."),
+        ("temperature", 7, "This must be a number from 0 to 5."),
         ("quota_bytes", 5 * GB, ""),
     ],
 )

@@ -252,6 +252,6 @@ def own_entries(data: Any) -> list[Any] | None:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         return None
     if data.get("version") != VERSION:
-        raise ValueError("it was written by a newer kvchat")
+        raise ValueError(_("it was created by a newer version of kvchat"))
     entries = data.get("conversations")
     return entries if isinstance(entries, list) else []

@@ -58,9 +58,9 @@ def test_the_text_of_a_pdf(tmp_path: Path) -> None:
     ("name", "data", "words"),
     [
         ("photo.png", b"\x89PNG\r\n\x1a\n" + bytes(20), "damaged"),
-        ("letter.docx", b"PK\x03\x04" + bytes(20), "Save it as PDF"),
+        ("letter.docx", b"PK\x03\x04" + bytes(20), "Save it as a PDF"),
         ("program", b"\x7fELF\0\0\0" + bytes(range(256)), "no text"),
-        ("empty.txt", b" \n", "no text in it"),
+        ("empty.txt", b" \n", "contains no text"),
         ("broken.pdf", b"%PDF-1.7\nnothing here", "damaged"),
     ],
 )
@@ -73,7 +73,7 @@ def test_what_is_not_text_is_refused(tmp_path: Path, name: str, data: bytes, wor
 
 
 def test_a_pdf_of_pictures_and_a_locked_one_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CannotAttach, match="pictures"):
+    with pytest.raises(CannotAttach, match="images without text"):
         read_attachment(pdf(tmp_path / "scan.pdf", "", ""))
     with pytest.raises(CannotAttach, match="password"):
         read_attachment(pdf(tmp_path / "locked.pdf", "Secret.", password="heron"))

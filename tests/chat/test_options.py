@@ -47,17 +47,17 @@ def test_options_that_make_no_sense_are_none(text: str) -> None:
 @pytest.mark.parametrize(
     ("sampling", "words"),
     [
-        (Sampling(temperature=2.1), "Temperature must be from 0 to 2"),
-        (Sampling(top_p=-0.1), "Top-p must be from 0 to 1"),
-        (Sampling(seed=2**32), "Seed must be from -1 to 4,294,967,295"),
-        (Sampling(max_tokens=0), "Longest reply must be from 1"),
+        (Sampling(temperature=2.1), "Temperature must be between 0 and 2"),
+        (Sampling(top_p=-0.1), "Top-p must be between 0 and 1"),
+        (Sampling(seed=2**32), "Seed must be between -1 and 4,294,967,295"),
+        (Sampling(max_tokens=0), "Max tokens must be between 1"),
         (Sampling(stop=("",)), "none of them empty"),
-        (Sampling(json_schema="{"), "not JSON"),
-        (Sampling(json_schema="[1]"), "not an object"),
+        (Sampling(json_schema="{"), "not valid JSON"),
+        (Sampling(json_schema="[1]"), "not a JSON object"),
         (Sampling(json_schema='{"a":' * 300 + "1" + "}" * 300), "too deeply nested"),
         (Sampling(grammar="root ::= " + "(" * 300 + '"a"' + ")" * 300), "too deeply nested"),
         (Sampling(grammar="a ::= b"), "no rule named root"),
-        (Sampling(json_schema="{}", grammar='root ::= "a"'), "not both"),
+        (Sampling(json_schema="{}", grammar='root ::= "a"'), "cannot be used together"),
     ],
 )
 def test_out_of_bounds_is_refused(sampling: Sampling, words: str) -> None:
@@ -116,7 +116,7 @@ async def test_template_options_are_fixed_once_a_chat_has_begun(stage: Stage) ->
     await stage.answered(chat)
     await service.change(chat, replace(CHOSEN, sampling=Sampling(temperature=1.0)))
     assert (await stage.answered(chat, "And then?")).source is Source.HOT, "other sampling costs no cache"
-    with pytest.raises(BadOptions, match="has begun with other options"):
+    with pytest.raises(BadOptions, match="cannot be changed after its first message"):
         await service.change(chat, ChatOptions())
     assert (await service.answer_settings(chat)).options == replace(CHOSEN, sampling=Sampling(temperature=1.0))
 

@@ -47,7 +47,7 @@ def test_the_size_stands_in_the_header(data: bytes, size: tuple[int, int]) -> No
         ("cut.png", png()[:18], "damaged"),
         ("new.webp", b"RIFF\0\0\0\0WEBPVP8 ", "PNG, JPEG"),
         ("scan.tif", b"II*\0" + bytes(50), "PNG, JPEG"),
-        ("huge.png", png() + bytes(MOST_PICTURE_BYTES), "is the most"),
+        ("huge.png", png() + bytes(MOST_PICTURE_BYTES), "the limit is 10 MB"),
     ],
 )
 def test_what_no_engine_should_get_is_refused(tmp_path: Path, name: str, data: bytes, words: str) -> None:
@@ -96,7 +96,7 @@ def test_an_export_holds_the_picture_and_an_import_takes_no_other(tmp_path: Path
         data["conversations"][0]["messages"][0]["attachments"][0]["data"] = bad
         (tmp_path / "bad.json").write_text(json.dumps(data))
         report = import_paths(open_library(tmp_path / f"bad-{number}"), [tmp_path / "bad.json"])
-        assert "is no picture" in str(report.problems[0])
+        assert "is not a valid image" in str(report.problems[0])
         assert not report.imported
 
 

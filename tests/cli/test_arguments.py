@@ -201,8 +201,8 @@ def test_the_manual_says_what_each_command_prints_as_json() -> None:
 
 def test_help_says_what_a_command_does_and_what_happens_without_one(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, words in (
-        ([], "without one, the window"),
-        ([], "0 done; 1 not done"),
+        ([], "default: open the window"),
+        ([], "0 success; 1 failure"),
         (["serve"], "prints “ready” and the address"),
         (["models", "use"], "use a model on this machine for new chats"),
     ):

@@ -62,7 +62,7 @@ def test_one_is_renamed(chats: list[Conversation], capsys: pytest.CaptureFixture
 
 def test_some_are_deleted_and_can_be_had_back(chats: list[Conversation], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chats", "delete", chats[0].id, chats[1].id]) == 0
-    assert "2 chats deleted; for 7 days among the recently deleted" in capsys.readouterr().out
+    assert "2 chats deleted; kept in Recently deleted for 7 days" in capsys.readouterr().out
     assert left() == []
     with closing(sqlite3.connect(resolve_paths().database)) as database:
         assert database.execute("SELECT count(*) FROM messages").fetchone() == (4,), "the words are still there"
@@ -73,7 +73,7 @@ def test_one_that_is_not_there(
     chats: list[Conversation], capsys: pytest.CaptureFixture[str], action: list[str]
 ) -> None:
     assert main(["chats", *action]) == 1
-    assert "There is no chat" in capsys.readouterr().err
+    assert "No chat has the id" in capsys.readouterr().err
     assert len(left()) == 2
 
 
@@ -89,11 +89,11 @@ def test_the_beginning_of_several_ids_is_refused_with_the_chats_it_could_mean(
     for command in (["chats", "show", digit], ["export", "--chat", digit, str(tmp_path / "x")]):
         assert main(command) == 1
         refused = capsys.readouterr().err
-        assert f"Several chats begin with {digit}" in refused
+        assert f"Several chat ids start with {digit}" in refused
         assert all(f"{one.id[:8]}  {calm(one.title)}" in refused for one in alike)
 
 
 def test_none_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "home"))
     assert main(["chats"]) == 0
-    assert "`kvchat ask` begins one" in capsys.readouterr().out
+    assert "Run `kvchat ask` to start one" in capsys.readouterr().out

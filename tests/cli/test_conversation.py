@@ -130,7 +130,7 @@ def test_questions_one_after_the_other_and_ctrl_d(
 ) -> None:
     fake_engine.set(FAKE_REPLY="A first reply.")
     talk = terminal("ask", "--new")
-    talk.until("Ctrl+D ends.")
+    talk.until("Ctrl+D to quit.")
     talk.until("> ")
     talk.types("Hello\n")
     talk.until("A first reply.")
@@ -185,7 +185,7 @@ def test_ctrl_c_stops_the_reply_and_drops_a_line_but_ends_nothing(
     fake_engine.set(FAKE_REPLY="Short.", FAKE_TOKEN_DELAY=None)
     talk.types("not to be asked")
     talk.until("not to be asked")
-    talk.interrupts("Ctrl+D ends.")
+    talk.interrupts("Ctrl+D to quit.")
     talk.until("> ")
     talk.types("Once more\n")
     talk.until("Short.")
@@ -233,7 +233,7 @@ def test_without_a_model_the_starter_is_offered(
     fresh = Home(tmp_path / "fresh")
     fresh.write_settings(engine_path=str(fake_engine.path))
     talk = terminal("ask", "--new", "Hello", at=fresh)
-    talk.until("Fetch the small starter model, 98 MB? [Y/n] ")
+    talk.until("Download the small starter model (98 MB)? [Y/n] ")
     talk.types(answer)
     assert talk.ends() == 1
     assert "No model is chosen yet" in talk.said

@@ -137,7 +137,7 @@ def test_an_engine_that_is_missing_or_cannot_run_is_told(paths: Paths, tmp_path:
 
 def test_a_users_own_context_size_comes_with_its_warning(paths: Paths, chosen: Settings) -> None:
     text = "\n".join(lines(collect(paths, replace(chosen, context_size=16_384))))
-    assert "your own choice" in text
+    assert "set by you" in text
     assert "trained for 8,192" in text
 
 
@@ -172,7 +172,7 @@ def test_a_server_of_the_users_is_named_and_not_looked_into(paths: Paths) -> Non
     assert report.healthy
     text = "\n".join(lines(report))
     assert "http://127.0.0.1:8080" in text
-    assert "processor alone" not in text
+    assert "CPU only" not in text
 
 
 def test_another_model_can_be_judged_and_nothing_is_chosen(

@@ -47,7 +47,7 @@ def test_an_engine_that_cannot_be_used_says_why(
 
 def test_the_trial(home: Path, fake_engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engines", "test"]) == 0
-    assert "Chats are remembered here" in capsys.readouterr().out
+    assert "Chat memory works" in capsys.readouterr().out
     fake_engine.set(FAKE_EXIT_AT_START="1:error loading model")
     assert main(["engines", "test", str(fake_engine.path), "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
@@ -94,4 +94,4 @@ def test_getting_one_using_it_and_removing_it(
     assert not program.exists()
     assert json.loads(settings.read_text())["engine_path"] is None
     assert main(["engines", "remove", name]) == 1
-    assert "no engine called" in capsys.readouterr().err
+    assert "No downloaded engine" in capsys.readouterr().err

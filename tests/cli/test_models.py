@@ -73,7 +73,7 @@ def test_the_models_on_this_machine(home: Path, tmp_path: Path, capsys: pytest.C
     assert main(["models", "--folder", str(tmp_path / "mine")]) == 0
     text = capsys.readouterr().out
     assert "Thing-F32  F32" in text
-    assert "half: The model file is not whole." in text
+    assert "half: The model file is incomplete." in text
 
 
 def test_suggestions_ask_nothing_of_the_network(served: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +121,7 @@ def test_the_token_is_read_from_standard_input_and_used(
     assert main(["models", "get", REPOSITORY]) == 0
     assert main(["models", "token", "--forget"]) == 0
     printed = capsys.readouterr()
-    assert "Behalten in einer Datei, die nur du lesen darfst" in printed.out
+    assert "Gespeichert in einer Datei, die nur du lesen kannst" in printed.out
     assert TOKEN not in printed.out + printed.err
 
 
@@ -138,7 +138,7 @@ def test_which_file_is_meant() -> None:
     with pytest.raises(NoSuchFile, match="no such file") as caught:
         chosen_file(repository("Q4_K_M", "Q8_0"), "Q2_K")
     assert "Q4_K_M, Q8_0" in caught.value.detail
-    with pytest.raises(NoSuchFile, match="Which file"):
+    with pytest.raises(NoSuchFile, match="No file"):
         chosen_file(repository("Q5_0", "Q8_0"), "")
 
 
@@ -154,7 +154,7 @@ def test_one_that_is_here_is_chosen_by_a_part_of_its_name_or_its_path(
         assert told(capsys, "use", name) == {"model_path": str(path)}
         assert load_settings(resolve_paths().settings_file).model_path == str(path)
     assert main(["models", "use", "heron"]) == 1
-    assert "There is: Heron-1B-Q8_0, Heron-7B-Q4_K_M" in capsys.readouterr().err
+    assert "Available: Heron-1B-Q8_0, Heron-7B-Q4_K_M" in capsys.readouterr().err
     assert main(["models", "use", "pelican"]) == 1
     assert load_settings(resolve_paths().settings_file).model_path == str(elsewhere)
 

@@ -45,7 +45,7 @@ def test_a_folder_is_prepared_asked_about_changed_read_again_and_removed(
     (folder / "a.md").write_text("The river. " + STORY)
     (folder / "b.md").write_text("The garden. " + STORY)
     nothing = home.run("prepared")
-    assert "Nothing is prepared" in nothing.stdout
+    assert "No prepared documents" in nothing.stdout
     assert home.run("prepare", "--name", "Manual").returncode == 1
     done = home.run("prepare", str(folder), "--name", "Manual")
     assert done.returncode == 0, done.stderr
@@ -73,12 +73,12 @@ def test_a_folder_is_prepared_asked_about_changed_read_again_and_removed(
     again = home.run("prepare", str(folder), "--name", "Manual")
     assert again.returncode == 0, again.stderr
     home.write_settings(**chosen | {"context_size": 512})
-    assert "longer than the context" in listed(home)[0]["why_not"]
+    assert "longer than the current context" in listed(home)[0]["why_not"]
     other = write_gguf(tmp_path / "other.gguf", LLAMA | {"context_length": 4096})
     [another] = listed(home, "--model", str(other))
     assert another["why_not"] == "it was processed with another model"
     asked_with = home.run("ask", "--new", "--on", "Manual", "--model", str(other), "And the boat?")
-    assert "“Manual” is read first" in asked_with.stderr
+    assert "“Manual” must be processed first" in asked_with.stderr
     assert "it was processed with another model" in asked_with.stderr
 
     assert home.run("ask", "--on", "Nothing", "Hello").returncode == 1

@@ -87,7 +87,7 @@ def test_a_folder_that_is_gone_is_given_up(command: tuple[str, ...], environment
     with dead(*command, patience_s=0.2, environment=environment) as process:
         _, said = process.communicate()
     assert process.returncode == 1
-    assert "Nothing answered for" in said
+    assert "No response for" in said
     assert "Traceback" not in said
 
 

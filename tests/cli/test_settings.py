@@ -71,11 +71,11 @@ def test_one_is_changed_and_reset(words: list[str], value: Any, capsys: pytest.C
         (["zoom", "large"], "whole number"),
         (["theme", "pink"], "must be one of"),
         (["show_numbers", "maybe"], "true or false"),
-        (["quota_bytes", "lots"], "is not a size"),
+        (["quota_bytes", "lots"], "is not a valid size"),
         (["quota_bytes", "1MB"], "at least 100 MB"),
         (["temperature", "9"], "from 0 to 5"),
-        (["engine_url", "nowhere"], "begin with http://"),
-        (["zoom", "1", "2"], "2 were given"),
+        (["engine_url", "nowhere"], "start with http://"),
+        (["zoom", "1", "2"], "2 values were given"),
     ],
 )
 def test_what_makes_no_sense_is_refused(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,5 +98,5 @@ def test_a_kvchat_that_runs_takes_a_change_over_at_once(capsys: pytest.CaptureFi
         assert main(["settings", "set", "zoom", "150"]) == 0
         assert owner.settings.zoom == 150
         assert main(["models", "use", "x"]) == 1
-    assert "no model" in capsys.readouterr().err
+    assert "No model" in capsys.readouterr().err
     assert stored().zoom == 150

@@ -110,9 +110,9 @@ def test_other_programs_are_named_counted_and_forgotten(filled: Filled, capsys: 
     bench.store.close()
     main(["store"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("5 in 2 chats and 1 program")
+    assert lines[0].endswith("5 in 2 chats and 1 app")
     assert any(line.startswith("API server") and line.endswith("allowed") for line in lines)
-    assert any("Program: claude-cli" in line and "2 save points" in line for line in lines)
+    assert any("App: claude-cli" in line and "2 save points" in line for line in lines)
     assert main(["store", "forget", "zed"]) == 1
     assert "zed" in capsys.readouterr().err
     code, freed = told(capsys, "forget", "claude-cli")
@@ -161,14 +161,14 @@ def test_what_is_pinned_stays_and_that_is_said(filled: Filled, capsys: pytest.Ca
     assert main(["store", "prune", "--to", "0"]) == 0
     text = capsys.readouterr().out
     assert text.index("A letter") < text.index("Freed"), "shown before it is gone"
-    assert "what is pinned stays" in text
+    assert "because pinned save points" in text
     assert filled.left() == {filled.thesis: 2, filled.letter: 0}
 
 
 def test_a_time_that_is_not_known_is_not_called_none() -> None:
     plan = PrunePlan(("1",), 5_000_000, (PrunedConversation("a", 1, 5_000_000, 0),), 0)
     lines = plan_lines(plan, {"a": "A letter"}, 0, dry_run=True)
-    assert lines[0] == "Would delete 1 save point (5 MB); time to reprocess: not known."
+    assert lines[0] == "Would delete 1 save point (5 MB); time to reprocess: unknown."
     assert "0 ms" not in "\n".join(lines)
 
 
@@ -184,7 +184,7 @@ def test_a_clean_store_verifies(filled: Filled, capsys: pytest.CaptureFixture[st
     assert (code, report["blocks"], report["bad_blocks"]) == (0, len(files), 0)
     assert report["bytes"] == sum(file.stat().st_size for file in files)
     assert main(["store", "verify"]) == 0
-    assert "all are good" in capsys.readouterr().out
+    assert "no damage found" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])

@@ -32,14 +32,14 @@ def test_out_and_in_again(home, tmp_path, capsys):
     assert "exported 1 chat to" in capsys.readouterr().out
     database.delete(made.id)
     assert main(["import", str(tmp_path / "all.json")]) == 0
-    assert capsys.readouterr().out == "imported 1 chat, 0 were here already\n"
+    assert capsys.readouterr().out == "imported 1 chat; 0 already existed\n"
     assert everything(database) == before
 
 
 def test_what_cannot_be_imported_is_named(home, tmp_path, capsys):
     (tmp_path / "x.json").write_text("{", "utf-8")
     assert main(["import", str(tmp_path / "x.json")]) == 1
-    assert "x.json: line 1, column 2: it is not JSON" in capsys.readouterr().err
+    assert "x.json: line 1, column 2: invalid JSON" in capsys.readouterr().err
 
 
 def test_one_conversation_in_a_form_of_its_own(home, tmp_path, capsys):
@@ -49,9 +49,9 @@ def test_one_conversation_in_a_form_of_its_own(home, tmp_path, capsys):
     assert main(["export", "--chat", made.id[:8], "--form", "html", str(tmp_path / "y")]) == 0
     assert (tmp_path / "y").read_text("utf-8") == (tmp_path / "x").read_text("utf-8")
     assert main(["export", "--chat", made.id[:8], "--with-memory", str(tmp_path / "z.kvchat")]) == 1
-    assert "Nothing is kept of this chat" in capsys.readouterr().err, "the chat was found"
+    assert "This chat has no saved memory" in capsys.readouterr().err, "the chat was found"
     assert main(["export", "--chat", "nobody", str(tmp_path / "x")]) == 1
-    assert "There is no chat" in capsys.readouterr().err
+    assert "No chat has the id" in capsys.readouterr().err
 
 
 def test_a_backup_comes_back(home, tmp_path, capsys):
@@ -62,7 +62,7 @@ def test_a_backup_comes_back(home, tmp_path, capsys):
     database.delete(made.id)
     database.close()
     assert main(["restore", str(tmp_path / "b.zip")]) == 0
-    assert "restored 1 chat; what was here is in" in capsys.readouterr().out
+    assert "restored 1 chat; the replaced files are in" in capsys.readouterr().out
     assert everything(open_library(home.data)) == before
 
 
@@ -134,14 +134,14 @@ def test_a_chat_with_its_memory_goes_alone_and_with_a_passphrase_out_of_a_file(h
     secret.write_text("correct horse\nsecond line", "utf-8")
     empty.write_text("\n", "utf-8")
     for arguments, words in (
-        (["--with-memory", target], "goes alone"),
-        (["--with-memory", "--chat", made.id, "--form", "md", target], "goes alone"),
-        (["--with-memory", "--chat", made.id, "-"], "goes alone"),
-        (["--passphrase-file", str(secret), target], "Only a chat with its memory can be sealed"),
+        (["--with-memory", target], "contains a single chat"),
+        (["--with-memory", "--chat", made.id, "--form", "md", target], "contains a single chat"),
+        (["--with-memory", "--chat", made.id, "-"], "contains a single chat"),
+        (["--passphrase-file", str(secret), target], "Only an export with memory can be encrypted"),
         (["--with-memory", "--chat", made.id, "--passphrase-file", str(empty), target], "The passphrase is empty"),
         (["--with-memory", "--chat", made.id, "--passphrase-file", "nowhere", target], "could not be read"),
         (["--with-memory", "--chat", "nobody", target], "No chat has the id nobody"),
-        (["--with-memory", "--chat", made.id, target], "Nothing is kept of this chat"),
+        (["--with-memory", "--chat", made.id, target], "This chat has no saved memory"),
     ):
         assert main(["export", *arguments]) == 1
         assert words in capsys.readouterr().err

@@ -83,7 +83,7 @@ def test_a_newer_one_is_refused_and_not_a_byte_is_changed(
         db.execute("INSERT INTO migrations VALUES (999, 0)")
         db.commit()
     before = path.read_bytes()
-    with pytest.raises(DatabaseTooNew, match="newer kvchat"):
+    with pytest.raises(DatabaseTooNew, match="newer version"):
         opens(path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["made.db"]

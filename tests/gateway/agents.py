@@ -39,7 +39,7 @@ def claude_code(
             _text("You are Claude Code, Anthropic's official CLI for Claude."),
             _text(rules) | {"cache_control": {"type": "ephemeral"}},
         ],
-        "tools": tools or [_anthropic(name) for name in ("Bash", "Edit", "Add")],
+        "tools": tools or [_anthropic(name) for name in ("Bash", "Edit", "Read")],
         "messages": [{"role": "user", "content": [_text(reminder), _text("Fix the parser.")]}, *turns],
         "metadata": {"user_id": "user_1_account__session_2"},
         "stream": True,

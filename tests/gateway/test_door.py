@@ -45,7 +45,7 @@ async def test_a_port_that_another_program_has_is_told() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(server.PortTaken, match=f"listen at 127.0.0.1:{port}") as told:
+        with pytest.raises(server.PortTaken, match=f"listen on 127.0.0.1:{port}") as told:
             server._bound("127.0.0.1", port)
     assert "another port" in told.value.advice
 

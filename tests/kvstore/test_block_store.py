@@ -250,9 +250,9 @@ def test_every_miss_says_why(bench: Bench) -> None:
 
 def test_never_save_and_pin(bench: Bench) -> None:
     bench.store.never_save("secret", True)
-    with pytest.raises(StoreRefused, match="never to save"):
+    with pytest.raises(StoreRefused, match="Never keep"):
         bench.store.check_room(1, "secret")
-    with pytest.raises(StoreRefused, match="never to save"):
+    with pytest.raises(StoreRefused, match="Never keep"):
         bench.save("secret", text(100))
     bench.store.never_save("secret", False)
     bench.save("secret", text(100))

@@ -219,7 +219,7 @@ def test_one_that_would_fill_the_disk_is_refused_before_it_does(kept, paths, tmp
         new.writestr("manifest.json", json.dumps(manifest))
     with pytest.raises(BadBackup) as told:
         lay_ready(paths, hostile)
-    assert "it needs 1000000 GB of room" in told.value.detail
+    assert "it needs 1000000 GB of disk space" in told.value.detail
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b" " * 20_000_000, b'{"format": "kvchat-backup"}', b"\xff"])

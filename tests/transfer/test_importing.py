@@ -213,17 +213,17 @@ def test_what_is_bad_is_named_and_the_rest_is_taken(tmp_path):
     report = import_paths(database, paths)
     assert len(report.imported) == 1
     assert report.problems == (
-        "mixed.json, chat 2: it is not a chat in any form that kvchat knows",
-        "mixed.json, chat 3 “Numbers”: its messages answer each other in a circle",
+        "mixed.json, chat 2: it is not a chat in a supported format",
+        "mixed.json, chat 3 “Numbers”: its messages form a loop",
         "mixed.json, chat 4 “Empty chat”: it has no messages",
-        "mixed.json, chat 5: it is not a chat in any form that kvchat knows",
-        "cut.json: line 3, column 1: it is not JSON (Expecting property name enclosed in double quotes)",
-        "latin.json: it is not text in UTF-8",
+        "mixed.json, chat 5: it is not a chat in a supported format",
+        "cut.json: line 3, column 1: invalid JSON (Expecting property name enclosed in double quotes)",
+        "latin.json: it is not UTF-8 text",
         "deep.json: it is nested too deeply",
-        "cut.zip: the zip is damaged (File is not a zip file)",
+        "cut.zip: the zip file is damaged (File is not a zip file)",
         "missing.json: No such file or directory",
-        "newer.json: it was written by a newer kvchat",
-        "empty.json: it holds no chats",
+        "newer.json: it was created by a newer version of kvchat",
+        "empty.json: it contains no chats",
     )
 
 
@@ -259,13 +259,13 @@ def test_a_list_is_read_piece_by_piece_wherever_the_pieces_end(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("after", "words"),
     [
-        ('\n {"a": tru}]', "line 2, column 8: it is not JSON (Expecting value); the 2 before that are taken in"),
-        (' {"a": 1}\n]\n]', "line 3, column 1: it is not JSON (Extra data); the 3 before that are taken in"),
+        ('\n {"a": tru}]', "line 2, column 8: invalid JSON (Expecting value); the 2 chats before it were imported"),
+        (' {"a": 1}\n]\n]', "line 3, column 1: invalid JSON (Extra data); the 3 chats before it were imported"),
         (
             '\n"abc',
-            "line 2, column 1: it is not JSON (Unterminated string starting at); the 2 before that are taken in",
+            "line 2, column 1: invalid JSON (Unterminated string starting at); the 2 chats before it were imported",
         ),
-        ("\n]", "line 2, column 1: it is not JSON (Expecting value); the 2 before that are taken in"),
+        ("\n]", "line 2, column 1: invalid JSON (Expecting value); the 2 chats before it were imported"),
     ],
 )
 def test_what_stands_before_the_damage_is_taken_in(tmp_path, monkeypatch, step, after, words):
@@ -321,11 +321,11 @@ def test_hostile_zips_are_refused(tmp_path, monkeypatch):
         archive.writestr("\x1b[2J\n\u202e.json", b"[]")
     paths = [tmp_path / f"{name}.zip" for name in ("bomb", "many", "lzma", "nested", "named")]
     assert import_paths(open_library(tmp_path), paths).problems == (
-        "bomb.zip: unpacked it would be larger than 1 MB",
-        "many.zip: the zip is damaged (it lists more files than kvchat looks through)",
-        "lzma.zip: the zip is damaged (it is packed in an unusual way)",
-        "nested.zip: the zip holds no JSON",
-        "named.zip, ␛[2J .json: it holds no chats",
+        "bomb.zip: it is larger than 1 MB when unpacked",
+        "many.zip: the zip file is damaged (it contains too many files)",
+        "lzma.zip: the zip file is damaged (it uses an unsupported compression method)",
+        "nested.zip: the zip file contains no JSON",
+        "named.zip, ␛[2J .json: it contains no chats",
     )
 
 

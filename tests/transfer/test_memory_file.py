@@ -111,7 +111,7 @@ def test_it_comes_back_byte_for_byte(make: Made, tmp_path: Path, model: Model, p
     assert (brought.n_tokens, brought.conversation_id) == (700, chat.id)
     refused = there.take_in(file, passphrase)
     assert (refused.imported, refused.known, refused.memories) == ((), 1, ())
-    assert "was left out: its chat was here already" in refused.told[0]
+    assert "was not imported because the chat already exists" in refused.told[0]
     assert there.bench.store.usage().save_points == 2
     freed = there.bench.store.delete_imported(chat.id)
     assert (freed > 0, there.bench.store.usage().save_points) == (True, 0)
@@ -161,7 +161,7 @@ def test_what_is_damaged_is_left_out_and_the_chat_taken_in(
     report = there.take_in(file, passphrase)
     assert report.imported == (here[1].id,)
     assert report.memories == ()
-    assert "the chat is here, its memory was left out" in report.problems[0]
+    assert "the chat was imported without its memory" in report.problems[0]
     assert (there.blocks(), there.bench.store.usage().save_points) == ([], 0)
 
 
@@ -223,7 +223,7 @@ def test_no_room_is_said_before_anything_is_written(
     there.bench.store.set_bounds(Bounds(quota=100_000, free_floor=0))
     report = there.take_in(file)
     assert report.imported == (here[1].id,)
-    assert "the limit on the disk is" in report.problems[0]
+    assert "but the storage limit is" in report.problems[0]
     assert there.blocks() == []
 
 
@@ -307,10 +307,10 @@ def test_it_takes_little_memory(make: Made, tmp_path: Path, passphrase: str) -> 
 def test_the_words(here: tuple[Home, Conversation], make: Made, tmp_path: Path) -> None:
     there = make("there")
     [brought] = there.take_in(exported(*here, tmp_path / "chat.kvchat")).memories
-    assert "It was tried out and works here: 698 of 700 tokens" in told_of(brought, TriedOut(698, 700))
+    assert "A test on this computer succeeded: 698 of 700 tokens" in told_of(brought, TriedOut(698, 700))
     assert told_of(brought, TriedOut(waits=True)).endswith("kvchat tests it with the next message in this chat.")
     said = told_of(
         brought, TriedOut(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": (Reason(ReasonCode.MODEL),)}))
     )
-    assert said.endswith("Here the chat will be read again: it was made with another model.")
+    assert said.endswith("This computer must reprocess the chat: it was saved with a different model.")
     assert isinstance(there.bench.find((*TOKENS, 9999), conversation=here[1].id), RestorePlan)

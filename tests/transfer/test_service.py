@@ -148,5 +148,5 @@ async def test_what_the_window_writes_never_takes_the_place_of_something_else(be
         os.mkfifo(link)
         with pytest.raises(KvchatError) as told:
             await bench.work(which, lambda done, total: None)
-        assert "Path: a pipe, not a file." in told.value.detail
+        assert "It is a pipe, not a file." in told.value.detail
         assert link.is_fifo()

@@ -203,7 +203,7 @@ async def test_a_restart_finds_it_and_why_it_would_not_be_ready_is_said(stage: S
     [standing] = await stage.runtime.chat.library.standings(now, tuple(usage.values()))
     assert standing.why_not == ""
     assert (standing.bytes, bool(standing.changes)) == (usage[one.owner].bytes, False)
-    assert "longer than the context" in why_not_ready(found, usage[one.owner], now[0], 100)
+    assert "longer than the current context" in why_not_ready(found, usage[one.owner], now[0], 100)
     assert why_not_ready(found, None, *now) == "its memory was deleted"
     chat = await stage.runtime.chat.library.begin(found)
     receipt = await stage.answered(chat.id, "What of the boat?")

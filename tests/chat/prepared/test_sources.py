@@ -54,7 +54,7 @@ def test_a_file_that_was_only_touched_has_not_changed(tmp_path: Path) -> None:
 
 def test_bounds_and_what_holds_no_text_are_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.bin").write_bytes(b"\0\1\2")
-    with pytest.raises(CannotPrepare, match="nothing to read"):
+    with pytest.raises(CannotPrepare, match="nothing to prepare"):
         gather([tmp_path])
     with pytest.raises(CannotAttach):
         gather([tmp_path / "x.bin"])

@@ -149,16 +149,18 @@ def after(least: float, most: float | None = None) -> TimeRange:
 
 def test_only_a_wait_that_would_be_noticed_is_told() -> None:
     assert Forecast(Source.HOT, 0, after(0.4)).of_message == ""
-    assert Forecast(Source.HOT, 0, after(0.4)).of_chat == "still loaded: answers at once"
+    assert Forecast(Source.HOT, 0, after(0.4)).of_chat == "still loaded: replies immediately"
     assert Forecast(Source.COLD, 2100).of_chat == "must be reprocessed"
     cold = Forecast(Source.COLD, 2100, after(4.2))
-    assert cold.of_chat == "must be read again: replies in about 4 s"
+    assert cold.of_chat == "must be reprocessed: replies in about 4 s"
     assert cold.of_message == "about 4 s: 2,100 tokens to process"
-    assert Forecast(Source.DISK, 12, after(1.6)).of_message == ("about 2 s: loading it, and 12 tokens to process")
-    assert Forecast(Source.WARM, 0, after(0.2)).of_chat == ("remembered in memory: comes back in a moment")
+    assert Forecast(Source.DISK, 12, after(1.6)).of_message == (
+        "about 2 s: loading the chat memory, 12 tokens to process"
+    )
+    assert Forecast(Source.WARM, 0, after(0.2)).of_chat == "remembered, in memory: replies in a moment"
     assert Forecast(Source.COLD, 0, begun=False).of_chat == "no messages yet"
     varied = Forecast(Source.COLD, 2100, after(59, 170))
     assert (varied.of_chat, varied.of_message) == (
-        "must be read again: replies in 1 to 3 min",
+        "must be reprocessed: replies in 1 to 3 min",
         "1 to 3 min: 2,100 tokens to process",
     )

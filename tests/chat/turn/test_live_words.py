@@ -78,9 +78,9 @@ async def test_the_strip_and_the_receipt_agree_from_the_first_word_on(stage: Sta
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("hollow", "read again: what was loaded was not used"),
-        ("refused", "read again: the engine refused its memory"),
-        ("died", "read again: the engine died while it loaded its memory"),
+        ("hollow", "read again: the loaded memory was not used"),
+        ("refused", "read again: the engine rejected its memory"),
+        ("died", "read again: the engine crashed while loading its memory"),
         ("damaged", "read again"),
     ],
 )

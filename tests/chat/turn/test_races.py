@@ -568,7 +568,7 @@ async def test_a_database_that_fails_before_the_reply_is_said_and_no_bug(
 
     def ask_and_fail(*question: Any) -> turns.Beginning:
         beginning = ask(*question)
-        monkeypatch.setattr(database, "processing", fail_after_these)
+        monkeypatch.setattr(database, "reading", fail_after_these)
         return beginning
 
     monkeypatch.setattr(turns, "ask", ask_and_fail)

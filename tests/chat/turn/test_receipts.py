@@ -60,11 +60,14 @@ def test_a_reply_says_two_things_at_a_glance(receipt: Receipt, line: str) -> Non
 @pytest.mark.parametrize(
     ("receipt", "sentence"),
     [
-        (WARM, "0.31 s · read 12 new tokens, remembered 5,906 from disk · saved about 36 s"),
-        (replace(WARM, source=Source.WARM), "0.31 s · read 12 new tokens, remembered 5,906 · saved about 36 s"),
-        (replace(WARM, source=Source.HOT, saved_ms=50), "0.31 s · read 12 new tokens, 5,906 still loaded"),
-        (replace(WARM, cached_tokens=5917, saved_ms=None), "0.31 s · read 1 new token, remembered 5,917 from disk"),
-        (COLD, "34.6 s · read 5,918 tokens · its memory was deleted meanwhile"),
+        (WARM, "0.31 s · processed 12 new tokens, remembered 5,906 from disk · saved about 36 s"),
+        (replace(WARM, source=Source.WARM), "0.31 s · processed 12 new tokens, remembered 5,906 · saved about 36 s"),
+        (replace(WARM, source=Source.HOT, saved_ms=50), "0.31 s · processed 12 new tokens, 5,906 still loaded"),
+        (
+            replace(WARM, cached_tokens=5917, saved_ms=None),
+            "0.31 s · processed 1 new token, remembered 5,917 from disk",
+        ),
+        (COLD, "34.6 s · processed 5,918 tokens · its memory was deleted in the meantime"),
     ],
 )
 def test_the_counts_are_in_a_sentence(receipt: Receipt, sentence: str) -> None:
@@ -73,9 +76,9 @@ def test_the_counts_are_in_a_sentence(receipt: Receipt, sentence: str) -> None:
 
 def test_a_hollow_restore_is_told() -> None:
     hollow = replace(COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW, {"accepted": 5906, "reused": 0}))
-    assert receipt_line(hollow) == "35 s · read again: what was loaded was not used"
-    assert receipt_sentence(hollow) == "34.6 s · read 5,918 tokens again: what was loaded was not used"
-    assert ("Source", "read again; hollow restore: what was loaded was not used") in receipt_details(hollow)
+    assert receipt_line(hollow) == "35 s · read again: the loaded memory was not used"
+    assert receipt_sentence(hollow) == "34.6 s · reprocessed 5,918 tokens: the loaded memory was not used"
+    assert ("Source", "read again; hollow restore: the loaded memory was not used") in receipt_details(hollow)
 
 
 def test_a_restore_before_send_is_named_as_not_counted() -> None:

@@ -285,11 +285,11 @@ async def test_an_engine_that_dies_while_it_saves_the_system_prompt_costs_no_rep
 
 def test_findings_in_words() -> None:
     assert Finding(Strategy.PLAIN, proved=True).words == (
-        "Chat memory works with this engine and model: any part of one can be used again."
+        "Chat memory works with this engine and model: any part of a chat can be reused."
     )
     died = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL)).words
-    assert died.endswith("nothing is kept of them. The engine died when it was tried out.")
-    assert "should be remembered" in Finding(Strategy.COMPLETE, proved=False).words
+    assert died.endswith("reprocesses chats instead. The engine crashed during the test.")
+    assert "not confirmed yet" in Finding(Strategy.COMPLETE, proved=False).words
 
 
 def test_a_restore_that_holds_forgives_a_hollow_one() -> None:

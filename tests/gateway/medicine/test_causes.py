@@ -154,7 +154,8 @@ def test_the_place_is_told_in_tokens_with_both_texts() -> None:
     assert "Sun Nov 22 2026" in found.before
     assert "Mon Nov 23 2026" in found.after
     left = found.of - found.at
-    words = f"token {found.at:,} of {found.of:,}: the date in the system prompt; {left:,} tokens read again, 41 s"
+    place = f"token {found.at:,} of {found.of:,}"
+    words = f"the prompt changed at {place}: the date in the system prompt; {left:,} tokens reprocessed, 41 s"
     assert found.sentence(left, 41.0) == words
 
 
