@@ -1,3 +1,3 @@
-"""kvchat: a desktop tray chat for your own llama-server that remembers."""
+"""kvchat: a desktop chat app for llama-server with saved KV caches."""
 
 __version__ = "0.1.0"

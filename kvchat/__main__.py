@@ -1,4 +1,4 @@
-"""The command line: reads the arguments and hands over to the app or to a command."""
+"""Entry point: parses the command line and starts the app or a command."""
 
 from __future__ import annotations
 

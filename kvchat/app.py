@@ -1,6 +1,6 @@
-"""The application from its start to its end. What is imported here is what the window's first picture needs.
+"""Startup and event loop of the app. Imports only what the window's first frame needs.
 
-All the rest, several times as much, is imported behind it: `kvchat.application`.
+The rest, several times as much, is imported afterwards: `kvchat.application`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The living parts behind the window's first picture: the runtime, the whole window and the tray, joined and ended."""
+"""Runtime, full window and tray: connects them after the window's first frame and shuts them down."""
 
 from __future__ import annotations
 

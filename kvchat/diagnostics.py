@@ -1,4 +1,4 @@
-"""What somebody who helps needs to know of this kvchat, as one text."""
+"""The diagnostic report: the state of this kvchat as one text."""
 
 from __future__ import annotations
 

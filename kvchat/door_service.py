@@ -1,4 +1,4 @@
-"""The door for other programs, as the settings have it. Its packages are loaded when it is opened first."""
+"""The API server, run as the settings say. Its packages are imported when it first starts."""
 
 from __future__ import annotations
 

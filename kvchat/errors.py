@@ -1,4 +1,4 @@
-"""The one tree of errors a user may meet. Each says what happened and what to do next."""
+"""Hierarchy of the errors a user may see. Each says what happened and what to do next."""
 
 from __future__ import annotations
 

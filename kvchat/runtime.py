@@ -1,4 +1,4 @@
-"""The parts without Qt, made and joined: what the app, `ask` and `bench` have in common."""
+"""The runtime without Qt: builds and connects what the app, `ask` and `bench` share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from kvchat.words.language import _
 from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.safe_text import redact, this_person
 
-SAVE_PATIENCE_S = 15.0  # an engine that writes nothing for so long hangs
+SAVE_PATIENCE_S = 15.0  # an engine that writes nothing this long hangs
 
 
 class Runtime:
@@ -55,8 +55,8 @@ class Runtime:
         self.paths, self.settings, self.events = paths, settings, EventBus()
         self._worker, self._database, self._store = worker, database, store
         self._log = EngineLog(paths.engine_log)
-        self._stops = 0  # how often the engine was to be stopped
-        self._loaded_model: str | None = None  # path of a chat's own model, in place of the one chosen for new chats
+        self._stops = 0  # number of stop requests
+        self._loaded_model: str | None = None  # path of a chat's own model, replacing the default for new chats
         self._closed = False
         self._storing_settings = asyncio.Lock()
         self._background = Background()
@@ -229,7 +229,7 @@ class Runtime:
         """Apply the settings and store them. They apply even if SettingsNotSaved is raised."""
         before, self.settings = self.settings, settings
         self.events.publish(SettingsChanged())
-        async with self._storing_settings:  # two changes at once: what is written last is what is in force
+        async with self._storing_settings:  # concurrent changes: the file ends with the settings in force
             try:
                 await asyncio.to_thread(save_settings, self.paths.settings_file, self.settings)
             finally:
@@ -327,9 +327,9 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
     await asyncio.to_thread(drop_old_copies, paths.database)
     store = await asyncio.to_thread(open_store_or_none, paths, settings)
     if store.problem is None:
-        with suppress(StoreRefused):  # tried again at the next start
+        with suppress(StoreRefused):  # retried at the next start
             await worker.run(forget_strangers, store, database)
-            await asyncio.to_thread(keep_within_bounds, paths, settings, store)  # what has grown too old since goes
+            await asyncio.to_thread(keep_within_bounds, paths, settings, store)  # delete what has become too old
     if settings.model_path:
         await asyncio.to_thread(name_of_blob, Path(settings.model_path))
     return Runtime(paths=paths, settings=settings, database=database, worker=worker, store=store)

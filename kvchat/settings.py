@@ -1,7 +1,7 @@
-"""The user's settings: one JSON file, read tolerantly, written whole.
+"""The user's settings: one JSON file, read tolerantly, written atomically.
 
-One table has each setting's default, rule, label and help. A change is in force at once and published as
-`SettingsChanged`; what the engine is started with waits for its next start.
+One table has each setting's default, rule, label and help. A change applies at once and is published as
+`SettingsChanged`; engine start options apply at its next start.
 """
 
 from __future__ import annotations

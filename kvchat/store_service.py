@@ -1,4 +1,4 @@
-"""The save points for the window, `ask` and `bench`: off the UI's thread, within the bounds the settings set."""
+"""Save points for the window, `ask` and `bench`: off the UI thread, within the limits in the settings."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Conversations, messages and the turn: restore, stream, settle at the turn boundary, save; receipts."""
+"""Conversations, messages and turns (restore, stream, settle at the turn boundary, save), receipts."""

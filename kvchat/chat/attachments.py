@@ -1,10 +1,11 @@
-"""Documents and pictures that go with a message, read within bounds, off the event loop.
+"""Documents and pictures attached to a message, read within limits, off the event loop.
 
-**Documents** are stored as text with their message and precede its words in the prompt, so that other questions about
-them share the prefix. What cannot fit is refused before anything is stored. **Pictures** are stored as their files and
-travel as `data:` URLs; only the window decodes them (`ui/attachments/pictures.py`). The projector (`--mmproj`) is
-loaded when a conversation with pictures is answered. States of text mean the same with and without it, so it is not in
-the fingerprint. In a prompt a picture is as many ids below −1 as it has tokens (`engine/speaking/pictures.py`).
+**Documents** are stored as text with their message and precede its text in the prompt, so that other questions
+about them share the prefix. Those that cannot fit are refused before anything is stored. **Pictures** are stored as
+files and sent as `data:` URLs; only the window decodes them (`ui/attachments/pictures.py`). The projector
+(`--mmproj`) is loaded when a conversation with pictures is answered. It does not change the states of text, so it
+is not in the fingerprint. In a prompt, a picture is as many ids below −1 as it has tokens
+(`engine/speaking/pictures.py`).
 """
 
 from __future__ import annotations

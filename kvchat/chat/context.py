@@ -1,7 +1,7 @@
-"""How full a conversation's context is, and what to do about it: drop the middle, or summarise it.
+"""Context use of a conversation, and ways to reduce it: drop the middle, or summarize it.
 
-Both make a branch of copies (`chat/record/tree.py`) after the opening, which stays warm; nothing is lost. Counting asks
-the engine's tokenizer only.
+Both create a branch of copies (`chat/record/tree.py`) after the opening, which stays warm; nothing is lost.
+Counting uses only the engine's tokenizer.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Folders, archive and deletion: what can be restored, and what is deleted for good.
+"""Archive, folders and deletion: restorable for a while, then permanent.
 
-**Recently deleted.** A deleted chat is hidden; a deleted message and what followed it move to the table `removed`. Both
-keep their save points and can be restored for `keep_s` (with 0 for `UNDO_S` or until quit).
+**Recently deleted.** A deleted chat is hidden; a deleted message and those after it move to the table `removed`.
+Both keep their save points and can be restored for `keep_s` (if 0: for `UNDO_S` or until quit).
 
-**A wrong clock deletes nothing early.** `deleted_s` adds up the time kvchat has seen pass, between hourly looks, each
-of which counts at most `_most_s`. Something goes when `keep_s` has passed by the clock and by that count.
+**A wrong clock deletes nothing early.** `deleted_s` sums the time between checks (hourly), each interval counted as
+at most `_most_s`. An entry expires when `keep_s` has passed by the clock and by that sum.
 
-**Forgetting** then deletes the save points that end in it, its words in the index (SQLite and FTS5 overwrite them) and
-titles made of it. What a killed run left behind goes at the next start.
+**Permanent deletion** also deletes the save points that end in the entry, its words in the index (SQLite and FTS5
+overwrite them) and titles made from it. What a killed run left behind is deleted at the next start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Events of the chat for the window, the tray and `kvchat ask`: plain values, on the loop's thread."""
+"""Chat events for the window, the tray and `kvchat ask`: plain values, on the event loop's thread."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How a conversation is answered: its options, its model, and presets to begin with.
+"""Options of a conversation: its model, system prompt and sampling; and presets.
 
-A conversation remembers its model (`remember_model`); looking at it loads nothing. Template options are fixed once
-something was said, another system prompt makes a branch of copies, and sampling changes at any time
-(`chat/options_service.py`). What is left open comes from the settings, then from the model.
+A conversation remembers its model (`remember_model`); viewing it loads nothing. Template options are fixed after
+the first message, another system prompt creates a branch of copies, and sampling can change at any time
+(`chat/options_service.py`). Unset options come from the settings, then from the model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a conversation is answered, and the presets, as the window asks for them. Nothing spoils a cache silently."""
+"""Chat options and presets for the window. No change invalidates a cache silently."""
 
 from __future__ import annotations
 

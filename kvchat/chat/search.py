@@ -1,7 +1,7 @@
 """Full-text search in messages, attachments and titles.
 
-Triggers mark what must be indexed anew; it is indexed in steps, before a search and in spare time. `words/folding.py`
-prepares text so that FTS5 finds words without case or accents, and single characters of scripts without spaces.
+Triggers mark changed text; it is indexed in steps, before a search and when idle. `words/folding.py` prepares text
+so that FTS5 finds words without case or accents, and single characters of scripts without spaces.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The door to the chat for whoever shows it: the window and `kvchat ask`."""
+"""The chat API for front ends: the window and `kvchat ask`."""
 
 from __future__ import annotations
 

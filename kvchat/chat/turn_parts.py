@@ -1,4 +1,4 @@
-"""What every turn works with."""
+"""Dependencies of every turn."""
 
 from __future__ import annotations
 

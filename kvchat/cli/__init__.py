@@ -1,1 +1,1 @@
-"""The commands, which need no display, and what a process owes whoever started it. No Qt."""
+"""Commands of the command line, and process setup and exit. No Qt, no display."""

@@ -1,4 +1,4 @@
-"""The command line as one table: each command is a dataclass of its options. Imports nothing that does them."""
+"""The command line as a table: each command is a dataclass of its options. Imports no implementation."""
 
 from __future__ import annotations
 

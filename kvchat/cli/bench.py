@@ -1,7 +1,7 @@
-"""`kvchat bench`: how fast the user's own model answers, and what is written for it.
+"""`kvchat bench`: response times of the user's own model, and bytes written to disk.
 
-Each of some short turns of a chat is answered three times from the same prompt: from the slot (hot), after the engine
-was restarted (warm), and after all of kvchat was restarted, from disk (restored). The last is also answered cold.
+Each of several short turns is answered three times from the same prompt: from the slot (hot), after an engine
+restart (warm), and after a restart of all of kvchat, from disk (restored). The last is also answered cold.
 """
 
 from __future__ import annotations

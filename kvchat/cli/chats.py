@@ -1,4 +1,4 @@
-"""`kvchat chats`, `search`, `export`, `import`, `backup`, `restore` and `repair`: chats without a screen."""
+"""`kvchat chats`, `search`, `export`, `import`, `backup`, `restore` and `repair`: chat management."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvchat engines`: the engines of this computer, trying one out, and having one for the graphics card."""
+"""`kvchat engines`: list this computer's engines, test one, download one for the graphics card."""
 
 from __future__ import annotations
 

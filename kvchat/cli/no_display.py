@@ -1,4 +1,4 @@
-"""Find out before importing Qt, which would abort, why no window can open; chat in the terminal instead."""
+"""Detect a missing display before importing Qt, which would abort; chat in the terminal instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command and its options are described, and how single values are read."""
+"""Descriptors of commands and options, and parsers of single values."""
 
 from __future__ import annotations
 

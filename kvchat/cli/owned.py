@@ -1,7 +1,7 @@
-"""Commands that change the data: done by the process that owns the folder, this one or another.
+"""Commands that change data, run by the process that owns the data folder.
 
-The client, in the main thread, shows what a command prints and sends it what is typed and pressed. The commands run on
-the owner's event loop, over its one runtime, whoever started them.
+The client, in the main thread, prints a command's output and sends it input and signals. The commands run on the
+owner's event loop with its one runtime, whichever process started them.
 """
 
 from __future__ import annotations

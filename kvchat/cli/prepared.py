@@ -1,4 +1,4 @@
-"""`kvchat prepare` and `kvchat prepared`: documents that are read once, and what is kept of them."""
+"""`kvchat prepare` and `kvchat prepared`: create, list and remove prepared documents."""
 
 from __future__ import annotations
 

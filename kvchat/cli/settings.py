@@ -1,4 +1,4 @@
-"""`kvchat settings`: list them, look one up, change one. What the window would refuse is refused here."""
+"""`kvchat settings`: list, show and change settings, with the same checks as the window."""
 
 from __future__ import annotations
 

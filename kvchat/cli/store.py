@@ -1,4 +1,4 @@
-"""`kvchat store`: what the save points take and bring; pruning them, and verifying them."""
+"""`kvchat store`: show, prune, verify and forget save points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command has of its terminal: where it prints and asks. And what its process owes whoever started it."""
+"""A command's terminal: output, prompts and progress. Also the setup and exit of its process."""
 
 from __future__ import annotations
 

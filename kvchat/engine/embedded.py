@@ -1,7 +1,7 @@
-"""The embedded engine: llama.cpp's server out of the xllamacpp package, in a child process of its own.
+"""The embedded engine: llama.cpp's server from the xllamacpp package, in a child process.
 
-This file is that child's whole program. It is run as a script, so it imports nothing of kvchat, and it is the only
-place that imports xllamacpp: a crash in there must not take the app down.
+This file is the child's whole program. It runs as a script, so it imports nothing of kvchat, and it is the only
+file that imports xllamacpp: a crash in it must not take the app down.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""No engine outlives the app, not even when the app is killed with SIGKILL.
+"""Guard that kills the engine when the app ends, even by SIGKILL.
 
 The engine is started through this file, run as a script of its own (stdlib only, a few milliseconds). On Linux it
 asks the kernel to be killed when its parent dies and then becomes the engine. Elsewhere it stays as a small parent
-that holds a pipe from the app: when the pipe closes, the app is gone and the engine is killed. On Windows both are in a
-job that ends with the guard, so that not even the guard's own end leaves the engine behind.
+that holds a pipe from the app: when the pipe closes, the app is gone and the engine is killed. On Windows both are
+in a job that ends with the guard, so that the engine does not outlive the guard either.
 """
 
 from __future__ import annotations

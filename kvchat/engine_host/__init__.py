@@ -1,5 +1,5 @@
-"""Where a session finds a ready engine: kvchat's own (managed) or the user's server (external), chosen and measured.
+"""Ready engines for sessions: kvchat's own (managed) or the user's server (external).
 
-`switching.py` is the host, of either kind as the settings say. `setup.py` finds engines and downloads others for the
-graphics card, `trial.py` tries them out.
+`switching.py` is the host, of the kind in the settings. `setup.py` finds engines and downloads others for the
+graphics card, `trial.py` tests them.
 """

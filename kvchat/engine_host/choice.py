@@ -1,4 +1,4 @@
-"""From settings to a decision: which engine, which model, how much context, and what its save points must match."""
+"""From settings to a decision: engine, model, context length, and what its save points must match."""
 
 from __future__ import annotations
 

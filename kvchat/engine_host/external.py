@@ -1,4 +1,4 @@
-"""A server that the user runs: what is known of it, and whether its states can be kept."""
+"""The user's own server: what is known about it, and if its states can be kept."""
 
 from __future__ import annotations
 

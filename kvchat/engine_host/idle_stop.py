@@ -1,4 +1,4 @@
-"""An engine that nobody has used for a while verifies imported memory, then stops to free its own."""
+"""Idle handling: verifies imported memory, and stops an unused engine to free its memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kvchat's own engine: chosen, handed to the supervisor, and inspected when it is ready; and its memory."""
+"""kvchat's own engine: choice, start by the supervisor, inspection when ready; and its memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that answers: its name, its repository, and its sampling."""
+"""The model that answers: its name, repository and sampling."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Engines on this computer: which there are, whether one works, what it would accept; and fetching others for the card.
+"""Engines on this computer: list, test, check arguments; and download others for the graphics card.
 
-Those come from llama.cpp's releases. Each is in a folder of its own below `Paths.engines`, whole or not at all. The
-engine in use stays that until another one has passed the trial.
+Downloads come from llama.cpp's releases. Each has its own folder below `Paths.engines`, complete or absent. The
+engine in use stays until another one has passed the trial.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine host with what the screen is told of it."""
+"""The engine host with its status for the screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tries an engine out: does it start, load a model, answer, and restore what it saved?"""
+"""Test of an engine: does it start, load a model, answer, and restore what it saved?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gives each request a slot, of an engine with its model, and has the slot settled and saved afterwards."""
+"""Assigns each request a slot of an engine with its model, then settles and saves the slot."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Access checks: host name, web page, key and size; and what no engine is given.
+"""Access checks (host name, web origin, key, size), and what is never passed to the engine.
 
-The engine would fetch a picture from any address, the user's own network's too, for whoever may ask. llama-server
-recurses over what it parses, and its stack overflows. It tokenizes a text whole before it sees that it does not fit, at
-some 100 bytes of memory for each of the text's, and keeps what is listed of each token it writes.
+The engine would fetch a picture from any address, even on the user's own network, for any client. llama-server
+parses recursively, and its stack overflows. It tokenizes a text whole before it sees that it does not fit, at some
+100 bytes of memory per byte of text, and keeps the log probabilities of each token it writes.
 """
 
 from __future__ import annotations

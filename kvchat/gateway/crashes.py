@@ -1,9 +1,8 @@
-"""Finds the programs whose requests crash the engine, and refuses them for a while.
+"""Detects programs whose requests crash the engine, and refuses them for a while.
 
-Of a crash with one program's requests at the engine that program is guilty. With several of them nobody can tell:
-each is suspected, and from then on answered with no other program beside, so that the next crash has one name. The
-others are forgiven then. A program that crashes the engine only beside others is never beside any. A hang is seen after
-ten minutes, so that one is enough.
+If the engine crashes with requests of one program only, that program is guilty. With several, each is suspected and
+from then on answered alone, so that the next crash identifies one; the others are then cleared. A program that
+crashes the engine only beside others is never beside any. A hang is detected after ten minutes, so one is enough.
 """
 
 from __future__ import annotations

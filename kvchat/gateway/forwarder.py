@@ -1,4 +1,4 @@
-"""Runs a program's request in its slot: load, read in steps, pass it on as it came, stream the answer, prove."""
+"""Runs a program's request in its slot: load, process in steps, forward as it is, stream the reply, prove."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from kvchat.session.slot import unchanged
 from kvchat.system.concurrency import apart, to_its_end
 from kvchat.words.reasons import Reason, ReasonCode
 
-LEAST_HEAD = 64  # tokens; fewer are read sooner than saved
-# The ids of what is passed on before they are known are found after its answer, if that is of one piece and comes so
-# soon: finding them takes a core from the engine. No later: what has much to read may have to begin again.
+LEAST_HEAD = 64  # tokens; reprocessing fewer beats saving
+# For a request forwarded before it is tokenized, kvchat tokenizes after the answer if that is complete this soon:
+# tokenizing takes a core from the engine. It waits no longer: a long prompt may have to start again.
 SOON_S = 0.25
-LEAST_STEPS = 256  # tokens; fewer are read by the request itself
-ALONE_STEP_MS = 2000.0  # a step takes about so long where nobody is at the window
-PROVED = ("cached", "prompt")  # by the answer; the rest is known when it begins
+LEAST_STEPS = 256  # tokens; the request itself processes fewer
+ALONE_STEP_MS = 2000.0  # target time of a step while the window is not in use
+PROVED = ("cached", "prompt")  # known from the answer; the rest, at its start
 
 
 @dataclass
@@ -49,8 +49,8 @@ class Forwarder:
     moved: Callable[[Passage, Stage], None]
     mending: Mending
     crashes: Crashes
-    heads: deque[tuple[str, Tokens, bool]]  # that programs' requests began with lately; true: of one with its own key
-    ahead: bool  # it most likely goes on from what the slot holds: the engine has it before its prompt is known
+    heads: deque[tuple[str, Tokens, bool]]  # recent prompt heads by program; True: has its own key
+    ahead: bool  # likely extends what the slot holds, so it is forwarded before its prompt is known
 
     async def run(self) -> Heard | None:
         """Answer the request; return the parsed response, None if the engine refused it.
@@ -64,11 +64,11 @@ class Forwarder:
         self.lease = await self.exchange.ready(self.request)
         self.crashes.watch(self.lease.engine.engine.life)
         if self.ahead:
-            self.ahead = False  # the next time it is known
+            self.ahead = False  # a retry knows the prompt
             return await self._forward_ahead()
         if self.work.rendered_by != self.lease.engine.generation:
             await self._render()
-        if self.work.passage.found is None:  # else it begins again
+        if self.work.passage.found is None:  # else it is a retry
             await self.mending.compare(self.work, self.lease)
         wanted = len(self.work.prompt.ids) + self._reserve
         if self.lease.engine.too_small(wanted):
@@ -147,9 +147,9 @@ class Forwarder:
 
     def _found(self) -> None:
         passage, ids, loaded = self.work.passage, self.work.prompt.ids, self.exchange.loaded
-        if is_lost(loaded.miss_reason) and not passage.was_known:  # another conversation's was
+        if is_lost(loaded.miss_reason) and not passage.was_known:  # another chat's was lost
             self.exchange.loaded = loaded = replace(loaded, miss_reason=Reason(ReasonCode.NOTHING_ALIKE))
-        if passage.found is not None:  # it begins again: what it has read itself was not found
+        if passage.found is not None:  # a retry: tokens it processed itself were not found
             return
         passage.prompt, passage.found = len(ids), loaded.expected_cached
         as_it_is = Source.COLD if _is_little(loaded.expected_cached, len(ids)) else Source.HOT
@@ -192,7 +192,7 @@ class Forwarder:
         choosy = self._choosy
         rate = cost.speed.ms_per_token
         last = len(ids) - (1 if choosy else tail_of(len(ids) - loaded.expected_cached, rate, self._step_ms()))
-        # A picture is read in one piece, and words after it only to the end of one.
+        # The engine processes a picture in one piece: steps end at the first one.
         end = next((n for n, token in enumerate(ids[:last]) if token <= FIRST_ID), last)
         missing, heads = end - loaded.expected_cached, await self._heads(loaded)
         is_long = missing >= LEAST_STEPS and (rate is None or missing * rate >= 2 * STEP_MS)
@@ -203,7 +203,7 @@ class Forwarder:
 
         def ended() -> None:
             passage.read_ms += 1000 * (time.perf_counter() - began_at)
-            if contents := slot.contents:  # of a hollow restore more was read than was missing
+            if contents := slot.contents:  # a hollow restore needs more tokens processed
                 passage.read = max(passage.read, read + contents.ahead.tokens - ahead)
 
         def progress(done: int) -> None:
@@ -227,7 +227,7 @@ class Forwarder:
         return True
 
     def _step_ms(self) -> float:
-        return STEP_MS if self.lease.slots.window_used else ALONE_STEP_MS  # few tokens at a time are slower
+        return STEP_MS if self.lease.slots.window_used else ALONE_STEP_MS  # small steps are slower
 
     async def _forward(self, *, steps: bool = False, unknown: bool = False) -> Heard | None:
         work, lease, engine, asked = self.work, self.lease, self.lease.engine.engine, self.work.asked
@@ -242,7 +242,7 @@ class Forwarder:
 
         patience_s = SOON_S if ahead and not asked.stream else 0.0
         try:
-            # Several answers are given without a lease of what the slot holds: it may be another's.
+            # Several answers use no lease on the slot's state, which may be another owner's.
             reuse = not asked.several or lease.slot.holds(lease.engine.generation) == lease.owner
             body = asked.for_slot(engine.slot, reuse=reuse)
             async with lease.at_risk(), engine.passed_on(work.path, body, catch_up, patience_s) as answer:
@@ -297,7 +297,7 @@ class Forwarder:
 
     def _usage(self) -> Usage:
         asked, passage = self.work.asked, self.work.passage
-        named = asked.form is Form.PLAIN and asked.model  # embeddings keep the name that the client gave
+        named = asked.form is Form.PLAIN and asked.model  # embeddings keep the client's model name
         return Usage("" if named else passage.answering_model, passage.read, passage.read_ms)
 
     async def _refused(self, answer: Answer) -> None:
@@ -316,7 +316,7 @@ class Forwarder:
         if self._known and begun:
             lease.note(ids)
         elif self._known and contents and (lease.engine.can_cut or held == len(contents.tokens)):
-            lease.note(ids[:held])  # at least: some more may have been read already
+            lease.note(ids[:held])  # at least; more may have been processed
         elif self._known or begun or ahead:
             lease.slot.forget()
 
@@ -335,7 +335,7 @@ class Forwarder:
         passage.cached = self._usage().reused(counts.cache_n)
         if not self._known:
             return
-        if prompt != len(ids):  # what the slot holds is not what was thought
+        if prompt != len(ids):  # the slot holds another prompt than assumed
             lease.slot.forget()
             passage.miss = Reason(ReasonCode.RENDERS_OTHERWISE)
             return

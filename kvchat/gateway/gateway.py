@@ -1,4 +1,4 @@
-"""The gateway itself: opening and closing it, and the answer behind each path."""
+"""The gateway: starting and stopping it, and the handler of each path."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from kvchat.session.slots import Slots
 from kvchat.system.concurrency import apart
 from kvchat.words.language import _
 
-MOST_UNDER_WAY = 64  # requests that wait or are answered
-MOST_BYTES = 400_000_000  # of all their bodies, and of those that are still coming
+MOST_UNDER_WAY = 64  # requests waiting or in progress
+MOST_BYTES = 400_000_000  # total of request bodies, including incomplete ones
 AGAIN_S = 5
-OPEN = ("/health", "/v1/health")  # without a key
+OPEN = ("/health", "/v1/health")  # need no key
 
 
 class NoKey(KvchatError):
@@ -81,7 +81,7 @@ class Gateway:
         self.passages = Passages(shares)
         self.metrics, self.totals = (Metrics(self.passages, by_program=by_program) for by_program in (True, False))
         self.answering = Answering(slots, host, catalogue.find, self.passages, absorb, Mending(rules))
-        self._checks: Checks | None = None  # of who comes in, while it is open
+        self._checks: Checks | None = None  # for incoming requests while open
         self._listening: Listening | None = None
 
     @property
@@ -107,7 +107,7 @@ class Gateway:
         with self.answering.stopped():
             await self.answering.background.idle()
             if self._listening is not None:
-                await self._listening.close()  # whoever waits may be stopped: the next waits for it again
+                await self._listening.close()  # if cancelled here, the next caller waits for it again
                 self._listening = None
 
     def forget(self, program: str) -> None:
@@ -195,14 +195,14 @@ class _Endpoint:
             await self._answer(self._form, scope, receive, send)
         except Refused as error:
             await _refusal(error, self._form)(scope, receive, send)
-        except ConnectionError:  # the client has left
+        except ConnectionError:  # the client left
             return
 
 
 class _Answers:
     def __init__(self, gateway: Gateway, checks: Checks) -> None:
         self._gateway, self._checks = gateway, checks
-        self._bytes = 0  # of bodies that are held now
+        self._bytes = 0  # request bodies in memory
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -220,11 +220,11 @@ class _Answers:
     async def look(self, request: Request) -> Response:
         try:
             engine = await self._gateway.engine()
-            shown = wire.parse_object(await engine.look(request.scope["path"]))  # request.url may have the Host header
+            shown = wire.parse_object(await engine.look(request.scope["path"]))  # request.url may use the Host header
         except KvchatError as error:
             return _refusal(Refused(503, str(error), "unavailable_error"), None)
         for name in ("model_path", "model_alias"):
-            if isinstance(path := shown.get(name), str):  # without the folders
+            if isinstance(path := shown.get(name), str):  # file name only
                 shown[name] = re.split(r"[/\\]", path)[-1]
         return JSONResponse(shown)
 

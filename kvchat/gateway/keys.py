@@ -1,4 +1,4 @@
-"""API keys of the gateway: one for everybody, others for a program each, that can be revoked one by one."""
+"""API keys of the gateway: a shared one, and one per program that can be revoked separately."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kvchat.system.paths import Paths
 from kvchat.system.secret_store import SecretStore
 from kvchat.words.language import _
 
-EVERYBODY = ""  # whose key it is that is no program's
-NAMELESS = "other"  # a program that says nothing of itself
+EVERYBODY = ""  # key not tied to one program
+NAMELESS = "other"  # a program that sends no name
 LEAST_KEY = 8  # characters
 _ACCOUNT = "door keys"
 _MOST_FILE = 100_000
 _MOST_NAME = 40  # letters
-_UNSEEN = "\u115f\u1160\u17b4\u17b5\ufe0e\ufe0f"  # letters and marks that nothing is drawn for
+_UNSEEN = "\u115f\u1160\u17b4\u17b5\ufe0e\ufe0f"  # invisible letters and marks
 
 
 class BadKeyFile(KvchatError):
@@ -122,7 +122,7 @@ def program_by(agent: str) -> str:
     with contextlib.suppress(UnicodeError):
         agent = agent.encode("latin-1").decode()
     product, _, version = agent.strip().partition(" ")[0].partition("/")
-    if version.lower() in ("python", "js", "go", "java"):  # the SDKs of OpenAI and Anthropic
+    if version.lower() in ("python", "js", "go", "java"):  # OpenAI and Anthropic SDKs
         product = f"{product}-{version}"
     name = program_name(product)
     return {"": NAMELESS, "mozilla": "browser"}.get(name, name)

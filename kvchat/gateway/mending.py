@@ -1,4 +1,4 @@
-"""Applies the rules that are on to requests, and finds out why more of a prompt had to be read than need be."""
+"""Applies the enabled rules to requests, and finds out why more of a prompt than necessary was processed."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from kvchat.system.concurrency import apart
 from kvchat.words.comparing import shared_text
 from kvchat.words.reasons import Reason, ReasonCode
 
-_MOST_TOLD = 500  # characters of what stood in a request, and of what stands there instead
+_MOST_TOLD = 500  # characters recorded of the old and new text
 
 
-Rules = Callable[[str], Collection[str]]  # the names of those that are on for a program
-MUCH_TO_MEND = 20_000  # bytes of a body; to mend more takes longer than going to another thread
-BEFORE, BEHIND, LEAST_FOUND = 64, 160, 40  # tokens around a parting that are asked for; characters that find it
+Rules = Callable[[str], Collection[str]]  # names of a program's enabled rules
+MUCH_TO_MEND = 20_000  # bytes; rewriting a larger body takes longer than switching threads
+BEFORE, BEHIND, LEAST_FOUND = 64, 160, 40  # tokens before and after a divergence; characters to match
 
 
 def no_rules(_: str) -> Collection[str]:
@@ -52,11 +52,11 @@ class Mending:
         self._rules, self._clock = rules, clock
         self._recent = RecentPrompts()
         self._held: dict[str, Held] = {}
-        self._treating = asyncio.Lock()  # one request after the other, as they came
+        self._treating = asyncio.Lock()  # one request at a time, in order
 
     async def treated(self, asked: Asked, passage: Passage) -> Asked:
         rules = self._rules(passage.program)
-        if not rules or asked.form in (Form.PLAIN, Form.COMPLETION):  # those have no template
+        if not rules or asked.form in (Form.PLAIN, Form.COMPLETION):  # these use no template
             return asked
         async with self._treating:
             much = len(asked.raw) > MUCH_TO_MEND
@@ -66,7 +66,7 @@ class Mending:
 
     def treat(self, program: str, raw: bytes, body: Mapping[str, Any], rules: Collection[str]) -> Treated:
         """Apply the program's enabled rules; return the same objects if nothing changed. Never raises."""
-        wanted = [name for name in RULES if name in rules]  # in one order
+        wanted = [name for name in RULES if name in rules]  # fixed order
         if not wanted:
             return Treated(raw, body)
         held, now = self._held.setdefault(program, Held()), self._clock()
@@ -78,7 +78,7 @@ class Mending:
                     changes += [_short(change) for _, change in done]
             after = located(text).value if changes else body
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            return Treated(raw, body)  # no request of a known shape: the engine says what is wrong with it
+            return Treated(raw, body)  # not a known request shape: the engine reports the error
         return Treated(text.encode(), after, tuple(changes)) if changes else Treated(raw, body)
 
     async def compare(self, work: Work, lease: Lease) -> None:
@@ -166,7 +166,7 @@ async def _kept(lease: Lease, rendered: Rendered) -> Prompt | None:
 async def _text_of(lease: Lease, ids: Tokens) -> str:
     async with lease.engine.engine.passed_on("/detokenize", json.dumps({"tokens": ids}).encode()) as answer:
         told = json.loads(await answer.aread()) if answer.status_code == 200 else {}
-    return str(told.get("content", "")).strip("\N{REPLACEMENT CHARACTER}")  # of a character that is cut in two
+    return str(told.get("content", "")).strip("\N{REPLACEMENT CHARACTER}")  # from a split character
 
 
 def total_of(passage: Passage, ms: Callable[[int], float]) -> Total:

@@ -1,4 +1,4 @@
-"""Counters for Prometheus, by its own client library. Programs' names and counts, nothing of what was asked."""
+"""Prometheus counters, by its own client library. Program names and counts, no request contents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from kvchat.gateway.requests import OVER, Passage, Passages, Stage
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-MOST_PROGRAMS = 50  # any client may call itself anything
+MOST_PROGRAMS = 50  # clients choose their own names
 
 
 class Metrics:

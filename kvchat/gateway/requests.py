@@ -1,6 +1,6 @@
-"""Records of the gateway's requests: those under way, the last ones, and sums by day on disk.
+"""Records of the gateway's requests: those in progress, the last ones, and daily totals on disk.
 
-Never a word of a prompt: programs, models, counts and times, named as in the headers and in `/kvchat/requests`.
+Never prompt text: programs, models, counts and times, named as in the headers and in `/kvchat/requests`.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from kvchat.words.reasons import Reason, ReasonCode
 
 KEPT = 500  # receipts
 MOST_HEADER = 500  # characters
-MOST_NAME = 200  # characters of a model's name that are remembered: clients may name anything
-# These leave open why; any other reason is the true one.
+MOST_NAME = 200  # characters kept of a model name, which clients choose freely
+# These do not explain a miss; any other reason does.
 UNTOLD = (None, Reason(ReasonCode.NOTHING_ALIKE), Reason(ReasonCode.GOES_ON_OTHERWISE))
-LEAST_READ, ABOUT = 64, 64  # tokens: fewer that are read are not worth a word; what is found ends about there
-ALL_PROGRAMS = "all programs"  # whose memory it is where programs share it; none is called so, for it has a space
+LEAST_READ, ABOUT = 64, 64  # tokens: fewer need no explanation; tolerance of a match's end
+ALL_PROGRAMS = "all programs"  # owner of shared memory; no program's name contains a space
 _NOT_TOLD = ("_began", "whole", "unheard", "parting", "changes", "keyed", "kept_with")
 
 
 class Stage(Enum):
-    QUEUED = "queued"  # others are before it, or no engine is ready yet
-    LOADING = "loading"  # what is kept of its prompt is being restored
-    READING = "reading"  # the rest of its prompt is being read, in steps
+    QUEUED = "queued"  # waits for others or for an engine
+    LOADING = "loading"  # its saved prompt prefix is being restored
+    READING = "reading"  # the rest of its prompt is processed in steps
     ANSWERING = "answering"
     DONE = "done"
     FAILED = "failed"
-    LEFT = "left"  # the client went away
+    LEFT = "left"  # the client left
 
 
 OVER = (Stage.DONE, Stage.FAILED, Stage.LEFT)
@@ -53,35 +53,35 @@ class Passage:
 
     id: int
     program: str
-    dialect: str  # the path it came by
+    dialect: str  # request path
     at: float  # time.time()
-    model: str = ""  # that the client named
-    answering_model: str = ""  # that answers, which is another one where nobody has the named one
+    model: str = ""  # named by the client
+    answering_model: str = ""  # the model used; differs if the requested one is missing
     stream: bool = False
     stage: Stage = Stage.QUEUED
-    status: int = 0  # of the answer
-    source: str = ""  # as a reply's receipt has it: hot, warm, disk, cold; proved once `cached` is known
-    found: int | None = None  # of the prompt's tokens, in a slot or in the store, before it was read
+    status: int = 0  # HTTP status
+    source: str = ""  # as in a reply's receipt: hot, warm, disk, cold; proved once `cached` is known
+    found: int | None = None  # prompt tokens found in a slot or the store beforehand
     prompt: int | None = None
     read: int = 0  # so far
-    cached: int | None = None  # what the engine's own count proved
+    cached: int | None = None  # proved by the engine's count
     predicted: int | None = None
     queue_ms: float = 0.0
     restore_ms: float = 0.0
-    read_ms: float = 0.0  # of steps and of the engine's own reading
-    first_ms: float | None = None  # until the first byte of the answer went out
-    write_ms: float = 0.0  # of an answer in one piece, before that byte
+    read_ms: float = 0.0  # steps plus the engine's processing
+    first_ms: float | None = None  # until the first answer byte was sent
+    write_ms: float = 0.0  # non-streamed answers: before that byte
     total_ms: float | None = None
-    miss: Reason | None = None  # why more had to be read than need be
-    saved_ms: float = 0.0  # what reading the found tokens would have taken
+    miss: Reason | None = None  # why tokens had to be reprocessed
+    saved_ms: float = 0.0  # processing time saved by the found tokens
     slot: int | None = None
-    mended: dict[str, int] = field(default_factory=dict)  # tokens that each rule has spared
-    whole: bool = False  # the model's states serve all of their tokens, or none
-    unheard: bool = False  # nothing like it is remembered of the program
-    parting: Parting | None = None  # from the closest prompt before it; its texts are never told outside the window
-    changes: tuple[Change, ...] = ()  # of the rules that are on; so are theirs
-    keyed: bool = False  # the program has shown a key that is its own
-    kept_with: str = ""  # whose memory it shares, if not its own program's
+    mended: dict[str, int] = field(default_factory=dict)  # tokens saved by each rule
+    whole: bool = False  # the states are usable only as a whole
+    unheard: bool = False  # no similar prompt is known for the program
+    parting: Parting | None = None  # from the closest earlier prompt; its texts are shown only in the window
+    changes: tuple[Change, ...] = ()  # by enabled rules; also window-only
+    keyed: bool = False  # the program used its own API key
+    kept_with: str = ""  # owner of the shared memory, if not its program
     _began: float = field(default_factory=time.perf_counter, repr=False)
 
     def ms(self) -> float:
@@ -104,7 +104,7 @@ class Passage:
             return None
         if self.prompt is None or known is None or self.prompt - known < LEAST_READ:
             return None
-        elsewhere = not self.whole and known < parting.at - ABOUT  # even what is the same was not found
+        elsewhere = not self.whole and known < parting.at - ABOUT  # even the shared part was not found
         return None if parting.expected or elsewhere or known > parting.at + ABOUT else parting
 
     @property
@@ -208,10 +208,10 @@ class Total:
     requests: int = 0
     prompt: int = 0  # tokens
     cached: int = 0  # of those, found
-    saved_ms: float = 0.0  # reading that was spared
+    saved_ms: float = 0.0  # processing time saved
     last_at: float = 0.0  # time.time()
-    misses: dict[str, Sum] = field(default_factory=dict)  # read again, by the code of the reason
-    mended: dict[str, Sum] = field(default_factory=dict)  # spared, by rule
+    misses: dict[str, Sum] = field(default_factory=dict)  # reprocessed tokens by reason code
+    mended: dict[str, Sum] = field(default_factory=dict)  # saved, by rule
 
     def add(self, other: Total) -> None:
         self.requests += other.requests

@@ -1,9 +1,9 @@
-"""Runs uvicorn in the event loop that there is, within bounds that no number of clients can break.
+"""uvicorn in the running event loop, with limits that no number of clients can exceed.
 
-uvicorn has no public way to bound its connections, so `_Connection` relies on `connections`, `cycle`, `conn` and `flow`
-of its H11Protocol, `_Server` on `capture_signals`, `main_loop` and `servers` of its Server; as in
-https://github.com/encode/uvicorn/blob/0.54.0/uvicorn/protocols/http/h11_impl.py and …/uvicorn/server.py. Where one of
-them is gone tests/gateway/test_door.py and test_attacks.py fail.
+uvicorn has no public way to limit its connections, so `_Connection` relies on `connections`, `cycle`, `conn` and
+`flow` of its H11Protocol, `_Server` on `capture_signals`, `main_loop` and `servers` of its Server; as in
+https://github.com/encode/uvicorn/blob/0.54.0/uvicorn/protocols/http/h11_impl.py and …/uvicorn/server.py. If one of
+them is gone, tests/gateway/test_door.py and test_attacks.py fail.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from kvchat.errors import KvchatError
 from kvchat.words.language import _
 
-MOST_CONNECTIONS = 256  # each takes a file, of which a process may have 1024
-AT_A_TIME = 128  # connections that are taken before the event loop sees to anything else
-HEAD_S = 10.0  # that a request's head may take to come, while there is room
-KEPT_OPEN_S = 30  # a connection between two requests
-PATIENCE_S = 5.0  # for what is still being sent at the end
+MOST_CONNECTIONS = 256  # each uses a file; a process may have 1024
+AT_A_TIME = 128  # connections accepted per event-loop iteration
+HEAD_S = 10.0  # for a request's headers to arrive, while there is room
+KEPT_OPEN_S = 30  # idle time between two requests
+PATIENCE_S = 5.0  # for unfinished responses at shutdown
 
 
 class PortTaken(KvchatError):
@@ -66,7 +66,7 @@ class _Connection(H11Protocol):
         if self.transport is not None:
             before = self.cycle
             super().data_received(data)
-            if self.cycle is not before:  # another request: its body has time
+            if self.cycle is not before:  # new request: its body may be slow
                 self._waiting.pop(self, None)
             self._waits()
 
@@ -154,7 +154,7 @@ async def listen(app: ASGIApp, host: str, port: int) -> Listening:
     config = Config(
         app,
         log_config=None,
-        log_level="error",  # half requests are nothing to tell
+        log_level="error",  # do not log partial requests
         access_log=False,
         lifespan="off",
         http=cast(Any, partial(_Connection, waiting={})),
@@ -164,7 +164,7 @@ async def listen(app: ASGIApp, host: str, port: int) -> Listening:
         server_header=False,
         date_header=False,
         timeout_keep_alive=KEPT_OPEN_S,
-        timeout_graceful_shutdown=round(2 * PATIENCE_S),  # an answer that takes no notice of its client's end
+        timeout_graceful_shutdown=round(2 * PATIENCE_S),  # for answers that ignore a disconnect
     )
     server = _Server(config)
     task = asyncio.create_task(server.serve([sock]), name="the door")

@@ -1,4 +1,4 @@
-"""One request on its way, and what goes out to its client, who may take it slower than the engine gives it."""
+"""A request in progress, and the response stream to a client that may be slower than the engine."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kvchat.gateway.requests import Passage
 from kvchat.session.host import ReadyEngine
 from kvchat.system.concurrency import Interruption
 
-TAKEN_S = 60.0  # a client that takes nothing for so long has left
-MOST_WAITING = 64_000_000  # bytes that may wait for a client
+TAKEN_S = 60.0  # a client that reads nothing this long has left
+MOST_WAITING = 64_000_000  # bytes buffered for a client
 
 
 class TooSlow(ConnectionError):
@@ -30,9 +30,9 @@ class Outlet:
     def __init__(self) -> None:
         self._arrived: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._waiting = 0
-        self.begun = False  # its head is out: no other can be sent
+        self.begun = False  # headers were sent and are final
         self.ended = False
-        self.sent: Callable[[], None] = lambda: None  # told when the first byte has gone out
+        self.sent: Callable[[], None] = lambda: None  # called once the first byte is sent
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         self.begun = True
@@ -77,7 +77,7 @@ class Outlet:
             try:
                 async with asyncio.timeout(TAKEN_S):
                     await send(message)
-            except (OSError, TimeoutError):  # it has left
+            except (OSError, TimeoutError):  # client left
                 return
             self._waiting -= len(message.get("body", b""))
             if first and message.get("body"):
@@ -101,9 +101,9 @@ class Work:
     passage: Passage
     outlet: Outlet = field(default_factory=Outlet)
     prompt: Prompt = UNKNOWN
-    rendered_by: int = 0  # generation of the engine that made the prompt
-    answered: bool = False  # to the last word, though the answer's end may not be out yet
-    left: bool = False  # nobody waits for it any more
+    rendered_by: int = 0  # generation of the engine that rendered it
+    answered: bool = False  # fully generated; the end may not be sent yet
+    left: bool = False  # no client waits for it
     task: asyncio.Task[None] | None = None
     answering: Interruption = field(default_factory=Interruption)
 

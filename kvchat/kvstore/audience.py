@@ -1,23 +1,23 @@
 """Audiences: who may reuse a save point's KV state.
 
-Rows serve every prompt that begins with their tokens, so whoever may reuse them learns that somebody's prompt began so,
-and is answered with whatever they really are. Each save point therefore belongs to one audience, and the token tree is
-kept per audience: what must not be reused cannot be found. The same holds for what lies in an engine's slot.
+Rows serve every prompt that begins with their tokens, so whoever may reuse them learns that somebody's prompt began
+so, and gets answers based on what they really contain. Each save point therefore belongs to one audience, and the
+token tree is kept per audience: what must not be reused cannot be found. The same holds for an engine's slot.
 
-A program's system prompt is for everybody once two programs have sent all of it in this run of kvchat, each with its
-own key: names that anybody may take do not count, nor do the user's chats. So a program learns nothing by what it sends
-itself. Only someone with two programs' keys can learn that a third sent the same whole system prompt.
+A program's system prompt is for everybody once two programs have sent all of it in this run of kvchat, each with
+its own key: names that anybody may take do not count, nor do the user's chats. So a program learns nothing by what
+it sends itself. Only someone with two programs' keys can learn that a third sent the same whole system prompt.
 """
 
 from __future__ import annotations
 
 from kvchat.kvstore.savepoint import PROGRAM
 
-CHATS = "chats"  # the user's own conversations, in the window and on the command line
-SHARED = "shared"  # prepared documents: for everybody
-NOBODY = "nobody"  # of a slot that several requests may have used, or that is being restored
-IMPORTED = "imported/"  # begins the audience of memory that came with a chat from elsewhere
-_PREPARED = "prepared:"  # begins the owner of prepared documents
+CHATS = "chats"  # the user's own chats, in the window and on the command line
+SHARED = "shared"  # prepared documents, usable by all
+NOBODY = "nobody"  # for a slot that several requests may have used or a restore is filling
+IMPORTED = "imported/"  # audience prefix of imported chat memory
+_PREPARED = "prepared:"  # owner prefix of prepared documents
 
 
 def audience_of(owner: str) -> str:

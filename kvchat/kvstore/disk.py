@@ -1,4 +1,4 @@
-"""Files and folders of the store: private to the user, on disk before they count, never half there."""
+"""The store's files and folders: private to the user, durable and written atomically."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from kvchat.system.paths import resolve_paths
 
-_RUN = secrets.token_hex(8)  # of this process
+_RUN = secrets.token_hex(8)  # per process
 
 
 def private_folder(folder: Path) -> Path:
@@ -104,7 +104,7 @@ def remove(path: Path) -> None:
 
 def allotted(found: os.stat_result) -> int:
     """Return the disk usage of a file or folder, or its length if the system does not report it."""
-    blocks: int | None = getattr(found, "st_blocks", None)  # of 512 bytes, whatever the disk's are; not on Windows
+    blocks: int | None = getattr(found, "st_blocks", None)  # always 512-byte units; absent on Windows
     return found.st_size if blocks is None else 512 * blocks
 
 

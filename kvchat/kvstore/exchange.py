@@ -1,4 +1,4 @@
-"""Memory that travels: save points out of one store and into another, every block proved by its name."""
+"""Export of save points from one store and import into another, every block verified by its name."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from kvchat.words.language import N_, _
 from kvchat.words.reasons import Reason, ReasonCode
 
 FORMAT, VERSION = "kvchat-memory", 1
-_MOST = 1 << 50  # of any number in it
+_MOST = 1 << 50  # limit for numbers
 _MOST_TOKEN = 1 << 31
 _BLOCK_NAME = 32  # bytes
-MOST_POINTS = 100  # of a conversation, the newest; the blocks of the last hold all but what states cannot be cut to
+MOST_POINTS = 100  # newest per conversation; older ones add only states that cutting cannot produce
 _PIECE = 1 << 20  # bytes
 _GONE = (
     N_("Part of this chat’s memory was deleted or damaged in the meantime."),
@@ -42,7 +42,7 @@ _GONE = (
     N_("Try again, or export the chat without its memory."),
 )
 
-Contents = Iterator[tuple[bytes, Iterable[bytes]]]  # a block's name, and what it holds in pieces
+Contents = Iterator[tuple[bytes, Iterable[bytes]]]  # block name and its content in pieces
 
 
 class BadMemory(ValueError):
@@ -52,8 +52,8 @@ class BadMemory(ValueError):
 @dataclass(frozen=True)
 class CarriedPoint:
     tokens: Tokens
-    message_id: str | None  # the last message that they hold
-    prefill_ms: float  # estimate: how long reading them takes where it was saved
+    message_id: str | None  # last message they contain
+    prefill_ms: float  # estimated processing time on the source machine
     recipe: Recipe
 
 
@@ -159,7 +159,7 @@ def manifest(db: sqlite3.Connection, conversation_id: str) -> Manifest | None:
             recipe = points.load_recipe(db, point_id)
         if newest and point and recipe and point.fingerprint == newest.fingerprint:
             before = carried[-1].tokens if carried else ()
-            shared = common_prefix(before, point.tokens)  # numbers that are there need not be there twice
+            shared = common_prefix(before, point.tokens)  # reuse the same int objects
             tokens = before[:shared] + point.tokens[shared:]
             carried.append(CarriedPoint(tokens, message_id, point.prefill_ms, recipe))
     return Manifest(newest.fingerprint, tuple(carried)) if newest and carried else None
@@ -186,7 +186,7 @@ def _content(blocks: BlockFiles, name: bytes, size: int) -> Iterator[bytes]:
 
 def bring(store: StoreBase, conversation_id: str, manifest: Manifest, contents: Contents) -> tuple[int, int]:
     """Import the save points; return the number of new bytes and the newest save point. Ignores bounds."""
-    files = store.blocks.beside()  # what is new here must not go with what another thread gives up
+    files = store.blocks.beside()  # another thread's cleanup must not delete new blocks
     new = sum(size for name, size in manifest.blocks.items() if files.claim(name, size) is None)
     store.require_room(max(point.recipe.file_size for point in manifest.points), 0)
     store.require_room(new, new)

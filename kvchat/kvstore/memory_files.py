@@ -1,7 +1,7 @@
-"""Files in memory, where engines save and restore: where they can lie, and their pages, mapped.
+"""Files in memory, where engines save and restore: possible places, and their mapped pages.
 
 Giving a file in memory new pages takes longer than copying its bytes (3.6 times, 1 GB on two cores), and entering
-pages in this process's memory costs 40 %. So files are written over, and the last two stay mapped.
+pages in this process's memory costs 40 %. So files are overwritten, and the last two stay mapped.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from blake3 import blake3
 from kvchat.kvstore import disk
 from kvchat.words.wording import size as size_in_words
 
-MEMORY_FOLDER = Path("/dev/shm")  # a file system in RAM; nothing like it on Windows and macOS
-_MOST_MAPPED = 2  # files: what an engine reads, and what the next is put together in
-_POPULATE_READ = 22  # have these pages at hand (Linux 5.14); shared ones may be written to as well then
-_READY_AT_ONCE = 1 << 20  # bytes: others may wait for what is known of this process's memory
-SLACK = 16 << 20  # bytes that stay free in it: an engine's file is a little larger than estimated
+MEMORY_FOLDER = Path("/dev/shm")  # a file system in RAM; Windows and macOS have none
+_MOST_MAPPED = 2  # files: one the engine reads and one being composed
+_POPULATE_READ = 22  # MADV_POPULATE_READ (Linux 5.14); makes shared pages writable, too
+_READY_AT_ONCE = 1 << 20  # bytes per call, which locks this process's memory map
+SLACK = 16 << 20  # bytes left free: an engine's file is a little larger than estimated
 
-MemoryRoom = Callable[[int], int]  # from what lies in memory now to what may lie there, in bytes
+MemoryRoom = Callable[[int], int]  # maps bytes in memory now to the bytes allowed
 
 
 @dataclass(frozen=True)
 class Staged:
     """The RAM a store uses or could use, in bytes."""
 
-    disposable: int = 0  # lies there, and goes when a model needs the room
-    place: int = 0  # could lie there, if nobody else had any use for it
+    disposable: int = 0  # in use, freed when a model needs the room
+    place: int = 0  # available if nothing else needs it
 
 
 NOTHING_STAGED = Staged()
@@ -70,7 +70,7 @@ class Mapped:
         self._start = ctypes.c_char.from_buffer(self.bytes)
 
     def __del__(self) -> None:
-        self.file.close()  # not before: another thread may be using it
+        self.file.close()  # another thread may use it until now
 
     def have_all_ready(self, size: int, cancelled: Callable[[], bool]) -> None:
         """Allocate pages for the first `size` bytes, in steps, until cancelled. Raises OSError."""
@@ -87,7 +87,7 @@ class Mapped:
         _libc().madvise(place, ctypes.c_size_t(offset + length - first), _POPULATE_READ)
 
 
-_mapped: dict[Path, Mapped] = {}  # what was written over last in this process, or is to be next
+_mapped: dict[Path, Mapped] = {}  # files last or next overwritten in this process
 
 
 def mapped(path: Path, file: FileIO, size: int, *, ready: bool = True) -> Mapped:
@@ -101,7 +101,7 @@ def mapped(path: Path, file: FileIO, size: int, *, ready: bool = True) -> Mapped
     elif there.st_size < size:
         file.truncate(size)
     kept = _mapped.pop(path, None)
-    if kept is None or len(kept.bytes) < size or not os.fstat(kept.file.fileno()).st_nlink:  # 0: it was deleted
+    if kept is None or len(kept.bytes) < size or not os.fstat(kept.file.fileno()).st_nlink:  # 0: deleted
         kept = Mapped(file, size)
     _mapped[path] = kept
     for other in list(_mapped)[:-_MOST_MAPPED]:
@@ -122,7 +122,7 @@ def private_folder_in(memory: Path, folder: Path) -> Path | None:
     private = memory / f"kvchat-{os.getuid()}-{store}"
     try:
         private.mkdir(mode=0o700, exist_ok=True)
-        found = private.lstat()  # someone else may have made it, or a link, to read along
+        found = private.lstat()  # another user may have created it, or a link, to spy
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
             return None
         private.chmod(0o700)
@@ -145,7 +145,7 @@ def staged_where(folder: Path, allowed: int, held: int = 0) -> str:
     """
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"on disk: no files can be made in {folder}"
-    place = place_in(folder, held)  # a plan that was made for a small place allows no more than that
+    place = place_in(folder, held)  # a plan made for a small folder allows no more
     if min(allowed, place) < SLACK:
         return f"on disk: {f'{folder} is full' if place <= allowed else 'too little memory is free'}"
     why = f"{folder} has no more" if place <= allowed else "more is left for the engine and others"

@@ -1,4 +1,4 @@
-"""The base of the block store: its files, index and bounds, and the housekeeping in them."""
+"""Base class of the block store: its files, index, limits and housekeeping."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from kvchat.words.language import _
 from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import size as size_in_words
 
-BLOCKS, INDEX, STAGING = "blocks", "index.db", "staging"  # what is in the store's folder
-_AT_A_TIME = 200  # blocks deleted in one transaction, so that other threads need not wait long
-PROGRAMS_AGE_DAYS = 14.0  # agents come back to a thread within days, or never; what they all begin with is used daily
+BLOCKS, INDEX, STAGING = "blocks", "index.db", "staging"  # in the store's folder
+_AT_A_TIME = 200  # blocks deleted per transaction, so other threads wait briefly
+PROGRAMS_AGE_DAYS = 14.0  # agents resume a thread within days or never; their shared prefix is used daily
 
 
 def not_written(error: OSError) -> NotSaved:
@@ -83,7 +83,7 @@ class StoreBase:
         self.staging = Staging(folder / STAGING, room, memory_folder)
         self.index = Index(folder / INDEX, on_loss=self.staging.settle)
         self.blocks = BlockFiles(folder / BLOCKS, sync=sync)
-        self.used: dict[int, datetime] = {}  # when save points were restored, not yet written to the index
+        self.used: dict[int, datetime] = {}  # restore times not yet written to the index
 
     def today(self) -> str:
         """Return the UTC day used to count written bytes."""
@@ -160,7 +160,7 @@ class StoreBase:
         for block, size in bad.items():
             with self.index.write() as db:
                 fault = self.blocks.fault(block, size)
-                if fault is None:  # written anew meanwhile
+                if fault is None:  # rewritten meanwhile
                     continue
                 damaged = Reason(ReasonCode.BLOCK_DAMAGED, {"error": fault})
                 reason, users = Reason(ReasonCode.SET_ASIDE, {"reason": damaged}), points.users_of(db, block)
@@ -247,7 +247,7 @@ class StoreBase:
         with self.index.write() as db:
             points.set_flag(db, conversation_id, "never_save", never)
 
-    # Deleting; each method returns the bytes freed
+    # Deletion: each method returns the freed bytes
 
     @in_words()
     def delete_conversation(self, conversation_id: str) -> int:
@@ -352,7 +352,7 @@ class StoreBase:
         `progress` receives the bytes done and the total.
         """
         self.index.check()
-        self.collect()  # killed while it deleted, a process leaves rows of blocks that nobody needs and that are gone
+        self.collect()  # a process killed while deleting leaves index rows of deleted blocks
         wrong: dict[str, Reason] = {}
         with self.index.read() as db:
             blocks = db.execute("SELECT name, size FROM blocks").fetchall()

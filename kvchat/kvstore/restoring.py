@@ -1,4 +1,4 @@
-"""From a prompt to a verified slot file: find the best save point, and put its file into the engine's folder."""
+"""Restoring: finds the best save point for a prompt and puts its verified slot file into the engine's folder."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from kvchat.kvstore.savepoint import (
 from kvchat.kvstore.saving import Saving
 from kvchat.words.reasons import Reason, ReasonCode
 
-MOST_PLACES = 500  # looked at for a plan; beyond them all share too little, or wait in other processes
-WORTH_RESTORING = 32  # tokens; any two conversations under one chat template may share this many
+MOST_PLACES = 500  # places examined per plan; others share too little or wait in other processes
+WORTH_RESTORING = 32  # tokens; any two chats with one chat template may share this many
 
 
 class _Gone(Exception):
@@ -47,7 +47,7 @@ class _Gone(Exception):
 
 
 class Restoring(Saving):
-    _begun = False  # an engine was given something, or what it may want first was made ready
+    _begun = False  # a restore was staged, or the likely first one prepared
 
     def find(
         self, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
@@ -122,7 +122,7 @@ class Restoring(Saving):
                 newest = max(points.points_of(db, conversation_id), default=None)
                 recipe = points.load_recipe(db, newest) if newest is not None else None
         except (IndexFailed, IndexLost, RecipeError):
-            return 0  # a restore meets it, and tells
+            return 0  # a restore will report this
         if recipe is None or recipe.file_size > psutil.virtual_memory().available // 2:
             return 0
         for block in dict.fromkeys(use.block for use in recipe.uses):
@@ -167,7 +167,7 @@ class Restoring(Saving):
         with self.index.read() as db:
             recipe = points.load_recipe(db, int(point.id))
         if recipe is None:
-            if self.staging.give(point.id, 0, target):  # not absorbed yet: the engine itself cuts it back
+            if self.staging.give(point.id, 0, target):  # not absorbed yet: the engine truncates it
                 return point.n_tokens, Tier.WARM
             raise _Gone
         if not plan.whole:
@@ -175,7 +175,7 @@ class Restoring(Saving):
                 pieces = cut(stored_layout(recipe, self.blocks), n_tokens)
                 self.staging.hand(self._composed(pieces, recipe, target, cancelled), target)
                 return n_tokens, Tier.DISK
-        self._make_whole(point, recipe, window, target, cancelled)  # what cannot be cut here the engine itself cuts
+        self._make_whole(point, recipe, window, target, cancelled)  # the engine cuts what kvchat cannot
         return point.n_tokens, Tier.DISK
 
     def _make_whole(
@@ -183,7 +183,7 @@ class Restoring(Saving):
     ) -> None:
         plan: Plan = (Span(0, recipe.file_size),)
         if window:
-            with contextlib.suppress(CannotCompose):  # as short as its windows, or of unknown layout
+            with contextlib.suppress(CannotCompose):  # within its windows, or unknown layout
                 plan = with_masked_rows(stored_layout(recipe, self.blocks), window)
         file = self._composed(plan, recipe, target, cancelled)
         if target is not None:

@@ -1,4 +1,4 @@
-"""The values of the save-point store, and how it refuses."""
+"""Values and errors of the save-point store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import TimeRange, added
 
 Tokens = tuple[int, ...]
-PROGRAM = "program/"  # begins what save points of other programs are kept under, instead of a conversation's id
+PROGRAM = "program/"  # owner prefix of other programs' save points, in place of a conversation id
 
 
 def kept_for(program: str) -> str:
@@ -34,11 +34,11 @@ class Fingerprint:
     model: str  # identity of the weights, see library.model_identity
     kv_type_k: str
     kv_type_v: str
-    flash_attention: str  # "auto", "on" or "off", as asked of the engine
+    flash_attention: str  # "auto", "on" or "off", as requested
     streams: int  # KV streams; 1 with a unified cache
-    rope: str  # which RoPE factors the context size picks, "short" or "long"; "" where the model has one set
-    options: str = ""  # the user's own engine arguments that change what a state means
-    build: str = ""  # of the engine, where states may change their form from one to the next; "" for plain attention
+    rope: str  # RoPE factors chosen by context size, "short" or "long"; "" if the model has one set
+    options: str = ""  # user's engine arguments that change what a state means
+    build: str = ""  # engine build, if the state format depends on it; "" for plain attention
 
     def differences(self, other: Fingerprint) -> tuple[Reason, ...]:
         """Return the differing fields; only the model if that differs."""
@@ -47,7 +47,7 @@ class Fingerprint:
         return found[:1] if found[:1] == (Reason(ReasonCode.MODEL),) else found
 
 
-State = tuple[Fingerprint, Tokens]  # what a slot file holds
+State = tuple[Fingerprint, Tokens]  # slot file contents
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class SavePoint:
     id: str
     conversation_id: str
     fingerprint: Fingerprint
-    tokens: Tokens  # the exact token ids the state stands for
+    tokens: Tokens  # exact token ids of the state
     size: int  # bytes of the slot file
     created_at: datetime
     last_used_at: datetime
-    prefill_ms: float = 0.0  # estimate: how long reading these tokens takes on this machine
+    prefill_ms: float = 0.0  # estimated processing time of these tokens on this machine
     audience: str = ""  # who may reuse it, see kvchat.kvstore.audience
 
     @property
@@ -70,12 +70,12 @@ class SavePoint:
 @dataclass(frozen=True)
 class Grown:
     point_id: str
-    unchanged: int  # leading tokens of it whose rows the engine has kept and not computed anew
+    unchanged: int  # leading tokens whose rows the engine kept without recomputing
 
 
 class Tier(Enum):
-    WARM = "warm"  # it lies whole in the staging folder
-    DISK = "disk"  # it is put together from blocks
+    WARM = "warm"  # whole in the staging folder
+    DISK = "disk"  # composed from blocks
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class RestorePlan:
     """The save point that leaves the least of a prompt to prefill, and the usable part of it."""
 
     save_point: SavePoint
-    tokens_used: int  # at most the save point's; less only where the engine can cut a state back
+    tokens_used: int  # at most the save point's; less only if the engine can cut a state
     tier: Tier
-    bytes: int  # of the slot file that would be read; an estimate where it is composed for a part
+    bytes: int  # size of the slot file to read; estimated if only a part is composed
 
     @property
     def whole(self) -> bool:
@@ -96,7 +96,7 @@ class RestorePlan:
 class Kept:
     """A conversation's save point without its tokens, for listing many."""
 
-    message_id: str | None  # the last one that its tokens hold
+    message_id: str | None  # last message in its tokens
     fingerprint: Fingerprint
     tokens: int
     bytes: int  # of the slot file
@@ -108,8 +108,8 @@ class StagedFile:
     """A verified slot file in an engine's slot folder, ready for `action=restore`."""
 
     save_point: SavePoint
-    path: Path  # path.name is what the engine is told
-    n_tokens: int  # how many the engine must say it restored
+    path: Path  # the engine receives path.name
+    n_tokens: int  # number the engine must report
     tier: Tier
 
 
@@ -121,17 +121,17 @@ class Miss:
 @dataclass(frozen=True)
 class ConversationUsage:
     conversation_id: str
-    bytes: int  # of all its blocks on disk: exclusive and shared together
+    bytes: int  # all its blocks on disk, exclusive and shared
     save_points: int
     last_used_at: datetime
-    exclusive_bytes: int = 0  # what deleting it would free
-    shared_bytes: int = 0  # what other conversations keep as well
+    exclusive_bytes: int = 0  # freed by deleting it
+    shared_bytes: int = 0  # also used by other conversations
     tokens: int = 0  # of its longest save point
-    model: str = ""  # that this was saved with, as in fingerprints
-    reading: TimeRange | None = None  # estimate of reading these tokens again; None: not known
+    model: str = ""  # it was saved with, as in fingerprints
+    reading: TimeRange | None = None  # estimated reprocessing time; None: unknown
     pinned: bool = False
     never_save: bool = False
-    imported: bool = False  # some of it came with the chat from elsewhere, and was not verified
+    imported: bool = False  # some of it was imported and not verified
 
 
 @dataclass(frozen=True)
@@ -143,17 +143,17 @@ class StoreUsage:
     free_bytes: int
     free_floor_bytes: int
     save_points: int = 0
-    logical_bytes: int = 0  # of all slot files, had each been kept whole
-    physical_bytes: int = 0  # all the store takes on disk: blocks, index, what is staged there
-    unique_rows_bytes: int = 0  # of the blocks of KV rows, or, where the layout is unknown, of the plain bytes
+    logical_bytes: int = 0  # all slot files if each were stored whole
+    physical_bytes: int = 0  # total disk usage: blocks, index, staged files
+    unique_rows_bytes: int = 0  # KV row blocks, or plain bytes if the layout is unknown
     bytes_written: int = 0  # ever
     bytes_written_today: int = 0
     warm_bytes: int = 0  # slot files kept in memory
-    chat_bytes: int = 0  # of a long chat with the model in use; 0 where that cannot be said
-    staged: str = ""  # where slot files go on their way to and from the engine, and why there, in words
-    programs_quota_bytes: int = 0  # of the quota, what other programs may keep
-    problem: str = ""  # why nothing is kept, and what to do, where that is so; nothing else is known then
-    other_bytes: int = 0  # of `physical_bytes`, what is no chat's: index, folders, staged files
+    chat_bytes: int = 0  # a long chat with the current model; 0: unknown
+    staged: str = ""  # where slot files are staged and why, as a sentence
+    programs_quota_bytes: int = 0  # share of the quota for other programs
+    problem: str = ""  # why saving is off and what to do; all other fields are then unset
+    other_bytes: int = 0  # part of `physical_bytes` outside chats: index, folders, staged files
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,14 @@ class PrunedConversation:
     save_points: int
     bytes_freed: int
     save_points_left: int  # 0: it will be cold
-    reading: TimeRange | None = None  # estimate of reading it again, where it will be cold; None: not known
+    reading: TimeRange | None = None  # estimated reprocessing time if cold; None: unknown
 
 
 @dataclass(frozen=True)
 class PrunePlan:
     """The save points a prune would remove, and the cost. Making a plan removes nothing."""
 
-    save_point_ids: tuple[str, ...]  # in the order they go
+    save_point_ids: tuple[str, ...]  # in removal order
     bytes_freed: int
     conversations: tuple[PrunedConversation, ...]
     bytes_left: int
@@ -189,15 +189,15 @@ class PrunePlan:
 
 @dataclass(frozen=True)
 class Unseen:
-    messages: dict[str, frozenset[str]]  # in which save points end, by conversation; none where it is not known
-    upto: int  # up to which save point this goes
+    messages: dict[str, frozenset[str]]  # messages that save points end in, by conversation; none if unknown
+    upto: int  # last save point covered
 
 
 @dataclass(frozen=True)
 class AbsorbReport:
     save_points: int
     bytes_written: int
-    refused: tuple[Reason, ...]  # why some could not be kept
+    refused: tuple[Reason, ...]  # why some were not stored
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class VerifyReport:
     blocks: int
     bytes: int
     bad_blocks: int
-    losses: tuple[Loss, ...]  # what went with them, by conversation
+    losses: tuple[Loss, ...]  # lost with them, by conversation
 
     @property
     def clean(self) -> bool:
@@ -222,7 +222,7 @@ class VerifyReport:
 @dataclass(frozen=True)
 class Bounds:
     quota: int  # bytes on disk
-    free_floor: int  # bytes of the disk that must stay free
+    free_floor: int  # disk bytes that must stay free
     max_age_days: float | None = None  # since the last use
 
     @property
@@ -252,7 +252,7 @@ def default_quota(disk_bytes: int, chat_bytes: int = 0, kept_bytes: int = 0) -> 
     return min(wanted, round(min(0.25, max(0.05, share)) * disk_bytes))
 
 
-CancelCheck = Callable[[], bool]  # asked again and again, from any thread, by slow work: once true, it ends early
+CancelCheck = Callable[[], bool]  # polled from any thread by slow work, which ends early once true
 
 
 class Cancelled(Exception):

@@ -1,4 +1,4 @@
-"""From a slot file the engine has just saved to a save point: taken at once, absorbed in the background."""
+"""Saving: turns a slot file just saved by the engine into a save point, absorbed in the background."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from kvchat.kvstore.savepoint import (
 from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import size as size_in_words
 
-_LOOK_EVERY_S = 0.05  # for a cancellation, while another thread absorbs
-_TRIES = 3  # another thread may delete a block just when we begin to rely on it
+_LOOK_EVERY_S = 0.05  # cancellation poll while another thread absorbs
+_TRIES = 3  # another thread may delete a block just as we start to use it
 
 
 class _BlockGone(Exception):
@@ -45,9 +45,9 @@ class Saving(StoreBase):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._absorbing = threading.Lock()
-        # Conversation, save point and window of files that an engine can use only with one more row in their windows.
+        # (conversation, save point, window) of files that need one more window row before an engine can use them.
         self._windows: deque[tuple[str, str, int]] = deque()
-        self._grown: dict[str, Grown] = {}  # by save point that waits
+        self._grown: dict[str, Grown] = {}  # by waiting save point
 
     @in_words(saving=True)
     def check_room(
@@ -64,7 +64,7 @@ class Saving(StoreBase):
             before = _known(db, *state, audience_of(conversation_id)) if state else None
         to_write = _new_bytes(size, len(state[1]), before) if state else size  # as blocks
         in_memory = place is not None and self.staging.expect(place, size)
-        to_write += 0 if in_memory else size  # as the engine saves
+        to_write += 0 if in_memory else size  # the engine's file
         try:
             if self.free_bytes() - to_write < self.bounds.free_floor:
                 self.staging.trim(disk_too=True)
@@ -104,7 +104,7 @@ class Saving(StoreBase):
             size = _check_saved(slot_file, expected, expected_size)
             self.require_room(size, 0, conversation_id)
             new = SavePoint("", conversation_id, fingerprint, expected, size, now, now, prefill_ms, audience)
-            waiting = self.staging.take_in(slot_file)  # not while others wait for the index: it may be a copy
+            waiting = self.staging.take_in(slot_file)  # outside the index lock: it may be a slow copy
             with self.index.write() as db:
                 if points.never_save(db, conversation_id):
                     raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
@@ -140,7 +140,7 @@ class Saving(StoreBase):
         """
         newest: dict[str, tuple[str, int]] = {}
         while self._windows:
-            with contextlib.suppress(IndexError):  # another thread was quicker
+            with contextlib.suppress(IndexError):  # another thread was faster
                 conversation_id, point_id, window = self._windows.popleft()
                 before = newest.get(conversation_id)
                 if before is not None and not self.staging.waits(before[0]):
@@ -167,14 +167,14 @@ class Saving(StoreBase):
                 except Cancelled:
                     break
                 except (NotSaved, OSError, Changed) as error:
-                    if point_id in self.unabsorbed():  # else it was deleted meanwhile, and its file with it
+                    if point_id in self.unabsorbed():  # else it was deleted meanwhile with its file
                         refused.append(_why_refused(error))
                         self.lose(point_id, refused[-1], tell=False)
                 else:
                     absorbed += new is not None
                     written += new or 0
                 finally:
-                    with contextlib.suppress(IndexFailed, IndexLost, OSError):  # it is tried again the next time
+                    with contextlib.suppress(IndexFailed, IndexLost, OSError):  # retried next time
                         self.drop_unknown(list(self.blocks.new))
         finally:
             self._absorbing.release()

@@ -1,8 +1,8 @@
-"""Staging: where engines save and restore, in memory where there is some to spare, and what stays warm there.
+"""Staging: where engines save and restore, in memory if there is room, and which files stay warm there.
 
-An engine is told one folder when it starts, which lies on disk. Whether a file lies there or in memory is decided for
-each by itself, by what is free now: of one in memory the folder has a link. What is too large for that, or for a
-container's 64 MB of /dev/shm, goes by way of the disk.
+An engine is told one folder on disk when it starts. Whether a file lies there or in memory is decided for each file
+by what is free now: one in memory has a link in the folder. What is too large for that, or for a container's 64 MB
+of /dev/shm, goes through the disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvchat.system.files import size_of
 class _WarmFile:
     path: Path
     stamp: tuple[int, ...]
-    window: int  # tokens of the window that it was given the missing row for; 0: as it was saved
+    window: int  # window in tokens whose missing row was added; 0: as saved
 
 
 class Staging:
@@ -40,11 +40,11 @@ class Staging:
         self._planned_room, self._memory_root = room, memory_folder
         self._warm: OrderedDict[str, _WarmFile] = OrderedDict()
         self._waiting: set[str] = set()  # save points whose only copy is here
-        self._given: dict[Path, Path] = {}  # the engine's name for a file, and the file
-        self._read_on: set[Path] = set()  # an engine may still be reading these: none is written over
-        self._spare: list[Path] = []  # in memory, to be written over
-        self._expected: dict[Path, int] = {}  # in memory, still to grow, and to how much
-        self._most = sys.maxsize  # bytes in memory that were planned for, beside the model that is loaded
+        self._given: dict[Path, Path] = {}  # file by the engine's path
+        self._read_on: set[Path] = set()  # an engine may still read these: do not overwrite
+        self._spare: list[Path] = []  # in memory, to be overwritten
+        self._expected: dict[Path, int] = {}  # in memory, still growing: final size
+        self._most = sys.maxsize  # planned bytes in memory beside the loaded model
         self._folder = disk.private_folder(folder)
         can_use = room(0) > 0 and self._can_link()
         self._memory = memory_files.private_folder_in(memory_folder, folder) if can_use else None
@@ -104,7 +104,7 @@ class Staging:
         file = self._in_memory_at(place)
         if file is None:
             file = self.blank_on_disk()
-            disk.move(place, file)  # between file systems it is a copy
+            disk.move(place, file)  # a copy between file systems
         return file
 
     def _in_memory_at(self, place: Path) -> Path | None:
@@ -128,7 +128,7 @@ class Staging:
             if self._memory is None:
                 return self.blank_on_disk()
             if not self._spare and not self._fits(size) and (unused := self._unused()):
-                self.give_back(self._warm.pop(unused[0]).path)  # it has to go for room anyway
+                self.give_back(self._warm.pop(unused[0]).path)  # it must make room anyway
             spare = self._take_spare(self._memory)
             if not self._make_room(size - size_of(spare)):
                 self.give_back(spare)
@@ -157,13 +157,13 @@ class Staging:
             file = self._take_spare(self._memory)
             fits = self._fits(size - size_of(file))
             if fits or size_of(file):
-                self._spare.append(file)  # from now on: who needs one before it is ready takes it as far as it is
+                self._spare.append(file)  # now, so that a restore can take it before it is ready
             if fits:
                 with memory_files.open_private(file) as opened:
                     mapped = memory_files.mapped(file, opened, size, ready=False)
         if mapped:
             with contextlib.suppress(OSError):
-                mapped.have_all_ready(size, lambda: file not in self._spare or cancelled())  # taken, or it has to go
+                mapped.have_all_ready(size, lambda: file not in self._spare or cancelled())  # taken or dropped
             with self._lock:
                 while self._spare and not self._fits(0):  # the room may have shrunk meanwhile
                     memory_files.delete(self._spare.pop())
@@ -172,7 +172,7 @@ class Staging:
         """Keep a save point's whole file warm. `waits`: it is not absorbed and stays until `settle`."""
         with self._lock:
             if waits:
-                file = file.rename(file.with_name(f"{point_id}.slot"))  # as `take_over` looks for it
+                file = file.rename(file.with_name(f"{point_id}.slot"))  # name `take_over` looks for
                 file.chmod(0o600)
                 self._waiting.add(point_id)
             before = self._warm.pop(point_id, None)
@@ -231,7 +231,7 @@ class Staging:
         """
         with self._lock:
             file = self._given.pop(target, None)
-            with contextlib.suppress(OSError):  # one that is held open (Windows) goes when its slot folder does
+            with contextlib.suppress(OSError):  # an open file (Windows) is deleted with its slot folder
                 target.unlink()
             if file is not None:
                 self._restamp(file)

@@ -1,10 +1,10 @@
-"""The stores of save points: the block store, or one that keeps nothing where none can be opened.
+"""Save-point stores: the block store, or one that keeps nothing where none can be opened.
 
 The block store keeps every KV row once, whoever needs it. Its folder:
     index.db                 every save point: tokens, recipe, use (SQLite)
     blocks/ab/abcdef...      a block, named by the BLAKE3 of its content
-    staging/                 slot files on their way, where there is no memory for them
-Where there is memory to spare, staging lies under /dev/shm instead.
+    staging/                 slot files in transit, if there is no memory for them
+If there is memory to spare, staging lies under /dev/shm instead.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class BlockStore(Restoring):
     otherwise.
     """
 
-    problem = None  # nothing keeps it from keeping
+    problem = None  # saving is not blocked
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class BlockStore(Restoring):
             try:
                 self._take_over()
             except IndexLost:
-                self._take_over()  # there is a new one now
+                self._take_over()  # the index is now new
         except (OSError, IndexFailed, IndexLost) as error:
             raise _unusable(folder, error) from error
 
@@ -94,12 +94,12 @@ class BlockStore(Restoring):
         """Adopt or discard what a killed process left. Checks that the store is writable."""
         with self.index.write() as db:
             if self.index.fresh and any(self.blocks.leftovers(())):
-                usage.note_index_loss(db)  # somebody took the file away, but not what it tells of
+                usage.note_index_loss(db)  # the index was deleted, but not its blocks
             waiting = {str(number): size for number, size in points.staged(db).items()}
             lost = [int(point_id) for point_id in waiting.keys() - self.staging.take_over(waiting)]
             usage.lose(db, lost, Reason(ReasonCode.NOT_FINISHED), self.clock(), tell=False)
         self.blocks.sweep_temporary()
-        disk.remove(self.folder / "set-aside")  # where earlier versions kept bad blocks
+        disk.remove(self.folder / "set-aside")  # bad blocks of earlier versions
         self.sweep()
         self.index.fresh = False
 
@@ -116,7 +116,7 @@ class BlockStore(Restoring):
                 self.absorb(cancelled)
                 for point_id in self.unabsorbed() if cancelled() else ():
                     self.lose(point_id, Reason(ReasonCode.NOT_WAITED_FOR), tell=False)
-            self.prepare().result()  # wait for the background thread: there is nothing to prepare any more
+            self.prepare().result()  # wait for the background thread; it has nothing left to prepare
             self.staging.close()
             self.index.close()
 

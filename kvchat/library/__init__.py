@@ -1,11 +1,11 @@
-"""Models: what their files say, what memory they take, which are here and which can be had. Runs none of them.
+"""Models: their metadata, memory needs, local files and downloads. Runs none of them.
 
-`model_files.py` knows where models may lie and makes models of file names (parts, projectors),
-`model_library.py` reads their headers and remembers them by the files' stamps. `verdict.py` says
-fits, tight or no, by the context size that would be chosen and what loads of that model have taught.
+`model_files.py` knows where models may lie and makes models of file names (parts, projectors), `model_library.py`
+reads their headers and caches them by the files' stamps. `verdict.py` says fits, tight or no, by the context size
+that would be chosen and the results of earlier loads.
 
-`hub.py` speaks to Hugging Face with `huggingface_hub`'s sessions, headers and errors, imported at the first
-request. `downloader.py` writes the bytes itself, because `hf_hub_download` cannot go on after an interruption:
+`hub.py` calls Hugging Face with `huggingface_hub`'s sessions, headers and errors, imported at the first request.
+`downloader.py` writes the bytes itself, because `hf_hub_download` cannot resume after an interruption:
 `<name>.part` and `<name>.download` lie beside the model's place until every hash is right. `downloads.py` runs them
 one after the other on a loop of their own thread.
 """

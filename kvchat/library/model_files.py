@@ -1,9 +1,9 @@
 """Finds model files by their names alone: split files as one model, projectors beside their models.
 
-It looks into kvchat's own folder, folders the user chose, and those of other programs. Sources: huggingface_hub's
+It searches kvchat's own folder, folders the user chose, and those of other programs. Sources: huggingface_hub's
 environment variables (HF_HUB_CACHE, HF_HOME); llama.cpp's fs_get_cache_directory (LLAMA_CACHE); lmstudio.ai/docs,
-"Import Models", and lms's .lmstudio-home-pointer; Ollama's FAQ, "Where are models stored?"; Jan's data folder, which
-has moved over the years.
+"Import Models", and lms's .lmstudio-home-pointer; Ollama's FAQ, "Where are models stored?"; Jan's data folder,
+which has moved over the years.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvchat.library.gguf.facts import part_name
 from kvchat.system.files import in_time, read_json, read_plain
 from kvchat.words.language import N_
 
-DEEPEST = 8  # folders below the one chosen; the Hugging Face cache needs 4
+DEEPEST = 8  # folder levels below; the Hugging Face cache needs 4
 _QUANTISATION = r"(?:ud[-_.])?(?:iq\d\w*|q\d\w*|t?q\d_\d|bf16|f16|f32|fp16|fp32|mxfp4\w*|nvfp4)"
 _TRAILING_QUANTISATION = re.compile(rf"[-_.]{_QUANTISATION}$", re.IGNORECASE)
 _PROJECTOR_NOISE = re.compile(rf"mmproj|model|gguf|{_QUANTISATION}|[^a-z0-9]+")
@@ -102,7 +102,7 @@ def _hugging_face(machine: Machine) -> Iterator[Path]:
             yield path
     if home := machine.variable("HF_HOME"):
         yield home / "hub"
-    # The library keeps to ~/.cache on every system.
+    # The library uses ~/.cache on every system.
     yield (machine.variable("XDG_CACHE_HOME") or machine.home / ".cache") / "huggingface" / "hub"
 
 
@@ -130,7 +130,7 @@ def _ollama(machine: Machine) -> Iterator[Path]:
     if path := machine.variable("OLLAMA_MODELS"):
         yield path
     yield machine.home / ".ollama" / "models"
-    if machine.platform == "linux":  # as a service it has a user of its own
+    if machine.platform == "linux":  # Ollama's service has its own user
         yield Path("/usr/share/ollama/.ollama/models")
         yield Path("/var/lib/ollama/.ollama/models")
 
@@ -145,14 +145,14 @@ _PLACES = {
 
 
 # models/manifests/<registry>/<namespace>/<model>/<tag> is JSON with a list of layers; models/blobs/sha256-<hex> are the
-# layers (Ollama's server/modelpath.go and docs/faq.md). The blob of the model layer is a GGUF file. Nothing is written.
+# layers (Ollama's server/modelpath.go and docs/faq.md). The model layer's blob is a GGUF file. kvchat writes nothing.
 MODEL = "application/vnd.ollama.image.model"
 PROJECTOR = "application/vnd.ollama.image.projector"
-_HOME_REGISTRY, _HOME_NAMESPACE = "registry.ollama.ai", "library"  # what Ollama leaves out of a name
+_HOME_REGISTRY, _HOME_NAMESPACE = "registry.ollama.ai", "library"  # Ollama omits these in names
 
 
 class OllamaModel(NamedTuple):
-    name: str  # as Ollama says it, e.g. "llama3.2:3b"
+    name: str  # as in Ollama, e.g. "llama3.2:3b"
     blob: Path
     projector: Path | None
 
@@ -160,7 +160,7 @@ class OllamaModel(NamedTuple):
 def ollama_models(folder: Path) -> Iterator[OllamaModel]:
     """Yield the models in an Ollama folder by name, skipping invalid manifests. Raises OSError."""
     manifests = folder / "manifests"
-    list(manifests.iterdir())  # rglob would be silent about a folder that may not be read
+    list(manifests.iterdir())  # rglob silently skips unreadable folders
     for path in sorted(manifests.rglob("*")):
         place = path.relative_to(manifests).parts
         if len(place) < 2 or not path.is_file():
@@ -174,7 +174,7 @@ def ollama_models(folder: Path) -> Iterator[OllamaModel]:
             yield OllamaModel(_name(place), blob, _blob(folder, layers.get(PROJECTOR, "")))
 
 
-_names: dict[Path, str | None] = {}  # of the blobs that were looked up, or came by
+_names: dict[Path, str | None] = {}  # names of the blobs seen so far
 
 
 def name_of_blob(path: Path) -> str | None:
@@ -212,11 +212,11 @@ OnUnreadable = Callable[[Path, OSError], None]
 
 @dataclass(frozen=True)
 class ModelFile:
-    path: Path  # the first file of a split model; it may be missing
-    parts: tuple[Path, ...]  # the files that are there
+    path: Path  # first file of a split model; it may be missing
+    parts: tuple[Path, ...]  # existing files
     source: Source
     name: str
-    projector: Path | None = None  # gives the model sight or hearing
+    projector: Path | None = None  # vision or audio projector
 
 
 def model_files(folder: ModelFolder, on_unreadable: OnUnreadable, stop: Event) -> Iterator[ModelFile]:
@@ -236,7 +236,7 @@ def _one_file(path: Path) -> Iterator[ModelFile]:
         names = sorted(file.name for file in path.parent.iterdir() if file.suffix.lower() == ".gguf")
     except OSError:
         return
-    if path.name not in names:  # without the ending, or not there
+    if path.name not in names:  # no .gguf suffix, or missing
         if path.is_file():
             yield ModelFile(path, (path,), Source.FILE, display_name(path))
         return
@@ -311,7 +311,7 @@ def _in_order(place: Path, folders: list[str]) -> list[str]:
 
 def _in_one_folder(place: Path, names: list[str], source: Source) -> Iterator[ModelFile]:
     projectors = [name for name in names if is_projector(name)]
-    whole: dict[str, list[Path]] = {}  # the files by the name of the first
+    whole: dict[str, list[Path]] = {}  # files by their first file's name
     for name in names:
         if name not in projectors:
             part = part_name(name)
@@ -320,7 +320,7 @@ def _in_one_folder(place: Path, names: list[str], source: Source) -> Iterator[Mo
         projector = projector_for(first, list(whole), projectors)
         path = parts[0] if part_name(parts[0].name) is None else place / first
         yield ModelFile(path, tuple(parts), source, display_name(path), place / projector if projector else None)
-    if not whole:  # alone, it is shown for what it is
+    if not whole:  # only projectors: list them as is
         for name in projectors:
             yield ModelFile(place / name, (place / name,), source, display_name(place / name))
 
@@ -331,7 +331,7 @@ def projector_for(model: str, models: list[str], projectors: list[str]) -> str |
     A projector named after no model ("mmproj-F16.gguf") belongs to all, if they are sizes of one model.
     """
     key = _bare(model)
-    # F16 before others: projectors are small, and the engine reads it everywhere.
+    # Prefer F16: projectors are small, and the engine supports it everywhere.
     for projector in sorted(projectors, key=lambda name: ("f16" not in name.lower().replace("bf16", ""), name)):
         named = _bare(projector)
         if named == key or (not named and len({_bare(other) for other in models}) == 1):

@@ -1,4 +1,4 @@
-"""The models there are and those that can be had: finder, Hugging Face, downloads and token, joined."""
+"""The model library: local models, Hugging Face, downloads and the access token."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ class ModelLibrary:
         await self.downloads.close()
 
 
-READER = 2  # raise it when `read_facts` reads the same fields in another way
-# Facts that were written with other fields are read anew.
+READER = 2  # increment when `read_facts` reads the same fields differently
+# Facts stored with other fields are read again.
 _SHAPE = [str(READER)] + [
     f"{kind.__name__}.{field.name}: {field.type}"
     for kind in (GgufFacts, KvLayout, LayerKv, Weights, TemplateWord)
@@ -152,7 +152,7 @@ class FactsCache:
         kept = self._used if complete else self._entries | self._used
         if not self._changed and len(kept) == len(self._entries):
             return
-        with contextlib.suppress(OSError):  # it only saves time
+        with contextlib.suppress(OSError):  # an optional cache
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with whole_file(self._file) as new:
                 new.write_text(json.dumps({"fields": _SHAPE, "models": kept}, default=str), "utf-8")
@@ -186,10 +186,10 @@ class FoundModel:
     path: Path
     name: str
     source: Source
-    size: int  # bytes of all its files that are there
+    size: int  # bytes of all existing files
     facts: GgufFacts | None = None
     problem: KvchatError | None = None
-    projector: Path | None = None  # gives it sight or hearing
+    projector: Path | None = None  # vision or audio projector
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -215,7 +215,7 @@ class ModelFinder:
     """One search of all folders. Blocks until done: use it off the event loop."""
 
     def __init__(self, folders: Sequence[ModelFolder], cache_file: Path) -> None:
-        self.unreadable: list[UnreadableFolder] = []  # known when the look is over
+        self.unreadable: list[UnreadableFolder] = []  # complete after the search
         self._folders = folders
         self._cache_file = cache_file
 
@@ -227,7 +227,7 @@ class ModelFinder:
                 if stop.is_set():
                     break
                 identity = identity_of(file.path)
-                if identity is None or identity not in seen:  # each one that is missing is reported
+                if identity is None or identity not in seen:  # missing files are all reported
                     seen.add(identity)
                     yield _look_at(file, cache)
         cache.save(complete=not stop.is_set())

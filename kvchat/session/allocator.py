@@ -1,8 +1,8 @@
-"""Decides, for all slots, whose turn it is, which slot they get, and when they give it up.
+"""Slot allocator: decides whose turn it is, which slot they get, and when they release it.
 
-Whoever is waited for goes first. Work in spare time is done the most urgent first; it ends when somebody is waited for
-or something more urgent comes, and who made it begins it again if it is still of use. Slots do not share computing:
-however many there are, one thing is computed in spare time, and nothing beside somebody who is waited for.
+Requests that someone waits for go first. Background work runs by urgency; it ends when someone waits or something
+more urgent comes, and its caller restarts it if it is still of use. Slots do not share computing: however many
+there are, one background task computes at a time, and none beside a request that someone waits for.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from kvchat.system.concurrency import Interruption
 
 R = TypeVar("R")
 
-ABSORBING_PATIENCE_S = 10.0  # for so long what was saved lies in memory, if something else goes on and on
-SETTLING_PATIENCE_S = 1.0  # for so long one owner waits for another's settling: most take less, and are saved
-SETTLING_MOST_S = 10.0  # no program waits longer for another's
-DEAR_S = 0.25  # what takes as long to be read again is worth settling and saving
-WINDOW_USED_S = 600.0  # so long after it was used last the window is still thought of
+ABSORBING_PATIENCE_S = 10.0  # longest time a saved state waits in memory while other work continues
+SETTLING_PATIENCE_S = 1.0  # one owner waits this long for another's settling; most finish and are saved
+SETTLING_MOST_S = 10.0  # programs wait at most this long
+DEAR_S = 0.25  # settling is worth it if reprocessing would take this long
+WINDOW_USED_S = 600.0  # the window counts as in use this long after its last request
 
 Ends = Callable[[], object]
 
@@ -35,23 +35,23 @@ Ends = Callable[[], object]
 class Rank(IntEnum):
     """Kinds of background work, most urgent first."""
 
-    GROW = 1  # the engine is started again with more room
-    TRY_OUT = 2  # memory that came with a chat is tried out: somebody looks at how that goes
-    PREPARE = 3  # what the user looks at and writes is restored and read
-    DOCUMENTS = 4  # documents that are kept for chats to begin on are read
-    TITLE = 5  # a chat is named
-    VERIFY = 6  # a chat is read whose memory came from elsewhere
-    # Beside the slot, which they do not need:
-    ABSORB = 7  # what was saved is taken apart
-    WARM_UP = 8  # what may be restored next is read from a slow disk
+    GROW = 1  # restart the engine with more context
+    TRY_OUT = 2  # test an imported chat's memory while the user waits
+    PREPARE = 3  # restore and process what the user views or types
+    DOCUMENTS = 4  # process prepared documents
+    TITLE = 5  # name a chat
+    VERIFY = 6  # reprocess an imported chat to verify it
+    # These need no slot:
+    ABSORB = 7  # split saved files into blocks
+    WARM_UP = 8  # preload likely restores from a slow disk
 
 
 class State(Enum):
-    ASKS = "asks"  # it is waited for, and has none yet
-    ANSWERS = "answers"  # it is waited for, in a slot
-    SETTLES = "settles"  # in a slot still: what was answered is settled and saved, which nobody waits for
-    STANDS_BY = "stands-by"  # for spare time
-    WORKS = "works"  # in a slot, in spare time
+    ASKS = "asks"  # someone waits; it has no slot yet
+    ANSWERS = "answers"  # in a slot; someone waits
+    SETTLES = "settles"  # still in a slot, settling and saving; nobody waits for it
+    STANDS_BY = "stands-by"  # for idle time
+    WORKS = "works"  # in a slot, in idle time
 
 
 @dataclass(eq=False)
@@ -65,16 +65,16 @@ class _Turn:
 class _Use:
     owner: str
     state: State = State.ASKS
-    rank: Rank = Rank.GROW  # of what is done in spare time
-    end: Ends = lambda: None  # ends what nobody waits for early
-    hurry: Ends = lambda: None  # as `end`, of settling that another owner waits for
-    lost_s: float = 0.0  # reading again what it settles would take so long
+    rank: Rank = Rank.GROW  # rank of background work
+    end: Ends = lambda: None  # ends unawaited work early
+    hurry: Ends = lambda: None  # like `end`, for settling that another owner awaits
+    lost_s: float = 0.0  # time to reprocess what it settles
     prompt: Tokens = ()
-    after: tuple[_Use, ...] = ()  # of the same program: those whose prompts its own goes on from
-    window: bool = True  # whoever waits sits at the window
-    beside: bool = False  # it computes nothing, and so may be done beside what is waited for
-    wanted: bool = True  # false: it is to end where it may be ended well
-    idle: bool = False  # it waits for all the others, and does nothing in its own meanwhile
+    after: tuple[_Use, ...] = ()  # same program's uses whose prompts this one extends
+    window: bool = True  # requested by the window
+    beside: bool = False  # computes nothing, so it may run beside other requests
+    wanted: bool = True  # False: end at the next good point
+    idle: bool = False  # waits for all others and leaves its own slot idle
     given: asyncio.Future[Slot] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -91,19 +91,19 @@ class Allocator:
     """Assign slots to their owners. Belongs to the event loop's thread."""
 
     def __init__(self, restore_cost: RestoreCost) -> None:
-        self.all = [Slot(0)]  # as many as the engine has, once one has said so
+        self.all = [Slot(0)]  # as many as the engine reports, once known
         self.restore_cost = restore_cost
-        self._can_cut = True  # states
-        self._turns: list[_Turn] = []  # of chats: those that wait, the next first, and those that are answered
-        self._asking: list[_Use] = []  # for a slot: the window's first
-        self._waiting: list[_Use] = []  # for spare time
-        self._using: list[_Use] = []  # a slot
-        self._changing: list[tuple[_Use | None, asyncio.Future[None]]] = []  # the engine, the first now or soon
-        self._window_at = -WINDOW_USED_S  # when a slot was given to the window last (time.monotonic)
-        self._stops = 0  # of the engine, under way: meanwhile no slot is given
+        self._can_cut = True
+        self._turns: list[_Turn] = []  # chat turns: waiting ones, next first, then running ones
+        self._asking: list[_Use] = []  # for a slot, the window first
+        self._waiting: list[_Use] = []  # for idle time
+        self._using: list[_Use] = []
+        self._changing: list[tuple[_Use | None, asyncio.Future[None]]] = []  # engine changes, in order
+        self._window_at = -WINDOW_USED_S  # last time the window got a slot (time.monotonic)
+        self._stops = 0  # engine stops in progress; they block new slots
         self._moved = asyncio.Event()
 
-    # What there is
+    # State
 
     @property
     def free(self) -> bool:
@@ -143,7 +143,7 @@ class Allocator:
         settled = [use.slot for use in self._using if use.state is State.SETTLES and use.slot is not None]
         return max((slot.serves(prompt, self._can_cut) for slot in settled if slot.is_readable_by(owner)), default=0)
 
-    # The turns of chats
+    # Chat turns
 
     @contextlib.asynccontextmanager
     async def turn(
@@ -166,7 +166,7 @@ class Allocator:
                 await self._moved.wait()
             me.begun = True
             self._turns.remove(me)
-            self._turns.append(me)  # behind those that began before
+            self._turns.append(me)  # behind earlier ones
             self.move()
             yield
         finally:
@@ -354,7 +354,7 @@ class Allocator:
         soon = sum(use.state is not State.ANSWERS or (use.slot is not None and use.slot.leaving) for use in self._using)
         return asked > soon or any(me is not None and me.window for me, _ in self._changing)
 
-    # How it is decided
+    # Scheduling
 
     async def moved(self) -> None:
         """Wait for the next queue change."""
@@ -380,7 +380,7 @@ class Allocator:
         for use in tuple(self._using):
             if use.state is State.SETTLES:
                 follows = asks.goes_on_from(use) if asks else use.owner == owner
-                # It has the slot next, or nothing is lost.
+                # It is next, or nothing is lost.
                 is_next = window or not self._asking or self._asking[0].goes_on_from(use)
                 if follows and (is_next or use.lost_s < DEAR_S):
                     self._end(use)
@@ -418,7 +418,7 @@ class Allocator:
         if use.slot is not None:
             use.slot.left()
         self._deal(spare=False)
-        asyncio.get_running_loop().call_soon(self._deal)  # whoever made it may go on with it
+        asyncio.get_running_loop().call_soon(self._deal)  # its owner may continue first
 
     def _deal(self, *, spare: bool = True) -> None:
         if self._changing:
@@ -445,9 +445,9 @@ class Allocator:
         soon = [slot for slot, state in taken.items() if slot is not None and state is State.WORKS]
         programs = sum(not other.window and other.state is State.ANSWERS for other in self._using)
         if not use.window and programs and programs >= len(self.all) - self.window_used:
-            return False  # one is left to the window, where there are several and it is used
+            return False  # leave a slot for the window if there are several and it is used
         if any(use.goes_on_from(other) and (use.window or other.state is State.SETTLES) for other in self._using):
-            return False  # its own, a moment later: its state is there
+            return False  # wait for the slot that holds its state
         slot = self._choose(use, free, soon)
         if slot is None or slot not in free:
             return False
@@ -467,13 +467,13 @@ class Allocator:
             if slot.is_readable_by(use.owner):
                 serves = slot.serves(prompt, self._can_cut)
                 least = max(LEAST_GAIN, len(slot.contents.tokens) // 2 if slot.contents else 0)
-                served[slot] = serves if serves >= least else 0  # less than what would be thrown away for it
+                served[slot] = serves if serves >= least else 0  # else it would discard more than it reuses
         extended = [slot for slot in served if slot.contents and served[slot] == len(slot.contents.tokens)]
         if extended:
             return max(extended, key=served.__getitem__)
         left_alone = min(free, key=lambda slot: (slot.contents is not None, slot.used_at), default=None)
         best = max(served, key=served.__getitem__, default=None)
-        # What is cut off for it is lost to others, and most often kept: an empty slot is better.
+        # Prefer an empty slot: a cut loses tokens for others, and a copy is usually saved.
         if best is not None and served[best] and (left_alone is None or left_alone.contents):
             return best
         return left_alone

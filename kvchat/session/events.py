@@ -1,4 +1,4 @@
-"""Events that a session tells its owner, besides the answer itself. Plain values."""
+"""Events that a session sends to its owner, besides the reply. Plain values."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class WaitingForEngine(Told):
 class MakingRoom(Told):
     """The engine restarts with a larger context, which the request needs."""
 
-    tokens: int  # there is to be room for
-    done: bool = False  # there is, or there will not be
+    tokens: int  # tokens needed
+    done: bool = False  # finished or failed
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Restored(Told):
 
     bytes: int
     tokens: int
-    ms: float  # verify and restore together
+    ms: float  # verification and restore
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class RestoreFailed(Told):
     """The save point was unusable; the request continues as an ordinary prefill."""
 
     reason: Reason
-    hollow: bool = False  # the engine's count has shown it: it was restored, and worth nothing
+    hollow: bool = False  # restored without effect, as the engine's count showed
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""One request to the engine: have an engine ready, load the slot, send, prove, and try again after a loss.
+"""One request to the engine: get an engine ready, load the slot, send, prove, retry after a loss.
 
-Settling and saving come after it: kvchat.session.settling.
+Settling and saving follow in kvchat.session.settling.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from kvchat.session.slots import Slots
 from kvchat.words.language import _, number
 from kvchat.words.reasons import Reason, ReasonCode
 
-LETTERS_A_TOKEN = 4  # roughly, where nobody counts
+LETTERS_A_TOKEN = 4  # rough estimate
 _NOT_SAVED = 64  # tokens at the end of a full context: settling needs room
 
 R = TypeVar("R")
-Hear = Callable[[ChatChunk], bool | None]  # true: that is enough
+Hear = Callable[[ChatChunk], bool | None]  # True: stop
 
 
 class PromptTooLong(KvchatError):
@@ -46,10 +46,10 @@ class PromptTooLong(KvchatError):
 @dataclass(frozen=True)
 class Request:
     messages: Sequence[ChatMessage]
-    sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # called when the engine is ready: it may be its model's
+    sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # called when ready: it may depend on the model
     model: str | None = None  # path; None: the one in use
     template: TemplateOptions = ()
-    system: SystemPrompt | None = None  # that it begins with, if it may be saved by itself
+    system: SystemPrompt | None = None  # system prompt, if it may be saved by itself
 
     @property
     def sees(self) -> bool:
@@ -65,20 +65,20 @@ class Exchange:
 
     def __init__(self, slots: Slots, slot: Slot, host: EngineHost, owner: str, tell: Tell = nobody) -> None:
         self._slots, self._slot, self._host, self._owner, self._tell = slots, slot, host, owner, tell
-        self.crowded_out = False  # the last answer broke off, for others took its room
-        self._reserve = 0  # tokens that are reserved for it, for it was crowded out before
-        self.engine_wait_s = 0.0  # spent on waiting for an engine to come up
-        self.lease: Lease | None = None  # None until an engine was ready
+        self.crowded_out = False  # the last answer was cut off as others took its room
+        self._reserve = 0  # tokens reserved after it was crowded out before
+        self.engine_wait_s = 0.0  # spent waiting for an engine to start
+        self.lease: Lease | None = None  # None until an engine is ready
         # Of the last request:
         self.prompt: Tokens = ()
         self.loaded = NOTHING_LOADED
-        self.timings: Timings | None = None  # what this exchange read before is not among what the engine had
+        self.timings: Timings | None = None  # cached tokens exclude what this exchange processed itself
         self.step: Step | None = None  # once the engine has counted
         self.finish_reason: str | None = None
         self._read_ahead: Timings | None = None
-        self._heard = False  # the first word
-        self._blameless = False  # the engine crashed of the same request before, without a restored state
-        self._afresh: Reason | None = None  # why nothing is restored for it: the engine died over what was
+        self._heard = False  # got output
+        self._blameless = False  # the same request crashed the engine before without a restored state
+        self._afresh: Reason | None = None  # why nothing is restored: the last restore killed the engine
 
     @property
     def engine(self) -> ReadyEngine | None:
@@ -116,7 +116,7 @@ class Exchange:
                     await self._lost(loss)
                 elif self._gets_more_room(loss):
                     continue
-                if loss.over_restore and not self._afresh:  # its cause is set aside, however often it died of others
+                if loss.over_restore and not self._afresh:  # retry: the faulty state was set aside
                     self._tell(RestoreFailed(loss.over_restore))
                     self._afresh = loss.over_restore
                 elif lost or not (resend and isinstance(loss, EngineGone) and self._host.recovers()):
@@ -202,7 +202,7 @@ class Exchange:
         if engine is not None and len(engine.slots) == len(slots.all) and slot in slots.all:
             slots.fit(engine, slot)
         else:
-            async with slots.alone(slot):  # it is changed only while nobody uses another slot of it
+            async with slots.alone(slot):  # change the engine only while its other slots are idle
                 engine = await self._host.ready(model, sees=sees, tokens=tokens)
                 slots.fit(engine, slot)
         self.engine_wait_s += time.perf_counter() - asked_at
@@ -230,7 +230,7 @@ class Exchange:
         if self.engine is None or self.timings is None or self.finish_reason != "length":
             return False
         used = self.timings.prompt_tokens + self.timings.predicted_n
-        return used >= self.engine.context_size - 1  # the engine keeps one back
+        return used >= self.engine.context_size - 1  # the engine reserves one
 
     async def save_what_fits(self, messages: Sequence[ChatMessage], label: str) -> None:
         """Save the messages a full context holds, so that a larger one need not read them again."""
@@ -273,7 +273,7 @@ class Exchange:
 
     def _take(self, chunk: ChatChunk, hear: Hear) -> bool:
         """Forward a chunk, with counts as the requester sees them; True if that is enough."""
-        if ahead := self._read_ahead:  # what this session read itself was not there before
+        if ahead := self._read_ahead:  # exclude tokens this session processed itself
             timings, progress = chunk.timings, chunk.progress
             if timings:
                 had, ms = min(timings.cache_n, ahead.cache_n), ahead.prompt_ms + timings.prompt_ms

@@ -1,4 +1,4 @@
-"""The engine host as a session sees it: a ready engine with the facts that go with it."""
+"""Interface of the engine host to sessions: a ready engine and facts about it."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.session.restore_support import Finding, Strategy
 
-TemplateOptions = tuple[tuple[str, bool | str], ...]  # of the model's chat template: name and value
-MOST_LETTERS_A_TOKEN = 64  # on average, in a text however odd; English has 4 to 5
-RESERVE_SHARE, RESERVE_MOST = 8, 2048  # of the context, one in so many tokens is kept for the reply; at most so many
+TemplateOptions = tuple[tuple[str, bool | str], ...]  # chat template options: name and value
+MOST_LETTERS_A_TOKEN = 64  # upper bound of the average; English has 4 to 5
+RESERVE_SHARE, RESERVE_MOST = 8, 2048  # fraction of the context (1/n) reserved for the reply; maximum tokens
 
 
 @dataclass(frozen=True)
 class ReadyEngine:
     engine: LlamaServerClient
-    generation: int  # grows with every launched process: another number, an empty slot
+    generation: int  # increases with each launch: a new number means an empty slot
     slot_path: Path
     fingerprint: Fingerprint
     context_size: int  # tokens
     kv_bytes_per_token: float
-    finding: Finding  # what restoring can do here
-    window: int = 0  # tokens that the model's sliding window reaches back; 0: it has none
-    sees: bool = False  # it can be shown pictures
-    most_context: int = 0  # tokens it may grow to by being started again; 0: it is as large as it will be
-    slots: tuple[int, ...] = (0,)  # the numbers of those that kvchat uses; `engine` speaks to the first
-    model_name: str = ""  # for the screen; empty: not known
+    finding: Finding  # restore capabilities
+    window: int = 0  # the model's sliding window in tokens; 0: none
+    sees: bool = False  # accepts images
+    most_context: int = 0  # tokens it may grow to after a restart; 0: cannot grow
+    slots: tuple[int, ...] = (0,)  # numbers of the slots kvchat uses; `engine` uses the first
+    model_name: str = ""  # for display; empty: unknown
 
     @property
     def limit(self) -> int:

@@ -1,4 +1,4 @@
-"""A slot leased to an owner: guard whose rows it may use, load the best state, prove it, settle, save."""
+"""A slot leased to an owner: guards which rows it uses, loads the best state, proves, settles, saves."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from kvchat.session.slots import Slots
 from kvchat.system.concurrency import to_its_end
 from kvchat.words.reasons import Reason, ReasonCode
 
-NEXT = -1  # stands for the first token of whatever comes after a boundary
-# Two next messages that differ from their very first character: what both prompts share ends before either begins.
+NEXT = -1  # placeholder for the first token after a boundary
+# Two next messages that differ at the first character: the shared prompt prefix ends before both.
 BOUNDARY_PROBES = ("A", "7")
 
 
@@ -59,7 +59,7 @@ class Lease:
         """True if saving is useful: the engine can, and the store works."""
         return self.engine.saves and self._store.problem is None
 
-    # Who may go on from its rows
+    # Access to its rows
 
     async def take_over(self, reader: str = "") -> None:
         """Erase the slot unless the owner may use its rows: the engine would reuse any common prefix.
@@ -112,7 +112,7 @@ class Lease:
         engine = self.engine.on_slot(slot.number).engine
         try:
             await engine.erase_slot()
-        except EngineRefused:  # a server without slot files: one token takes the place of all
+        except EngineRefused:  # a server without slot files: one token replaces all
             await engine.prefill((0,))
 
     @contextlib.asynccontextmanager
@@ -128,7 +128,7 @@ class Lease:
             point = self.slot.suspect
             if isinstance(error, EngineRefused):
                 at_fault = error.by_engine
-            else:  # an engine that was stopped or killed did not die of what its slot held
+            else:  # a stopped or killed engine did not fail over its slot's state
                 life = error.life if isinstance(error, EngineGone) else None
                 at_fault = life is None or not await life.ends_soon() or life.crashed
             if point is not None and at_fault:
@@ -136,7 +136,7 @@ class Lease:
                 await self._set_aside(point, error.over_restore)
                 if isinstance(error, EngineRefused):
                     self.slot.emptied()
-                    with contextlib.suppress(EngineError):  # one that is gone has nothing in it
+                    with contextlib.suppress(EngineError):  # a stopped engine has no slots
                         await self.engine.engine.erase_slot()
             raise
 
@@ -237,7 +237,7 @@ class Lease:
         staging = asyncio.ensure_future(work)
 
         async def unstage() -> None:
-            with contextlib.suppress(Cancelled):  # in time: nothing came of it
+            with contextlib.suppress(Cancelled):  # nothing was staged
                 staged = await staging
                 if not isinstance(staged, Miss):
                     await asyncio.to_thread(self._store.unstage, staged, engine_done=engine_done)
@@ -248,7 +248,7 @@ class Lease:
             engine_done = True
         finally:
             cancelled.set()
-            await to_its_end(unstage())  # whoever is cancelled twice would leave the file
+            await to_its_end(unstage())  # a second cancellation would leave the file
 
     async def prove(self, loaded: Loaded, cached: int, prompt: int) -> Verdict:
         """Judge a load by the next request: `cached` of its `prompt` tokens came from the engine's cache.
@@ -290,7 +290,7 @@ class Lease:
         held = self.slot.known(self.engine)
         if held and held.exact and held.tokens == boundary:
             return Timings(cache_n=len(boundary), prompt_n=0, prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
-        if held:  # cancelled from here on, this much is still there
+        if held:  # if cancelled now, this much remains
             self.note(boundary[: common_prefix(held.tokens, boundary)])
         timings = await self.read(boundary, progress)
         self.note(boundary, exact=True)

@@ -1,4 +1,4 @@
-"""The outcome of a restore, and the judgement by the request that follows. Values only."""
+"""Result of a restore, and its verdict from the next request's counts. Values only."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from kvchat.engine.speaking.wire import Timings
 from kvchat.kvstore.savepoint import SavePoint, Tier
 from kvchat.words.reasons import Reason, ReasonCode
 
-# A restore is proved when the engine reused this share of what it could have, and hollow below the other.
+# A restore is proved if the engine reused this share of the possible tokens, hollow below the other.
 PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
-# What a prompt shares with any other, the words a template begins with, is no memory of it.
+# A prefix shared by all prompts, such as the template's start, proves no memory.
 LEAST_SHARE, LEAST_TOKENS = 0.1, 64
 
-NOTICEABLE_MS = 250.0  # whoever waits so long notices
+NOTICEABLE_MS = 250.0  # users notice this delay
 
 
 class Source(Enum):
     """Origin of a prompt's prefix, proved by the engine's cache_n."""
 
-    AHEAD = "ahead"  # a good part of it was read before anybody asked for it
+    AHEAD = "ahead"  # a good part was processed before it was requested
 
     HOT = "hot"  # already in the slot
     WARM = "warm"  # restored from staging in RAM
@@ -36,7 +36,7 @@ class RestoreRecord:
     """A restore accepted by the engine, which the next request must prove."""
 
     save_point: SavePoint
-    n_tokens: int  # of its tokens, how many the slot should hold now
+    n_tokens: int  # its tokens that the slot should hold now
     tier: Tier
     bytes: int  # of the slot file the engine read
     ms: float  # rebuilding, verification and restore together
@@ -65,8 +65,8 @@ NOTHING_AHEAD = ReadAhead()
 
 @dataclass(frozen=True)
 class Loaded:
-    expected_cached: int  # tokens the engine should now take from its cache
-    restore: RestoreRecord | None  # what the next cache_n has to prove
+    expected_cached: int  # tokens expected from the engine's cache
+    restore: RestoreRecord | None  # to be proved by the next cache_n
     miss_reason: Reason | None
     ahead: ReadAhead = NOTHING_AHEAD  # of those tokens
 
@@ -98,7 +98,7 @@ def judged(loaded: Loaded, cached: int, prompt: int) -> Verdict:
         return Verdict(Source.COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW, places))
     source = SOURCES[loaded.restore.tier] if loaded.restore else Source.HOT
     if loaded.ahead.ms >= max(NOTICEABLE_MS, loaded.restore.ms if loaded.restore else 0.0):
-        source = Source.AHEAD  # else there would have been a wait
+        source = Source.AHEAD  # it saved a noticeable wait
     if cached >= PROVED_SHARE * expected:
         few = cached < max(LEAST_SHARE * prompt, min(LEAST_TOKENS, PROVED_SHARE * prompt))
         return Verdict(source, hollow=False, miss_reason=loaded.miss_reason if few else None)

@@ -1,4 +1,4 @@
-"""Reading ahead: a prompt's tokens are read into the slot in steps so small that nobody waits long for one."""
+"""Processing ahead: a prompt enters the slot in steps so small that nobody waits long for one."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from kvchat.session.restore_cost import LEAST_MEASURED, LEAST_TOLD
 from kvchat.session.slot import TAIL, SlotContents
 from kvchat.system.concurrency import to_its_end
 
-STEP_MS = 250.0  # a step takes about so long
-PART_MS = 20_000.0  # what is read in so long is saved
-FIRST_PART, LEAST_PART = 8192, 1024  # tokens: where no rate is known, and at least
-FIRST_STEP, LEAST_STEP, MOST_STEP = 16, 8, 2048  # tokens: where no rate is known, and at all
+STEP_MS = 250.0  # target time of a step
+PART_MS = 20_000.0  # save after this much processing
+FIRST_PART, LEAST_PART = 8192, 1024  # tokens: rate unknown; minimum
+FIRST_STEP, LEAST_STEP, MOST_STEP = 16, 8, 2048  # tokens: rate unknown; minimum; maximum
 WHOLE_STEP = LEAST_MEASURED
-_LONGER = 2.0  # by so much a whole step may take longer than it should, before it is not made
-_DEARER = 3.0  # by so much a token may take longer in a smaller one
-_SLOWER, _QUICKER = 1.4, 2.0  # at most, from one step to the next: one that met a busy moment says little
+_LONGER = 2.0  # factor by which a whole step may exceed the target time
+_DEARER = 3.0  # factor for the time per token in small steps
+_SLOWER, _QUICKER = 1.4, 2.0  # largest change per step: one busy moment says little
 
 Keep = Callable[[Tokens], Coroutine[Any, Any, object]]
-Turn = Callable[[], contextlib.AbstractAsyncContextManager[bool]]  # around a step; false: it is not made, nor any other
+Turn = Callable[[], contextlib.AbstractAsyncContextManager[bool]]  # wraps a step; False: stop before it
 
 
 async def nothing(tokens: Tokens) -> None: ...
@@ -36,10 +36,10 @@ async def nothing(tokens: Tokens) -> None: ...
 class Pace:
     """Step size in tokens, chosen from the time of earlier steps."""
 
-    whole: float | None = None  # ms a token, in steps of WHOLE_STEP and more
+    whole: float | None = None  # ms per token in steps >= WHOLE_STEP
     small: float | None = None  # in smaller ones
-    step_ms: float = STEP_MS  # that one should take
-    _measured: set[bool] = field(default_factory=set)  # which of them were, since it began
+    step_ms: float = STEP_MS  # target per step
+    _measured: set[bool] = field(default_factory=set)  # step kinds measured so far
 
     def tokens(self, left: int) -> int:
         if not (self.whole or self.small):
@@ -49,7 +49,7 @@ class Pace:
         as_whole = WHOLE_STEP * whole <= _LONGER * self.step_ms or small > _DEARER * whole
         if as_whole and left >= WHOLE_STEP:
             step = min(max(int(self.step_ms / whole), WHOLE_STEP), MOST_STEP, left)
-            return max(step - (step - left) % BATCH_SIZE, 0) or step  # so that what is left is a multiple, too
+            return max(step - (step - left) % BATCH_SIZE, 0) or step  # leaves a multiple of BATCH_SIZE
         return min(max(int(self.step_ms / small), LEAST_STEP), WHOLE_STEP - 1, left)
 
     def learn(self, tokens: int, ms: float) -> None:

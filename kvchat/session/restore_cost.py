@@ -1,4 +1,4 @@
-"""The measured rates of reading and restoring on this machine, and whether a restore beats reading."""
+"""Measured rates of processing and restoring on this machine, and whether a restore is faster."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from dataclasses import dataclass
 
 from kvchat.words.wording import TimeRange
 
-LONG_MS = 2000.0  # what takes so long to read is saved at once
-LEAST_GAIN = 32  # tokens; below that nothing is worth a restore, whatever the rates
-LEAST_TOLD = 8  # tokens; of fewer a request's own time is most
-# Tokens; fewer say more about overheads than about the rate. llama.cpp's attention on a processor takes two to five
-# times as long for each of fewer tokens, the deeper they stand.
+LONG_MS = 2000.0  # processing this long is saved at once
+LEAST_GAIN = 32  # tokens; restoring fewer is never worth it
+LEAST_TOLD = 8  # tokens; for fewer, overhead dominates
+# Tokens; fewer measure overhead, not the rate. On a CPU, llama.cpp's attention takes two to five times as long
+# per token for fewer tokens, growing with their depth.
 LEAST_MEASURED = 64
-_READINGS = 50  # that are remembered of a model
-_LAST = 5  # readings that a forecast looks at
-_MUCH_LONGER = 20  # times: of a text so much longer a reading says nothing
-_STEADY, _FARTHEST_APART = 1.5, 4.0  # by so much rates differ where one figure is told of them, and where a range is
-_RESTORES = 5  # the rate is the median of so many: one may have met a busy disk
-_DOUBT = 0.8  # what is left of a rate each time it keeps a restore from being tried
+_READINGS = 50  # kept per model
+_LAST = 5  # readings used for a forecast
+_MUCH_LONGER = 20  # factor: a reading does not predict much longer texts
+_STEADY, _FARTHEST_APART = 1.5, 4.0  # rate spread up to which one figure or a range is given
+_RESTORES = 5  # the rate is the median of these: one may have hit a busy disk
+_DOUBT = 0.8  # factor applied to a rate each time it prevents a restore
 
 
 @dataclass(frozen=True)
 class Reading:
     tokens: int
     ms: float
-    end: int = -1  # how many tokens the slot held then; -1: not known
+    end: int = -1  # tokens in the slot afterwards; -1: unknown
 
 
 class ReadingSpeed:
@@ -38,9 +38,9 @@ class ReadingSpeed:
     """
 
     def __init__(self) -> None:
-        self.readings: deque[Reading] = deque(maxlen=_READINGS)  # the last at the end
-        self.recalled = False  # what earlier runs have measured
-        self._steps: dict[bool, float] = {}  # ms per token of the last step, by whether it was a whole one
+        self.readings: deque[Reading] = deque(maxlen=_READINGS)  # newest last
+        self.recalled = False  # earlier runs are loaded
+        self._steps: dict[bool, float] = {}  # ms per token of the last step; True: a whole step
 
     def learn(self, tokens: int, ms: float, after: int) -> None:
         """Note that `tokens` were read in `ms`, with `after` tokens before them."""

@@ -1,6 +1,6 @@
-"""Findings about restoring with one engine, model and set of flags, and the file where they are kept.
+"""Findings about restoring with one engine, model and set of flags, and the file that keeps them.
 
-A finding that it does not work may have had another reason: it is tried again after a week, or when the user asks.
+A failure may have had another cause, so it is tested again after a week, or when the user asks.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from kvchat.system.files import read_json, whole_file
 from kvchat.words.language import N_, _, sentences
 from kvchat.words.reasons import Reason, ReasonCode, reason_of
 
-HOLLOW_LIMIT = 2  # so many hollow restores in a row, and a proved strategy is given up for a more careful one
+HOLLOW_LIMIT = 2  # hollow restores in a row until a proved strategy is replaced by a more careful one
 
 
 class Strategy(Enum):
     """Ways to save and restore states, most useful first; `Finding.words` explains each."""
 
     PLAIN = "plain"  # a state can be cut back to any prefix
-    FULL_WINDOW = "full window"  # a sliding window that --swa-full keeps whole: as SETTLE
-    COMPLETE = "complete"  # a sliding window: as SETTLE, and the engine is given a row that it saved without
-    LONG = "long"  # as COMPLETE, and only chats longer than the window can be restored
-    SETTLE = "settle"  # only a prompt that extends exactly what was saved can use it
+    FULL_WINDOW = "full window"  # sliding window kept whole by --swa-full: like SETTLE
+    COMPLETE = "complete"  # sliding window: like SETTLE, plus the row the engine did not save
+    LONG = "long"  # like COMPLETE, but only for chats longer than the window
+    SETTLE = "settle"  # only for prompts that extend exactly what was saved
     NONE = "none"  # restoring does not work; nothing is saved
 
     @property
     def can_cut(self) -> bool:
-        return self is Strategy.PLAIN  # after a restore --swa-full reaches back no further than the window (b11434)
+        return self is Strategy.PLAIN  # after a restore --swa-full reaches only as far as the window (b11434)
 
     @property
     def saves(self) -> bool:
@@ -56,9 +56,9 @@ _MORE_CAREFUL = {
 @dataclass(frozen=True)
 class Finding:
     strategy: Strategy
-    proved: bool  # by the self-test or a restore since; else assumed from the model's architecture
-    reason: Reason | None = None  # why it is not what the architecture promises, or not proved
-    hollow: int = 0  # hollow restores since the last one that held
+    proved: bool  # by the self-test or a later restore; else assumed from the architecture
+    reason: Reason | None = None  # why it differs from the architecture's, or is unproved
+    hollow: int = 0  # hollow restores since the last proved one
 
     @property
     def words(self) -> str:
@@ -93,8 +93,8 @@ _REACH = {
 }
 
 
-RETEST_AFTER_S = 7 * 86_400.0  # where restoring does not work
-_MOST, _MOST_BYTES = 200, 4_000_000  # the newest are kept; a larger file is not of our making
+RETEST_AFTER_S = 7 * 86_400.0  # if restoring does not work
+_MOST, _MOST_BYTES = 200, 4_000_000  # newest entries kept; a larger file is not ours
 
 
 @dataclass(frozen=True)

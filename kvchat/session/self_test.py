@@ -1,7 +1,7 @@
-"""Tries out restoring on a fresh engine with a text of its own, before the first turn.
+"""Self-test of restoring on a fresh engine with its own text, before the first turn.
 
-The trial runs through the same lease of a slot and block store as every turn, on a store of its own, and leaves nothing
-behind: not in the slot, not in the engine's slot folder, not in the user's store.
+It uses the same slot lease and block store code as every turn, on a store of its own, and leaves nothing behind:
+not in the slot, the engine's slot folder or the user's store.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from kvchat.session.restore_support import Finding, Strategy
 from kvchat.session.slots import Slots
 from kvchat.words.reasons import Reason, ReasonCode
 
-LENGTH = 96  # tokens tried with; a restore of fewer than 32 is never worth it
-BEYOND = 64  # tokens by which a conversation must exceed the sliding window to tell anything
-NEXT = 4  # tokens by which what was restored is extended
-LONGEST_MS = 5000.0  # reading that many tokens may take so long; else it is left to the first real restore
+LENGTH = 96  # test tokens; restoring fewer than 32 is never worth it
+BEYOND = 64  # tokens beyond the sliding window needed for a valid test
+NEXT = 4  # tokens appended after a restore
+LONGEST_MS = 5000.0  # processing limit; beyond it the first real restore is the test
 LIMIT_S, ERASE_S = 60.0, 5.0
-COPIES = 4  # of a slot file that there must be room for: two saves, their blocks, a restore
+COPIES = 4  # slot file sizes that must fit: two saves, their blocks, a restore
 
 _NAME = "self-test"
 
@@ -71,7 +71,7 @@ async def _trial(host: ReadyEngine) -> AsyncIterator[_Trial]:
             await asyncio.to_thread(store.close)
     finally:
         await asyncio.to_thread(folder.cleanup)
-        with contextlib.suppress(EngineError, TimeoutError):  # an engine that is gone has nothing in its slot
+        with contextlib.suppress(EngineError, TimeoutError):  # a stopped engine has nothing in its slot
             await asyncio.wait_for(host.engine.erase_slot(), ERASE_S)
 
 
@@ -126,7 +126,7 @@ class _Trial:
         half, quarter = length // 2, length // 4
         if fault := await self._restored(lease, saved[:half] + other, half):
             return Reason(ReasonCode.NO_PARTS, {"reason": fault})
-        # And the engine by itself, from what it has in its slot.
+        # Then test the engine's own reuse of its slot.
         lease.slot.forget()
         again = await host.engine.prefill(saved[:quarter] + following)
         if again.cache_n < PROVED_SHARE * quarter:

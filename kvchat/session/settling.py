@@ -1,6 +1,6 @@
-"""Settle at a boundary and save: after the answer, unless the next request comes first; on the way, a system prompt.
+"""Settling at a boundary and saving: after the reply, unless the next request comes first; or at a system prompt.
 
-Where another owner needs the slot before that is done, what was read is saved as it is, if it is worth that.
+If another owner needs the slot before that is done, what was processed is saved as it is, if worthwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Settling:
         self._tell = tell
         self._steps = Interruption()
         self._superseded = self._goes_on = False
-        self.settle_ms, self.save_ms = 0.0, 0.0  # what either took so far
+        self.settle_ms, self.save_ms = 0.0, 0.0  # time taken so far
 
     def supersede(self) -> None:
         self._goes_on = not self._superseded
@@ -54,7 +54,7 @@ class Settling:
         try:
             if keeps:
                 self._tell(Saving())
-                if going_on and not engine.can_cut:  # the turn boundary is beyond where it may be continued
+                if going_on and not engine.can_cut:  # it may be continued before the turn boundary
                     end = await self._unless_superseded(engine.engine.prompt_tokens(going_on))
                     if end and await self._settled(lease, end):
                         await self._save(lease, end, label, tell=False)
@@ -90,7 +90,7 @@ class Settling:
 @dataclass(frozen=True)
 class SystemPrompt:
     label: str  # id of the owner's item it belongs to
-    is_shared: Callable[[], Awaitable[bool]]  # whether others begin so, too; asked only where it matters
+    is_shared: Callable[[], Awaitable[bool]]  # True if others share the prefix; called only if needed
 
 
 async def save_on_the_way(

@@ -1,4 +1,4 @@
-"""One of the engine's slots, its known contents, and the plan of how to load a prompt into it."""
+"""One engine slot: its known contents, and the plan for loading a prompt into it."""
 
 from __future__ import annotations
 

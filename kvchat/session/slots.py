@@ -1,11 +1,11 @@
-"""All of the engine's slots, with what they share: its context, its time, the store, and unfinished saves.
+"""All slots of the engine and what they share: its context, its time, the store, and unfinished saves.
 
-With `--kv-unified` a prompt may be as long as the whole context, whatever lies in the other slots. When it is full the
-engine purges idle slots, the first of them first, whatever they are worth; where that is not enough, all requests that
-run fail, and a restore is refused in the words of a bad file (all measured on b11434). So room is made before: what
-nobody uses now is erased, what was left alone longest first; and where those that are answered leave too little, it is
-waited for. What a reply may come to is reserved only in part (`ReadyEngine.reserve`): of two that both grow beyond
-that one is asked again, alone (`Exchange.answer`).
+With `--kv-unified` a prompt may be as long as the whole context, whatever is in the other slots. When it is full
+the engine purges idle slots, the first of them first, whatever they are worth; if that is not enough, all running
+requests fail, and a restore is refused with the error of a bad file (all measured on b11434). So room is made
+before: slots not in use are erased, least recently used first; if running requests leave too little, the request
+waits for them. The possible length of a reply is reserved only in part (`ReadyEngine.reserve`): if two grow beyond
+that, one is asked again, alone (`Exchange.answer`).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The computer: folders, files, keyring, SQLite schemas and blocking work. Knows no chat, model or engine."""
+"""System access: folders, files, keyring, SQLite schemas and threads. Knows no chat, model or engine."""

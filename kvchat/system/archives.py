@@ -1,4 +1,4 @@
-"""Unpacks archives of others: nothing lands outside the folder that is meant for it, whatever the archive says."""
+"""Safe unpacking of untrusted archives: nothing lands outside the target folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work beside the event loop, in tasks and in threads: how it is waited for, ended early, or not to be ended."""
+"""Tasks and threads beside the event loop: waiting for them, stopping them, or shielding them."""
 
 from __future__ import annotations
 

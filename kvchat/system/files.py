@@ -1,6 +1,6 @@
-"""Read regular files by names that others chose, within bounds of size and time, and write files whole.
+"""Reading regular files under untrusted names, within limits of size and time, and atomic writes.
 
-Every step has a time limit, as a pipe or a lost network folder may never answer. A thread that hangs is given up.
+Every step has a time limit, as a pipe or a lost network folder may never answer. A hung thread is abandoned.
 """
 
 from __future__ import annotations

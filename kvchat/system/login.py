@@ -1,6 +1,6 @@
 """Start at login: an autostart file on Linux, a value of the Run key on Windows, a LaunchAgent on macOS.
 
-That entry is the only record, so that the desktop's own settings count as well. kvchat starts hidden, in the tray.
+That entry is the only record, so the desktop's own settings apply as well. kvchat starts hidden, in the tray.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One process owns the data folder; others connect to it and have it do their work.
+"""Ownership of the data folder by one process; others connect to it and have it do their work.
 
-The lock dies with its process. The note beside it holds the owner's address and a key that both ends prove to have: the
-folder is private to the user, so nobody else can listen in the owner's place or be heard by it.
+The lock dies with its process. The note beside it holds the owner's address and a key that both ends prove to have:
+the folder is private to the user, so nobody else can pose as the owner or connect to it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where kvchat keeps what: the platform's directories, or one folder when KVCHAT_HOME is set."""
+"""kvchat's folders: the platform's directories, or one folder if KVCHAT_HOME is set."""
 
 from __future__ import annotations
 

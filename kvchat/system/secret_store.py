@@ -1,4 +1,4 @@
-"""One secret, kept in the system's keyring or, without one, in a private file. It never goes into a log or repr."""
+"""One secret, kept in the system's keyring or, without one, in a private file. Never in a log or repr."""
 
 from __future__ import annotations
 

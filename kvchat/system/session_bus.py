@@ -1,4 +1,4 @@
-"""The desktop's message bus (D-Bus), where there is one: connected to when somebody is first asked something."""
+"""The desktop's message bus (D-Bus), if there is one: connected at the first request."""
 
 from __future__ import annotations
 

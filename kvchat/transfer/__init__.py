@@ -1,1 +1,1 @@
-"""Chats taken out and in, with their memory or without: export, import, backup, repair. Chats themselves are `chat`."""
+"""Chats in and out, with or without memory: export, import, backup, repair. Chats themselves are in `chat`."""

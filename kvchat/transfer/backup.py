@@ -1,6 +1,6 @@
 """Back up the chats and settings as one zip, and restore them.
 
-A backup is checked, laid ready, and replaces the data before anything has opened the database. The old data is kept.
+A backup is checked and staged, and replaces the data before anything opens the database. The old data is kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Export conversations, whole or not at all: complete as JSON, or the current branches as Markdown or HTML."""
+"""Export of conversations, whole or not at all: all as JSON, or current branches as Markdown or HTML."""
 
 from __future__ import annotations
 

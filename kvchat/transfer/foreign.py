@@ -1,4 +1,4 @@
-"""Conversations of other applications, turned into rows. One function each; the shapes are as their exports of 2025."""
+"""Conversations of other applications, converted to rows. One function each, for their export formats of 2025."""
 
 from __future__ import annotations
 

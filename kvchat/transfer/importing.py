@@ -1,4 +1,4 @@
-"""Taking conversations in: own JSON and other applications' exports, file by file, with a report of what went wrong."""
+"""Import of conversations: own JSON and other applications' exports, file by file, with an error report."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """A chat with its memory in one file, sealed if there is a passphrase.
 
-A plain tar: the chat as in any export, the manifest of its save points, then each block they need, once. Nobody can
-trust it: sizes are bounded before anything is read, and no name out of the file is used for writing.
+A plain tar: the chat as in any export, the manifest of its save points, then each block they need, once. It is not
+trusted: sizes are bounded before anything is read, and no name in the file is used for writing.
 
-It is sealed by age, whose authenticated pieces can be streamed. The passphrase (scrypt, about a second and a quarter of
-a GB of memory) opens the key made for this file. age's own scrypt keeps other threads from running Python meanwhile.
+It is sealed by age, whose authenticated chunks can be streamed. The passphrase (scrypt, about a second and a
+quarter of a GB of memory) opens the key made for this file. age's own scrypt blocks Python's other threads
+meanwhile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Repair a damaged chats file with what can be read of it and of the newest automatic backup.
+"""Repair of a damaged chats file from its readable parts and the newest automatic backup.
 
 The damaged file is set aside, never deleted. The new one takes its place as a restored backup does.
 """

@@ -1,4 +1,4 @@
-"""A conversation as rows: what kvchat's own JSON holds and what every import ends as."""
+"""A conversation as rows: content of kvchat's JSON and result of every import."""
 
 from __future__ import annotations
 

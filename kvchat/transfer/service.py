@@ -1,4 +1,4 @@
-"""Export, import and backup for the window: off the UI's thread, beside whatever the chats do, and told as events."""
+"""Export, import and backup for the window: off the UI thread, parallel to the chats, reported as events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Zips and JSON from elsewhere, read within bounds. Lists of chats are read piece by piece."""
+"""Untrusted zips and JSON, read within limits. Lists of chats are read piece by piece."""
 
 from __future__ import annotations
 

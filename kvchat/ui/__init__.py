@@ -1,1 +1,1 @@
-"""PySide6 and nothing else: shows state, forwards what is asked for, decides nothing."""
+"""The PySide6 user interface: shows state and forwards user actions. No logic."""

@@ -1,4 +1,4 @@
-"""Text for people: sizes, times and plain words, Markdown, characters that mislead, what nobody else should see.
+"""Text for users: sizes, times and wording, Markdown, misleading characters, redaction of secrets.
 
-And how far two texts are the same.
+Also text comparison.
 """

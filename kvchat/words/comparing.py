@@ -1,4 +1,4 @@
-"""Comparing texts."""
+"""Text comparison."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Searching for words: without case and diacritics, in any script.
+"""Word search without case and diacritics, in any script.
 
 SQLite's own tokenizers know neither words of scripts without spaces nor emoji, and the trigram one finds nothing
-shorter than three characters. So text is spread out here first: each character of such a script is a word of its own,
-and what was typed together is looked for as a phrase. The index then splits at ASCII's separators only.
+shorter than three characters. So text is spread out here first: each character of such a script becomes a word, and
+what was typed together is searched as a phrase. The index then splits at ASCII's separators only.
 """
 
 from __future__ import annotations

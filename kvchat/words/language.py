@@ -1,10 +1,10 @@
-"""The language that kvchat speaks: one catalogue for what all layers say, and how numbers are written in it.
+"""The language of kvchat: one message catalog for all layers, and number formats.
 
-What a person reads goes through `_`, `several` or `pgettext` when it is shown, a whole sentence at a time, with named
-places for what differs: `_("{name} is gone", name=name)`. What stands in a table made at import is marked with
-`N_` there, and goes through `_` when it is shown: the language may change in between. Logs, reports, JSON and what the
-model or another program is told stay English. The sentences are in `kvchat/locale`, one file a language; they are
-gathered and compiled by `packaging/catalogues`.
+Text for people goes through `_`, `several` or `pgettext` when it is shown, a whole sentence at a time, with named
+placeholders: `_("{name} is gone", name=name)`. Text in a table made at import is marked with `N_` there, and goes
+through `_` when it is shown: the language may change in between. Logs, reports, JSON and what the model or another
+program is told stay English. The sentences are in `kvchat/locale`, one file per language, extracted and compiled by
+`packaging/catalogues`.
 """
 
 from __future__ import annotations

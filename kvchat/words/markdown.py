@@ -1,7 +1,7 @@
-r"""Markdown as chats are written in it, set up once for the screen and for what is exported. HTML stays text.
+r"""Markdown as used in chats, configured once for the screen and for exports. HTML stays text.
 
-LaTeX is $…$, $$…$$, \(…\), \[…\] and bare environments such as align. Its rules are written here because a reply that
-still streams must not change its mind: a formula ends at the next blank line at the latest (as in TeX), so an opener
+LaTeX is $…$, $$…$$, \(…\), \[…\] and bare environments such as align. Its rules are written here because a formula
+must not change while a reply streams: it ends at the next blank line at the latest (as in TeX), so an opener
 without a closer never swallows the rest.
 """
 

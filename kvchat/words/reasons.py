@@ -1,4 +1,4 @@
-"""Reasons as data: a code with the values of its sentence's places. They are stored, compared and told to programs so.
+"""Reasons as data: a code with the values for its text. Stored, compared and sent to programs in this form.
 
 The table of codes is the one place where a reason is worded: a sentence may change, a code may not.
 """

@@ -1,7 +1,7 @@
-"""Text made safe: to be shown, without characters that make it look other than it is; to be passed on, without secrets.
+"""Safe text: for display, without misleading characters; for sharing, without secrets.
 
-What is shown and exported goes through `calm` or `spelled_out`; what is stored, and what the model reads, stays as it
-was. Reports go through `redact`. Pure.
+Displayed and exported text goes through `calm` or `spelled_out`; what is stored, and what the model reads, is
+unchanged. Reports go through `redact`. Pure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How kvchat says things: what it does, in plain words, and sizes, times and counts. The one place for both.
+"""Wording: what kvchat is doing, in plain words, and sizes, times and counts. The one place for both.
 
-What the words mean stands in ARCHITECTURE.md, Words.
+For the terms see ARCHITECTURE.md, Terms.
 """
 
 from __future__ import annotations

@@ -181,7 +181,11 @@ class FakeDocuments(Library):
         read = ("label", None, "/models/SmolLM2-135M-Instruct.gguf", 32_768) if tokens else ("", None, "", 0)
         one = Prepared(f"p{len(self.standing)}", name, (f"/docs/{name}",), sources, *read, tokens, 36_000.0, NOW)
         standing = Standing(
-            one, 136_000_000 if tokens else 0, Changes(), "" if tokens else "it was not read", TimeRange(36, 36)
+            one,
+            136_000_000 if tokens else 0,
+            Changes(),
+            "" if tokens else "it was not fully processed",
+            TimeRange(36, 36),
         )
         self.standing[one.id] = replace(standing, **known)  # type: ignore[arg-type]
         return self.standing[one.id]
@@ -486,7 +490,7 @@ class FakeEngines(EngineSetup):
         EngineEntry(
             EngineLocation(EngineKind.LLAMA_SERVER, Path("/usr/bin/llama-server")),
             chosen=False,
-            problem=KvchatError("This engine is too old", "Path: build 6000."),
+            problem=KvchatError("This engine is too old", "It is build 6000."),
         ),
         EngineEntry(
             EngineLocation(EngineKind.EMBEDDED),

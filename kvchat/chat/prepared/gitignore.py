@@ -1,7 +1,7 @@
 """The .gitignore rules of a folder, matched in time linear in the length of the name.
 
-Repositories come from strangers, and pathspec's regular expressions backtrack: twelve stars against one long name never
-ended, while holding the interpreter's lock. The rules are those of gitignore(5) and git's wildmatch.c: `?` is one byte.
+Repositories are untrusted, and pathspec's regular expressions backtrack: twelve stars against one long name never
+finished, while holding the GIL. The rules are those of gitignore(5) and git's wildmatch.c: `?` is one byte.
 """
 
 from __future__ import annotations

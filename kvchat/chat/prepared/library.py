@@ -1,4 +1,4 @@
-"""The library of prepared documents, as the window and the commands use it."""
+"""The library of prepared documents: the API for the window and commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prepared documents in the database. For the database's thread."""
+"""Database records of prepared documents. Database thread only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents from files, folders and repositories, and what has changed in them. Call it off the event loop."""
+"""Documents from files, folders and repositories, and their changes. Blocking: call it off the event loop."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Automatic backups of the chats, beside their file: one a day, the newest three.
+"""Automatic backups of the chats, next to their file: one a day, the newest three.
 
-A backup is made row by row into a new file: a damaged one is never copied over a good one. What is deleted for good is
-deleted from the backups, too.
+A backup is copied row by row into a new file, so a damaged file never replaces a good backup. Permanent deletion
+includes the backups.
 """
 
 from __future__ import annotations

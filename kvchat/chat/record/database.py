@@ -1,4 +1,4 @@
-"""The conversations, messages and drafts on disk: every write durable before the call returns. For one thread."""
+"""Database of conversations, messages and drafts: every write is durable when the call returns. Single thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conversations' SQLite file: opened, read, written all or nothing, and its faults in words."""
+"""The conversations' SQLite file: opening, reading, atomic writes and error messages."""
 
 from __future__ import annotations
 

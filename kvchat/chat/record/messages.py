@@ -1,4 +1,4 @@
-"""The values of a conversation: messages are a tree, it points at its leaf. And the prompt they make for a model."""
+"""Values of a conversation: the message tree, its current leaf, and the prompt made from its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conversations' schema as numbered steps, see kvchat.system.migrations."""
+"""Schema of the conversations in numbered steps (kvchat.system.migrations)."""
 
 from __future__ import annotations
 

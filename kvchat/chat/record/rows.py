@@ -1,4 +1,4 @@
-"""Conversion between the conversations' tables and values. A damaged value costs itself, never the message or chat."""
+"""Conversion between database rows and values. A damaged value is dropped; its message and chat are kept."""
 
 from __future__ import annotations
 

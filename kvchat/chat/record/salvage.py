@@ -1,7 +1,7 @@
-"""Recovery of a damaged file of chats into a new one, with the help of its newest backup.
+"""Recovery of a damaged chats database into a new file, using its newest backup.
 
-Each table is read from both ends, as far as SQLite comes. A chat whose row is lost gets another; a message whose parent
-is lost follows the one before it.
+Each table is read from both ends, as far as SQLite gets. A chat whose row is lost gets a new one; a message whose
+parent is lost follows the one before it.
 """
 
 from __future__ import annotations

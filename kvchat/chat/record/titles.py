@@ -1,4 +1,4 @@
-"""Titles of chats: their first words, or what the model makes of them. Pure functions."""
+"""Titles of chats, from their first words or the model's output. Pure functions."""
 
 from __future__ import annotations
 

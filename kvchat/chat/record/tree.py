@@ -1,4 +1,4 @@
-"""The conversation as a tree: branches beside each other, made, gone to, deleted and put back."""
+"""Operations on the message tree: create, select, delete and restore branches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the next reply of a chat, or to a message that is being written, will be waited for. Changes nothing."""
+"""Estimated waiting time for the next reply of a chat, or for the reply to a draft. Read-only."""
 
 from __future__ import annotations
 

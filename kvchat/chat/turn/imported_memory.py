@@ -1,6 +1,6 @@
-"""Memory imported with a chat: tried out before its next message relies on it, later replaced.
+"""Memory imported with a chat: tested before its next message relies on it, later replaced.
 
-**Trying out** restores it and has the engine prove that it uses it. **Verifying** reads the chat with the user's own
+**Trying out** restores it and proves that the engine uses it. **Verifying** processes the chat with the user's own
 model and deletes the imported memory. States cannot be compared: recomputed rows differ in rounding.
 """
 

@@ -1,7 +1,7 @@
-"""Restore and read what the next message will need, while the user looks and writes.
+"""Preparation of the next message: restores and processes ahead while the user types.
 
-Only what is on show counts. Its save point is restored, missing parts of the chat are read and saved, and the draft is
-read but for its last words, and never saved.
+Only for the chat on screen. Its save point is restored, missing parts are processed and saved, and the draft is
+processed except its last words, and never saved.
 """
 
 from __future__ import annotations

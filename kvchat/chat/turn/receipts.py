@@ -1,4 +1,4 @@
-"""Receipts in words: what one reply cost at a glance, in a sentence and in full. Pure functions."""
+"""Receipt texts: the cost of a reply at a glance, in a sentence and in full. Pure functions."""
 
 from __future__ import annotations
 

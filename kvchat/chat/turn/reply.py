@@ -1,4 +1,4 @@
-"""One reply while it is being made: collects the stream, keeps it on disk, measures it."""
+"""A reply in progress: collects the stream, stores it on disk, measures it."""
 
 from __future__ import annotations
 

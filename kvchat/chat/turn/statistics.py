@@ -1,4 +1,4 @@
-"""Add up, day by day, what replies saved by their receipts."""
+"""Daily totals of what replies saved, from their receipts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Titles by the model, made in spare time as an extension of the chat's own prompt.
+"""Titles by the model, generated when idle as a continuation of the chat's prompt.
 
-Only a chat that is in a slot is named, once, and the slot holds its turn boundary again afterwards.
+Only a chat in a slot gets one, once; afterwards the slot holds its turn boundary again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The turns that run or wait: as many as there are slots, at most one in a conversation."""
+"""Running and waiting turns: one per slot, and at most one per conversation."""
 
 from __future__ import annotations
 

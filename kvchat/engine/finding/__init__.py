@@ -1,1 +1,1 @@
-"""Finding engines: which there are on this computer, what each can do, what graphics cards. Runs none to stay."""
+"""Discovery of engines and graphics cards, and what each engine can do. Keeps no engine running."""

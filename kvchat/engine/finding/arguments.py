@@ -1,4 +1,4 @@
-"""The options a llama-server knows by its own --help; the user's own arguments and RPC workers, checked. Pure."""
+"""The options in a llama-server's --help, and checks of the user's arguments and RPC workers. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds engines on this machine and asks each, once for each build, who it is and what it can do. Blocks for that."""
+"""Engines on this machine: finds them and asks each build once for its version and features. Blocking."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The graphics cards of this computer, the engines that suit them, and why one does not see them.
+"""Graphics cards of this computer, engines that suit them, and why an engine does not see one.
 
-An engine of llama.cpp's releases loads what it computes with as it starts, and where that cannot be loaded it goes on
-with the processor, without a word (`GGML_BACKEND_DL`, ggml/src/ggml-backend-reg.cpp).
+Engines from llama.cpp's releases load their compute backends at startup; if one cannot be loaded, they silently use
+the CPU (`GGML_BACKEND_DL`, ggml/src/ggml-backend-reg.cpp).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Running an engine: its command line, its process, its log, watching it, and why it ended. Chooses none."""
+"""Running an engine: its command line, process, log, supervision, and why it ended. Chooses none."""

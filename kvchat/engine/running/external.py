@@ -1,6 +1,6 @@
-"""A llama-server that somebody else started and looks after: kvchat talks to it, and never starts or stops it.
+"""A llama-server that the user runs: kvchat connects to it, and never starts or stops it.
 
-Where its process runs on this computer, what it was started with is seen from outside.
+If its process is on this computer, its arguments are read from the process.
 """
 
 from __future__ import annotations

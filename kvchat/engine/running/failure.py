@@ -1,4 +1,4 @@
-"""Explains why an engine died, by how it ended and by its last words (`errors.py`). Pure."""
+"""Explains why an engine died, from its exit and its last output (`errors.py`). Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The engine's own output: the last lines in memory, a bounded file on disk, and what the lines tell of memory taken.
+"""The engine's output: the last lines in memory, a bounded file on disk, and the memory allocations it reports.
 
-Those are llama.cpp's own (`llama_kv_cache: CUDA0 KV buffer size = 512.00 MiB`). llama-server shows them from
+The allocation lines are llama.cpp's (`llama_kv_cache: CUDA0 KV buffer size = 512.00 MiB`), printed from
 `--verbosity 4` on (common/log.cpp, common_log_get_verbosity).
 """
 

@@ -1,4 +1,4 @@
-"""The launch plan: everything that decides how an engine is started, and its translation for each kind of engine."""
+"""The launch plan: everything that decides how an engine starts, and its translation for each kind of engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps one engine running: starts it, watches it load and work, says why it died, starts it again, stops it."""
+"""Supervisor of one engine: starts, watches, restarts and stops it, and reports why it died."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Speaking to a llama-server: requests, answers, their types and faults. Starts nothing."""
+"""llama-server client: requests, responses, their types and errors. Starts nothing."""

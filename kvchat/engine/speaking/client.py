@@ -1,4 +1,4 @@
-"""Speaks to a llama-server: one request, one typed answer."""
+"""llama-server client: one request, one typed response."""
 
 from __future__ import annotations
 

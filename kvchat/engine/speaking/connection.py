@@ -1,4 +1,4 @@
-"""The status of an engine that comes and goes, for those who wait for it and those who watch."""
+"""The status of an engine that comes and goes, to wait for or to observe."""
 
 from __future__ import annotations
 

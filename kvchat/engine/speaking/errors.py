@@ -1,4 +1,4 @@
-"""The ways an engine can fail, and how its own words explain why it ended or will not answer again. Pure."""
+"""Engine failures, and their diagnosis from the engine's own messages. Pure."""
 
 from __future__ import annotations
 

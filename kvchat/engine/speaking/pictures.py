@@ -1,9 +1,9 @@
-"""Pictures: the kind of a file by its header, the ids that stand for one in a prompt, reading them into the slot.
+"""Pictures: file type by header, the ids that stand for one in a prompt, processing in the slot.
 
-llama-server puts one and the same placeholder wherever a picture's tokens are, and tells pictures apart by a list of
-its own (tools/server/server-common.cpp, `server_tokens`). kvchat gives each picture ids of its own instead, below all
-tokens and made from its bytes and the projector: the same picture is found again in any conversation, two never look
-alike.
+llama-server puts the same placeholder wherever a picture's tokens are, and tells pictures apart by a list of its
+own (tools/server/server-common.cpp, `server_tokens`). kvchat instead gives each picture its own ids, below all
+tokens and derived from its bytes and the projector: the same picture is found again in any conversation, and two
+never look alike.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Tokenizes each text once: a prompt that begins like one before is tokenized from there on.
+"""Incremental tokenizing: a prompt that begins like an earlier one is tokenized from there on.
 
-Special tokens part a text: what stands before one and what follows are tokenised each by itself. So a prompt can be cut
-where a message ends, at the model's end-of-text token. Whether that holds with this model is tried with the first one
-that can be cut; where it does not, every prompt is tokenised whole.
+Special tokens split a text: the parts before and after one are tokenized separately. So a prompt can be cut where a
+message ends, at the model's end-of-text token. The first prompt that can be cut tests whether this holds for the
+model; if not, every prompt is tokenized whole.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""HTTP/1.1 to a llama-server, each request on a connection of its own. Foreign errors are translated here, once.
+"""HTTP/1.1 to a llama-server, one connection per request. The only place that translates foreign errors.
 
-The server closes connections after a streamed reply, and a client of httpx2's takes a millisecond to make; this takes a
-fifth of one. No proxy is used: it has no business between kvchat and its engine.
+The server closes connections after a streamed reply, and creating an httpx2 client takes a millisecond; this takes
+a fifth of that. No proxy is used between kvchat and its engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The vital signs of an engine: its memory, its slot, its speed. For looking at; nothing depends on it."""
+"""Vital signs of an engine: its memory, its slot, its speed. For display only."""
 
 from __future__ import annotations
 

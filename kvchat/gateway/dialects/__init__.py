@@ -1,1 +1,1 @@
-"""The API dialects: requests, their prompts' ids, and their answers. Only usage and model names are rewritten."""
+"""API dialects: requests, their prompts' ids, and responses. Only usage and model names are rewritten."""

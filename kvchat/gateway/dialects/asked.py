@@ -1,4 +1,4 @@
-"""The dialect of each path, and what the gateway has to know of a request. Requests are passed on as they are."""
+"""The dialect of each path, and what the gateway must know of a request. Requests are forwarded unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Form(Enum):
     PLAIN = "plain"  # generates nothing
 
 
-# Where the engine generates: these take a slot.
+# These endpoints generate and need a slot.
 GENERATING = {
     "/v1/chat/completions": Form.CHAT,
     "/chat/completions": Form.CHAT,
@@ -42,7 +42,7 @@ GENERATING = {
     "/responses": Form.RESPONSES,
     "/v1/messages": Form.MESSAGES,
 }
-# The engine's words, passed on beside everything else. What counts tokens or looks at a template needs no slot.
+# Engine endpoints forwarded without a slot: counting tokens and rendering templates need none.
 ASIDE = (
     "/v1/messages/count_tokens",
     "/v1/chat/completions/input_tokens",
@@ -51,7 +51,7 @@ ASIDE = (
     "/tokenize",
     "/detokenize",
 )
-# These read into a slot of the engine's choice, and leave nothing in it to go on from.
+# These use a slot of the engine's choice and leave no reusable state in it.
 READING = ("/v1/embeddings", "/embeddings", "/rerank", "/v1/rerank", "/reranking", "/v1/reranking")
 
 
@@ -65,7 +65,7 @@ class Refused(Exception):
     def __init__(self, status: int, message: str, kind: str = "invalid_request_error", again_s: int = 0) -> None:
         super().__init__(message)
         self.status, self.message, self.kind = status, message, kind
-        self.again_s = again_s  # after so many seconds it may be tried again
+        self.again_s = again_s  # seconds until the client may retry
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Asked:
         """True if it wants several answers (a slot each) or embeddings (any slots)."""
         prompt, prompts = self.body.get("prompt"), 1
         if self.form is Form.COMPLETION and isinstance(prompt, list):
-            # Ids and texts in one list are one prompt; a text may come with its pictures.
+            # Token ids and texts in one list form one prompt; a text may have pictures.
             is_list = not any(isinstance(part, int) for part in prompt)
             prompts = len(prompt) if is_list and any(isinstance(part, str | list | dict) for part in prompt) else 1
         return self.form is Form.PLAIN or prompts > 1 or not self._wants_one
@@ -107,7 +107,7 @@ class Asked:
         """Raise Refused for a body that the engine would misinterpret."""
         if self.form is Form.MESSAGES and not self._wants_one:
             raise Refused(400, "This API gives one answer to a request: leave out “n”.")
-        if self.body.get("lora"):  # it would leave other rows in the slot than the model's
+        if self.body.get("lora"):  # LoRA rows in the slot would not match the model's
             raise Refused(400, "LoRA adapters cannot be chosen in a request.")
         prompt = self.body.get("prompt")
         if self.form is Form.COMPLETION and isinstance(prompt, list):
@@ -166,7 +166,7 @@ class Asked:
                 prompt = self.body.get("prompt")
                 return f"{prompt}{reply.get('text') or ''}{words}" if isinstance(prompt, str) else None
             case Form.CHAT:
-                # With its thinking only if the client has sent any before.
+                # Include reasoning only if the client has sent any before.
                 thinks = any(isinstance(turn, dict) and turn.get("reasoning_content") for turn in said)
                 more = [{name: value for name, value in reply.items() if thinks or name != "reasoning_content"}]
                 calls = reply.get("tool_calls") or ()
@@ -185,7 +185,7 @@ class Asked:
             case _:
                 return None
         if said and isinstance(said[-1], dict) and said[-1].get("role") == "assistant":
-            return None  # the reply went on from there: what it will be sent back as is not known
+            return None  # a continued reply: how the client will send it back is unknown
         return as_chat(self.form, self.body | {listed: [*said, *more, result or _user(words)]})
 
 

@@ -1,7 +1,7 @@
 """Converts requests of other dialects to chat completions, as llama-server itself does.
 
-It renders only that form for others (`/apply-template`), and the prompt's ids must be those it is going to use. What it
-would refuse is Unconvertible here: then it is left to it to say so. tests/gateway/test_prompt_ids.py compares the two.
+llama-server renders only that form (`/apply-template`), and the prompt's ids must be those it will use. What it
+would refuse is Unconvertible here and left to it to report. tests/gateway/test_real_engine.py compares the two.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Json = dict[str, Any]
-BILLING, STAMP = "x-anthropic-billing-header:", "cch="  # Claude Code's: the engine levels the stamp's five characters
+BILLING, STAMP = "x-anthropic-billing-header:", "cch="  # Claude Code; the engine normalizes the five stamp characters
 
 
 class Unconvertible(ValueError):

@@ -1,4 +1,4 @@
-"""The token ids of a request's prompt, as the engine will make them, and of what may follow its answer."""
+"""Token ids of a request's prompt, as the engine will make them, and of what may follow its reply."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import BOUNDARY_PROBES
 from kvchat.system.concurrency import apart
 
-_PLACE = {"url": "data:image/png;base64,iVBORw=="}  # templates are rendered without looking at a picture
-_HEARD = ("input_audio", "input_video", "file")  # of these nobody knows what they are among the tokens
+_PLACE = {"url": "data:image/png;base64,iVBORw=="}  # templates render without reading the image
+_HEARD = ("input_audio", "input_video", "file")  # their tokens are unknown
 
 
 @dataclass(frozen=True)
 class Prompt:
     ids: Tokens
-    text: str = ""  # empty where it was given as ids
+    text: str = ""  # empty if given as token ids
 
 
 UNKNOWN = Prompt(())
@@ -44,7 +44,7 @@ async def prompt_of(engine: ReadyEngine, asked: Asked) -> Prompt:
             prompt = await _rendered(engine, asked.chat(), large=asked.is_large)
     except (Unconvertible, EngineRefused):
         return UNKNOWN
-    return prompt if len(prompt.ids) < engine.limit else UNKNOWN  # the engine refuses what it cannot hold
+    return prompt if len(prompt.ids) < engine.limit else UNKNOWN  # the engine refuses longer prompts
 
 
 async def head_of(engine: ReadyEngine, asked: Asked) -> Tokens:

@@ -1,4 +1,4 @@
-"""Reads an answer that is passed on: the engine's counts, corrected for the client, and the reply to be sent back."""
+"""Parses a response while passing it on: the engine's counts, corrected for the client, and the reply."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kvchat.gateway.dialects.conversion import Json
 class Usage:
     """The prompt tokens kvchat itself processed for a request, and the model that answered."""
 
-    model: str = ""  # the name that clients know it by; empty: what the engine says stays
-    read: int = 0  # prompt tokens that kvchat processed in the slot before it passed the request on
-    read_ms: float = 0.0  # and how long that took
+    model: str = ""  # name shown to clients; empty: keep the engine's name
+    read: int = 0  # prompt tokens kvchat processed in the slot before forwarding the request
+    read_ms: float = 0.0
 
     def reused(self, cached: Any) -> int:
         """Return how many of the `cached` tokens were in the slot before the request."""
@@ -38,7 +38,7 @@ class Usage:
         return changed
 
     def _correct_counts(self, counts: Json) -> None:
-        if "cache_read_input_tokens" in counts:  # Anthropic's: what was reused is not among the input
+        if "cache_read_input_tokens" in counts:  # Anthropic: input_tokens excludes reused tokens
             cached = int(counts["cache_read_input_tokens"] or 0)
             counts["cache_read_input_tokens"] = self.reused(cached)
             counts["input_tokens"] = int(counts.get("input_tokens") or 0) + cached - self.reused(cached)
@@ -51,11 +51,11 @@ class Usage:
             counts |= {"cache_n": reused, "prompt_n": processed, "prompt_ms": ms}
             counts["prompt_per_token_ms"] = ms / max(1, processed)
             counts["prompt_per_second"] = 1e3 * processed / max(1.0, ms)
-        if "cache" in counts:  # and its progress
+        if "cache" in counts:  # progress counts
             counts["cache"] = self.reused(counts["cache"])
 
 
-MOST_HEARD = 64_000_000  # bytes of an answer; of a longer one nothing is kept
+MOST_HEARD = 64_000_000  # bytes; longer responses are not kept
 
 
 @dataclass
@@ -65,9 +65,9 @@ class Heard:
     form: Form
     stream: bool
     usage: Usage = field(default_factory=Usage)
-    counts: Timings | None = None  # the engine's; of times that it does not tell 0
-    whole: bool = False  # the answer came to its end; bytes that say so may follow
-    events: int = 0  # of a stream so far: about a token each
+    counts: Timings | None = None  # from the engine; times it omits are 0
+    whole: bool = False  # the answer is complete; end markers may follow
+    events: int = 0  # stream events, about a token each
     _size: int = 0
     _rest: bytearray = field(default_factory=bytearray)
     _message: Json = field(default_factory=dict)
@@ -199,7 +199,7 @@ class Heard:
             cached, read, predicted = (int(timings.get(name) or 0) for name in ("cache_n", "prompt_n", "predicted_n"))
             read_ms, write_ms = (float(timings.get(name) or 0.0) for name in ("prompt_ms", "predicted_ms"))
             self.counts = Timings(cached, read, read_ms, predicted, write_ms)
-        elif "cache_read_input_tokens" in usage:  # Anthropic's: what was cached is not among the input
+        elif "cache_read_input_tokens" in usage:  # Anthropic: input_tokens excludes cached tokens
             names = ("cache_read_input_tokens", "input_tokens", "output_tokens")
             cached, read, predicted = (int(usage.get(name) or 0) for name in names)
             self.counts = Timings(cached, read, 0.0, predicted, 0.0)

@@ -1,4 +1,4 @@
-"""Finds out why two prompts part: by the part of the body that stands there, and what it says."""
+"""Causes of divergence of two prompts, from the part of the body at that point and its text."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from kvchat.gateway.medicine.rules import BILLING_HEADER, CLOCK, HOLD_CLOCK, has
 from kvchat.words.comparing import shared_text
 from kvchat.words.reasons import Reason, ReasonCode
 
-_AROUND = 160  # characters of each text that are told
-_SNIPPET = 80  # characters by which a part of the body is found in the prompt
-_LEAST_SNIPPET = 12  # fewer may stand anywhere
+_AROUND = 160  # characters of context on either side
+_SNIPPET = 80  # characters used to find a body part in the prompt
+_LEAST_SNIPPET = 12  # fewer match anywhere
 _MOST_NAMES, _LONGEST_NAME = 3, 60
 _BILLING = "x-anthropic-billing-header"
 _THINKS = re.compile(r"<think|</think|<\|channel\|?>\s*(?:analysis|thought)|\[THINK]|<reasoning>|<seed:think>|◁think▷")
@@ -29,7 +29,7 @@ _KNOWN_MESSAGES = (
     (re.compile(r"added these files to the chat|read-?only files", re.IGNORECASE), ReasonCode.FILES_IN_CHAT),
     (re.compile(r"<environment_context>|<environment_details>|<env>"), ReasonCode.SURROUNDINGS),
 )
-MENDED_BY = {  # the rule that mends each
+MENDED_BY = {  # rewriting rule by cause
     ReasonCode.BILLING_HEADER: BILLING_HEADER,
     ReasonCode.DATE_IN_SYSTEM: HOLD_CLOCK,
     ReasonCode.DATE_IN_FIRST: HOLD_CLOCK,
@@ -42,7 +42,7 @@ SYSTEM, TOOLS, FIRST, MESSAGE, TEMPLATE = "system", "tools", "first", "message",
 @dataclass(frozen=True)
 class Place:
     kind: str
-    number: int = 0  # of a message, from 0
+    number: int = 0  # message index from 0
     role: str = ""
 
     def cause(self, code: ReasonCode) -> Reason:
@@ -65,13 +65,13 @@ def _place(before: Contents, new: Prompt, at: int) -> Place:
     now, text = new.contents, new.text
     if not text:
         return _first_difference(before, now, -1)
-    begun = 0  # where the search for messages begins
+    begun = 0  # start of the message search
     for system in now.system:
         start = text.find(system.strip()[:_SNIPPET])
         if 0 <= start <= at <= start + len(system) and before.system != now.system:
             return _SYSTEM
         begun = max(begun, start + len(system)) if start <= at else begun
-    number, known = 0, False  # the message that may stand there; whether one before it was found
+    number, known = 0, False  # candidate message; True once an earlier one was found
     for place, message in enumerate(now.messages):
         said = message.text.strip()
         found = text.find(said[:_SNIPPET], begun) if len(said) >= _LEAST_SNIPPET else -1
@@ -87,7 +87,7 @@ def _place(before: Contents, new: Prompt, at: int) -> Place:
 
 def _first_difference(before: Contents, now: Contents, number: int) -> Place:
     """Find the first difference in the bodies, from message `number` on; -1: before the first message."""
-    if before == NOTHING_KNOWN:  # of what a state in the store stands for only its text is known
+    if before == NOTHING_KNOWN:  # only the text of a stored state is known
         return _SYSTEM if number < 0 and not now.tools else _TOOLS if number < 0 else _message(now, number)
     if number < 0 and before.tools != now.tools:
         return _TOOLS

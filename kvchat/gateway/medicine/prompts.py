@@ -1,6 +1,7 @@
-"""Prompts of programs: the contents of a body, comparing with earlier prompts, and where two part.
+"""Prompts of programs: the contents of a body, the closest earlier prompt, and where two diverge.
 
-Token ids are compared with numpy, texts by halving: a few milliseconds for 128K tokens. All of it is in memory alone.
+Token ids are compared with numpy, texts by bisection: a few milliseconds for 128K tokens. All of it is in memory
+only.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import brief
 
 SYSTEM_ROLES = frozenset(("system", "developer"))
-# What changes how a template renders, and is no part of a conversation.
+# Request options that change how a template renders.
 OPTIONS = (
     "chat_template_kwargs",
     "reasoning_effort",
@@ -36,22 +37,22 @@ OPTIONS = (
     "add_generation_prompt",
 )
 
-_MOST_OF_DATA = 500  # characters that a block may have of anything that is not said
+_MOST_OF_DATA = 500  # characters; longer strings of data are hashed
 
 
 @dataclass(frozen=True)
 class Message:
     role: str
-    text: str  # what it says, calls of tools and their results included
+    text: str  # includes tool calls and results
     reasoning: str = ""
 
 
 @dataclass(frozen=True)
 class Contents:
     system: tuple[str, ...] = ()
-    tools: tuple[tuple[str, str], ...] = ()  # the name of each, and all that is said of it
-    messages: tuple[Message, ...] = ()  # but for those of the system that stand first
-    options: Mapping[str, int] = field(default_factory=dict)  # a hash of each
+    tools: tuple[tuple[str, str], ...] = ()  # name and full definition of each
+    messages: tuple[Message, ...] = ()  # without leading system messages
+    options: Mapping[str, int] = field(default_factory=dict)  # hashes by name
 
     @property
     def bytes(self) -> int:
@@ -134,10 +135,10 @@ def _list(value: Any) -> list[Any]:
 
 Ids = npt.NDArray[np.int32]
 
-_GRAM = 8  # tokens in a row that two prompts must share to be alike there
-_SKETCH = 512  # hashes kept of a prompt
+_GRAM = 8  # consecutive tokens that count as a match between prompts
+_SKETCH = 512  # hashes per prompt
 _MIX = np.uint32(0x9E3779B1)
-_REPLY_HEAD = 8  # tokens at a prompt's end that begin its reply: templates write another head where they repeat it
+_REPLY_HEAD = 8  # tokens at a prompt's end that start the reply; templates render them differently in history
 
 
 class Prompt:
@@ -195,11 +196,11 @@ class Prompt:
 class Parting:
     """The point where a prompt diverges from the closest earlier one, and why. Texts never go to disk."""
 
-    at: int  # tokens both have
-    of: int  # tokens of the prompt
+    at: int  # shared tokens
+    of: int  # prompt tokens
     cause: Reason
-    before: str = ""  # around the place, in the prompt before
-    after: str = ""  # and in this one
+    before: str = ""  # text around it in the earlier prompt
+    after: str = ""  # in this prompt
 
     @property
     def expected(self) -> bool:
@@ -215,10 +216,10 @@ class Parting:
         return listed((words, brief(1000 * seconds))) if read is not None and seconds else words
 
 
-MOST_OF_ONE = 24  # prompts of one program and model: one for each of its threads, the title's and the helpers' too
-MOST_BYTES = 96_000_000  # of all together
-_ALIKE = 0.2  # of the shorter prompt; below that it is another kind of request
-_CLEAR = 0.5  # of the prompt shared from its beginning: what stands elsewhere need not be looked at
+MOST_OF_ONE = 24  # prompts per program and model: for its threads, titles and helpers
+MOST_BYTES = 96_000_000  # total
+_ALIKE = 0.2  # share of the shorter prompt; below: another kind of request
+_CLEAR = 0.5  # share of the prompt; a longer common prefix ends the search
 
 Whose = tuple[str, str]  # program and model
 
@@ -257,7 +258,7 @@ class RecentPrompts:
         while sum(prompt.weight for kept in self._kept.values() for prompt in kept.values()) > MOST_BYTES:
             oldest = min(self._kept, key=lambda whose: next(iter(self._kept[whose])))
             self._kept[oldest].popitem(last=False)
-            if not self._kept[oldest]:  # any program may have asked once
+            if not self._kept[oldest]:  # client names are unlimited
                 del self._kept[oldest]
 
     def forget(self, program: str | None) -> None:

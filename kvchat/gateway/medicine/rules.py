@@ -1,7 +1,7 @@
-"""The rules that mend what breaks a program's prefix, each off until it is switched on.
+"""Rules that rewrite what breaks a program's prefix, each off until switched on.
 
-A rule replaces a place in the body's text, and tells both texts; every other byte stays as it came. What it remembers
-is in memory alone.
+A rule replaces a place in the body's text and reports both texts; every other byte stays as it came. Its state is
+in memory only.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ _DATE = (
     rf"|{_DAY}{_MONTH}\s+\d{{1,2}}(?:st|nd|rd|th)?,?\s+\d{{4}}|{_DAY}\d{{1,2}}(?:st|nd|rd|th)?\s+{_MONTH},?\s+\d{{4}}"
 )
 CLOCK = re.compile(rf"(?<![\w.])(?:(?:{_DATE})(?:(?:T|,?\s+(?:at\s+)?){_TIME})?|{_TIME})(?!\w)", re.IGNORECASE)
-_BEFORE = 200  # characters of a line before a clock that may say what it tells
-_MOST = 100  # clocks of a text
+_BEFORE = 200  # characters before a clock searched for its label
+_MOST = 100  # clocks per text
 _TELLS = re.compile(r"date|time|today|now|day|clock|日期|时间|今天", re.IGNORECASE)
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
@@ -146,16 +146,16 @@ def _is_day(clock: str, day: datetime) -> bool:
 BILLING_HEADER, HOLD_CLOCK = "billing-header", "hold-clock"
 HELD_FOR = timedelta(hours=24)
 _MOST_HELD = 200
-_LOOKED_AT = 200_000  # characters of a request; a clock behind them stays as it is
+_LOOKED_AT = 200_000  # characters of a request searched for clocks
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
 
 
 @dataclass(frozen=True)
 class Rule:
-    name: str  # as it is stored
+    name: str  # as stored
     title: str
     words: str  # one sentence
-    # What it has to change in a body. Raises whatever comes of a body without the shape of a request.
+    # Yields edits to a body. May raise anything if the body is not a valid request.
     changes: Callable[[Located, Held, datetime], Iterator[tuple[Edit, Change]]]
 
 
@@ -165,14 +165,14 @@ class Change:
     where: str
     before: str
     after: str
-    differs: bool  # from what stood there in the request before: without the rule the prompt would have parted here
-    needle: str = ""  # stands in the rendered prompt where that would have been; empty: at its beginning
+    differs: bool  # from the previous request: without the rule the prompt would have diverged here
+    needle: str = ""  # text at that place in the rendered prompt; empty: its start
 
 
 @dataclass
 class Held:
-    clocks: OrderedDict[int, tuple[datetime, list[str]]] = field(default_factory=OrderedDict)  # by the text's mask
-    told: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # what stood where, as it came
+    clocks: OrderedDict[int, tuple[datetime, list[str]]] = field(default_factory=OrderedDict)  # by masked text
+    told: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # hash of the original text
 
     def differs(self, rule: str, where: str, before: str) -> bool:
         """True if this text differs from the last one there; remembers it."""

@@ -1,1 +1,1 @@
-"""Slot files: what lies where in them, how they are taken apart into blocks and put together. Knows no index."""
+"""Slot files: their layout, splitting into blocks, and rebuilding from blocks. Knows no index."""

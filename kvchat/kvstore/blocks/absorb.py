@@ -1,8 +1,8 @@
-"""Absorbing: a slot file is taken apart into blocks, of which only those not known yet are written.
+"""Absorbing: splits a slot file into blocks and writes only the new ones.
 
-A row of a prefix that an earlier save point has too is compared with the block it may be in, by XXH3. Where the rows
-are known to be unchanged (see `take_apart`) two blocks are compared and the others believed. What is new is read once:
-its block gets its name when it is written.
+A row of a prefix that an earlier save point also has is compared with its presumed block, by XXH3. Where the rows
+are known to be unchanged (see `take_apart`), two blocks are compared and the others trusted. New rows are read
+once: a block gets its name when it is written.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from kvchat.kvstore.blocks.recipe import (
 )
 from kvchat.kvstore.savepoint import CancelCheck, never
 
-_FLUSHING = 4  # threads that wait for the disk, while others compute
+_FLUSHING = 4  # threads waiting for the disk while others compute
 
 
 @dataclass(frozen=True)
 class Earlier:
     recipe: Recipe
     shared: int  # leading tokens
-    unchanged: int = 0  # of those, how many have rows that are the engine's very same ones: see `take_apart`
+    unchanged: int = 0  # leading tokens whose rows the engine has kept: see `take_apart`
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class _Work:
             def do(job: partial[tuple[BlockUse, Written]], buffer: memoryview) -> tuple[BlockUse, Future[int]]:
                 for _, earlier in flushing[-_FLUSHING:]:
                     if earlier.done():
-                        earlier.result()  # the disk is full: write no more
+                        earlier.result()  # raises if the disk is full
                 use, written = job(buffer)
                 flushed = disk.submit(self._blocks.put, written)
                 flushing.append((written, flushed))
@@ -221,8 +221,8 @@ class _Work:
 class RowSpan:
     cache: int
     run: Run
-    known: BlockUse | None  # rows that are in a block already, according to the save point that comes before
-    unchanged: bool  # they are believed to be, see `take_apart`
+    known: BlockUse | None  # existing block of these rows, according to the previous save point
+    unchanged: bool  # assumed identical, see `take_apart`
 
     def use(self) -> BlockUse:
         assert self.known is not None

@@ -1,6 +1,6 @@
-"""Block files: each named by the BLAKE3 of its content, whole under that name or absent, whoever dies when.
+"""Block files: each named by the BLAKE3 of its content, complete or absent even after a crash.
 
-Blocks of rows hold them as they are; one of residue, what of a slot file is no row, may be deflated.
+Blocks of rows hold them as they are; a block of residue, the rest of a slot file, may be deflated.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from kvchat.kvstore.blocks.recipe import RESIDUE_CHUNK, BlockUse
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY = "temporary"
-# Bytes written by one call. Of a large one Linux keeps the data in large pages, which it has to find first; small ones
-# come from a list at hand. On ext4 (6.18, a busy virtual machine) this is 3 to 6 times as fast as 1 MiB at once, on
-# tmpfs the same.
+# Bytes per write call. For large writes Linux must find large pages first; small pages come from a free list. On ext4
+# (6.18, a busy virtual machine) this is 3 to 6 times as fast as 1 MiB at once; on tmpfs it is the same.
 _AT_ONCE = 1 << 15
-_RAW, _DEFLATED = b"\0", b"\1"  # the first byte of a block of residue
+_RAW, _DEFLATED = b"\0", b"\1"  # first byte of a residue block
 _SAMPLE = 1 << 16
 _WORTH_DEFLATING = 0.8
 
@@ -43,10 +42,10 @@ class DamagedBlock(Exception):
 class Written:
     """A block's content, not yet renamed into place."""
 
-    block: bytes  # its name
+    block: bytes  # name
     xxh3: bytes
     size: int
-    temporary: Path | None  # where it lies; None: the block is there already
+    temporary: Path | None  # its path; None: the block exists already
 
 
 class BlockFiles:
@@ -57,7 +56,7 @@ class BlockFiles:
         self._folder = disk.private_folder(folder)
         self._temporary = disk.private_folder(folder / _TEMPORARY)
         self._sync = sync
-        self.new: dict[bytes, int] = {}  # written here and in no recipe yet: bytes on disk
+        self.new: dict[bytes, int] = {}  # disk bytes of blocks in no recipe yet
 
     def beside(self) -> BlockFiles:
         """Return the same folder with its own record of new blocks."""

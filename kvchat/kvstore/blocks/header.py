@@ -1,10 +1,10 @@
-"""The header of a slot file: which tokens its KV state stands for.
+"""The header of a slot file: the tokens its KV state stands for.
 
 Format (llama.cpp `src/llama-context.cpp`, state_seq_save_file; little endian):
 `magic 'ggsq' u32 | version u32 | n u32 | n x i32 | state`. In files of older servers the n words are the token list
 itself; since `server_tokens::serialize` (tools/server/server-common.cpp) they wrap it:
 `-1, 1, n_tokens, tokens..., n_media, media...`, where the tokens of media are PLACEHOLDER.
-The file carries no checksum and no total length: a cut or flipped state cannot be seen from here.
+The file has no checksum and no total length: a truncated or corrupt state cannot be detected here.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from kvchat.kvstore.savepoint import Tokens
 MAGIC = 0x67677371  # 'ggsq'
 WRAPPED = -1  # no token has this id, so it marks the wrapped form
 WRAPPED_VERSION = 1
-PLACEHOLDER = -1  # stands for a token of a picture, whichever picture it is
-Words = npt.NDArray[np.int32]  # of a chat of 128K tokens as a list they would take longer than the file's restore may
+PLACEHOLDER = -1  # placeholder for a token of any picture
+Words = npt.NDArray[np.int32]  # an array: a list of 128K tokens would take longer than a restore may
 _HEADER = struct.Struct("<III")
-# The token list has had the same place in every state version so far. Whether it may load a version is the engine's to
-# judge; a value out of this range is no version at all.
+# The token list has had the same place in every state version so far. The engine decides which versions it loads;
+# a value outside this range is no version.
 _PLAUSIBLE_VERSIONS = range(1, 1000)
 
 
@@ -41,7 +41,7 @@ def read_tokens(path: Path) -> Words:
     Image tokens are PLACEHOLDER. Reads only the header and never allocates more than the file's length.
     Raises SlotFileError for an empty, truncated or foreign file, OSError if the file cannot be read.
     """
-    if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+    if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block forever
         raise SlotFileError("not a file")
     with path.open("rb") as file:
         return _unwrap(_read_words(file))

@@ -1,11 +1,11 @@
 """The layout of slot files, and plans for files that were never saved. Values only, no reading.
 
-A slot file is a chain of named spans without gaps: header, then one cache after the other, then the engine's context
-checkpoints. A layout (made by `parser.py`) holds offsets and counts, never rows, so that it stays some KB however large
+A slot file is a chain of named spans without gaps: header, one cache after the other, then the engine's context
+checkpoints. A layout (made by `parser.py`) holds offsets and counts, never rows, so it stays some KB however large
 the file is. The store keeps its row map: where the rows lie, and where the rest may be cut.
 
-A plan is a new file as a sequence of literal bytes and ranges of the stored one: cut to a prefix, or with the row that
-a sliding window lacks. `rebuild.py` carries it out.
+A plan is a new file as a sequence of literal bytes and ranges of the stored one: cut to a prefix, or with the row
+that a sliding window lacks. `rebuild.py` carries it out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Literal
 class UnknownLayout(Exception):
     """The file could not be parsed to its last byte; the message gives the reason for the log."""
 
-    at = 0  # how far the reading came, in bytes
+    at = 0  # bytes parsed before the failure
 
 
 class CannotCompose(Exception):
@@ -41,9 +41,9 @@ class Header:
     """Magic, state version, and the token list."""
 
     span: Span
-    wrapped: bool  # -1, 1, n, tokens, n_media, media… as newer servers write it, or the bare tokens
-    tokens: Span  # the token ids alone, 4 bytes each
-    media: Span | None = None  # n_media and what follows it, where there are pictures
+    wrapped: bool  # True: -1, 1, n, tokens, n_media, media… (newer servers); else bare tokens
+    tokens: Span  # token ids only, 4 bytes each
+    media: Span | None = None  # n_media and the following data, if pictures exist
 
     @property
     def n_tokens(self) -> int:
@@ -68,7 +68,7 @@ class Run:
 
     row: int
     position: int
-    rows: int  # how many
+    rows: int  # count
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class CacheRows:
 @dataclass(frozen=True)
 class AttentionCache(CacheRows):
     cells: Span  # metadata of each row, `cell_size` bytes each
-    cell_size: int  # 12, or 24 where cells carry M-RoPE positions and their token
+    cell_size: int  # 12, or 24 if cells carry M-RoPE positions and their token
 
     @property
     def head(self) -> Span:
@@ -138,7 +138,7 @@ class RowMap:
     """The positions of all rows in a slot file; no caches if the layout is unknown or has no rows."""
 
     caches: tuple[CacheRows, ...] = ()
-    breaks: tuple[int, ...] = ()  # offsets where a part of the rest begins or ends that may come back by itself
+    breaks: tuple[int, ...] = ()  # offsets that split the residue into parts that may recur
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,8 @@ class Checkpoint(Span):
     It never changes, so every later save of the conversation contains the same bytes.
     """
 
-    n_tokens: int  # the engine can go back to this length with it
-    first_position: int  # of the oldest row it holds; the last token for recurrent state
+    n_tokens: int  # length the engine can roll back to
+    first_position: int  # of its oldest row; the last token for recurrent state
 
 
 Cache = AttentionCache | RecurrentState
@@ -192,7 +192,7 @@ class Layout:
         caches = tuple(
             CacheRows(tuple(region for region in cache.regions if region.row_size), cache.runs)
             for cache in self.attention
-            if cache.row_bytes  # one of a hybrid without attention layers has cells and no rows
+            if cache.row_bytes  # a hybrid without attention layers has cells but no rows
         )
         own = [span for span in (*self.checkpoints, self.recurrent) if span is not None]
         return RowMap(caches, tuple(sorted({edge for span in own for edge in (span.offset, span.end)})))
@@ -210,7 +210,7 @@ class Layout:
         yield from self.checkpoints
 
 
-Piece = bytes | Span  # of the plan itself, or a range of the stored file
+Piece = bytes | Span  # literal bytes or a range of the stored file
 Plan = tuple[Piece, ...]
 
 
@@ -230,7 +230,7 @@ def cut(layout: Layout, n_tokens: int) -> Plan:
     if not 0 < n_tokens <= layout.n_tokens:
         raise CannotCompose(f"{n_tokens} of {layout.n_tokens} tokens")
     if n_tokens < layout.n_tokens and layout.header.media is not None:
-        raise CannotCompose("it holds pictures")  # the engine cuts it back itself
+        raise CannotCompose("it holds pictures")  # the engine truncates it
     if n_tokens < layout.n_tokens and layout.recurrent is not None:
         raise CannotCompose("recurrent state cannot be cut")
     if n_tokens < layout.n_tokens and layout.windows:
@@ -247,7 +247,7 @@ def with_masked_rows(layout: Layout, window: int) -> Plan:
     one token at most, which the saved rows allow. Raises CannotCompose if the rows do not match such a window.
     """
     n_tokens = layout.n_tokens
-    starts = (n_tokens - window, (n_tokens - 1) // window * window)  # of a window, of a chunk (llama4)
+    starts = (n_tokens - window, (n_tokens - 1) // window * window)  # window or chunk (llama4) start
     if not layout.windows or any(cache.first_position not in starts for cache in layout.windows):
         raise CannotCompose(f"its rows are not those of a window of {window:,} tokens")
 
@@ -272,7 +272,7 @@ def _compose(layout: Layout, n_tokens: int, rows: Callable[[AttentionCache, int]
     for cache in layout.caches:
         pieces += [cache] if isinstance(cache, RecurrentState) else rows(cache, n_tokens)
     kept = [checkpoint for checkpoint in layout.checkpoints if checkpoint.n_tokens <= n_tokens]
-    if layout.checkpoint_head is not None and kept:  # without any, servers write no appendix
+    if layout.checkpoint_head is not None and kept:  # servers write no empty appendix
         pieces += [Span(layout.checkpoint_head.offset, 8), struct.pack("<I", len(kept)), *kept]
     return joined(pieces)
 

@@ -1,19 +1,19 @@
-"""Reads a slot file's layout. Strict: whatever is not understood to the last byte is UnknownLayout.
+"""Parser for the layout of slot files. Strict: any byte it does not understand raises UnknownLayout.
 
 Format (state version 4, little endian), from llama.cpp: src/llama-context.cpp (state_seq_save_file),
 src/llama-kv-cache.cpp and src/llama-memory-recurrent.cpp (state_write, state_write_meta, state_write_data).
-After the header (see header.py) come the caches, each saying nothing of what it is:
+After the header (see header.py) come the caches, none of which names its kind:
   attention   n_stream u32 | n_cells u32 | cells | v_trans, n_layer, n_rot_k, n_rot_v u32
               | per layer: type i32, row_size u64, n_cells K rows | the same for V, but for MLA, which has no V
   cell        pos i32, n_seq u32, [x, y, token i32: only with M-RoPE or PLE], seq_id i32
   recurrent   n_cells u32 | pos i32, n_seq u32 | s_trans, n_layer u32
               | per recurrent layer: type i32, row_size u64, R row | the same for S
 Order: plain one; sliding window base, window; indexers (DSA, MSA) the indexed cache, then the indexer; hybrids
-attention, then recurrent. Which of two caches is the window is seen by its rows: they do not reach back to token 0.
+attention, then recurrent. Which of two caches is the window shows in its rows: they do not reach back to token 0.
 Newer servers append their context checkpoints under the same state version (seen in files of b11549):
   "SCKP" u32, 1 u32, count u32 | per checkpoint: n_tokens i64, pos_min i32, pos_max i32
               | three times (target, draft, speculation): size u64, bytes
-Whether cells are long, and whether V follows, is not said either: each way is tried, and only one may lead to the end.
+The file does not say whether cells are long or V follows: each way is tried; only one may reach the end.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ VERSION = 4
 CHECKPOINT_VERSION = 1
 CHECKPOINT_MAGIC = 0x504B4353  # "SCKP"
 SHORT_CELL, LONG_CELL = 12, 24
-# ggml type ids a KV cache or a recurrent state can have: (bytes per block).
+# Bytes per block by ggml type id, for KV caches and recurrent states.
 BLOCK_BYTES = {0: 4, 1: 2, 2: 18, 3: 20, 6: 22, 7: 24, 8: 34, 20: 18, 30: 2}
-# More than any model has, and few enough that a hostile file costs little time and memory.
+# More than any model has, few enough to limit the cost of a hostile file.
 MOST_LAYERS, MOST_RUNS, MOST_ROW_BYTES = 1024, 4096, 1 << 28
 MOST_CACHES, MOST_CHECKPOINTS, MOST_TRIES = 4, 1024, 64
 
-Read = Callable[[int, int], bytes]  # of an offset and a size
+Read = Callable[[int, int], bytes]  # (offset, size)
 
 
 def parse_layout(path: Path) -> Layout:
@@ -180,7 +180,7 @@ class _Parser:
             except UnknownLayout as failure:
                 self._note(failure)
                 continue
-            if cache not in seen:  # a cache without layers has no V either way
+            if cache not in seen:  # without layers both ways are equal
                 seen.append(cache)
                 yield cache
 
@@ -200,7 +200,7 @@ class _Parser:
         try:
             regions = self._regions(cells.end, n_cells, with_v)
         except UnknownLayout as failure:
-            failure.at = cells.end  # the cells at least were right, so this is what is wrong with the file
+            failure.at = cells.end  # the cells were valid, so the fault lies after them
             raise
         return AttentionCache(regions, runs, cells, cell_size)
 
@@ -232,7 +232,7 @@ class _Parser:
         data = self._take(cells.offset, cells.size, "the cells")
         words = np.frombuffer(data, dtype="<i4").reshape(-1, cell_size // 4)
         positions = words[:, 0]
-        if (words[:, 1] != 1).any() or (words[:, -1] != words[0, -1]).any():  # the slot's number, whichever it was
+        if (words[:, 1] != 1).any() or (words[:, -1] != words[0, -1]).any():  # any slot number, but the same one
             raise UnknownLayout("cells of other sequences than the slot's, or with unknown extras")
         total = len(self._tokens)
         first = total - len(positions)

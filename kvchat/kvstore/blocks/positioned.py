@@ -1,7 +1,7 @@
-"""Reading and writing at a place, from several threads at once, and the threads that do it.
+"""Positioned reads and writes from several threads at once, and their thread pool.
 
-How often the store goes over a slot file of N bytes, as tests/kvstore/blocks/test_passes.py counts it here. Read,
-hashed and written are bytes; "new" is what a turn has added; the few KB that are no rows count nowhere.
+How often the store passes over a slot file of N bytes, counted by tests/kvstore/blocks/test_passes.py. Read, hashed
+and written are bytes; "new" is what a turn added; the few KB that are not rows are not counted.
 
     first save (absorb)                         read N    hashed N    written N
     next turn, rows known to be unchanged       new + 2 blocks    new + 2 blocks    new
@@ -31,10 +31,10 @@ from blake3 import blake3
 
 from kvchat.kvstore.savepoint import CancelCheck, Cancelled
 
-PIECE = 1 << 19  # bytes; stays in the cache of one core between reading, hashing and writing
-_MOST_THREADS = 8  # of a disk and of memory they are the bound then
+PIECE = 1 << 19  # bytes; fits one core's cache for reading, hashing and writing
+_MOST_THREADS = 8  # beyond this, disk and memory are the limit
 _NICEST = 19
-_seeking = threading.Lock()  # where there are no positioned calls (Windows)
+_seeking = threading.Lock()  # for systems without positioned I/O (Windows)
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -129,7 +129,7 @@ def in_parallel(
         if failed.is_set() or cancelled():
             raise Cancelled
         if not hasattr(mine, "buffer"):
-            mine.buffer = memoryview(mmap.mmap(-1, PIECE))  # malloc would keep one for each thread there ever was
+            mine.buffer = memoryview(mmap.mmap(-1, PIECE))  # malloc would keep one for every past thread
         try:
             return do(job, mine.buffer)
         except BaseException:

@@ -1,7 +1,7 @@
-"""Putting slot files together out of blocks, several at a time, each proved on its way before anyone may use the file.
+"""Rebuilds slot files from blocks, several at a time, each verified before anyone may use the file.
 
 A plan says which bytes of a stored file make the new one; a file as it was saved is the plan that takes all of it.
-Every block is proved by its hash, the recipe by its seal, and every byte is written once.
+Every block is verified by its hash, the recipe by its seal, and every byte is written once.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from kvchat.kvstore.blocks.recipe import (
 )
 from kvchat.kvstore.savepoint import CancelCheck, never
 
-_MOST_AT_ONCE = 256  # places that one call reads into; systems take 1024
+_MOST_AT_ONCE = 256  # buffers per read call; systems allow 1024
 _WORTH_ASKING = 1 << 16  # bytes
-_Goals = list[tuple[int | None, int]]  # where bytes go, None for nowhere, and how many
-_Job = tuple[BlockUse, _Goals]  # a block, and where each of its bytes goes, from the first to the last
+_Goals = list[tuple[int | None, int]]  # (target, or None to discard; length)
+_Job = tuple[BlockUse, _Goals]  # a block and the targets of all its bytes, in order
 
 
 class Unusable(Exception):
@@ -157,7 +157,7 @@ def _carry_out(work: tuple[_Job, BlockUse | None], buffer: memoryview, *, blocks
             _scatter(file, goals, out, buffer, digests)
             if digests.xxh3 == use.xxh3:
                 return
-            digests = positioned.Digests()  # it is the name that counts, and the index, too, may have been damaged
+            digests = positioned.Digests()  # the name decides: the index's XXH3 may be damaged
             _scatter(file, goals, out, buffer, digests)
     except FileNotFoundError as error:
         raise DamagedBlock from error
@@ -174,7 +174,7 @@ def _scatter(file: FileIO, goals: _Goals, out: _Out, buffer: memoryview, digests
             positioned.read_into(file, places, read)
         except (OSError, EOFError) as error:
             if isinstance(error, OSError) and error.errno == errno.EFAULT:
-                raise  # somebody has cut the file that is written over: no fault of the block's
+                raise  # the target file was truncated; the block is not at fault
             raise DamagedBlock from error
         for place in places:
             digests.add(place)
@@ -218,7 +218,7 @@ class _Out:
                 found.append(buffer[:length])
                 buffer = buffer[length:]
                 continue
-            if length >= _WORTH_ASKING:  # else the system does it page by page
+            if length >= _WORTH_ASKING:  # else the system maps page by page
                 self.mapped.have_ready(target, length)
             found.append(whole[target : target + length])
         return found
@@ -246,7 +246,7 @@ class _Residue:
 
     def __init__(self, recipe: Recipe, blocks: BlockFiles) -> None:
         self._blocks = blocks
-        self._places: list[tuple[Span, int, BlockUse]] = []  # in the file, where it begins in its block, and that
+        self._places: list[tuple[Span, int, BlockUse]] = []  # (span in the file, offset in block, block)
         residue = residue_spans(recipe.row_map, recipe.file_size)
         for use in recipe.uses:
             start = 0

@@ -1,8 +1,8 @@
-"""Recipes: which blocks a slot file is put together from, and where their rows go. Pure values and arithmetic.
+"""Recipes: the blocks a slot file is built from, and where their rows go. Pure values and arithmetic.
 
-A row map says where the rows of each KV cache lie in the file; whatever is no row is the residue. A block of rows holds
-`rows` consecutive rows of one cache: those of the cache's first region, then those of the second, and so on. A block of
-residue holds up to 4 MiB of the residue's bytes, in file order. A file of unknown layout is residue from end to end.
+A row map says where the rows of each KV cache lie in the file; everything else is the residue. A block of rows
+holds `rows` consecutive rows of one cache: those of the cache's first region, then those of the second, and so on.
+A block of residue holds up to 4 MiB of the residue's bytes, in file order. A file of unknown layout is all residue.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from blake3 import blake3
 from kvchat.kvstore.blocks.layout import CacheRows, Region, RowMap, Run, Span
 
 BLOCK_ROWS = 256
-RESIDUE = -1  # the `cache` of a block of residue
+RESIDUE = -1  # `cache` value of a residue block
 RESIDUE_CHUNK = 4 << 20
 _MAX_MAP_BYTES = 64_000_000
-_MOST = 1 << 50  # of any number in a row map
+_MOST = 1 << 50  # limit for row map numbers
 
 
 class RecipeError(Exception):
@@ -34,11 +34,11 @@ class BlockUse:
     block: bytes  # BLAKE3 of the block file
     size: int  # bytes of the block file
     cache: int  # index in the row map, or RESIDUE
-    row: int  # first row in the file; of residue: first byte in the residue
-    rows: int  # how many; of residue: bytes
-    skip: int  # rows of the block before them
-    position: int  # token position of the first row; of residue: 0
-    xxh3: bytes = field(default=b"", compare=False)  # XXH3-128 of the block file; empty where it is not known
+    row: int  # first row in the file; for residue: its first byte
+    rows: int  # count; for residue: bytes
+    skip: int  # rows to skip in the block
+    position: int  # token position of the first row; residue: 0
+    xxh3: bytes = field(default=b"", compare=False)  # XXH3-128 of the block file; empty if unknown
 
 
 @dataclass(frozen=True)

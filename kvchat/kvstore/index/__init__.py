@@ -1,1 +1,1 @@
-"""The index: which save points there are, the tokens they stand for, and the blocks they are made of."""
+"""The index: save points, the tokens they stand for, and the blocks they are made of."""

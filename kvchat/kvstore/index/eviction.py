@@ -1,9 +1,9 @@
-"""Which save points to give up: pure decisions on values.
+"""Eviction: which save points to delete. Pure decisions on values.
 
-A save point is worth the prefill it spares, per byte that it keeps on disk, and half as much for every week since it
-was used. What others keep as well is neither lost nor freed. Older turns go before a conversation's last, all that
-was saved for it. Other programs have many threads under one name: of theirs, what stands for a last turn is where a
-thread ends, or where several begin. All of it goes before anything of a chat's.
+A save point is worth the prefill it saves per byte it keeps on disk, halved for every week since its last use. What
+others keep as well is neither lost nor freed. Older turns go before any save point of a conversation's last turn.
+Other programs have many threads under one name: for them, a last turn is where a thread ends, or where several
+begin. All of it goes before anything of a chat's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan
 
 HALF_LIFE_S = 7 * 86_400.0
-OLDER_TURN_SHARE = 0.1  # how often an older turn is gone back to, against the last being gone on from (a guess)
+OLDER_TURN_SHARE = 0.1  # return rate to older turns, relative to the last one (a guess)
 
 Numbers = npt.NDArray[np.int64]
 
@@ -32,13 +32,13 @@ class Candidate(NamedTuple):
 
     id: int
     conversation_id: str
-    line: int  # the kind of engine: each has a last save point of its own
+    line: int  # kind of engine; each has its own last save point
     prefill_ms: float
     created_at: float
     last_used_at: float
-    kept: bool  # pinned, or in use: never given up
-    message_id: str | None = None  # in which it ends: with sliding windows two end in one, and are of use together
-    goes_on: int | None = None  # of a program's: in how many ways others go on from it; None: it is a conversation's
+    kept: bool  # pinned or in use: never removed
+    message_id: str | None = None  # message it ends in; with sliding windows two share one and are used together
+    goes_on: int | None = None  # for programs: number of continuations; None for a conversation
 
     @property
     def is_end(self) -> bool:
@@ -50,10 +50,10 @@ class Candidate(NamedTuple):
 class Needs:
     """Which save points need which blocks: those on the path to its end in a tree of uses."""
 
-    ends: Numbers  # of each candidate: its last use
-    parents: Numbers  # of each use: the one before it on every path, which has a smaller number; -1 without
-    blocks: Numbers  # of each use: the block
-    sizes: Numbers  # of each block: bytes on disk
+    ends: Numbers  # last use of each candidate
+    parents: Numbers  # previous use of each use, always a smaller number; -1: none
+    blocks: Numbers  # block of each use
+    sizes: Numbers  # disk bytes of each block
 
 
 def plan_prune(candidates: Sequence[Candidate], needs: Needs, used: int, target: int, now: float) -> PrunePlan:

@@ -1,6 +1,6 @@
-"""The index: one SQLite file that knows every save point. It may always be lost; the store then starts empty.
+"""The index: one SQLite file with every save point. It may always be lost; the store then starts empty.
 
-Readers have connections of their own, so that whoever looks something up waits for nobody who writes.
+Readers have their own connections, so that a lookup never waits for a writer.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from kvchat.system.migrations import check_version, migrate
 from kvchat.words.language import N_, _
 
 TOO_NEW = N_("Your chat memory was saved by a newer version of kvchat")
-_PAGE_BYTES = 8192  # a whole segment of tokens fits into a page of an index with its neighbours
-_LOG_BYTES = 400_000  # of the write-ahead log, before it is worked into the file
+_PAGE_BYTES = 8192  # an index page holds a whole token segment and its neighbors
+_LOG_BYTES = 400_000  # size of the write-ahead log before a checkpoint
 _MOST_IDLE = 4
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
 _ENVIRONMENT = {
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM),
     *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PROTOCOL),
 }
-# What our own code may say of rows that are not what they were. It may also be a bug: the index is looked over first.
+# Errors that damaged rows can cause in our own code. They may also be bugs, so the index is checked first.
 _SUSPICIOUS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError, sqlite3.Error)
 
 
@@ -48,11 +48,11 @@ class Index:
     def __init__(self, path: Path, on_loss: Callable[[], None] = lambda: None) -> None:
         """Open or create the file. `on_loss` is called if it was damaged or deleted. Also raises DatabaseTooNew."""
         self.path = path
-        self.fresh = False  # the file has been made, or made anew, since somebody last looked at what lies beside it
+        self.fresh = False  # the file was created or replaced since the files beside it were last checked
         self._on_loss = on_loss
         self._writing = threading.RLock()
-        self._readers: list[sqlite3.Connection] = []  # nobody reads with them just now
-        self._file = 0  # raised whenever the path becomes another file
+        self._readers: list[sqlite3.Connection] = []  # idle connections
+        self._file = 0  # incremented when the file is replaced
         try:
             self._writer = self._connect()
         except _SUSPICIOUS as error:
@@ -98,7 +98,7 @@ class Index:
     def write(self) -> Iterator[sqlite3.Connection]:
         """Open an exclusive write transaction. Rolled back if it raises."""
         with self._writing:
-            if not self.path.exists():  # someone has emptied the cache
+            if not self.path.exists():  # the cache was cleared
                 self._close_readers()
                 self._writer.close()
                 self._on_loss()
@@ -136,7 +136,7 @@ class Index:
 
     def _connect(self, *, reads: bool = False) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with contextlib.suppress(FileExistsError):  # opened and closed again, locks of this process would be lost
+        with contextlib.suppress(FileExistsError):  # reopening and closing would drop this process's locks
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             self.fresh = True
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
@@ -145,10 +145,10 @@ class Index:
                 connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the newest save points
-                # In pages; the log is part of what the store takes.
+                # In pages; the log counts toward the store's size.
                 connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_BYTES // _PAGE_BYTES}")
-                connection.execute("PRAGMA journal_size_limit = 0")  # and so is its file, once a large one was written
-                connection.execute("PRAGMA secure_delete = ON")  # tokens of a deleted conversation are gone, not hidden
+                connection.execute("PRAGMA journal_size_limit = 0")  # truncate a large log file after a checkpoint
+                connection.execute("PRAGMA secure_delete = ON")  # overwrite the tokens of deleted conversations
                 migrate(connection, self.path, MIGRATIONS, _(TOO_NEW), keep_copy=False)
         except BaseException:
             connection.close()

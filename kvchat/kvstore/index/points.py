@@ -1,7 +1,7 @@
 """Save points and their recipes in the index: each function works within the caller's transaction.
 
-Recipes are paths in a tree of links: what many turns share is there once. A link is one use of a block after those on
-the path to it. A conversation holds the links on the paths of its save points; a link nobody holds is gone.
+Recipes are paths in a tree of links: what many turns share is stored once. A link is one use of a block after those
+on the path to it. A conversation holds the links on the paths of its save points; unheld links are deleted.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from kvchat.kvstore.index import token_tree
 from kvchat.kvstore.index.schema import CorruptIndex, fingerprint_of, moment
 from kvchat.kvstore.savepoint import PROGRAM, Fingerprint, SavePoint
 
-_LATE = 16  # save points: some turns of some chats
+_LATE = 16  # most recently used save points
 _OF_CHAT = "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE name = ?"
 _START = 0
 _COLUMNS = "block_id, cache, first_row, n_rows, skip, position"
-_Link = tuple[int, int, int, int, int, int]  # those columns
+_Link = tuple[int, int, int, int, int, int]  # _COLUMNS
 _SAME = "SELECT id FROM links WHERE parent_id = ? AND " + " AND ".join(f"{name} = ?" for name in _COLUMNS.split(", "))
 
 
@@ -114,7 +114,7 @@ def hand_over(db: sqlite3.Connection, doomed: Sequence[int]) -> list[int]:
         "SELECT s.id, tree_id, node_id FROM save_points s JOIN nodes n ON n.id = node_id"
         " WHERE s.id IN (SELECT value FROM json_each(?)) ORDER BY s.n_tokens DESC"
     )
-    barren: set[int] = set()  # the longest first: of a chat's line, no place is then looked at twice
+    barren: set[int] = set()  # longest first, so no place in a chat's line is checked twice
     left = []
     for point_id, tree_id, node_id in db.execute(query, (ids,)).fetchall():
         heir = _heir(db, frozenset(doomed), barren, tree_id, node_id)
@@ -235,7 +235,7 @@ def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk:
     row = db.execute("SELECT conversation_id FROM save_points WHERE id = ?", (point_id,)).fetchone()
     if row is None:
         return False
-    some_rows = bool(recipe.row_map.caches)  # without any the layout is unknown, and all of it counts as rows
+    some_rows = bool(recipe.row_map.caches)  # no caches: unknown layout, all counted as rows
     db.executemany(
         "INSERT INTO blocks (name, size, residue, disk_bytes, xxh3) VALUES (?, ?, ?, ?, ?)"
         " ON CONFLICT (name) DO UPDATE SET xxh3 = excluded.xxh3 WHERE excluded.xxh3 <> x''",
@@ -319,7 +319,7 @@ def hold_recipe(db: sqlite3.Connection, link_id: int, conversation: int) -> None
         row = db.execute(
             "INSERT INTO held VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1 RETURNING n", (link_id, conversation)
         ).fetchone()
-        if row[0] > 1:  # it holds the way here already
+        if row[0] > 1:  # the rest is already held
             return
         link_id = _parent(db, link_id)
 

@@ -1,8 +1,8 @@
-"""The index's schema as numbered steps (see kvchat.system.migrations), and what each row of it must be.
+"""The index's schema as numbered steps (see kvchat.system.migrations), and checks of its rows.
 
-Token lists are kept as a tree of segments (see token_tree), so that what many share is kept, and compared, once.
-Recipes are paths in a tree of links, so that the uses of blocks which many turns share are kept once as well.
-Triggers keep the sums that the disk panel shows: counting 100,000 blocks takes longer than it may take to open.
+Token lists are kept as a tree of segments (see token_tree), so that shared parts are stored, and compared, once.
+Recipes are paths in a tree of links, so that the uses of blocks that many turns share are stored once as well.
+Triggers keep the sums that the storage window shows: counting 100,000 blocks takes longer than it may take to open.
 Times are seconds since 1970.
 """
 
@@ -19,13 +19,13 @@ from pathlib import Path
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.system.migrations import migrate
 
-SEGMENT, TOKEN_BYTES = 256, 4  # most tokens of a node in the tree, and bytes of each
-_MOST = 1 << 50  # of bytes and milliseconds; a sum of 8,000 of these still fits
+SEGMENT, TOKEN_BYTES = 256, 4  # maximum tokens per tree node; bytes per token
+_MOST = 1 << 50  # bytes or milliseconds; a sum of 8,000 of these still fits
 _SUM = f"BETWEEN -{4096 * _MOST} AND {4096 * _MOST}"
 _LATEST = 1 << 34  # seconds since 1970
 _LONGEST = 1 << 31  # tokens
 
-# Counts everything anew out of recipes and blocks: where the sums are right, only reading is done.
+# Recount everything from recipes and blocks; correct sums cause only reads.
 RECOUNT = """
     CREATE TEMP TABLE holding AS
         WITH RECURSIVE up (link_id, conversation_id) AS (
@@ -58,7 +58,7 @@ RECOUNT = """
     UPDATE sums SET written = (SELECT coalesce(sum(bytes), 0) FROM written)
 """
 
-# The tables are strict and checked: what a damaged file holds is told by SQLite's own checks (see `is_sane`).
+# Strict tables with CHECKs: SQLite itself detects damaged contents (see `is_sane`).
 MIGRATIONS: tuple[str, ...] = (
     f"""
     CREATE TABLE fingerprints (id INTEGER PRIMARY KEY, facts TEXT NOT NULL UNIQUE) STRICT;
@@ -239,7 +239,7 @@ def is_sane(db: sqlite3.Connection) -> bool:
         for (facts,) in db.execute("SELECT facts FROM fingerprints"):
             fingerprint_of(facts)
         for table, column in _TEXTS:
-            db.execute(f"SELECT DISTINCT {column} FROM {table}").fetchall()  # fetching it decodes it
+            db.execute(f"SELECT DISTINCT {column} FROM {table}").fetchall()  # fetching decodes it
     except sqlite3.OperationalError as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM)

@@ -1,7 +1,7 @@
-"""The token tree in the index: finds which save points begin as a prompt does, without reading every token list.
+"""The token tree in the index: finds the save points that begin as a prompt does, without reading every list.
 
-A node is a segment of up to 256 tokens, named by the hash of all tokens up to its end. Each fingerprint has a tree for
-each audience.
+A node is a segment of up to 256 tokens, named by the hash of all tokens up to its end. Each fingerprint has a tree
+for each audience.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kvchat.kvstore.index.schema import SEGMENT, TOKEN_BYTES, CorruptIndex
 from kvchat.kvstore.savepoint import Tokens
 
 _ROOT = 0
-_HASH_BYTES = 16  # names are compared with the real token ids before they are believed
+_HASH_BYTES = 16  # matches are verified against the real token ids
 _NAMES_EACH = 500  # SQLite's limit on parameters is 999 in old versions
-_MOST_AT = 20  # save points of the very same tokens
+_MOST_AT = 20  # save points with the same tokens
 _CHILDREN = "SELECT id, packed FROM nodes WHERE parent_id = ? AND tree_id = ?"
 
 _Parent = tuple[int, int]  # node and tree
@@ -34,14 +34,14 @@ _After = Callable[[sqlite3.Connection, _Parent, bytes], Iterator[_Child]]
 class Place(NamedTuple):
     node_id: int
     shared: int
-    whole: bool  # all the node's tokens are the prompt's
-    n_tokens: int  # of the node; save points beyond it have more
+    whole: bool  # the prompt has all the node's tokens
+    n_tokens: int  # node length; save points below it have more
 
 
 class _Segment(NamedTuple):
     """Up to 256 consecutive tokens. Only the last segment of a chain is shorter."""
 
-    name: bytes  # BLAKE3 of the name before and these tokens: equal names mean equal tokens from the very first
+    name: bytes  # BLAKE3 of the previous name and these tokens: equal names mean equal prefixes
     end: int  # token position after the segment
     packed: bytes  # the token ids, int32 little endian
 
@@ -124,7 +124,7 @@ def _in_all(db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int],
 def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, after: _After) -> Iterator[Place]:
     segments = [segment for segment in _chain(packed) if len(segment.packed) == SEGMENT * TOKEN_BYTES]
     known = _known(db, tree_id, segments)
-    path = [(_ROOT, 0)]  # nodes of whole segments down the prompt, and where each ends
+    path = [(_ROOT, 0)]  # nodes of whole segments along the prompt, with their ends
     for segment in segments:
         if segment.name not in known:
             break
@@ -166,7 +166,7 @@ def first_below(
 
     Every leaf of the tree has a save point, so the first path down usually finds one.
     """
-    query = "SELECT id FROM nodes WHERE parent_id = ? AND id > ?"  # ids grow downwards: no circle in a damaged index
+    query = "SELECT id FROM nodes WHERE parent_id = ? AND id > ?"  # ids grow downward: no cycles in a damaged index
     ways: list[tuple[int, Iterator[int]]] = [(_ROOT, iter((node_id,)))]
     while ways:
         above, nodes = ways[-1]
@@ -192,7 +192,7 @@ def ways_on(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[int, int]:
     )
     ways = Counter[int]()
     for (parent_id, _), group in groupby(db.execute(query, (json.dumps(list(nodes)),)), lambda row: row[:2]):
-        begun: list[tuple[bytes, int]] = []  # each begins the next; one that goes on from it stands beside it
+        begun: list[tuple[bytes, int]] = []  # stack of siblings; each is a prefix of the next
         for _, _, packed, node_id in group:
             if not isinstance(packed, bytes):
                 raise CorruptIndex
@@ -227,7 +227,7 @@ def _beside(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_C
         if not shared:
             return
         exact = db.execute(f"{_CHILDREN} AND packed = ?", (*parent, rest[: shared * TOKEN_BYTES])).fetchone()
-        if exact:  # comes before what is longer
+        if exact:  # before longer ones
             yield exact[0], shared, shared
         yield from (child for child in children if child[2] > shared)
 

@@ -1,4 +1,4 @@
-"""Sizes, losses and news from the index: each function works within the caller's transaction."""
+"""Sizes, losses and unseen changes in the index: functions within the caller's transaction."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from kvchat.words.reasons import Reason, ReasonCode, reason_of
 class Totals(NamedTuple):
     save_points: int
     logical: int  # of all slot files
-    rows: int  # of the blocks of rows
-    disk: int  # what all blocks take on disk
+    rows: int  # of row blocks
+    disk: int  # disk bytes of all blocks
     written: int
     written_today: int
 

@@ -1,1 +1,1 @@
-"""What a model file says of itself: its GGUF header, never the weights. What that takes of memory is `memory`."""
+"""Model metadata: the GGUF header, never the weights. Memory needs are in `library/memory`."""

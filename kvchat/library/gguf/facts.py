@@ -1,4 +1,4 @@
-"""What kvchat wants to know about a model file, read from its GGUF header."""
+"""Facts that kvchat uses about a model file, from its GGUF header."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvchat.library.gguf.template_options import TemplateWord, words_in
 from kvchat.system.files import NotAFile, open_plain, stamp_of
 from kvchat.words.language import N_, _
 
-# llama_ftype in llama.cpp's include/llama.h, as people name the files.
+# llama_ftype in llama.cpp's include/llama.h, by common file names.
 _FILE_TYPES = (
     "0:F32 1:F16 2:Q4_0 3:Q4_1 7:Q8_0 8:Q5_0 9:Q5_1 10:Q2_K 11:Q3_K_S 12:Q3_K_M 13:Q3_K_L 14:Q4_K_S "
     "15:Q4_K_M 16:Q5_K_S 17:Q5_K_M 18:Q6_K 19:IQ2_XXS 20:IQ2_XS 21:Q2_K_S 22:IQ3_XS 23:IQ3_XXS 24:IQ1_S "
@@ -34,7 +34,7 @@ _FILE_TYPES = (
     "39:NVFP4 40:Q1_0"
 )
 FILE_TYPES = {int(number): name for number, name in (entry.split(":") for entry in _FILE_TYPES.split())}
-MOST_BLOCKS = 4096  # far more layers than any model has; keeps a damaged header from asking for endless lists
+MOST_BLOCKS = 4096  # more layers than any model has; limits lists from a damaged header
 _MADE_FOR_A_MODEL = {
     "adapter": N_("This is a LoRA adapter, not a model"),
     "imatrix": N_("This is an importance matrix, not a model"),
@@ -59,9 +59,9 @@ class Weights:
     """The sizes of a model's tensors in the file, in bytes, by where they may go."""
 
     layers: tuple[int, ...]
-    experts: tuple[int, ...]  # of these, the experts of a mixture: large, and each seldom used
-    embedding: int  # always in the computer's memory
-    output: int  # goes with the last layer
+    experts: tuple[int, ...]  # expert weights within the layers: large, each seldom used
+    embedding: int  # always in main memory
+    output: int  # with the last layer
     output_is_embedding: bool  # a GPU then holds a copy of the embedding
 
 
@@ -75,10 +75,10 @@ class GgufFacts:
     quantisation: str  # e.g. "Q4_K_M"
     size: int  # all parts together
     trained_context: int
-    original_context: int  # before RoPE scaling stretched it; a longer one is counted otherwise. 0: the file is silent
+    original_context: int  # before RoPE scaling; a longer context changes the keys. 0: not in the file
     block_count: int
     embedding_length: int
-    inner_length: int  # of a token inside a layer: feed-forward part, the experts used, recurrent part
+    inner_length: int  # per token in a layer: feed-forward, experts used, recurrent part
     heads: int
     key_length: int
     value_length: int
@@ -87,8 +87,8 @@ class GgufFacts:
     vocabulary_size: int
     parts: tuple[Path, ...]  # more than one for a split model
     header_size: int
-    names_sampling: bool = False  # its author says how replies should be drawn; the engine heeds that
-    template_words: tuple[TemplateWord, ...] = ()  # the options of its chat template that kvchat knows
+    names_sampling: bool = False  # the file sets sampling defaults, which the engine uses
+    template_words: tuple[TemplateWord, ...] = ()  # chat template options that kvchat knows
 
     @property
     def sliding_window(self) -> int | None:
@@ -275,7 +275,7 @@ def _text(values: Mapping[str, Value], key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-# `name-00001-of-00003.gguf` and so on, as llama-gguf-split writes them.
+# `name-00001-of-00003.gguf`, as llama-gguf-split writes them.
 _PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 
 
@@ -298,11 +298,11 @@ def part_name(name: str) -> PartName | None:
     return PartName(match["stem"], int(match["number"]), int(match["count"])) if match else None
 
 
-FileStamps = tuple[tuple[int, int, int], ...]  # of each file: size, modification time in ns, inode
+FileStamps = tuple[tuple[int, int, int], ...]  # per file: size, modification time in ns, inode
 
 SAMPLES = 64
 SAMPLE_BYTES = 64 * 1024
-_HEADER_BYTES = 1024 * 1024  # read whole of a file whose header is not looked into
+_HEADER_BYTES = 1024 * 1024  # read whole if the header is not parsed
 
 
 def model_identity(path: Path) -> str:
@@ -337,7 +337,7 @@ def _add_part(digest: blake3, path: Path, header_size: int) -> None:
         digest.update(size.to_bytes(8, "little"))
         digest.update(file.read(header_size))
         for number in range(SAMPLES):
-            # The last sample ends with the file, the first begins right after the header.
+            # The first sample starts after the header; the last ends with the file.
             first, last = header_size, max(header_size, size - SAMPLE_BYTES)
             file.seek(first + (last - first) * number // (SAMPLES - 1))
             digest.update(file.read(SAMPLE_BYTES))

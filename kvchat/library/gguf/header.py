@@ -1,7 +1,7 @@
-"""Reads the header of a GGUF file: its key/value pairs and tensor list, never the weights.
+"""Parser for a GGUF file's header: its key/value pairs and tensor list, never the weights.
 
-Written by hand because the `gguf` package's GGUFReader turns every vocabulary entry into a numpy array (2.2 s for the
-49,152 tokens of SmolLM2, measured), where stepping over the big arrays takes a few hundredths of a second.
+Written by hand because the `gguf` package's GGUFReader turns every vocabulary entry into a numpy array (2.2 s for
+the 49,152 tokens of SmolLM2, measured), while skipping the big arrays takes a few hundredths of a second.
 Format: docs/gguf.md in ggml-org/ggml, versions 2 and 3, little-endian.
 """
 
@@ -142,7 +142,7 @@ def _read_scalar(cursor: _Cursor, kind: int) -> Scalar:
 
 def _read_tensor(cursor: _Cursor) -> TensorInfo:
     name, n_dimensions = cursor.string(), cursor.number(_U32)
-    if n_dimensions > 8:  # ggml itself knows 4
+    if n_dimensions > 8:  # ggml allows 4
         raise HeaderFault("bad tensor shape")
     shape = tuple(cursor.number(_U64) for _ in range(n_dimensions))
     return TensorInfo(name, shape, cursor.number(_U32), cursor.number(_U64))

@@ -1,7 +1,7 @@
 """What each layer of a model keeps in the KV cache, read from its GGUF header.
 
-As llama.cpp b11434 has it: llama_hparams (n_embd_k_gqa, n_embd_v_gqa, n_embd_r, n_embd_s), what src/models/*.cpp make
-of the header, and llama_model::create_memory, which gives each layer its kind of memory.
+As in llama.cpp b11434: llama_hparams (n_embd_k_gqa, n_embd_v_gqa, n_embd_r, n_embd_s), how src/models/*.cpp use the
+header, and llama_model::create_memory, which gives each layer its kind of memory.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from kvchat.engine.running.plan import BATCH_SIZE
 from kvchat.library.gguf.header import TENSOR_TYPES, GgufFields
 from kvchat.words.language import _
 
-# Where llama.cpp knows from the architecture which layers have a sliding window, and files need not say: every how
-# many-th layer attends fully. 0: none does.
+# Architectures whose sliding-window layers llama.cpp knows without the file: every n-th layer has full attention;
+# 0: no layer has.
 _WINDOW_PERIODS = {
     "afmoe": 4,
     "cohere2": 4,
@@ -33,13 +33,13 @@ _WINDOW_PERIODS = {
     "plamo3": 8,
 }
 _WINDOW_PERIODS_FULL_FIRST = {"cohere2moe": 4, "laguna": 4, "smallthinker": 4}  # the first of each period attends fully
-_WINDOW_IGNORED = {"phi3"}  # files name one, and llama.cpp attends fully all the same
-_WINDOW_DEFAULTS = {"exaone4": 4096, "gemma2": 4096, "llama4": 8192}  # tokens, where the file names none
+_WINDOW_IGNORED = {"phi3"}  # files name a window, but llama.cpp ignores it
+_WINDOW_DEFAULTS = {"exaone4": 4096, "gemma2": 4096, "llama4": 8192}  # tokens, if the file names none
 _WINDOW_FIXED = {"llama4": 8192, "smallthinker": 4096}  # tokens, whatever the file names
 
-_NO_CACHE = {"dream", "llada", "llada-moe", "rnd1"}  # diffusion models read everything anew
+_NO_CACHE = {"dream", "llada", "llada-moe", "rnd1"}  # diffusion models reprocess everything
 
-_RECURRENT = {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"}  # every layer, and no attention
+_RECURRENT = {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"}  # all layers, no attention
 _HYBRID_PERIODS = {"minimax-01": 8, "qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4}
 _HYBRID_BY_HEADS = {  # a layer without KV heads is recurrent
     "bailingmoe3",
@@ -55,7 +55,7 @@ _HYBRID_BY_HEADS = {  # a layer without KV heads is recurrent
 _HYBRID_BY_HEADS_AND_FF = {"nemotron_h", "nemotron_h_moe"}  # … and one with a feed-forward part is neither
 _BOTH = {"falcon-h1"}  # each layer has attention and recurrent state
 
-# Sparse attention: one more row of keys, for choosing tokens. So many indexer keys long, in so many layers.
+# Sparse attention: an extra key row selects tokens. Its length in indexer keys, by architecture.
 _INDEX_KEYS = {
     "deepseek32": 1,
     "glm-dsa": 1,
@@ -67,22 +67,22 @@ _INDEX_KEYS = {
 }
 _INDEX_IN_LISTED = {"glm-dsa", "hy_v4", "dots3note", "glm5-next"}  # layers whose `indexer.types` is not 0
 _FIRST_SHARED = {"gemma3n": 20}  # layers from this one on use an earlier layer's rows (src/models/gemma3n.cpp)
-_ONLY_ROUGHLY = {"deepseek4", "nanbeige"}  # compressed rows; layers that are run through more than once
+_ONLY_ROUGHLY = {"deepseek4", "nanbeige"}  # compressed rows; layers that run more than once
 
 
 @dataclass(frozen=True)
 class LayerKv:
     keys: int = 0  # in each token's K row
     values: int = 0  # in each token's V row
-    slides: bool = False  # rows of the last tokens alone: a sliding window
-    state: int = 0  # f32, the same however long the conversation
+    slides: bool = False  # sliding window: rows of the last tokens only
+    state: int = 0  # f32, independent of the context length
 
 
 @dataclass(frozen=True)
 class KvLayout:
     layers: tuple[LayerKv, ...]
-    window: int  # tokens a sliding window reaches back; 0: no layer has one
-    notes: tuple[str, ...]  # why this is an upper bound or a guess; empty where the header told everything
+    window: int  # sliding window in tokens; 0: no layer has one
+    notes: tuple[str, ...]  # why this is an upper bound or a guess; empty if exact
 
     @property
     def has_state(self) -> bool:
@@ -110,7 +110,7 @@ def kv_layout(fields: GgufFields) -> KvLayout:
 def _kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bool], list[bool], list[str]]:
     """Return which layers have attention, which have recurrent state, and notes on assumptions."""
     architecture, blocks = fields.prefix, len(kv_heads)
-    trunk = blocks - fields.number("nextn_predict_layers")  # the layers after it predict further tokens, unused here
+    trunk = blocks - fields.number("nextn_predict_layers")  # later layers predict further tokens, unused here
     if not 0 < trunk <= blocks:
         trunk = blocks
     in_trunk = [layer < trunk for layer in range(blocks)]
@@ -226,27 +226,27 @@ def _window_tokens(fields: GgufFields) -> int:
     architecture = fields.prefix
     if architecture in _WINDOW_IGNORED | _RECURRENT:
         return 0
-    if architecture == "exaone4" and fields.number("block_count") != 64:  # the 32B alone (src/models/exaone4.cpp)
+    if architecture == "exaone4" and fields.number("block_count") != 64:  # only the 32B (src/models/exaone4.cpp)
         return 0
     tokens = fields.number("attention.sliding_window", _WINDOW_DEFAULTS.get(architecture, 0))
     return _WINDOW_FIXED.get(architecture, tokens) if tokens else 0
 
 
-# The KV types llama-server's --cache-type-k/-v take: values per block, bytes per block.
+# KV types for llama-server's --cache-type-k/-v: values per block, bytes per block.
 KV_TYPES = {
     name.lower(): (per_block, block_bytes)
     for name, per_block, block_bytes in TENSOR_TYPES.values()
     if name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q5_0", "Q5_1")
 }
 CELL_PADDING = 256  # tokens; llama.cpp rounds contexts and sliding windows' caches up to this
-STATE_BYTES = 4  # recurrent state is f32 whatever the KV type
+STATE_BYTES = 4  # recurrent state is f32 for every KV type
 
 
 class KvEstimate(NamedTuple):
     """KV cache size in bytes."""
 
     per_token: float  # grows with the context
-    fixed: int  # sliding windows and recurrent state: the same however long the conversation
+    fixed: int  # sliding windows and recurrent state: independent of the context
 
 
 def kv_bytes_per_token(layout: KvLayout, kv_type_k: str = "f16", kv_type_v: str = "f16") -> float:

@@ -1,7 +1,7 @@
-"""The options of chat templates that kvchat knows: how much a model thinks, and whether it is shown that again.
+"""Chat template options that kvchat knows: how much a model thinks, and if it sees its thoughts again.
 
-Found by their names in the template. That agrees with what Jinja2 calls its undeclared variables in all but one of the
-71 templates that come with llama.cpp b11434, and needs no parser of a language that is otherwise the engine's.
+Found by their names in the template. That agrees with Jinja2's undeclared variables in all but one of the 71
+templates that come with llama.cpp b11434, and needs no parser for a language that is otherwise the engine's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TemplateOption:
 
 _THINK, _REMEMBER, _HOW_MUCH = N_("Reasoning"), N_("Keep earlier reasoning"), N_("Reasoning effort")
 _YES_NO: Choices = ((True, N_("On")), (False, N_("Off")))
-_NO_YES: Choices = ((False, N_("On")), (True, N_("Off")))  # the variable says what is left out
+_NO_YES: Choices = ((False, N_("On")), (True, N_("Off")))  # the variable is negated
 _EFFORTS: Choices = (("low", N_("Low")), ("medium", N_("Medium")), ("high", N_("High")))
 _KNOWN = (
     TemplateOption("enable_thinking", _THINK, _YES_NO),  # Qwen3, GLM, SmolLM3 and many more
@@ -50,14 +50,14 @@ _KNOWN = (
     TemplateOption("truncate_history_thinking", _REMEMBER, _NO_YES),  # Nemotron
     TemplateOption("drop_thinking", _REMEMBER, _NO_YES),  # DeepSeek V4
 )
-_LADDER = ("off", "none", "no_think", "disabled", "minimal", "low", "medium", "high", "xhigh", "max")  # what is more
+_LADDER = ("off", "none", "no_think", "disabled", "minimal", "low", "medium", "high", "xhigh", "max")  # ascending
 _WORDS = {"no_think": N_("None"), "xhigh": N_("Very high"), "max": N_("Maximum")} | {
     value: words for option in _KNOWN for value, words in option.choices if isinstance(value, str)
 }
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 _CODE = re.compile(r"\{%.*?%\}|\{\{.*?\}\}", re.DOTALL)
 _TEXT = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
-_VARIABLE = r"(?<![\w.]){name}\b(?!\s*=[^=])(?!\()"  # not an attribute, not where it is given a value
+_VARIABLE = r"(?<![\w.]){name}\b(?!\s*=[^=])(?!\()"  # not an attribute, assignment or call
 _COMPARED = r"(?<![\w.]){name}(?:\s*\|\s*lower)?\s*(?:[!=]=\s*({text})|(?:not\s+)?in\s*[\[(]([^\])]*)[\])])"
 
 

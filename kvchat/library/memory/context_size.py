@@ -1,7 +1,7 @@
-"""Chooses the context size: as much as the model was trained for and memory holds, and says why in words.
+"""Choice of the context size: what the model was trained for, as far as memory allows, with the reason.
 
-Where a model does not fit on the GPUs, the engine's own `--fit` decides what goes there: it measures the devices. What
-it decided is read from its log (`ContextChoice.placed`). Sizes in bytes, contexts in tokens.
+Where a model does not fit on the GPUs, the engine's own `--fit` decides what goes there: it measures the devices.
+Its decision is read from its log (`ContextChoice.placed`). Sizes in bytes, contexts in tokens.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from kvchat.words.wording import day
 from kvchat.words.wording import size as size_in_words
 
 STEP = 256  # tokens; llama.cpp rounds context sizes to it
-MINIMUM = 2048  # tokens; less is of little use for a conversation
-ENOUGH_ON_DEVICE = 16_384  # tokens; with that much on the GPU, memory beside it is not worth its slowness
-LEAST_BEGINNING, CHEAP = 8192, 512 * 1024 * 1024  # tokens; bytes of KV cache, laid out within about a second
-WORTHWHILE_PART = 8  # a context is raised by an eighth, or not at all
+MINIMUM = 2048  # tokens; less is too short for a chat
+ENOUGH_ON_DEVICE = 16_384  # tokens; with this much on the GPU, slower main memory is not worth using
+LEAST_BEGINNING, CHEAP = 8192, 512 * 1024 * 1024  # tokens; KV cache bytes allocated within about a second
+WORTHWHILE_PART = 8  # a context grows by at least an eighth
 
 
 @dataclass(frozen=True)
 class ContextChoice:
     tokens: int
-    reason: str  # a plain sentence
-    share: str  # another: what the model takes of what there is
+    reason: str  # a sentence
+    share: str  # a sentence: the memory the model takes
     kv_bytes: int  # estimated size of the KV cache
     needed: int  # estimated memory for everything: weights, KV cache, buffers
-    free: int  # what it is compared with
+    free: int  # compared with `needed`
     fits: bool
     bars: tuple[MemoryBar, ...]
-    beside: str = ""  # a sentence where part of the model runs beside a GPU
-    fit_target: int | None = None  # what `--fit` leaves free on each GPU; None: there is none to place anything on
-    without_gpu: bool = False  # nothing is to go to the GPUs: their memory ran out
-    warning: str = ""  # one sentence, when the user's own choice is unwise
+    beside: str = ""  # a sentence if part of the model runs off the GPU
+    fit_target: int | None = None  # what `--fit` leaves free per GPU; None: no GPU is used
+    without_gpu: bool = False  # use no GPU: its memory ran out
+    warning: str = ""  # one sentence if the user's own choice is unwise
     by_user: bool = False  # the user's own size
 
     @property
@@ -92,7 +92,7 @@ class ContextChooser:
         limit = demand.limit.tokens if demand.limit else self._trained
         self._most = max(self._least, min(self._trained, limit))
         self._nothing = Placement(0, self._facts.block_count + 1)  # on the GPUs
-        self._without_gpu = False  # their memory ran out
+        self._without_gpu = False  # GPU memory ran out
         self._cached_bars = lru_cache(maxsize=None)(
             lambda tokens, without_gpu: demand.bars(tokens, memory, on_gpu=not without_gpu)
         )
@@ -130,7 +130,7 @@ class ContextChooser:
         size = max(LEAST_BEGINNING, 1 << (3 * needed // 2 - 1).bit_length())
         original = self._facts.original_context
         if original and most.tokens > original:
-            size = max(size, original + STEP)  # beyond it keys are of another kind, and stay of that kind
+            size = max(size, original + STEP)  # start beyond it, since crossing it changes the keys
         if most.by_user or self._whole(most.tokens) or most.kv_bytes <= CHEAP or size >= most.tokens:
             return most
         reason = _(
@@ -205,7 +205,7 @@ class ContextChooser:
                 spare=self._sparable(tokens),
             )
         elif tokens > self._facts.trained_context:
-            # b11434 caps the slot at the trained context, and allocates the rest in vain
+            # b11434 caps the slot at the trained context and wastes the rest
             warning = _(
                 "The model was trained for {trained} tokens. Newer engines stop there; older ones "
                 "produce poor replies beyond that.",
@@ -295,7 +295,7 @@ class ContextChooser:
                 place=self._place(tokens),
                 margin=size_in_words(margin(free)),
             )
-        # Half of what kvchat leaves: an estimate that is a little low moves no layer away from the GPU.
+        # Half of kvchat's margin: a slightly low estimate moves no layer off the GPU.
         targets = [margin(device.free) // 2 for device in self._memory.devices if not self._without_gpu]
         bars = self._bars(tokens)
         return ContextChoice(

@@ -1,4 +1,4 @@
-"""How much memory there is: the computer's, what a container leaves of it, and the GPUs'; and what a model needs of it.
+"""Available memory (the computer's, within a container's limits, and the GPUs'), and a model's needs.
 
 Estimated before the load. Sizes in bytes.
 """
@@ -18,9 +18,9 @@ from kvchat.library.memory.limits import LoadLimit
 from kvchat.words.language import _, listed, several
 from kvchat.words.wording import size as size_in_words
 
-COMPUTER = "memory"  # how a bar calls the computer's own memory
-ENGINE_BYTES = 128 * 1024 * 1024  # the engine's program, its HTTP threads and small buffers
-MARGIN_SHARE = 0.10  # of free memory, left for everything else
+COMPUTER = "memory"  # bar name of main memory
+ENGINE_BYTES = 128 * 1024 * 1024  # the engine's process, HTTP threads and small buffers
+MARGIN_SHARE = 0.10  # of free memory, left for other uses
 MARGIN_LEAST = 256 * 1024 * 1024  # bytes
 _STAYS_FREE = 4 << 30  # bytes
 
@@ -29,7 +29,7 @@ _STAYS_FREE = 4 << 30  # bytes
 class DeviceMemory:
     """Free memory, in bytes, of one GPU or of another computer that shares the work."""
 
-    name: str  # as the engine calls its buffers: "CUDA0", "Vulkan1", "RPC0[den:50052]"
+    name: str  # as in the engine's buffer names: "CUDA0", "Vulkan1", "RPC0[den:50052]"
     free: int
 
     @property
@@ -42,11 +42,11 @@ class DeviceMemory:
 class MemoryFacts:
     """Memory available to a model before it is loaded, in bytes."""
 
-    available: int  # of the computer, or of the container's limit where that is less
-    limited: bool = False  # a container's or service's limit is what counts
+    available: int  # of the computer, or the container's limit if lower
+    limited: bool = False  # a container's or service's limit applies
     devices: tuple[DeviceMemory, ...] = ()
-    all_there_is: int = 0  # of the computer or the container, taken or not
-    staging_place: int = 0  # slot files that could lie in memory; 0 where there is no place for them
+    all_there_is: int = 0  # total of the computer or container
+    staging_place: int = 0  # bytes for slot files in memory; 0: no place for them
 
     @property
     def device_free(self) -> int:
@@ -175,13 +175,13 @@ class MemoryBar:
 
     place: str  # a GPU's name, or COMPUTER
     free: int  # before the load
-    margin: int  # of that, what kvchat never plans with
+    margin: int  # of that, never used by kvchat
     weights: int
     kv: int
     compute: int
-    other: int  # the engine itself, a projector, and copies of its state that it keeps to go back to
+    other: int  # the engine itself, a projector, and its state checkpoints
     measured: bool = False
-    staging: int = 0  # of what is left then, what the store may take at most to keep chats ready
+    staging: int = 0  # limit of the remaining memory for keeping chats ready
 
     @property
     def needed(self) -> int:
@@ -227,9 +227,9 @@ class Demand:
     facts: GgufFacts
     kv_type: str = "f16"
     swa_full: bool = False
-    projector: int = 0  # bytes of the projector that gives it sight
-    slots: int = 1  # chats side by side, which share the context
-    limit: LoadLimit | None = None  # what a load taught that ran out of memory
+    projector: int = 0  # bytes of the vision projector
+    slots: int = 1  # parallel chats sharing the context
+    limit: LoadLimit | None = None  # from a load that ran out of memory
 
     def bars(self, tokens: int, memory: MemoryFacts, *, on_gpu: bool = True) -> tuple[MemoryBar, ...]:
         """Return one bar per GPU, then one for main memory. `on_gpu`: the GPUs may be used.

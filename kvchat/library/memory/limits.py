@@ -1,7 +1,7 @@
-"""What did not fit: the context sizes at which loads ran out of memory, by model, engine build and kind of device.
+"""Known limits: context sizes at which loads ran out of memory, by model, engine build and kind of device.
 
-Kept in one small JSON file, which may always be deleted. A load that ran out may have been short of memory that another
-program held just then. So more is tried again: after a day, and after twice as long each time that it runs out again.
+Kept in one small JSON file, which may always be deleted. A load that ran out may have been short of memory that
+another program held just then. So more is tried again: after a day, and after twice as long after each failure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kvchat.system.files import read_json, whole_file
 
-MOST_ENTRIES = 200  # the oldest go
+MOST_ENTRIES = 200  # keeps newest
 DAY_S, MOST_DAYS = 86_400.0, 32
 
 
@@ -24,8 +24,8 @@ class LoadLimit:
     """The context size, in tokens, that loaded when a larger one ran out of memory."""
 
     tokens: int
-    times: int  # that it ran out, a day and more apart
-    at: float  # the last time, in seconds since 1970; `until`, too
+    times: int  # failures at least a day apart
+    at: float  # last failure in seconds since 1970, as is `until`
 
     @property
     def until(self) -> float:
@@ -34,9 +34,9 @@ class LoadLimit:
 
 @dataclass(frozen=True)
 class Circumstances:
-    model: str  # its identity
-    size: int  # of its files, in bytes
-    build: str  # what tells one build of the engine from another
+    model: str  # identity
+    size: int  # bytes of its files
+    build: str  # identifies the engine build
     device: str  # "CPU", "CUDA", "Vulkan", …
 
     @property
@@ -81,7 +81,7 @@ class LoadLimits:
         return limit
 
     def _in_force(self, entry: LoadLimit) -> bool:
-        return entry.at <= self._clock() < entry.until  # nor is a date to come to be believed
+        return entry.at <= self._clock() < entry.until  # dates in the future are ignored
 
     def _entries(self) -> dict[str, LoadLimit]:
         try:

@@ -1,4 +1,4 @@
-"""Judges if a model can run on this machine: fits, tight, no; and proposes settings that would help."""
+"""Verdict on a model for this machine: fits, tight, no; and proposals for settings that would help."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kvchat.settings import Settings
 from kvchat.words.language import N_, _, number, sentences
 from kvchat.words.wording import size as size_in_words
 
-COMFORTABLE = 8192  # tokens; with less, a long conversation soon loses its beginning
-OVERHEAD_SHARE = 0.15  # of the weights, for a KV cache of some thousand tokens and buffers, where only a size is known
+COMFORTABLE = 8192  # tokens; with less, a long chat soon loses its beginning
+OVERHEAD_SHARE = 0.15  # of the weights, for buffers and a KV cache of some thousand tokens, if only the size is known
 
 
 class Verdict(Enum):
@@ -75,8 +75,8 @@ class Proposal:
     title: str
     gain: str  # a sentence
     price: str  # a sentence
-    tokens: int = 0  # by which the context would be longer
-    bytes: int = 0  # memory set free at the context there is; negative: taken
+    tokens: int = 0  # context tokens gained
+    bytes: int = 0  # memory freed at the current context; negative: used
     kv_type: str | None = None  # the setting to change, or …
     engine_argument: str | None = None  # … what to add to the engine's extra arguments
 
@@ -92,9 +92,9 @@ class Situation:
     choice: ContextChoice
     demand: Demand
     memory: MemoryFacts
-    wanted: int | None  # the user's own context size
-    extra: Sequence[str]  # the user's own arguments for the engine
-    takes_arguments: bool  # the engine inside kvchat takes none
+    wanted: int | None  # the user's context size
+    extra: Sequence[str]  # the user's engine arguments
+    takes_arguments: bool  # the built-in engine takes none
 
     def otherwise(
         self, *, kv_type: str | None = None, swa_full: bool = False, wanted: int | None = None

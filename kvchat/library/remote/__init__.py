@@ -1,1 +1,1 @@
-"""Models and engines that can be had: Hugging Face, the starter, GitHub, downloads. What arrived is for `local`."""
+"""Downloadable models and engines: Hugging Face, the starter, GitHub, package indexes."""

@@ -1,7 +1,7 @@
-"""Fetches files whose hashes are known, so that it can be stopped at any byte, by kill -9 too, and taken up again.
+"""Downloads files with known hashes. Can be stopped at any byte, even by kill -9, and resumed.
 
-They are a model of Hugging Face, an engine from GitHub, or the starter's package: "model" stands for all.
-huggingface_hub's own hf_hub_download begins anew after every interruption (version 2.4.0: its temporary file has a
+The files are a model from Hugging Face, an engine from GitHub, or the starter's package: "model" stands for all.
+huggingface_hub's own hf_hub_download starts over after every interruption (version 2.4.0: its temporary file has a
 random name and is deleted), so the bytes are written here. Beside the model's place lie, until it is whole,
 `<name>.part` with the bytes so far and `<name>.download`, which says what is being fetched.
 """
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     import httpx2
 
 ORDER_SUFFIX = ".download"
-CHUNK = 4 * 1024 * 1024  # bytes hashed at a time when a download is taken up again
-WRITE_BUFFER = 256 * 1024  # bytes; what a kill may lose
-SPARE_ROOM = 500_000_000  # bytes of disk that a download leaves free
-WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before each new attempt, as long as no byte comes
+CHUNK = 4 * 1024 * 1024  # bytes hashed at a time when a download resumes
+WRITE_BUFFER = 256 * 1024  # bytes that a kill may lose
+SPARE_ROOM = 500_000_000  # disk bytes that a download leaves free
+WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before each retry while no data arrives
 LARGEST = 50_000_000_000  # bytes; the Hub gives larger files only to clients of its Xet protocol
 
 TELL_EVERY_S = 0.2
-RATE_OVER_S = 5.0  # the rate shown is the mean over about so long
+RATE_OVER_S = 5.0  # the displayed rate averages this long
 
 T = TypeVar("T")
-Report = Callable[[int, float, bool], object]  # bytes, bytes per second, whether they are being checked, not fetched
-DoneBytes = Callable[[int, bool], None]  # bytes so far of all files; whether they are being checked, not fetched
+Report = Callable[[int, float, bool], object]  # bytes, bytes per second, True while verifying
+DoneBytes = Callable[[int, bool], None]  # bytes so far of all files; True while verifying
 
 
 class DownloadFailed(KvchatError):
@@ -54,7 +54,7 @@ class DownloadFailed(KvchatError):
 
 
 class Origin(Protocol):
-    name: str  # in a sentence
+    name: str  # for messages
 
     def download(
         self, repository: str, revision: str, path: str, start: int
@@ -108,7 +108,7 @@ def discard(order: Order, models: Path) -> None:
     for part in order.file.parts:
         order.partial(models, part).unlink(missing_ok=True)
     for folder in list(order.target(models).parents)[: 2 + order.file.parts[0].path.count("/")]:
-        with contextlib.suppress(OSError):  # something else is in it
+        with contextlib.suppress(OSError):  # it is not empty
             folder.rmdir()
 
 
@@ -120,19 +120,19 @@ async def fetch_model(order: Order, models: Path, origin: Origin, told: DoneByte
     target = order.target(models)
     try:
         if order.is_here(models):
-            _order_file(order, models).unlink(missing_ok=True)  # a kill between the last two steps leaves it
+            _order_file(order, models).unlink(missing_ok=True)  # left by a kill between the last two steps
             return target
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _alone(target):
             begun = _read(_order_file(order, models))
-            if begun is not None and begun.file != order.file:  # parts of another version would fail in the end
+            if begun is not None and begun.file != order.file:  # another version's parts would fail the check
                 for part in order.file.parts:
                     order.partial(models, part).unlink(missing_ok=True)
             _check_room(order, models)
             _write(order, _order_file(order, models))
             before, fetched = 0, []
             for part in order.file.parts:
-                if size_of(order.target(models, part)) != part.size:  # else a kill came while all were put in place
+                if size_of(order.target(models, part)) != part.size:  # equal after a kill during the final moves
                     await _Fetch(order, part, models, origin, told, before).run()
                     fetched.append(part)
                 before += part.size
@@ -172,7 +172,7 @@ class _Fetch:
                 self._hash.update(chunk)
                 self._done += len(chunk)
                 self._told(self._before + self._done, True)
-                await asyncio.sleep(0)  # a cancellation arrives here
+                await asyncio.sleep(0)  # cancellation point
 
     async def _fetch_rest(self, file: Any) -> None:
         failures = 0
@@ -192,7 +192,7 @@ class _Fetch:
         order, part = self._order, self._part
         async with self._origin.download(order.repository, order.revision, part.path, self._done) as response:
             if self._done and not response.headers.get("Content-Range", "").startswith(f"bytes {self._done}-"):
-                self._begin_anew(file)  # the server has sent all of it
+                self._begin_anew(file)  # the server ignored the range
             async for chunk in response.aiter_bytes():
                 if self._done + len(chunk) > part.size:
                     raise self._damaged()
@@ -223,7 +223,7 @@ class _Fetch:
         self._done, self._hash = 0, hashlib.sha256()
 
 
-_in_hand: set[Path] = set()  # the first files of what is being fetched
+_in_hand: set[Path] = set()  # first files of active downloads
 
 
 @contextlib.contextmanager
@@ -374,7 +374,7 @@ class _Meter:
     def __init__(self, report: Report) -> None:
         self._report = report
         self._told_at = 0.0
-        self._looks: list[tuple[float, int]] = []  # when, and bytes by then
+        self._looks: list[tuple[float, int]] = []  # (time, bytes so far)
 
     def __call__(self, done: int, checking: bool) -> None:
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""The models that are being fetched: one after the other, each can be paused, and a later start finds it again."""
+"""The queue of model downloads: one at a time, each can be paused and is resumed by a later start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Download:
     """State of a download. Bytes; rate in bytes per second, 0 while unknown."""
 
     order: Order
-    path: Path  # where the model's first file will be; names the download
+    path: Path  # future path of the first file; identifies the download
     state: DownloadState
     done: int = 0
     rate: float = 0.0
@@ -56,7 +56,7 @@ class Downloads:
         self._downloader = Downloader("downloads")
         self._turn = asyncio.Lock()  # one download at a time
         self._running: dict[Path, asyncio.Task[None]] = {}
-        self._ending: dict[Path, asyncio.Task[None]] = {}  # stopped, and perhaps still with their files
+        self._ending: dict[Path, asyncio.Task[None]] = {}  # stopping, perhaps with files still open
         self._known: dict[Path, Download] = {}
 
     def all(self) -> tuple[Download, ...]:
@@ -125,7 +125,7 @@ class Downloads:
                 await self._downloader.fetch(order, self._models, self._hub, report)
         except Exception as failure:
             error = failure
-        if self._running.get(path) is task:  # neither paused nor removed meanwhile
+        if self._running.get(path) is task:  # not paused or removed meanwhile
             del self._running[path]
             known = dataclasses.replace(self._known[path], rate=0.0)
             if error is None:

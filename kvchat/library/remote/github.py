@@ -1,20 +1,21 @@
-"""GitHub: the newest releases of a repository, llama.cpp's builds for a graphics card, and newer kvchats.
+"""GitHub: the newest releases of a repository, llama.cpp's builds for a graphics card, and kvchat updates.
 
-Nothing is asked unless a method is called; for a newer kvchat once a day at most, where that is wanted.
+Nothing is requested unless a method is called; kvchat updates once a day at most, if enabled.
 
-The releases, their files' names, sizes and `digest`: https://docs.github.com/en/rest/releases/releases#list-releases;
-where a file lies: https://docs.github.com/en/repositories/releasing-projects-on-github/linking-to-releases
+The releases, their files' names, sizes and `digest`:
+https://docs.github.com/en/rest/releases/releases#list-releases; where a file lies:
+https://docs.github.com/en/repositories/releasing-projects-on-github/linking-to-releases
 
-The builds' names: https://github.com/ggml-org/llama.cpp/blob/master/.github/workflows/release.yml; as of b11457 they
-are `llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz`, `…-ubuntu-vulkan-x64.tar.gz`, `…-win-cuda-12.4-x64.zip`,
-`…-win-rocm-10.0-x64.zip` (`…-win-hip-radeon-x64.zip` before), `…-win-sycl-x64.zip`, `…-macos-arm64.tar.gz`. CUDA's own
-libraries are in a file beside: `cudart-llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz`, on Windows without the build; for
-Linux since https://github.com/ggml-org/llama.cpp/pull/28186. Every build is a preview on GitHub; what is not one, as
-v0.7.0, has no builds, only the name of one (https://github.com/ggml-org/llama.cpp/pull/27485).
+The builds' names: https://github.com/ggml-org/llama.cpp/blob/master/.github/workflows/release.yml; as of b11457
+they are `llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz`, `…-ubuntu-vulkan-x64.tar.gz`, `…-win-cuda-12.4-x64.zip`,
+`…-win-rocm-10.0-x64.zip` (`…-win-hip-radeon-x64.zip` before), `…-win-sycl-x64.zip`, `…-macos-arm64.tar.gz`. CUDA's
+own libraries are in a separate file: `cudart-llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz`, on Windows without the
+build; for Linux since https://github.com/ggml-org/llama.cpp/pull/28186. Every build is a preview on GitHub; full
+releases such as v0.7.0 have no builds, only the name of one (https://github.com/ggml-org/llama.cpp/pull/27485).
 
-The wheels of xllamacpp's indexes (https://xorbitsai.github.io/xllamacpp/whl/cu128 and others) are no source: those for
-CUDA on Linux lack CUDA's libraries (https://github.com/xorbitsai/xllamacpp/blob/main/setup.py), while the builds here
-run where NVIDIA's driver is; nor can they take the user's own arguments or share the work.
+The wheels of xllamacpp's indexes (https://xorbitsai.github.io/xllamacpp/whl/cu128 and others) are no source: those
+for CUDA on Linux lack CUDA's libraries (https://github.com/xorbitsai/xllamacpp/blob/main/setup.py), while the
+builds here run with NVIDIA's driver alone; nor can they take the user's own arguments or share the work.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class GitHub:
         """Send a request; yield a successful response to read. Raises HubError, also while it is read."""
         import httpx2
 
-        # Bytes have to come as they lie: compressed ones cannot be counted.
+        # Request uncompressed data: progress counts its bytes.
         sent = {"User-Agent": f"kvchat/{__version__}", "Accept-Encoding": "identity", **headers}
         host = urlsplit(url).netloc
         try:
@@ -121,7 +122,7 @@ def _refused(host: str, status: int, url: str) -> HubError:
             _("{url} no longer exists.", url=url),
             _("Try again. There may be a newer release."),
         )
-    if status in (403, 429):  # asked without an account: 60 times an hour
+    if status in (403, 429):  # without an account: 60 requests an hour
         return HubError(
             _("GitHub rate limit reached"),
             _("{host} received too many requests from your network.", host=host),
@@ -158,9 +159,9 @@ _BACKENDS = {
     "hip": Backend.ROCM,
     "vulkan": Backend.VULKAN,
     "sycl": Backend.SYCL,
-    "metal": Backend.METAL,  # the one for macOS has no word for it
+    "metal": Backend.METAL,  # macOS builds do not name it
 }
-# About how large they are, in bytes, with the libraries beside them (b11457): said before anything is asked.
+# Approximate size in bytes with libraries (b11457), shown before any request.
 _ABOUT = {
     ("linux", Backend.CUDA): 770_000_000,
     ("linux", Backend.ROCM): 245_000_000,
@@ -234,14 +235,14 @@ def _builds(release: Release, backend: Backend, system: str, machine: str) -> It
 _KVCHAT = "kvchat/kvchat"
 ASK_EVERY_S = 86_400.0
 _LOOK_EVERY_S = 600.0
-_ASKED = "asked-for-updates"  # in the state folder; its time is when that was
+_ASKED = "asked-for-updates"  # in the state folder; mtime: last check
 
 
 async def watch_updates(state: Path, wanted: Callable[[], bool], tell: Callable[[str, str], None]) -> None:
     """Check for new versions forever; `tell` the number and page of each."""
     while True:
         if wanted() and _due(state / _ASKED):
-            with contextlib.suppress(KvchatError):  # nobody asked for it now: tomorrow is another day
+            with contextlib.suppress(KvchatError):  # a background check: retried tomorrow
                 if tag := await newer_tag():
                     tell(tag.removeprefix("v"), f"{GitHub().page(_KVCHAT)}/tag/{tag}")
         await asyncio.sleep(_LOOK_EVERY_S)

@@ -1,8 +1,8 @@
-"""Hugging Face: search for GGUF models, and what files a repository has. Nothing is asked unless a method is called.
+"""Hugging Face: search for GGUF models, and the files of a repository. Sends nothing unless called.
 
-Sessions, headers, errors and data classes are huggingface_hub's. Its HfApi is not used: it blocks, has no timeout and
-retries for 23 s where there is no network (version 2.4.0), and a search has to end when the user has gone on typing.
-The library is imported at the first request, because that takes some tenths of a second.
+Sessions, headers, errors and data classes are huggingface_hub's. Its HfApi is not used: it blocks, has no timeout
+and retries for 23 s without a network (version 2.4.0), and a search must end when the user types on. The library is
+imported at the first request, because that takes some tenths of a second.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 HOME = "https://huggingface.co"
 MOST_RESULTS = 40
-TIMEOUT_S = 20.0  # without any byte
+TIMEOUT_S = 20.0  # without data
 MOST_ANSWER = 32_000_000  # bytes
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -79,7 +79,7 @@ class HubFile:
     """A model in a repository: its file, or all split parts; the projector, if any, comes last."""
 
     name: str  # without folders, parts and suffix
-    quantisation: str  # as its name says it; may be empty
+    quantisation: str  # from the file name; may be empty
     parts: tuple[HubPart, ...]
 
     @property
@@ -94,7 +94,7 @@ class HubFile:
 @dataclass(frozen=True)
 class HubRepository:
     repository: str
-    revision: str  # a commit, so that what is fetched later is what was listed
+    revision: str  # a commit, so that downloads match the listing
     gated: bool
     files: tuple[HubFile, ...]
 
@@ -155,7 +155,7 @@ class Hub:
         sent = library.build_hf_headers(
             token=token or False, library_name="kvchat", library_version=__version__, headers=dict(headers or {})
         )
-        sent["accept-encoding"] = "identity"  # bytes have to come as they lie: compressed ones cannot be counted
+        sent["accept-encoding"] = "identity"  # uncompressed data: progress counts its bytes
         try:
             async with (
                 library.get_async_session() as session,
@@ -174,7 +174,7 @@ class Hub:
         status = getattr(getattr(error, "response", None), "status_code", 0)
         host = urlsplit(self.endpoint).netloc
         unknown = isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError)
-        if status == 404 or unknown:  # the Hub answers 401 to who asks for what is private or not there at all
+        if status == 404 or unknown:  # the Hub answers 401 for private and for missing repositories
             advice = _("Check the name. A private model needs an access token from its owner.")
             return HubError(_("Model not found on Hugging Face"), repository, advice)
         if status in (401, 403):
@@ -307,7 +307,7 @@ class BadToken(KvchatError):
 @dataclass(frozen=True)
 class AccessToken:
     value: str = field(repr=False)
-    place: str  # how a sentence ends: "kept in …"; ELSEWHERE: it is not ours
+    place: str  # ends a sentence: "kept in …"; ELSEWHERE: it is not ours
 
 
 class TokenStore:

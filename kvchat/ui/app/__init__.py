@@ -1,4 +1,4 @@
-"""The main window and what belongs to it alone: place on the screen, keys, tray, quitting, the windows it opens.
+"""The main window and what only it uses: position, keyboard, tray, quitting, the windows it opens.
 
-It joins the parts of `ui`; what they show and do stands in their own packages.
+It connects the parts of `ui`, which are in their own packages.
 """

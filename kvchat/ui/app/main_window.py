@@ -1,4 +1,4 @@
-"""The main window: puts the parts in their places, and joins keys and menus with what they do."""
+"""The main window: lays out the parts, and connects keys and menus to actions."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Start requests: kvchat:// links, chats, models, documents, and the small window for a quick question.
 
-A link comes from anywhere, a web page too: it never sends, fetches or deletes, it only shows or writes down.
+A link may come from anywhere, even a web page: it never sends, fetches or deletes, it only shows or fills in.
 
     kvchat://chat/ID            that chat
-    kvchat://new?text=WORDS     an empty page, with these words to be sent or not
-    kvchat://model/OWNER/NAME   the models window, with this to be searched for or not
+    kvchat://new?text=WORDS     an empty page with these words, ready to send
+    kvchat://model/OWNER/NAME   the models window with this as search text
 """
 
 from __future__ import annotations

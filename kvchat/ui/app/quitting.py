@@ -1,4 +1,4 @@
-"""Quitting: what would be cut short is asked about, and what large is still being saved is waited for in sight."""
+"""Quitting: asks before work is cut short, and shows progress while large saves finish."""
 
 from __future__ import annotations
 

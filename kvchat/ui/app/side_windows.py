@@ -1,4 +1,4 @@
-"""The windows beside the main one: each made when it is first wanted, and brought to the front from then on."""
+"""The windows beside the main one: each created at first use, then brought to the front."""
 
 from __future__ import annotations
 

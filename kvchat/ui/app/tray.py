@@ -1,4 +1,4 @@
-"""The tray icon with its menu, and notifications of replies that end while nobody looks."""
+"""The tray icon with its menu, and notifications of replies that end unseen."""
 
 from __future__ import annotations
 

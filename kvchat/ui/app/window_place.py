@@ -1,4 +1,4 @@
-"""The window's place and what is shown of it, kept in `window.ini` for the next start."""
+"""The window's position and layout, kept in `window.ini` for the next start."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Documents and pictures that go with a message: their chips and tiles, and the views they open in."""
+"""Documents and pictures of a message: chips, thumbnails, and the windows that show them."""

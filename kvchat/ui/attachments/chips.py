@@ -1,6 +1,6 @@
-"""A message's attachments: documents as chips, pictures small as tiles, and the windows that they open in.
+"""A message's attachments: documents as chips, pictures as thumbnails, and the windows that show them.
 
-Of the window's first picture: what decodes pictures is imported when there is one.
+Part of the window's first frame: the picture decoder is imported when needed.
 """
 
 from __future__ import annotations

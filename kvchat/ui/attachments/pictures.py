@@ -1,6 +1,6 @@
-"""Pictures on their way to the model and onto the page, screenshots among them: decoded only here, and with bounds.
+"""Pictures for the model and the page, including screenshots: decoded only here, and within limits.
 
-What is sent is drawn anew from what Qt has read: no file of a stranger's reaches the engine's own decoder.
+Pictures are re-encoded from what Qt has read: no untrusted file reaches the engine's own decoder.
 """
 
 from __future__ import annotations

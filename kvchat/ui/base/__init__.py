@@ -1,1 +1,1 @@
-"""The window's colours, theme, style sheet, fonts, icons and plain widgets. Knows no chat and no runtime."""
+"""Colors, theme, style sheet, fonts, icons and plain widgets. Knows no chat and no runtime."""

@@ -1,4 +1,4 @@
-"""Makers of plain widgets and layouts: a label, a button, a field, a row, a column."""
+"""Factories for plain widgets and layouts: label, button, field, row, column."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Icons and the logo, drawn from SVG. No file is read, so nothing can be missing from a package.
 
-The logo is a speech bubble with a bookmark, for the place where one left off; `assets/` has it in files, which
-`python -m kvchat.ui.base.icons FOLDER` writes.
+The logo is a speech bubble with a bookmark; `assets/` has it in files, which `python -m kvchat.ui.base.icons
+FOLDER` writes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The window's language, and what a screen reader is told beyond what Qt's own widgets say."""
+"""The window's language, and texts for screen readers beyond those of Qt's own widgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application's style sheet, written from the theme's tokens. Widgets say what they are in `kind`."""
+"""The application's style sheet, generated from the theme's tokens. Widgets are matched by `kind`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts the coroutines that do what the user asked for, keeps them alive, and tells of their errors."""
+"""Runs the coroutines of user actions, keeps them referenced, and reports their errors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The colours and type of kvchat: a table of themes, and the one object that says which is in force.
+"""Colors and fonts of kvchat: a table of themes, and the object that holds the current one.
 
-The tests hold the contrast that the colours must keep.
+The tests check the contrast of the colors.
 """
 
 from __future__ import annotations

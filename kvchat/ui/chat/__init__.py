@@ -1,1 +1,1 @@
-"""Around the page: composer, context meter, header, find bar, status strip."""
+"""The chat page: composer, context meter, header, cards, status strip."""

@@ -1,4 +1,4 @@
-"""The cards above the composer: an engine that is not ready, and a context that is nearly full."""
+"""Cards above the composer: an engine that is not ready, a context that is nearly full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a conversation: header, transcript or welcome with notices over its end, cards, composer, meter."""
+"""The page of a conversation: header, transcript or welcome, notices over it, cards, composer, meter."""
 
 from __future__ import annotations
 

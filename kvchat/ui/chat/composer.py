@@ -1,4 +1,4 @@
-"""Where the user writes: Enter sends, Shift+Enter makes a line; during a reply Send queues, beside Stop."""
+"""The composer: Enter sends, Shift+Enter starts a line; during a reply Send queues, beside Stop."""
 
 from __future__ import annotations
 

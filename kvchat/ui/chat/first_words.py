@@ -1,4 +1,4 @@
-"""Text typed while kvchat starts: on disk from the first key on, sent once the rest of the window is there."""
+"""Text typed while kvchat starts: on disk from the first key, sent once the window is complete."""
 
 from __future__ import annotations
 

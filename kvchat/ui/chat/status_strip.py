@@ -1,4 +1,4 @@
-"""The context meter under the composer, and the status strip at the window's bottom."""
+"""The context meter under the composer, and the window's status strip."""
 
 from __future__ import annotations
 

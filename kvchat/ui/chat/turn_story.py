@@ -1,4 +1,4 @@
-"""The strip's remarks about a conversation's current turn: events in, words out. No Qt."""
+"""Status texts for a conversation's current turn: events in, text out. No Qt."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Everything that keys and the palette can do: one table, and what is drawn from it."""
+"""Commands for shortcuts and the palette: one table, and the views of it."""

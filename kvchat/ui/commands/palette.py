@@ -1,4 +1,4 @@
-"""Ctrl+K: type a few letters of a chat's title, or of something to do; letters at the beginning of words count more."""
+"""Command palette (Ctrl+K): fuzzy search for chats and commands; letters that begin words score higher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of shortcuts: keys are installed, the palette is filled and the sheet is drawn from it."""
+"""Table of shortcuts: the source of the key bindings, the palette and the shortcut sheet."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Between the runtime and the widgets: events are shown, and the user's actions become calls."""
+"""Controllers between the runtime and the widgets: show events, turn user actions into calls."""

@@ -1,4 +1,4 @@
-"""Between files and the composer: reads what is dropped, pasted or chosen, and counts it before it is sent.
+"""Attachments of the composer: reads dropped, pasted or chosen files, and counts their tokens before Send.
 
 What is attached belongs to the chat that was open then, however long it takes to read.
 """

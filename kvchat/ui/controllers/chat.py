@@ -1,4 +1,4 @@
-"""The open conversation: events of the runtime become what is shown, and message buttons become calls."""
+"""The open conversation: shows the runtime's events, and turns message buttons into calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The context of the next request: its meter and card, and the documents a chat stands on."""
+"""The context of the next request: its meter and card, and documents a chat began with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that answers: as chosen, and what to do where its file is gone."""
+"""The answering model: its choice, and what to do if its file is missing."""
 
 from __future__ import annotations
 

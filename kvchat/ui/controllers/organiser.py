@@ -1,4 +1,4 @@
-"""Find, move, archive, delete and restore chats: the search of the sidebar, and the menu of a chat."""
+"""Find, move, archive, delete and restore chats: the sidebar's search and the chat menu."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages on their way from a composer into their chat: drafts kept on disk, sent at once or queued."""
+"""Messages from a composer to their chat: drafts kept on disk, sent at once or queued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between the runtime and the sidebar: the chats, how soon each would answer, and what is kept of them on disk."""
+"""The sidebar's data: the chats, how soon each would answer, and what is saved of them on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The widgets of the controllers, the state of a turn, and the controllers' base class."""
+"""What controllers share: their widgets, the state of a turn, and their base class."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The desktop kvchat runs on: each platform's own way behind one small function."""
+"""Desktop integration: small functions with an implementation per platform."""

@@ -1,4 +1,4 @@
-"""Bring a window of an application that stands behind others to the front."""
+"""Bring a window of a background application to the front."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A key that opens the small window whatever the user is at.
+"""Global shortcut that opens the small window from any app.
 
-On Linux the desktop's portal asks the user which; Windows and macOS give it to the first program that wants it.
+On Linux the desktop's portal asks the user for it; Windows and macOS give it to the first program to ask.
 https://flatpak.github.io/xdg-desktop-portal/docs/doc-org.freedesktop.portal.GlobalShortcuts.html
 """
 

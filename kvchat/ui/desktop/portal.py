@@ -1,4 +1,4 @@
-"""The desktop's portal: asks the user on an application's behalf, for what no window may take by itself.
+"""Requests to the desktop's portal, which asks the user for what no window may take by itself.
 
 https://flatpak.github.io/xdg-desktop-portal/docs/doc-org.freedesktop.portal.Request.html
 """

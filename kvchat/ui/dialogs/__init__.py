@@ -1,1 +1,1 @@
-"""Windows beside the main one, of any kind: their base class, questions, reports."""
+"""Dialogs: questions, reports, and the base class of secondary windows."""

@@ -1,4 +1,4 @@
-"""Questions over a window, which never stop the event loop, file dialogs, and boxes before there is a window."""
+"""Questions and file dialogs that never stop the event loop, and boxes before there is a window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine for the graphics card, by one click: what there is, how far it is, what went wrong."""
+"""One-click offer of an engine for the graphics card, with download progress and errors."""
 
 from __future__ import annotations
 

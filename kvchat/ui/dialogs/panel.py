@@ -1,4 +1,4 @@
-"""Quiet notices, reports to read and to copy, and the base class of the windows beside the main one."""
+"""Notices, reports to read and copy, and the base class of secondary windows."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The engine window: how it is doing, and its log. Which engine runs is a page of `settings`."""
+"""The engine window: status and log. The choice of engine is a page of `settings`."""

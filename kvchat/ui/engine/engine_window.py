@@ -1,4 +1,4 @@
-"""A look inside the engine: how it is doing, in numbers that are looked up while somebody looks, and what it says."""
+"""The engine window: live figures, updated only while visible, and the engine's log."""
 
 from __future__ import annotations
 

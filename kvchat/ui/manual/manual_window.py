@@ -1,4 +1,4 @@
-"""The manual, beside whatever it is read about: its headings in a list, its text, and a search in it."""
+"""The manual's window: a list of headings, the text and a search field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models to choose from: the models window with its downloads, the first start, the menu and the box of models.
+"""Model selection: the models window with its downloads, the first start, the menu and box of models.
 
-What is found, fits and is fetched is judged in `library`.
+The logic of search, fit and download is in `library`.
 """

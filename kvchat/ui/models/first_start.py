@@ -1,6 +1,6 @@
-"""The first run: what was seen of this computer, a model to choose, an engine for a card that would go unused.
+"""The first run: detected hardware, a choice of model, and an engine for an otherwise unused graphics card.
 
-Nothing of it has to be done, and all of it can be done later.
+Every step is optional and can be done later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models that can be had: a few suggestions, a search, and the files of a repository."""
+"""Downloadable models: some suggestions, a search, and the files of a repository."""
 
 from __future__ import annotations
 

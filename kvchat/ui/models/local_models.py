@@ -1,4 +1,4 @@
-"""The models on this computer: found, judged, and one of them used."""
+"""Models on this computer: the list, verdicts, and selection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A choice among the models on this computer: as a box in a form, and as the header's menu."""
+"""Selection of a local model: as a box in a form, and as the header's menu."""
 
 from __future__ import annotations
 

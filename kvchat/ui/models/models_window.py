@@ -1,4 +1,4 @@
-"""The models window: those on this computer, those that can be had, and the downloads below both."""
+"""The models window: local models, downloadable models, and the downloads below both."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Other programs that use the engine: how they are set up, what they asked, and why it was read again."""
+"""Other programs that use the engine: their setup, their requests, and why prompts were reprocessed."""

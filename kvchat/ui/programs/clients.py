@@ -1,4 +1,4 @@
-"""The lines that have a program use kvchat, to be pasted. From each program's own documentation; no Qt."""
+"""Configuration to paste into each client program, from the program's documentation. No Qt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of programs in words, and the list of a program's last requests. The functions are pure."""
+"""Texts about requests of programs, and the list of a program's last ones. The functions are pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs window: what other programs ask, how much of it was remembered, and what had it read again."""
+"""The programs window: requests of other programs, cache hits, and causes of reprocessing."""
 
 from __future__ import annotations
 

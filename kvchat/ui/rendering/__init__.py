@@ -1,1 +1,1 @@
-"""From a message's text to what is laid out: Markdown, formulas, code and its colours. Not its place on the page."""
+"""Rendering of a message's text: Markdown, formulas, code and its colors. Not its place on the page."""

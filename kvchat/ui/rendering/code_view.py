@@ -1,7 +1,7 @@
-"""A fenced code block: a document that grows at its end. Only new lines are laid out; colours are found in a thread.
+"""A fenced code block: an append-only document. Only new lines are laid out; a thread highlights them.
 
-Some of Pygments' expressions take a time that grows with the square of the text, and Python lets nobody else run while
-one is matched. So a text is given to it in bounded stretches, and one that is slow all the same stays plain.
+Some Pygments expressions take quadratic time, and Python blocks all other threads while one is matched. So text is
+highlighted in bounded pieces, and a piece that is still slow stays plain.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Formulas, set in a thread by ziamath. Until one is ready, or if it cannot be, its source shows.
+"""Formulas, rendered in a thread by ziamath. Until one is ready, or if it fails, its source shows.
 
-ziamath is slow: a quarter of a second to import, then milliseconds per formula. They stand as images in a page's
-document; its `FormulaLayer` draws them, on the line of the text and for the screen at hand.
+ziamath is slow: a quarter of a second to import, then milliseconds per formula. Formulas are images in a page's
+document; its `FormulaLayer` draws them on the text's baseline at the screen's resolution.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Markdown that grows at its end: what can no longer change is read once and never again.
+"""Incremental Markdown parser: text that can no longer change is parsed once.
 
-CommonMark decides by whole lines where a top-level block (or an item of a top-level list) begins, and what begins one
-ends the one before. So everything before the last unit begun by a whole line is settled. Two things look back: a fence,
-which is followed line by line here, and definitions of links and notes, after which what refers to them is read again.
+CommonMark decides by whole lines where a top-level block (or an item of a top-level list) begins, and what begins
+one ends the one before. So everything before the last unit begun by a whole line is settled. Two things look back:
+a fence, which is tracked line by line here, and definitions of links and notes, after which what refers to them is
+parsed again.
 """
 
 from __future__ import annotations

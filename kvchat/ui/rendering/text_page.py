@@ -1,6 +1,6 @@
-"""A read-only text as tall as what it says: how it looks, and the question before one of its links is opened.
+"""A read-only text view as tall as its text: its style, and the question before a link is opened.
 
-The transcript scrolls, its texts do not. Nobody knows where a model's link leads, so kvchat says it and asks.
+The transcript scrolls, its texts do not. Nobody knows where a model's link leads, so kvchat asks first.
 """
 
 from __future__ import annotations

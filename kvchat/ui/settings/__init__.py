@@ -1,4 +1,4 @@
-"""The settings window: a page for each matter, whose entries change one setting of `kvchat/settings.py` each.
+"""The settings window: a page per topic, whose entries each change one setting of `kvchat/settings.py`.
 
-How an entry looks stands in `widgets/entries.py`.
+The look of an entry is in `widgets/entries.py`.
 """

@@ -1,4 +1,4 @@
-"""Settings, Engine: which one, whether it works, how to get a better one, and what experts give it."""
+"""Settings, Engine: which one, whether it works, how to get a better one, and expert options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings, Model and context: which model, how much it can hold in mind, and the memory that takes."""
+"""Settings, Model and context: the model, its context length, and the memory that takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fields that say how a chat is answered: system prompt, sampling, the template's options, output format."""
+"""The fields for chat options: system prompt, sampling, the template's options, output format."""
 
 from __future__ import annotations
 

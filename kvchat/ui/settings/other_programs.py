@@ -1,4 +1,4 @@
-"""Settings, Other programs: whether they are let in, at which address and with which key, and the lines to paste."""
+"""Settings, Other programs: API server on or off, address, key, and the configuration to paste."""
 
 from __future__ import annotations
 

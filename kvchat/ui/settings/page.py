@@ -1,4 +1,4 @@
-"""A page of the settings window: entries below each other, with a hairline between them."""
+"""A page of the settings window: entries below each other, separated by hairlines."""
 
 from __future__ import annotations
 

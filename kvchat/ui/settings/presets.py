@@ -1,4 +1,4 @@
-"""Presets and chat settings: the form both have in common, the window of each, and the settings page of presets."""
+"""Presets and chat settings: their common form, the window of each, and the settings page of presets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings window: its pages in a list, the general one, and what waits for the engine's next start."""
+"""The settings window: list of pages, the general page, changes pending until the engine's next start."""
 
 from __future__ import annotations
 

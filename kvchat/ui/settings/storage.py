@@ -1,4 +1,4 @@
-"""Settings, Storage: how much the save points may take, how long they are kept, and where everything is."""
+"""Settings, Storage: limits and retention of the save points, and where the data is."""
 
 from __future__ import annotations
 

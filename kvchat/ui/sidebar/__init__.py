@@ -1,4 +1,4 @@
-"""The list of chats, its order, the search above it, what was deleted lately, and the library. It shows and announces.
+"""The sidebar: chats and their order, search, recently deleted, and the library. Shows and emits signals only.
 
 `controllers/sidebar.py` and `controllers/organiser.py` act.
 """

@@ -1,4 +1,4 @@
-"""The chats in the sidebar: their order and headings, the list and its model, and how a row is drawn and renamed."""
+"""The sidebar's chats: order and headings, the list and its model, and how a row is drawn and renamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recently deleted chats and messages, which can be restored until they go for good."""
+"""Recently deleted chats and messages, which can be restored until they expire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library: documents that are read once, for chats to begin on without reading them again."""
+"""The library window: prepared documents, processed once, from which chats can start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search field of the sidebar and its results, which replace the chats: titles, and a line or two around hits."""
+"""The sidebar's search field and its results, which replace the chats: titles, with a line or two around hits."""
 
 from __future__ import annotations
 

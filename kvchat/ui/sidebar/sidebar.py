@@ -1,4 +1,4 @@
-"""The sidebar: New, the conversations with their warmth and their menu, and what the save points cost on disk."""
+"""The sidebar: New, the conversations with cache status and menu, and the save points' disk use."""
 
 from __future__ import annotations
 

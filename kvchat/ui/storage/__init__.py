@@ -1,4 +1,4 @@
-"""The storage window: the memory of each chat, and what shrinking would delete; and the window of saved time.
+"""The storage window (each chat's memory, and what pruning would delete) and the time-saved window.
 
 Its limits are a page of `settings`.
 """

@@ -1,4 +1,4 @@
-"""Time saved: sources of replies, the time they saved, and bars for each day."""
+"""The time-saved window: sources of replies, time saved, and daily bars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The storage window: disk usage of the memory of each chat, and actions for it."""
+"""The storage window: disk use of each chat's memory, and actions for it."""
 
 from __future__ import annotations
 

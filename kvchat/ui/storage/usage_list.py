@@ -1,4 +1,4 @@
-"""The storage window's list of chats. Only rows in view are drawn and have widgets, so thousands open at once."""
+"""The storage window's list of chats. Only visible rows are drawn and have widgets, so thousands open at once."""
 
 from __future__ import annotations
 

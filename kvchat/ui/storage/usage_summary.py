@@ -1,4 +1,4 @@
-"""The figures of the store in words, and the summary at the top of the storage window."""
+"""The store's figures as text, and the summary at the top of the storage window."""
 
 from __future__ import annotations
 

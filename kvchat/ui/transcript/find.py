@@ -1,4 +1,4 @@
-"""Finding words in the open chat: marks on the page and in its documents, and the bar that leads through them."""
+"""Search in the open chat: marks on the page and in its documents, and the find bar."""
 
 from __future__ import annotations
 

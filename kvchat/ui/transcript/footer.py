@@ -1,4 +1,4 @@
-"""Below a message: its buttons, how a reply ended, its receipt; below the last one: the page's end."""
+"""The footer of a message: buttons, how a reply ended, its receipt; and the end of the page."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where the messages stand: a calm, centred column that follows the reply while the reader is at its end.
+"""The column of messages: centered, and following the reply while scrolled to the end.
 
-Only messages near the reader have widgets. The others are heights, guessed until they come near; a guess that proves
-wrong above the reader moves the page along, so that what is being read stays where it is.
+Only messages near the viewport have widgets. The others have estimated heights; if one above the viewport proves
+wrong, the page scrolls with it, so that the visible text stays where it is.
 """
 
 from __future__ import annotations

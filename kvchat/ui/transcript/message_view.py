@@ -1,4 +1,4 @@
-"""One message on the page: what the user’s and the reply have in common, its editor, and the user’s own: a bubble."""
+"""One message on the page: the base of user messages and replies, its editor, and the user's bubble."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message's parts one below the other, pages of prose, code and tables, and what is copied out of them."""
+"""A message's parts below each other (prose, code and tables), and copying from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reply on the page: what the model thought, folded, the text, and its receipt below."""
+"""A reply on the page: the model's thinking (collapsed), the text and the receipt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selecting across messages: a drag that leaves one text goes on in the next, and all of it is copied together."""
+"""Selection across messages: a drag that leaves one text continues in the next; all is copied together."""
 
 from __future__ import annotations
 

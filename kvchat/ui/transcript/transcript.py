@@ -1,4 +1,4 @@
-"""The page: one conversation's messages, what goes on below them, and what is selected, found and asked for there."""
+"""The transcript: one conversation's messages, progress below them, selection, find and message actions."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Widgets that several parts of the window share: lists, entries, cards, bars, layouts. Knows no chat."""
+"""Widgets shared by several parts of the window: lists, entries, cards, bars, layouts. Knows no chat."""

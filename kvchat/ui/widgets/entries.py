@@ -1,4 +1,4 @@
-"""The entries of a settings page: a name, a sentence of help, a control, why a value was refused; its numbers."""
+"""Entries of a settings page: label, help, control, validation error; number fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Widgets that give way: texts that end in an ellipsis, rows that wrap, pages that scroll. Qt has none of them."""
+"""Responsive widgets that Qt lacks: elided texts, rows that wrap, pages that scroll."""
 
 from __future__ import annotations
 

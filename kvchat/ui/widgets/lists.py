@@ -1,4 +1,4 @@
-"""The window's lists: rows in a model, how a row is drawn, the view they stand in. Only rows in view are drawn."""
+"""The window's lists: row model, row delegate and view. Only visible rows are drawn."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Searching and marking in texts: a field that searches one, and places in texts as Qt counts them.
+"""Search and marks in texts: a field that searches one, and positions as Qt counts them.
 
-Qt counts UTF-16 units, Python characters: an emoji is two here and one there.
+Qt counts UTF-16 units, Python characters: an emoji is two in Qt, one in Python.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ async def test_what_is_written_is_told_as_it_is_written_and_reading_it_can_be_st
     assert furnished.chat.drafted == ("thesis", "one", ())
     high = window.strip.sizeHint().height()
     furnished.events.publish(ReadingAhead("thesis", 300, 2100, draft=True))
-    assert "processing what you write: 300 of 2,100 tokens" in window.strip.remarks.text
+    assert "processing your draft: 300 of 2,100 tokens" in window.strip.remarks.text
     assert window.strip.progress.value() == 142
     assert (window.strip.stop.isVisible(), window.strip.sizeHint().height()) == (True, high)  # the page stays in place
     qtbot.mouseClick(window.strip.stop, Qt.MouseButton.LeftButton)
@@ -322,8 +322,8 @@ async def test_each_chat_says_how_long_it_would_take(furnished: FakeRuntime, win
     window.chat.conversations.reload_soon()
     index_of, chats = window.sidebar.model.index_of, ("thesis", "jeju")
     names = [
-        "Thesis, chapter 3, still loaded: answers at once",
-        "Trip to Jeju, must be read again: replies in about 41 s",
+        "Thesis, chapter 3, still loaded: replies immediately",
+        "Trip to Jeju, must be reprocessed: replies in about 41 s",
     ]
     roles = Qt.ItemDataRole.AccessibleTextRole, Qt.ItemDataRole.ToolTipRole
     await until(lambda: [index_of(id).data(roles[0]) for id in chats] == names)
@@ -440,8 +440,8 @@ async def test_pin_and_never_save_from_the_conversation_s_own_menus(
     await until(lambda: window.sidebar.model.index_of("jeju").data(ROW).never_save)
     spoken = [window.sidebar.model.index_of(id).data(Qt.ItemDataRole.AccessibleTextRole) for id in ("thesis", "jeju")]
     assert spoken == [
-        "Thesis, chapter 3, remembered, on disk: comes back in a moment, always kept",
-        "Trip to Jeju, must be read again, never kept",
+        "Thesis, chapter 3, remembered, on disk: replies in a moment, always kept",
+        "Trip to Jeju, must be reprocessed, never kept",
     ]
 
 
@@ -475,13 +475,13 @@ async def test_both_menus_of_a_chat_have_the_same_entries(
 
 
 async def test_engine_failure_card_and_its_buttons(furnished: FakeRuntime, window: MainWindow) -> None:
-    failure = EngineFailure(FailureKind.BAD_MODEL, "Not a model", "Path: truncated.", "Fetch it again.")
+    failure = EngineFailure(FailureKind.BAD_MODEL, "Not a model", "It is truncated.", "Fetch it again.")
     furnished.set_engine(EngineState.FAILED, failure=failure)
     card = window.engine_card
     assert card.isVisible()
     assert (card.title.text(), card.detail.text(), card.advice.text()) == (
         "Not a model",
-        "Path: truncated.",
+        "It is truncated.",
         "Fetch it again.",
     )
     card.restart.click()
@@ -546,7 +546,7 @@ async def test_an_open_receipt_stays_open_when_it_learns_what_came_after_the_rep
     assert receipt.details is not None
     timeline = child(receipt.details, Timeline)
     assert timeline.isVisible()
-    told = "Loading 21 ms, Reading 70 ms, First token 0.22 s, Writing 9.98 s, Rounding off 0.22 s, Saving 90 ms"
+    told = "Loading 21 ms, Processing 70 ms, First token 0.22 s, Generating 9.98 s, Finalizing 0.22 s, Saving 90 ms"
     assert timeline.accessibleName() == f"Timeline: {told}"
 
 
@@ -555,7 +555,7 @@ async def test_receipt_opens_on_click(furnished: FakeRuntime, window: MainWindow
     receipt = replies(window)[0].receipt
     assert receipt is not None
     assert receipt.text == "0.3 s · remembered"
-    assert "read 12 new tokens, remembered 5,906 from disk" in receipt.line.toolTip()
+    assert "processed 12 new tokens, remembered 5,906 from disk" in receipt.line.toolTip()
     qtbot.mouseClick(receipt.line, Qt.MouseButton.LeftButton)
     await until(lambda: receipt.details is not None and receipt.details.isVisible())
     assert receipt.line.accessibleName() == "Receipt: 0.3 s · remembered, details expanded"
@@ -586,10 +586,10 @@ async def test_strip_shows_engine_context_and_turn(furnished: FakeRuntime, windo
     assert strip.remarks.text == "processing 50 % of 5,918 tokens"
     assert strip.progress.isVisible()
     furnished.events.publish(FirstToken("thesis", 310, 5906, 5918, Verdict(Source.HOT, hollow=False, miss_reason=None)))
-    assert strip.remarks.text == "still loaded · first word after 0.31 s"
+    assert strip.remarks.text == "still loaded · first token after 0.31 s"
     assert not strip.progress.isVisible()
     furnished.events.publish(Prefilling("jeju", 1, 2, 0))
-    assert strip.remarks.text == "still loaded · first word after 0.31 s"
+    assert strip.remarks.text == "still loaded · first token after 0.31 s"
 
 
 async def test_the_strip_forgets_what_it_told_of_a_chat_when_another_is_opened(
@@ -731,12 +731,12 @@ async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: Fake
     await until(lambda: furnished.chat.is_answering("thesis"), "the turn")
     furnished.events.publish(WaitingForChat("thesis", "jeju"))
     pending, first = window.transcript.tail.pending, window.transcript.tail.first
-    assert pending.text() == "Waiting for “Trip to Jeju”: writing its reply."
+    assert pending.text() == "Waiting for “Trip to Jeju”: generating its reply."
     furnished.events.publish(Prefilling("jeju", 400, 1000, 0))
-    assert pending.text() == "Waiting for “Trip to Jeju”: reading 40 %."
+    assert pending.text() == "Waiting for “Trip to Jeju”: processing 40 %."
     furnished.events.publish(ReplyDelta("jeju", "r", "It is an island", "", None))
     furnished.events.publish(Speed("jeju", 20.0, 1004))
-    assert pending.text() == "Waiting for “Trip to Jeju”: writing its reply, 4 words so far."
+    assert pending.text() == "Waiting for “Trip to Jeju”: generating its reply, 4 words so far."
     assert first.isVisible()
     first.click()
     assert "Trip to Jeju" in question(window).findChildren(QLabel)[1].text()

@@ -127,7 +127,7 @@ def test_files_and_links_need_no_command(tmp_path: Path) -> None:
     assert _is_to_open("kvchat://chat/a")
     assert not _is_to_open("ask")
     assert not _is_to_open(str(tmp_path))
-    assert parse(["expanded", "a", "b"])[1].what == ("a", "b")
+    assert parse(["open", "a", "b"])[1].what == ("a", "b")
     assert parse(["quick"])[0].name == "quick"
 
 

@@ -86,13 +86,13 @@ async def test_what_other_programs_and_the_library_lose_is_asked_about(
     window.quit_requested.connect(lambda: heard.append(True))
     runtime.door.under_way = [object()]  # type: ignore[list-item]
     window.quitting.ask()
-    assert "Another program is being answered" in said(window)
+    assert "A reply to an app is being generated" in said(window)
     runtime.door.under_way = []
     assert window.quitting.question is not None
     window.quitting.question.reject()
     runtime.chat.library.reading["a"] = object()  # type: ignore[assignment]
     window.quitting.ask()
-    assert "Documents are being read" in said(window)
+    assert "Documents are being processed" in said(window)
     assert not heard
     runtime.chat.library.reading.clear()
     window.quitting.question.yes.click()
@@ -103,7 +103,7 @@ async def test_where_there_is_no_tray_closing_says_once_that_it_quits(runtime: F
     tray, heard = Tray(runtime, window), []
     window.quit_requested.connect(lambda: heard.append(True))
     window.close()
-    assert "no tray" in said(window)
+    assert "no system tray" in said(window)
     assert window.quitting.question is not None
     window.quitting.question.keep.click()
     assert not heard

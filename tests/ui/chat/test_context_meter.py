@@ -53,14 +53,16 @@ async def test_what_is_being_written_says_how_long_its_reply_would_take(
     window.composer.editor.setPlainText("word " * 1000)
     await until(meter.wait.isVisible)
     assert meter.wait.whole == "about 4 s: 2,100 tokens to process"
-    assert meter.accessibleName().endswith("If sent now, the first token comes after about 4 s: 2,100 tokens to read")
+    assert meter.accessibleName().endswith(
+        "If sent now, the first token comes after about 4 s: 2,100 tokens to process"
+    )
     runtime.forecasts.message = Forecast(Source.HOT, 30, TimeRange(0.2, 0.2))
     runtime.events.publish(ReadingAhead(chat, 2000, 2000, draft=True))
     await until(meter.wait.isHidden)
     runtime.forecasts.message = Forecast(Source.DISK, 30, TimeRange(1.6, 1.6))
     window.composer.editor.setPlainText("word " * 1001)
     await until(meter.wait.isVisible)
-    assert meter.wait.whole == "about 2 s: loading it, and 30 tokens to process"
+    assert meter.wait.whole == "about 2 s: loading the chat memory, 30 tokens to process"
     window.composer.button.click()
     await until(meter.wait.isHidden)
 
@@ -89,7 +91,7 @@ async def test_a_chat_that_nothing_here_can_hold_says_what_could(runtime: FakeRu
     await until(card.isVisible)
     assert card.drop.isHidden()
     assert card.larger.isHidden(), "no larger one fits"
-    assert "a model with a larger context" in card.advice.text()
+    assert "a model with a longer context" in card.advice.text()
     assert not card.new.isHidden()  # not only "Not now"
     card.new.click()
     assert window.chat.current is None

@@ -51,7 +51,7 @@ def words(story: TurnStory) -> list[str]:
         (Speed("c", 41.3, 6000), Remark("41 tokens/s", "live", 0)),
         (Speed("c", 4.26, 6000), Remark("4.3 tokens/s", "live", 0)),
         (Saving(), Remark("saving…", "live", 1)),
-        (Saved(137_000_000, 6100, 310), Remark("kept 137 MB", "", 1)),
+        (Saved(137_000_000, 6100, 310), Remark("saved 137 MB", "", 1)),
         (SaveSkipped(Reason(ReasonCode.DISK_FULL)), Remark("not saved: the disk is full", "warn")),
         (TurnFailed("c", KvchatError("No")), Remark("failed", "bad")),
         (ReplyFinished("c", "m", a_receipt(Source.COLD, miss_reason=FIRST)), Remark("first reply", "", 2)),
@@ -68,7 +68,7 @@ def test_each_event_in_words(event: TurnEvent, expected: Remark | None) -> None:
         (FirstToken("c", 310, 5906, 5918, FROM_DISK, 21.4), Remark("remembered: 136 MB in 21 ms", "good", 2)),
         (FirstToken("c", 9000, 5906, 15918, FROM_DISK, 21.4), Remark("remembered in part: 136 MB in 21 ms", "", 2)),
         (FirstToken("c", 100, 2990, 3000, FROM_DISK), Remark("remembered: 136 MB", "good", 2)),
-        (FirstToken("c", 34_600, 12, 5918, HOLLOW), Remark("read again: what was loaded was not used", "warn")),
+        (FirstToken("c", 34_600, 12, 5918, HOLLOW), Remark("read again: the loaded memory was not used", "warn")),
     ],
 )
 def test_the_first_token_proves_what_of_the_restore_was_used(first: FirstToken, expected: Remark) -> None:
@@ -82,7 +82,7 @@ def test_the_first_token_proves_what_of_the_restore_was_used(first: FirstToken, 
 def test_a_hollow_restore_is_the_same_fault_wherever_it_is_told() -> None:
     hollow = RestoreFailed(Reason(ReasonCode.HOLLOW, {"accepted": 5906, "reused": 0}), hollow=True)
     story = told(*A_RESTORE, hollow)
-    assert story.remarks[0] == Remark("read again: what was loaded was not used", "warn")
+    assert story.remarks[0] == Remark("read again: the loaded memory was not used", "warn")
     story.tell(ReplyFinished("c", "m", a_receipt(Source.COLD, hollow=True, cached_tokens=12)))
     assert story.remarks[0].tone == "warn"
 
@@ -120,7 +120,7 @@ def test_at_the_end_the_strip_has_the_receipt_s_figures() -> None:
         *(FirstToken("c", 1050, 5906, 5918, FROM_DISK), Speed("c", 5.3, 6000)),
         *(ReplyFinished("c", "m", receipt), Saved(137_000_000, 6100, 16)),
     )
-    assert words(story) == ["remembered: 136 MB", "first token after 1.05 s", "6.7 tokens/s", "kept 137 MB"]
+    assert words(story) == ["remembered: 136 MB", "first token after 1.05 s", "6.7 tokens/s", "saved 137 MB"]
 
 
 def test_a_whole_turn_and_then_the_next() -> None:
@@ -131,7 +131,7 @@ def test_a_whole_turn_and_then_the_next() -> None:
     for event in (ReplyDelta("c", "m", "x", ""), Speed("c", 41.3, 6000), ReplyFinished("c", "m", None), Saving()):
         story.tell(event)
     story.tell(Saved(137_000_000, 6100, 310))
-    assert words(story) == ["remembered: 136 MB in 21 ms", "first token after 0.31 s", "41 tokens/s", "kept 137 MB"]
+    assert words(story) == ["remembered: 136 MB in 21 ms", "first token after 0.31 s", "41 tokens/s", "saved 137 MB"]
     assert all(remark.tone != "live" for remark in story.remarks)
     story.tell(Prefilling("c", 1, 10, 0))
     assert words(story) == ["processing 10 % of 10 tokens"]

@@ -112,7 +112,7 @@ async def test_another_model_is_one_click_away(runtime: FakeRuntime, window: Mai
     await until(lambda: ("load_model", Path("/models/R&D-7B.gguf")) in runtime.calls)
     await until(lambda: ("use_model", chat.id, "/models/R&D-7B.gguf") in runtime.chat.calls)
     await until(lambda: window.header.model.toolTip() == "R&D-7B")
-    runtime.refuse = KvchatError("This is no model", "Path: truncated.")
+    runtime.refuse = KvchatError("This is no model", "It is truncated.")
     menu.aboutToShow.emit()
     next(action for action in menu.actions() if action.text().startswith("SmolLM2")).trigger()
     await until(lambda: [notice.words[0] for notice in window.notices.on_show] == ["This is no model"])

@@ -108,7 +108,7 @@ async def test_nothing_found_and_an_unfinished_index_are_said(
     monkeypatch.setattr("kvchat.chat.search.index_some", lambda database: True)
     monkeypatch.setattr(furnished.chat.finder, "begin_indexing", lambda: None)
     await search(window, qtbot, "xyzzy")
-    assert window.sidebar.search.words.text() == "Nothing found. Older messages are still being read."
+    assert window.sidebar.search.words.text() == "Nothing found. Older messages are still being indexed."
     monkeypatch.undo()
     await until(lambda: window.sidebar.search.words.text() == "Nothing found.", "the rest of the index")
 

@@ -120,7 +120,7 @@ async def agree(window: MainWindow) -> None:
     """Import what the question is about."""
     await until(lambda: any(d.isVisible() for d in window.findChildren(ConfirmDialog)), "the question")
     question = next(d for d in window.findChildren(ConfirmDialog) if d.isVisible())
-    assert "cannot see whether memory from others is genuine" in question.findChildren(QLabel)[1].text()
+    assert "cannot tell whether memory from others is genuine" in question.findChildren(QLabel)[1].text()
     question.yes.click()
 
 
@@ -160,7 +160,7 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
         qtbot.keyClick(question.again, Qt.Key.Key_Return)
         await until(lambda: any(d.isVisible() for d in window.findChildren(QFileDialog)), "the file dialog")
         pick(window, tmp_path / "chat.kvchat")
-        await until(lambda: any("sealed with your passphrase" in words for words in notices(window)))
+        await until(lambda: any("encrypted with your passphrase" in words for words in notices(window)))
         await worker.run(database.delete, chat)
         bench.store.delete_all()
         choose(window, "Import chats…")
@@ -168,7 +168,7 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
         await agree(window)
         for words, given in (
             ("This file requires a passphrase", "wrong"),
-            ("does not open this file", "correct horse"),
+            ("Wrong passphrase", "correct horse"),
         ):
             await until(lambda words=words: asked(window) and words in asked(window)[0].accessibleName(), words)
             question = asked(window)[0]
@@ -177,8 +177,8 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
             qtbot.mouseClick(question.go, Qt.MouseButton.LeftButton)
             await until(lambda question=question: question not in asked(window))
         await until(lambda: "Imported 1 chat" in notices(window))
-        assert "It was tried out and works here: 298 of 300 tokens" in window.notices.on_show[-1].words[1]
-        assert "so it serves this chat alone" in window.notices.on_show[-1].words[1]
+        assert "A test on this computer succeeded: 298 of 300 tokens" in window.notices.on_show[-1].words[1]
+        assert "so only this chat uses it" in window.notices.on_show[-1].words[1]
         assert tried == [chat]
         assert bench.store.usage().save_points == 1
     bench.store.close()
@@ -224,7 +224,7 @@ async def test_a_chat_that_was_deleted_is_back_where_it_is_imported_again(
     await until(lambda: id not in window.chat.conversations.titles)
     choose(window, "Import chats…")
     pick(window, tmp_path / "theirs.json")
-    told = "1 chat was here already. It was in Recently deleted and is back."
+    told = "1 chat already exists. It was restored from Recently deleted."
     await until(lambda: told in [notice.words[1] for notice in window.notices.on_show])
     await until(lambda: window.chat.current == id)
 

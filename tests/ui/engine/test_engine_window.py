@@ -44,17 +44,19 @@ async def test_what_happens_is_followed_while_the_window_is_on_show(engine: Engi
     runtime.events.publish(Prefilling("a", 1000, 2000, 0))
     assert engine.live.value("now") == "processing, 1,000 of 2,000 tokens"
     runtime.events.publish(Speed("a", 40.4, 100))
-    assert engine.live.value("now") == "writing, 40 tokens/s"
+    assert engine.live.value("now") == "generating, 40 tokens/s"
     engine.close()
     runtime.events.publish(Speed("a", 99.0, 100))
-    assert engine.live.value("now") == "writing, 40 tokens/s"
+    assert engine.live.value("now") == "generating, 40 tokens/s"
 
 
 async def test_a_failure_is_told_in_words(engine: EngineWindow, runtime: FakeRuntime) -> None:
     failure = EngineFailure(FailureKind.HANGS, "The engine stopped responding", "It did not answer.", "")
     runtime.vitals = None
     runtime.set_engine(EngineState.STARTING, failure=failure, restart_attempt=2)
-    assert engine.live.value("state").startswith("starting, restarted 2 times\nThe engine hung. It did not answer.")
+    assert engine.live.value("state").startswith(
+        "starting, restarted 2 times\nThe engine stopped responding. It did not answer."
+    )
     await until(lambda: engine.live.value("memory") == "–")
     assert not engine.live.used.isVisible()
 

@@ -47,10 +47,10 @@ async def test_without_a_model_the_page_is_shown(runtime: FakeRuntime, window: M
     assert not window.composer.isVisible()
     page = window.first_start
     await until(lambda: page.machine.text())
-    assert "of 16 GB of memory free" not in page.machine.text(), "nothing is made up"
+    assert "of 16 GB memory free" not in page.machine.text(), "nothing is made up"
     assert "memory free" in page.machine.text()
     assert "on disk" in page.saving.text()
-    assert "A guess from the size of its files" in page.starter.toolTip(), "the starter has its verdict, too"
+    assert "Estimated from the file size" in page.starter.toolTip(), "the starter has its verdict, too"
     page.back.click()
     assert window.composer.isVisible()
     window.show_first_start()
@@ -218,7 +218,7 @@ async def test_a_driver_that_is_missing_is_told_before_anything_is_fetched(
     nouveau = Graphics("linux", (Maker.NVIDIA,), nvidia_driver=False)
     monkeypatch.setattr("kvchat.engine_host.setup.find_graphics", lambda: nouveau)
     window.show_first_start()
-    await until(lambda: window.first_start.offer.words.text().startswith("Install NVIDIA’s own driver first"))
+    await until(lambda: window.first_start.offer.words.text().startswith("Install the NVIDIA driver first"))
 
 
 async def test_what_a_new_engine_changes_is_seen(runtime: FakeRuntime, window: MainWindow, tmp_path: Path) -> None:
@@ -251,12 +251,12 @@ async def test_a_picked_file_is_used(runtime: FakeRuntime, window: MainWindow, q
 
 
 async def test_a_file_that_is_no_model_is_refused_on_the_page(runtime: FakeRuntime, window: MainWindow) -> None:
-    runtime.refuse = KvchatError("Not a GGUF file", "Path: text.", "Pick another.")
+    runtime.refuse = KvchatError("Not a GGUF file", "It is text.", "Pick another.")
     window.runner.start(window.models.use(Path("/x.txt")))
     await until(lambda: window.first_start.error.title.isVisible())
     card = window.first_start.error
     told = card.title.text(), card.detail.text(), card.advice.text()
-    assert told == ("Not a GGUF file", "Path: text.", "Pick another.")
+    assert told == ("Not a GGUF file", "It is text.", "Pick another.")
     assert window.first_start.starter.isVisible()
 
 

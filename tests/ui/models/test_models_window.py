@@ -91,7 +91,7 @@ async def test_models_on_this_computer_whether_they_fit_and_those_that_pass_the_
     assert titles(models) == ["Apple-8B-Q4_K_M", "Zebra-70B-Q4_K_M", "Half"]
     assert chips(models) == ["fits", "does not fit", "unusable"]
     assert models.here.list.rows[0].words == "5 GB · 4K context · LM Studio"
-    assert models.here.list.rows[2].words == "The model file is not whole."
+    assert models.here.list.rows[2].words == "The model file is incomplete."
     assert models.here.status.text() == "3 models"
     for kind in (QAbstractButton, QLineEdit):
         for control in models.findChildren(kind):
@@ -224,7 +224,7 @@ async def test_a_gated_model_can_be_removed_or_asks_for_a_token_and_comes_with_i
     qtbot.mouseClick(models.hub.take, LEFT)
     await until(lambda: models.downloads.views and only_download(models).token.isVisible())
     view = only_download(models)
-    assert "accepted its terms" in view.words.text()
+    assert "must accept the terms" in view.words.text()
     qtbot.mouseClick(view.token, LEFT)
     dialog = models.open_token()
     await until(lambda: dialog.place.text() == "No access token is saved.")
@@ -235,7 +235,7 @@ async def test_a_gated_model_can_be_removed_or_asks_for_a_token_and_comes_with_i
     dialog.field.clear()
     qtbot.keyClicks(dialog.field, TOKEN)
     qtbot.mouseClick(dialog.save, LEFT)
-    await until(lambda: "only you may read" in dialog.place.text())
+    await until(lambda: "only you can read" in dialog.place.text())
     assert dialog.field.text() == ""
     dialog.close()
     qtbot.mouseClick(view.again, LEFT)
@@ -328,7 +328,7 @@ async def test_a_model_is_deleted_with_all_its_files_once_its_size_was_said(
     models.here.delete.click()
     words = " ".join(label.text() for label in question(models).findChildren(QLabel))
     assert "Delete Own?" in words
-    assert "5 GB go to the trash" in words
+    assert "moves 5 GB to the trash" in words
     question(models).yes.click()
     await until(lambda: len(gone) == 3)
     await until(lambda: any(one.isVisible() for one in models.findChildren(ConfirmDialog)))

@@ -70,7 +70,7 @@ async def seen(shown: Open) -> None:
     assert "the date in the system prompt" in newest.words
     assert programs.requests.receipt is not None
     assert set(shown.runtime.door.totals.by_program()["opencode"].misses) == {ReasonCode.DATE_IN_SYSTEM}
-    await shown.until(lambda: [row.title for row in storage.list.usage.rows] == ["opencode (program)"])
+    await shown.until(lambda: [row.title for row in storage.list.usage.rows] == ["opencode (app)"])
     storage.refresh()
     await shown.until(lambda: storage.list.usage.rows[0].details.startswith("2 prompts saved"))
     for window in (storage, programs, shown.window.side_windows.open_settings()):

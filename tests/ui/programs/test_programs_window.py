@@ -48,12 +48,12 @@ async def test_programs_stand_with_what_was_found_the_last_one_first(filled: Fak
     programs = opened(window)
     assert [row.title for row in programs.list.rows] == [CLAUDE, "opencode", LONG_NAME]
     first = programs.list.rows[0]
-    assert first.chip == "92 % found"
-    assert first.words == "124 requests · the last one just now · about 73 min saved"
-    assert "shut out" not in words(programs)
+    assert first.chip == "92 % remembered"
+    assert first.words == "124 requests · last just now · about 73 min saved"
+    assert "API server is off" not in words(programs)
     filled.settings = replace(filled.settings, door=False)
     programs.refresh()
-    assert "shut out" in words(programs)
+    assert "API server is off" in words(programs)
 
 
 async def test_what_goes_on_is_told_with_how_far_it_is(filled: FakeRuntime, window: MainWindow) -> None:
@@ -95,8 +95,11 @@ async def test_a_request_has_the_receipt_of_a_reply_and_both_texts(filled: FakeR
     assert requests.list.rows[1].words == "canceled by the app"
     assert requests.receipt is not None
     assert "read again" in requests.receipt.text
-    await until(lambda: "Token 312" in words(programs))
-    assert "Token 312 of 20,968: the date in the system prompt; 20,656 tokens read again, 41 s." in words(programs)
+    await until(lambda: "at token 312" in words(programs))
+    assert (
+        "The prompt changed at token 312 of 20,968: the date in the system prompt; 20,656 tokens reprocessed, 41 s."
+        in words(programs)
+    )
     boxes = [one for one in requests.findChildren(QPlainTextEdit) if one.isVisible()]
     texts = [one.toPlainText() for one in boxes]
     for box, date in zip(boxes, ("Sun Nov 22", "Mon Nov 23"), strict=False):
@@ -107,7 +110,7 @@ async def test_a_request_has_the_receipt_of_a_reply_and_both_texts(filled: FakeR
     assert "Mon Nov 23" in texts[1]
     assert "cch=0aaa9" in texts[2]
     assert texts[3] == "(nothing)"
-    assert "Leave the billing header out: the system prompt was changed." in words(programs)
+    assert "Remove the billing header: the system prompt was changed." in words(programs)
     requests.receipt.toggle()
     assert requests.receipt.is_open
 

@@ -92,7 +92,7 @@ async def test_nonsense_is_refused_in_place(panel: ChatSettings, field: str, tex
     panel.form.format.setCurrentIndex(1)
     panel.form.format_text.setPlainText("{oops")
     panel.save.click()
-    assert "not JSON" in panel.form.refusal.text()
+    assert "not valid JSON" in panel.form.refusal.text()
     assert panel.isVisible()
 
 
@@ -194,7 +194,7 @@ async def test_what_stands_there_becomes_a_preset(runtime: FakeRuntime, panel: C
     await opened(panel)
     panel.form.numbers["top_k"].setText("x")
     panel.keep.click()
-    assert "not such a number" in panel.form.refusal.text()
+    assert "not a valid number" in panel.form.refusal.text()
     assert not panel.findChildren(PresetDialog)
     panel.form.numbers["top_k"].setText("7")
     panel.form.system.setPlainText("Speak in rhymes.")

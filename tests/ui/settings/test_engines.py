@@ -44,7 +44,7 @@ def typed(qtbot: QtBot, entry: TextEntry, text: str) -> None:
 async def test_every_engine_is_told_with_what_is_wrong_with_it(page: EnginePage) -> None:
     words = page.engine.words.text()
     assert "○ /usr/bin/llama-server: This engine is too old. It is build 6000." in words
-    assert "● The engine inside kvchat: xllamacpp 2026.10.11549; AMD EPYC" in words
+    assert "● Embedded engine: xllamacpp 2026.10.11549; AMD EPYC" in words
     assert page.box.itemText(0) == "Automatic"
 
 
@@ -80,8 +80,8 @@ async def test_an_offer_where_there_is_a_card(
     page.showEvent(QShowEvent())
     if makers:
         await until(page.card.isVisible)
-        assert "NVIDIA and AMD. GPU" in page.card.words.text()
-        assert "NVIDIA’s own driver first" in page.card.words.text()
+        assert "NVIDIA and AMD GPU." in page.card.words.text()
+        assert "Install the NVIDIA driver first" in page.card.words.text()
         choices = [page.offer.choice.itemText(row) for row in range(page.offer.choice.count())]
         assert choices == ["CUDA, about 770 MB", "Vulkan, about 32 MB", "ROCm, about 245 MB"]
     else:
@@ -117,7 +117,7 @@ async def test_one_click_gets_an_engine_and_it_can_be_removed(
     released.go_on.set()
     await until(page.offer.outcome.isVisible)
     assert page.offer.outcome.title.text() == "The new engine works and has been selected"
-    assert "✓ Memory of chats" in page.offer.outcome.detail.text()
+    assert "✓ Chat memory" in page.offer.outcome.detail.text()
     assert page.offer.get.isVisible()
     program = runtime.paths.engines / "llama.cpp-b11457-vulkan" / "llama-server"
     assert runtime.settings.engine_path == str(program)
@@ -181,7 +181,7 @@ async def test_what_goes_wrong_is_told_beside_the_button_and_it_can_be_tried_aga
     released.status = 0
     fake_engine.set(FAKE_NO_GPU=1)
     page.offer.get.click()
-    await until(lambda: "does not see the graphics card" in page.offer.outcome.title.text())
+    await until(lambda: "does not detect the GPU" in page.offer.outcome.title.text())
     assert "mesa-vulkan-drivers" in page.offer.outcome.detail.text()
     assert runtime.settings.engine_path is None
     released.hold_at = 0

@@ -57,7 +57,7 @@ async def test_the_key_is_shown_only_when_asked_for(runtime: FakeRuntime, window
     key = (await runtime.door.keys())[EVERYBODY]
     assert page.key_entry.field.echoMode() is QLineEdit.EchoMode.Password
     assert key not in page.lines.text.toPlainText()
-    qtbot.mouseClick(button(page, "Copy the key"), LEFT)
+    qtbot.mouseClick(button(page, "Copy the API key"), LEFT)
     assert QGuiApplication.clipboard().text() == key
     assert page.key_entry.copy.text() == "Copied"
     await until(lambda: page.key_entry.copy.text() == "Copy")
@@ -106,7 +106,7 @@ async def test_a_program_gets_a_key_of_its_own_that_can_be_taken_back(
     qtbot.keyClicks(page.own.field, "My Zed ")
     qtbot.keyClick(page.own.field, Qt.Key.Key_Return)
     await until(lambda: "my-zed" in page.own.rows)
-    qtbot.mouseClick(button(page, "Copy the key of my-zed"), LEFT)
+    qtbot.mouseClick(button(page, "Copy the API key of my-zed"), LEFT)
     assert QGuiApplication.clipboard().text() == (await runtime.door.keys())["my-zed"]
     qtbot.mouseClick(button(page, "Revoke the API key of my-zed"), LEFT)
     await until(lambda: not page.own.rows)
@@ -128,7 +128,7 @@ async def test_what_is_open_to_others_is_said(runtime: FakeRuntime, window: Main
     page.address.show_url("http://192.168.1.7:8737")
     assert page.address.words.text() == "Other computers on the network can also connect."
     page.address.show_url(None)
-    assert "could not be opened" in page.address.words.text()
+    assert "could not start" in page.address.words.text()
     assert not page.address.copy.isEnabled()
 
 

@@ -159,7 +159,7 @@ async def test_the_model_s_long_name_what_is_unwise_and_where_restoring_does_not
     runtime.engine.finding = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
     settings.show_page(ModelPage.name)
     runtime.events.publish(SettingsChanged())
-    assert "The engine died" in settings.page(ModelPage).restoring.words.text()
+    assert "The engine crashed" in settings.page(ModelPage).restoring.words.text()
     qtbot.mouseClick(settings.page(ModelPage).retest, LEFT)
     await until(lambda: ("retest_restoring",) in runtime.calls)
     runtime.engine.context_warning = "This may not fit: with the chat the model takes about 31 GB."
@@ -177,7 +177,7 @@ async def test_a_context_size_of_one_s_own_waits_for_the_engine(
 ) -> None:
     settings.show_page(ModelPage.name)
     entry = settings.page(ModelPage).settings["context_size"]
-    assert "Chats are remembered here" in settings.page(ModelPage).restoring.words.text()
+    assert "Chat memory works with this engine and model" in settings.page(ModelPage).restoring.words.text()
     assert not settings.page(ModelPage).retest.isVisible()
     assert runtime.engine.context_reason in entry.words.text()
     assert entry.field.placeholderText() == "Automatic"
@@ -214,9 +214,9 @@ async def test_shows_the_memory_and_takes_a_proposal(
     assert memory.words.text() == "Estimated before loading."
     names = [picture.accessibleName() for picture in memory.findChildren(MemoryPicture)]
     assert names == [
-        ("Radeon 780M: the model 4 GB, room for the chat 2 GB, working space 500 MB; reserved 1 GB of 8 GB free"),
+        ("Radeon 780M: the model 4 GB, context 2 GB, compute buffers 500 MB; reserved 1 GB of 8 GB free"),
         (
-            "This computer’s memory: the model 1 GB, working space 200 MB, chats kept ready, up to 8 GB; "
+            "System memory: the model 1 GB, compute buffers 200 MB, cached chats, up to 8 GB; "
             "reserved 3 GB of 30 GB free"
         ),
     ]
@@ -242,8 +242,8 @@ async def test_nonsense_is_refused_in_place_and_gone_when_the_window_opens_again
     settings.show_page(ModelPage.name)
     entry = settings.page(ModelPage).settings["context_size"]
     for text, reason in (
-        ("100", "Enter at least 256 tokens."),
-        ("99999999", "Enter at most 16,777,216 tokens."),
+        ("100", "This must be at least 256 tokens."),
+        ("99999999", "This must be at most 16,777,216 tokens."),
         ("a lot", "Enter a number of tokens, such as 8192 or 32K."),
     ):
         typed(qtbot, entry, text)
@@ -325,7 +325,7 @@ async def test_opens_the_folders_and_leads_to_the_model_and_to_what_is_saved(
     qtbot.mouseClick(button(settings, "Open the folder: Chats"), LEFT)
     assert Path(opened[0]) == runtime.paths.data
     assert not settings.notices.on_show
-    qtbot.mouseClick(button(settings, "Open the folder: Memory of chats"), LEFT)
+    qtbot.mouseClick(button(settings, "Open the folder: Chat memory"), LEFT)
     assert settings.notices.on_show[0].words[0] == "The folder could not be opened"
     settings.show_page(ModelPage.name)
     qtbot.mouseClick(button(settings, "Choose another model"), LEFT)

@@ -49,8 +49,8 @@ async def test_what_is_added_is_read_with_a_bar_and_a_chat_begins_on_it(
     await until(panel.bar.isVisible)
     row = panel.list.current
     assert row is not None
-    assert (row.title, row.chip) == ("The manual", "reading 25 %")
-    assert "20,000 of 78,000 tokens are read, about 20 s left" in panel.details.text()
+    assert (row.title, row.chip) == ("The manual", "processing 25 %")
+    assert "20,000 of 78,000 tokens processed, about 20 s left" in panel.details.text()
     assert panel.cancel.isVisible()
     assert not panel.begin.isEnabled()
     furnished.chat.library.go_on.set()
@@ -69,7 +69,7 @@ async def test_what_is_longer_than_the_context_is_said_before_it_is_read(
     await panel.consider([tmp_path])
     await until(lambda: panel.findChild(AddDialog) is not None)
     dialog = child(panel, AddDialog)
-    assert "about 90K tokens and there is room for 6,144" in dialog.words.text()
+    assert "about 90K tokens, but only 6,144 fit" in dialog.words.text()
     assert not dialog.read.isEnabled()
     dialog.field.setText("Another name")
     assert not dialog.read.isEnabled()
@@ -107,12 +107,12 @@ async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
     panel = await opened(window, qtbot)
     assert [row.chip for row in panel.list.rows] == ["files changed", "needs processing", "not processed"]
     panel.list.select("p2")
-    assert "no chat can begin on it yet" in panel.details.text()
+    assert "no chat can start with these documents yet" in panel.details.text()
     assert not panel.begin.isEnabled()
     panel.list.select("p0")
-    assert "2 files changed, 1 new since then" in panel.details.text()
+    assert "2 files changed, 1 added since then" in panel.details.text()
     panel.list.select("p1")
-    assert "read it first, which takes about 36 s: it was read with another model." in panel.details.text()
+    assert "process them first, which takes about 36 s: it was processed with another model." in panel.details.text()
     library.go_on.set()
     qtbot.mouseClick(panel.again, LEFT)
     await until(lambda: panel.list.rows[1].chip == "ready")
@@ -140,7 +140,7 @@ async def test_a_chat_says_what_it_stands_on_and_leads_there(
     await until(lambda: panel.list.current is not None and panel.list.current.title == "桥梁 🌉")
     for known, words in (
         ({"changes": Changes(2)}, "2 files changed since it was processed"),
-        ({"why_not": "it was processed with another model"}, ("needs processing: it was read with another model")),
+        ({"why_not": "it was processed with another model"}, "needs processing: it was processed with another model"),
     ):
         library.standing[manual.id] = replace(library.standing[manual.id], **{"changes": Changes(), **known})
         furnished.events.publish(LibraryChanged())

@@ -103,7 +103,7 @@ async def test_a_program_is_named_and_can_be_deleted(furnished: FakeRuntime, win
     furnished.keep(ConversationUsage("program/claude-cli", 10**9, 12, datetime.now(UTC), 10**9))
     panel = await opened(window, 4)
     row = rows_of(panel)["program/claude-cli"]
-    assert row.title == "claude-cli (program)"
+    assert row.title == "claude-cli (app)"
     assert row.details.startswith("12 prompts saved")
     await chosen(panel, qtbot, "program/claude-cli", "Delete chat memory")
     await until(lambda: "program/claude-cli" not in rows_of(panel))
@@ -113,7 +113,7 @@ async def test_a_chat_has_saved_what_its_replies_say(furnished: FakeRuntime, win
     for saved_ms in (36_000.0, 42_000.0, None):
         furnished.chat.write("b", Role.ASSISTANT, "x", receipt=a_receipt(saved_ms=saved_ms))
     panel = await opened(window)
-    await until(lambda: "has saved" in rows_of(panel)["b"].details)
+    await until(lambda: "about 78 s saved" in rows_of(panel)["b"].details)
     assert rows_of(panel)["b"].details == "used 3 h ago · about 78 s saved"
 
 
@@ -124,8 +124,8 @@ async def test_shows_the_sums_and_draws_what_is_on_disk_and_whose_it_is(
     summary = panel.summary
     assert summary.total.text() == "1 of 20 GB in use"
     for words in (
-        "Below 2 GB free on the disk nothing more is kept",
-        "3 MB of what is in use",
+        "When less than 2 GB is free on the disk, nothing more is saved",
+        "3 MB of the space in use",
     ):
         assert words in summary.free.text()
     assert summary.on_disk.text() == "1 GB on disk"
@@ -187,8 +187,8 @@ async def test_the_slider_shows_what_would_go_and_removes_nothing(
     before = dict(furnished.kept)
     plan = await slid(panel, qtbot, 0.5)
     assert panel.prune.preview.text() == (
-        f"Frees {round(plan.bytes_freed / 1e6)} MB: 4 old turns of 1 chat; 1 chat must be read again; "
-        "reading it all again would take about 40 s."
+        f"Frees {round(plan.bytes_freed / 1e6)} MB: 4 old turns of 1 chat; 1 chat must be reprocessed; "
+        "reprocessing everything would take about 40 s."
     )
     assert rows_of(panel)["a"].details == "would have to be reprocessed: about 40 s"
     assert rows_of(panel)["b"].details == "would lose 4 old turns: 400 MB"
@@ -270,8 +270,8 @@ async def test_says_what_goes_by_itself(furnished: FakeRuntime, window: MainWind
     furnished.settings = replace(furnished.settings, quota_bytes=5 * GB, max_age_days=30)
     panel = await opened(window)
     words = (
-        "Above the limit of 5 GB, what spares the least reading for its size goes first. "
-        "What was not used for 30 days goes as well."
+        "When the limit of 5 GB is reached, kvchat deletes the chat memory that saves the least time per GB. "
+        "Chat memory not used for 30 days is also deleted."
     )
     await until(lambda: panel.limits.text() == words)
 

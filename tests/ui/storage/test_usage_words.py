@@ -37,17 +37,17 @@ def test_use() -> None:
 
 def test_other_programs_are_told_in_words_of_their_own() -> None:
     program = replace(USAGE, conversation_id="program/zed")
-    assert use_of(program, NOW) == "3 prompts kept · used 5 min ago · reprocessing: about 34 s"
+    assert use_of(program, NOW) == "3 prompts saved · used 5 min ago · reprocessing: about 34 s"
     store = replace(STORE, conversations=(program,), programs_quota_bytes=5 * 10**8)
     assert "The memory of apps is deleted before the memory of chats and limited to 500 MB." in limits_in_words(
         store, None
     )
-    assert "programs" not in limits_in_words(STORE, None)
-    assert expiry_in_words(store, 1, NOW + timedelta(days=9)).startswith("No chat must be reprocessed")
+    assert "apps" not in limits_in_words(STORE, None)
+    assert expiry_in_words(store, 1, NOW + timedelta(days=9)).startswith("No chat would have to be reprocessed")
     lost = PrunedConversation("program/zed", 2, 5_000_000, 1)
     assert loss_of(lost) == "would lose 2 prompts: 5 MB"
     plan = PrunePlan(("1", "2"), 5_000_000, (lost,), 10)
-    assert plan_in_words(plan, 10) == "Frees 5 MB: 2 prompts of other programs."
+    assert plan_in_words(plan, 10) == "Frees 5 MB: 2 prompts of apps."
 
 
 @pytest.mark.usefixtures("catalogues")
@@ -72,7 +72,7 @@ def test_split() -> None:
 
 def test_sharing() -> None:
     assert sharing(STORE) == "30 MB saved by sharing (75 %). Without sharing: 40 MB."
-    assert sharing(replace(STORE, logical_bytes=10**12)).startswith("1000 GB spared (more than 99 %)")
+    assert sharing(replace(STORE, logical_bytes=10**12)).startswith("1000 GB saved by sharing (more than 99 %)")
     alone = replace(USAGE, exclusive_bytes=100_000_000, shared_bytes=0)
     assert sharing(replace(STORE, conversations=(alone,), logical_bytes=9_000_000)).startswith("Nothing is shared yet")
     assert sharing(replace(STORE, save_points=0)) == ""
@@ -80,7 +80,7 @@ def test_sharing() -> None:
 
 def test_who_shares_a_little_is_not_told_that_nothing_is_shared() -> None:
     assert split_of(replace(USAGE, shared_bytes=16_000)).endswith("16 KB shared")
-    assert sharing(replace(STORE, logical_bytes=9_000_000)).startswith("What chats share is kept once")
+    assert sharing(replace(STORE, logical_bytes=9_000_000)).startswith("Chats share some chat memory")
 
 
 def test_a_plan() -> None:
@@ -88,10 +88,10 @@ def test_a_plan() -> None:
     cold = PrunedConversation("b", 3, 7_000_000, 0, TimeRange(40, 90))
     plan = PrunePlan(("1", "2", "3", "4"), 12_000_000, (thinned, cold, replace(cold, conversation_id="c")), 9)
     assert plan_in_words(plan, 10) == (
-        "Frees 12 MB: 1 old turn of 1 chat; 2 chats must be read again; reprocessing everything would take 1 to 3 min."
+        "Frees 12 MB: 1 old turn of 1 chat; 2 chats must be reprocessed; reprocessing everything would take 1 to 3 min."
     )
     assert plan_in_words(replace(plan, bytes_left=19_000_000), 70_000_000).endswith(
-        " That leaves 19 MB: the memory of one reply goes as a whole."
+        " This leaves 19 MB, because the memory of a reply can only be deleted as a whole."
     )
     assert loss_of(thinned) == "would lose 1 old turn: 5 MB"
     assert loss_of(cold) == "would have to be reprocessed: 1 to 2 min"
@@ -101,7 +101,10 @@ def test_a_plan() -> None:
 def test_a_plan_without_effect() -> None:
     plan = PrunePlan((), 0, (), 5_000_000)
     assert plan_in_words(plan, 5_000_000) == "Nothing would be deleted."
-    words = "Nothing would go. It cannot go below 5 MB: what is always kept stays, and the list of what is kept."
+    words = (
+        "Nothing would be deleted. At least 5 MB must remain: chat memory that is always kept, "
+        "and the chat memory index."
+    )
     assert plan_in_words(plan, 1) == words
 
 
@@ -110,11 +113,11 @@ def test_the_break_even() -> None:
     rates = "(processing 237 tokens/s, loading 210 MB/s)"
     assert (
         break_even_in_words(pays)
-        == f"On this computer loading is quicker than reading from about 1,032 tokens on {rates}."
+        == f"On this computer, loading is faster than processing from about 1,032 tokens on {rates}."
     )
     assert (
         break_even_in_words(replace(pays, tokens=None))
-        == f"On this computer loading is never quicker than reading {rates}."
+        == f"On this computer, loading is never faster than processing {rates}."
     )
     assert break_even_in_words(None) == ""
 
@@ -122,7 +125,7 @@ def test_the_break_even() -> None:
 def test_the_limits() -> None:
     words = "When the limit of 1 GB is reached, kvchat deletes the chat memory that saves the least time per GB."
     assert limits_in_words(STORE, None) == words
-    assert limits_in_words(STORE, 1) == f"{words} What was not used for 1 day goes as well."
+    assert limits_in_words(STORE, 1) == f"{words} Chat memory not used for 1 day is also deleted."
     assert limits_in_words(replace(STORE, chat_bytes=300_000_000), None) == (
         "The limit of 1 GB holds about 3 chats of 32K tokens with this model. When it is reached, "
         "kvchat deletes the chat memory that saves the least time per GB."
@@ -133,8 +136,8 @@ def test_what_a_maximum_age_takes() -> None:
     old = replace(USAGE, conversation_id="b", last_used_at=NOW - timedelta(days=40))
     store = replace(STORE, conversations=(USAGE, old, replace(old, conversation_id="c", pinned=True)))
     assert expiry_in_words(store, 30, NOW) == (
-        "1 chat must be read again; reprocessing everything would take about 34 s. Old turns of "
-        "others may go as well. Messages stay."
+        "1 chat must be reprocessed; reprocessing everything would take about 34 s. Old turns of "
+        "other chats may also be deleted. Messages are not deleted."
     )
     assert expiry_in_words(store, 50, NOW) == (
         "No chat would have to be reprocessed now, but old turns may be deleted. Messages are not deleted."

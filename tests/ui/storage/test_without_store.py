@@ -32,7 +32,7 @@ async def test_it_opens_and_says_so_and_what_deletes_says_why_it_cannot(opened: 
     await opened.until(lambda: window.notices.on_show)
     (notice,) = window.notices.on_show
     assert notice.accessibleName().startswith(TITLE)
-    await opened.until(lambda: "nothing is kept" in window.sidebar.usage_button.text())
+    await opened.until(lambda: "nothing is saved" in window.sidebar.usage_button.text())
     window.sidebar.usage_button.click()
     panel = next(one for one in window.findChildren(StoragePanel) if one.isVisible())
     await opened.until(lambda: panel.summary.total.text() == "Nothing is saved")

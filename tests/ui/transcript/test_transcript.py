@@ -211,7 +211,7 @@ def test_thinking_is_folded_and_says_how_long_it_took(page: Transcript) -> None:
     view = page.views["a"]
     fold = view.findChild(ThinkingView)
     assert fold is not None
-    assert fold.button.accessibleName() == "Thought for 12 s, folded"
+    assert fold.button.accessibleName() == "Thought for 12 s, collapsed"
     assert len(view.texts) == 1
     before = view.height()
     fold.button.click()
