@@ -97,7 +97,7 @@ async def test_what_changed_is_said_and_read_again_from_there_on(stage: Stage, f
     await stage.answered(old.id)
     (folder / "b.md").write_text("The boat. " + STORY)
     (folder / "new.md").write_text("The sea. " + STORY)
-    assert (await changed(stage)).words == "1 file changed, 1 new"
+    assert (await changed(stage)).words == "1 file changed, 1 added"
     stage.runtime.chat.slots.forget()
     before = len(stage.requests("/completion"))
     now = await library.read(one)

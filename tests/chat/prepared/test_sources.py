@@ -47,7 +47,7 @@ def test_a_file_that_was_only_touched_has_not_changed(tmp_path: Path) -> None:
     assert not changes([tmp_path], before)
     (tmp_path / "a.md").write_text("A")
     (tmp_path / "b.md").unlink()
-    assert changes([tmp_path], before).words == "1 file changed, 1 gone"
+    assert changes([tmp_path], before).words == "1 file changed, 1 removed"
     (tmp_path / "c.md").unlink()
     assert changes([tmp_path / "c.md"], before[2:]).words == "1 file removed"
 
