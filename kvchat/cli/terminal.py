@@ -142,7 +142,7 @@ def as_json(fields: object) -> str:
 
     def plain(value: object) -> object:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+            return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         if isinstance(value, Enum):
             return value.value
         return value.isoformat() if isinstance(value, datetime) else str(value)
@@ -240,8 +240,8 @@ def listen() -> None:
 
 def _hear(number: int, frame: FrameType | None) -> None:
     _heard.set()
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, signal.SIG_DFL)
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.SIG_DFL)
     _take_signal(number)
 
 

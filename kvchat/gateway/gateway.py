@@ -212,7 +212,7 @@ class _Answers:
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"].lower()
-        model = next((one for one in await self._gateway.catalogue.all() if one.name.lower() == name), None)
+        model = next((entry for entry in await self._gateway.catalogue.all() if entry.name.lower() == name), None)
         if model is None:
             return _refusal(Refused(404, "There is no such model.", "model_not_found"), None)
         return JSONResponse(as_json(model))

@@ -153,7 +153,7 @@ class Finishing:
             if step.size:
                 self._rates[bool(step.path)] = (time.monotonic() - step.began_at) / step.size
         finally:
-            self._steps = [one for one in self._steps if one is not step]
+            self._steps = [other for other in self._steps if other is not step]
 
 
 MARGIN = 32  # tokens: the engine may keep slightly more than kvchat knows
