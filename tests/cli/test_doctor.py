@@ -60,7 +60,7 @@ def test_everything_found(paths: Paths, engine: Path, smollm2: Path, chosen: Set
     assert report.context.tokens == 8192
     assert "free on the GPU" in report.context.share  # the app's own decision: it counts the engine's devices too
     text = "\n".join(lines(report))
-    for part in (str(engine), "NVIDIA H200, 148.9 GB free", "Q4_1, 98 MB", "8,192 tokens: all", str(smollm2)):
+    for part in (str(engine), "NVIDIA H200, 148.9 GB free", "Q4_1, 98 MB", "8,192 tokens: the full context length", str(smollm2)):
         assert part in text
 
 
@@ -71,7 +71,7 @@ def test_what_restoring_can_do_is_told_once_it_is_known(paths: Paths, smollm2: P
     report = collect(paths, chosen)
     assert report.restoring == RestoreReport("plain", Finding(Strategy.PLAIN, True).words, "version: 11434 (abc1234)")
     text = "\n".join(lines(report))
-    assert "restoring     Chats are remembered here" in text
+    assert "restoring     Chat memory works with this engine and model" in text
     assert "engine: version: 11434" in text
 
 
@@ -85,7 +85,7 @@ def test_what_restoring_can_do_can_be_forgotten(
         subject = Subject(Fingerprint(model, "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
         store_finding(paths.restore_findings, subject, Finding(Strategy.NONE, proved=True), 0.0)
     main(["doctor"])
-    assert "Chat memory does not work with this engine" in capsys.readouterr().out
+    assert "kvchat saves no chat memory" in capsys.readouterr().out
     main(["doctor", "--retest"])
     assert "not tried yet" in capsys.readouterr().out
     assert newest_finding(paths.restore_findings, "another") is not None
@@ -120,7 +120,7 @@ def test_a_broken_model_is_told(paths: Paths, engine: Path, tmp_path: Path) -> N
     report = collect(paths, Settings(model_path=str(cut), engine_path=str(engine)))
     assert not report.healthy
     assert report.context is None
-    assert "half-downloaded" in "\n".join(lines(report))
+    assert "The model file is incomplete" in "\n".join(lines(report))
 
 
 def test_an_engine_that_is_missing_or_cannot_run_is_told(paths: Paths, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_getting_one_using_it_and_removing_it(
     assert main(["engines", "get"]) == 1
     told = capsys.readouterr().out
     assert f"from {github.url}/ggml-org/llama.cpp/releases" in told
-    assert "! The engine does not see the graphics card: No driver offers the card to Vulkan" in told
+    assert "! The engine does not detect the GPU: No Vulkan driver for the GPU was found" in told
     assert json.loads(settings.read_text())["engine_path"] == str(fake_engine.path), "the old one stays"
 
     fake_engine.set(FAKE_NO_GPU=None)
@@ -89,7 +89,7 @@ def test_getting_one_using_it_and_removing_it(
     assert (listed["engines"][0]["path"], listed["engines"][0]["chosen"]) == (str(program), True)
 
     assert main(["engines", "get", "rocm"]) == 1
-    assert "no engine for ROCm" in capsys.readouterr().err
+    assert "No ROCm engine is available" in capsys.readouterr().err
     assert main(["engines", "remove", name]) == 0
     assert not program.exists()
     assert json.loads(settings.read_text())["engine_path"] is None
