@@ -243,8 +243,8 @@ class Settings:
         ),
         choices=(
             ("f16", N_("Exact (f16)")),
-            ("q8_0", N_("Half the memory (q8_0)")),
-            ("q4_0", N_("A quarter of the memory (q4_0)")),
+            ("q8_0", N_("Half size (q8_0)")),
+            ("q4_0", N_("Quarter size (q4_0)")),
         ),
     )
     temperature: float | None = _setting(None, _temperature)  # None: the engine's default
