@@ -237,7 +237,7 @@ def test_damage_that_was_met_is_looked_for_at_the_next_start(paths: Paths, monke
 def test_the_command_line_says_what_is_wrong_and_repairs_it(tmp_path: Path) -> None:
     paths = mutating.library(tmp_path / "home")
     home = Home(tmp_path / "home")
-    assert "whole" in home.run("repair").stdout
+    assert "is intact" in home.run("repair").stdout
     paths.database.write_bytes(b"")
     exported = home.run("export", str(tmp_path / "out.json"))
     assert exported.returncode == 1
