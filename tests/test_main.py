@@ -63,7 +63,7 @@ def test_a_home_that_cannot_be_made_ends_in_words(
     question = ["Hello"] if "ask" in command else []
     ended = run_kvchat(*arguments, *question, environment=headless | {"KVCHAT_HOME": str(tmp_path / "file")})
     assert ended.returncode == 1
-    assert ended.stderr.startswith("kvchat: A folder that kvchat needs cannot be made\n")
+    assert ended.stderr.startswith("kvchat: A required folder could not be created\n")
     assert str(tmp_path / "file") in ended.stderr
 
 
@@ -100,7 +100,7 @@ def test_a_window_beside_kvchat_serve_says_so_in_a_box(tmp_path: Path) -> None:
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
-    assert ended.stdout.startswith("kvchat is running kvchat serve (process ")
+    assert ended.stdout.startswith("kvchat is already running The chats are in use by kvchat serve (process ")
     assert ended.stdout.rstrip().endswith("True")
 
 
