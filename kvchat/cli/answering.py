@@ -255,13 +255,12 @@ async def _begun_on(runtime: Runtime, name: str) -> NewChat:
     usage = () if runtime.save_points.problem else (await runtime.save_points.usage()).conversations
     (standing,) = await library.standings(await runtime.engine.states_now(), usage, only=prepared)
     if why := standing.why_not:
-        told, time = calm(name), roughly(standing.time) if standing.time else ""
-        words = _("“{name}” must be processed first: {why}", name=told, why=why)
-        remark(
-            _("“{name}” must be processed first, which takes {time}: {why}", name=told, time=time, why=why)
-            if time
-            else words
-        )
+        name = calm(name)
+        if standing.time:
+            time = roughly(standing.time)
+            remark(_("“{name}” must be processed first, which takes {time}: {why}", name=name, time=time, why=why))
+        else:
+            remark(_("“{name}” must be processed first: {why}", name=name, why=why))
     return library.new_chat(prepared)
 
 

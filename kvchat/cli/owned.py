@@ -273,14 +273,14 @@ def attend(connection: Connection, name: str, options: object, *, is_owner: bool
                 converses = True
                 take_each_interrupt(take)
             case ("read", prompt):
+                reads = True
                 try:
-                    reads = True
                     line = _line(prompt)
                 except Ended as ended:
-                    reads = False
-                    take(ended.number)
+                    messages.put(("signal", ended.number))
                     continue
-                reads = False
+                finally:
+                    reads = False
                 connection.send(("line", line))
             case ("signal", number):
                 if code is not None or failed:

@@ -240,8 +240,8 @@ def listen() -> None:
 
 def _hear(number: int, frame: FrameType | None) -> None:
     _heard.set()
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, signal.SIG_DFL)
+    for handled in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(handled, signal.SIG_DFL)
     _take_signal(number)
 
 

@@ -29,7 +29,7 @@ def program_of(conversation_id: str) -> str:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What must match for a save point to be valid in an engine."""
+    """Everything that must match for a save point to be valid in an engine."""
 
     model: str  # identity of the weights, see library.model_identity
     kv_type_k: str

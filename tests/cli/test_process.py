@@ -213,7 +213,7 @@ def test_a_token_that_is_none_is_no_fault(environment: dict[str, str]) -> None:
     assert (closed.returncode, b"Traceback" in closed.stderr) == (1, False)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="gives each thread memory of exclusive")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="gives each thread memory of its own")
 def test_threads_share_what_is_taken_of_memory() -> None:
     many = """
 import ctypes, threading

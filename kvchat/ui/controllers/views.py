@@ -1,4 +1,4 @@
-"""What controllers share: their widgets, the state of a turn, and their base class."""
+"""Shared parts of the controllers: their widgets, the state of a turn, and the base class."""
 
 from __future__ import annotations
 
