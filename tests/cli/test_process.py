@@ -232,3 +232,38 @@ run_process(work)
 """
     done = subprocess.run([sys.executable, "-c", many], capture_output=True, check=True, timeout=60)
     assert 1 <= done.stderr.count(b"Arena ") <= 2
+
+
+def test_a_signal_between_two_waits_of_a_command_is_passed_on() -> None:
+    busy = """
+import os, random, signal, sys, threading, time
+from multiprocessing import Pipe
+from kvchat.cli import owned, terminal
+owned._LOOK_S = 0.0005  # the wait ends all the time
+sys.setswitchinterval(0.0001)
+def occupy():
+    while True: sum(range(300))
+threading.Thread(target=occupy, daemon=True).start()
+terminal.listen()
+for _ in range(60):
+    terminal.take_signals(None)
+    signal.signal(signal.SIGINT, terminal._hear)
+    ours, theirs = Pipe()
+    heard = []
+    def own(theirs, heard):
+        theirs.recv()
+        while terminal._take_signal is None: time.sleep(0.001)
+        time.sleep(random.random() / 100)
+        os.kill(os.getpid(), signal.SIGINT)
+        heard.append(theirs.recv())
+        theirs.send(("done", 0))
+        heard.append(theirs.recv())
+        theirs.close()
+    threading.Thread(target=own, args=(theirs, heard), daemon=True).start()
+    assert owned.attend(ours, "x", None) == 0
+    assert heard[:1] == [("end", 130)], heard
+print("done", flush=True)
+os._exit(0)
+"""
+    ended = subprocess.run([sys.executable, "-c", busy], capture_output=True, check=False)
+    assert (ended.stdout, ended.returncode) == (b"done\n", 0), ended.stderr.decode()
