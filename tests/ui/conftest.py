@@ -25,12 +25,12 @@ _loops: list[QEventLoop] = []  # kept: collected by another thread, their timers
 
 
 class _Timer(_SimpleTimer):
-    """Of a loop that does nothing while it does not run, as asyncio's own.
+    """Timers of a loop that, like asyncio's own, does nothing while it does not run.
 
-    Between set-up, test and end pytest-qt has Qt handle its events. What is in the middle of something would go on
-    there, and fail where it asks for the loop that runs: a door that opens or closes, whatever a busy machine delays.
-    Nor within a step of a task: `qtbot.mouseMove` has Qt handle its events, and asyncio refuses to begin another task
-    there, which would then never begin.
+    Between setup, test and teardown pytest-qt makes Qt handle its events. Tasks would continue there and fail when
+    they ask for the running loop. Nor do timers fire within a step of a task: `qtbot.mouseMove` makes Qt handle its
+    events, and asyncio refuses to start another task there, which would then never start. `_SimpleTimer` and the
+    loop's `_timer` are private: https://github.com/CabbageDevelopment/qasync/blob/v0.28.0/src/qasync/__init__.py
     """
 
     def timerEvent(self, event: QTimerEvent) -> None:
