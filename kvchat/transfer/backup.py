@@ -45,10 +45,6 @@ PIECE = 1024 * 1024  # bytes
 WHAT_ANSWERS = ("engine_path", "engine_arguments", "engine_url", "rpc_workers")
 
 
-class BackupFailed(KvchatError):
-    """A backup could not be made or restored."""
-
-
 @dataclass(frozen=True)
 class BackupFacts:
     made_at: datetime
@@ -63,13 +59,13 @@ def engine_of(settings: Settings) -> tuple[str, ...]:
 
 
 def make_backup(paths: Paths, target: Path, progress: Progress = lambda done, total: None) -> BackupFacts:
-    """Write chats and settings, as of one moment, to a private zip. Raises BackupFailed."""
+    """Write chats and settings, as of one moment, to a private zip. Raises KvchatError."""
     try:
         with whole_file(target, private=True) as new, new.open("wb") as out:
             facts = write_backup(paths, out, progress)
         return replace(facts, size=target.stat().st_size)
     except (OSError, sqlite3.Error) as error:
-        raise BackupFailed(
+        raise KvchatError(
             _("The backup could not be created"),
             f"{target}: {getattr(error, 'strerror', None) or error}.",
             _("Choose another folder, or free up disk space."),
@@ -88,44 +84,28 @@ def write_backup(paths: Paths, out: IO[bytes], progress: Progress = lambda done,
         files = {DATABASE: database}  # the copy, not the live one
         if paths.settings_file.is_file():
             files[SETTINGS] = paths.settings_file
-        unpacked = sum(file.stat().st_size for file in files.values())
-        facts = BackupFacts(datetime.now(UTC), chats, 0, unpacked)
-        return replace(facts, size=_write_zip(out, files, facts, progress))
-
-
-def _write_zip(out: IO[bytes], files: Mapping[str, Path], facts: BackupFacts, progress: Progress) -> int:
-    entries: dict[str, Any] = {}
-    done = 0
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, file in files.items():
-            digest, size = blake3(), 0
-            with open_plain(file) as source, archive.open(name, "w", force_zip64=True) as packed:
-                while piece := source.read(PIECE):
-                    digest.update(piece)
-                    packed.write(piece)
-                    size += len(piece)
-                    progress(done + size, facts.unpacked)
-            done += size
-            entries[name] = {"size": size, "blake3": digest.hexdigest()}
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "made_at": facts.made_at.isoformat(),
-            "conversations": facts.conversations,
-            "files": entries,
-        }
-        archive.writestr(MANIFEST, json.dumps(manifest, indent=1))
-        return sum(member.compress_size for member in archive.infolist())
-
-
-class BadBackup(KvchatError):
-    """Not a backup, or a damaged one. Nothing has been changed."""
+        made_at, unpacked, done = datetime.now(UTC), sum(file.stat().st_size for file in files.values()), 0
+        entries: dict[str, Any] = {}
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, file in files.items():
+                digest, begun = blake3(), done
+                with open_plain(file) as source, archive.open(name, "w", force_zip64=True) as packed:
+                    while piece := source.read(PIECE):
+                        digest.update(piece)
+                        packed.write(piece)
+                        done += len(piece)
+                        progress(done, unpacked)
+                entries[name] = {"size": done - begun, "blake3": digest.hexdigest()}
+            manifest = {"format": FORMAT, "version": VERSION, "made_at": made_at.isoformat(), "conversations": chats}
+            archive.writestr(MANIFEST, json.dumps(manifest | {"files": entries}, indent=1))
+            return BackupFacts(made_at, chats, sum(member.compress_size for member in archive.infolist()), unpacked)
 
 
 def check_backup(source: Path) -> BackupFacts:
+    """Return what a backup holds. Raises KvchatError if it is none, or a damaged one."""
     try:
         with open_zip(source) as archive:
-            return _facts(source, archive, _manifest(archive))
+            return _manifest(source, archive)[1]
     except ZIP_FAULTS as error:
         raise _bad(source, error) from error
 
@@ -137,25 +117,24 @@ def lay_ready(
 
     Only chats and settings are taken. A backup may come from anyone, so this computer keeps its own settings for
     remote access and, unless `with_engine`, for the engine. Present data stays unchanged. `progress` gets bytes.
-    Raises BadBackup and what `progress` raises; then nothing is prepared.
+    Raises KvchatError and what `progress` raises; then nothing is prepared.
     """
     waiting = paths.data / RESTORING
     forget_waiting(paths)
     try:
         with open_zip(source) as archive:
-            manifest = _manifest(archive)
-            facts, done, free = _facts(source, archive, manifest), 0, shutil.disk_usage(paths.data).free
+            (files, facts), done, free = _manifest(source, archive), 0, shutil.disk_usage(paths.data).free
             if facts.unpacked > free:
                 sizes = {"unpacked": size_in_words(facts.unpacked), "free": size_in_words(free)}
                 raise OSError(errno.ENOSPC, _("it needs {unpacked} of disk space, but only {free} is free", **sizes))
-            for name, entry in manifest["files"].items():
+            for name, entry in files.items():
                 done = _unpack(archive, name, entry, waiting, done, lambda so_far: progress(so_far, facts.unpacked))
         with closing(sqlite3.connect(waiting / DATABASE)) as db:
             if db.execute("PRAGMA integrity_check").fetchone()[0] != "ok":
                 raise zipfile.BadZipFile(_("its chat database is damaged"))
             if migrations.version(db) > len(MIGRATIONS):
                 raise zipfile.BadZipFile(_("it was created by a newer version of kvchat"))
-        if SETTINGS in manifest["files"]:
+        if SETTINGS in files:
             own, restored = load_settings(paths.settings_file), load_settings(waiting / SETTINGS)
             kept = {name: getattr(own, name) for name in (_DOOR if with_engine else (*_DOOR, *WHAT_ANSWERS))}
             save_settings(waiting / SETTINGS, replace(restored, **kept))
@@ -194,7 +173,7 @@ def finish_restore(paths: Paths) -> Path | None:
         forget_waiting(paths)
         return replaced
     except OSError as error:
-        raise BackupFailed(
+        raise KvchatError(
             _("The backup could not be restored"),
             f"{error.filename or paths.data}: {error.strerror or error}.",
             _("Free up disk space and restart kvchat."),
@@ -227,8 +206,8 @@ def _move(source: Path, target: Path) -> None:
         source.unlink()
 
 
-def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
-    """Read and check the manifest, without what restores ignore. Raises zipfile.BadZipFile."""
+def _manifest(source: Path, archive: zipfile.ZipFile) -> tuple[dict[str, dict[str, Any]], BackupFacts]:
+    """Check the manifest; return its entries for the files that restores take. Raises zipfile.BadZipFile."""
     try:
         with archive.open(MANIFEST) as packed:
             manifest = json.loads(packed.read(_MOST_MANIFEST))
@@ -236,27 +215,22 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
             raise ValueError
         if manifest["version"] != VERSION:
             raise zipfile.BadZipFile(_("it was created by a newer version of kvchat"))
-        datetime.fromisoformat(manifest["made_at"])
-        if DATABASE not in manifest["files"]:
-            raise ValueError
+        made_at, conversations = datetime.fromisoformat(manifest["made_at"]), int(manifest["conversations"])
         files = {name: manifest["files"][name] for name in (SETTINGS, DATABASE) if name in manifest["files"]}
+        if DATABASE not in files:
+            raise ValueError
         for entry in files.values():
             if not isinstance(entry["size"], int) or entry["size"] < 0 or not isinstance(entry["blake3"], str):
                 raise ValueError
-        return {**manifest, "files": files}
-    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
         raise zipfile.BadZipFile(_("it is not a kvchat backup")) from error
-
-
-def _facts(source: Path, archive: zipfile.ZipFile, manifest: Mapping[str, Any]) -> BackupFacts:
-    unpacked = sum(entry["size"] for entry in manifest["files"].values())
-    made_at, conversations = datetime.fromisoformat(manifest["made_at"]), int(manifest["conversations"])
     engine: tuple[str, ...] = ()
     with suppress(KeyError, ValueError, RecursionError):
-        if SETTINGS in manifest["files"]:
+        if SETTINGS in files:
             with archive.open(SETTINGS) as packed:
                 engine = engine_of(settings_in(json.loads(packed.read(_MOST_MANIFEST))))
-    return BackupFacts(made_at, conversations, source.stat().st_size, unpacked, engine)
+    unpacked = sum(entry["size"] for entry in files.values())
+    return files, BackupFacts(made_at, conversations, source.stat().st_size, unpacked, engine)
 
 
 def _unpack(
@@ -282,9 +256,9 @@ def _unpack(
     return before + size
 
 
-def _bad(source: Path, error: Exception) -> BadBackup:
+def _bad(source: Path, error: Exception) -> KvchatError:
     reason = getattr(error, "strerror", None) or error
-    return BadBackup(
+    return KvchatError(
         _("This backup cannot be used"),
         f"{source.name}: {reason}.",
         _("Choose another backup. Nothing has been changed."),

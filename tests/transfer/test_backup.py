@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
+from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system import migrations
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer import backup
 from kvchat.transfer.backup import (
-    BackupFailed,
-    BadBackup,
     check_backup,
     engine_of,
     finish_restore,
@@ -154,7 +153,7 @@ def test_a_damaged_backup_changes_nothing(kept, paths, tmp_path, change):
     later = contents(paths.data)
     bad = tmp_path / "bad.zip"
     rewritten(kept[0], bad, change)
-    with pytest.raises(BadBackup):
+    with pytest.raises(KvchatError):
         lay_ready(paths, bad)
     assert finish_restore(paths) is None
     assert contents(paths.data) == later
@@ -217,29 +216,40 @@ def test_one_that_would_fill_the_disk_is_refused_before_it_does(kept, paths, tmp
         manifest = json.loads(old.read("manifest.json"))
         manifest["files"]["data/conversations.db"]["size"] = 10**15
         new.writestr("manifest.json", json.dumps(manifest))
-    with pytest.raises(BadBackup) as told:
+    with pytest.raises(KvchatError) as told:
         lay_ready(paths, hostile)
     assert "it needs 1000000 GB of disk space" in told.value.detail
 
 
-@pytest.mark.parametrize("content", [b"[" * 100_000, b" " * 20_000_000, b'{"format": "kvchat-backup"}', b"\xff"])
+LISTED = '{"format": "kvchat-backup", "version": 1, "made_at": "2026-11-22", "files": {"data/conversations.db": %s}%s}'
+ENTRY = '{"size": 1, "blake3": ""}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"[" * 100_000, b" " * 20_000_000, b'{"format": "kvchat-backup"}', b"\xff", (LISTED % (ENTRY, "")).encode()),
+        *((LISTED % (ENTRY, f', "conversations": {count}')).encode() for count in ("null", "Infinity")),
+        (LISTED % ("7", ', "conversations": 1')).encode(),
+    ],
+)
 def test_a_list_that_is_none_is_refused_in_words(paths, tmp_path, content):
     with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("manifest.json", content)
-    with pytest.raises(BadBackup) as told:
+    with pytest.raises(KvchatError) as told:
         check_backup(tmp_path / "x.zip")
     assert "it is not a kvchat backup" in told.value.detail
 
 
 def test_a_file_that_is_no_zip(paths, tmp_path):
     (tmp_path / "x.zip").write_bytes(b"nothing of the kind")
-    with pytest.raises(BadBackup, match="cannot be used"):
+    with pytest.raises(KvchatError, match="cannot be used"):
         check_backup(tmp_path / "x.zip")
 
 
 def test_a_place_that_cannot_be_written(paths, tmp_path):
     add_talk(paths)
-    with pytest.raises(BackupFailed):
+    with pytest.raises(KvchatError):
         make_backup(paths, tmp_path / "no folder" / "x.zip")
 
 
