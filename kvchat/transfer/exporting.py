@@ -13,8 +13,6 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from markdown_it import MarkdownIt
-
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation, Message, Role
 from kvchat.engine.speaking.pictures import kind_of
@@ -60,10 +58,6 @@ class ExportForm(Enum):
         )
 
 
-class ExportFailed(KvchatError):
-    """The file could not be written."""
-
-
 def export_file(
     database: Database,
     conversation_ids: Sequence[str],
@@ -71,7 +65,7 @@ def export_file(
     target: Path,
     progress: Progress = lambda done, total: None,
 ) -> int:
-    """Write these conversations and return how many. Raises ExportFailed, StorageFailed and what `progress` raises."""
+    """Write these conversations and return how many. Raises KvchatError and what `progress` raises."""
     with whole_export(target) as new, new.open("wb") as out:
         zipped = len(conversation_ids) != 1 or target.suffix.lower() == ".zip"
         return write_export(database, conversation_ids, form, out, progress, zipped=zipped)
@@ -83,7 +77,7 @@ def whole_export(target: Path, *, private: bool = False) -> Iterator[Path]:
         with whole_file(target, private=private) as new:
             yield new
     except OSError as error:
-        raise ExportFailed(
+        raise KvchatError(
             _("The export could not be written"),
             f"{target}: {error.strerror or error}.",
             _("Choose another folder, or free up disk space."),
@@ -156,7 +150,23 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
         yield f'<h1 dir="auto">{html.escape(calm(conversation.title))}</h1>\n'
         yield f'<p class="time">{timestamp(conversation.created_at)}</p>\n'
         for message in branch:
-            yield _article(message, reader)
+            parts = [f'<h2 class="speaker">{_(SPEAKERS[message.role])}</h2>']
+            if message.thinking.strip():
+                parts.append(_folded(_("Thinking"), calm(message.thinking)))
+            for attachment in message.attachments:
+                name = html.escape(calm(attachment.name))
+                if attachment.data:  # embedded: the page is self-contained
+                    kind, data = (kind_of(attachment.data) or "png").lower(), base64.b64encode(attachment.data).decode()
+                    parts.append(f'<p><img src="data:image/{kind};base64,{data}" alt="{name}"></p>')
+                else:
+                    parts.append(_folded(name, shown_document(attachment.name, attachment.text)))
+            env: dict[str, Any] = {}
+            tokens = reader.parse(message.content, env) if message.role is Role.ASSISTANT else None
+            if tokens is None or is_too_deep(tokens):
+                parts.append(_plain(calm(message.content)))
+            else:
+                parts.append(str(reader.renderer.render(tokens, reader.options, env)))
+            yield f'<article class="{message.role.value}" dir="auto">{"".join(parts)}</article>\n'
     yield "</html>\n"
 
 
@@ -165,26 +175,6 @@ def file_name(conversation: Conversation, suffix: str) -> str:
     words = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*\s]+', " ", calm(conversation.title)).strip(" .")[:60].rstrip(" .")
     words = words or _("Chat")
     return f"{words} {conversation.id[:6]}{suffix}"
-
-
-def _article(message: Message, reader: MarkdownIt) -> str:
-    parts = [f'<h2 class="speaker">{_(SPEAKERS[message.role])}</h2>']
-    if message.thinking.strip():
-        parts.append(_folded(_("Thinking"), calm(message.thinking)))
-    for attachment in message.attachments:
-        name = html.escape(calm(attachment.name))
-        if attachment.data:  # embedded: the page is self-contained
-            kind, data = (kind_of(attachment.data) or "png").lower(), base64.b64encode(attachment.data).decode()
-            parts.append(f'<p><img src="data:image/{kind};base64,{data}" alt="{name}"></p>')
-        else:
-            parts.append(_folded(name, shown_document(attachment.name, attachment.text)))
-    env: dict[str, Any] = {}
-    tokens = reader.parse(message.content, env) if message.role is Role.ASSISTANT else None
-    if tokens is None or is_too_deep(tokens):
-        parts.append(_plain(calm(message.content)))
-    else:
-        parts.append(str(reader.renderer.render(tokens, reader.options, env)))
-    return f'<article class="{message.role.value}" dir="auto">{"".join(parts)}</article>\n'
 
 
 def _folded(title: str, text: str) -> str:

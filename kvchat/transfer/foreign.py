@@ -80,16 +80,9 @@ def parse_claude(entry: Mapping[str, Any], name: str) -> Row:
             for file in map(_dict, _list(message.get("attachments")))
             if (content := _text(file.get("extracted_content"))).strip()
         ]
-        said.append(
-            _Said(
-                key,
-                parent,
-                _ROLES.get(_text(message.get("sender"))),
-                "\n\n".join(filter(None, (*files, text))),
-                _blocks(blocks, "thinking"),
-                _seconds(message.get("created_at")),
-            )
-        )
+        role, at = _ROLES.get(_text(message.get("sender"))), _seconds(message.get("created_at"))
+        whole = "\n\n".join(filter(None, (*files, text)))
+        said.append(_Said(key, parent, role, whole, _blocks(blocks, "thinking"), at))
         known.add(key)
     times = (_seconds(entry.get("created_at")), _seconds(entry.get("updated_at")))
     leaf = said[-1].key if said else None
@@ -145,7 +138,7 @@ def _rows(
     leaf: str | None,
 ) -> Row:
     by_key = {message.key: message for message in said}
-    kept = {key for key, m in by_key.items() if m.role is not None and (m.text.strip() or m.thinking.strip())}
+    kept = {key: (m, m.role) for key, m in by_key.items() if m.role and (m.text.strip() or m.thinking.strip())}
     if not kept:
         raise BadConversation(_("it has no messages"))
     conversation_id = uuid.uuid5(_NAMESPACE, f"{application}:{source_id}").hex
@@ -164,22 +157,18 @@ def _rows(
         return None if found is None else uuid.uuid5(_NAMESPACE, f"{conversation_id}:{found}").hex
 
     begun = times[0] or min((m.at for m in by_key.values() if m.at), default=datetime.now(UTC).timestamp())
-    messages = []
-    for key, message in by_key.items():
-        if key not in kept:
-            continue
-        assert message.role is not None
-        messages.append(
-            {
-                "id": message_id(key),
-                "parent_id": message_id(message.parent),
-                "role": message.role.value,
-                "content": message.text,
-                "thinking": message.thinking,
-                "state": MessageState.COMPLETE.value,
-                "created_at": message.at or begun,
-            }
-        )
+    messages = [
+        {
+            "id": message_id(key),
+            "parent_id": message_id(message.parent),
+            "role": role.value,
+            "content": message.text,
+            "thinking": message.thinking,
+            "state": MessageState.COMPLETE.value,
+            "created_at": message.at or begun,
+        }
+        for key, (message, role) in kept.items()
+    ]
     question = next((m.text for m in by_key.values() if m.role is Role.USER and m.text.strip()), "")
     return {
         "id": conversation_id,
@@ -214,11 +203,9 @@ def _chatgpt_text(content: Mapping[str, Any]) -> tuple[str, str]:
 def _lm_studio_text(version: Mapping[str, Any]) -> tuple[str, str]:
     text: list[str] = []
     thinking: list[str] = []
-    steps = [_dict(step) for step in _list(version.get("steps"))] or [dict(version)]
-    for step in steps:
-        blocks = [_dict(block) for block in _list(step.get("content"))]
-        said = _blocks(blocks, "text")
-        (thinking if _dict(step.get("style")).get("type") == "thinking" else text).append(said)
+    for step in [_dict(step) for step in _list(version.get("steps"))] or [dict(version)]:
+        thinks = _dict(step.get("style")).get("type") == "thinking"
+        (thinking if thinks else text).append(_blocks(map(_dict, _list(step.get("content"))), "text"))
     return "\n\n".join(filter(None, text)), "\n\n".join(filter(None, thinking))
 
 

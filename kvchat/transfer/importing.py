@@ -18,7 +18,7 @@ from kvchat.chat.record.database_file import StorageFailed
 from kvchat.kvstore.exchange import BadMemory
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
-from kvchat.system.concurrency import Caller, Progress, call_here
+from kvchat.system.concurrency import Progress
 from kvchat.system.files import in_time, open_plain
 from kvchat.transfer.foreign import foreign_parser
 from kvchat.transfer.memory_file import Brought, MemoryFile, is_memory_file, open_memory_file
@@ -48,7 +48,7 @@ def import_paths(
     database: Database,
     paths: Iterable[Path],
     progress: Progress = lambda done, total: None,
-    call: Caller = call_here,
+    call: Callable[..., Any] = lambda work, *given: work(*given),
     *,
     store: SavePointStore | None = None,
     passphrase: str = "",
@@ -132,7 +132,7 @@ def _entries(path: Path, passphrase: str) -> Iterator[_Entry]:
         if in_time(path.is_dir):
             files = sorted(itertools.islice(path.rglob("*.json"), MOST_CHATS + 1))
             if not files:
-                raise ValueError("the folder holds no JSON")
+                raise ValueError(_("it contains no chats"))
             for file in files:
                 yield from _entries(file, passphrase)
         elif is_memory_file(path):
@@ -167,19 +167,16 @@ def _in_file(name: str, opened: Callable[[], IO[bytes]]) -> Iterator[_Entry]:
         with opened() as file:
             for count, piece in enumerate(json_pieces(file), 1):
                 where = name if piece.alone else _("{name}, chat {count}", name=name, count=count)
-                if title := _title(piece.value):
-                    where += " " + _("“{name}”", name=title)
+                given = piece.value if isinstance(piece.value, dict) else {}
+                title = given.get("title") or given.get("name")
+                if isinstance(title, str):
+                    where += " " + _("“{name}”", name=one_line(calm(title[:TITLE_WIDTH])))
                 yield _Entry(where, piece.value, piece.own, name if piece.alone else f"{name}:{count}")
             if not count:
                 raise ValueError(_("it contains no chats"))
     except (*ZIP_FAULTS, MemoryError) as error:
         rest = "; " + _("the {count} chats before it were imported", count=number(count)) if count > 1 else ""
         yield _Entry(name, fault=_reason(error) + rest)
-
-
-def _title(entry: Any) -> str:
-    found = (entry.get("title") or entry.get("name")) if isinstance(entry, dict) else None
-    return one_line(calm(found[:TITLE_WIDTH])) if isinstance(found, str) else ""
 
 
 def _reason(error: Exception) -> str:

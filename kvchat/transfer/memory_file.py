@@ -60,13 +60,6 @@ class PassphraseNeeded(KvchatError):
         )
 
 
-class WrongPassphrase(PassphraseNeeded):
-    """Wrong passphrase, or the file's first bytes are damaged."""
-
-    def __init__(self) -> None:
-        super().__init__(_("Wrong passphrase"))
-
-
 def seal(pieces: Iterable[bytes], out: IO[bytes], passphrase: str) -> None:
     key = pyrage.x25519.Identity.generate()
     salt = secrets.token_bytes(_SALT)
@@ -90,7 +83,7 @@ def opened(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
             raise ValueError
         key = pyrage.x25519.Identity.from_str(_lock(passphrase, salt).decrypt(_NONCE, sealed, None).decode())
     except (InvalidTag, pyrage.IdentityError, ValueError) as error:
-        raise WrongPassphrase from error
+        raise PassphraseNeeded(_("Wrong passphrase")) from error  # or its first bytes are damaged
     reading, writing = os.pipe()
 
     def decrypt() -> None:
@@ -245,7 +238,7 @@ def is_sealed(begin: bytes) -> bool:
 
 @contextmanager
 def open_memory_file(path: Path, passphrase: str = "") -> Iterator[MemoryFile]:
-    """Open it. Raises PassphraseNeeded, WrongPassphrase, OSError."""
+    """Open it. Raises PassphraseNeeded and OSError."""
     with io.BufferedReader(open_plain(path), _PIECE) as file:  # type: ignore[type-var]
         if not is_sealed(file.peek(len(MAGIC))[: len(MAGIC)]):
             yield MemoryFile(file)

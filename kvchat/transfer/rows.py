@@ -103,12 +103,10 @@ def with_own_ids(conversation: Row) -> Row:
     def renamed(row: Row) -> Row:
         return row | {name: own(row[name]) for name in ("id", "parent_id", "leaf_id") if name in row}
 
-    messages = conversation.get("messages")
-    if not isinstance(messages, list):
-        return renamed(conversation)
-    return renamed(conversation) | {
-        "messages": [renamed(message) if isinstance(message, dict) else message for message in messages]
-    }
+    row, messages = renamed(conversation), conversation.get("messages")
+    if isinstance(messages, list):
+        row["messages"] = [renamed(message) if isinstance(message, dict) else message for message in messages]
+    return row
 
 
 def take_back(database: Database, conversation_id: str) -> None:
@@ -163,7 +161,13 @@ def _checked_message(message: Row, number: int) -> Row:
     if clean["state"] not in _STATES or clean["state"] == MessageState.STREAMING.value:
         raise BadConversation(_("{what} has the unknown state “{clean}”", what=what, clean=clean["state"]))
     if receipt is not None:
-        clean["receipt"] = _checked_receipt(receipt, what)
+        try:
+            if receipt["source"] not in _SOURCES:
+                raise ValueError
+            Receipt(**{field.name: receipt[field.name] for field in fields(Receipt) if field.name in receipt})
+            clean["receipt"] = json.dumps(receipt, allow_nan=False)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadConversation(_("the receipt of {what} is invalid", what=what)) from error
     return clean
 
 
@@ -177,16 +181,6 @@ def _checked_attachment(attachment: Row, what: str) -> Row:
             raise BadConversation(_("{what} is not a valid image", what=what)) from error
         clean |= {"data": picture.data, "size": picture.size, "hash": picture.hash, "text": ""}
     return clean
-
-
-def _checked_receipt(receipt: Any, what: str) -> str:
-    try:
-        if receipt["source"] not in _SOURCES:
-            raise ValueError
-        Receipt(**{field.name: receipt[field.name] for field in fields(Receipt) if field.name in receipt})
-        return json.dumps(receipt, allow_nan=False)
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadConversation(_("the receipt of {what} is invalid", what=what)) from error
 
 
 def _clean(values: Row, needs: Needs, what: str) -> Row:

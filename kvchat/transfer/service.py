@@ -53,7 +53,7 @@ class TransferService:
     async def export_with_memory(
         self, conversation_id: str, target: Path, progress: Progress, passphrase: str = ""
     ) -> int:
-        """Write a conversation with its memory; return the bytes. Raises ExportFailed, NothingKept, StoreRefused."""
+        """Write a conversation with its memory; return the bytes. Raises KvchatError."""
 
         def work(tell: Progress) -> int:
             with closing(Database(self._paths.database)) as beside:

@@ -78,10 +78,6 @@ class Piece:
     alone: bool  # only piece in its file
 
 
-class TooMuch(ValueError):
-    """A file that would take too much memory or time, and why."""
-
-
 def json_pieces(file: IO[bytes]) -> Iterator[Piece]:
     text = _Text(io.TextIOWrapper(file, "utf-8-sig", newline=""))
     if own := text.skip(_OWN):
@@ -155,9 +151,9 @@ class _Text:
                 if whole or self._ended:
                     raise self.fault(error.msg, error.pos) from None
             if len(self._buffer) - self.at > LARGEST_PIECE:
-                raise TooMuch(_("one chat in it is larger than {largest_piece}", largest_piece=size(LARGEST_PIECE)))
+                raise ValueError(_("one chat in it is larger than {largest_piece}", largest_piece=size(LARGEST_PIECE)))
             if sum(self._buffer.count(sign, self.at) for sign in '{["') > MOST_PARTS:
-                raise TooMuch(_("one chat in it has more than {most_parts} parts", most_parts=number(MOST_PARTS)))
+                raise ValueError(_("one chat in it has more than {most_parts} parts", most_parts=number(MOST_PARTS)))
             self._fill(max(_STEP, len(self._buffer) - self.at))
 
     def fault(self, words: str, at: int) -> json.JSONDecodeError:
@@ -175,11 +171,11 @@ class _Text:
         more = self._file.read(count)
         self._read += len(more)
         if self._read > LARGEST_FILE:
-            raise TooMuch(_("it is larger than {largest_file}", largest_file=size(LARGEST_FILE)))
+            raise ValueError(_("it is larger than {largest_file}", largest_file=size(LARGEST_FILE)))
         self._buffer, self.at, self._ended = self._buffer[self.at :] + more, 0, not more
 
     def _counted(self, parse: type[int] | type[float], digits: str) -> float:
         self._numbers += 1
         if self._numbers > MOST_PARTS:
-            raise TooMuch(_("one chat in it has more than {most_parts} numbers", most_parts=number(MOST_PARTS)))
+            raise ValueError(_("one chat in it has more than {most_parts} numbers", most_parts=number(MOST_PARTS)))
         return parse(digits)

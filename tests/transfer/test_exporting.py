@@ -8,7 +8,8 @@ from html.parser import HTMLParser
 import pytest
 
 from kvchat.chat.record.messages import MessageState, Role
-from kvchat.transfer.exporting import ExportFailed, ExportForm, export_file, file_name
+from kvchat.errors import KvchatError
+from kvchat.transfer.exporting import ExportForm, export_file, file_name
 from tests.transfer.library import made_conversation, open_library
 
 
@@ -62,7 +63,7 @@ def test_a_page_runs_and_loads_nothing(tmp_path):
 def test_a_failed_export_leaves_the_old_file(tmp_path):
     database = open_library(tmp_path)
     target = tmp_path / "no folder" / "all.json"
-    with pytest.raises(ExportFailed) as failure:
+    with pytest.raises(KvchatError) as failure:
         export_file(database, [made_conversation(database).id], ExportForm.JSON, target)
     assert "no folder" in failure.value.detail
 
