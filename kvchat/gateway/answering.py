@@ -16,13 +16,12 @@ from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.errors import KvchatError
 from kvchat.gateway.crashes import Crashes
 from kvchat.gateway.dialects.asked import Asked, Form, Refused
-from kvchat.gateway.dialects.conversion import Json, Unconvertible
-from kvchat.gateway.dialects.prompts import boundary_after, pictures_in
+from kvchat.gateway.dialects.conversion import Json
 from kvchat.gateway.dialects.replies import Heard
 from kvchat.gateway.forwarder import Forwarder
 from kvchat.gateway.mending import Mending, tokens_spared
 from kvchat.gateway.requests import MOST_NAME, Passage, Passages, Stage
-from kvchat.gateway.work import GaveWay, TooSlow, Work
+from kvchat.gateway.work import GaveWay, TooSlow, Work, pictures_in, shared_tokens
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.events import nobody
 from kvchat.session.exchange import Exchange, Request
@@ -91,7 +90,6 @@ def as_json(model: Model) -> dict[str, Any]:
 HEADS = 20  # remembered prompt beginnings
 MOST_REMEMBERED = 8_000_000  # bytes of a body; comparing larger ones, with pictures, saves little
 LEAST_KEPT = 64  # tokens; rereading a shorter state is faster than a lookup
-FindModel = Callable[[str], Awaitable[Model | None]]  # by a client's name for it; None: no model chosen yet
 
 
 @dataclass
@@ -100,7 +98,7 @@ class Answering:
 
     slots: Slots
     host: EngineHost
-    find_model: FindModel
+    find_model: Callable[[str], Awaitable[Model | None]]  # by a client's name for it; None: no model chosen yet
     passages: Passages
     absorb: Callable[[], Awaitable[None]]  # has the store absorb saved files when there is time
     mending: Mending = field(default_factory=Mending)
@@ -167,7 +165,8 @@ class Answering:
     async def _answer(self, work: Work) -> None:
         passage = work.passage
         work.asked = await self.mending.treated(work.asked, passage)
-        seen = await apart(work.asked.is_large, _seen, work.asked)
+        pictures = await apart(work.asked.is_large, pictures_in, work.asked)
+        seen = (ChatMessage("user", "", pictures=pictures),) if pictures else ()
         model = await self.find_model(work.asked.model)
         passage.answering_model = model.name if model else ""
         request = Request(seen, model=model.path if model else None)
@@ -260,13 +259,5 @@ class Answering:
 async def _boundary(lease: Lease, asked: Asked, reply: Json | None) -> Tokens:
     if reply is None:
         return ()
-    boundary = await boundary_after(lease.engine, asked, reply)
+    boundary = await shared_tokens(lease.engine, lambda words: asked.followed_by(reply, words))
     return boundary if len(boundary) >= LEAST_KEPT else ()
-
-
-def _seen(asked: Asked) -> tuple[ChatMessage, ...]:
-    try:
-        pictures = pictures_in(asked)
-    except Unconvertible:  # engine reports why
-        return ()
-    return (ChatMessage("user", "", pictures=pictures),) if pictures else ()

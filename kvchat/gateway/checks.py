@@ -124,28 +124,25 @@ _LIKELY = ("n_probs", "top_logprobs", "logprobs")
 _PICTURES = re.compile("source|input_.+|.+_url")  # members of a message part that may hold an address
 _FILES = ("url", "image_url", "data", "file_data")  # hold a picture file
 GRAMMARS = ("grammar", "json_schema", "schema", "parameters", "input_schema")
-
-
-class OutOfBounds(ValueError):
-    """The body exceeds a limit; the message tells the client which one."""
+_TOO_DEEP = f"The body is nested more than {MOST_LEVELS} levels deep."
 
 
 def check_bounds(body: Json, size: int = 0) -> None:
-    """Raise OutOfBounds for a body of `size` bytes that exceeds a limit on length, nesting or grammar."""
+    """Raise Refused for a body of `size` bytes that exceeds a limit on length, nesting or grammar."""
     for name, value in body.items():
         listed = len(value) if isinstance(value, dict) else 0
         if isinstance(value, list):
             listed = sum(not isinstance(item, int | float) for item in value)  # do not count token ids
         if listed > MOST_LISTED:
-            raise OutOfBounds(f"“{name[:40]}” may have at most {MOST_LISTED:,} entries.")
+            raise Refused(400, f"“{name[:40]}” may have at most {MOST_LISTED:,} entries.")
         if name in _LIKELY and isinstance(value, int | float) and value > MOST_LIKELY:
-            raise OutOfBounds(f"“{name}” may be at most {MOST_LIKELY}.")
+            raise Refused(400, f"“{name}” may be at most {MOST_LIKELY}.")
     seen = 0
     places: list[tuple[Any, int, bool]] = [(body, 1, False)]
     while places:
         value, level, in_grammar = places.pop()
         if level > MOST_LEVELS:
-            raise OutOfBounds(f"The body is nested more than {MOST_LEVELS} levels deep.")
+            raise Refused(400, _TOO_DEEP)
         if isinstance(value, list):
             places += [(item, level + 1, in_grammar) for item in value if isinstance(item, dict | list)]
         elif isinstance(value, dict):
@@ -157,18 +154,25 @@ def check_bounds(body: Json, size: int = 0) -> None:
                 elif isinstance(item, dict | list):
                     places.append((item, level + 1, in_grammar or name in GRAMMARS))
                     if name in GRAMMARS and not in_grammar:
-                        _check_schema(item)
+                        try:
+                            length = len(json.dumps(item, ensure_ascii=False, separators=(",", ":")))
+                        except RecursionError:
+                            raise Refused(400, _TOO_DEEP) from None
+                        if length > MOST_GRAMMAR:
+                            raise Refused(400, f"A JSON schema may have at most {MOST_GRAMMAR:,} characters.")
                     if name == "multimodal_data":  # beside a completion prompt
                         files = [file for file in item if isinstance(file, str)]
                 size -= sum(map(len, files))
                 seen += sum(map(_pixels, files))
     said = (body.get(name) for name in ("messages", "input", "system"))
     if not all(url.startswith("data:") for parts in said if isinstance(parts, list) for url in _addresses(parts)):
-        raise OutOfBounds("Send the picture itself, as a “data:” URL or in base64: kvchat fetches none by its address.")
+        raise Refused(
+            400, "Send the picture itself, as a “data:” URL or in base64: kvchat fetches none by its address."
+        )
     if seen > MOST_PIXELS_TOGETHER:
-        raise OutOfBounds(f"The pictures of a request may have at most {MOST_PIXELS_TOGETHER:,} pixels together.")
+        raise Refused(400, f"The pictures of a request may have at most {MOST_PIXELS_TOGETHER:,} pixels together.")
     if size > MOST_TEXT:
-        raise OutOfBounds(f"A request may have at most {MOST_TEXT:,} bytes beside its pictures.")
+        raise Refused(400, f"A request may have at most {MOST_TEXT:,} bytes beside its pictures.")
 
 
 def _addresses(parts: list[Any]) -> Iterator[str]:
@@ -190,30 +194,21 @@ def _pixels(file: str) -> int:
     except ValueError:  # no picture: engine reports it
         return 0
     if width * height > MOST_PIXELS:
-        raise OutOfBounds(f"A picture may have at most {MOST_PIXELS:,} pixels.")
+        raise Refused(400, f"A picture may have at most {MOST_PIXELS:,} pixels.")
     return width * height
 
 
 def _within(name: str, text: str) -> list[tuple[Any, int, bool]]:
     """Parse a string as the engine would, by its field name: tool call arguments are JSON."""
     if name in GRAMMARS and len(text) > MOST_GRAMMAR:
-        raise OutOfBounds(f"A grammar may have at most {MOST_GRAMMAR:,} characters.")
+        raise Refused(400, f"A grammar may have at most {MOST_GRAMMAR:,} characters.")
     if name in ("grammar", "pattern") and levels(text) > MOST_LEVELS:
-        raise OutOfBounds(f"The brackets of a grammar are nested more than {MOST_LEVELS} levels deep.")
+        raise Refused(400, f"The brackets of a grammar are nested more than {MOST_LEVELS} levels deep.")
     if name in ("arguments", "json_schema"):
         try:
             return [(json.loads(text), 1, True)]
         except RecursionError:
-            raise OutOfBounds(f"The body is nested more than {MOST_LEVELS} levels deep.") from None
+            raise Refused(400, _TOO_DEEP) from None
         except ValueError:  # engine reports it
             pass
     return []
-
-
-def _check_schema(schema: dict[str, Any] | list[Any]) -> None:
-    try:
-        size = len(json.dumps(schema, ensure_ascii=False, separators=(",", ":")))
-    except RecursionError:
-        raise OutOfBounds(f"The body is nested more than {MOST_LEVELS} levels deep.") from None
-    if size > MOST_GRAMMAR:
-        raise OutOfBounds(f"A JSON schema may have at most {MOST_GRAMMAR:,} characters.")

@@ -17,11 +17,10 @@ from kvchat.engine.speaking.transport import Answer
 from kvchat.engine.speaking.wire import Timings
 from kvchat.gateway.crashes import Crashes
 from kvchat.gateway.dialects.asked import LIMITS, Form, Refused, refusal
-from kvchat.gateway.dialects.prompts import head_of
 from kvchat.gateway.dialects.replies import Heard, Usage
 from kvchat.gateway.mending import Mending
 from kvchat.gateway.requests import Passage, Stage, headers_of, is_lost
-from kvchat.gateway.work import GaveWay, Work
+from kvchat.gateway.work import GaveWay, Work, shared_tokens
 from kvchat.kvstore.audience import SHARED
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.exchange import Exchange, Request
@@ -65,7 +64,10 @@ class Forwarder:
         self.crashes.watch(self.lease.engine.engine.life)
         if self.ahead:
             self.ahead = False  # a retry knows the prompt
-            return await self._forward_ahead()
+            slot, engine = self.lease.slot, self.lease.engine
+            tokens = slot.held(engine.generation) + LEAST_STEPS + self._reserve
+            await self.lease.slots.context.room(slot, engine, min(tokens, engine.context_size))
+            return await self._forward(unknown=True)
         if self.work.rendered_by != self.lease.engine.generation:
             await self._render()
         if self.work.passage.found is None:  # else it is a retry
@@ -89,18 +91,11 @@ class Forwarder:
             await self.lease.keep_to_its_slot(self.work.prompt.ids)
         return await self._forward(steps=steps)
 
-    async def _forward_ahead(self) -> Heard | None:
-        """Let the engine answer while the prompt is tokenized.
+    async def _catch_up(self, *, answered: bool) -> None:
+        """Tokenize a prompt already forwarded, and find how much of it was in the slot.
 
         Raises GaveWay if it does not continue the slot's contents and is unanswered.
         """
-        slot, engine = self.lease.slot, self.lease.engine
-        tokens = slot.held(engine.generation) + LEAST_STEPS + self._reserve
-        await self.lease.slots.context.room(slot, engine, min(tokens, engine.context_size))
-        return await self._forward(unknown=True)
-
-    async def _catch_up(self, *, answered: bool) -> None:
-        """Tokenize a prompt already forwarded, and find how much of it was in the slot."""
         await self._render()
         too_small = self.lease.engine.too_small(len(self.work.prompt.ids) + self._reserve)
         if not self.work.prompt.ids or not (answered or (self._goes_on and not too_small)):
@@ -173,7 +168,7 @@ class Forwarder:
         few = len(ids) - loaded.expected_cached < LEAST_HEAD
         if not lease.keeps or few or (lease.engine.can_cut and not keyed):
             return {}
-        head = await head_of(lease.engine, self.work.asked)
+        head = await shared_tokens(lease.engine, self.work.asked.begun_otherwise)
         if not max(loaded.expected_cached, LEAST_HEAD) < len(head) < len(ids) or ids[: len(head)] != head:
             return {}
         sent_by = {owner: has_key for owner, sent, has_key in self.heads if sent == head}

@@ -1,14 +1,14 @@
-"""The gateway: starting and stopping it, and the handler of each path."""
+"""The gateway: starting and stopping it, the handler of each path, and the Prometheus counters."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -22,22 +22,10 @@ from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.errors import EngineGone
 from kvchat.errors import KvchatError
 from kvchat.gateway.answering import Answering, Catalogue, as_json
-from kvchat.gateway.checks import Checks, OutOfBounds, body_of, check_bounds
-from kvchat.gateway.dialects.asked import (
-    ASIDE,
-    GENERATING,
-    MUCH,
-    READING,
-    Asked,
-    Form,
-    NotJson,
-    Refused,
-    refusal,
-    understood,
-)
-from kvchat.gateway.mending import Mending, no_rules
-from kvchat.gateway.metrics import Metrics
-from kvchat.gateway.requests import Passages
+from kvchat.gateway.checks import Checks, body_of, check_bounds
+from kvchat.gateway.dialects.asked import ASIDE, GENERATING, MUCH, READING, Asked, Form, Refused, refusal, understood
+from kvchat.gateway.mending import Mending, Rules
+from kvchat.gateway.requests import OVER, Passage, Passages, Stage
 from kvchat.gateway.server import Listening, listen
 from kvchat.kvstore.savepoint import program_of
 from kvchat.session.host import EngineHost
@@ -51,15 +39,6 @@ AGAIN_S = 5
 OPEN = ("/health", "/v1/health")  # need no key
 
 
-class NoKey(KvchatError):
-    def __init__(self, host: str) -> None:
-        super().__init__(
-            _("The API server needs an API key for network access"),
-            _("With the address {host}, any computer on the network could use the model.", host=host),
-            _("Set an API key (--key-file, or Settings, API server), or listen on 127.0.0.1 only."),
-        )
-
-
 class Gateway:
     """Belongs to one event loop. `passages` has all requests; subscribe there for changes."""
 
@@ -69,7 +48,7 @@ class Gateway:
         host: EngineHost,
         catalogue: Catalogue,
         absorb: Callable[[], Awaitable[None]],
-        rules: Callable[[str], Collection[str]] = no_rules,
+        rules: Rules = lambda program: (),
         shares: Callable[[], bool] = lambda: False,
     ) -> None:
         """`absorb` starts background absorption of saved files; `rules` returns a program's enabled rules.
@@ -92,9 +71,13 @@ class Gateway:
         return f"http://{host}:{self._listening.port}"
 
     async def open(self, checks: Checks, port: int) -> str:
-        """Open the gateway, closing an open one; return its URL. Raises NoKey, PortTaken."""
+        """Open the gateway, closing an open one; return its URL. Raises KvchatError."""
         if not checks.keys and not is_loopback(checks.host):
-            raise NoKey(checks.host)
+            raise KvchatError(
+                _("The API server needs an API key for network access"),
+                _("With the address {host}, any computer on the network could use the model.", host=checks.host),
+                _("Set an API key (--key-file, or Settings, API server), or listen on 127.0.0.1 only."),
+            )
         await self.shut()
         self._listening = await listen(_app(self, checks), checks.host, port)
         self._checks = checks
@@ -287,18 +270,13 @@ class _Answers:
 async def _understood(form: Form, raw: bytes) -> Asked:
     """Parse and check the body of a request that may reach the engine. Raises Refused."""
 
-    def within_bounds() -> Asked:
+    def checked() -> Asked:
         asked = understood(form, raw)
         check_bounds(asked.body, len(raw))
         asked.check()
         return asked
 
-    try:
-        return await apart(len(raw) > MUCH, within_bounds)
-    except NotJson as error:
-        raise Refused(400, f"The body is not JSON: {error}") from error
-    except OutOfBounds as error:
-        raise Refused(400, str(error)) from error
+    return await apart(len(raw) > MUCH, checked)
 
 
 def _refusal(error: Refused, form: Form | None) -> Response:
@@ -311,3 +289,47 @@ async def _no_such_path(request: Request, error: Exception) -> Response:
     ways = ", ".join(path for path in GENERATING if path.startswith("/v1/"))
     words = f"There is nothing here. Programs ask at: {ways}." if status == 404 else "This cannot be asked so."
     return _refusal(Refused(status, words, "not_found_error"), None)
+
+
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+MOST_PROGRAMS = 50  # clients choose their own names
+
+
+class Metrics:
+    """Program names and counts, no request contents."""
+
+    def __init__(self, passages: Passages, *, by_program: bool) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._by_program = by_program
+        self._programs: set[str] = set()
+        by = ("program", "source")
+        self._requests = Counter("kvchat_requests", "Requests that are over", (*by, "outcome"), registry=registry)
+        self._prompt = Counter("kvchat_prompt_tokens", "Tokens of prompts", by, registry=registry)
+        self._cached = Counter("kvchat_cached_tokens", "Of those, found", by, registry=registry)
+        self._predicted = Counter("kvchat_predicted_tokens", "Tokens of answers", by, registry=registry)
+        self._saved = Counter("kvchat_saved_seconds", "Reading that was spared", by, registry=registry)
+        first = "kvchat_first_byte_seconds", "Until the first byte", ("source",)
+        self._first = Histogram(*first, buckets=_SECONDS, registry=registry)
+        under_way = Gauge("kvchat_requests_under_way", "Waiting or being answered", registry=registry)
+        under_way.set_function(lambda: len(passages.under_way))
+        passages.subscribe(self._count)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def _count(self, passage: Passage) -> None:
+        if passage.stage not in OVER:
+            return
+        program = passage.program if self._by_program else "all"
+        if program not in self._programs and len(self._programs) >= MOST_PROGRAMS:
+            program = "other"
+        self._programs.add(program)
+        labels = program, passage.source or "none"
+        self._requests.labels(*labels, passage.stage.value).inc()
+        if passage.stage is Stage.DONE:
+            self._prompt.labels(*labels).inc(passage.prompt or 0)
+            self._cached.labels(*labels).inc(passage.cached or 0)
+            self._predicted.labels(*labels).inc(passage.predicted or 0)
+            self._saved.labels(*labels).inc(passage.saved_ms / 1000)
+            if passage.first_ms is not None:
+                self._first.labels(labels[1]).observe(passage.first_ms / 1000)

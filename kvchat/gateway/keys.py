@@ -27,10 +27,6 @@ _MOST_NAME = 40  # letters
 _UNSEEN = "\u115f\u1160\u17b4\u17b5\ufe0e\ufe0f"  # invisible letters and marks
 
 
-class BadKeyFile(KvchatError):
-    """The API key file is unusable."""
-
-
 class Keys:
     def __init__(self, keys: Mapping[str, str], owner: str = "") -> None:
         """`keys` by program; `EVERYBODY` for programs told apart by User-Agent. `owner` sees all requests."""
@@ -88,17 +84,17 @@ class DoorKeys:
 
 
 def read_key_file(path: Path) -> dict[str, str]:
-    """Read a file of `key` or `program: key` lines. Raises BadKeyFile, also if other users can read it."""
+    """Read a file of `key` or `program: key` lines. Raises KvchatError, also if other users can read it."""
     try:
         if os.name != "nt" and stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise BadKeyFile(
+            raise KvchatError(
                 _("The API key file is not private"),
                 _("Other users can read {path}.", path=path),
                 _("Run: chmod 600 {path}", path=path),
             )
         lines = read_plain(path, _MOST_FILE).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadKeyFile(_("The API key file cannot be read"), f"{path}: {error}.") from error
+        raise KvchatError(_("The API key file cannot be read"), f"{path}: {error}.") from error
     keys: dict[str, str] = {}
     for line in filter(None, map(str.strip, lines)):
         name, colon, key = (part.strip() for part in line.partition(":"))
@@ -110,10 +106,10 @@ def read_key_file(path: Path) -> dict[str, str]:
                 "a colon and its API key.",
                 least_key=LEAST_KEY,
             )
-            raise BadKeyFile(_("The API key file is invalid"), f"{path}: {words}")
+            raise KvchatError(_("The API key file is invalid"), f"{path}: {words}")
         keys[name] = key
     if not keys:
-        raise BadKeyFile(_("The API key file contains no key"), _("{path} is empty.", path=path))
+        raise KvchatError(_("The API key file contains no key"), _("{path} is empty.", path=path))
     return keys
 
 

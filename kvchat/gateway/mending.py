@@ -13,16 +13,16 @@ from typing import Any
 
 from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.gateway.dialects.asked import Asked, Form
-from kvchat.gateway.dialects.prompts import Prompt as Rendered
 from kvchat.gateway.medicine import causes
 from kvchat.gateway.medicine.prompts import Parting, Prompt, RecentPrompts
 from kvchat.gateway.medicine.rules import RULES, Change, Held, edited, located
 from kvchat.gateway.requests import Passage, Sum, Total, is_lost
+from kvchat.gateway.work import Prompt as Rendered
 from kvchat.gateway.work import Work
 from kvchat.kvstore.savepoint import Miss, StoreRefused, Tokens, common_prefix
 from kvchat.session.lease import Lease
 from kvchat.system.concurrency import apart
-from kvchat.words.comparing import shared_text
+from kvchat.words.folding import shared_text
 from kvchat.words.reasons import Reason, ReasonCode
 
 _MOST_TOLD = 500  # characters recorded of the old and new text
@@ -31,10 +31,6 @@ _MOST_TOLD = 500  # characters recorded of the old and new text
 Rules = Callable[[str], Collection[str]]  # names of a program's enabled rules
 MUCH_TO_MEND = 20_000  # bytes; rewriting a larger body takes longer than switching threads
 BEFORE, BEHIND, LEAST_FOUND = 64, 160, 40  # tokens before and after a divergence; characters to match
-
-
-def no_rules(_: str) -> Collection[str]:
-    return ()
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class Treated:
 class Mending:
     """Applies rules and remembers prompts, in memory only. Event loop thread only."""
 
-    def __init__(self, rules: Rules = no_rules, clock: Callable[[], datetime] = datetime.now) -> None:
+    def __init__(self, rules: Rules = lambda program: (), clock: Callable[[], datetime] = datetime.now) -> None:
         """`clock` returns the local time, as programs state the local date in prompts."""
         self._rules, self._clock = rules, clock
         self._recent = RecentPrompts()

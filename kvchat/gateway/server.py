@@ -29,10 +29,6 @@ KEPT_OPEN_S = 30  # idle time between two requests
 PATIENCE_S = 5.0  # for unfinished responses at shutdown
 
 
-class PortTaken(KvchatError):
-    """The address or port cannot be used."""
-
-
 class _Connection(H11Protocol):
     """One client. Closed after a time without a request, or at once if there are too many."""
 
@@ -149,7 +145,7 @@ class Listening:
 
 
 async def listen(app: ASGIApp, host: str, port: int) -> Listening:
-    """Listen on `host`; port 0 picks a free one. Raises PortTaken."""
+    """Listen on `host`; port 0 picks a free one. Raises KvchatError."""
     sock = _bound(host, port)
     config = Config(
         app,
@@ -195,7 +191,7 @@ def _bound(host: str, port: int) -> socket.socket:
             sock.close()
             raise
     except OSError as error:
-        raise PortTaken(
+        raise KvchatError(
             _("The API server could not start"),
             _("Cannot listen on {host}:{port}: {reason}.", host=host, port=port, reason=error.strerror),
             _("Choose another port, or close the program that uses it."),

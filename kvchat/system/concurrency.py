@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from kvchat.words.language import _
 
@@ -58,15 +58,6 @@ class Background:
 
 async def apart(much: bool, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     return await asyncio.to_thread(function, *args, **kwargs) if much else function(*args, **kwargs)
-
-
-class Caller(Protocol):
-    def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Return what the function returns; raise what it raises."""
-
-
-def call_here(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    return function(*args, **kwargs)
 
 
 class Worker:

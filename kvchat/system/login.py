@@ -43,14 +43,23 @@ def starts_at_login() -> bool:
 def start_at_login(on: bool) -> None:
     try:
         if sys.platform == "win32":
-            _set_run_key(on)
+            registry: Any = importlib.import_module("winreg")
+            with registry.CreateKey(registry.HKEY_CURRENT_USER, _RUN_KEY) as key:
+                if on:
+                    line = subprocess.list2cmdline([*command(), "--hidden"])
+                    registry.SetValueEx(key, _NAME, 0, registry.REG_SZ, line)
+                elif _run_key_value():
+                    registry.DeleteValue(key, _NAME)
         elif sys.platform == "darwin":
             # https://developer.apple.com/library/archive/documentation/MacOSX/Conceptual/BPSystemStartup
             words: dict[str, Any] = {"Label": _LABEL, "ProgramArguments": [*command(), "--hidden"], "RunAtLoad": True}
             words |= {"EnvironmentVariables": _home()} if _home() else {}
             _put(_agent(), plistlib.dumps(words) if on else None)
         else:
-            _put(_autostart(), _entry().encode() if on else None)
+            own = [f"{name}={value}" for name, value in _home().items()]
+            line = " ".join(map(_quoted, [*(["env", *own] if own else []), *command(), "--hidden"]))
+            entry = f"[Desktop Entry]\nType=Application\nName=kvchat\nExec={line}\nIcon=kvchat\nTerminal=false\n"
+            _put(_autostart(), entry.encode() if on else None)
     except OSError as error:
         raise KvchatError(
             _("The “Start at login” setting could not be changed"),
@@ -62,14 +71,10 @@ def start_at_login(on: bool) -> None:
 def command() -> list[str]:
     if image := os.environ.get("APPIMAGE"):  # sys.executable is in a per-run mount
         return [image]
-    program = Path(sys.executable)
+    program, is_bundle = Path(sys.executable), bool(getattr(sys, "frozen", False))
     if sys.platform == "win32":  # without a console
-        program = program.with_name("kvchat-app.exe" if _is_bundle() else "pythonw.exe")
-    return [str(program)] if _is_bundle() else [str(program), "-m", "kvchat"]
-
-
-def _is_bundle() -> bool:
-    return bool(getattr(sys, "frozen", False))
+        program = program.with_name("kvchat-app.exe" if is_bundle else "pythonw.exe")
+    return [str(program)] if is_bundle else [str(program), "-m", "kvchat"]
 
 
 def _home() -> dict[str, str]:
@@ -80,13 +85,6 @@ def _autostart() -> Path:
     """https://specifications.freedesktop.org/autostart-spec: the user's folder has priority."""
     config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(config) / "autostart" / "kvchat.desktop"
-
-
-def _entry() -> str:
-    own = [f"{name}={value}" for name, value in _home().items()]
-    words = [*(["env", *own] if own else []), *command(), "--hidden"]
-    execute = " ".join(map(_quoted, words))
-    return f"[Desktop Entry]\nType=Application\nName=kvchat\nExec={execute}\nIcon=kvchat\nTerminal=false\n"
 
 
 def _quoted(word: str) -> str:
@@ -119,13 +117,3 @@ def _run_key_value() -> str:
             return str(registry.QueryValueEx(key, _NAME)[0])
     except _NO_SUCH:
         return ""
-
-
-def _set_run_key(on: bool) -> None:
-    registry: Any = importlib.import_module("winreg")
-    with registry.CreateKey(registry.HKEY_CURRENT_USER, _RUN_KEY) as key:
-        if on:
-            line = subprocess.list2cmdline([*command(), "--hidden"])
-            registry.SetValueEx(key, _NAME, 0, registry.REG_SZ, line)
-        elif _run_key_value():
-            registry.DeleteValue(key, _NAME)

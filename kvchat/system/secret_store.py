@@ -40,8 +40,12 @@ class SecretStore:
     def save(self, value: str) -> Keeper:
         """Store a secret; return where. Raises OSError if even the file cannot be written."""
         self.forget()
-        if self._to_keyring(value):
-            return Keeper.KEYRING
+        with contextlib.suppress(Exception):
+            import keyring
+
+            keyring.set_password(_SERVICE, self._account, value)
+            if self._from_keyring() == value:  # the null backend accepts all and stores nothing
+                return Keeper.KEYRING
         self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with os.fdopen(os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(value)
@@ -62,13 +66,3 @@ class SecretStore:
             return keyring.get_password(_SERVICE, self._account) or None
         except Exception:
             return None
-
-    def _to_keyring(self, value: str) -> bool:
-        """Return True if the keyring stored it; the null backend accepts all and stores nothing."""
-        try:
-            import keyring
-
-            keyring.set_password(_SERVICE, self._account, value)
-        except Exception:
-            return False
-        return self._from_keyring() == value

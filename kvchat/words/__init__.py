@@ -1,4 +1,1 @@
-"""Text for users: sizes, times and wording, Markdown, misleading characters, redaction of secrets.
-
-Also text comparison.
-"""
+"""Text for users: sizes, times and wording, Markdown, misleading characters, redaction of secrets, search."""

@@ -1,4 +1,4 @@
-"""Word search without case and diacritics, in any script.
+"""Text comparison, and word search without case and diacritics, in any script.
 
 SQLite's own tokenizers know neither words of scripts without spaces nor emoji, and the trigram one finds nothing
 shorter than three characters. So text is spread out here first: each character of such a script becomes a word, and
@@ -142,3 +142,15 @@ def _counts(char: str) -> bool:
         return char.isascii()
     variation = 0xFE00 <= ord(char) <= 0xFE0F
     return not variation and not (category == "Mn" and unicodedata.combining(char) not in _KEPT_MARKS)
+
+
+def shared_text(first: str, second: str) -> int:
+    """Return the length of the common prefix. Bisects: prompts are long, and comparing slices is fast."""
+    least, most = 0, min(len(first), len(second))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if first[least:middle] == second[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least

@@ -123,7 +123,9 @@ def _inline(state: StateInline, silent: bool) -> bool:
         if not source.startswith(opener, start):
             continue
         begin = start + len(opener)
-        end = _closer(source, begin, closer, state.posMax)
+        end = source.find(closer, begin, state.posMax)
+        while end > 0 and closer[0] == "$" and source[end - 1] == "\\":  # escaped
+            end = source.find(closer, end + 1, state.posMax)
         if end < 0 or not _is_formula(source, begin, end, closer):
             continue
         if not silent:
@@ -133,14 +135,6 @@ def _inline(state: StateInline, silent: bool) -> bool:
         state.pos = end + len(closer)
         return True
     return False
-
-
-def _closer(source: str, begin: int, closer: str, limit: int) -> int:
-    """Return the index of the next unescaped `closer`; -1 if none."""
-    at = source.find(closer, begin, limit)
-    while at > 0 and closer[0] == "$" and source[at - 1] == "\\":
-        at = source.find(closer, at + 1, limit)
-    return at
 
 
 def _is_formula(source: str, begin: int, end: int, closer: str) -> bool:

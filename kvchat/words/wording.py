@@ -49,6 +49,7 @@ def size_of(count: int, whole: int) -> str:
 
 
 _SCALES = {"GB": 1e9, "MB": 1e6, "KB": 1e3}
+_IN_UNITS = {"GB": N_("{figure} GB"), "MB": N_("{figure} MB"), "KB": N_("{figure} KB"), "": N_("{figure} bytes")}
 
 
 def _unit(count: float) -> str:
@@ -63,16 +64,7 @@ def _figure(count: float, unit: str) -> str:
 
 
 def _in_unit(count: float, unit: str) -> str:
-    figure = _figure(count, unit)
-    match unit:
-        case "GB":
-            return _("{figure} GB", figure=figure)
-        case "MB":
-            return _("{figure} MB", figure=figure)
-        case "KB":
-            return _("{figure} KB", figure=figure)
-        case _:
-            return _("{figure} bytes", figure=figure)
+    return _(_IN_UNITS[unit], figure=_figure(count, unit))
 
 
 def duration(ms: float) -> str:
@@ -98,11 +90,8 @@ def rough_duration(seconds: float) -> str:
     if seconds < 59.5:
         return _("{seconds} s", seconds=max(1, round(seconds)))
     hours, minutes = divmod(round(seconds / 60), 60)
-    if not hours:
-        return _("{minutes} min", minutes=minutes)
-    if not minutes:
-        return _("{hours} h", hours=hours)
-    return _("{hours} h {minutes} min", hours=hours, minutes=minutes)
+    told = N_("{hours} h {minutes} min") if hours and minutes else N_("{hours} h") if hours else N_("{minutes} min")
+    return _(told, hours=hours, minutes=minutes)
 
 
 class TimeRange(NamedTuple):

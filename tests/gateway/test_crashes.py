@@ -24,7 +24,6 @@ from kvchat.gateway.checks import (
     MOST_LIKELY,
     MOST_LISTED,
     MOST_TEXT,
-    OutOfBounds,
     check_bounds,
 )
 from kvchat.gateway.crashes import LEFT_S, REFUSED_S, WITHIN_S, Crashes
@@ -320,5 +319,5 @@ def test_what_programs_send_is_within_bounds() -> None:
     cited = {"type": "text", "text": "", "citations": [{"url": "https://a.example"}]}
     check_bounds({"messages": [{"role": "assistant", "content": [called, cited]}]})
     check_bounds({"prompt": [7] * (MOST_LISTED + 1), "logprobs": True, "top_logprobs": MOST_LIKELY})
-    with pytest.raises(OutOfBounds):
+    with pytest.raises(Refused):
         check_bounds({"messages": deep(MOST_LEVELS + 1)})

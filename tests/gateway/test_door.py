@@ -18,15 +18,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvchat.chat.record.messages import MessageState
+from kvchat.errors import KvchatError
 from kvchat.gateway import answering, checks, forwarder, server, work
 from kvchat.gateway import gateway as app
 from kvchat.gateway import work as outlet
 from kvchat.gateway.dialects.asked import Asked
-from kvchat.gateway.dialects.prompts import Prompt, prompt_of
-from kvchat.gateway.gateway import NoKey
 from kvchat.gateway.keys import Keys
 from kvchat.gateway.requests import MOST_NAME, Stage
-from kvchat.gateway.work import Work
+from kvchat.gateway.work import Prompt, Work, prompt_of
 from kvchat.kvstore.savepoint import Tokens, program_of
 from kvchat.session import allocator, lease, reading
 from kvchat.session.host import ReadyEngine
@@ -45,7 +44,7 @@ async def test_a_port_that_another_program_has_is_told() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(server.PortTaken, match=f"listen on 127.0.0.1:{port}") as told:
+        with pytest.raises(KvchatError, match=f"listen on 127.0.0.1:{port}") as told:
             server._bound("127.0.0.1", port)
     assert "another port" in told.value.advice
 
@@ -209,7 +208,7 @@ async def test_nobody_comes_in_by_another_name_or_from_a_web_page_or_without_the
         programs = [passage.program for passage in at.runtime.door.gateway.passages.last]
         assert programs[0] == "editor"
         assert programs[1].startswith("python-httpx")
-        with pytest.raises(NoKey):  # what others can reach needs one
+        with pytest.raises(KvchatError, match="needs an API key"):  # what others can reach needs one
             await at.runtime.door.gateway.open(checks.Checks("0.0.0.0", Keys({})), 0)
 
 

@@ -8,6 +8,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from kvchat.engine.running.plan import BATCH_SIZE, LaunchPlan
 from kvchat.engine_host.external import server_key
 from kvchat.gateway import forwarder
 from kvchat.gateway.dialects.asked import GENERATING, READING, understood
-from kvchat.gateway.dialects.prompts import boundary_after, prompt_of
+from kvchat.gateway.work import prompt_of, shared_tokens
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 from kvchat.words.reasons import Reason, ReasonCode
@@ -253,7 +254,7 @@ async def test_where_the_next_request_goes_on_is_known_beforehand(
             form = GENERATING[where]
             asked, then = [understood(form, json.dumps(one).encode()) for one in (body, following)]
             prompt, after = [(await prompt_of(engine, one)).ids for one in (asked, then)]
-            boundary = await boundary_after(engine, asked, reply)
+            boundary = await shared_tokens(engine, partial(asked.followed_by, reply))
             assert len(prompt) < len(boundary) < len(after), where
             assert after[: len(boundary)] == boundary, where
 

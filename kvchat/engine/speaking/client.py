@@ -26,7 +26,7 @@ from kvchat.engine.speaking.wire import (
     Timings,
 )
 from kvchat.system.concurrency import apart
-from kvchat.words.comparing import shared_text
+from kvchat.words.folding import shared_text
 from kvchat.words.language import _
 
 MORE = "more"  # added after a growing message to find its end

@@ -11,7 +11,7 @@ import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 
-from kvchat.words.comparing import shared_text
+from kvchat.words.folding import shared_text
 
 Ids = tuple[int, ...]
 Tokenize = Callable[[str, bool], Awaitable[Ids]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import json.decoder
 import json.scanner
@@ -53,10 +52,6 @@ ASIDE = (
 )
 # These use a slot of the engine's choice and leave no reusable state in it.
 READING = ("/v1/embeddings", "/embeddings", "/rerank", "/v1/rerank", "/reranking", "/v1/reranking")
-
-
-class NotJson(ValueError):
-    """The body is not an object."""
 
 
 class Refused(Exception):
@@ -144,12 +139,11 @@ class Asked:
         None if there is no such common beginning.
         """
         listed = "input" if self.form is Form.RESPONSES else "messages"
-        first = list(
-            itertools.takewhile(
-                lambda turn: isinstance(turn, dict) and turn.get("role") in ("system", "developer"),
-                _list(self.body.get(listed)),
-            )
-        )
+        first: list[Any] = []
+        for turn in _list(self.body.get(listed)):
+            if not isinstance(turn, dict) or turn.get("role") not in ("system", "developer"):
+                break
+            first.append(turn)
         if self.form is Form.COMPLETION or not (first or any(self.body.get(name) for name in SHARED)):
             return None
         return as_chat(self.form, self.body | {listed: [*first, _user(words)]})
@@ -190,14 +184,14 @@ class Asked:
 
 
 def understood(form: Form, raw: bytes) -> Asked:
-    """Parse a body. Raises NotJson."""
+    """Parse a body. Raises Refused."""
     try:
         text = raw.decode("utf-8-sig")
         body = _Patient().decode(text) if len(raw) > MUCH else json.loads(text)
+        if not isinstance(body, dict):
+            raise ValueError("The body must be a JSON object.")
     except (ValueError, RecursionError) as error:
-        raise NotJson(str(error)) from error
-    if not isinstance(body, dict):
-        raise NotJson("The body must be a JSON object.")
+        raise Refused(400, f"The body is not JSON: {error}") from error
     return Asked(form, raw, body)
 
 
@@ -256,7 +250,7 @@ class _Patient(json.JSONDecoder):
         def counted(*args: Any) -> tuple[Any, int]:
             self._parts += 1
             if self._parts > MOST_PARTS:
-                raise NotJson(f"It has more than {MOST_PARTS:,} parts.")
+                raise ValueError(f"It has more than {MOST_PARTS:,} parts.")
             return parse(*args)
 
         return counted

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvchat.gateway.medicine.prompts import NOTHING_KNOWN, Contents, Message, Parting, Prompt
 from kvchat.gateway.medicine.rules import BILLING_HEADER, CLOCK, HOLD_CLOCK, has_date, masked
-from kvchat.words.comparing import shared_text
+from kvchat.words.folding import shared_text
 from kvchat.words.reasons import Reason, ReasonCode
 
 _AROUND = 160  # characters of context on either side

@@ -65,11 +65,7 @@ class Located:
         return _skip(self.text, at + 1) if self.text[at] == "," else at
 
 
-@dataclass(frozen=True)
-class Edit:
-    start: int
-    end: int
-    new: str
+Edit = tuple[int, int, str]  # start, end, new text
 
 
 def located(text: str) -> Located:
@@ -79,9 +75,9 @@ def located(text: str) -> Located:
 
 def edited(text: str, edits: Iterable[Edit]) -> str:
     pieces, at = list[str](), 0
-    for edit in sorted(edits, key=lambda edit: edit.start):
-        pieces += [text[at : edit.start], edit.new]
-        at = edit.end
+    for start, end, new in sorted(edits):
+        pieces += [text[at:start], new]
+        at = end
     return "".join([*pieces, text[at:]])
 
 
@@ -195,15 +191,15 @@ def billing_header(body: Located, held: Held, now: datetime) -> Iterator[tuple[E
         change = _without_header(held, match.group())
         rest = _BILLING.sub("", text.value)
         if rest.strip() or len(blocks) == 1:
-            yield Edit(text.start, text.end, json.dumps(rest, ensure_ascii=False)), change
+            yield (text.start, text.end, json.dumps(rest, ensure_ascii=False)), change
         elif number + 1 < len(blocks):
-            yield Edit(block.start, blocks[number + 1].start, ""), change
+            yield (block.start, blocks[number + 1].start, ""), change
         else:
-            yield Edit(blocks[number - 1].end, block.end, ""), change
+            yield (blocks[number - 1].end, block.end, ""), change
         return
     if system.source.startswith('"') and (match := _BILLING.search(system.value)):
         rest = json.dumps(_BILLING.sub("", system.value), ensure_ascii=False)
-        yield Edit(system.start, system.end, rest), _without_header(held, match.group())
+        yield (system.start, system.end, rest), _without_header(held, match.group())
 
 
 def hold_clock(body: Located, held: Held, now: datetime) -> Iterator[tuple[Edit, Change]]:
@@ -229,8 +225,8 @@ def hold_clock(body: Located, held: Held, now: datetime) -> Iterator[tuple[Edit,
             continue
         before, after = (_line(text, pairs[0][0], said) for said in (pairs[0][0].group(), pairs[0][1]))
         change = Change(HOLD_CLOCK, where, before, after, differs, after.strip())
-        new = edited(text, [Edit(*match.span(), kept) for match, kept in pairs]) + rest
-        yield Edit(place.start, place.end, json.dumps(new, ensure_ascii=False)), change
+        new = edited(text, [(*match.span(), kept) for match, kept in pairs]) + rest
+        yield (place.start, place.end, json.dumps(new, ensure_ascii=False)), change
 
 
 RULES: dict[str, Rule] = {

@@ -18,7 +18,7 @@ from kvchat.ui.base.theme import Look, code_font
 from kvchat.ui.transcript.footer import ReceiptView
 from kvchat.ui.widgets.lists import Row, RowList, Tone
 from kvchat.ui.widgets.text_search import cursors_at, mark
-from kvchat.words.comparing import shared_text
+from kvchat.words.folding import shared_text
 from kvchat.words.language import N_, _, beside, ended, listed, number, several
 from kvchat.words.wording import brief, moment_of, percent, roughly, since, tokens_short
 

@@ -11,7 +11,7 @@ from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.tokenizing import PromptTokens
 from kvchat.engine.speaking.wire import ChatMessage
-from kvchat.words.comparing import shared_text
+from kvchat.words.folding import shared_text
 
 END, END_ID = "<|end|>", 7
 HISTORY = "".join(f"<|say|>{'word ' * 50}{number}{END}" for number in range(20))

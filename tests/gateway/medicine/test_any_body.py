@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvchat.gateway.medicine.prompts import Prompt
-from kvchat.gateway.medicine.rules import RULES, Edit, edited, located
+from kvchat.gateway.medicine.rules import RULES, edited, located
 from kvchat.gateway.mending import Mending, tokens_spared
 from tests.gateway import agents
 
@@ -83,4 +83,4 @@ def test_what_no_rule_is_about_stays_byte_for_byte(others: dict[str, Any], inden
 
 
 def test_edits_are_made_from_any_order() -> None:
-    assert edited("abcdef", [Edit(4, 6, "Z"), Edit(0, 1, ""), Edit(2, 2, "-")]) == "b-cdZ"
+    assert edited("abcdef", [(4, 6, "Z"), (0, 1, ""), (2, 2, "-")]) == "b-cdZ"
