@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,10 @@ _CLASSES = {
     b"upper": b"A-Z",
     b"xdigit": b"0-9A-Fa-f",
 }
-_STAR, _SLASH = b"*", b"/"  # tokens; all others are one-byte regular expressions
+_TOKENS = re.compile(  # an escaped byte; a class such as [!a-z]: whether it is negated, and its inside; another byte
+    rb"\\(.)|\[([!^]?+)((?:\[:[a-z]+:\]|\\.|[^\\])(?:\[:[a-z]+:\]|\\.|[^\]\\])*)\]|(.)", re.DOTALL
+)
+_INSIDE = re.compile(rb"\[:([a-z]+):\]|\\(.)|(-)|(.)", re.DOTALL)
 
 _Segment = re.Pattern[bytes] | None  # None: `**`, any number of folders
 
@@ -89,84 +92,42 @@ def _rule(line: bytes) -> Rule | None:
     if not line:
         return None
     anywhere = b"/" not in line
+    segments = [[b""]]  # the pieces between the stars, for each path component
     try:
-        tokens = list(_tokens(line.removeprefix(b"/")))
-    except IndexError:  # an unclosed class or escape matches nothing
+        for escaped, negated, inside, other in _TOKENS.findall(line.removeprefix(b"/")):
+            if b"/" in (escaped, other):
+                segments.append([b""])
+            elif other == b"*":
+                segments[-1].append(b"")
+            elif other in (b"[", b"\\"):  # an unclosed class or escape matches nothing
+                return None
+            elif inside:
+                parts = (
+                    _CLASSES[name] if name else dash or re.escape(quoted or byte)
+                    for name, quoted, dash, byte in _INSIDE.findall(inside)
+                )
+                segments[-1][-1] += (b"[^" if negated else b"[") + b"".join(parts) + b"]"
+            else:
+                segments[-1][-1] += b"." if other == b"?" else re.escape(escaped or other)
+        patterns = tuple(_pattern(pieces, deep=not anywhere) for pieces in segments)
+        return Rule(keeps, folders_only, anywhere, patterns)
+    except (KeyError, re.error):  # an unknown class, or a range that ends before it begins
         return None
-    segments: list[list[bytes]] = [[]]
-    for token in tokens:
-        segments.append([]) if token == _SLASH else segments[-1].append(token)
-    return Rule(keeps, folders_only, anywhere, tuple(_segment(segment, deep=not anywhere) for segment in segments))
 
 
-def _tokens(rule: bytes) -> Iterator[bytes]:
-    """Split a rule into one-byte patterns, stars and slashes. Raises IndexError if it is unterminated."""
-    place = 0
-    while place < len(rule):
-        letter = rule[place : place + 1]
-        place += 1
-        if letter == b"\\":
-            letter = rule[place : place + 1]
-            if not letter:
-                raise IndexError
-            place += 1
-            yield _SLASH if letter == b"/" else re.escape(letter)
-        elif letter == b"[":
-            token, place = _class(rule, place)
-            yield token
-        elif letter == b"?":
-            yield b"."
-        else:
-            yield letter if letter in (_STAR, _SLASH) else re.escape(letter)
-
-
-def _class(rule: bytes, place: int) -> tuple[bytes, int]:
-    """Convert a class such as `[!a-z]` to a regular expression and the position after it. Raises IndexError."""
-    negated = rule[place] in b"!^"
-    place += negated
-    parts: list[bytes] = []
-    before: int | None = None  # possible start of a range
-    first = True
-    while first or rule[place] != ord("]"):
-        first = False
-        byte = rule[place]
-        if byte == ord("-") and before is not None and rule[place + 1] != ord("]"):
-            place += 1 + (rule[place + 1] == ord("\\"))
-            low, high, before = before, rule[place], None
-            parts += [re.escape(bytes([low])) + b"-" + re.escape(bytes([high]))] if low <= high else []
-        elif rule[place : place + 2] == b"[:" and rule[rule.index(b"]", place + 2) - 1] == ord(":"):
-            end = rule.index(b"]", place + 2)
-            parts.append(_CLASSES[rule[place + 2 : end - 1]])
-            place, before = end, None
-        else:
-            if byte == ord("\\"):
-                place += 1
-            before = rule[place]
-            parts.append(re.escape(bytes([before])))
-        place += 1
-    inside = b"".join(parts)
-    return (b"[^" if negated else b"[") + inside + b"]" if inside else b"." if negated else b"(?!)", place + 1
-
-
-def _segment(tokens: Sequence[bytes], *, deep: bool) -> _Segment:
-    """Build the pattern for one path component.
+def _pattern(pieces: Sequence[bytes], *, deep: bool) -> _Segment:
+    """Build the pattern for one path component from the regular expressions between its stars.
 
     Text after a star matches at its first place, which is as good as any later one (an atomic group), so that
     nothing is tried twice.
     """
-    if deep and len(tokens) > 1 and set(tokens) == {_STAR}:
+    if deep and len(pieces) > 2 and not any(pieces):
         return None
-    pieces = [b""]
-    for token in tokens:
-        if token == _STAR:
-            pieces.append(b"")
-        else:
-            pieces[-1] += token
-    first, *middle, last = pieces if len(pieces) > 1 else (pieces[0], None)
-    if last is None:
-        return re.compile(first, re.DOTALL)
-    found = b"".join(b"(?>.*?" + piece + b")" for piece in middle if piece)
-    return re.compile(first + found + b".*" + last, re.DOTALL)
+    first, *middle = pieces
+    if middle:
+        *middle, last = middle
+        first += b"".join(b"(?>.*?" + piece + b")" for piece in middle if piece) + b".*" + last
+    return re.compile(first, re.DOTALL)
 
 
 def _match(segments: Sequence[_Segment], names: Sequence[bytes]) -> bool:
