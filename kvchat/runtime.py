@@ -10,10 +10,10 @@ from pathlib import Path
 
 from kvchat.chat.deletion import forget_strangers, purge_left_behind
 from kvchat.chat.events import ConversationsChanged, EngineChanged, EventBus, Notice, SettingsChanged
-from kvchat.chat.record.automatic_backups import DailyBackups
-from kvchat.chat.record.database import Database
+from kvchat.chat.record.database import INTERRUPT_ABANDONED, Database
+from kvchat.chat.record.recovery import DailyBackups
 from kvchat.chat.service import ChatService
-from kvchat.chat.turn.statistics import Statistics, read_statistics
+from kvchat.chat.turn.receipts import Statistics, read_statistics
 from kvchat.diagnostics import report
 from kvchat.door_service import DoorService
 from kvchat.engine.running.log import EngineLog
@@ -319,7 +319,7 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
     database = await worker.run(Database, paths.database)
     try:
         await worker.run(database.check)
-        await worker.run(database.interrupt_abandoned)
+        await worker.run(database.write, INTERRUPT_ABANDONED, ())
         await worker.run(purge_left_behind, database, settings.keep_deleted_s)
     except BaseException:
         await worker.run(database.close)

@@ -17,16 +17,16 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from kvchat.chat.context import StillAnswering
 from kvchat.chat.events import ConversationsChanged, Notice
 from kvchat.chat.record import tree
-from kvchat.chat.record.automatic_backups import scrub
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.rows import text_of, time_of
+from kvchat.chat.record.messages import text_of, time_of
+from kvchat.chat.record.recovery import scrub
 from kvchat.chat.record.tree import removed_messages
 from kvchat.chat.search import Finder, beginning
 from kvchat.chat.turn_parts import TurnParts
@@ -67,11 +67,24 @@ class PermanentDeletion:
         with self._tried_again():
             await slots.apart(deleted)
             begun = [
-                slots.discard(chat) if chat in ids else slots.discard_messages(chat, ids)
-                for chat, ids in deleted.items()
+                slots.discard(chat) if chat in gone else slots.discard_messages(chat, gone)
+                for chat, gone in deleted.items()
             ]
             await asyncio.gather(*begun)  # may wait for another process: keep slots free meanwhile
-            await self._overwrite(set().union(*deleted.values()))
+            self._gone = self._gone.union(*deleted.values())
+            if self._overwriting:
+                return  # the running call repeats
+            database, run = self._parts.database, self._parts.worker.run
+            self._overwriting = True
+            try:
+                while self._gone:
+                    ids, self._gone = self._gone, set()
+                    await self._finder.forget()
+                    await run(database.write_through)
+                    await asyncio.to_thread(scrub, database.file, ids)
+                    await run(database.write, "DELETE FROM deleted WHERE id = ?", *((id,) for id in ids))
+            finally:
+                self._overwriting = False
 
     @contextlib.contextmanager
     def _tried_again(self) -> Iterator[None]:
@@ -87,22 +100,6 @@ class PermanentDeletion:
             self.close()
             loop = asyncio.get_running_loop()
             self._again = loop.call_later(AGAIN_S, lambda: self._parts.background.begin(self.left_behind()))
-
-    async def _overwrite(self, ids: Iterable[str]) -> None:
-        self._gone.update(ids)
-        if self._overwriting:
-            return  # the running call repeats
-        database, run = self._parts.database, self._parts.worker.run
-        self._overwriting = True
-        try:
-            while self._gone:
-                ids, self._gone = self._gone, set()
-                await self._finder.forget()
-                await run(database.write_through)
-                await asyncio.to_thread(scrub, database.file, ids)
-                await run(database.write, "DELETE FROM deleted WHERE id = ?", *((id,) for id in ids))
-        finally:
-            self._overwriting = False
 
 
 def forget_strangers(store: SavePointStore, database: Database) -> None:
@@ -168,19 +165,23 @@ class RecentlyDeleted:
         self,
         parts: TurnParts,
         is_answering: Callable[[str], bool],
+        leave: Callable[[str], None],
         purge_chat: Callable[[str], Awaitable[None]],
         purge_messages: Callable[[Mapping[str, set[str]]], Awaitable[None]],
         keep_s: Callable[[], float],
     ) -> None:
-        """`purge_…`: delete for good what the tables no longer have. `keep_s`: 0 to keep nothing."""
-        self._parts, self._is_answering, self._keep_s = parts, is_answering, keep_s
+        """`leave` stops what runs for a chat; `purge_…` delete for good what the tables no longer have.
+
+        `keep_s`: 0 to keep nothing.
+        """
+        self._parts, self._is_answering, self._leave, self._keep_s = parts, is_answering, leave, keep_s
         self._purge_chat, self._purge_messages = purge_chat, purge_messages
         self._timer: asyncio.TimerHandle | None = None
         self._looks_at = 0.0  # loop time; timers of Qt's loop do not report theirs
         self._deleted_here: set[str] = set()  # in this run; deleted at exit if no retention is set
 
     async def entries(self) -> list[Deleted]:
-        return await self._parts.in_database(entries, self._kept_s)
+        return await self._parts.in_database(entries, self._keep_s() or UNDO_S)
 
     async def restore(self, entry: Deleted) -> None:
         """Restore the entry. Raises ConversationGone, StillAnswering and KvchatError."""
@@ -211,14 +212,16 @@ class RecentlyDeleted:
             self._deleted_here.discard(entry.id)
         self._parts.events.publish(ConversationsChanged())
 
-    async def hide_chats(self, ids: Sequence[str]) -> None:
+    async def delete(self, ids: Sequence[str]) -> None:
+        for id in ids:
+            self._leave(id)
         await self._hide(ids, time.time())
         self.added(ids)
         self._parts.events.publish(ConversationsChanged())
 
     def added(self, ids: Sequence[str]) -> None:
         self._deleted_here.update(ids)
-        self.look_after(self._kept_s)
+        self.look_after(self._keep_s() or UNDO_S)
 
     def look_after(self, seconds: float = 0.0) -> None:
         """Delete expired entries after `seconds`, then regularly."""
@@ -246,13 +249,9 @@ class RecentlyDeleted:
         statement = "UPDATE conversations SET deleted_at = ?, deleted_s = 0, deleted_seen = NULL WHERE id = ?"
         await self._parts.worker.run(self._parts.database.write, statement, *((at, id) for id in ids))
 
-    @property
-    def _kept_s(self) -> float:
-        return self._keep_s() or UNDO_S
-
     async def _let_go(self, these: set[str] | None = None) -> None:
         with contextlib.suppress(KvchatError):
-            kept = await self._parts.in_database(_look, self._kept_s)
+            kept = await self._parts.in_database(_look, self._keep_s() or UNDO_S)
             now = time_of(time.time())
             due = [entry for entry in kept if (entry.gone_at <= now if these is None else entry.id in these)]
             if due:
@@ -310,32 +309,3 @@ def _times(deleted_at: object, seen_s: object, keep_s: float, now: float) -> tup
     seen = seen_s if isinstance(seen_s, int | float) and 0 <= seen_s < math.inf else 0.0
     unseen = now - at - seen
     return time_of(at), time_of(at) + timedelta(seconds=keep_s + (max(unseen, 0.0) if sane else unseen))
-
-
-class Organiser:
-    """Moves, archives and deletes chats. Event-loop thread only; all methods raise StorageFailed."""
-
-    def __init__(self, parts: TurnParts, leave: Callable[[str], None], deleted: RecentlyDeleted) -> None:
-        self._parts, self._leave, self._deleted = parts, leave, deleted
-
-    async def move(self, ids: Sequence[str], folder: str | None) -> None:
-        await self._set(ids, "folder", (folder or "").strip() or None)
-
-    async def keep_on_top(self, ids: Sequence[str], on_top: bool) -> None:
-        await self._set(ids, "on_top", on_top)
-
-    async def archive(self, ids: Sequence[str], archived: bool) -> None:
-        await self._set(ids, "archived", archived)
-
-    async def delete(self, ids: Sequence[str]) -> None:
-        for id in ids:
-            self._leave(id)
-        await self._deleted.hide_chats(ids)
-
-    async def undo_delete(self, ids: Sequence[str]) -> None:
-        await self._deleted.restore_chats(ids)
-
-    async def _set(self, ids: Sequence[str], column: str, value: str | float | None) -> None:
-        statement = f"UPDATE conversations SET {column} = ? WHERE id = ?"
-        await self._parts.worker.run(self._parts.database.write, statement, *((value, id) for id in ids))
-        self._parts.events.publish(ConversationsChanged())

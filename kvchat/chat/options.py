@@ -91,6 +91,7 @@ MOST_STOPS = 16  # stop words
 
 
 def check(options: ChatOptions) -> None:
+    """Raise BadOptions. Of a schema or a grammar only the JSON or the root is checked; the engine checks the rest."""
     sampling = options.sampling
     for name, bounds in RANGES.items():
         value = getattr(sampling, name)
@@ -99,27 +100,18 @@ def check(options: ChatOptions) -> None:
     if len(sampling.stop or ()) > MOST_STOPS or not all(sampling.stop or ()):
         title = _("Use at most {most_stops} stop words, none of them empty", most_stops=MOST_STOPS)
         raise BadOptions(title, "", _("Remove extra or empty stop words."))
-    check_format(sampling)
-
-
-def check_format(sampling: Sampling) -> None:
-    """Raise BadOptions for a schema that is not JSON or a grammar without a root. The engine checks the rest."""
     if sampling.json_schema and sampling.grammar:
         raise BadOptions(_("A JSON schema and a grammar cannot be used together"), "", _("Remove one of them."))
     text = (sampling.json_schema or "") + (sampling.grammar or "")
     if len(text) > MOST_GRAMMAR or levels(text) > MOST_LEVELS:
-        raise BadOptions(
-            _("This output format is too long or too deeply nested"),
-            "",
-            _("Use a shorter or simpler schema or grammar."),
-        )
+        advice = _("Use a shorter or simpler schema or grammar.")
+        raise BadOptions(_("This output format is too long or too deeply nested"), "", advice)
     if sampling.json_schema:
         try:
             schema = json.loads(sampling.json_schema)
         except (ValueError, RecursionError) as error:
-            raise BadOptions(
-                _("The JSON schema is not valid JSON"), f"{error}.", _("Correct it and try again.")
-            ) from None
+            title, advice = _("The JSON schema is not valid JSON"), _("Correct it and try again.")
+            raise BadOptions(title, f"{error}.", advice) from None
         if not isinstance(schema, dict):
             raise BadOptions(_("The JSON schema is not a JSON object"), "", _("It must begin with { and end with }."))
     if sampling.grammar and "root" not in sampling.grammar:
@@ -137,28 +129,22 @@ def options_from(text: str) -> ChatOptions:
     try:
         stored = json.loads(text or "{}")
         template = stored.get("template", {}).items()
+        sampling: dict[str, Any] = {}
+        for name in (known.name for known in dataclasses.fields(Sampling)):
+            if (value := stored.get("sampling", {}).get(name)) is None:
+                continue
+            if name in RANGES:
+                sampling[name] = int(value) if RANGES[name].whole else float(value)
+            else:
+                sampling[name] = tuple(map(str, value)) if name == "stop" else str(value)
         options = ChatOptions(
-            _sampling(stored.get("sampling", {})),
+            Sampling(**sampling),
             tuple(sorted((str(name), value) for name, value in template if isinstance(value, bool | str))),
         )
         check(options)
     except (ValueError, TypeError, AttributeError, RecursionError, KvchatError):
         return ChatOptions()
     return options
-
-
-def _sampling(stored: dict[str, Any]) -> Sampling:
-    values: dict[str, Any] = {}
-    for name in (known.name for known in dataclasses.fields(Sampling)):
-        if (value := stored.get(name)) is None:
-            continue
-        if name in RANGES:
-            values[name] = int(value) if RANGES[name].whole else float(value)
-        elif name == "stop":
-            values[name] = tuple(str(word) for word in value)
-        else:
-            values[name] = str(value)
-    return Sampling(**values)
 
 
 @dataclass(frozen=True)

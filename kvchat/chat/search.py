@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import ChatsDamaged, StorageFailed
-from kvchat.chat.record.messages import Role
-from kvchat.chat.record.rows import text_of
+from kvchat.chat.record.messages import Role, text_of
 from kvchat.system.concurrency import Worker
 from kvchat.words.folding import Term, any_span, spans, spread, terms_of
 from kvchat.words.safe_text import calm

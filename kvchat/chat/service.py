@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar
 
 from kvchat.chat.context import ContextService, StillAnswering
-from kvchat.chat.deletion import Organiser, PermanentDeletion, RecentlyDeleted
+from kvchat.chat.deletion import PermanentDeletion, RecentlyDeleted
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged
 from kvchat.chat.options import NewChat, Preset, begin_with, remember_model
 from kvchat.chat.options_service import OptionsService
@@ -25,7 +25,7 @@ from kvchat.chat.turn.forecasts import Forecasts
 from kvchat.chat.turn.imported_memory import Verifying, try_out
 from kvchat.chat.turn.preparing import Preparing
 from kvchat.chat.turn.titles import Titles
-from kvchat.chat.turn.turn import Turn
+from kvchat.chat.turn.turn import Beginning, Turn
 from kvchat.chat.turn.turns import Turns
 from kvchat.chat.turn_parts import TurnParts, Unwritten
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
@@ -78,22 +78,21 @@ class ChatService:
         )
         self.titles, self.forecasts = Titles(parts), Forecasts(parts)
         self.drafts, self.finder = Drafts(database, worker), Finder(database, worker)
-        self._preparing = Preparing(parts)
+        self.preparing = Preparing(parts)
         self.context = ContextService(parts, self.is_answering)
         self.options = OptionsService(parts, self.is_answering)
-        self._turns = Turns(parts, self.context, over=self._preparing.begin)
+        self.turns = Turns(parts, self.context, over=self.preparing.begin)
         self._permanent_deletion = PermanentDeletion(parts, self.finder)
         self.recently_deleted = RecentlyDeleted(
-            parts, self.is_answering, self.delete, self._permanent_deletion.forget, keep_deleted_s
+            parts, self.is_answering, self.leave, self.delete, self._permanent_deletion.forget, keep_deleted_s
         )
-        self.organiser = Organiser(parts, self.leave, self.recently_deleted)
-        self.library = Library(parts, self._permanent_deletion.forget, over=self._preparing.begin)
-        self.verifying = Verifying(parts, over=self._preparing.begin)
+        self.library = Library(parts, self._permanent_deletion.forget, over=self.preparing.begin)
+        self.verifying = Verifying(parts, over=self.preparing.begin)
         self.try_out = partial(try_out, parts)
 
     @property
     def answering(self) -> tuple[str, ...]:
-        return self._turns.answering
+        return self.turns.answering
 
     @property
     def busy(self) -> str | None:
@@ -104,19 +103,7 @@ class ChatService:
         return self._background.idle_s
 
     def is_answering(self, conversation_id: str) -> bool:
-        return self._turns.is_answering(conversation_id)
-
-    def ahead_of(self, conversation_id: str) -> str | None:
-        return self._turns.ahead_of(conversation_id)
-
-    def go_first(self, conversation_id: str) -> None:
-        self._turns.go_first(conversation_id)
-
-    def rest_on(self, conversation_id: str | None) -> None:
-        self._preparing.rest_on(conversation_id)
-
-    def stop_reading_ahead(self, conversation_id: str) -> None:
-        self._preparing.stop(conversation_id)
+        return self.turns.is_answering(conversation_id)
 
     async def conversations(self) -> list[Conversation]:
         return await self._worker.run(self._database.conversations)
@@ -159,7 +146,15 @@ class ChatService:
         await self._worker.run(self._database.write, "UPDATE conversations SET model = ? WHERE model = ?", (new, old))
         self.events.publish(ConversationsChanged())
 
+    async def arrange(
+        self, ids: Sequence[str], column: Literal["folder", "on_top", "archived"], value: str | bool | None
+    ) -> None:
+        statement = f"UPDATE conversations SET {column} = ? WHERE id = ?"
+        await self._worker.run(self._database.write, statement, *((value, id) for id in ids))
+        self.events.publish(ConversationsChanged())
+
     async def delete(self, conversation_id: str) -> None:
+        """Delete a chat for good."""
         self.leave(conversation_id)
         await self._worker.run(self._database.delete, conversation_id)
         self.events.publish(ConversationsChanged())
@@ -169,20 +164,20 @@ class ChatService:
 
     def leave(self, conversation_id: str) -> None:
         self.stop(conversation_id)
-        self._turns.end_settling(conversation_id)
-        self._preparing.leave(conversation_id)
+        self.turns.end_settling(conversation_id)
+        self.preparing.leave(conversation_id)
         self.verifying.leave(conversation_id)
 
     def select(self, conversation_id: str) -> None:
-        self._preparing.select(conversation_id)
+        self.preparing.select(conversation_id)
 
     def prepare(self, conversation_id: str | None, draft: str, attachments: tuple[Attachment, ...] = ()) -> None:
-        self._preparing.write(conversation_id or NOT_BEGUN, draft, attachments)
+        self.preparing.write(conversation_id or NOT_BEGUN, draft, attachments)
 
     def engine_ready(self) -> None:
         self._background.used()
-        if not self._turns.any:
-            self._preparing.begin()
+        if not self.turns.any:
+            self.preparing.begin()
 
     def send(
         self,
@@ -214,27 +209,31 @@ class ChatService:
             begins_chat=new is not None,
             waits=waits,
         )
-        return self._turns.begin(turn)
+        return self.turns.begin(turn)
 
     def retry(
         self, conversation_id: str, sampling: Sampling | None = None, *, keep: bool = True
     ) -> asyncio.Future[Message | None]:
-        begin = partial(turns.answer_again, self._database, conversation_id)
-        return self._turns.begin(Turn(self.parts, conversation_id, begin, sampling, keep=keep))
+        def begin() -> Beginning:
+            return turns.last_question(self._database, self._database.branch(conversation_id))
+
+        return self.turns.begin(Turn(self.parts, conversation_id, begin, sampling, keep=keep))
 
     def regenerate(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
-        begin = partial(turns.regenerate, self._database, reply)
-        return self._turns.begin(Turn(self.parts, reply.conversation_id, begin, sampling))
+        def begin() -> Beginning:
+            return turns.last_question(self._database, self._database.path(reply.id))
+
+        return self.turns.begin(Turn(self.parts, reply.conversation_id, begin, sampling))
 
     def go_on(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
         begin = partial(turns.go_on, self._database, reply)
-        return self._turns.begin(Turn(self.parts, reply.conversation_id, begin, sampling))
+        return self.turns.begin(Turn(self.parts, reply.conversation_id, begin, sampling))
 
     def edit(
         self, question: Message, text: str, sampling: Sampling | None = None, *, keep: bool = True
     ) -> asyncio.Future[Message | None]:
         begin = partial(turns.ask_instead, self._database, question, text)
-        return self._turns.begin(Turn(self.parts, question.conversation_id, begin, sampling, keep=keep, words=text))
+        return self.turns.begin(Turn(self.parts, question.conversation_id, begin, sampling, keep=keep, words=text))
 
     async def edit_reply(self, reply: Message, text: str) -> Message:
         """Replace a reply with the user's text without asking the model; the old one stays on its branch."""
@@ -256,7 +255,7 @@ class ChatService:
 
     async def put_back(self, removed: Removed) -> None:
         await self.recently_deleted.restore_messages(removed.conversation_id, removed.id)
-        self._preparing.changed(removed.conversation_id)
+        self.preparing.changed(removed.conversation_id)
 
     def forget_left_behind(self) -> None:
         """Delete what an earlier run had no time for, and what has expired."""
@@ -264,10 +263,10 @@ class ChatService:
         self.recently_deleted.look_after()
 
     def stop(self, conversation_id: str) -> None:
-        self._turns.stop(conversation_id)
+        self.turns.stop(conversation_id)
 
     def stop_all(self) -> None:
-        self._turns.stop()
+        self.turns.stop()
         self.library.stop()
         self.slots.end()
 
@@ -284,7 +283,7 @@ class ChatService:
 
     def close(self) -> None:
         """Stop replies and reading ahead; `idle` then waits for saving to finish."""
-        self._preparing.select(None)
+        self.preparing.select(None)
         self.titles.close()
         self.stop_all()
         self.recently_deleted.close()
@@ -297,5 +296,5 @@ class ChatService:
             raise StillAnswering
         result = await self._worker.run(write, *args, **kwargs)
         self.events.publish(MessagesChanged(conversation_id))
-        self._preparing.changed(conversation_id)
+        self.preparing.changed(conversation_id)
         return result

@@ -96,7 +96,7 @@ async def delete(options: SomeChats, commands: Commands) -> int:
     runtime = await commands.runtime()
     known = await runtime.chat.conversations()
     meant = [named_chat(known, name) for name in options.chats]
-    await runtime.chat.organiser.delete([chat.id for chat in meant])
+    await runtime.chat.recently_deleted.delete([chat.id for chat in meant])
     days = runtime.settings.keep_deleted_days
     kept = _("not kept in Recently deleted")
     if days:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.chat.events import Event, LibraryChanged
+from kvchat.chat.prepared.documents import CannotPrepare, Prepared
 from kvchat.chat.prepared.library import Standing, TooLongToPrepare
-from kvchat.chat.prepared.record import Prepared
-from kvchat.chat.prepared.sources import CannotPrepare
 from kvchat.cli.answering import opened_runtime
 from kvchat.cli.arguments import EngineOptions, PreparedName, PreparedOptions, PrepareOptions
 from kvchat.cli.owned import Commands

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kvchat.chat.prepared.record import all_prepared
+from kvchat.chat.prepared.documents import all_prepared
 from kvchat.chat.record.database import Database
 from kvchat.cli.arguments import JsonOptions, ProgramOptions, PruneOptions
 from kvchat.cli.owned import Commands

@@ -8,12 +8,9 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-import psutil
-
 from kvchat.kvstore import disk
 from kvchat.kvstore.audience import readable_by
 from kvchat.kvstore.blocks import header as slotfile
-from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.layout import CannotCompose, Plan, Span, cut, size_of, with_masked_rows
 from kvchat.kvstore.blocks.rebuild import Unusable, compose, stored_layout
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
@@ -111,25 +108,6 @@ class Restoring(Saving):
                 recipe = points.load_recipe(db, int(point_id))
             if point is not None and recipe is not None:
                 self._make_whole(point, recipe, window, None, cancelled)
-
-    def warm_up(self, conversation_id: str, cancelled: CancelCheck = never) -> int:
-        """Have the system cache the files for restoring the conversation's newest save point.
-
-        Copies nothing and uses only free memory. Returns the bytes of the slot file.
-        """
-        try:
-            with self.index.read() as db:
-                newest = max(points.points_of(db, conversation_id), default=None)
-                recipe = points.load_recipe(db, newest) if newest is not None else None
-        except (IndexFailed, IndexLost, RecipeError):
-            return 0  # a restore will report this
-        if recipe is None or recipe.file_size > psutil.virtual_memory().available // 2:
-            return 0
-        for block in dict.fromkeys(use.block for use in recipe.uses):
-            if cancelled():
-                return 0
-            positioned.will_need(self.blocks.path(block))
-        return recipe.file_size
 
     def _best(
         self, db: sqlite3.Connection, trees: Sequence[int], prompt: Tokens, *, can_cut: bool

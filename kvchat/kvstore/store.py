@@ -307,7 +307,7 @@ class NoStore:
         raise self.problem
 
     find = stage = _miss
-    keep_in_memory = warm_up = unstage = set_aside = set_bounds = seen = _ignore
+    keep_in_memory = unstage = set_aside = set_bounds = seen = _ignore
     manifest = bring = contents = _refuse
     check_room = occupied = take = plan_prune = prune = pin = never_save = _refuse
     delete_conversation = delete_messages = delete_imported = delete_all = verify = _refuse

@@ -43,7 +43,6 @@ class Rank(IntEnum):
     VERIFY = 6  # reprocess an imported chat to verify it
     # These need no slot:
     ABSORB = 7  # split saved files into blocks
-    WARM_UP = 8  # preload likely restores from a slow disk
 
 
 class State(Enum):

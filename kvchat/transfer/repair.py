@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kvchat.chat.record.automatic_backups import FAULTS, backups_of
 from kvchat.chat.record.database_file import doubt_of
-from kvchat.chat.record.salvage import Salvaged, is_whole, salvage
+from kvchat.chat.record.recovery import FAULTS, Salvaged, backups_of, is_whole, salvage
 from kvchat.errors import KvchatError
 from kvchat.system.paths import RESTORING, Paths
 from kvchat.transfer.backup import DATABASE, finish_restore, forget_waiting, say_ready

@@ -13,8 +13,17 @@ from typing import IO, Any
 
 from kvchat.chat.attachments import CannotAttach, picture_of
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import MessageState, Receipt, Role
-from kvchat.chat.record.rows import attachment_of, insert_rows, receipt_of, role_of, state_of, text_of
+from kvchat.chat.record.messages import (
+    MessageState,
+    Receipt,
+    Role,
+    attachment_of,
+    insert_rows,
+    receipt_of,
+    role_of,
+    state_of,
+    text_of,
+)
 from kvchat.session.proof import Source
 from kvchat.words.language import N_, _, number
 

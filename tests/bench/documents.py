@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from kvchat.chat.prepared.record import Prepared
+from kvchat.chat.prepared.documents import Prepared
 from kvchat.chat.record.messages import Receipt
 from kvchat.cli.bench import BenchHome
 from kvchat.cli.terminal import remark

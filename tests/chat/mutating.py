@@ -22,9 +22,9 @@ from pathlib import Path
 from kvchat.chat.deletion import entries
 from kvchat.chat.options import ChatOptions, answer_settings, presets, store_options
 from kvchat.chat.record import tree
-from kvchat.chat.record.automatic_backups import back_up
-from kvchat.chat.record.database import Database, Drafts
+from kvchat.chat.record.database import INTERRUPT_ABANDONED, Database, Drafts
 from kvchat.chat.record.messages import Attachment, Message, MessageState, Receipt, Role, prompt_messages
+from kvchat.chat.record.recovery import back_up
 from kvchat.chat.search import find, index_some
 from kvchat.chat.turn import turns
 from kvchat.engine.speaking.wire import Sampling
@@ -149,7 +149,7 @@ def use(paths: Paths) -> set[str]:
     whole: set[str] = set()
     with suppress(KvchatError), closing(Database(paths.database)) as database:
         _try(database.check)
-        _try(database.interrupt_abandoned)
+        _try(lambda: database.write(INTERRUPT_ABANDONED, ()))
         for read in (entries, tree.removed_messages, presets):
             _try(lambda read=read: read(database, 0.0) if read is entries else read(database))  # type: ignore[misc]
         drafts = Drafts(database, Worker("database"))

@@ -31,16 +31,16 @@ def deleted_ids(database: Database) -> set[str]:
 
 async def test_chats_stay_where_they_are_put(stage: Stage) -> None:
     ids = [await stage.chat() for _ in range(3)]
-    await stage.runtime.chat.organiser.move(ids[:2], " Work ")
-    await stage.runtime.chat.organiser.keep_on_top(ids[1:], True)
-    await stage.runtime.chat.organiser.archive(ids[2:], True)
+    await stage.runtime.chat.arrange(ids[:2], "folder", "Work")
+    await stage.runtime.chat.arrange(ids[1:], "on_top", True)
+    await stage.runtime.chat.arrange(ids[2:], "archived", True)
     chats = await listed(stage)
     assert [(chats[id].folder, chats[id].on_top, chats[id].archived) for id in ids] == [
         ("Work", False, False),
         ("Work", True, False),
         (None, True, True),
     ]
-    await stage.runtime.chat.organiser.move(ids, "  ")
+    await stage.runtime.chat.arrange(ids, "folder", None)
     assert [chat.folder for chat in (await listed(stage)).values()] == [None] * 3
 
 
@@ -50,11 +50,11 @@ async def test_a_deleted_chat_comes_back_whole(stage: Stage) -> None:
     before = await stage.runtime.chat.messages(id)
     points = len(stage.kept().save_points())
     assert points
-    await stage.runtime.chat.organiser.delete([id])
+    await stage.runtime.chat.recently_deleted.delete([id])
     assert await listed(stage) == {}
     assert await stage.runtime.chat.conversation(id) is None
     assert not (await stage.runtime.chat.finder.find("marmot")).chats
-    await stage.runtime.chat.organiser.undo_delete([id])
+    await stage.runtime.chat.recently_deleted.restore_chats([id])
     assert list(await listed(stage)) == [id]
     assert await stage.runtime.chat.messages(id) == before
     assert len(stage.kept().save_points()) == points
@@ -65,8 +65,8 @@ async def test_what_is_not_undone_goes_with_its_save_points(stage: Stage) -> Non
     await stage.runtime.apply_settings(dataclasses.replace(stage.settings, keep_deleted_days=0))
     ids = [await stage.chat() for _ in range(2)]
     await stage.ask(ids[0], "Hello marmot")
-    await stage.runtime.chat.organiser.delete(ids)
-    await stage.runtime.chat.organiser.undo_delete(ids[1:])
+    await stage.runtime.chat.recently_deleted.delete(ids)
+    await stage.runtime.chat.recently_deleted.restore_chats(ids[1:])
     stage.runtime.chat.close()
     await stage.runtime.chat.idle()
     assert list(await listed(stage)) == ids[1:]
@@ -78,7 +78,7 @@ async def test_what_is_not_undone_goes_with_its_save_points(stage: Stage) -> Non
 @pytest.mark.parametrize(("days", "seconds"), [(0, 3600), (7, 7.1 * 86_400)])
 async def test_a_run_that_was_killed_leaves_nothing_behind(stage: Stage, days: int, seconds: float) -> None:
     old, new = [await stage.chat() for _ in range(2)]
-    await stage.runtime.chat.organiser.delete([old, new])
+    await stage.runtime.chat.recently_deleted.delete([old, new])
     with stage.runtime._database.transaction() as db:
         db.execute(
             "UPDATE conversations SET deleted_at = deleted_at - ?1, deleted_s = ?1 WHERE id = ?2", (seconds, old)

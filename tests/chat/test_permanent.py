@@ -16,9 +16,9 @@ import pytest
 
 from kvchat.chat import deletion
 from kvchat.chat.events import Notice
-from kvchat.chat.record import automatic_backups
-from kvchat.chat.record.automatic_backups import back_up, backups_of
+from kvchat.chat.record import recovery
 from kvchat.chat.record.messages import Attachment
+from kvchat.chat.record.recovery import back_up, backups_of
 from kvchat.chat.record.titles import title_from
 from kvchat.chat.turn import titles
 from kvchat.kvstore.savepoint import StoreRefused
@@ -121,7 +121,7 @@ async def killed(stage: Stage) -> None:
 async def test_a_run_that_was_killed_leaves_nothing_of_what_was_deleted(stage: Stage, what: str) -> None:
     chat = await asked(stage)
     if what == "chat":
-        await stage.runtime.chat.organiser.delete([chat])
+        await stage.runtime.chat.recently_deleted.delete([chat])
     else:
         await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[2])
     await killed(stage)
@@ -161,8 +161,8 @@ async def test_many_that_go_at_once_are_overwritten_together(stage: Stage, monke
         await go.wait()
 
     monkeypatch.setattr(stage.runtime.chat.finder, "forget", forget)
-    words = stage.runtime.chat._permanent_deletion._overwrite
-    waiting = [asyncio.create_task(words([str(number)])) for number in range(5)]
+    forget_chat = stage.runtime.chat._permanent_deletion.forget
+    waiting = [asyncio.create_task(forget_chat({str(number): {str(number)}})) for number in range(5)]
     await stage.until(lambda: sum(task.done() for task in waiting) == 4)
     go.set()
     await asyncio.gather(*waiting)
@@ -275,14 +275,14 @@ async def test_a_chat_that_goes_while_a_backup_is_made_is_not_in_it(
     chat, file = await asked(stage), stage.runtime.paths.database
     other = await stage.chat()
     await stage.answered(other)
-    copied, deleted, copy = threading.Event(), threading.Event(), automatic_backups._copy
+    copied, deleted, copy = threading.Event(), threading.Event(), recovery._copy
 
     def copy_and_wait(source: Path, target: Path) -> None:
         copy(source, target)
         copied.set()
         assert deleted.wait(240)
 
-    monkeypatch.setattr(automatic_backups, "_copy", copy_and_wait)
+    monkeypatch.setattr(recovery, "_copy", copy_and_wait)
     made = asyncio.create_task(asyncio.to_thread(back_up, file, often=True))
     assert await asyncio.to_thread(copied.wait, 240)
     await stage.runtime.chat.delete(chat)

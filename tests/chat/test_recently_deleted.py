@@ -32,7 +32,7 @@ async def test_a_chat_and_a_message_are_had_back_by_the_next_run_warm(stage: Sta
     await stage.runtime.chat.idle()
     chat_before, other_before = [await stage.runtime.chat.messages(id) for id in (chat, other)]
     title = (await stage.runtime.chat.conversations())[0].title
-    await stage.runtime.chat.organiser.delete([chat])
+    await stage.runtime.chat.recently_deleted.delete([chat])
     await stage.runtime.chat.delete_message(other_before[0])
     message, whole = await deleted(stage)
     assert (message.is_chat, message.words, message.messages) == (False, "Hello there", 2)
@@ -61,7 +61,7 @@ async def test_what_is_deleted_now_is_nowhere_and_cannot_be_undone(stage: Stage)
         await stage.runtime.chat.send(id, "What is a Xylograph Quokka?")
         await stage.runtime.chat.idle()
     removed = await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[2])
-    await stage.runtime.chat.organiser.delete([other])
+    await stage.runtime.chat.recently_deleted.delete([other])
     assert traces(stage)
     await stage.runtime.chat.recently_deleted.delete_now(await deleted(stage))
     await stage.runtime.chat.idle()
@@ -70,14 +70,14 @@ async def test_what_is_deleted_now_is_nowhere_and_cannot_be_undone(stage: Stage)
     assert await deleted(stage) == []
     with pytest.raises(ConversationGone):
         await stage.runtime.chat.put_back(removed)
-    await stage.runtime.chat.organiser.undo_delete([other])
+    await stage.runtime.chat.recently_deleted.restore_chats([other])
     assert [conversation.id for conversation in await stage.runtime.chat.conversations()] == [chat]
 
 
 async def test_after_its_days_it_goes_while_kvchat_runs(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
-    await stage.runtime.chat.organiser.delete([chat])
+    await stage.runtime.chat.recently_deleted.delete([chat])
     let_days_pass(stage, 6.9)
     stage.runtime.chat.recently_deleted.look_after()
     await stage.runtime.chat.idle()
@@ -90,7 +90,7 @@ async def test_after_its_days_it_goes_while_kvchat_runs(stage: Stage) -> None:
 async def test_a_look_that_is_due_is_not_put_off_by_one_for_later(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
-    await stage.runtime.chat.organiser.delete([chat])
+    await stage.runtime.chat.recently_deleted.delete([chat])
     let_days_pass(stage, 8)
     for seconds in (0, 3600):
         stage.runtime.chat.recently_deleted.look_after(seconds)
@@ -184,7 +184,7 @@ async def test_what_follows_a_deleted_message_comes_back_after_it(stage: Stage) 
     earlier = await stage.runtime.chat.delete_message(before[1])
     with pytest.raises(BelongsToDeleted):
         await stage.runtime.chat.put_back(later)
-    await stage.runtime.chat.organiser.delete([chat])
+    await stage.runtime.chat.recently_deleted.delete([chat])
     await stage.runtime.chat.put_back(earlier)
     assert [conversation.id for conversation in await stage.runtime.chat.conversations()] == [chat]
     await stage.runtime.chat.put_back(later)

@@ -13,7 +13,7 @@ import pytest
 
 from kvchat.chat.attachments import document_of_text
 from kvchat.chat.events import Notice
-from kvchat.chat.prepared.record import Prepared
+from kvchat.chat.prepared.documents import Prepared
 from kvchat.chat.record.messages import Message
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore.memory_files import MEMORY_FOLDER

@@ -253,7 +253,7 @@ async def test_a_chat_deleted_while_it_is_verified_ends_that_without_an_error(
             if isinstance(event, ReadingAhead) and event.conversation_id == imported:
                 steps.append(event.done)
                 if not deletions:
-                    deleted = ours.chat.delete(imported) if for_good else ours.chat.organiser.delete([imported])
+                    deleted = ours.chat.delete(imported) if for_good else ours.chat.recently_deleted.delete([imported])
                     deletions.append(asyncio.ensure_future(deleted))
 
         ours.events.subscribe(delete)
@@ -261,7 +261,7 @@ async def test_a_chat_deleted_while_it_is_verified_ends_that_without_an_error(
         await deletions[0]
         assert len(steps) <= 4, "it is not read to its end"
         if not for_good:
-            await ours.chat.organiser.undo_delete([imported])
+            await ours.chat.recently_deleted.restore_chats([imported])
             assert await marked(ours) == {imported}
             assert await ours.chat.verifying.verify(imported)
         await ours.chat.idle()

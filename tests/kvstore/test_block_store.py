@@ -54,23 +54,6 @@ def test_every_turn_comes_back_byte_for_byte(tmp_path: Path, model: Model) -> No
     assert bench.store.verify().clean
 
 
-def test_what_a_restore_needs_is_read_from_a_slow_disk_beforehand(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    needed: list[Path] = []
-    monkeypatch.setattr(positioned, "will_need", needed.append)
-    bench.save("thesis", text(300))
-    bench.save("thesis", text(700))
-    bench.save("letter", text(300, start=5000))
-    assert bench.store.warm_up("thesis") == len(bench.model.slot_file(text(700)))
-    assert needed
-    assert all(path.is_file() for path in needed)
-    assert len(set(needed)) == len(needed)
-    needed.clear()
-    assert bench.store.warm_up("thesis", lambda: True) == bench.store.warm_up("nobody") == 0
-    assert not needed
-
-
 def test_a_file_of_unknown_layout_comes_back_too(bench: Bench) -> None:
     tokens = text(100)
     data = bench.model.slot_file(tokens) + b"something new"

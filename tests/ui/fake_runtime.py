@@ -23,10 +23,9 @@ from kvchat.chat.events import (
     SettingsChanged,
 )
 from kvchat.chat.options import NewChat, Preset, store_preset
+from kvchat.chat.prepared.documents import Changes, Prepared
+from kvchat.chat.prepared.documents import Source as DocumentSource
 from kvchat.chat.prepared.library import Estimate, Ground, Library, Reading, Standing
-from kvchat.chat.prepared.record import Prepared
-from kvchat.chat.prepared.sources import Changes
-from kvchat.chat.prepared.sources import Source as DocumentSource
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database, Draft
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
@@ -34,7 +33,7 @@ from kvchat.chat.record.tree import Removed
 from kvchat.chat.service import ChatService
 from kvchat.chat.turn import turns
 from kvchat.chat.turn.forecasts import Forecast, Forecasts
-from kvchat.chat.turn.statistics import KINDS, Replies, Statistics
+from kvchat.chat.turn.receipts import KINDS, Replies, Statistics
 from kvchat.door_service import DoorService, InEngine
 from kvchat.engine.finding.discovery import Device, EngineEntry, EngineKind, EngineLocation
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
@@ -256,19 +255,10 @@ class FakeChat(ChatService):
         self.context: FakeContext = FakeContext(self.calls)
         self.titles.name = self._name  # type: ignore[method-assign]
         self.library: FakeDocuments = FakeDocuments(self)
+        self.slots.ahead_of = lambda chat: self.ahead if chat != self.ahead else None  # type: ignore[method-assign]
+        self.turns.go_first = lambda chat: self.calls.append(("go_first", chat))  # type: ignore[method-assign]
+        self.preparing.stop = lambda chat: self.calls.append(("stop reading ahead", chat))  # type: ignore[method-assign]
         self.verifying = SimpleNamespace(verify=self._verify, leave=lambda chat: None)  # type: ignore[assignment]
-
-    def ahead_of(self, conversation_id: str) -> str | None:
-        return self.ahead if conversation_id != self.ahead else None
-
-    def go_first(self, conversation_id: str) -> None:
-        self.calls.append(("go_first", conversation_id))
-
-    def rest_on(self, conversation_id: str | None) -> None:
-        self.calls.append(("rest on", conversation_id or ""))
-
-    def stop_reading_ahead(self, conversation_id: str) -> None:
-        self.calls.append(("stop reading ahead", conversation_id))
 
     @property
     def answering(self) -> tuple[str, ...]:
@@ -340,7 +330,7 @@ class FakeChat(ChatService):
 
     def regenerate(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
         self.calls.append(("regenerate", reply.id))
-        self._do(turns.regenerate, reply)
+        self._do(lambda database: turns.last_question(database, database.path(reply.id)))
         return self._begin(reply.conversation_id)
 
     def go_on(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:

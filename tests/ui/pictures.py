@@ -292,7 +292,7 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     yield "token", token
     models.close()
     yield "manual", side.open_manual()
-    await runtime.chat.organiser.delete(["tax"])
+    await runtime.chat.recently_deleted.delete(["tax"])
     deleted = side.open_deleted()
     yield "deleted", deleted
     library = side.open_library()

@@ -56,7 +56,7 @@ NO_WORDS = re.compile(
 BETWEEN = ", ", " · "
 # Lists that are for nobody to read: of columns, of what is typed as it is shown, of what a program sent, a key.
 NO_LIST = re.compile(
-    r"chat/(record/(automatic_backups|rows|salvage)|recovery/)|cli/settings|finding/discovery|gateway/gateway"
+    r"chat/(record/(messages|recovery)|recovery/)|cli/settings|finding/discovery|gateway/gateway"
     r"|kvstore/index/usage|medicine/rules|settings/options|words/reasons"
 )
 

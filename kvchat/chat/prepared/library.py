@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,9 +17,8 @@ from blake3 import blake3
 from kvchat.chat.attachments import CannotAttach
 from kvchat.chat.events import ConversationsChanged, LibraryChanged
 from kvchat.chat.options import NewChat
-from kvchat.chat.prepared import record, sources
-from kvchat.chat.prepared.record import Prepared, system_message
-from kvchat.chat.prepared.sources import CannotPrepare, Changes, Document, gather
+from kvchat.chat.prepared import documents as record
+from kvchat.chat.prepared.documents import CannotPrepare, Changes, Document, Prepared, gather, system_message
 from kvchat.chat.record.messages import Conversation, prompt_content, prompt_messages
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError
@@ -42,102 +42,6 @@ LETTERS_A_TOKEN = 3.6  # English and code, roughly, until an engine counts
 SURE_SHARE = 0.5  # lower bound as a share of the guessed tokens
 STEP_MS = 500.0  # target time per step: steps are frequent, but smaller ones cost more in total
 _TOO_LONG = N_("Choose a part of it, or a larger context length in the settings if the model and memory allow it.")
-
-
-class DocumentReader:
-    def __init__(
-        self,
-        parts: TurnParts,
-        prepared: Prepared,
-        documents: Sequence[Document],
-        progress: Callable[[int, int], None],
-    ) -> None:
-        self._parts, self._prepared, self._documents, self._progress = parts, prepared, documents, progress
-        self._why_not_saved = ""
-
-    async def run(self) -> Prepared:
-        """Read and save everything; return the current set. Cancellable at any point. Raises KvchatError."""
-        again = False
-        while True:
-            try:
-                if read := await self._parts.slots.run(Rank.DOCUMENTS, self._prepared.owner, self._read):
-                    return read
-            except EngineError as error:
-                loss = error.__cause__ or error
-                if again or not (isinstance(loss, EngineError) and loss.over_restore):
-                    raise
-                again = True  # the faulty state is set aside
-
-    async def _read(self, slot: Slot, wanted: Callable[[], bool]) -> Prepared | None:
-        parts, prepared = self._parts, self._prepared
-        exchange = Exchange(parts.slots, slot, parts.host, prepared.owner, self._hear)
-        messages = prompt_messages([system_message([document.attachment for document in self._documents])])
-        async with exchange.losses_explained():
-            lease = await exchange.ready(Request(messages))
-            boundary = await lease.boundary(messages)
-            tokens = len(boundary)
-            needed = tokens + lease.engine.reserve(None)
-            if needed > lease.engine.limit:
-                self._refuse(tokens, lease.engine)
-            if lease.engine.too_small(needed):
-                lease = await exchange.with_room(Request(messages), needed)
-            if needed > lease.engine.context_size:
-                self._refuse(tokens, lease.engine)
-            if not (lease.keeps and lease.engine.remembers(tokens)):
-                problem = parts.slots.store.problem
-                why = problem.detail if problem else lease.engine.finding.words
-                raise CannotPrepare(_("Prepared documents cannot be saved on this computer"), why, "")
-            label = self._label(lease.engine.fingerprint)
-            loaded = await lease.load((*boundary, NEXT))
-
-            async def keep(stop: Tokens) -> None:
-                await lease.settle(stop)  # a longer restored state holds more
-                saved = await lease.save(stop, label=label, tell=False)
-                if saved is None and self._why_not_saved:
-                    raise CannotPrepare(_("The prepared documents could not be saved"), self._why_not_saved, "")
-
-            stops = [stop for stop in parts_of(lease, boundary) if len(stop) >= loaded.expected_cached]
-            if not await read_and_keep(
-                lease, stops, loaded, wanted, keep, lambda done: self._progress(done, tokens), STEP_MS
-            ):
-                return None
-            contents, engine = lease.slot.known(lease.engine), lease.engine
-        ahead = contents.ahead if contents else NOTHING_AHEAD
-        measured = ahead.tokens >= LEAST_MEASURED
-        ms = tokens * ahead.ms / ahead.tokens if measured else lease.slots.restore_cost.prefill_ms(tokens)
-        return replace(
-            prepared,
-            sources=tuple(document.source for document in self._documents),
-            label=label,
-            fingerprint=engine.fingerprint,
-            model=parts.new_chats_model() or "",
-            context_size=engine.context_size,
-            tokens=tokens,
-            read_ms=ms or prepared.read_ms,
-            created_at=datetime.now(UTC),
-        )
-
-    def _label(self, fingerprint: Fingerprint) -> str:
-        digest = blake3(repr(fingerprint).encode())
-        for document in self._documents:
-            digest.update(f"{document.source.name}\0{document.source.hash}\0".encode())
-        return digest.hexdigest()[:32]
-
-    def _refuse(self, tokens: int, engine: ReadyEngine) -> NoReturn:
-        room = engine.limit - engine.reserve(None)
-        letters = list(itertools.accumulate(len(document.text) for document in self._documents))
-        fits = sum(so_far * tokens <= room * letters[-1] for so_far in letters)
-        amount = _("about {share} of it fits", share=percent(100 * room // tokens / 100))
-        if len(letters) > 1:
-            places = {"fits": number(fits), "count": number(len(letters)), "amount": amount}
-            amount = _("the first {fits} of its {count} files fit, {amount}", **places)
-        places = {"tokens": number(tokens), "room": number(room), "amount": amount}
-        words = _("It has {tokens} tokens, but only {room} fit in the context: {amount}.", **places)
-        raise CannotPrepare(_("This is too long for the model's context"), words, _(_TOO_LONG))
-
-    def _hear(self, event: SessionEvent) -> None:
-        if isinstance(event, SaveSkipped):
-            self._why_not_saved = event.reason.in_a_sentence
 
 
 @dataclass(frozen=True)
@@ -279,7 +183,7 @@ class Library:
 
     async def names(self) -> dict[str, str]:
         rows = await self._parts.worker.run(self._parts.database.rows, "SELECT id, name FROM prepared")
-        return {record.owner_of(row["id"]): str(row["name"]) for row in rows}
+        return {f"prepared:{row['id']}": str(row["name"]) for row in rows}
 
     async def ground_of(self, conversation_id: str) -> Ground | None:
         """Return the documents a chat started with, or None; imported chats are matched by hash."""
@@ -305,7 +209,7 @@ class Library:
             Standing(
                 prepared,
                 kept[prepared.owner].bytes if prepared.owner in kept else 0,
-                await asyncio.to_thread(sources.changes, list(map(Path, prepared.paths)), prepared.sources),
+                await asyncio.to_thread(record.changes, list(map(Path, prepared.paths)), prepared.sources),
                 why_not_ready(prepared, kept.get(prepared.owner), fingerprint, limit),
                 await self._time(prepared.tokens, fingerprint or prepared.fingerprint),
             )
@@ -324,21 +228,97 @@ class Library:
         documents = await asyncio.to_thread(gather, list(map(Path, prepared.paths)), prepared.sources)
         if parts.slots.store.problem is None:
             await asyncio.to_thread(parts.slots.store.pin, prepared.owner, True)
-
-        def progress(done: int, total: int) -> None:
-            if prepared.id in self.reading:
-                self.reading[prepared.id] = replace(self.reading[prepared.id], done=done, total=total)
-                parts.events.publish(LibraryChanged(progress=True))
-
-        now = await DocumentReader(parts, prepared, documents, progress).run()
+        work, again, now = partial(self._read_documents, prepared, documents), False, None
+        while now is None:
+            try:
+                now = await parts.slots.run(Rank.DOCUMENTS, prepared.owner, work)
+            except EngineError as error:
+                loss = error.__cause__ or error
+                if again or not (isinstance(loss, EngineError) and loss.over_restore):
+                    raise
+                again = True  # the faulty state is set aside
         await parts.in_database(record.finish, now, documents)
         if prepared.label and prepared.label != now.label:
             await parts.slots.discard_messages(prepared.owner, [prepared.label])
         parts.background.begin(parts.absorb())
         return now
 
+    async def _read_documents(
+        self, prepared: Prepared, documents: Sequence[Document], slot: Slot, wanted: Callable[[], bool]
+    ) -> Prepared | None:
+        """Process the documents and save their states; None if interrupted. Cancellable at any point."""
+        parts, skipped = self._parts, list[Reason]()
+
+        def hear(event: SessionEvent) -> None:
+            if isinstance(event, SaveSkipped):
+                skipped.append(event.reason)
+
+        exchange = Exchange(parts.slots, slot, parts.host, prepared.owner, hear)
+        messages = prompt_messages([system_message([document.attachment for document in documents])])
+        async with exchange.losses_explained():
+            lease = await exchange.ready(Request(messages))
+            boundary = await lease.boundary(messages)
+            tokens = len(boundary)
+            needed = tokens + lease.engine.reserve(None)
+            if lease.engine.too_small(needed) and needed <= lease.engine.limit:
+                lease = await exchange.with_room(Request(messages), needed)
+            if needed > min(lease.engine.limit, lease.engine.context_size):
+                _refuse(tokens, lease.engine, documents)
+            if not (lease.keeps and lease.engine.remembers(tokens)):
+                problem = parts.slots.store.problem
+                why = problem.detail if problem else lease.engine.finding.words
+                raise CannotPrepare(_("Prepared documents cannot be saved on this computer"), why, "")
+            digest = blake3(repr(lease.engine.fingerprint).encode())
+            for document in documents:
+                digest.update(f"{document.source.name}\0{document.source.hash}\0".encode())
+            label = digest.hexdigest()[:32]
+            loaded = await lease.load((*boundary, NEXT))
+
+            async def keep(stop: Tokens) -> None:
+                await lease.settle(stop)  # a longer restored state holds more
+                if await lease.save(stop, label=label, tell=False) is None and skipped:
+                    title = _("The prepared documents could not be saved")
+                    raise CannotPrepare(title, skipped[-1].in_a_sentence, "")
+
+            def progress(done: int) -> None:
+                if prepared.id in self.reading:
+                    self.reading[prepared.id] = replace(self.reading[prepared.id], done=done, total=tokens)
+                    parts.events.publish(LibraryChanged(progress=True))
+
+            stops = [stop for stop in parts_of(lease, boundary) if len(stop) >= loaded.expected_cached]
+            if not await read_and_keep(lease, stops, loaded, wanted, keep, progress, STEP_MS):
+                return None
+            contents, engine = lease.slot.known(lease.engine), lease.engine
+        ahead = contents.ahead if contents else NOTHING_AHEAD
+        measured = ahead.tokens >= LEAST_MEASURED
+        ms = tokens * ahead.ms / ahead.tokens if measured else lease.slots.restore_cost.prefill_ms(tokens)
+        return replace(
+            prepared,
+            sources=tuple(document.source for document in documents),
+            label=label,
+            fingerprint=engine.fingerprint,
+            model=parts.new_chats_model() or "",
+            context_size=engine.context_size,
+            tokens=tokens,
+            read_ms=ms or prepared.read_ms,
+            created_at=datetime.now(UTC),
+        )
+
     def _changed(self) -> None:
         self._parts.events.publish(LibraryChanged())
+
+
+def _refuse(tokens: int, engine: ReadyEngine, documents: Sequence[Document]) -> NoReturn:
+    room = engine.limit - engine.reserve(None)
+    letters = list(itertools.accumulate(len(document.text) for document in documents))
+    fits = sum(so_far * tokens <= room * letters[-1] for so_far in letters)
+    amount = _("about {share} of it fits", share=percent(100 * room // tokens / 100))
+    if len(letters) > 1:
+        places = {"fits": number(fits), "count": number(len(letters)), "amount": amount}
+        amount = _("the first {fits} of its {count} files fit, {amount}", **places)
+    places = {"tokens": number(tokens), "room": number(room), "amount": amount}
+    words = _("It has {tokens} tokens, but only {room} fit in the context: {amount}.", **places)
+    raise CannotPrepare(_("This is too long for the model's context"), words, _(_TOO_LONG))
 
 
 def why_not_ready(
@@ -353,10 +333,8 @@ def why_not_ready(
     if limit is not None and prepared.tokens >= limit:
         return _("it is longer than the current context length ({limit} tokens)", limit=number(limit))
     if differences:
-        return _(
-            "it was processed with another {differences}",
-            differences=listed(difference.words for difference in differences),
-        )
+        words = listed(difference.words for difference in differences)
+        return _("it was processed with another {differences}", differences=words)
     if usage is None or not usage.save_points:
         return _("its memory was deleted")
     return ""

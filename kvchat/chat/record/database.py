@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import statistics
 import time
@@ -14,25 +15,19 @@ from types import MappingProxyType
 
 from kvchat.chat.record.database_file import DatabaseFile, doubted
 from kvchat.chat.record.messages import (
-    AWAITS_MODEL,
     QUEUE,
     SAID_HERE,
     Attachment,
     Conversation,
     Message,
     MessageState,
-    Receipt,
     Role,
-    new_message,
-)
-from kvchat.chat.record.rows import (
     attachment_of,
     conversation_of,
-    insert_attachments,
     message_of,
+    new_message,
     receipt_json,
     text_of,
-    with_attachments,
 )
 from kvchat.errors import KvchatError
 from kvchat.session.restore_cost import Reading
@@ -106,8 +101,7 @@ class Database(DatabaseFile):
             db.execute("INSERT OR IGNORE INTO deleted VALUES (?1, ?1)", (conversation_id,))
 
     def branch(self, conversation_id: str) -> list[Message]:
-        with self.reading() as db:
-            leaf = leaf_of(db, conversation_id)
+        leaf = self._leaf_of(conversation_id)
         return self.path(leaf) if leaf is not None else []
 
     def path(self, message_id: str) -> list[Message]:
@@ -125,7 +119,11 @@ class Database(DatabaseFile):
             while at is not None and at in found:
                 path.append(found.pop(at))
                 at = path[-1].parent_id
-            return with_attachments(db, path[::-1])
+            attachments: dict[str, list[Attachment]] = {}
+            query = "SELECT * FROM attachments WHERE message_id IN (SELECT value FROM json_each(?)) ORDER BY position"
+            for row in db.execute(query, (json.dumps([message.id for message in path]),)):
+                attachments.setdefault(row["message_id"], []).append(attachment_of(row))
+        return [replace(m, attachments=tuple(attachments.get(m.id, ()))) for m in reversed(path)]
 
     def append(
         self,
@@ -138,15 +136,16 @@ class Database(DatabaseFile):
     ) -> Message:
         """Add a message under `parent_id` and make it the conversation's leaf. Raises ConversationGone."""
         with self.transaction() as db:
-            _checked_leaf(db, conversation_id)
+            self._check_there(conversation_id)
             new = new_message(conversation_id, role, content, parent_id=parent_id, state=state, attachments=attachments)
             return insert_message(db, new)
 
     def append_question(self, conversation_id: str, content: str, attachments: Sequence[Attachment] = ()) -> Message:
         """Add a user message under the conversation's leaf, whatever its role. Raises ConversationGone."""
         with self.transaction() as db:
-            leaf = _checked_leaf(db, conversation_id)
+            self._check_there(conversation_id)
             try:
+                leaf = self._leaf_of(conversation_id)
                 new = new_message(conversation_id, Role.USER, content, parent_id=leaf, attachments=attachments)
                 return insert_message(db, new)
             except sqlite3.IntegrityError as error:  # both existed a moment ago: an index is damaged
@@ -161,9 +160,6 @@ class Database(DatabaseFile):
             "UPDATE messages SET content = ?, thinking = ?, state = ?, receipt = ? WHERE id = ?",
             (message.content, message.thinking, message.state.value, receipt, message.id),
         )
-
-    def update_receipt(self, message_id: str, receipt: Receipt) -> None:
-        self.write("UPDATE messages SET receipt = ? WHERE id = ?", (receipt_json(receipt), message_id))
 
     def reopen(self, message: Message) -> None:
         with self.transaction() as db:
@@ -195,12 +191,6 @@ class Database(DatabaseFile):
             db.execute("UPDATE messages SET parent_id = ? WHERE id = ?", (behind, question_id))
             db.execute("UPDATE conversations SET leaf_id = ? WHERE id = ?", (question_id, path[-1].conversation_id))
             return True
-
-    def set_awaits_model(self, question_id: str, awaits: bool) -> None:
-        self.write("UPDATE messages SET writer = ? WHERE id = ?", (AWAITS_MODEL if awaits else SAID_HERE, question_id))
-
-    def interrupt_abandoned(self) -> int:
-        return self.write(INTERRUPT_ABANDONED, ())
 
     def shares_system_prompt(self, text: str, reply_id: str) -> bool:
         query = """
@@ -247,19 +237,15 @@ class Database(DatabaseFile):
         rates = [float(rate) for (rate,) in self.rows(query) if rate]
         return statistics.median(rates) if rates else None
 
+    def _leaf_of(self, conversation_id: str) -> str | None:
+        here = "SELECT leaf_id FROM conversations JOIN messages ON messages.id = leaf_id WHERE conversations.id = ?"
+        newest = "SELECT id FROM messages WHERE conversation_id = ? ORDER BY place DESC LIMIT 1"
+        rows = self.rows(here, (conversation_id,)) or self.rows(newest, (conversation_id,))
+        return rows[0][0] if rows else None
 
-def leaf_of(db: sqlite3.Connection, conversation_id: str) -> str | None:
-    here = "SELECT leaf_id FROM conversations JOIN messages ON messages.id = leaf_id WHERE conversations.id = ?"
-    newest = "SELECT id FROM messages WHERE conversation_id = ? ORDER BY place DESC LIMIT 1"
-    row = db.execute(here, (conversation_id,)).fetchone() or db.execute(newest, (conversation_id,)).fetchone()
-    return row[0] if row else None
-
-
-def _checked_leaf(db: sqlite3.Connection, conversation_id: str) -> str | None:
-    there = "SELECT 1 FROM conversations WHERE id = ? AND deleted_at IS NULL"
-    if not db.execute(there, (conversation_id,)).fetchone():
-        raise ConversationGone
-    return leaf_of(db, conversation_id)
+    def _check_there(self, conversation_id: str) -> None:
+        if not self.rows("SELECT 1 FROM conversations WHERE id = ? AND deleted_at IS NULL", (conversation_id,)):
+            raise ConversationGone
 
 
 def insert_message(db: sqlite3.Connection, new: Message, *, said_here: bool = True) -> Message:
@@ -272,7 +258,10 @@ def insert_message(db: sqlite3.Connection, new: Message, *, said_here: bool = Tr
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (stored.id, stored.conversation_id, stored.parent_id, *said, created, writer),
     )
-    insert_attachments(db, stored.id, stored.attachments)
+    db.executemany(
+        "INSERT INTO attachments (message_id, position, name, size, hash, text, data) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [(stored.id, i, a.name, a.size, a.hash, a.text, a.data) for i, a in enumerate(stored.attachments)],
+    )
     query = "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?"
     db.execute(query, (stored.id, created, stored.conversation_id))
     return stored
@@ -289,8 +278,7 @@ class Drafts:
     """Stored drafts by conversation id. Raises StorageFailed."""
 
     def __init__(self, database: Database, worker: Worker) -> None:
-        self._database = database
-        self._worker = worker
+        self._database, self._worker = database, worker
 
     async def all(self) -> dict[str, str]:
         rows = await self._worker.run(self._database.rows, "SELECT * FROM drafts")

@@ -15,7 +15,7 @@ from kvchat.system.files import name_beside
 from kvchat.words.language import _
 
 LOCK_WAIT_S = 10.0  # write lock timeout (the app and `ask` share the file)
-BACKUPS = "backups"  # folder beside the file, see kvchat.chat.record.automatic_backups
+BACKUPS = "backups"  # folder beside the file, see kvchat.chat.record.recovery
 SMALL = 64_000_000  # bytes: checking such a file takes a fraction of a second
 
 
@@ -25,15 +25,11 @@ class StorageFailed(KvchatError):
 
 class ChatsDamaged(StorageFailed):
     def __init__(self, path: Path, what: str, title: str = "") -> None:
-        super().__init__(
-            title or _("The chat database is damaged"),
-            f"{path}: {what}.",
-            _(
-                "Restart kvchat to repair it, or run kvchat repair. The repair recovers all readable "
-                "messages, adds those from the newest automatic backup and sets the damaged file "
-                "aside."
-            ),
+        advice = _(
+            "Restart kvchat to repair it, or run kvchat repair. The repair recovers all readable messages, adds those "
+            "from the newest automatic backup and sets the damaged file aside."
         )
+        super().__init__(title or _("The chat database is damaged"), f"{path}: {what}.", advice)
 
 
 class DatabaseFile:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvchat.chat.record.database import ConversationGone, Database, insert_message
-from kvchat.chat.record.messages import Message, Role
-from kvchat.chat.record.rows import attachment_of, insert_rows, text_of
+from kvchat.chat.record.messages import Message, Role, attachment_of, insert_rows, text_of
 from kvchat.chat.record.titles import NEW_TITLE, title_from, words_said
 from kvchat.errors import KvchatError
 from kvchat.words.language import _, listed
@@ -122,13 +121,23 @@ def remove(database: Database, message: Message) -> Removed:
     """Delete a message and its descendants; a sibling branch is shown instead."""
     with database.transaction() as db:
         query = f"{_BELOW} SELECT messages.* FROM down JOIN messages USING (id)"
-        removed = _in_order([dict(row) for row in db.execute(query, (message.id,))], message.id)
+        rows = [dict(row) for row in db.execute(query, (message.id,))]
+        children: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+        for row in rows:
+            children[row["parent_id"]].append(row)
+        ordered = [row for row in rows if row["id"] == message.id]
+        for row in ordered:
+            ordered += [child for child in children.pop(row["id"], []) if child["id"] != message.id]
+        removed = tuple(ordered)
         query = "SELECT leaf_id, title FROM conversations WHERE id = ?"
         leaf = db.execute(query, (message.conversation_id,)).fetchone()
         if leaf is None or not removed:
             raise ConversationGone
         if leaf["leaf_id"] in {row["id"] for row in removed}:
-            beside = _neighbour(db, message)
+            siblings = "SELECT id FROM messages WHERE conversation_id = ? AND parent_id IS ? ORDER BY place"
+            ids = [row["id"] for row in db.execute(siblings, (message.conversation_id, message.parent_id))]
+            position = ids.index(message.id) if message.id in ids else 0
+            beside = ids[position - 1] if position else next(iter(ids[1:2]), None)
             _set_leaf(db, message.conversation_id, _newest_end(db, beside) if beside else message.parent_id)
         attached = f"{_BELOW} SELECT attachments.* FROM attachments WHERE message_id IN (SELECT id FROM down)"
         attachments = tuple(dict(row) for row in db.execute(attached, (message.id,)))
@@ -136,11 +145,11 @@ def remove(database: Database, message: Message) -> Removed:
         db.executemany("DELETE FROM messages WHERE id = ?", [(row["id"],) for row in reversed(removed)])
         kept = Removed(message.conversation_id, leaf["leaf_id"], leaf["title"], removed, attachments, time.time())
         stored = [row | {"data": base64.b64encode(attachment_of(row).data).decode()} for row in attachments]
-        rows = json.dumps({"messages": removed, "attachments": stored}, ensure_ascii=False, default=text_of)
+        stored_rows = json.dumps({"messages": removed, "attachments": stored}, ensure_ascii=False, default=text_of)
         db.execute(
             "INSERT OR REPLACE INTO removed (id, conversation_id, removed_at, leaf_id, title, rows)"
             " VALUES (?, ?, ?, ?, ?, ?)",
-            (kept.id, kept.conversation_id, kept.removed_at, kept.leaf_id, kept.title, rows),
+            (kept.id, kept.conversation_id, kept.removed_at, kept.leaf_id, kept.title, stored_rows),
         )
         _rename_without(db, kept)
         return kept
@@ -194,16 +203,6 @@ def _removed(row: sqlite3.Row) -> Removed | None:
         return None
 
 
-def _in_order(rows: Sequence[dict[str, Any]], first_id: str) -> tuple[dict[str, Any], ...]:
-    children: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        children[row["parent_id"]].append(row)
-    ordered = [row for row in rows if row["id"] == first_id]
-    for row in ordered:
-        ordered += [child for child in children.pop(row["id"], []) if child["id"] != first_id]
-    return tuple(ordered)
-
-
 def _rename_without(db: sqlite3.Connection, removed: Removed) -> None:
     """Retitle the chat if its title came from a removed question or has a word found nowhere else in the chat."""
     questions = [text_of(row["content"]) for row in removed.rows if row["role"] == Role.USER.value]
@@ -238,14 +237,3 @@ def _newest_end(db: sqlite3.Connection, message_id: str) -> str:
         ORDER BY place DESC LIMIT 1
     """
     return str(db.execute(query, (message_id,)).fetchone()["id"])
-
-
-def _neighbour(db: sqlite3.Connection, message: Message) -> str | None:
-    rows = db.execute(
-        "SELECT id FROM messages WHERE conversation_id = ? AND parent_id IS ? ORDER BY place",
-        (message.conversation_id, message.parent_id),
-    )
-    ids = [row["id"] for row in rows]
-    position = ids.index(message.id) if message.id in ids else 0
-    beside = ids[position - 1 : position] if position else ids[1:2]
-    return beside[0] if beside else None

@@ -9,8 +9,16 @@ from dataclasses import dataclass
 
 from kvchat.chat.context import BYTES_PER_TOKEN, TEMPLATE_TOKENS
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import NOT_BEGUN, Attachment, Receipt, Role, needs_vision, new_message, prompt_messages
-from kvchat.chat.record.rows import receipt_of
+from kvchat.chat.record.messages import (
+    NOT_BEGUN,
+    Attachment,
+    Receipt,
+    Role,
+    needs_vision,
+    new_message,
+    prompt_messages,
+    receipt_of,
+)
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.errors import KvchatError

@@ -18,7 +18,6 @@ from kvchat.chat.record.messages import (
     Attachment,
     Message,
     Role,
-    begins_empty,
     ends_with_reply,
     needs_vision,
     new_message,
@@ -40,7 +39,6 @@ from kvchat.words.reasons import Reason, ReasonCode
 PAUSE_S = 0.6  # delay after the last draft change
 AT_ONCE = 400  # characters; more at once were pasted
 DWELL_S = 1.0  # time on a chat before it is read if nothing can be restored
-WARMING_PATIENCE_S = 3.0  # wait for more urgent work
 UNSTABLE = 8  # tokens at a draft's end that typing may change
 
 
@@ -75,7 +73,6 @@ class Preparing:
         self._due = asyncio.Event()  # there may be work
         self._running = False
         self._timer: asyncio.TimerHandle | None = None
-        self._rested_on: str | None = None
         self._not_kept: dict[str, int] = {}  # boundary lengths for which saving failed, by chat
         self._told: Reason | None = None  # last reported reason
 
@@ -102,13 +99,6 @@ class Preparing:
             self.begin()
         else:
             self._timer = asyncio.get_running_loop().call_later(PAUSE_S, self.begin)
-
-    def rest_on(self, conversation_id: str | None) -> None:
-        """Read what the conversation under the pointer needs from a slow disk."""
-        if conversation_id != self._rested_on:
-            self._rested_on = conversation_id
-            if conversation_id is not None:
-                self._parts.background.begin(self._warm_up(conversation_id))
 
     def leave(self, conversation_id: str) -> None:
         if self._target and self._target.conversation_id == conversation_id:
@@ -152,12 +142,6 @@ class Preparing:
         finally:
             self._running = False
 
-    async def _warm_up(self, conversation_id: str) -> None:
-        slots = self._parts.slots
-        await slots.quiet(Rank.WARM_UP, WARMING_PATIENCE_S)
-        if self._rested_on == conversation_id and slots.of(conversation_id) is None:
-            await asyncio.to_thread(slots.store.warm_up, conversation_id, lambda: self._rested_on != conversation_id)
-
     async def _stays(self, target: _Target) -> bool:
         if reason := await asyncio.to_thread(self._parts.why_not_read):  # battery check may be slow
             if reason != self._told and (target.attachments or len(target.draft) >= AT_ONCE):
@@ -179,7 +163,7 @@ class Preparing:
         messages = prompt_messages(branch)
         if not parts.host.is_ready(chosen.model, sees=needs_vision(messages)):
             return False  # only a message loads another model or projector
-        if branch and not ends_with_reply(branch) and not begins_empty(branch):
+        if not ends_with_reply(branch) and any(message.role is not Role.SYSTEM for message in branch):
             return False
         request = Request(messages, model=chosen.model, template=chosen.options.template)
         try:
@@ -206,9 +190,13 @@ class Preparing:
                 return False
             loaded = await lease.load((*(work.draft or boundary), NEXT))
         if len(work.draft) - loaded.expected_cached >= LEAST_GAIN:
-            if reason := await self._why_not_read_draft(work):
-                self._parts.events.publish(NotReadAhead(work.target.conversation_id, reason))
-                return False
+            if not lease.engine.can_cut:  # discarding the draft must not cost more than reading it saves
+                cost = await lease.cost_of_return(boundary)
+                gain = lease.slots.restore_cost.prefill_ms(len(work.draft) - len(boundary))
+                if cost is None or cost > gain:
+                    reason = Reason(ReasonCode.COSTS_MORE)
+                    self._parts.events.publish(NotReadAhead(work.target.conversation_id, reason))
+                    return False
             return await self._read(work, [work.draft], loaded, draft=True)
         return True
 
@@ -261,12 +249,3 @@ class Preparing:
         if common_prefix(stable, work.boundary) < len(work.boundary) or len(stable) >= engine.context_size:
             return ()
         return stable
-
-    async def _why_not_read_draft(self, work: _Work) -> Reason | None:
-        """Return why not to read the draft ahead: discarding it must not cost more than it saves."""
-        lease, costs = work.lease, work.lease.slots.restore_cost
-        if lease.engine.can_cut:
-            return None
-        cost = await lease.cost_of_return(work.boundary)
-        gain = costs.prefill_ms(len(work.draft) - len(work.boundary))
-        return Reason(ReasonCode.COSTS_MORE) if cost is None or cost > gain else None

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from kvchat.chat.events import EventBus, FirstToken, Notice, Prefilling, ReplyDelta, Silent, Speed
 from kvchat.chat.record.database import Database
@@ -20,40 +20,6 @@ from kvchat.words.language import _
 FLUSH_INTERVAL_S = 0.5  # maximum loss in a crash
 SILENT_S, SILENT_READING_S = 5.0, 60.0  # minimum silence to report while writing, while reading
 SPEED_INTERVAL_S = 0.25  # between speed updates
-
-
-@dataclass
-class Draft:
-    text: list[str] = field(default_factory=list)
-    thinking: list[str] = field(default_factory=list)
-    timings: Timings | None = None
-    ttft_ms: float | None = None
-    thinking_since: float | None = None  # time.perf_counter() at first token
-    thinking_ms: float | None = None  # None while thinking or without it
-
-    @property
-    def empty(self) -> bool:
-        return not self.text and not self.thinking
-
-    def take(self, chunk: ChatChunk, now: float) -> None:
-        """Add a chunk at time.perf_counter() `now`. The reply's first text ends the thinking."""
-        if chunk.thinking:
-            if self.thinking_since is None:
-                self.thinking_since = now
-            self.thinking.append(chunk.thinking)
-        if chunk.text:
-            if self.thinking_since is not None and self.thinking_ms is None:
-                self.thinking_ms = 1000 * (now - self.thinking_since)
-            self.text.append(chunk.text)
-
-    def written_into(self, message: Message, state: MessageState, receipt: Receipt | None = None) -> Message:
-        return replace(
-            message,
-            content=message.content + "".join(self.text),
-            thinking=message.thinking + "".join(self.thinking),
-            state=state,
-            receipt=receipt,
-        )
 
 
 class Echo:
@@ -94,7 +60,11 @@ class ReplyWriter:
 
     def __init__(self, message: Message, sent_at: float, database: Database, worker: Worker, events: EventBus) -> None:
         self.message = self.before = message
-        self.draft = Draft()
+        self._text, self._thinking = list[str](), list[str]()
+        self._timings: Timings | None = None
+        self._ttft_ms: float | None = None
+        self._thinking_since: float | None = None  # time.perf_counter() at first token
+        self._thinking_ms: float | None = None  # None while thinking or without it
         self._engine_wait_s = 0.0  # waiting for an engine to start, not part of the time to the first token
         self.earlier_tokens = 0  # as in the receipt
         self.queue_wait_s = 0.0  # waiting for another conversation's turn; not part of it either
@@ -112,6 +82,15 @@ class ReplyWriter:
     @property
     def predicted_tokens(self) -> int:
         return sum(step.timings.predicted_n for step in self._steps)
+
+    @property
+    def empty(self) -> bool:
+        return not self._text and not self._thinking
+
+    def written(self, state: MessageState, receipt: Receipt | None = None) -> Message:
+        content = self.before.content + "".join(self._text)
+        thinking = self.before.thinking + "".join(self._thinking)
+        return replace(self.before, content=content, thinking=thinking, state=state, receipt=receipt)
 
     def answered(self, step: Step | None) -> None:
         self._asked = False
@@ -137,14 +116,13 @@ class ReplyWriter:
             await asyncio.wait([flusher])
 
     async def finish(self, state: MessageState, receipt: Receipt | None) -> Message:
-        self.message = self.draft.written_into(self.before, state, receipt or self.before.receipt)
+        self.message = self.written(state, receipt or self.before.receipt)
         await self._worker.run(self._database.update_reply, self.message)
         return self.message
 
     def receipt(self, model: str, prefill_rate: float | None) -> Receipt | None:
         """Return the receipt, or None before the first token. `prefill_rate`: ms per token."""
-        draft = self.draft
-        if draft.ttft_ms is None or not self._steps:
+        if self._ttft_ms is None or not self._steps:
             return None
         loaded, timings, verdict = self._steps[0].loaded, self._steps[0].timings, self._steps[0].verdict
         writing_ms = sum(step.timings.predicted_ms for step in self._steps)
@@ -158,10 +136,10 @@ class ReplyWriter:
         if earlier is not None:
             saved_ms = (saved_ms or 0.0) + (earlier.saved_ms or 0.0) if restore else earlier.saved_ms
         return Receipt(
-            ttft_ms=draft.ttft_ms,
+            ttft_ms=self._ttft_ms,
             restore_ms=restore.ms if restore and ahead else in_ttft,
             prefill_ms=timings.prompt_ms,
-            first_token_ms=max(0.0, draft.ttft_ms - in_ttft - timings.prompt_ms),
+            first_token_ms=max(0.0, self._ttft_ms - in_ttft - timings.prompt_ms),
             prompt_tokens=timings.prompt_tokens,
             cached_tokens=cached,
             predicted_tokens=written.predicted_n,
@@ -169,7 +147,7 @@ class ReplyWriter:
             source=verdict.source,
             miss_reason=verdict.miss_reason,
             hollow=verdict.hollow,
-            thinking_ms=draft.thinking_ms or (earlier.thinking_ms if earlier else None),
+            thinking_ms=self._thinking_ms or (earlier.thinking_ms if earlier else None),
             prefetched=ahead,
             restored_bytes=restore.bytes if restore else 0,
             read_ahead_tokens=min(loaded.ahead.tokens, cached),
@@ -182,55 +160,56 @@ class ReplyWriter:
         )
 
     def take(self, chunk: ChatChunk) -> None:
-        draft, conversation, now = self.draft, self.message.conversation_id, time.perf_counter()
-        self._heard(now)
-        draft.timings = chunk.timings or draft.timings
-        if progress := chunk.progress:
-            self._events.publish(Prefilling(conversation, progress.processed, progress.total, progress.cache))
-        if not (chunk.text or chunk.thinking):
-            return
-        first = draft.empty
-        draft.take(chunk, now)
-        self._unwritten = True
-        if first:
-            draft.ttft_ms = 1000 * (now - self._sent_at - self._engine_wait_s - self.queue_wait_s)
-            cached, prompt, verdict = 0, 0, None
-            if told := draft.timings:
-                cached, prompt = told.cache_n, told.prompt_tokens
-                verdict = judged(self._loaded, cached, prompt)
-            restored = restore.ms_since(self._sent_at) if (restore := self._loaded.restore) else 0.0
-            self._events.publish(
-                FirstToken(conversation, draft.ttft_ms, cached, prompt, verdict, restored, self.earlier_tokens)
-            )
-        text, thinking = chunk.text, chunk.thinking
-        if first:  # listeners may not have the beginning
-            text, thinking = self.before.content + text, self.before.thinking + thinking
-        self._events.publish(ReplyDelta(conversation, self.message.id, text, thinking, draft.thinking_ms))
-        if draft.timings and now - self._speed_told_at >= SPEED_INTERVAL_S:
-            self._speed_told_at = now
-            used = draft.timings.prompt_tokens + draft.timings.predicted_n
-            self._events.publish(Speed(conversation, draft.timings.tokens_per_second, used))
-
-    def _heard(self, now: float) -> None:
+        conversation, now = self.message.conversation_id, time.perf_counter()
         gap, self._heard_at = now - self._heard_at, now
         if self._silent:
             self._silent = False
-            self._events.publish(Silent(self.message.conversation_id, 0.0))
-        elif not self.draft.empty:
+            self._events.publish(Silent(conversation, 0.0))
+        elif not self.empty:
             self._longest_gap_s = max(self._longest_gap_s, gap)
+        self._timings = timings = chunk.timings or self._timings
+        if progress := chunk.progress:
+            self._events.publish(Prefilling(conversation, progress.processed, progress.total, progress.cache))
+        text, thinking = chunk.text, chunk.thinking
+        if not (text or thinking):
+            return
+        first, self._unwritten = self.empty, True
+        if thinking:
+            if self._thinking_since is None:
+                self._thinking_since = now
+            self._thinking.append(thinking)
+        if text:  # the first text ends the thinking
+            if self._thinking_since is not None and self._thinking_ms is None:
+                self._thinking_ms = 1000 * (now - self._thinking_since)
+            self._text.append(text)
+        if first:
+            self._ttft_ms = 1000 * (now - self._sent_at - self._engine_wait_s - self.queue_wait_s)
+            cached, prompt = (timings.cache_n, timings.prompt_tokens) if timings else (0, 0)
+            verdict = judged(self._loaded, cached, prompt) if timings else None
+            restored = restore.ms_since(self._sent_at) if (restore := self._loaded.restore) else 0.0
+            self._events.publish(
+                FirstToken(conversation, self._ttft_ms, cached, prompt, verdict, restored, self.earlier_tokens)
+            )
+            # listeners may not have the beginning
+            text, thinking = self.before.content + text, self.before.thinking + thinking
+        self._events.publish(ReplyDelta(conversation, self.message.id, text, thinking, self._thinking_ms))
+        if timings and now - self._speed_told_at >= SPEED_INTERVAL_S:
+            self._speed_told_at = now
+            used = timings.prompt_tokens + timings.predicted_n
+            self._events.publish(Speed(conversation, timings.tokens_per_second, used))
 
     async def _flush_regularly(self) -> None:
         warned = False
         while True:
             await asyncio.sleep(FLUSH_INTERVAL_S)
             silent, usual = time.perf_counter() - self._heard_at, 4 * self._longest_gap_s
-            if self._asked and silent >= max(usual, SILENT_READING_S if self.draft.empty else SILENT_S):
+            if self._asked and silent >= max(usual, SILENT_READING_S if self.empty else SILENT_S):
                 self._silent = True
                 self._events.publish(Silent(self.message.conversation_id, silent))
             if not self._unwritten:
                 continue
             self._unwritten = False
-            partial = self.draft.written_into(self.before, MessageState.STREAMING)
+            partial = self.written(MessageState.STREAMING)
             try:
                 await self._worker.run(self._database.update_reply, partial)
             except StorageFailed as error:

@@ -43,13 +43,7 @@ class _Attempt:
     conversation_id: str
     branch: list[Message]
     answer: str | None = None  # None: the model was not available
-
-    @property
-    def title(self) -> str | None:
-        said = " ".join(
-            text[:_READ_CHARACTERS] for m in self.branch for text in (m.content, *(a.text for a in m.attachments))
-        )
-        return title_in(self.answer or "", said)
+    title: str | None = None  # in the answer
 
 
 class Titles:
@@ -87,8 +81,7 @@ class Titles:
         parts = self._parts
         await self.idle()  # a naming in progress would block this one, and be ended by it
         await parts.in_database(make_due, conversation_id)
-        attempt = await self._attempt(conversation_id)
-        await self._settle(attempt)
+        attempt = await self._attempt(conversation_id, give_up=True)
         if attempt.answer is None:
             what = _("The model is busy or has not processed this chat yet.")
             raise NoTitle(
@@ -96,37 +89,48 @@ class Titles:
             )
         if attempt.title is None:
             raise NoTitle(_("The model did not suggest a title"), "", _("The chat keeps its current title."))
-        parts.events.publish(ConversationsChanged())
 
     async def _name_in_spare_time(self, conversation_ids: list[str]) -> None:
         parts = self._parts
         for id in conversation_ids:
             with contextlib.suppress(KvchatError):
-                if not await parts.in_database(is_due, id) or not self._wanted():
-                    continue
-                attempt = await self._attempt(id)
-                if attempt.answer is None:
-                    continue
-                if await self._settle(attempt):
-                    parts.events.publish(ConversationsChanged())
+                if await parts.in_database(is_due, id) and self._wanted():
+                    await self._attempt(id, give_up=False)
 
-    async def _settle(self, attempt: _Attempt) -> bool:
-        end = attempt.branch[-1].id if attempt.branch else None
-        return await self._parts.in_database(settle, attempt.conversation_id, attempt.title, end)
-
-    async def _attempt(self, conversation_id: str) -> _Attempt:
+    async def _attempt(self, conversation_id: str, *, give_up: bool) -> _Attempt:
+        """Ask the model and store the title, or none. `give_up`: also without an answer, so that it is not retried."""
         parts = self._parts
-        attempt = _Attempt(conversation_id, await parts.branch(conversation_id))
-        if attempt.branch and attempt.branch[-1].state in (MessageState.COMPLETE, MessageState.EDITED):
+        branch = await parts.branch(conversation_id)
+        attempt, end = _Attempt(conversation_id, branch), branch[-1] if branch else None
+        if end and end.state in (MessageState.COMPLETE, MessageState.EDITED):
             await parts.slots.run(Rank.TITLE, conversation_id, lambda slot, _: self._ask(attempt, slot), wait=False)
+        texts = (text for m in branch for text in (m.content, *(a.text for a in m.attachments)))
+        attempt.title = title_in(attempt.answer or "", " ".join(text[:_READ_CHARACTERS] for text in texts))
+        due = attempt.answer is not None or give_up
+        if due and await parts.in_database(settle, conversation_id, attempt.title, end.id if end else None):
+            parts.events.publish(ConversationsChanged())
         return attempt
 
     async def _ask(self, attempt: _Attempt, slot: Slot) -> None:
         exchange = self._parts.exchange(slot, attempt.conversation_id)
         try:
             async with exchange.losses_explained():
-                if question := await self._question(attempt, exchange):
-                    await self._answer(attempt, exchange, *question)
+                if (question := await self._question(attempt, exchange)) is None:
+                    return
+                request, boundary = question
+                lease = await exchange.prepare(request)
+                if exchange.loaded.expected_cached < _HELD_SHARE * len(boundary):
+                    return
+                said: list[str] = []
+
+                def hear(chunk: ChatChunk) -> bool:
+                    said.append(chunk.text)
+                    return is_over("".join(said))
+
+                await exchange.ask(request, hear)
+                attempt.answer = "".join(said)
+                await lease.load_boundary(boundary)
+                await lease.settle(boundary)
         except KvchatError as error:
             loss = error.__cause__ or error
             if not (isinstance(loss, EngineError) and loss.over_restore):  # the cause is set aside: retry
@@ -159,21 +163,6 @@ class Titles:
             attempt.answer = ""
             return None
         return replace(quiet, sampling=lambda: Sampling(most_tokens, temperature=0.0)), boundary
-
-    async def _answer(self, attempt: _Attempt, exchange: Exchange, request: Request, boundary: Tokens) -> None:
-        lease = await exchange.prepare(request)
-        if exchange.loaded.expected_cached < _HELD_SHARE * len(boundary):
-            return
-        said: list[str] = []
-
-        def hear(chunk: ChatChunk) -> bool:
-            said.append(chunk.text)
-            return is_over("".join(said))
-
-        await exchange.ask(request, hear)
-        attempt.answer = "".join(said)
-        await lease.load_boundary(boundary)
-        await lease.settle(boundary)
 
 
 def is_due(database: Database, conversation_id: str) -> bool:

@@ -17,11 +17,11 @@ from kvchat.chat.record.messages import (
     Attachment,
     Message,
     MessageState,
-    Receipt,
     Role,
     ends_with_reply,
     needs_vision,
     prompt_messages,
+    receipt_json,
 )
 from kvchat.chat.turn.reply import Echo, ReplyWriter
 from kvchat.chat.turn_parts import TurnParts
@@ -148,14 +148,22 @@ class Turn:
         messages = prompt_messages(path, going_on=unfinished is not None)
         if not messages:
             raise ConversationGone
-        reply = await self._open_reply(self.beginning)
+        database, run = parts.database, parts.worker.run
+        if unfinished is not None:
+            await run(database.reopen, unfinished)
+            begun = unfinished
+        else:
+            where = self.conversation_id, self.beginning.question_id
+            begun = await run(database.append, *where, Role.ASSISTANT, "", MessageState.STREAMING)
+        self._reply = reply = ReplyWriter(begun, self._sent_at, database, parts.worker, parts.events)
+        reply.queue_wait_s = self._queued_s
+        parts.events.publish(MessagesChanged(self.conversation_id))
         reply.earlier_tokens = next((said.receipt.prompt_tokens for said in reversed(path) if said.receipt), 0)
         chosen = await parts.answer_settings(self.conversation_id)
 
         async def is_shared() -> bool:
             await self._recall_rate()
-            shares = parts.database.shares_system_prompt
-            return await parts.worker.run(shares, path[0].content, reply.message.id)
+            return await run(database.shares_system_prompt, path[0].content, reply.message.id)
 
         has_system = self._keeps and path[0].role is Role.SYSTEM
         system, template = SystemPrompt(path[0].id, is_shared) if has_system else None, chosen.options.template
@@ -163,7 +171,7 @@ class Turn:
         async with reply.written_along():
             await self._say(request, reply)
             while exchange.outgrown and exchange.step:
-                written = reply.draft.written_into(reply.before, MessageState.STREAMING)
+                written = reply.written(MessageState.STREAMING)
                 messages = prompt_messages(
                     [*(message for message in path if message.id != written.id), written], going_on=True
                 )
@@ -198,54 +206,37 @@ class Turn:
             self._reply.asked(event.loaded if isinstance(event, Asked) else None, self._exchange.engine_wait_s)
         self._tell(event)
 
-    async def _open_reply(self, beginning: Beginning) -> ReplyWriter:
-        parts, message = self._parts, beginning.unfinished
-        if message is not None:
-            await parts.worker.run(parts.database.reopen, message)
-        else:
-            where = self.conversation_id, beginning.question_id
-            message = await parts.worker.run(parts.database.append, *where, Role.ASSISTANT, "", MessageState.STREAMING)
-        self._reply = ReplyWriter(message, self._sent_at, parts.database, parts.worker, parts.events)
-        self._reply.queue_wait_s = self._queued_s
-        parts.events.publish(MessagesChanged(self.conversation_id))
-        return self._reply
-
     async def _close_reply(self, state: MessageState) -> Message | None:
         reply, parts = self._reply, self._parts
         if reply is None:
             return None
-        if reply.draft.empty and state is not MessageState.COMPLETE:
+        if reply.empty and state is not MessageState.COMPLETE:
             if reply.before.state is MessageState.STREAMING:
                 await parts.worker.run(parts.database.remove_leaf, reply.message)
             else:  # continued reply
                 await parts.worker.run(parts.database.update_reply, reply.before)
             parts.events.publish(MessagesChanged(self.conversation_id))
             return None
-        receipt = await self._receipt(reply)
+        receipt, exchange = None, self._exchange
+        if (engine := exchange.engine) is not None:
+            receipt = reply.receipt(engine.fingerprint.model, await self._recall_rate())
+        if receipt is not None and engine is not None:
+            foreign = exchange.lease is not None and is_imported(exchange.lease.slot.audience)
+            imported = bool(receipt.cached_tokens and foreign)
+            receipt = replace(receipt, model_name=engine.model_name, imported=imported)
         try:
             message = await reply.finish(state, receipt)
         except StorageFailed:
             parts.unwritten.hold(reply.message)
             raise
         parts.events.publish(ReplyFinished(self.conversation_id, message.id, receipt))
-        if receipt is not None and self._exchange.full and (engine := self._exchange.engine):
+        if receipt is not None and exchange.full and engine is not None:
             sentence = N_(
                 "All {tokens} tokens are in use. Choose a larger context length, or continue in a shorter branch."
             )
             words = _(sentence, tokens=number(engine.context_size))  # always report truncation
             parts.events.publish(Notice(_("The reply was cut off: the context is full"), words, self.conversation_id))
         return message
-
-    async def _receipt(self, reply: ReplyWriter) -> Receipt | None:
-        exchange = self._exchange
-        if exchange.engine is None:
-            return None
-        receipt = reply.receipt(exchange.engine.fingerprint.model, await self._recall_rate())
-        if receipt is None:
-            return None
-        foreign = exchange.lease is not None and is_imported(exchange.lease.slot.audience)
-        imported = bool(receipt.cached_tokens and foreign)
-        return replace(receipt, model_name=exchange.engine.model_name, imported=imported)
 
     async def _settle(self, reply: Message) -> None:
         parts, lease = self._parts, self._exchange.lease
@@ -260,7 +251,8 @@ class Turn:
                 settle_ms, save_ms = self._settling.settle_ms, self._settling.save_ms or None
                 receipt = replace(reply.receipt, settle_ms=settle_ms, save_ms=save_ms)
                 with contextlib.suppress(StorageFailed):  # the reply itself is stored
-                    await parts.worker.run(parts.database.update_receipt, reply.id, receipt)
+                    statement = "UPDATE messages SET receipt = ? WHERE id = ?"
+                    await parts.worker.run(parts.database.write, statement, (receipt_json(receipt), reply.id))
                     parts.events.publish(MessagesChanged(self.conversation_id))
         except KvchatError as error:
             parts.events.publish(SaveSkipped(why_not_saved(error), conversation_id=self.conversation_id))

@@ -18,7 +18,7 @@ from kvchat.chat.events import (
 from kvchat.chat.options import NewChat, remember_model
 from kvchat.chat.record.database import Database, Draft, store_drafts
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.chat.record.messages import Attachment, Message, MessageState, Role
+from kvchat.chat.record.messages import AWAITS_MODEL, SAID_HERE, Attachment, Message, MessageState, Role
 from kvchat.chat.record.titles import title_from
 from kvchat.chat.turn.turn import Beginning, Turn
 from kvchat.chat.turn_parts import TurnParts
@@ -52,21 +52,13 @@ def ask_instead(database: Database, question: Message, text: str) -> Beginning:
     return Beginning(database.append(*where, Role.USER, text, complete, question.attachments).id)
 
 
-def answer_again(database: Database, conversation_id: str) -> Beginning:
-    return _last_question(database, database.branch(conversation_id))
-
-
-def regenerate(database: Database, reply: Message) -> Beginning:
-    return _last_question(database, database.path(reply.id))
-
-
 def go_on(database: Database, reply: Message) -> Beginning:
-    question = _last_question(database, database.path(reply.id))
+    question = last_question(database, database.path(reply.id))
     database.set_leaf(reply.conversation_id, reply.id)
     return Beginning(question.question_id, unfinished=reply)
 
 
-def _last_question(database: Database, path: list[Message]) -> Beginning:
+def last_question(database: Database, path: list[Message]) -> Beginning:
     questions = [message for message in path if message.role is Role.USER]
     if not questions:
         raise KvchatError(_("There is no message to reply to"), "", _("Write a message first."))
@@ -97,12 +89,9 @@ class Turns:
             if conversation_id in (None, turn.conversation_id):
                 turn.stop()
 
-    def ahead_of(self, conversation_id: str) -> str | None:
-        return self._parts.slots.ahead_of(conversation_id)
-
     def go_first(self, conversation_id: str) -> None:
         """Answer this conversation next; the current reply is stopped and can be continued."""
-        other = self.ahead_of(conversation_id)
+        other = self._parts.slots.ahead_of(conversation_id)
         self._parts.slots.put_first(conversation_id)
         if other is not None:
             self.stop(other)
@@ -163,7 +152,16 @@ class Turns:
             if turn.attachments:
                 chat = None if turn.begins_chat else conversation_id
                 await self._context.check_fits(chat, turn.words or "", turn.attachments)
-            beginning = await parts.worker.run(self._put_on_disk, turn, parts.new_chats_model())
+            model = parts.new_chats_model()
+
+            def store() -> Beginning:
+                with parts.database.transaction():
+                    beginning = turn.begin()
+                    if model:
+                        remember_model(parts.database, conversation_id, model, replace=False)
+                    return beginning
+
+            beginning = await parts.worker.run(store)
         except KvchatError as error:
             if turn.words is None:
                 parts.events.publish(TurnFailed(conversation_id, error))
@@ -173,13 +171,6 @@ class Turns:
         parts.events.publish(ConversationsChanged())
         parts.events.publish(MessagesChanged(conversation_id))
         return beginning
-
-    def _put_on_disk(self, turn: Turn, model: str | None) -> Beginning:
-        with self._parts.database.transaction():
-            beginning = turn.begin()
-            if model:
-                remember_model(self._parts.database, turn.conversation_id, model, replace=False)
-            return beginning
 
     async def _stand_last(self, turn: Turn) -> None:
         assert turn.beginning is not None
@@ -195,5 +186,6 @@ class Turns:
         with contextlib.suppress(StorageFailed):
             model = (await self._parts.answer_settings(turn.conversation_id)).model
             there = model is not None and await asyncio.to_thread(Path(model).exists)
-            awaits = not (there or turn.stopped)
-            await self._parts.worker.run(self._parts.database.set_awaits_model, beginning.question_id, awaits)
+            writer = SAID_HERE if there or turn.stopped else AWAITS_MODEL
+            statement = "UPDATE messages SET writer = ? WHERE id = ?"
+            await self._parts.worker.run(self._parts.database.write, statement, (writer, beginning.question_id))

@@ -50,7 +50,6 @@ class ChatController(Controller):
         self.sending.withdrawn.connect(self._show_all)
         self.conversations.shown.connect(self._show_header)
         views.sidebar.selected.connect(self.open)
-        views.sidebar.rested_on.connect(runtime.chat.rest_on)
         views.composer.stop_requested.connect(self.stop)
 
         def prepare() -> None:
@@ -58,7 +57,7 @@ class ChatController(Controller):
 
         for changed in (views.composer.editor.textChanged, views.composer.chips.changed):
             changed.connect(prepare)
-        views.strip.stop.clicked.connect(lambda: runtime.chat.stop_reading_ahead(self.current or NOT_BEGUN))
+        views.strip.stop.clicked.connect(lambda: runtime.chat.preparing.stop(self.current or NOT_BEGUN))
         views.transcript.retry_requested.connect(self.retry)
         views.transcript.tail.first.clicked.connect(self.go_first)
 
@@ -129,14 +128,14 @@ class ChatController(Controller):
 
     def go_first(self) -> None:
         here = self.current
-        if here is not None and (other := self._runtime.chat.ahead_of(here)):
+        if here is not None and (other := self._runtime.chat.slots.ahead_of(here)):
             title = self.conversations.title(other)
             confirm(
                 self._views.transcript,
                 _("Reply to this chat first?"),
                 _("This stops the reply in “{title}”. You can continue it later.", title=title),
                 _("Reply here first"),
-                lambda: self._runtime.chat.go_first(here),
+                lambda: self._runtime.chat.turns.go_first(here),
                 keep=_("Wait"),
             )
 
@@ -229,7 +228,7 @@ class ChatController(Controller):
             case Restored() | Saved():
                 self.conversations.reload_soon()
         more_of_the_same = isinstance(event, events.ReplyDelta) and event.message_id == known  # hundreds a second
-        waits = self.current is not None and self._runtime.chat.ahead_of(self.current) == id
+        waits = self.current is not None and self._runtime.chat.slots.ahead_of(self.current) == id
         if (here or waits) and not more_of_the_same:
             self._show_turn()
 
@@ -255,7 +254,7 @@ class ChatController(Controller):
         self._views.header.show_conversation(known.title(here), exists=here is not None)
 
     def _show_turn(self) -> None:
-        other = self._runtime.chat.ahead_of(self.current) if self.current else None
+        other = self._runtime.chat.slots.ahead_of(self.current) if self.current else None
         turn = self.turn_of(other) if other else None
         waiting = waiting_words(self.conversations.title(other), turn.story, turn.live_text) if other and turn else ""
         here, runtime = self.turn_of(), self._runtime

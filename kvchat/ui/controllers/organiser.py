@@ -30,7 +30,7 @@ class OrganiserController(Controller):
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController, transfer: TransferController) -> None:
         super().__init__(runtime, views, chat)
         self._chat, self._transfer = chat, transfer
-        self._organiser, self._search_panel = runtime.chat.organiser, views.sidebar.search
+        self._deleted, self._search_panel = runtime.chat.recently_deleted, views.sidebar.search
         self._pause = self._timer(_PAUSE_MS, self._search)
         sidebar, runner = views.sidebar, views.runner
         sidebar.search.field.textChanged.connect(self._query_changed)
@@ -74,14 +74,14 @@ class OrganiserController(Controller):
                 action.setEnabled(action is settings)
 
     def _add_places(self, menu: QMenu, chat: Row, ids: list[str]) -> None:
-        start, organiser = self._runner.start, self._organiser
-        top = menu.addAction(_("Keep on top"), lambda: start(organiser.keep_on_top(ids, not chat.on_top)))
+        start, arrange = self._runner.start, self._runtime.chat.arrange
+        top = menu.addAction(_("Keep on top"), lambda: start(arrange(ids, "on_top", not chat.on_top)))
         top.setCheckable(True)
         top.setChecked(chat.on_top)
         folders = menu.addMenu(_("Move to folder"))
 
         def move(to: str | None) -> Callable[[], object]:
-            return lambda: start(organiser.move(ids, to))
+            return lambda: start(arrange(ids, "folder", to))
 
         for folder in self._views.sidebar.folders:
             folders.addAction(folder.replace("&", "&&"), move(folder))
@@ -106,20 +106,20 @@ class OrganiserController(Controller):
         sidebar.choose(ids)
 
     async def delete(self, ids: list[str]) -> None:
-        offer_undo = self._undo_offer(ids, N_("Deleted {what}"), self._organiser.undo_delete)
+        offer_undo = self._undo_offer(ids, N_("Deleted {what}"), self._deleted.restore_chats)
         self._chat.step_away(ids)
-        await self._organiser.delete(ids)
+        await self._deleted.delete(ids)
         offer_undo()
 
     async def _archive(self, ids: list[str], archived: bool) -> None:
         offer_undo = self._undo_offer(
             ids,
             N_("Archived {what}") if archived else N_("Unarchived {what}"),
-            lambda ids: self._organiser.archive(ids, not archived),
+            lambda ids: self._runtime.chat.arrange(ids, "archived", not archived),
         )
         if archived:
             self._chat.step_away(ids)
-        await self._organiser.archive(ids, archived)
+        await self._runtime.chat.arrange(ids, "archived", archived)
         offer_undo()
 
     def _undo_offer(self, ids: list[str], done: str, undo: Callable[[list[str]], Awaitable[Any]]) -> Callable[[], None]:
@@ -141,7 +141,7 @@ class OrganiserController(Controller):
         dialog.setWindowTitle(_("New folder"))
         dialog.setLabelText(_("Folder name"))
         dialog.textValueSelected.connect(
-            lambda name: name.strip() and self._runner.start(self._organiser.move(ids, name))
+            lambda name: name.strip() and self._runner.start(self._runtime.chat.arrange(ids, "folder", name.strip()))
         )
         dialog.open()
 

@@ -14,8 +14,8 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QFileDialog, QWidget
 
 from kvchat.chat.events import EngineChanged, Event, LibraryChanged, SettingsChanged
+from kvchat.chat.prepared.documents import Prepared
 from kvchat.chat.prepared.library import Estimate, Reading, Standing, TooLongToPrepare
-from kvchat.chat.prepared.record import Prepared
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import STRETCH, button, column, label, left_to_right, line_edit, progress_bar, row

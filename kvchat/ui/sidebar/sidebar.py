@@ -16,7 +16,6 @@ from PySide6.QtCore import (
     QSignalBlocker,
     QSize,
     Qt,
-    QTimer,
     Signal,
 )
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QMenu, QSizePolicy, QWidget
@@ -43,14 +42,13 @@ if TYPE_CHECKING:
     from kvchat.chat.record.messages import Conversation
     from kvchat.kvstore.savepoint import StoreUsage
 
-_REST_MS = 250  # how long pointer or keys must stay on a row
+
 _ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # ignores held keys
 _BESIDE_USAGE = 56  # pixels: its icon at 200 % text, and the style's padding
 
 
 class Sidebar(QFrame):
     selected = Signal(str)  # conversation id
-    rested_on = Signal(str)  # conversation id: pointer or keys rest on it
     delete_requested = Signal(list)  # conversation ids
     menu_requested = Signal(QMenu, object, list, object)  # menu to fill, Row, conversation ids, rename callback
     arranged = Signal()  # arrangement changed
@@ -64,7 +62,6 @@ class Sidebar(QFrame):
         self.model = ConversationModel(self)
         self.arrangement = Arrangement()
         self.folders: list[str] = []
-        self._resting = ""  # last conversation under pointer or keys
         self.view_button = button("", kind="quiet", tip=_("Filter and sort chats"))
         self.view_menu = QMenu(self)
         self.view_menu.aboutToShow.connect(self._fill_view_menu)
@@ -176,19 +173,7 @@ class Sidebar(QFrame):
 
         view.selectionModel().selectionChanged.connect(announce)
         view.setMouseTracking(True)
-        view.entered.connect(self._rest)
-        view.selectionModel().currentChanged.connect(lambda index: self._rest(index))
         return view
-
-    def _rest(self, index: QModelIndex) -> None:
-        rests = bool(index.flags() & Qt.ItemFlag.ItemIsSelectable)
-        self._resting = conversation_id = self.model.rows[index.row()].id if rests else ""
-
-        def tell() -> None:
-            if conversation_id and self._resting == conversation_id:
-                self.rested_on.emit(conversation_id)
-
-        QTimer.singleShot(_REST_MS, self, tell)
 
     def choose(self, ids: Sequence[str]) -> None:
         wanted = QItemSelection()

@@ -21,7 +21,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QGridLayout, QSizePolicy, QWidget
 
 from kvchat.chat.events import Event, ReplyFinished
-from kvchat.chat.turn.statistics import KINDS, Statistics
+from kvchat.chat.turn.receipts import KINDS, Statistics
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import STRETCH, button, clear, column, label, row
 from kvchat.ui.base.tasks import TaskRunner

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.prepared import gitignore
+from kvchat.chat.prepared.documents import gather
 from kvchat.chat.prepared.gitignore import read_rules
-from kvchat.chat.prepared.sources import gather
 
 RULES = """
 *.log|build/|/only-here|docs/*.txt|**/deep/x|a/**/b|a/**|!keep.log|!*.txt|foo*|*foo|f?o|[ab].c|[!ab].c|[^b-]x|[a-c]*

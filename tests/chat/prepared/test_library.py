@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.chat.prepared.documents import CannotPrepare, Changes
 from kvchat.chat.prepared.library import LETTERS_A_TOKEN, Ground, why_not_ready
-from kvchat.chat.prepared.sources import CannotPrepare, Changes
 from kvchat.chat.record.messages import Role
 from kvchat.session import reading
 from kvchat.session.proof import Source

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.attachments import CannotAttach
-from kvchat.chat.prepared import sources
-from kvchat.chat.prepared.sources import CannotPrepare, changes, gather
+from kvchat.chat.prepared import documents
+from kvchat.chat.prepared.documents import CannotPrepare, changes, gather
 
 
 def write(folder: Path, **files: str) -> None:
@@ -59,9 +59,9 @@ def test_bounds_and_what_holds_no_text_are_refused_in_words(tmp_path: Path, monk
     with pytest.raises(CannotAttach):
         gather([tmp_path / "x.bin"])
     write(tmp_path, a_md="a" * 50, b_md="b" * 60)
-    monkeypatch.setattr(sources, "MOST_TEXT", 100)
+    monkeypatch.setattr(documents, "MOST_TEXT", 100)
     with pytest.raises(CannotPrepare, match="too much"):
         gather([tmp_path])
-    monkeypatch.setattr(sources, "MOST_FILES", 2)
+    monkeypatch.setattr(documents, "MOST_FILES", 2)
     with pytest.raises(CannotPrepare, match="more than 2 files"):
         gather([tmp_path])

@@ -181,7 +181,7 @@ def test_a_killed_writers_reply_is_interrupted(database: Database) -> None:
         writer.wait()
         writer.stdout.close()
     assert [m.content for m in database.branch(chat)] == ["are you there?", ""]
-    assert database.interrupt_abandoned() == 1
+    assert database.write(INTERRUPT_ABANDONED, ()) == 1
     assert database.branch(chat)[1].state is MessageState.INTERRUPTED
 
 

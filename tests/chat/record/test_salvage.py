@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.record import tree
-from kvchat.chat.record.automatic_backups import back_up, backups_of
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import ChatsDamaged, doubt_of
 from kvchat.chat.record.messages import Role
+from kvchat.chat.record.recovery import back_up, backups_of
 from kvchat.chat.search import find, index_some
 from kvchat.errors import KvchatError
 from kvchat.system.paths import Paths

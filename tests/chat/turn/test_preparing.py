@@ -34,7 +34,7 @@ async def shown(stage: Stage, chat: str) -> None:
 
 async def written(stage: Stage, chat: str | None, draft: str) -> None:
     stage.runtime.chat.prepare(chat, draft)
-    await stage.until(lambda: stage.runtime.chat._preparing._timer is None)
+    await stage.until(lambda: stage.runtime.chat.preparing._timer is None)
     await stage.runtime.chat.idle()
 
 
@@ -156,7 +156,7 @@ async def test_what_is_read_ahead_can_be_stopped_until_it_is_opened_again(stage:
     stage.fake.set(FAKE_BATCH_DELAY=0.05)
     stage.runtime.chat.select(chat)
     await stage.until(lambda: stage.of(ReadingAhead))
-    stage.runtime.chat.stop_reading_ahead(chat)
+    stage.runtime.chat.preparing.stop(chat)
     await stage.runtime.chat.idle()
     assert not stage.save_points()
     stage.runtime.chat.select(other)

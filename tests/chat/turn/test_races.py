@@ -534,8 +534,8 @@ async def test_who_waits_knows_for_whom_and_can_be_put_first(stage: Stage) -> No
     await stage.until(lambda: len(stage.of(WaitingForChat)) == 2)
     assert {event.other for event in stage.of(WaitingForChat)} == {talking}
     chat = stage.runtime.chat
-    assert (chat.ahead_of(talking), chat.ahead_of(second), chat.ahead_of(third)) == (None, talking, talking)
-    chat.go_first(third)
+    assert [chat.slots.ahead_of(id) for id in (talking, second, third)] == [None, talking, talking]
+    chat.turns.go_first(third)
     stopped = await one  # or the reply ends by itself on a busy machine
     stage.fake.set(FAKE_HOLD_DURING=None)
     assert stopped.state is MessageState.STOPPED

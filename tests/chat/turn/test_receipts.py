@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvchat.chat.record.messages import Receipt
-from kvchat.chat.record.rows import receipt_json, receipt_of
+from kvchat.chat.record.messages import Receipt, receipt_json, receipt_of
 from kvchat.chat.turn.receipts import Phase, receipt_details, receipt_line, receipt_sentence, timeline
 from kvchat.session.proof import Source
 from kvchat.words.reasons import Reason, ReasonCode

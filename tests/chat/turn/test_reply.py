@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from kvchat.chat.turn.reply import Draft
+import time
+from typing import cast
+
+import pytest
+
+from kvchat.chat.events import Event, EventBus, ReplyDelta
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Role, new_message
+from kvchat.chat.turn.reply import ReplyWriter
 from kvchat.engine.speaking.wire import ChatChunk
+from kvchat.system.concurrency import Worker
 
 
-def test_thinking_is_timed_from_its_first_token_to_the_first_of_the_reply() -> None:
-    draft = Draft()
-    draft.take(ChatChunk(thinking="Let me"), now=10.0)
-    draft.take(ChatChunk(thinking=" think"), now=15.0)
-    assert draft.thinking_ms is None
-    draft.take(ChatChunk(text="Yes"), now=22.3)
-    draft.take(ChatChunk(text="."), now=30.0)
-    assert draft.thinking_ms == 12_300.0
+def test_thinking_is_timed_from_its_first_token_to_the_first_of_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    events, told = EventBus(), list[Event]()
+    events.subscribe(told.append)
+    nothing = cast(Database, None), cast(Worker, None)
+    writer = ReplyWriter(new_message("chat", Role.ASSISTANT, ""), 9.0, *nothing, events)
+    chunks = {10.0: "Let me", 15.0: " think", 22.3: "", 30.0: ""}
+    for now, thinking in chunks.items():
+        monkeypatch.setattr(time, "perf_counter", lambda now=now: now)
+        writer.take(ChatChunk(thinking=thinking, text="" if thinking else "Yes"))
+    assert [e.thinking_ms for e in told if isinstance(e, ReplyDelta)] == [None, None, 12_300.0, 12_300.0]

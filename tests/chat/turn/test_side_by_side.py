@@ -90,8 +90,8 @@ async def test_a_chat_that_waits_can_be_put_first(two: Stage) -> None:
         two.runtime.chat.send(chat, OTHER)
     await two.until(lambda: len(two.runtime.chat.answering) == 2)
     third = two.runtime.chat.send(chats[2], QUESTION)
-    await two.until(lambda: two.runtime.chat.ahead_of(chats[2]))
-    two.runtime.chat.go_first(chats[2])
+    await two.until(lambda: two.runtime.chat.slots.ahead_of(chats[2]))
+    two.runtime.chat.turns.go_first(chats[2])
     two.fake.set(FAKE_TOKEN_DELAY=None, FAKE_REPLY=None)
     assert await third
     await two.runtime.chat.idle()
@@ -107,7 +107,7 @@ async def test_a_chat_with_another_model_waits_for_all_that_are_answered(two: St
     replies = [two.runtime.chat.send(chats[0], OTHER)]
     await two.until(lambda: two.runtime.chat.busy)
     replies.append(two.runtime.chat.send(chats[1], OTHER))
-    await two.until(lambda: two.runtime.chat.ahead_of(chats[1]) == chats[0])
+    await two.until(lambda: two.runtime.chat.slots.ahead_of(chats[1]) == chats[0])
     assert len(two.fake.launches()) == 1, "the engine stays while it answers"
     two.fake.set(FAKE_HOLD_DURING=None)
     assert all(await asyncio.gather(*replies))

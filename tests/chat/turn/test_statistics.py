@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import MessageState, Receipt, Role
-from kvchat.chat.record.rows import receipt_json
-from kvchat.chat.turn.statistics import KINDS, LEAST_DAYS, MOST_DAYS, read_statistics
+from kvchat.chat.record.messages import MessageState, Receipt, Role, receipt_json
+from kvchat.chat.turn.receipts import KINDS, LEAST_DAYS, MOST_DAYS, read_statistics
 from kvchat.session.proof import Source
 from kvchat.words.reasons import Reason, ReasonCode
 

@@ -155,23 +155,6 @@ async def test_up_in_an_empty_field_edits_the_last_question(
     assert window.transcript.views[question].editor is not None
 
 
-async def test_a_row_that_keys_come_to_is_told_and_those_they_pass_are_not(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
-) -> None:
-    """Its file may be wanted soon, also while another chat has the engine."""
-    await until(lambda: window.sidebar.list.currentIndex().row() == 1)
-    window.keyboard.do("list")
-    told: list[str] = []
-    window.sidebar.rested_on.connect(told.append)
-    for _ in range(3):
-        qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Down)
-    await until(lambda: told)
-    window.keyboard.do("previous")
-    await until(lambda: len(told) == 2)
-    assert told == ["c1", "c2"]
-    assert [call for call in furnished.chat.calls if call[0] == "rest on"] == [("rest on", "c1"), ("rest on", "c2")]
-
-
 async def test_zoom_scales_the_type_and_is_kept(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     keyboard: Keyboard = window.keyboard
     before = window.composer.editor.font().pointSizeF()

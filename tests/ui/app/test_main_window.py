@@ -25,7 +25,7 @@ from kvchat.chat.events import (
 )
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.chat.record.messages import MessageState, Role
+from kvchat.chat.record.messages import MessageState, Role, receipt_json
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineError, EngineFailure, FailureKind
 from kvchat.errors import KvchatError
@@ -107,17 +107,6 @@ async def test_what_is_written_is_told_as_it_is_written_and_reading_it_can_be_st
     furnished.events.publish(ReadingAhead("thesis", 2100, 2100, draft=True))
     assert "2,100 tokens processed ahead" in window.strip.remarks.text
     assert window.strip.stop.isHidden()
-
-
-async def test_a_row_the_pointer_rests_on_is_told_and_one_it_passes_is_not(
-    furnished: FakeRuntime, window: MainWindow
-) -> None:
-    await settled(window, furnished)
-    rows = window.sidebar.list
-    for chat in ("jeju", "thesis"):
-        rows.entered.emit(window.sidebar.model.index_of(chat))
-    await until(lambda: ("rest on", "thesis") in furnished.chat.calls)
-    assert ("rest on", "jeju") not in furnished.chat.calls
 
 
 async def test_enter_sends_and_shift_enter_makes_a_line(
@@ -537,7 +526,8 @@ async def test_an_open_receipt_stays_open_when_it_learns_what_came_after_the_rep
     receipt.line.click()
     last = furnished.chat.said("thesis")[-1]
     known = replace(last.receipt, settle_ms=220.0, save_ms=90.0)  # type: ignore[type-var]
-    furnished.chat._do(Database.update_receipt, last.id, known)
+    statement = "UPDATE messages SET receipt = ? WHERE id = ?"
+    furnished.chat._do(Database.write, statement, (receipt_json(known), last.id))
     furnished.events.publish(MessagesChanged("thesis"))
     await until(lambda: (view := replies(window)[0].receipt) is not None and view.receipt == known)
     receipt = replies(window)[0].receipt

@@ -41,9 +41,9 @@ async def test_a_list_that_changes_leaves_a_title_to_be_typed(
         case "more":
             furnished.chat.add("New")
         case "fewer":
-            await furnished.chat.organiser.delete(["b", "c"])
+            await furnished.chat.recently_deleted.delete(["b", "c"])
         case "order":
-            await furnished.chat.organiser.keep_on_top(["a"], True)
+            await furnished.chat.arrange(["a"], "on_top", True)
         case _:
             furnished.slot = "d"
     await window.chat.conversations.reload()

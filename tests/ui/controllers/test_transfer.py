@@ -220,7 +220,7 @@ async def test_a_chat_that_was_deleted_is_back_where_it_is_imported_again(
         json.dumps([{"uuid": "1", "name": "One", "chat_messages": [CLAUDE]}]), "utf-8"
     )
     [id] = (await kept.transfer.take_in([tmp_path / "theirs.json"], lambda done, total: None)).imported
-    await kept.chat.recently_deleted.hide_chats([id])
+    await kept.chat.recently_deleted.delete([id])
     await until(lambda: id not in window.chat.conversations.titles)
     choose(window, "Import chats…")
     pick(window, tmp_path / "theirs.json")

@@ -66,7 +66,7 @@ async def test_the_window_gives_back_and_lets_go_for_good(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     for chat in "abc":
-        await furnished.chat.organiser.delete([chat])
+        await furnished.chat.recently_deleted.delete([chat])
     window.header.requested.emit("deleted")
     panel = window.side_windows.open_deleted()
     await until(lambda: [row.title for row in panel.list.rows] == ["Chat c", "Chat b", "Chat a"])

@@ -9,8 +9,8 @@ from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import LibraryChanged
+from kvchat.chat.prepared.documents import Changes
 from kvchat.chat.prepared.library import Estimate, Ground
-from kvchat.chat.prepared.sources import Changes
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import ReplyFinished
-from kvchat.chat.turn.statistics import KINDS, MOST_DAYS
+from kvchat.chat.turn.receipts import KINDS, MOST_DAYS
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.storage.saved_panel import SavedPanel
 from tests.ui.fake_runtime import TODAY, FakeRuntime, a_receipt, counted

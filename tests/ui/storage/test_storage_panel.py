@@ -92,7 +92,7 @@ async def test_shows_what_is_kept_largest_first(furnished: FakeRuntime, window: 
 async def test_a_recently_deleted_chat_keeps_its_name_when_the_list_of_chats_is_loaded_again(
     furnished: FakeRuntime, window: MainWindow
 ) -> None:
-    await furnished.chat.recently_deleted.hide_chats(["a"])
+    await furnished.chat.recently_deleted.delete(["a"])
     panel = await opened(window)
     await until(lambda: rows_of(panel)["a"].title == "Thesis (recently deleted)")
     await window.chat.conversations.reload()

@@ -1,0 +1,289 @@
+"""Documents of a prepared set: read from files, folders and repositories, and stored. Blocking."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import sqlite3
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from blake3 import blake3
+
+from kvchat.chat.attachments import CannotAttach, document_of_file, is_picture, read_bytes
+from kvchat.chat.prepared.gitignore import Rules, read_rules
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Attachment, Conversation, Message, Role, new_message, text_of, time_of
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.words.language import N_, _, listed, number, several
+from kvchat.words.wording import size
+
+MOST_TEXT = 32_000_000  # characters; more than any context holds
+MOST_FILES = 20_000  # checked at most
+_HEAD = 8192  # bytes of a file checked before reading the rest
+
+# After the documents, which come first because only they are long.
+INSTRUCTION = "Answer with the help of these documents."
+
+
+class CannotPrepare(KvchatError):
+    """The documents cannot be read or kept."""
+
+
+@dataclass(frozen=True)
+class Source:
+    path: str
+    name: str  # shown to the model
+    size: int  # bytes
+    mtime_ns: int
+    hash: str  # BLAKE3, as hex
+
+
+@dataclass(frozen=True)
+class Document:
+    source: Source
+    text: str
+
+    @property
+    def attachment(self) -> Attachment:
+        return Attachment(self.source.name, self.source.size, self.source.hash, self.text)
+
+
+@dataclass(frozen=True)
+class Changes:
+    changed: int = 0
+    added: int = 0
+    gone: int = 0
+
+    def __bool__(self) -> bool:
+        return any((self.changed, self.added, self.gone))
+
+    @property
+    def words(self) -> str:
+        changed, added, gone = self.changed, self.added, self.gone
+        whole = (
+            several(changed, "{count} file changed", "{count} files changed"),
+            several(added, "{count} file added", "{count} files added"),
+            several(gone, "{count} file removed", "{count} files removed"),
+        )
+        brief = (
+            several(changed, "{count} changed", "{count} changed"),
+            several(added, "{count} added", "{count} added"),
+            several(gone, "{count} removed", "{count} removed"),
+        )
+        there = [place for place, count in enumerate((changed, added, gone)) if count] or [0]
+        return listed([whole[there[0]], *(brief[place] for place in there[1:])])
+
+
+def gather(paths: Sequence[Path], before: Sequence[Source] = ()) -> tuple[Document, ...]:
+    """Read all documents, those in `before` first and in that order, so that unchanged ones stay a prefix."""
+    places = {source.path: number for number, source in enumerate(before)}
+    files = sorted(_files(paths), key=lambda file: places.get(str(file[0]), len(places)))
+    documents: list[Document] = []
+    amount = 0
+    for path, name, named in files:
+        if (document := _document(path, name, named=named)) is None:
+            continue
+        documents.append(document)
+        amount += len(document.text)
+        if amount > MOST_TEXT:
+            sentence = N_("They contain more than {most_text} of text, which is too long for any model.")
+            words = _(sentence, most_text=size(MOST_TEXT))
+            raise CannotPrepare(_("This is too much to prepare"), words, _("Choose only the relevant part."))
+    if not documents:
+        words, advice = _("No files with text were found."), _("Choose text, code, Markdown or PDF files.")
+        raise CannotPrepare(_("There is nothing to prepare"), words, advice)
+    return tuple(documents)
+
+
+def changes(paths: Sequence[Path], before: Sequence[Source]) -> Changes:
+    known = {source.path: source for source in before}
+    try:
+        files = {str(path): (path, name) for path, name, _ in _files(filter(Path.exists, paths))}
+    except CannotPrepare:  # too many files now: rereading reports it
+        return Changes(added=1)
+    changed = 0
+    for source in (known[path] for path in files.keys() & known.keys()):
+        try:
+            path = Path(source.path)
+            now = path.stat()
+            if (now.st_size, now.st_mtime_ns) != (source.size, source.mtime_ns):
+                changed += now.st_size != source.size or blake3(read_bytes(path)).hexdigest() != source.hash
+        except (OSError, CannotAttach):
+            changed += 1
+    new = sum(_document(*files[path], named=False) is not None for path in files.keys() - known.keys())
+    return Changes(changed, new, len(known.keys() - files.keys()))
+
+
+def _document(path: Path, name: str, *, named: bool) -> Document | None:
+    """Read a file's text; None for a folder's file without text. Raises CannotAttach if `named`."""
+    try:
+        if not named:
+            with path.open("rb") as file:
+                head = file.read(_HEAD)
+            if b"\0" in head and not head.startswith((b"%PDF-", b"\xff\xfe", b"\xfe\xff")):
+                return None
+        changed = path.stat().st_mtime_ns if path.exists() else 0  # taken before reading, to detect changes meanwhile
+        data = read_bytes(path)
+        if is_picture(data):
+            raise CannotAttach(path.name, _("It is an image."), _("Prepare text, code, Markdown or PDF files."))
+        read = document_of_file(name, data)
+    except (CannotAttach, OSError):
+        if named:
+            raise
+        return None
+    return Document(Source(str(path), read.name, read.size, changed, read.hash), read.text)
+
+
+def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, bool]]:
+    seen: set[Path] = set()
+    for path in map(Path.absolute, paths):
+        inside = iter((path,))
+        if path.is_dir():
+            above = [path, *path.parents]
+            root = next((number for number, parent in enumerate(above) if (parent / ".git").exists()), 0)
+            inside = _in_folder(path, [rules for parent in above[root:0:-1] for rules in read_rules(parent)])
+        for file in itertools.islice(inside, MOST_FILES + 1 - len(seen)):
+            name = str(file.relative_to(path.parent).as_posix())
+            if file not in seen:
+                seen.add(file)
+                yield file, os.fsencode(name).decode("utf-8", "replace"), file == path
+            if len(seen) > MOST_FILES:
+                words = _("It contains more than {most_files} files.", most_files=number(MOST_FILES))
+                raise CannotPrepare(_("This is too much to prepare"), words, _("Choose only the relevant subfolder."))
+
+
+def _in_folder(folder: Path, rules: Sequence[Rules]) -> Iterator[Path]:
+    """Walk a folder except what the rules ignore; `rules`: of the folders above, innermost last."""
+    rules = (*rules, *read_rules(folder))
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        path = folder / entry.name
+        is_folder = entry.is_dir(follow_symlinks=False)
+        verdicts = (innermost.ignores(path, is_folder=is_folder) for innermost in reversed(rules))
+        ignored = next((verdict for verdict in verdicts if verdict is not None), False)
+        if entry.name.startswith(".") or entry.is_symlink() or ignored:
+            continue
+        if is_folder:
+            yield from _in_folder(path, rules)
+        elif entry.is_file(follow_symlinks=False):
+            yield path
+
+
+@dataclass(frozen=True)
+class Prepared:
+    id: str
+    name: str
+    paths: tuple[str, ...]  # named by the user
+    sources: tuple[Source, ...]
+    label: str  # of its save points; empty: never read completely
+    fingerprint: Fingerprint | None  # of the engine that read them, as are the fields below
+    model: str  # path
+    context_size: int
+    tokens: int
+    read_ms: float  # estimate for reading all of it
+    created_at: datetime
+
+    @property
+    def owner(self) -> str:
+        return f"prepared:{self.id}"
+
+    @property
+    def is_read(self) -> bool:
+        return bool(self.label)
+
+
+def all_prepared(database: Database) -> list[Prepared]:
+    rows = database.rows(
+        "SELECT id, name, paths, sources, label, fingerprint, model, context_size, tokens, read_ms, created_at"
+        " FROM prepared ORDER BY name COLLATE NOCASE"
+    )
+    return [prepared for row in rows if (prepared := _prepared_of(row)) is not None]
+
+
+def add(database: Database, name: str, paths: Sequence[str], documents: Sequence[Document]) -> Prepared:
+    made, now = uuid.uuid4().hex, datetime.now(UTC).timestamp()
+    statement = "INSERT OR IGNORE INTO prepared (id, name, paths, sources, texts, created_at) VALUES (?, ?, ?, ?, ?, ?)"
+    if not database.write(statement, (made, name, json.dumps(paths), *_stored(documents), now)):
+        advice = _("Choose another name, or reprocess the existing one.")
+        raise CannotPrepare(_("“{name}” is already in the library", name=name), "", advice)
+    return next(prepared for prepared in all_prepared(database) if prepared.id == made)
+
+
+def finish(database: Database, prepared: Prepared, documents: Sequence[Document]) -> None:
+    facts = json.dumps(dataclasses.asdict(prepared.fingerprint)) if prepared.fingerprint else None
+    database.write(
+        "UPDATE prepared SET sources = ?, texts = ?, label = ?, fingerprint = ?, model = ?, context_size = ?,"
+        " tokens = ?, read_ms = ?, created_at = ? WHERE id = ?",
+        (
+            *(*_stored(documents), prepared.label, facts, prepared.model, prepared.context_size),
+            *(prepared.tokens, prepared.read_ms, prepared.created_at.timestamp(), prepared.id),
+        ),
+    )
+
+
+def remove(database: Database, prepared: Prepared) -> None:
+    with database.transaction() as db:
+        db.execute("DELETE FROM prepared WHERE id = ?", (prepared.id,))
+        db.execute("INSERT OR IGNORE INTO deleted VALUES (?1, ?1)", (prepared.owner,))
+
+
+def begin_chat(database: Database, prepared: Prepared, id: str = "") -> Conversation:
+    row = next(iter(database.rows("SELECT texts FROM prepared WHERE id = ?", (prepared.id,))), None)
+    if row is None:
+        raise CannotPrepare(_("“{name}” is no longer in the library", name=prepared.name), "", _("Prepare it again."))
+    texts = json.loads(text_of(row["texts"]))
+    documents = [Document(source, text).attachment for source, text in zip(prepared.sources, texts, strict=True)]
+    with database.transaction() as db:
+        made = database.create_conversation(prepared.name, INSTRUCTION, documents, id=id)
+        db.execute("UPDATE conversations SET prepared = ? WHERE id = ?", (prepared.id, made.id))
+    return made
+
+
+def begun_on(database: Database, conversation_id: str) -> tuple[str | None, list[tuple[str, str]]]:
+    """Return the id of the set a chat started with, if known, and its documents' names and hashes."""
+    query = (
+        "SELECT DISTINCT position, name, hash FROM attachments JOIN messages ON messages.id = message_id"
+        " WHERE conversation_id = ? AND role = 'system' ORDER BY position"
+    )
+    documents = [(text_of(row["name"]), text_of(row["hash"])) for row in database.rows(query, (conversation_id,))]
+    known = database.rows("SELECT prepared FROM conversations WHERE id = ?", (conversation_id,)) if documents else []
+    return next((text_of(row["prepared"]) for row in known if row["prepared"]), None), documents
+
+
+def system_message(documents: Sequence[Attachment]) -> Message:
+    return new_message("", Role.SYSTEM, INSTRUCTION, attachments=documents)
+
+
+def _stored(documents: Sequence[Document]) -> tuple[str, str]:
+    sources = json.dumps([dataclasses.asdict(document.source) for document in documents])
+    return sources, json.dumps([document.text for document in documents])
+
+
+def _prepared_of(row: sqlite3.Row) -> Prepared | None:
+    try:
+        facts = row["fingerprint"]
+        return Prepared(
+            text_of(row["id"]),
+            text_of(row["name"]),
+            tuple(json.loads(row["paths"])),
+            tuple(Source(**source) for source in json.loads(row["sources"])),
+            text_of(row["label"]),
+            Fingerprint(**json.loads(facts)) if facts else None,
+            text_of(row["model"]),
+            int(row["context_size"]),
+            int(row["tokens"]),
+            float(row["read_ms"]),
+            time_of(row["created_at"]),
+        )
+    except (ValueError, TypeError):
+        return None
