@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import dataclasses
-import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 from kvchat.errors import KvchatError
-from kvchat.library.gguf.facts import GgufFacts, NotAModel, Weights, part_name, read_facts
-from kvchat.library.gguf.kv_cache import KvLayout, LayerKv
-from kvchat.library.gguf.template_options import TemplateWord
+from kvchat.library.gguf.facts import GgufFacts, NotAModel, part_name, read_facts
 from kvchat.library.memory.verdict import Judgement
 from kvchat.library.model_files import (
-    ModelFile,
     ModelFolder,
     Source,
     identity_of,
@@ -31,7 +24,7 @@ from kvchat.library.remote.downloader import Order
 from kvchat.library.remote.downloads import Download, Downloads
 from kvchat.library.remote.hub import Hub, HubFile, HubRepository, TokenStore
 from kvchat.system.concurrency import in_thread
-from kvchat.system.files import read_json, size_of, whole_file
+from kvchat.system.files import size_of
 from kvchat.system.paths import Paths, expanded
 
 
@@ -91,7 +84,7 @@ class ModelLibrary:
         folders = list(model_folders(self._paths.models, [*map(expanded, self._chosen())], this_machine()))
         if in_use:
             folders.append(ModelFolder(Source.FILE, Path(in_use)))
-        return ModelFinder(folders, self._paths.model_facts)
+        return ModelFinder(folders)
 
     def repository_of(self, path: Path) -> str | None:
         """Return the repository of a model, from its path; None if kvchat did not download it."""
@@ -107,76 +100,6 @@ class ModelLibrary:
 
     async def close(self) -> None:
         await self.downloads.close()
-
-
-READER = 2  # increment when `read_facts` reads the same fields differently
-# Facts stored with other fields are read again.
-_SHAPE = [str(READER)] + [
-    f"{kind.__name__}.{field.name}: {field.type}"
-    for kind in (GgufFacts, KvLayout, LayerKv, Weights, TemplateWord)
-    for field in dataclasses.fields(kind)
-]
-
-
-class FactsCache:
-    """Facts by path, which saves reading hundreds of headers per search. Not thread-safe.
-
-    An entry is valid while size, times and inode of all the model's files are unchanged. The file is disposable.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._entries: dict[str, dict[str, Any]] = {}
-        self._used: dict[str, dict[str, Any]] = {}
-        self._changed = False
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # missing or damaged
-            content = read_json(file)
-            models = content["models"].items() if content["fields"] == _SHAPE else ()
-            self._entries = {path: entry for path, entry in models if {"stamp", "facts"} <= entry.keys()}
-
-    def facts(self, path: Path, parts: Sequence[Path]) -> GgufFacts:
-        """Return the facts of the model at `path` with files `parts`. Raises NotAModel, which is not cached."""
-        key, stamp = str(path), _stamps(parts)
-        entry = self._entries.get(key)
-        if entry is None or stamp is None or entry["stamp"] != stamp:
-            facts = read_facts(path)
-            entry = {"stamp": stamp, "facts": dataclasses.asdict(facts)}
-            self._changed = True
-        else:
-            facts = _facts_of(entry["facts"])
-        self._used[key] = entry
-        return facts
-
-    def save(self, *, complete: bool) -> None:
-        """Write the file. After a `complete` search, drop models that were not requested."""
-        kept = self._used if complete else self._entries | self._used
-        if not self._changed and len(kept) == len(self._entries):
-            return
-        with contextlib.suppress(OSError):  # an optional cache
-            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with whole_file(self._file) as new:
-                new.write_text(json.dumps({"fields": _SHAPE, "models": kept}, default=str), "utf-8")
-
-
-def _stamps(parts: Sequence[Path]) -> list[list[int]] | None:
-    """Return sizes, times and inodes of a model's files; None if one is inaccessible."""
-    try:
-        stats = [part.stat() for part in parts]
-    except OSError:
-        return None
-    return [[stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino] for stat in stats]
-
-
-def _facts_of(plain: dict[str, Any]) -> GgufFacts:
-    kv, weights = plain["kv"], plain["weights"]
-    rebuilt = {
-        "path": Path(plain["path"]),
-        "kv": KvLayout(tuple(LayerKv(**layer) for layer in kv["layers"]), kv["window"], tuple(kv["notes"])),
-        "weights": Weights(**weights | {name: tuple(weights[name]) for name in ("layers", "experts")}),
-        "parts": tuple(map(Path, plain["parts"])),
-        "template_words": tuple(TemplateWord(word["name"], tuple(word["values"])) for word in plain["template_words"]),
-    }
-    return GgufFacts(**plain | rebuilt)
 
 
 @dataclass(frozen=True)
@@ -214,33 +137,28 @@ class UnreadableFolder:
 class ModelFinder:
     """One search of all folders. Blocks until done: use it off the event loop."""
 
-    def __init__(self, folders: Sequence[ModelFolder], cache_file: Path) -> None:
+    def __init__(self, folders: Sequence[ModelFolder]) -> None:
         self.unreadable: list[UnreadableFolder] = []  # complete after the search
         self._folders = folders
-        self._cache_file = cache_file
 
     def models(self, stop: Event) -> Iterator[FoundModel]:
         """Yield each model once despite multiple links, until `stop` is set."""
-        cache, seen = FactsCache(self._cache_file), set[tuple[int, int] | None]()
-        for folder in self._folders:
-            for file in model_files(folder, self._cannot_read, stop):
-                if stop.is_set():
-                    break
-                identity = identity_of(file.path)
-                if identity is None or identity not in seen:  # missing files are all reported
-                    seen.add(identity)
-                    yield _look_at(file, cache)
-        cache.save(complete=not stop.is_set())
 
-    def _cannot_read(self, path: Path, error: OSError) -> None:
-        self.unreadable.append(UnreadableFolder(path, error.strerror or str(error)))
+        def cannot_read(path: Path, error: OSError) -> None:
+            self.unreadable.append(UnreadableFolder(path, error.strerror or str(error)))
 
-
-def _look_at(file: ModelFile, cache: FactsCache) -> FoundModel:
-    facts, problem = None, None
-    try:
-        facts = cache.facts(file.path, file.parts)
-    except NotAModel as error:
-        problem = error
-    size = facts.size if facts else sum(size_of(part) for part in file.parts)
-    return FoundModel(file.path, file.name, file.source, size, facts, problem, file.projector)
+        seen = set[tuple[int, int] | None]()
+        for file in (file for folder in self._folders for file in model_files(folder, cannot_read, stop)):
+            if stop.is_set():
+                return
+            identity = identity_of(file.path)
+            if identity is not None and identity in seen:  # missing files are all reported
+                continue
+            seen.add(identity)
+            facts, problem = None, None
+            try:
+                facts = read_facts(file.path)
+            except NotAModel as error:
+                problem = error
+            size = facts.size if facts else sum(size_of(part) for part in file.parts)
+            yield FoundModel(file.path, file.name, file.source, size, facts, problem, file.projector)

@@ -41,10 +41,6 @@ class Paths:
         return self.data / "engines"
 
     @property
-    def model_facts(self) -> Path:
-        return self.cache / "models.json"
-
-    @property
     def save_points(self) -> Path:
         """The save-point store. Disposable, so it is in the cache."""
         return self.cache / "savepoints"

@@ -33,7 +33,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     return paths
 
 
-async def test_finds_judges_and_remembers(paths: Paths, tmp_path: Path) -> None:
+async def test_finds_and_judges(paths: Paths, tmp_path: Path) -> None:
     write_gguf(paths.models / "a.gguf")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "b.gguf").write_bytes(b"GGUF")
@@ -43,7 +43,6 @@ async def test_finds_judges_and_remembers(paths: Paths, tmp_path: Path) -> None:
     assert found[0].judgement is not None
     assert found[0].judgement.verdict is Verdict.FITS
     assert found[1].judgement is None
-    assert paths.model_facts.exists()
 
 
 async def test_the_model_in_use_is_found_wherever_it_lies(paths: Paths, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from blake3 import blake3
@@ -41,6 +42,9 @@ _MADE_FOR_A_MODEL = {
 }
 _EXPERTS = re.compile(r"ffn_(up|down|gate_up|gate)_(ch|)exps")  # LLM_FFN_EXPS_REGEX in common/common.h: --n-cpu-moe
 _LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d{1,9})\.")
+
+
+FileStamps = tuple[tuple[int, int, int], ...]  # per file: size, modification time in ns, inode
 
 
 class NotAModel(KvchatError):
@@ -100,10 +104,17 @@ class GgufFacts:
 
 
 def read_facts(path: Path) -> GgufFacts:
-    """Read the facts of the model at `path` and check that it is complete. Takes a few hundredths of a second.
+    """Read the facts of the model at `path` and check that it is complete.
 
-    Give the first part of a split model, next to its others. Raises NotAModel.
+    Takes a few hundredths of a second unless the files are unchanged since the last call. Give the first part of a
+    split model, next to its others. Raises NotAModel.
     """
+    part = part_name(path.name)
+    return _read_facts(path, file_stamps([path.with_name(name) for name in part.all_names] if part else [path]))
+
+
+@lru_cache(maxsize=1000)
+def _read_facts(path: Path, stamps: FileStamps) -> GgufFacts:
     header = _read_whole(path)
     _check_kind(header.values)
     parts = _parts(path, header.values)
@@ -297,8 +308,6 @@ def part_name(name: str) -> PartName | None:
     match = _PART_NAME.fullmatch(name)
     return PartName(match["stem"], int(match["number"]), int(match["count"])) if match else None
 
-
-FileStamps = tuple[tuple[int, int, int], ...]  # per file: size, modification time in ns, inode
 
 SAMPLES = 64
 SAMPLE_BYTES = 64 * 1024

@@ -194,6 +194,16 @@ def test_other_weights_are_another_model(tmp_path: Path, first: int, step: int |
     assert model_identity(path) != before
 
 
+def test_facts_are_read_once_until_a_file_changes(tmp_path: Path) -> None:
+    first, second = split(tmp_path, 2)
+    facts = read_facts(first)
+    assert read_facts(first) is facts
+    os.utime(second, ns=(0, 0))
+    assert read_facts(first) is not facts
+    second.unlink()
+    assert "missing" in refusal(first).title
+
+
 def test_another_chat_template_or_length_is_another_model(tmp_path: Path) -> None:
     plain = model_identity(write_gguf(tmp_path / "a.gguf"))
     template = model_identity(write_gguf(tmp_path / "b.gguf", general={"tokenizer.chat_template": "{{ messages }}"}))

@@ -9,7 +9,6 @@ from threading import Event
 
 import pytest
 
-from kvchat.library import model_library as finder_module
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.model_files import (
     Machine,
@@ -21,16 +20,16 @@ from kvchat.library.model_files import (
     projector_for,
 )
 from kvchat.library.model_library import FoundModel, ModelFinder
-from tests.library.gguf_files import LLAMA, write_gguf
+from tests.library.gguf_files import write_gguf
 
 
-def look(*folders: ModelFolder | Path, cache: Path = Path("/nonexistent/models.json")) -> list[FoundModel]:
+def look(*folders: ModelFolder | Path) -> list[FoundModel]:
     """The models in these folders."""
-    return list(finder(*folders, cache=cache).models(Event()))
+    return list(finder(*folders).models(Event()))
 
 
-def finder(*folders: ModelFolder | Path, cache: Path = Path("/nonexistent/models.json")) -> ModelFinder:
-    return ModelFinder([f if isinstance(f, ModelFolder) else ModelFolder(Source.CHOSEN, f) for f in folders], cache)
+def finder(*folders: ModelFolder | Path) -> ModelFinder:
+    return ModelFinder([f if isinstance(f, ModelFolder) else ModelFolder(Source.CHOSEN, f) for f in folders])
 
 
 def model_in(folder: Path, name: str = "Llama-3.2-3B-Q4_K_M.gguf", **more: object) -> Path:
@@ -211,54 +210,6 @@ def test_names_for_the_screen() -> None:
     assert display_name(Path("/m/Foo-Q8_0-00001-of-00002.gguf")) == "Foo-Q8_0"
     assert display_name(Path("/Jan/models/janhq/Jan-v1-4B/model.gguf")) == "Jan-v1-4B"
     assert display_name(Path("/hub/models--a--b/snapshots/abcdef0/ggml-model-q4_0.gguf")) == "a/b"
-
-
-def test_facts_are_remembered_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    windows = {"attention.sliding_window": 512, "attention.sliding_window_pattern": [True, False, True, False]}
-    path = model_in(tmp_path, fields=LLAMA | windows)
-    cut = model_in(tmp_path, "cut.gguf")
-    os.truncate(cut, 100)
-    cache, reads = tmp_path / "cache" / "models.json", list[Path]()
-
-    def counted(path: Path) -> object:
-        reads.append(path)
-        return read_facts(path)
-
-    monkeypatch.setattr(finder_module, "read_facts", counted)
-    first = look(tmp_path, cache=cache)
-    assert reads == [path, cut]
-    again = look(tmp_path, cache=cache)
-    assert reads == [path, cut, cut], "what is broken is looked at again"
-    assert [model.facts for model in again] == [model.facts for model in first]
-    assert first[0].facts is not None
-    assert first[0].facts.sliding_window is not None
-    model_in(tmp_path, weights=2000)
-    assert look(tmp_path, cache=cache)[0].facts == read_facts(path)
-    assert reads[3:] == [path, cut]
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"fields": [], "models": {}}', "\0"])
-def test_a_damaged_memory_is_no_matter(tmp_path: Path, content: str) -> None:
-    path = model_in(tmp_path)
-    (tmp_path / "models.json").write_text(content)
-    assert look(tmp_path, cache=tmp_path / "models.json")[0].facts == read_facts(path)
-
-
-def test_a_look_that_was_stopped_forgets_nothing(tmp_path: Path) -> None:
-    for name in ("a.gguf", "b.gguf", "c.gguf"):
-        model_in(tmp_path, name)
-    cache = tmp_path / "models.json"
-    look(tmp_path, cache=cache)
-    stop = Event()
-    found = []
-    for model in finder(tmp_path, cache=cache).models(stop):
-        found.append(model)
-        stop.set()
-    assert len(found) == 1
-    (tmp_path / "b.gguf").unlink()
-    assert len(json.loads(cache.read_text())["models"]) == 3
-    look(tmp_path, cache=cache)
-    assert len(json.loads(cache.read_text())["models"]) == 2
 
 
 @pytest.fixture
