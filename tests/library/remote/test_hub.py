@@ -14,12 +14,12 @@ import pytest
 from keyring.backend import KeyringBackend
 from keyring.backends import fail, null
 
+from kvchat.errors import KvchatError
 from kvchat.library.remote.hub import (
     ELSEWHERE,
     FILE_NAME,
     MOST_ANSWER,
     AccessNeeded,
-    BadToken,
     Hub,
     HubError,
     TokenStore,
@@ -249,5 +249,5 @@ def test_the_token_of_hugging_faces_own_tools_serves_too(tmp_path: Path, monkeyp
 @pytest.mark.usefixtures("no_token")
 @pytest.mark.parametrize("value", ["", "  ", "hf_", "two words here", "hf_ümlaut_abc", "hf_abc\ndef_ghi"])
 def test_what_cannot_be_a_token_is_refused(tmp_path: Path, value: str) -> None:
-    with pytest.raises(BadToken):
+    with pytest.raises(KvchatError, match="not an access token"):
         TokenStore(tmp_path).save(value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import randbytes
@@ -24,7 +23,7 @@ from kvchat.engine_host.choice import NoModel
 from kvchat.errors import KvchatError
 from kvchat.library.model_files import Source
 from kvchat.library.model_library import FoundModel
-from kvchat.library.remote.starter import StarterProgress, StarterStage
+from kvchat.library.remote.starter import DOWNLOADING, Progress
 from kvchat.settings import GB, Settings
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
@@ -114,9 +113,9 @@ class Starter:
 
     def __init__(self) -> None:
         self.asked, self.cancelled, self.arrived = 0, 0, asyncio.Event()
-        self.tell: Callable[[StarterProgress], None] = lambda progress: None
+        self.tell: Progress = lambda stage, done, total: None
 
-    async def fetch(self, folder: Path, tell: Callable[[StarterProgress], None]) -> Path:
+    async def fetch(self, folder: Path, tell: Progress) -> Path:
         self.asked, self.tell = self.asked + 1, tell
         try:
             await self.arrived.wait()
@@ -160,7 +159,7 @@ async def test_the_starter_model_is_fetched_with_its_progress_cancelled_and_used
     page = window.first_start
     qtbot.mouseClick(page.starter, Qt.MouseButton.LeftButton)
     await until(lambda: starter.asked)  # the network is looked at first
-    starter.tell(StarterProgress(StarterStage.FETCHING, 49_000_000, 98_000_000))
+    starter.tell(DOWNLOADING, 49_000_000, 98_000_000)
     assert (page.bar.value(), page.amount.text()) == (500, "49 MB of 98 MB")
     assert page.starter.isHidden()
     assert page.is_fetching
