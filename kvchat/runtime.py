@@ -19,10 +19,9 @@ from kvchat.door_service import DoorService
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
-from kvchat.engine_host.idle_stop import IdleStop
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.setup import EngineSetup
-from kvchat.engine_host.switching import make_hosts
+from kvchat.engine_host.switching import IdleStop, SwitchingHost
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
 from kvchat.library.gguf.facts import read_facts
@@ -65,14 +64,14 @@ class Runtime:
         def in_force() -> Settings:
             return self.settings
 
-        self.engine = make_hosts(
+        self.engine = SwitchingHost(
             paths=paths,
             settings=self._engine_settings,
             store=store,
             findings=Findings(paths.restore_findings, self._notify),
             log=self._log,
-            take_model=self._take_model,
-            changed=self._engine_changed,
+            choose_model=self._take_model,
+            publish=self._engine_changed,
             notify=self._notify,
             needed=lambda: self.chat.context.tokens_needed(self._engine_settings().model_path),
         )

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import itertools
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from kvchat.engine.running import failure
 from kvchat.engine.running.log import EngineLog
+from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineFailed, EngineGone, FailureKind
 from kvchat.engine_host.choice import ModelMissing, NoModel
-from kvchat.engine_host.external import ExternalEngine
-from kvchat.engine_host.managed import ManagedEngine
+from kvchat.engine_host.engines import EngineMemory, ExternalEngine, ManagedEngine, server_key
 from kvchat.errors import KvchatError
+from kvchat.kvstore.store import SavePointStore
 from kvchat.library.gguf.facts import ModelFileMissing
+from kvchat.library.memory.limits import LoadLimits
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Findings, Strategy, Subject
 from kvchat.session.self_test import self_test
 from kvchat.settings import Settings
+from kvchat.system.paths import Paths
 from kvchat.words.reasons import Reason, ReasonCode
 
 # An engine lost in these states hung or was stopped on purpose, which is no result of its self-test.
@@ -35,18 +39,28 @@ class EngineLifecycle:
 
     def __init__(
         self,
+        *,
+        paths: Paths,
         settings: Callable[[], Settings],
-        choose_model: Callable[[str], None],
-        managed: ManagedEngine,
-        external: ExternalEngine,
+        store: SavePointStore,
         findings: Findings,
-        publish: Callable[[EngineStatus], None],
         log: EngineLog,
+        choose_model: Callable[[str], None],
+        publish: Callable[[EngineStatus], None],
+        notify: Callable[[str, str], None],
+        needed: Callable[[], Awaitable[int]],
     ) -> None:
-        """`choose_model` sets another model in the settings; `publish` gets each new status."""
+        """`choose_model` sets another model in the settings; `publish` gets each new status.
+
+        `needed` returns the tokens of the chats likely to be continued.
+        """
         self._settings, self._choose_model, self.log = settings, choose_model, log
         self._findings, self._publish = findings, publish
-        self.managed, self.external = managed, external
+        generations, folder = itertools.count(1), store.staging_folder()
+        supervisor = EngineSupervisor(log=log, generations=generations)
+        memory = EngineMemory(LoadLimits(paths.load_limits), notify, store)
+        self.managed = managed = ManagedEngine(folder, supervisor, memory, needed)
+        self.external = external = ExternalEngine(folder, generations, server_key(paths))
         self.current: ManagedEngine | ExternalEngine = external if settings().engine_url else managed
         self._started_with: Settings | None = None  # settings at its start
         self._meant_to_see = False  # it was started for pictures
@@ -92,9 +106,6 @@ class EngineLifecycle:
 
     def recovers(self) -> bool:
         return self.status.state in (EngineState.STARTING, EngineState.LOADING, EngineState.READY)
-
-    def may_rest(self) -> bool:
-        return not self.is_external and self.is_ready()
 
     async def check_vision(self, model: str | None = None) -> None:
         await self._change_hosts()
@@ -263,8 +274,11 @@ class EngineLifecycle:
         if subject := self._subject:
             finding = await self._findings.known(subject)
             if finding is None and ready.finding.reason is None:  # do not test in a slot that others use
+                self._checking = True
+                self._publish(self.status)
                 try:
-                    finding = await self._tried_out(ready, subject)
+                    finding = await self_test(ready)
+                    await self._findings.learn(subject, finding)
                 except EngineGone as loss:
                     reason = await loss.explained()
                     if source is self.external or source.connection.status.state in _SAYS_NOTHING:
@@ -272,20 +286,11 @@ class EngineLifecycle:
                     died = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
                     await self._findings.learn(subject, died)
                     return
+                finally:
+                    self._checking = False
             ready = replace(ready, finding=finding or ready.finding)
         self._ready = ready
         self._publish(self.status)
-
-    async def _tried_out(self, ready: ReadyEngine, subject: Subject) -> Finding:
-        """Test restoring. Raises EngineGone if that kills the engine."""
-        self._checking = True
-        self._publish(self.status)
-        try:
-            finding = await self_test(ready)
-        finally:
-            self._checking = False
-        await self._findings.learn(subject, finding)
-        return finding
 
     def _connection_changed(self, source: ManagedEngine | ExternalEngine, status: EngineStatus) -> None:
         if source is self.current:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import errno
 import shutil
 import tempfile
 import threading
@@ -32,10 +31,10 @@ from kvchat.engine.finding.discovery import (
 from kvchat.engine.finding.graphics import Backend, Graphics, find_graphics
 from kvchat.engine.running.external import parse_address
 from kvchat.engine_host.choice import user_arguments
-from kvchat.engine_host.external import server_key
+from kvchat.engine_host.engines import server_key
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError
-from kvchat.library.remote.downloader import Downloader, Order
+from kvchat.library.remote.downloader import Downloader, Order, disk_failure
 from kvchat.library.remote.github import REPOSITORY, EngineBuild, GitHub, backend_of, builds_for
 from kvchat.library.remote.starter import installed_starter, starter_path
 from kvchat.settings import Settings
@@ -49,14 +48,6 @@ from kvchat.words.wording import size as size_in_words
 
 UNPACKED = 3  # unpacked to download size, at most
 STALE_AFTER_S = 24 * 3600.0  # older files are not being unpacked or deleted
-
-
-class NoSuchEngine(KvchatError):
-    """No engine of that name can be downloaded or removed."""
-
-
-class EngineNotStored(KvchatError):
-    """An engine was not unpacked or removed."""
 
 
 class Stage(Enum):
@@ -168,10 +159,7 @@ class EngineSetup:
         return trial
 
     async def remove(self, name: str) -> None:
-        """Delete a downloaded engine; if it is selected, let kvchat choose another.
-
-        Raises NoSuchEngine, or EngineNotStored, leaving the engine intact.
-        """
+        """Delete a downloaded engine; if it is selected, let kvchat choose another. Raises KvchatError."""
 
         def delete() -> None:
             folder = self._named(name).folder
@@ -179,7 +167,7 @@ class EngineSetup:
                 shutil.rmtree(folder.rename(folder.with_name(f".{name}.gone")))
             except OSError as error:
                 title, why = _("The engine could not be removed"), f"{folder}: {error.strerror}."
-                raise EngineNotStored(title, why, _("Stop the engine, then try again.")) from error
+                raise KvchatError(title, why, _("Stop the engine, then try again.")) from error
 
         if self._settings().engine_path == str(self._engines / name / program_name()):
             await self._use(None)
@@ -206,9 +194,11 @@ class EngineSetup:
 
         return await asyncio.to_thread(look)
 
-    async def try_out(self, location: EngineLocation, tell: Callable[[TrialStep], None]) -> Trial:
+    async def try_out(
+        self, location: EngineLocation, tell: Callable[[TrialStep], None], needs: Backend | None = None
+    ) -> Trial:
         model = await asyncio.to_thread(trial_model, self._paths, self._settings())
-        return await try_engine(location, model, tell)
+        return await try_engine(location, model, tell, needs)
 
     async def keep_key(self, value: str) -> Keeper | None:
         """Save the server's API key, or delete it if empty; return where it is kept. Raises KvchatError."""
@@ -239,17 +229,17 @@ class EngineSetup:
         return ""
 
     async def _find_build(self, graphics: Graphics, wanted: Backend | None) -> EngineBuild:
-        """Find the newest matching build, of the wanted backend if given. Raises NoSuchEngine, HubError."""
+        """Find the newest matching build, of the wanted backend if given. Raises KvchatError."""
         if not graphics.makers:
             why = _("The embedded engine is as fast as any other on the CPU.")
-            raise NoSuchEngine(_("No GPU found"), why, _("If this computer has a GPU, install its driver first."))
+            raise KvchatError(_("No GPU found"), why, _("If this computer has a GPU, install its driver first."))
         releases = await self._downloader.run(self._github.releases(REPOSITORY))
         builds = builds_for(graphics, releases)
         for build in builds:
             if wanted in (None, build.backend):
                 return build
         others = listed(build.backend.value for build in builds)
-        raise NoSuchEngine(
+        raise KvchatError(
             _("No {card} engine is available", card=wanted.value)
             if wanted
             else _("No engine is available for this GPU"),
@@ -260,8 +250,8 @@ class EngineSetup:
     async def _fetch_build(self, build: EngineBuild) -> tuple[FetchedEngine, Trial]:
         """Download an engine and test it; an existing one is only tested.
 
-        Cancelling keeps the partial download. Raises HubError, DownloadFailed, EngineNotStored. An engine that fails
-        the test is kept for another try.
+        Cancelling keeps the partial download. An engine that fails the test is kept for another try. Raises
+        KvchatError.
         """
         steps: list[TrialStep] = []
 
@@ -280,11 +270,10 @@ class EngineSetup:
             await in_thread(lambda stop: self._unpack(build.order, stop))
         self._tell(Fetching(Stage.TRYING, build, build.size))
         engine = await asyncio.to_thread(self._named, build.name)
-        model = await asyncio.to_thread(trial_model, self._paths, self._settings())
-        return engine, await try_engine(engine.location, model, step, needs=backend_of(build.name))
+        return engine, await self.try_out(engine.location, step, backend_of(build.name))
 
     def _make_room(self, build: EngineBuild) -> None:
-        """Delete other partial downloads and check the free space. Raises EngineNotStored."""
+        """Delete other partial downloads and check the free space. Raises KvchatError."""
         try:
             self._downloads.mkdir(parents=True, exist_ok=True, mode=0o700)
             for path in self._downloads.rglob("*"):
@@ -295,11 +284,11 @@ class EngineSetup:
                     shutil.rmtree(left, ignore_errors=True)
             free = shutil.disk_usage(self._engines).free
         except OSError as error:
-            raise _not_stored(self._engines, error) from error
+            raise disk_failure(self._engines, error) from error
         needed = build.size * (1 + UNPACKED) - build.order.done(self._downloads)
         if free < needed:
             sizes = {"needed": size_in_words(needed), "engines": self._engines, "free": size_in_words(free)}
-            raise EngineNotStored(
+            raise KvchatError(
                 _("Not enough disk space for this engine"),
                 _("Installing it takes {needed} temporarily; {engines} has {free} free.", **sizes),
                 _("Free up disk space, then try again."),
@@ -321,39 +310,22 @@ class EngineSetup:
                     shutil.rmtree(target)
                 whole.rename(target)
         except UnsafeArchive as error:
-            self._forget(order)
-            raise EngineNotStored(
+            shutil.rmtree(self._downloads, ignore_errors=True)
+            raise KvchatError(
                 _("The engine archive is invalid"),
                 f"{order.file.parts[0].path}: {error}.",
                 _("See {source}.", source=self.source),
             ) from error
         except OSError as error:
-            raise _not_stored(self._engines, error) from error
-        self._forget(order)
-
-    def _forget(self, order: Order) -> None:
-        for part in order.file.parts:
-            with contextlib.suppress(OSError):
-                order.target(self._downloads, part).unlink(missing_ok=True)
+            raise disk_failure(self._engines, error) from error
+        shutil.rmtree(self._downloads, ignore_errors=True)
 
     def _named(self, name: str) -> FetchedEngine:
         engines = {engine.name: engine for engine in fetched_engines(self._engines)}
         if name not in engines:
-            raise NoSuchEngine(
+            raise KvchatError(
                 _("No downloaded engine is named {name}", name=name),
                 _("Available: {there}.", there=listed(engines) or _("none")),
                 _("Only downloaded engines can be removed."),
             )
         return engines[name]
-
-
-def _not_stored(folder: Path, error: OSError) -> EngineNotStored:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return EngineNotStored(
-            _("The disk is full"),
-            _("{folder} has no space left for the engine.", folder=folder),
-            _("Free up disk space, then try again. The download resumes where it stopped."),
-        )
-    return EngineNotStored(
-        _("The engine could not be saved"), f"{folder}: {error.strerror}.", _("Check the permissions of the folder.")
-    )

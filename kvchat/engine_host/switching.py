@@ -1,34 +1,31 @@
-"""The engine host with its status for the screen."""
+"""The engine host with its status for the screen, and what happens while nobody uses it."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kvchat.engine.running.log import EngineLog
-from kvchat.engine.running.supervisor import EngineSupervisor
-from kvchat.engine.speaking.connection import EngineState, EngineStatus
+from kvchat.chat.service import ChatService
+from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.vitals import Vitals, take_vitals
 from kvchat.engine_host.choice import Capacity, EngineChoice, ModelJudge, choose_engine, look_at_capacity
-from kvchat.engine_host.external import ExternalEngine, server_key
 from kvchat.engine_host.lifecycle import EngineLifecycle
-from kvchat.engine_host.managed import EngineMemory, ManagedEngine
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.kvstore.store import SavePointStore
 from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.library.memory.demand import MemoryBar, given_back
-from kvchat.library.memory.limits import LoadLimits
 from kvchat.library.memory.verdict import Proposal
 from kvchat.session.restore_cost import BreakEven, RestoreCost
-from kvchat.session.restore_support import Findings
-from kvchat.settings import Settings, differ
-from kvchat.system.paths import Paths
+from kvchat.settings import differ
 from kvchat.words.language import sentences
+
+LOOK_S = 10.0  # interval of IdleStop's checks
+SPARE_AFTER_S = 60.0  # the user is unlikely to return at once
 
 # These need an engine restart.
 RESTART_SETTINGS = (
@@ -169,26 +166,37 @@ class SwitchingHost(EngineLifecycle):
         return choice.larger(now, (await self.capacity()).memory, self.managed.memory.limit)
 
 
-def make_hosts(
-    *,
-    paths: Paths,
-    settings: Callable[[], Settings],
-    store: SavePointStore,
-    findings: Findings,
-    log: EngineLog,
-    take_model: Callable[[str], None],
-    changed: Callable[[EngineStatus], None],
-    notify: Callable[[str, str], None],
-    needed: Callable[[], Awaitable[int]],
-) -> SwitchingHost:
-    """Create the host with both kinds of engine.
+@dataclass
+class IdleStop:
+    """Stops a ready engine after idle minutes; the next message starts it and restores its save point."""
 
-    `take_model` saves another model in the settings, `changed` receives each status, `needed` returns the
-    tokens of the chats likely to be continued.
-    """
-    generations, folder = itertools.count(1), store.staging_folder()
-    supervisor = EngineSupervisor(log=log, generations=generations)
-    memory = EngineMemory(LoadLimits(paths.load_limits), notify, store)
-    managed = ManagedEngine(folder, supervisor, memory, needed)
-    external = ExternalEngine(folder, generations, server_key(paths))
-    return SwitchingHost(settings, take_model, managed, external, findings, changed, log)
+    minutes: Callable[[], int | None]  # current setting; None: never
+    chat: ChatService
+    host: SwitchingHost
+    look_s: float = LOOK_S
+    others_idle_s: Callable[[], float] = lambda: math.inf  # other programs'
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        while not self._ended.is_set():
+            if self._is_due():
+                await self.chat.rest(self._stop)
+            elif min(self.chat.idle_s, self.others_idle_s()) >= SPARE_AFTER_S:
+                await self.chat.verifying.in_spare_time()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.look_s):
+                    await self._ended.wait()
+
+    def end(self) -> None:
+        self._ended.set()
+
+    async def _stop(self) -> bool:
+        due = self._is_due()  # a message may have arrived
+        if due:
+            await self.host.rest()
+        return due
+
+    def _is_due(self) -> bool:
+        minutes, idle_s = self.minutes(), min(self.chat.idle_s, self.others_idle_s())
+        is_own = not self.host.is_external and self.host.is_ready()
+        return minutes is not None and is_own and idle_s >= 60 * minutes

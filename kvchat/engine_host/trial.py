@@ -50,15 +50,6 @@ class Trial:
         return all(step.error is None for step in self.steps)
 
 
-class CannotRemember(KvchatError):
-    def __init__(self, finding: Finding) -> None:
-        title = _("Chat memory does not work with this engine")
-        if finding.strategy.saves:
-            title = _("Chat memory may not work with this engine")
-        advice = _("You can chat, but each chat is reprocessed when you open it. Try another version of llama-server.")
-        super().__init__(title, finding.words, advice)
-
-
 async def try_engine(
     location: EngineLocation,
     model: Path | None,
@@ -117,7 +108,13 @@ async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: 
             done(TrialStep(_("Reply"), per_second(timings.tokens_per_second) if timings else _("received")))
             finding = await _self_test(engine, supervisor.generation, plan)
             if not (finding.proved and finding.strategy.saves):
-                raise CannotRemember(finding)
+                title = _("Chat memory does not work with this engine")
+                if finding.strategy.saves:
+                    title = _("Chat memory may not work with this engine")
+                advice = _(
+                    "You can chat, but each chat is reprocessed when you open it. Try another version of llama-server."
+                )
+                raise KvchatError(title, finding.words, advice)
             done(TrialStep(_("Chat memory"), finding.words))
         except EngineGone as error:  # the supervisor may know why the engine died
             raise await error.explained() from error

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -50,25 +50,10 @@ class ModelFolder:
     path: Path
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(NamedTuple):
     environment: Mapping[str, str]
     home: Path
     platform: str  # as sys.platform
-
-    @property
-    def cache(self) -> Path:
-        if self.platform == "darwin":
-            return self.home / "Library" / "Caches"
-        if self.platform == "win32":
-            return self.variable("LOCALAPPDATA") or self.home / "AppData" / "Local"
-        return self.variable("XDG_CACHE_HOME") or self.home / ".cache"
-
-    def variable(self, name: str) -> Path | None:
-        value = self.environment.get(name)
-        if not value:
-            return None
-        return self.home / value[2:] if value.startswith("~/") else Path(value)
 
 
 def this_machine() -> Machine:
@@ -77,71 +62,54 @@ def this_machine() -> Machine:
 
 def model_folders(own: Path, chosen: Sequence[Path], machine: Machine) -> tuple[ModelFolder, ...]:
     """List the folders to search; a file found twice keeps the name from the earlier folder."""
-    found = [ModelFolder(Source.KVCHAT, own), *(ModelFolder(Source.CHOSEN, path) for path in chosen)]
-    for source, places in _PLACES.items():
-        found += [ModelFolder(source, path) for path in places(machine)]
+    environment, home, platform = machine
+
+    def variable(name: str) -> Path | None:
+        value = environment.get(name)
+        if not value:
+            return None
+        return home / value[2:] if value.startswith("~/") else Path(value)
+
+    dot_cache = variable("XDG_CACHE_HOME") or home / ".cache"
+    if platform == "darwin":
+        cache, data = home / "Library" / "Caches", [home / "Library" / "Application Support"]
+    elif platform == "win32":
+        cache = variable("LOCALAPPDATA") or home / "AppData" / "Local"
+        data = [variable("APPDATA") or home / "AppData" / "Roaming"]
+    else:
+        config = variable("XDG_CONFIG_HOME") or home / ".config"
+        cache, data = dot_cache, [variable("XDG_DATA_HOME") or home / ".local" / "share", config]
+    jan = [home / "jan", *(folder / "Jan" / "data" for folder in data)]
+    ollama = [variable("OLLAMA_MODELS"), home / ".ollama" / "models"]
+    if platform == "linux":  # Ollama's service has its own user
+        ollama += [Path("/usr/share/ollama/.ollama/models"), Path("/var/lib/ollama/.ollama/models")]
+    hf_home = variable("HF_HOME")
+    hubs = [variable("HF_HUB_CACHE"), variable("HUGGINGFACE_HUB_CACHE"), hf_home and hf_home / "hub"]
+    hubs.append(dot_cache / "huggingface" / "hub")  # ~/.cache on every system
+    places: dict[Source, Iterable[Path | None]] = {
+        Source.KVCHAT: [own],
+        Source.CHOSEN: chosen,
+        Source.LM_STUDIO: _lm_studio(home),
+        Source.HUGGING_FACE: hubs,
+        Source.LLAMA_CPP: [variable("LLAMA_CACHE"), cache / "llama.cpp"],
+        Source.JAN: [folder / below for folder in jan for below in (Path("llamacpp", "models"), "models")],
+        Source.OLLAMA: ollama,
+    }
+    found = [ModelFolder(source, path) for source, paths in places.items() for path in paths if path is not None]
     return tuple(dict.fromkeys(found))
 
 
-def _lm_studio(machine: Machine) -> Iterator[Path]:
-    homes = [machine.home / ".lmstudio", machine.home / ".cache" / "lm-studio"]
+def _lm_studio(home: Path) -> Iterator[Path]:
+    homes = [home / ".lmstudio", home / ".cache" / "lm-studio"]
     with suppress(OSError, UnicodeDecodeError):
-        if pointer := read_plain(machine.home / ".lmstudio-home-pointer", 1_000_000).decode().strip():
+        if pointer := read_plain(home / ".lmstudio-home-pointer", 1_000_000).decode().strip():
             homes.insert(0, Path(pointer))
-    for home in homes:
+    for folder in homes:
         with suppress(OSError, ValueError, AttributeError):
-            moved = read_json(home / "settings.json", 1_000_000).get("downloadsFolder")
+            moved = read_json(folder / "settings.json", 1_000_000).get("downloadsFolder")
             if moved and isinstance(moved, str):
                 yield Path(moved)
-        yield home / "models"
-
-
-def _hugging_face(machine: Machine) -> Iterator[Path]:
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if path := machine.variable(name):
-            yield path
-    if home := machine.variable("HF_HOME"):
-        yield home / "hub"
-    # The library uses ~/.cache on every system.
-    yield (machine.variable("XDG_CACHE_HOME") or machine.home / ".cache") / "huggingface" / "hub"
-
-
-def _llama_cpp(machine: Machine) -> Iterator[Path]:
-    if path := machine.variable("LLAMA_CACHE"):
-        yield path
-    yield machine.cache / "llama.cpp"
-
-
-def _jan(machine: Machine) -> Iterator[Path]:
-    homes = [machine.home / "jan"]
-    if machine.platform == "darwin":
-        homes.append(machine.home / "Library" / "Application Support" / "Jan" / "data")
-    elif machine.platform == "win32":
-        homes.append((machine.variable("APPDATA") or machine.home / "AppData" / "Roaming") / "Jan" / "data")
-    else:
-        homes.append((machine.variable("XDG_DATA_HOME") or machine.home / ".local" / "share") / "Jan" / "data")
-        homes.append((machine.variable("XDG_CONFIG_HOME") or machine.home / ".config") / "Jan" / "data")
-    for home in homes:
-        yield home / "llamacpp" / "models"
-        yield home / "models"
-
-
-def _ollama(machine: Machine) -> Iterator[Path]:
-    if path := machine.variable("OLLAMA_MODELS"):
-        yield path
-    yield machine.home / ".ollama" / "models"
-    if machine.platform == "linux":  # Ollama's service has its own user
-        yield Path("/usr/share/ollama/.ollama/models")
-        yield Path("/var/lib/ollama/.ollama/models")
-
-
-_PLACES = {
-    Source.LM_STUDIO: _lm_studio,
-    Source.HUGGING_FACE: _hugging_face,
-    Source.LLAMA_CPP: _llama_cpp,
-    Source.JAN: _jan,
-    Source.OLLAMA: _ollama,
-}
+        yield folder / "models"
 
 
 # models/manifests/<registry>/<namespace>/<model>/<tag> is JSON with a list of layers; models/blobs/sha256-<hex> are the
@@ -151,29 +119,6 @@ PROJECTOR = "application/vnd.ollama.image.projector"
 _HOME_REGISTRY, _HOME_NAMESPACE = "registry.ollama.ai", "library"  # Ollama omits these in names
 
 
-class OllamaModel(NamedTuple):
-    name: str  # as in Ollama, e.g. "llama3.2:3b"
-    blob: Path
-    projector: Path | None
-
-
-def ollama_models(folder: Path) -> Iterator[OllamaModel]:
-    """Yield the models in an Ollama folder by name, skipping invalid manifests. Raises OSError."""
-    manifests = folder / "manifests"
-    list(manifests.iterdir())  # rglob silently skips unreadable folders
-    for path in sorted(manifests.rglob("*")):
-        place = path.relative_to(manifests).parts
-        if len(place) < 2 or not path.is_file():
-            continue
-        layers: dict[str, str] = {}
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            layers = {str(layer["mediaType"]): str(layer["digest"]) for layer in read_json(path)["layers"]}
-        blob = _blob(folder, layers.get(MODEL, ""))
-        if blob is not None:
-            _names[blob] = _name(place)
-            yield OllamaModel(_name(place), blob, _blob(folder, layers.get(PROJECTOR, "")))
-
-
 _names: dict[Path, str | None] = {}  # names of the blobs seen so far
 
 
@@ -181,14 +126,7 @@ def name_of_blob(path: Path) -> str | None:
     """Return the Ollama name of a blob, or None if it is not one. Reads files once."""
     if path not in _names and path.parent.name == "blobs" and path.name.startswith("sha256"):
         _names[path] = None
-        try:
-            next((model for model in ollama_models(path.parent.parent) if model.blob == path), None)
-        except OSError:
-            return None
-    return _names.get(path)
-
-
-def known_name(path: Path) -> str | None:
+        any(file.path == path for file in _of_ollama(path.parent.parent, lambda *_: None))
     return _names.get(path)
 
 
@@ -199,12 +137,6 @@ def _blob(folder: Path, digest: str) -> Path | None:
         return None
     older = folder / "blobs" / digest  # before Ollama 0.1.22
     return older if older.exists() else folder / "blobs" / f"sha256-{number}"
-
-
-def _name(parts: tuple[str, ...]) -> str:
-    *where, model, tag = parts
-    shown = [part for part, usual in zip(where, (_HOME_REGISTRY, _HOME_NAMESPACE), strict=False) if part != usual]
-    return "/".join([*shown, f"{model}:{tag}"])
 
 
 OnUnreadable = Callable[[Path, OSError], None]
@@ -223,12 +155,11 @@ def model_files(folder: ModelFolder, on_unreadable: OnUnreadable, stop: Event) -
     """Yield the models in a folder tree until `stop` is set; none if it is missing."""
     if folder.source is Source.FILE:
         yield from _one_file(folder.path)
-        return
-    if folder.source is Source.OLLAMA:
+    elif folder.source is Source.OLLAMA:
         yield from _of_ollama(folder.path, on_unreadable)
-        return
-    for place, names in _gguf_names(folder.path, on_unreadable, stop):
-        yield from _in_one_folder(place, names, folder.source)
+    else:
+        for place, names in _gguf_names(folder.path, on_unreadable, stop):
+            yield from _in_one_folder(place, names, folder.source)
 
 
 def _one_file(path: Path) -> Iterator[ModelFile]:
@@ -253,13 +184,30 @@ def projector_of(model: Path) -> Path | None:
 
 
 def _of_ollama(folder: Path, on_unreadable: OnUnreadable) -> Iterator[ModelFile]:
+    """Yield the models in an Ollama folder by name, skipping invalid manifests."""
+    manifests = folder / "manifests"
     try:
-        for model in ollama_models(folder):
-            yield ModelFile(model.blob, (model.blob,), Source.OLLAMA, model.name, model.projector)
+        list(manifests.iterdir())  # rglob silently skips unreadable folders
+        paths = sorted(manifests.rglob("*"))
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         on_unreadable(folder, error)
+        return
+    for path in paths:
+        place = path.relative_to(manifests).parts
+        if len(place) < 2 or not path.is_file():
+            continue
+        layers: dict[str, str] = {}
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            layers = {str(layer["mediaType"]): str(layer["digest"]) for layer in read_json(path)["layers"]}
+        blob = _blob(folder, layers.get(MODEL, ""))
+        if blob is not None:
+            *where, model, tag = place
+            usual = zip(where, (_HOME_REGISTRY, _HOME_NAMESPACE), strict=False)
+            name = "/".join([*(part for part, default in usual if part != default), f"{model}:{tag}"])
+            _names[blob] = name
+            yield ModelFile(blob, (blob,), Source.OLLAMA, name, _blob(folder, layers.get(PROJECTOR, "")))
 
 
 def _gguf_names(top: Path, on_unreadable: OnUnreadable, stop: Event) -> Iterator[tuple[Path, list[str]]]:
@@ -353,7 +301,7 @@ def is_projector(name: str) -> bool:
 
 def shown_name(path: Path) -> str:
     """Return a model's display name: Ollama's, or the file's. Reads no file."""
-    return known_name(path) or display_name(path)
+    return _names.get(path) or display_name(path)
 
 
 def display_name(path: Path) -> str:

@@ -13,8 +13,8 @@ from kvchat.chat.events import Event, ReadingAhead
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.turn import imported_memory
 from kvchat.engine.speaking.wire import Sampling
-from kvchat.engine_host import idle_stop
-from kvchat.engine_host.idle_stop import IdleStop
+from kvchat.engine_host import switching
+from kvchat.engine_host.switching import IdleStop
 from kvchat.runtime import Runtime
 from kvchat.session.allocator import Rank
 from kvchat.session.exchange import Exchange, Request
@@ -192,7 +192,7 @@ async def marked(runtime: Runtime) -> set[str]:
 async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_first(
     tmp_path: Path, forged: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idle_stop, "SPARE_AFTER_S", 0.0)
+    monkeypatch.setattr(switching, "SPARE_AFTER_S", 0.0)
     monkeypatch.setattr(Pace, "tokens", lambda self, left: min(16, left))
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead="always", slots=1)
     async with opened(tmp_path / "home", chosen) as ours:

@@ -11,7 +11,7 @@ from kvchat.engine.finding.arguments import BadWorkers, KnownOptions, Option
 from kvchat.engine.finding.discovery import EngineLocation, EngineProbe
 from kvchat.engine_host import choice as choosing
 from kvchat.engine_host.choice import EngineChoice, choose_engine, options_to_leave_out
-from kvchat.engine_host.managed import EngineMemory
+from kvchat.engine_host.engines import EngineMemory
 from kvchat.errors import KvchatError
 from kvchat.library.memory.demand import MemoryFacts
 from kvchat.library.memory.limits import LoadLimits

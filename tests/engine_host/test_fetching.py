@@ -16,7 +16,7 @@ import pytest_asyncio
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.finding.graphics import Backend, Graphics, Maker
 from kvchat.engine_host import setup as engine_setup
-from kvchat.engine_host.setup import EngineNotStored, EngineSetup, Fetching, NoSuchEngine, Stage, fetched_engines
+from kvchat.engine_host.setup import EngineSetup, Fetching, Stage, fetched_engines
 from kvchat.engine_host.trial import Trial
 from kvchat.errors import KvchatError
 from kvchat.library.remote import downloader
@@ -109,13 +109,13 @@ async def test_it_is_fetched_tried_out_and_used(home: Home, github: FakeHub) -> 
     assert len(github.downloads) == fetched, "what is here is only tried again"
     await home.setup.get(Backend.VULKAN)
     assert [one.name for one in fetched_engines(home.paths.engines)] == [NAME, "llama.cpp-b11457-vulkan"]
-    with pytest.raises(NoSuchEngine, match="No SYCL engine"):
+    with pytest.raises(KvchatError, match="No SYCL engine"):
         await home.setup.get(Backend.SYCL)
 
 
 async def test_without_a_card_nothing_is_asked(home: Home, github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_setup, "find_graphics", lambda: Graphics("linux", ()))
-    with pytest.raises(NoSuchEngine, match="No GPU found"):
+    with pytest.raises(KvchatError, match="No GPU found"):
         await home.setup.get()
     assert github.requests == []
 
@@ -186,7 +186,7 @@ async def test_too_little_room_is_told_before_a_byte_is_fetched(
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 1000))
-    assert "Not enough disk space" in (await refused(home, EngineNotStored)).title
+    assert "Not enough disk space" in (await refused(home, KvchatError)).title
     assert github.downloads == []
 
 
@@ -198,7 +198,7 @@ async def test_a_disk_that_is_full_when_it_is_unpacked_keeps_what_arrived(
 
     with monkeypatch.context() as patch:
         patch.setattr(engine_setup, "unpack", full)
-        assert (await refused(home, EngineNotStored)).title == "The disk is full"
+        assert (await refused(home, KvchatError)).title == "The disk is full"
     assert home.left() == sorted((ARCHIVE, LIBRARIES))
     before = len(github.downloads)
     await home.works()
@@ -207,10 +207,10 @@ async def test_a_disk_that_is_full_when_it_is_unpacked_keeps_what_arrived(
 
 async def test_an_archive_that_would_lead_outside_is_not_unpacked(home: Home, github: FakeHub) -> None:
     github.releases["b11457"][ARCHIVE] = tarred({"llama-b11457/llama-server": b"", "../../../outside": b"x"})
-    assert "invalid name" in (await refused(home, EngineNotStored)).detail
+    assert "invalid name" in (await refused(home, KvchatError)).detail
     assert home.left() == []
     github.releases["b11457"][ARCHIVE] = tarred({"llama-b11457/README": b""})
-    assert "does not contain llama-server" in (await refused(home, EngineNotStored)).detail
+    assert "does not contain llama-server" in (await refused(home, KvchatError)).detail
 
 
 async def test_what_was_begun_of_another_version_goes_and_one_in_use_can_be_removed(home: Home) -> None:
@@ -222,10 +222,10 @@ async def test_what_was_begun_of_another_version_goes_and_one_in_use_can_be_remo
     await home.setup.remove(NAME)
     assert home.settings.engine_path is None
     assert home.left() == []
-    with pytest.raises(NoSuchEngine, match="No downloaded engine is named"):
+    with pytest.raises(KvchatError, match="No downloaded engine is named"):
         await home.setup.remove(NAME)
     for name in ("..", ".", "", "../data", ".downloads"):
-        with pytest.raises(NoSuchEngine):
+        with pytest.raises(KvchatError, match="No downloaded engine"):
             await home.setup.remove(name)
 
 

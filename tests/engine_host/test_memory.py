@@ -18,7 +18,7 @@ from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.errors import FailureKind
 from kvchat.engine_host.choice import EngineChoice
-from kvchat.engine_host.managed import EngineMemory
+from kvchat.engine_host.engines import EngineMemory
 from kvchat.runtime import Runtime
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine

@@ -17,7 +17,7 @@ import pytest
 
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.plan import BATCH_SIZE, LaunchPlan
-from kvchat.engine_host.external import server_key
+from kvchat.engine_host.engines import server_key
 from kvchat.gateway import forwarder
 from kvchat.gateway.dialects.asked import GENERATING, READING, understood
 from kvchat.gateway.work import prompt_of, shared_tokens

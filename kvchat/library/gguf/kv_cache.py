@@ -254,12 +254,7 @@ def kv_bytes_per_token(layout: KvLayout, kv_type_k: str = "f16", kv_type_v: str 
     return kv_estimate(layout, 0, kv_type_k, kv_type_v).per_token
 
 
-def kv_bytes(layout: KvLayout, n_ctx: int, kv_type_k: str = "f16", kv_type_v: str = "f16") -> int:
-    """Return the KV cache bytes for `n_ctx` tokens. Raises ValueError for an unknown KV type."""
-    return sum(layer_bytes(layout, n_ctx, kv_type_k, kv_type_v))
-
-
-def layer_bytes(
+def kv_bytes(
     layout: KvLayout,
     n_ctx: int,
     kv_type_k: str = "f16",
@@ -267,11 +262,11 @@ def layer_bytes(
     *,
     swa_full: bool = False,
     slots: int = 1,
-) -> tuple[int, ...]:
-    """Return KV cache bytes per layer; `slots` share the context. Raises ValueError for an unknown KV type."""
+) -> int:
+    """Return the KV cache bytes for `n_ctx` tokens, which `slots` share. Raises ValueError for an unknown KV type."""
     cells = padded(n_ctx)
     window = cells if swa_full else window_cells(slots * layout.window, cells)
-    return tuple(
+    return sum(
         math.ceil(row_bytes(layer, kv_type_k, kv_type_v) * (window if layer.slides else cells))
         + STATE_BYTES * slots * layer.state
         for layer in layout.layers

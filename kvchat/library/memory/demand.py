@@ -6,6 +6,7 @@ Estimated before the load. Sizes in bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import psutil
 
 from kvchat.engine.running.plan import BATCH_SIZE, CONTEXT_CHECKPOINTS
 from kvchat.library.gguf.facts import GgufFacts
-from kvchat.library.gguf.kv_cache import kv_estimate, layer_bytes, padded
+from kvchat.library.gguf.kv_cache import kv_bytes, kv_estimate, padded
 from kvchat.library.memory.limits import LoadLimit
 from kvchat.words.language import _, listed, several
 from kvchat.words.wording import size as size_in_words
@@ -113,43 +114,26 @@ def cgroup_room(root: Path = Path("/")) -> int | None:
         return None
     rooms: list[int] = []
     for line in lines:
-        _, controllers, group = line.split(":", 2)
+        _number, controllers, group = line.split(":", 2)
         if controllers == "":
             mount, limit, usage = root / "sys/fs/cgroup", "memory.max", "memory.current"
         elif "memory" in controllers.split(","):
             mount, limit, usage = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
-        rooms += _group_rooms(mount, group, limit, usage)
+        folder = mount / group.strip("/")
+        for place in (folder, *(parent for parent in folder.parents if parent == mount or mount in parent.parents)):
+            with suppress(OSError, ValueError):  # the root has no files; "max" is no limit
+                room = int((place / limit).read_text("ascii"))
+                if room < 1 << 60:  # v1 writes a huge number for "no limit"
+                    room -= int((place / usage).read_text("ascii"))
+                    with suppress(OSError, ValueError):  # page cache that the kernel would drop first
+                        stat = dict(
+                            line.split(" ", 1) for line in (place / "memory.stat").read_text("ascii").splitlines()
+                        )
+                        room += int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
+                    rooms.append(max(0, room))
     return min(rooms, default=None)
-
-
-def _group_rooms(mount: Path, group: str, limit: str, usage: str) -> list[int]:
-    rooms = []
-    folder = mount / group.strip("/")
-    while True:
-        maximum, used = _number_in(folder / limit), _number_in(folder / usage)
-        if maximum is not None and used is not None and maximum < 1 << 60:  # v1 writes a huge number for "no limit"
-            rooms.append(max(0, maximum - used + _inactive_file(folder / "memory.stat")))
-        if folder == mount or mount not in folder.parents:
-            return rooms
-        folder = folder.parent
-
-
-def _inactive_file(path: Path) -> int:
-    """Page cache bytes the kernel would drop first; 0 if unknown."""
-    try:
-        entries = dict(line.split(" ", 1) for line in path.read_text("ascii").splitlines())
-        return int(entries.get("total_inactive_file", entries.get("inactive_file", "0")))
-    except (OSError, ValueError):
-        return 0
-
-
-def _number_in(path: Path) -> int | None:
-    try:
-        return int(path.read_text("ascii"))
-    except (OSError, ValueError):
-        return None
 
 
 def on_battery() -> bool:
@@ -240,9 +224,7 @@ class Demand:
         Raises ValueError for an unknown KV type.
         """
         weights = self.facts.weights
-        kv = sum(
-            layer_bytes(self.facts.kv, tokens, self.kv_type, self.kv_type, swa_full=self.swa_full, slots=self.slots)
-        )
+        kv = kv_bytes(self.facts.kv, tokens, self.kv_type, self.kv_type, swa_full=self.swa_full, slots=self.slots)
         compute, other = self._compute(tokens), ENGINE_BYTES + self._checkpoints(tokens)
         layers = sum(weights.layers) + weights.output
         movable = layers + (weights.embedding if weights.output_is_embedding else 0) + kv

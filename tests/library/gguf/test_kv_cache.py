@@ -19,7 +19,6 @@ from kvchat.library.gguf.kv_cache import (
     kv_bytes,
     kv_bytes_per_token,
     kv_estimate,
-    layer_bytes,
 )
 from tests.library.gguf_files import LLAMA, write_gguf
 from tests.models import bare_models, tiny_model
@@ -174,5 +173,5 @@ def test_what_slots_beside_the_first_take_is_what_the_engine_allocates(
     facts = read_facts(model)
     for slots in (1, 2, 4):
         took = allocations(real_llama_server, LaunchPlan(model, 8192, tmp_path, slots=slots))
-        planned = sum(layer_bytes(facts.kv, 8192, slots=slots))
+        planned = kv_bytes(facts.kv, 8192, slots=slots)
         assert took.on_host(Purpose.KV) == pytest.approx(planned, rel=0.01, abs=20_000)
