@@ -106,11 +106,17 @@ def read_header(path: Path) -> GgufHeader:
         array_lengths: dict[str, int] = {}
         for _ in range(n_values):
             _read_value(cursor, values, array_lengths)
-        tensors = tuple(_read_tensor(cursor) for _ in range(n_tensors))
+        tensors = []
+        for _ in range(n_tensors):
+            name, n_dimensions = cursor.string(), cursor.number(_U32)
+            if n_dimensions > 8:  # ggml allows 4
+                raise HeaderFault("bad tensor shape")
+            shape = tuple(cursor.number(_U64) for _ in range(n_dimensions))
+            tensors.append(TensorInfo(name, shape, cursor.number(_U32), cursor.number(_U64)))
         alignment = values.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
             raise HeaderFault("bad alignment")
-        return GgufHeader(values, array_lengths, tensors, -(-cursor.position // alignment) * alignment)
+        return GgufHeader(values, array_lengths, tuple(tensors), -(-cursor.position // alignment) * alignment)
 
 
 def _read_value(cursor: _Cursor, values: dict[str, Value], array_lengths: dict[str, int]) -> None:
@@ -138,14 +144,6 @@ def _read_scalar(cursor: _Cursor, kind: int) -> Scalar:
         raise HeaderFault(f"value of type {kind}")
     scalar: Scalar = _SCALARS[kind].unpack(cursor.take(_SCALARS[kind].size))[0]
     return scalar
-
-
-def _read_tensor(cursor: _Cursor) -> TensorInfo:
-    name, n_dimensions = cursor.string(), cursor.number(_U32)
-    if n_dimensions > 8:  # ggml allows 4
-        raise HeaderFault("bad tensor shape")
-    shape = tuple(cursor.number(_U64) for _ in range(n_dimensions))
-    return TensorInfo(name, shape, cursor.number(_U32), cursor.number(_U64))
 
 
 class _Cursor:

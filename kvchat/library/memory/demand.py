@@ -109,12 +109,12 @@ def staging_room(held: int, root: Path = Path("/")) -> int:
 def cgroup_room(root: Path = Path("/")) -> int | None:
     """Return the bytes this process's cgroup (v1 or v2) and its parents allow; None if unlimited."""
     try:
-        lines = (root / "proc/self/cgroup").read_text("ascii").splitlines()
+        groups = (root / "proc/self/cgroup").read_text("ascii").splitlines()
     except (OSError, UnicodeDecodeError):
         return None
     rooms: list[int] = []
-    for line in lines:
-        _number, controllers, group = line.split(":", 2)
+    for entry in groups:
+        _number, controllers, group = entry.split(":", 2)
         if controllers == "":
             mount, limit, usage = root / "sys/fs/cgroup", "memory.max", "memory.current"
         elif "memory" in controllers.split(","):
@@ -128,9 +128,8 @@ def cgroup_room(root: Path = Path("/")) -> int | None:
                 if room < 1 << 60:  # v1 writes a huge number for "no limit"
                     room -= int((place / usage).read_text("ascii"))
                     with suppress(OSError, ValueError):  # page cache that the kernel would drop first
-                        stat = dict(
-                            line.split(" ", 1) for line in (place / "memory.stat").read_text("ascii").splitlines()
-                        )
+                        lines = (place / "memory.stat").read_text("ascii").splitlines()
+                        stat = dict(line.split(" ", 1) for line in lines)
                         room += int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
                     rooms.append(max(0, room))
     return min(rooms, default=None)
