@@ -72,7 +72,7 @@ CHATS: dict[str, dict[str, Any]] = {
         "seed": 1,
     },
     "continued": {
-        "messages": [{"role": "user", "content": SYSTEM}, {"role": "assistant", "content": "The first note"}],
+        "messages": [{"role": "user", "content": SYSTEM}, {"role": "assistant", "content": "The first note"}]
     },
 }
 MESSAGES: dict[str, dict[str, Any]] = {
@@ -149,10 +149,7 @@ RESPONSES: dict[str, dict[str, Any]] = {
         ],
     },
 }
-COMPLETIONS: dict[str, dict[str, Any]] = {
-    "text": {"prompt": SYSTEM},
-    "ids": {"prompt": [1, *range(1000, 1100)]},
-}
+COMPLETIONS: dict[str, dict[str, Any]] = {"text": {"prompt": SYSTEM}, "ids": {"prompt": [1, *range(1000, 1100)]}}
 
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     f"{path} {name}": (path, body)
@@ -202,10 +199,5 @@ GOING_ON: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         {"output": _OUTPUT},
         _RESPONSE | {"input": [*_ITEMS, {"type": "function_call_output", "call_id": "c1", "output": "Rain."}]},
     ),
-    (
-        "/v1/completions",
-        COMPLETIONS["text"],
-        {"text": " And so on"},
-        {"prompt": f"{SYSTEM} And so on, and on."},
-    ),
+    ("/v1/completions", COMPLETIONS["text"], {"text": " And so on"}, {"prompt": f"{SYSTEM} And so on, and on."}),
 ]

@@ -18,14 +18,7 @@ import pytest
 
 from kvchat.engine.running.supervisor import RestartPolicy
 from kvchat.engine.speaking.errors import EngineFailure, EngineGone, FailureKind, Life
-from kvchat.gateway.checks import (
-    MOST_GRAMMAR,
-    MOST_LEVELS,
-    MOST_LIKELY,
-    MOST_LISTED,
-    MOST_TEXT,
-    check_bounds,
-)
+from kvchat.gateway.checks import MOST_GRAMMAR, MOST_LEVELS, MOST_LIKELY, MOST_LISTED, MOST_TEXT, check_bounds
 from kvchat.gateway.crashes import LEFT_S, REFUSED_S, WITHIN_S, Crashes
 from kvchat.gateway.dialects.asked import Refused
 from kvchat.gateway.requests import Stage

@@ -73,7 +73,7 @@ async def test_who_hears_of_the_progress_ends_on_the_loops_thread() -> None:
     threads = Slow()
     asyncio.get_running_loop().set_default_executor(threads)
     try:
-        await in_thread_with_progress(lambda tell: tell(1, 2), Hears().tell)
+        assert await in_thread_with_progress(lambda tell: (tell(1, 2), "yes")[1], Hears().tell) == "yes"
         gc.collect()
         assert ended == [threading.current_thread()]
     finally:
@@ -82,32 +82,21 @@ async def test_who_hears_of_the_progress_ends_on_the_loops_thread() -> None:
     assert told == [(1, 2)]
 
 
-async def test_what_it_returns_and_raises_arrives() -> None:
-    told: list[tuple[int, int]] = []
-
-    def work(tell: Progress) -> str:
-        tell(1, 2)
-        if len(told) > 1:
-            raise ValueError("no")
-        return "yes"
-
-    assert await in_thread_with_progress(work, lambda done, total: told.append((done, total))) == "yes"
-    with pytest.raises(ValueError, match="no"):
-        await in_thread_with_progress(work, lambda done, total: told.append((done, total)))
-    assert told == [(1, 2), (1, 2)]
-
-
-async def test_it_meets_the_wish_to_stop_where_it_tells_its_progress() -> None:
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_it_meets_the_wish_to_stop_where_it_tells_its_progress(goes_on: bool) -> None:
+    """What does not tell any more was cancelled too late, and counts."""
     loop, begun, cancelled = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
     met: list[BaseException] = []
 
-    def work(tell: Progress) -> None:
+    def work(tell: Progress) -> str:
         try:
-            while True:
+            tell(0, 0)
+            while goes_on:
                 tell(0, 0)
         except Stopped as wish:
             met.append(wish)
             raise
+        return "done"
 
     def progress(done: int, total: int) -> None:
         loop.call_soon_threadsafe(begun.set)
@@ -117,24 +106,12 @@ async def test_it_meets_the_wish_to_stop_where_it_tells_its_progress() -> None:
     await begun.wait()
     waiting.cancel()
     cancelled.set()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert len(met) == 1
-
-
-async def test_what_is_cancelled_too_late_counts() -> None:
-    loop, begun, cancelled = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
-
-    def work(tell: Progress) -> str:
-        loop.call_soon_threadsafe(begun.set)
-        assert cancelled.wait(240)
-        return "done"
-
-    waiting = asyncio.create_task(in_thread_with_progress(work, lambda done, total: None))
-    await begun.wait()
-    waiting.cancel()
-    cancelled.set()
-    assert await waiting == "done"
+    if goes_on:
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    else:
+        assert await waiting == "done"
+    assert len(met) == goes_on
 
 
 async def test_what_fails_when_nobody_waits_for_it_any_more_is_no_bug() -> None:

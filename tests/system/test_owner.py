@@ -87,23 +87,20 @@ def test_who_does_not_have_the_key_is_not_heard(tmp_path: Path) -> None:
     ownership.release()
 
 
-def test_a_silent_stranger_keeps_nobody_out(tmp_path: Path) -> None:
-    with listening(tmp_path), Client(owner_of(tmp_path).address):
-        assert answers(tmp_path)
-
-
 def test_whoever_comes_while_the_owner_ends_finds_nobody_and_the_folder_is_free_afterwards(tmp_path: Path) -> None:
     with listening(tmp_path) as ownership:
+        with Client(owner_of(tmp_path).address):  # a silent stranger keeps nobody out
+            assert answers(tmp_path)
         ownership.stop_listening()
         assert connect(tmp_path) is None
         assert not Ownership(tmp_path, "y").claim()
     assert [file.name for file in tmp_path.iterdir()] in ([], ["owner.lock"])
-    assert Ownership(tmp_path, "y").claim()
-
-
-def test_where_no_lock_can_be_made_nobody_is_kept_out(tmp_path: Path) -> None:
+    another = Ownership(tmp_path, "y")
+    assert another.claim()
+    another.release()
+    (tmp_path / "owner.lock").unlink(missing_ok=True)
     (tmp_path / "owner.lock").mkdir()
-    with listening(tmp_path):
+    with listening(tmp_path):  # where no lock can be made nobody is kept out
         assert answers(tmp_path)
 
 

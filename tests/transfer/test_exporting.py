@@ -9,30 +9,30 @@ import pytest
 
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.errors import KvchatError
-from kvchat.transfer.exporting import ExportForm, export_file, file_name
+from kvchat.transfer.exporting import ExportForm, export_file
 from tests.transfer.library import made_conversation, open_library
 
 
-def test_one_conversation_as_markdown(tmp_path):
+def test_one_conversation_or_several_as_markdown(tmp_path):
     database = open_library(tmp_path)
     made = made_conversation(database)
-    database.set_leaf(made.id, next(m.id for m in all_messages(database) if m.content.startswith("A **plant**")))
+    leaf = database.rows("SELECT id FROM messages WHERE content LIKE 'A **plant**%'", ())[0]["id"]
+    database.set_leaf(made.id, leaf)
     target = tmp_path / "trees.md"
     assert export_file(database, [made.id], ExportForm.of(target), target) == 1
     text = target.read_text("utf-8")
     assert text.startswith("# Trees 🌳 和 أشجار\n")
     assert "## You\n\nWhat is a tree?\n\n## Reply\n\n> *Thinking*\n>\n> Hm.\n> Trees.\n\nA **plant**." in text
     assert text.endswith("```python\nprint(1)\n```\n")  # the block that was cut off is closed
-
-
-def test_all_as_markdown_are_a_zip(tmp_path):
-    database = open_library(tmp_path)
-    ids = [made_conversation(database, "../a/b:c").id, made_conversation(database, "../a/b:c").id]
+    ids = [made_conversation(database, title).id for title in ('a<b>:"/\\|?*\n c. ', 'a<b>:"/\\|?*\n c. ', "...")]
     target = tmp_path / "all.zip"
-    assert export_file(database, ids, ExportForm.of(target), target) == 2
+    assert export_file(database, ids, ExportForm.of(target), target) == 3
     with zipfile.ZipFile(target) as archive:
-        assert len(set(archive.namelist())) == 2
-        assert all("/" not in name and ":" not in name for name in archive.namelist())
+        assert sorted({name[:5] for name in archive.namelist()}) == ["Chat ", "a b c"], "names suit any system"
+        assert len(set(archive.namelist())) == 3
+    with pytest.raises(KvchatError, match="could not be written") as failure:
+        export_file(database, ids, ExportForm.JSON, tmp_path / "no folder" / "all.json")
+    assert "no folder" in failure.value.detail
 
 
 class Tags(HTMLParser):
@@ -58,26 +58,6 @@ def test_a_page_runs_and_loads_nothing(tmp_path):
     assert not {"script", "img", "link", "iframe", "object"} & {tag for tag, _ in tags}
     assert not [name for _, attributes in tags for name in attributes if name.startswith("on") or name == "src"]
     assert {a["href"] for tag, a in tags if tag == "a"} == {"https://a.b"}
-
-
-def test_a_failed_export_leaves_the_old_file(tmp_path):
-    database = open_library(tmp_path)
-    target = tmp_path / "no folder" / "all.json"
-    with pytest.raises(KvchatError) as failure:
-        export_file(database, [made_conversation(database).id], ExportForm.JSON, target)
-    assert "no folder" in failure.value.detail
-
-
-def test_names_suit_any_system(tmp_path):
-    database = open_library(tmp_path)
-    assert file_name(made_conversation(database, 'a<b>:"/\\|?*\n c. '), ".md").startswith("a b c ")
-    assert file_name(made_conversation(database, "..."), ".md").startswith("Chat ")
-
-
-def all_messages(database):
-    with database.transaction() as db:
-        ids = [row["id"] for row in db.execute("SELECT id FROM messages")]
-    return [database.path(message_id)[-1] for message_id in ids]
 
 
 def test_nothing_is_hidden_in_an_export_to_be_read_and_the_original_stays(tmp_path):

@@ -142,11 +142,7 @@ def said(database, conversation) -> list[tuple[Role, str, str]]:
         (
             chatgpt(),
             "Trees",
-            [
-                (Role.USER, "What is a tree?", ""),
-                (Role.ASSISTANT, "", "Hm."),
-                (Role.ASSISTANT, "A plant.", ""),
-            ],
+            [(Role.USER, "What is a tree?", ""), (Role.ASSISTANT, "", "Hm."), (Role.ASSISTANT, "A plant.", "")],
             5,
         ),
         (
@@ -184,18 +180,6 @@ def test_exports_of_other_applications(tmp_path, entry, title, branch, messages)
     assert (again.imported, again.known) == ((), 1)
 
 
-def test_an_export_comes_zipped_or_as_a_folder(tmp_path):
-    database = open_library(tmp_path)
-    with zipfile.ZipFile(tmp_path / "export.zip", "w") as archive:
-        archive.writestr("user.json", json.dumps({"id": "me"}))
-        archive.writestr("conversations.json", json.dumps([chatgpt(), claude()]))
-    folder = tmp_path / "lm-studio"
-    folder.mkdir()
-    write(folder, lm_studio(), "1700000000000.conversation.json")
-    report = import_paths(database, [tmp_path / "export.zip", folder])
-    assert (len(report.imported), report.problems) == (3, ())
-
-
 def test_what_is_bad_is_named_and_the_rest_is_taken(tmp_path):
     database = open_library(tmp_path)
     circle = open_webui()
@@ -210,8 +194,11 @@ def test_what_is_bad_is_named_and_the_rest_is_taken(tmp_path):
         write(tmp_path, {"format": "kvchat-conversations", "version": 99, "conversations": []}, "newer.json"),
         write(tmp_path, [], "empty.json"),
     ]
+    row = {"id": "x", "title": "x" * 2000, "created_at": 1, "updated_at": 1, "messages": []}
+    entries = [row, row | {"messages": [{}] * 100_001}]
+    paths.append(write(tmp_path, {"format": "kvchat-conversations", "version": 1, "conversations": entries}, "y.json"))
     report = import_paths(database, paths)
-    assert len(report.imported) == 1
+    assert sorted(chat.title for chat in database.conversations()) == ["Trees", "x" * 1000]
     assert report.problems == (
         "mixed.json, chat 2: it is not a chat in a supported format",
         "mixed.json, chat 3 “Numbers”: its messages form a loop",
@@ -224,10 +211,12 @@ def test_what_is_bad_is_named_and_the_rest_is_taken(tmp_path):
         "missing.json: No such file or directory",
         "newer.json: it was created by a newer version of kvchat",
         "empty.json: it contains no chats",
+        f"y.json, chat 2 “{'x' * 60}”: it has more than 100,000 messages",
     )
 
 
 def test_an_import_that_fails_takes_back_what_it_took_in(tmp_path):
+    """Here from a zip, a folder and a pipe, which is not waited for."""
     database = open_library(tmp_path)
     before = everything(database)
 
@@ -235,14 +224,18 @@ def test_an_import_that_fails_takes_back_what_it_took_in(tmp_path):
         if done == 3:
             raise StorageFailed("no")
 
-    folder = tmp_path / "exports"
+    folder, archived = tmp_path / "exports", tmp_path / "export.zip"
     folder.mkdir()
-    for data, name in ((chatgpt(), "a.json"), (claude(), "b.json"), (lm_studio(), "c.json")):
-        write(folder, data, name)
+    with zipfile.ZipFile(archived, "w") as archive:
+        archive.writestr("user.json", json.dumps({"id": "me"}))
+        archive.writestr("conversations.json", json.dumps([chatgpt(), claude()]))
+    write(folder, lm_studio(), "1700000000000.conversation.json")
+    os.mkfifo(folder / "a.json")
     with pytest.raises(StorageFailed):
-        import_paths(database, [folder], disk_fails)
+        import_paths(database, [archived, folder], disk_fails)
     assert everything(database) == before
-    assert len(import_paths(database, [folder]).imported) == 3
+    report = import_paths(database, [archived, folder])
+    assert (len(report.imported), report.problems) == (3, ("a.json: It is a pipe, not a file",))
 
 
 def test_a_list_is_read_piece_by_piece_wherever_the_pieces_end(tmp_path, monkeypatch):
@@ -253,6 +246,12 @@ def test_a_list_is_read_piece_by_piece_wherever_the_pieces_end(tmp_path, monkeyp
     report = import_paths(database, [tmp_path / "x.json"])
     assert len(report.imported) == 3
     assert [problem.split(":")[0] for problem in report.problems] == ["x.json, chat 4", "x.json, chat 5"]
+    monkeypatch.setattr(importing, "MOST_CHATS", 3)
+    assert (
+        import_paths(database, [tmp_path / "x.json"])
+        .problems[0]
+        .endswith("kvchat imported only 3 chats, the maximum for one import")
+    )
 
 
 @pytest.mark.parametrize("step", [3, 1_000_000])
@@ -329,16 +328,6 @@ def test_hostile_zips_are_refused(tmp_path, monkeypatch):
     )
 
 
-def test_an_import_has_an_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(importing, "MOST_CHATS", 3)
-    file = write(tmp_path, [chatgpt(), {}, {}, claude(), {}])
-    report = import_paths(open_library(tmp_path), [file])
-    assert len(report.imported) == 1
-    assert report.problems[-1] == (
-        "conversations.json, chat 4 “Bäume”: kvchat imported only 3 chats, the maximum for one import"
-    )
-
-
 @pytest.mark.slow
 def test_messages_that_hand_their_parent_on_take_no_square_of_time():
     """100,000 of them in a row, and as many that answer the last one, would take hours."""
@@ -356,35 +345,7 @@ def test_reasoning_without_an_end_takes_no_square_of_time(tmp_path):
     assert len(import_paths(open_library(tmp_path), [write(tmp_path, entry)]).imported) == 1
 
 
-def test_a_pipe_among_the_files_is_not_waited_for(tmp_path):
-    folder = tmp_path / "exports"
-    folder.mkdir()
-    os.mkfifo(folder / "a.json")
-    write(folder, chatgpt(), "b.json")
-    report = import_paths(open_library(tmp_path), [folder])
-    assert len(report.imported) == 1
-    assert report.problems == ("a.json: It is a pipe, not a file",)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"messages": [{}] * 100_001}, "it has more than 100,000 messages"),
-        ({"title": "x" * 2000}, ""),
-    ],
-)
-def test_a_chat_has_bounds(tmp_path, change, words):
-    database = open_library(tmp_path)
-    row = {"id": "x", "title": "T", "created_at": 1, "updated_at": 1, "messages": []} | change
-    file = write(tmp_path, {"format": "kvchat-conversations", "version": 1, "conversations": [row]})
-    report = import_paths(database, [file])
-    if words:
-        assert words in report.problems[0]
-    else:
-        assert database.conversations()[0].title == "x" * 1000
-
-
-@pytest.mark.parametrize("id", ["\x1b]0;gotcha\x07", "program/zed", "../x", "half \ud800"])
+@pytest.mark.parametrize("id", ["\x1b]0;gotcha\x07", "program/zed", "half \ud800"])
 def test_ids_that_kvchat_did_not_make_are_replaced(tmp_path, id):
     """The id of a chat reaches the terminal, and the store's entries of a program are named `program/…`."""
     theirs, file = open_library(tmp_path / "theirs"), tmp_path / "chats.json"

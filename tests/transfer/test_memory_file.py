@@ -121,18 +121,17 @@ def test_it_is_an_ordinary_archive(here: tuple[Home, Conversation], tmp_path: Pa
         names = archive.getnames()
     assert names[:2] == ["chats.json", "memory.json"]
     assert sorted(name.removeprefix("blocks/") for name in names[2:]) == here[0].blocks()
+    with pytest.raises(NothingKept):
+        exported(here[0], made_conversation(here[0].database), tmp_path / "another.kvchat")
 
 
 @pytest.mark.slow
-def test_a_sealed_file_says_nothing(here: tuple[Home, Conversation], tmp_path: Path) -> None:
-    content = exported(*here, tmp_path / "chat.kvchat", SECRET).read_bytes()
-    for part in (b"plant", b"chats.json", here[1].id.encode(), SECRET.encode(), b"tiny"):
-        assert part not in content
-
-
-@pytest.mark.slow
-def test_the_passphrase_must_be_right(here: tuple[Home, Conversation], make: Made, tmp_path: Path) -> None:
+def test_a_sealed_file_says_nothing_without_its_passphrase(
+    here: tuple[Home, Conversation], make: Made, tmp_path: Path
+) -> None:
     file, there = exported(*here, tmp_path / "chat.kvchat", SECRET), make("there")
+    for part in (b"plant", b"chats.json", here[1].id.encode(), SECRET.encode(), b"tiny"):
+        assert part not in file.read_bytes()
     for passphrase, fault in (("", "requires a passphrase"), ("wrong", "Wrong passphrase")):
         with pytest.raises(PassphraseNeeded, match=fault):
             there.take_in(file, passphrase)
@@ -204,30 +203,10 @@ def test_what_is_made_to_do_harm_does_none(
     ]
 
 
-def test_a_header_that_claims_gigabytes_is_not_believed(
+def test_no_room_or_an_end_half_way_or_a_header_that_claims_gigabytes_leaves_nothing(
     here: tuple[Home, Conversation], make: Made, tmp_path: Path
 ) -> None:
-    file, there = exported(*here, tmp_path / "chat.kvchat"), make("there")
-    head = tarfile.TarInfo("chats.json")
-    head.size = 7 << 30
-    file.write_bytes(head.tobuf(tarfile.USTAR_FORMAT) + bytes(1000))
-    report = there.take_in(file)
-    assert (report.imported, len(report.problems)) == ((), 1)
-
-
-def test_no_room_is_said_before_anything_is_written(
-    here: tuple[Home, Conversation], make: Made, tmp_path: Path
-) -> None:
-    file, there = exported(*here, tmp_path / "chat.kvchat"), make("there")
-    there.bench.store.set_bounds(Bounds(quota=100_000, free_floor=0))
-    report = there.take_in(file)
-    assert report.imported == (here[1].id,)
-    assert "but the storage limit is" in report.problems[0]
-    assert there.blocks() == []
-
-
-def test_ended_half_way_it_leaves_nothing(here: tuple[Home, Conversation], make: Made, tmp_path: Path) -> None:
-    file, there = exported(*here, tmp_path / "chat.kvchat"), make("there")
+    file, there, full = exported(*here, tmp_path / "chat.kvchat"), make("there"), make("full")
 
     def stop(done: int, total: int) -> None:
         if total and done > total // 2:
@@ -235,7 +214,16 @@ def test_ended_half_way_it_leaves_nothing(here: tuple[Home, Conversation], make:
 
     with pytest.raises(Stopped):
         import_paths(there.database, [file], stop, store=there.bench.store)
-    assert (there.database.conversations(), there.blocks()) == ([], [])
+    full.bench.store.set_bounds(Bounds(quota=100_000, free_floor=0))
+    report = full.take_in(file)
+    assert report.imported == (here[1].id,)
+    assert "but the storage limit is" in report.problems[0]
+    head = tarfile.TarInfo("chats.json")
+    head.size = 7 << 30
+    file.write_bytes(head.tobuf(tarfile.USTAR_FORMAT) + bytes(1000))
+    report = there.take_in(file)
+    assert (report.imported, len(report.problems)) == ((), 1)
+    assert (there.database.conversations(), there.blocks(), full.blocks()) == ([], [], [])
 
 
 @pytest.mark.parametrize("passphrase", EITHER)
@@ -276,12 +264,6 @@ def test_other_threads_go_on_while_a_passphrase_is_worked_on(tmp_path: Path) -> 
     over.set()
     thread.join()
     assert after - before > 20
-
-
-def test_a_chat_of_which_nothing_is_kept(make: Made, tmp_path: Path) -> None:
-    home = make("here")
-    with pytest.raises(NothingKept):
-        exported(home, made_conversation(home.database), tmp_path / "chat.kvchat")
 
 
 @pytest.mark.slow

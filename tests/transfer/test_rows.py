@@ -107,29 +107,18 @@ def test_a_bad_conversation_is_refused_whole(tmp_path, place, bad):
     assert everything(there) == [[], []]
 
 
-def test_what_a_newer_kvchat_added_is_left_out(tmp_path):
-    row = one_row(tmp_path)
-    row["mood"], row["messages"][0]["mood"] = "good", 3
-    there = open_library(tmp_path / "there")
-    assert store_rows(there, row)
-
-
-def test_a_receipt_of_a_newer_kvchat_is_taken_in(tmp_path):
-    database = open_library(tmp_path / "there")
-    made_conversation(database)
-    (row,) = conversation_rows(database)
+def test_what_is_of_a_newer_kvchat_or_of_one_machine_is_left_out(tmp_path):
+    here, there = open_library(tmp_path / "here"), open_library(tmp_path / "there")
+    made_conversation(here)
+    (row,) = conversation_rows(here)
+    row |= {"mood": "good", "model": "//elsewhere/share/model.gguf", "deleted_at": 1, "title_due": 1}
+    row["messages"][0] |= {"mood": 3, "content": "half \ud83d here"}  # no file can hold that half
     reply = next(message for message in row["messages"] if message["receipt"])
     reply["receipt"]["energy_joules"] = 3.5
-    here = open_library(tmp_path / "here")
-    assert store_rows(here, row)
-    assert next(message for message in here.branch(row["id"]) if message.receipt).receipt == RECEIPT
-
-
-def test_what_is_of_one_machine_is_not_taken_from_a_file(tmp_path):
-    row = one_row(tmp_path) | {"model": "//elsewhere/share/model.gguf", "deleted_at": 1, "title_due": 1}
-    there = open_library(tmp_path / "there")
     assert store_rows(there, row)
-    assert [one.model for one in there.conversations()] == [None]
+    assert [chat.model for chat in there.conversations()] == [None]
+    assert there.branch(row["id"])[0].content == "half \ufffd here"
+    assert next(message for message in there.branch(row["id"]) if message.receipt).receipt == RECEIPT
 
 
 def test_messages_of_another_conversation_are_not_taken_over(tmp_path):
@@ -139,11 +128,3 @@ def test_messages_of_another_conversation_are_not_taken_over(tmp_path):
     with pytest.raises(BadConversation):
         store_rows(here, row | {"id": "another"})
     assert everything(here) == before
-
-
-def test_halves_of_surrogate_pairs_do_not_stop_an_import(tmp_path):
-    row = one_row(tmp_path)
-    row["messages"][0]["content"] = "half \ud83d here"
-    there = open_library(tmp_path / "there")
-    assert store_rows(there, row)
-    assert there.branch(row["id"])[0].content == "half \ufffd here"

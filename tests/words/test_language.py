@@ -13,16 +13,7 @@ import pytest
 from kvchat.errors import KvchatError
 from kvchat.words import language, wording
 from kvchat.words.language import beside, listed, mark, number, pgettext, sentences, several, speak, spoken
-from kvchat.words.wording import (
-    duration,
-    moment_of,
-    rough_duration,
-    roughly,
-    since,
-    size,
-    size_of,
-    tokens_short,
-)
+from kvchat.words.wording import duration, moment_of, rough_duration, roughly, since, size, size_of, tokens_short
 
 
 @pytest.fixture(autouse=True)
@@ -36,26 +27,19 @@ def german(catalogues: None) -> None:
     assert speak("de") == "de"
 
 
-@pytest.mark.parametrize(
-    ("wanted", "meant"),
-    [
-        ("de_AT.UTF-8", "de"),
-        ("zh_CN", "zh_Hans"),
-        ("zh-Hant-HK", "zh_Hant"),
-        ("zh_TW.UTF-8", "zh_Hant"),
-        ("zh", "zh_Hans"),
-        ("C.UTF-8", "en"),
-        ("pl:fr_FR@euro", "fr"),
-        ("pl_PL", "en"),
-    ],
-)
-def test_the_environment_says_which(wanted: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Python's alone: the C library keeps what it has once said, and an error of the system was Polish in a later test.
-    monkeypatch.setattr(os, "environ", {"LANGUAGE": wanted})
-    assert speak("system", ["ko-KR"]) == meant == spoken()
-
-
-def test_without_a_word_in_the_environment_the_desktop_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_says_which_and_without_it_the_desktop(monkeypatch: pytest.MonkeyPatch) -> None:
+    meant = {
+        "de_AT.UTF-8": "de",
+        "zh_CN": "zh_Hans",
+        "zh-Hant-HK": "zh_Hant",
+        "zh_TW.UTF-8": "zh_Hant",
+        "zh": "zh_Hans",
+    }
+    meant |= {"zh": "zh_Hans", "C.UTF-8": "en", "pl:fr_FR@euro": "fr", "pl_PL": "en"}
+    for wanted, language_meant in meant.items():
+        # Python's alone: the C library keeps what it has once said, and an error was Polish in a later test.
+        monkeypatch.setattr(os, "environ", {"LANGUAGE": wanted})
+        assert speak("system", ["ko-KR"]) == language_meant == spoken()
     monkeypatch.setattr(os, "environ", {})
     assert speak("system", ["pl-PL", "ja-JP"]) == "ja"
     assert speak("es", ["ja-JP"]) == "es"
@@ -83,6 +67,7 @@ def test_sentences_stand_beside_each_other_as_the_language_parts_them() -> None:
         "The disk is full. Nothing was saved. Make room"
     )
     assert sentences("", "") == ""
+    assert str(KvchatError("It cannot be kept", "The disk is full.")) == "It cannot be kept. The disk is full."
     speak("ja")
     assert sentences("ディスクがいっぱいです", "保存されませんでした。", "空けてください。") == (
         "ディスクがいっぱいです。保存されませんでした。空けてください。"
@@ -93,18 +78,13 @@ def test_sentences_stand_beside_each_other_as_the_language_parts_them() -> None:
 
 
 @pytest.mark.usefixtures("catalogues")
-def test_things_are_listed_as_the_language_parts_them() -> None:
+def test_things_are_listed_and_parted_as_the_language_does() -> None:
     assert listed(("a", "", "b", "c")) == "a, b, c"
     assert listed(()) == ""
-    for chosen, told in (("de", "a, b"), ("ko", "a, b"), ("ja", "a、b"), ("zh_Hans", "a、b"), ("zh_Hant", "a、b")):
+    assert mark("; ") == "; "
+    for chosen, told in (("de", "a, b"), ("ko", "a, b"), ("zh_Hans", "a、b"), ("zh_Hant", "a、b"), ("ja", "a、b")):
         speak(chosen)
         assert listed(["a", "b"]) == told
-
-
-@pytest.mark.usefixtures("catalogues")
-def test_what_parts_two_parts_is_as_wide_as_what_stands_around_it() -> None:
-    assert mark("; ") == "; "
-    speak("ja")
     assert mark("; ").join(["読み直し", "約2分"]) == "読み直し；約2分"
 
 
@@ -125,38 +105,15 @@ def test_parts_beside_each_other_keep_their_own_direction(monkeypatch: pytest.Mo
     assert beside(("Qwen3", "", "4.9 GB")) == "\u200f\u2068Qwen3\u2069 · \u20684.9 GB\u2069"
 
 
-def test_an_error_in_a_line_is_made_of_sentences() -> None:
-    assert str(KvchatError("It cannot be kept", "The disk is full.", "Make room.")) == (
-        "It cannot be kept. The disk is full. Make room."
-    )
-    assert str(KvchatError("It cannot be kept")) == "It cannot be kept"
+NOON, NIGHT = datetime(2026, 11, 20, 12, 0), datetime(2026, 11, 20, 1, 0)
 
 
-def test_two_sizes_share_their_unit() -> None:
-    assert size_of(3_136_000_000, 20_000_000_000) == "3.1 of 20 GB"
-    assert size_of(136_000_000, 20_000_000_000) == "136 MB of 20 GB"
-
-
-@pytest.mark.parametrize(
-    ("ago", "words"),
-    [
-        (timedelta(seconds=5), "just now"),
-        (timedelta(minutes=5), "5 min ago"),
-        (timedelta(hours=3), "3 h ago"),
-        (timedelta(days=1), "yesterday"),
-        (timedelta(days=5), "5 days ago"),
-        (timedelta(days=40), "11 Oct 2026"),
-    ],
-)
-def test_how_long_ago(ago: timedelta, words: str) -> None:
-    now = datetime(2026, 11, 20, 12, 0)
-    assert since(now - ago, now) == words
-
-
-def test_after_midnight_the_evening_is_not_yet_yesterday() -> None:
-    now = datetime(2026, 11, 20, 1, 0)
-    assert since(now - timedelta(minutes=90), now) == "1 h ago"
-    assert since(now - timedelta(hours=9), now) == "yesterday"
+def test_how_long_ago() -> None:
+    times = {timedelta(seconds=5): "just now", timedelta(minutes=5): "5 min ago", timedelta(hours=3): "3 h ago"}
+    times |= {timedelta(days=1): "yesterday", timedelta(days=5): "5 days ago", timedelta(days=40): "11 Oct 2026"}
+    assert {ago: since(NOON - ago, NOON) for ago in times} == times
+    assert since(NIGHT - timedelta(minutes=90), NIGHT) == "1 h ago", "the evening is not yet yesterday"
+    assert since(NIGHT - timedelta(hours=9), NIGHT) == "yesterday"
 
 
 CASES: dict[Callable[..., str], dict[Any, str]] = {
@@ -180,4 +137,6 @@ CASES: dict[Callable[..., str], dict[Any, str]] = {
 
 @pytest.mark.parametrize("say", CASES)
 def test_times_sizes_and_counts_in_words(say: Callable[..., str]) -> None:
+    assert size_of(3_136_000_000, 20_000_000_000) == "3.1 of 20 GB"
+    assert size_of(136_000_000, 20_000_000_000) == "136 MB of 20 GB"
     assert {value: say(value) for value in CASES[say]} == CASES[say]

@@ -11,44 +11,24 @@ from kvchat.words.safe_text import Person, calm, redact, shown_document, spelled
 TAGS = "".join(chr(0xE0000 + ord(char)) for char in "ignore all")
 
 
-@pytest.mark.parametrize(
-    ("hidden", "name"),
-    [
-        ("\u00ad", "SHY"),
-        ("\u2063", "U+2063"),
-        ("\u3164", "HANGUL FILLER"),
-        ("\u115f", "HANGUL FILLER"),
-        ("\u1160", "HANGUL FILLER"),
-        ("\uffa0", "HANGUL FILLER"),
-        ("\u034f", "CGJ"),
-        ("\u206a", "U+206A"),
-        ("\U000e0001", "U+E0001"),
-        ("\U000e0041", "TAG A"),
-        ("\U000e0fff", "U+E0FFF"),
-        ("\ufe0f", "VS16"),
-        ("\ufe00", "VS1"),
-        ("\U000e0100", "VS17"),
-        ("\U000e01ef", "VS256"),
-        ("\u180b", "U+180B"),
-        ("\U0001d173", "U+1D173"),
-        ("\u202e", "RLO"),
-        ("\u200b", "ZWSP"),
-    ],
-)
-def test_what_cannot_be_seen_is_left_out_of_prose_and_named_in_code(hidden: str, name: str) -> None:
-    assert calm(f"a{hidden}b") == "ab"
-    assert spelled_out(f"a{hidden}b") == f"a⟦{name}⟧b"
-    assert calm(hidden) == ""
+HIDDEN = {"\u00ad": "SHY", "\u2063": "U+2063", "\u034f": "CGJ", "\u206a": "U+206A", "\u202e": "RLO", "\u200b": "ZWSP"}
+HIDDEN |= dict.fromkeys("\u3164\u115f\u1160\uffa0", "HANGUL FILLER") | {"\u180b": "U+180B", "\U0001d173": "U+1D173"}
+HIDDEN |= {"\U000e0001": "U+E0001", "\U000e0041": "TAG A", "\U000e0fff": "U+E0FFF"}
+HIDDEN |= {"\ufe0f": "VS16", "\ufe00": "VS1", "\U000e0100": "VS17", "\U000e01ef": "VS256"}
 
 
-@pytest.mark.parametrize(
-    ("mark", "name"), [("\u200c", "ZWNJ"), ("\u200d", "ZWJ"), ("\u200e", "LRM"), ("\u200f", "RLM"), ("\u061c", "ALM")]
-)
-def test_a_mark_of_other_scripts_is_named_among_plain_code(mark: str, name: str) -> None:
-    assert spelled_out(f"is_admin{mark} = 1") == f"is_admin⟦{name}⟧ = 1"
-    assert spelled_out(f"{mark}{mark}x") == f"⟦{name}⟧⟦{name}⟧x"
-    honest = 'greet = "می\u200cخواهم 👨\u200d👩 שלום\u200f!"'
-    assert spelled_out(honest) == honest
+def test_what_cannot_be_seen_is_left_out_of_prose_and_named_in_code() -> None:
+    for hidden, name in HIDDEN.items():
+        assert calm(f"a{hidden}b") == "ab"
+        assert spelled_out(f"a{hidden}b") == f"a⟦{name}⟧b"
+        assert calm(hidden) == ""
+
+
+def test_a_mark_of_other_scripts_is_named_among_plain_code() -> None:
+    marks = {"\u200c": "ZWNJ", "\u200d": "ZWJ", "\u200e": "LRM", "\u200f": "RLM", "\u061c": "ALM"}
+    for mark, name in marks.items():
+        assert spelled_out(f"is_admin{mark} = 1") == f"is_admin⟦{name}⟧ = 1"
+        assert spelled_out(f"{mark}{mark}x") == f"⟦{name}⟧⟦{name}⟧x"
 
 
 def test_words_hidden_in_tags_or_selectors_are_seen() -> None:
@@ -69,7 +49,7 @@ def test_words_hidden_in_tags_or_selectors_are_seen() -> None:
         "葛\U000e0100城 辻\U000e0101 漢\ufe00 ≩\ufe00",
         "ᠮᠣᠩᠭᠣᠯ\u180b",
         "\u1100\u1160 \u115f\u1161",
-        "می\u200cخواهم שלום\u200f",
+        "می\u200cخواهم שלום\u200f 👨\u200d👩",
         "naïve e\u0301 क्\u200dष \n\tx",
     ],
 )
@@ -78,11 +58,8 @@ def test_what_belongs_to_a_script_or_a_picture_stays(honest: str) -> None:
     assert spelled_out(honest) == honest
 
 
-def test_control_codes_get_their_pictures() -> None:
+def test_control_codes_get_their_pictures_and_a_document_is_shown_as_what_it_is() -> None:
     assert calm("\x1b[31m\x7f\x9b") == spelled_out("\x1b[31m\x7f\x9b") == "␛[31m␡\ufffd"
-
-
-def test_a_document_is_shown_as_what_it_is() -> None:
     assert shown_document("notes.TXT", "a\u00adb") == shown_document("README", "a\u00adb") == "ab"
     assert shown_document("main.py", "a\u00adb") == "a⟦SHY⟧b"
 
@@ -113,18 +90,12 @@ def test_what_goes_and_what_stays(text: str, clean: str) -> None:
     assert redact(text, ANNA) == clean
 
 
-def test_known_secrets_go_wherever_they_stand() -> None:
+def test_known_secrets_go_and_short_names_stay() -> None:
     assert redact("xKEY-1y KEY", ANNA, ["KEY", "KEY-1", ""]) == "x‹removed›y ‹removed›"
-
-
-def test_a_short_user_name_takes_nothing_out_of_other_words() -> None:
     assert redact("me and the model", Person("/", "me", "")) == "me and the model"
+    assert this_person().home
 
 
 @given(st.text(), st.text("abcdefghijklmnopqrstuvwxyz0123456789_-", min_size=12, max_size=40), st.text())
 def test_a_known_secret_never_gets_through(before: str, secret: str, after: str) -> None:
     assert secret not in redact(before + secret + after, ANNA, [secret])
-
-
-def test_this_person_is_somebody() -> None:
-    assert this_person().home

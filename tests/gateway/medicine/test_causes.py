@@ -59,12 +59,7 @@ def test_nothing_is_said_of_a_prompt_that_goes_on_or_is_of_another_kind() -> Non
         (agents.codex(), agents.codex(folder="/tmp/x"), ReasonCode.FOLDER_IN_FIRST, ""),
         (agents.codex(), agents.codex(date="2026-11-23"), ReasonCode.DATE_IN_FIRST, "hold-clock"),
         (agents.cline(), agents.cline(time="9:14:02 AM"), ReasonCode.DATE_IN_FIRST, "hold-clock"),
-        (
-            agents.aider(user("Go")),
-            agents.aider(user("Go"), repository="src/lexer.py:"),
-            ReasonCode.REPOSITORY_MAP,
-            "",
-        ),
+        (agents.aider(user("Go")), agents.aider(user("Go"), repository="src/lexer.py:"), ReasonCode.REPOSITORY_MAP, ""),
     ],
 )
 def test_what_stands_there_is_told_by_its_name(one: Body, other: Body, cause: ReasonCode, rule: str) -> None:
