@@ -43,7 +43,7 @@ _AGAIN_S = 0.1  # between ownership attempts
 _AGAIN = -1  # not an exit code: restart
 # Modules that `kvchat.application` needs without Qt, which belongs to the window's thread.
 _BESIDE = (
-    *("kvchat.runtime", "kvchat.library.remote.starter", "kvchat.transfer.repair", "kvchat.words.markdown"),
+    *("kvchat.runtime", "kvchat.library.remote.starter", "kvchat.transfer.backup", "kvchat.words.markdown"),
     *("httpcore2", "anyio.streams.tls"),  # httpx2 imports these on the first request
 )
 

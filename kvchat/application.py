@@ -21,7 +21,7 @@ from kvchat.settings import Settings
 from kvchat.system.owner import StartRequest
 from kvchat.system.paths import Paths
 from kvchat.system.session_bus import SessionBus
-from kvchat.transfer.repair import repair
+from kvchat.transfer.backup import repair
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.opening import Opener
 from kvchat.ui.app.quitting import close_and_tell

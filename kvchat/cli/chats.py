@@ -29,10 +29,9 @@ from kvchat.cli.terminal import columns, remark, say, show, show_progress, shows
 from kvchat.errors import KvchatError
 from kvchat.kvstore.store import KeptMemory
 from kvchat.system.paths import Paths, resolve_paths
-from kvchat.transfer.backup import finish_restore, lay_ready, make_backup, write_backup
+from kvchat.transfer.backup import finish_restore, lay_ready, make_backup, repair, write_backup
 from kvchat.transfer.exporting import ExportForm, export_file, write_export
 from kvchat.transfer.memory_file import export_with_memory
-from kvchat.transfer.repair import repair
 from kvchat.words.language import N_, _, mark, number, several
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import one_line, size, timestamp

@@ -36,7 +36,7 @@ LEAST_HEAD = 64  # tokens; reprocessing fewer beats saving
 # tokenizing takes a core from the engine. It waits no longer: a long prompt may have to start again.
 SOON_S = 0.25
 LEAST_STEPS = 256  # tokens; the request itself processes fewer
-ALONE_STEP_MS = 2000.0  # target time of a step while the window is not in use
+ALONE_STEP_MS = 2000.0  # target time of a step while the window is not in use: small steps are slower
 PROVED = ("cached", "prompt")  # known from the answer; the rest, at its start
 
 
@@ -97,8 +97,11 @@ class Forwarder:
         Raises GaveWay if it does not continue the slot's contents and is unanswered.
         """
         await self._render()
-        too_small = self.lease.engine.too_small(len(self.work.prompt.ids) + self._reserve)
-        if not self.work.prompt.ids or not (answered or (self._goes_on and not too_small)):
+        ids, contents, held = self.work.prompt.ids, self.lease.slot.contents, self._as_it_is.expected_cached
+        # It continues the slot's contents if nothing must be restored and few tokens processed.
+        little = LEAST_STEPS if contents and held == len(contents.tokens) else LEAST_GAIN
+        goes_on = self._known and held > 0 and len(ids) - held < little
+        if not ids or not (answered or (goes_on and not self.lease.engine.too_small(len(ids) + self._reserve))):
             raise GaveWay
         await self.mending.compare(self.work, self.lease)
         self.exchange.loaded = self._as_it_is
@@ -122,13 +125,6 @@ class Forwarder:
     @property
     def _as_it_is(self) -> Loaded:
         return unchanged(self.lease.engine, self.lease.slot.known(self.lease.engine), self.work.prompt.ids)
-
-    @property
-    def _goes_on(self) -> bool:
-        """True if it continues the slot's contents: nothing to restore, few tokens to process."""
-        contents, ids, held = self.lease.slot.contents, self.work.prompt.ids, self._as_it_is.expected_cached
-        little = LEAST_STEPS if contents and held == len(contents.tokens) else LEAST_GAIN
-        return self._known and held > 0 and len(ids) - held < little
 
     @property
     def _known(self) -> bool:
@@ -185,8 +181,8 @@ class Forwarder:
         loaded = self.exchange.loaded
         ids, passage, cost = self.work.prompt.ids, self.work.passage, self.lease.slots.restore_cost
         choosy = self._choosy
-        rate = cost.speed.ms_per_token
-        last = len(ids) - (1 if choosy else tail_of(len(ids) - loaded.expected_cached, rate, self._step_ms()))
+        rate, step_ms = cost.speed.ms_per_token, STEP_MS if self.lease.slots.window_used else ALONE_STEP_MS
+        last = len(ids) - (1 if choosy else tail_of(len(ids) - loaded.expected_cached, rate, step_ms))
         # The engine processes a picture in one piece: steps end at the first one.
         end = next((n for n, token in enumerate(ids[:last]) if token <= FIRST_ID), last)
         missing, heads = end - loaded.expected_cached, await self._heads(loaded)
@@ -206,7 +202,7 @@ class Forwarder:
             self.moved(passage, Stage.READING)
 
         slots, slot = self.lease.slots, self.lease.slot
-        turn, step_ms = partial(slots.context.step, slot), self._step_ms()
+        turn = partial(slots.context.step, slot)
         for stop in (*heads, ids[:end]):
             if not await read_ahead(
                 self.lease, stop, loaded, lambda: not self.work.left, progress, step_ms=step_ms, turn=turn
@@ -220,9 +216,6 @@ class Forwarder:
                 loaded = replace(loaded, expected_cached=max(len(stop), found), restore=None, ahead=contents.ahead)
         ended()
         return True
-
-    def _step_ms(self) -> float:
-        return STEP_MS if self.lease.slots.window_used else ALONE_STEP_MS  # small steps are slower
 
     async def _forward(self, *, steps: bool = False, unknown: bool = False) -> Heard | None:
         work, lease, engine, asked = self.work, self.lease, self.lease.engine.engine, self.work.asked

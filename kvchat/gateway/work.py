@@ -14,7 +14,7 @@ from starlette.types import Receive, Send
 
 from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.engine.speaking.wire import Picture
-from kvchat.gateway.dialects.asked import Asked, Form, refusal, refusal_event
+from kvchat.gateway.dialects.asked import Asked, Form, as_chat, refusal
 from kvchat.gateway.dialects.conversion import Json, Unconvertible
 from kvchat.gateway.requests import Passage
 from kvchat.kvstore.savepoint import Tokens, common_prefix
@@ -40,7 +40,11 @@ UNKNOWN = Prompt(())
 def pictures_in(asked: Asked) -> tuple[Picture, ...]:
     """Return a request's images; none if it is not convertible, which the engine reports."""
     try:
-        return _chat_and_pictures(asked.chat())[1] if asked.form not in (Form.COMPLETION, Form.PLAIN) else ()
+        return (
+            _chat_and_pictures(as_chat(asked.form, asked.body))[1]
+            if asked.form not in (Form.COMPLETION, Form.PLAIN)
+            else ()
+        )
     except Unconvertible:
         return ()
 
@@ -51,7 +55,7 @@ async def prompt_of(engine: ReadyEngine, asked: Asked) -> Prompt:
         if asked.form is Form.COMPLETION:
             prompt = await _given(engine, asked.body.get("prompt"))
         else:
-            prompt = await _rendered(engine, asked.chat(), large=asked.is_large)
+            prompt = await _rendered(engine, as_chat(asked.form, asked.body), large=asked.is_large)
     except (Unconvertible, EngineRefused):
         return UNKNOWN
     return prompt if len(prompt.ids) < engine.limit else UNKNOWN  # the engine refuses longer prompts
@@ -229,7 +233,11 @@ class Work:
             body = json.dumps(refusal(form, status, message, kind), ensure_ascii=False).encode()
             outlet.whole(status, headers, body)
         elif self.asked.stream and not outlet.ended:
-            outlet.write(refusal_event(form, status, message, kind))
+            error = refusal(form, status, message, kind)
+            if form is Form.RESPONSES:
+                error = {"type": "error", "code": kind, "message": message, "param": None}
+            name = "event: error\n" if form in (Form.MESSAGES, Form.RESPONSES) else ""
+            outlet.write(f"{name}data: {json.dumps(error)}\n\n".encode())
         outlet.end()
 
     def _end(self) -> None:

@@ -1,6 +1,7 @@
-"""Back up the chats and settings as one zip, and restore them.
+"""Back up the chats and settings as one zip, restore them, and repair a damaged chats file.
 
-A backup is checked and staged, and replaces the data before anything opens the database. The old data is kept.
+A backup is checked and staged, and replaces the data before anything opens the database. The old data is kept. A
+damaged file is repaired from its readable parts and the newest automatic backup, and replaced in the same way.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import IO, Any
 
 from blake3 import blake3
 
+from kvchat.chat.record.database_file import doubt_of
 from kvchat.chat.record.migrations import MIGRATIONS
+from kvchat.chat.record.recovery import FAULTS, Salvaged, backups_of, is_whole, salvage
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings, save_settings, settings_in
 from kvchat.system import migrations
@@ -29,7 +32,7 @@ from kvchat.system.concurrency import Progress
 from kvchat.system.files import open_plain, whole_file
 from kvchat.system.paths import RESTORING, Paths
 from kvchat.transfer.untrusted_files import ZIP_FAULTS, open_zip
-from kvchat.words.language import _
+from kvchat.words.language import _, listed, number, sentences, several
 from kvchat.words.wording import size as size_in_words
 
 _READY = "ready"  # written last: marks the folder complete
@@ -263,3 +266,69 @@ def _bad(source: Path, error: Exception) -> KvchatError:
         f"{source.name}: {reason}.",
         _("Choose another backup. Nothing has been changed."),
     )
+
+
+_MOST_NAMED = 8  # damaged chats
+
+
+@dataclass(frozen=True)
+class Repaired:
+    found: Salvaged
+    aside: Path  # folder with the previous data
+
+    @property
+    def title(self) -> str:
+        return _("Your chats were repaired") if self.found.chats else _("No chats could be recovered")
+
+    @property
+    def words(self) -> str:
+        found = self.found
+        chats = several(found.chats, "{count} chat", "{count} chats")
+        messages = several(found.messages, "{count} message", "{count} messages")
+        lines = [_("Recovered: {chats} with {messages}.", chats=chats, messages=messages)]
+        if found.from_backup:
+            lines.append(
+                several(
+                    found.from_backup,
+                    "{count} message was recovered from the automatic backup.",
+                    "{count} messages were recovered from the automatic backup.",
+                )
+            )
+        if found.lost:
+            named = [_("“{name}”", name=title) + f" ({number(count)})" for title, count in found.lost[:_MOST_NAMED]]
+            more = len(found.lost) - len(named)
+            named += [several(more, "{count} more chat", "{count} more chats")] if more > 0 else []
+            lines.append(_("Some messages could not be recovered in {named}.", named=listed(named)))
+        elif found.unreadable:
+            lines.append(_("Nothing could be recovered from the damaged file."))
+        return sentences(*lines, _("The damaged file is now in {aside}.", aside=self.aside))
+
+
+def repair(paths: Paths) -> Repaired | None:
+    """Replace a damaged chats file with what can be recovered; None if undamaged. Raises KvchatError."""
+    waiting, file = paths.data / RESTORING, paths.database
+    forget_waiting(paths)
+    try:
+        if is_whole(file):
+            doubt_of(file).unlink(missing_ok=True)
+            return None
+        new = waiting / DATABASE
+        copy = waiting / "damaged" / file.name
+        for folder in (new.parent, copy.parent):
+            folder.mkdir(parents=True, mode=0o700)
+        for suffix in ("", "-wal"):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(file.with_name(file.name + suffix), copy.with_name(copy.name + suffix))
+        found = salvage(copy, next(iter(backups_of(file)), None), new)
+        shutil.rmtree(copy.parent)
+        say_ready(paths, datetime.now(UTC))
+        aside = finish_restore(paths)
+        assert aside is not None  # staged just above
+        doubt_of(file).unlink(missing_ok=True)
+        return Repaired(found, aside)
+    except (OSError, *FAULTS) as error:
+        raise KvchatError(
+            _("The chats could not be repaired"), f"{file}: {error}.", _("Free up disk space, then try again.")
+        ) from error
+    finally:
+        forget_waiting(paths)

@@ -248,13 +248,3 @@ def write_json(conversations: Iterable[Row], file: IO[str]) -> int:
         json.dump(conversation, file, ensure_ascii=False, indent=1)
     file.write("\n]}\n")
     return count
-
-
-def own_entries(data: Any) -> list[Any] | None:
-    """Return the conversations of kvchat's own file, or None. Raises ValueError for a newer version."""
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        return None
-    if data.get("version") != VERSION:
-        raise ValueError(_("it was created by a newer version of kvchat"))
-    entries = data.get("conversations")
-    return entries if isinstance(entries, list) else []

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from kvchat.system.files import open_plain
-from kvchat.transfer.rows import FORMAT, VERSION, own_entries
+from kvchat.transfer.rows import FORMAT, VERSION
 from kvchat.words.language import _, number
 from kvchat.words.wording import size
 
@@ -87,9 +87,12 @@ def json_pieces(file: IO[bytes]) -> Iterator[Piece]:
         yield from _listed(text, own=False)
     else:
         value = text.value()
-        entries = own_entries(value)
-        for entry in [value] if entries is None else entries:
-            yield Piece(entry, own=entries is not None, alone=entries is None or len(entries) == 1)
+        is_ours = isinstance(value, dict) and value.get("format") == FORMAT
+        if is_ours and value.get("version") != VERSION:
+            raise ValueError(_("it was created by a newer version of kvchat"))
+        found = value.get("conversations") if is_ours else [value]
+        for entry in found if isinstance(found, list) else ():
+            yield Piece(entry, is_ours, alone=len(found) == 1)
     if not own and text.next():
         raise text.fault("Extra data", text.at)
 

@@ -177,11 +177,7 @@ class ReasonCode(StrEnum):
     PATH_IN_TEMPLATE = "path-in-template", N_("a file path in the chat template")
     GIT_STATUS = "git-status", N_("the git status in the system prompt")
     SYSTEM_CHANGED = "system-changed", N_("the system prompt was changed")
-    OTHER_OPTIONS = (
-        "other-options",
-        N_("different request options: {options}"),
-        N_("different request options"),
-    )
+    OTHER_OPTIONS = ("other-options", N_("different request options: {options}"), N_("different request options"))
     TEMPLATE_DROPS_REASONING = (
         "template-drops-reasoning",
         N_("the chat template dropped the reasoning of earlier turns"),
@@ -193,10 +189,7 @@ class ReasonCode(StrEnum):
     TOOLS_REDESCRIBED = "tools-redescribed", N_("{tools} changed")
     MORE = "more", N_("{count} more")
     TOOLS_REORDERED = "tools-reordered", N_("tools reordered")
-    PROGRAM_DROPS_REASONING = (
-        "program-drops-reasoning",
-        N_("the app omitted the reasoning of earlier turns"),
-    )
+    PROGRAM_DROPS_REASONING = ("program-drops-reasoning", N_("the app omitted the reasoning of earlier turns"))
     REMINDER_MOVES = "reminder-moves", N_("a <system-reminder> moved")
     RESULTS_CLEARED = (
         "results-cleared",
@@ -238,10 +231,7 @@ class Reason:
         return self._worded(str, "{:,}".format, ", ".join)
 
     def _worded(
-        self,
-        translated: Callable[[str], str],
-        figure: Callable[[int], str],
-        joined: Callable[[Iterable[str]], str],
+        self, translated: Callable[[str], str], figure: Callable[[int], str], joined: Callable[[Iterable[str]], str]
     ) -> str:
         def worded(value: Any) -> str:
             if isinstance(value, Reason):

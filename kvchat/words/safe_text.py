@@ -15,29 +15,10 @@ from pathlib import Path, PurePath
 
 # Embeddings, overrides and isolates (UAX #9) reorder adjacent text; the rest has no width.
 # Legitimate marks stay: LRM, RLM and ALM in Arabic and Hebrew, ZWJ and ZWNJ in emoji and Persian.
-_HIDDEN = {
-    "\u202a": "LRE",
-    "\u202b": "RLE",
-    "\u202c": "PDF",
-    "\u202d": "LRO",
-    "\u202e": "RLO",
-    "\u2066": "LRI",
-    "\u2067": "RLI",
-    "\u2068": "FSI",
-    "\u2069": "PDI",
-    "\u200b": "ZWSP",
-    "\u2060": "WJ",
-    "\u180e": "MVS",
-    "\ufeff": "BOM",
-    "\u00ad": "SHY",
-    "\u034f": "CGJ",
-    "\u115f": "HANGUL FILLER",
-    "\u1160": "HANGUL FILLER",
-    "\u3164": "HANGUL FILLER",
-    "\uffa0": "HANGUL FILLER",
-    "\u17b4": "KHMER VOWEL",
-    "\u17b5": "KHMER VOWEL",
-}
+_HIDDEN = {"\u202a": "LRE", "\u202b": "RLE", "\u202c": "PDF", "\u202d": "LRO", "\u202e": "RLO"}
+_HIDDEN |= {"\u2066": "LRI", "\u2067": "RLI", "\u2068": "FSI", "\u2069": "PDI"}
+_HIDDEN |= {"\u200b": "ZWSP", "\u2060": "WJ", "\u180e": "MVS", "\ufeff": "BOM", "\u00ad": "SHY", "\u034f": "CGJ"}
+_HIDDEN |= dict.fromkeys("\u115f\u1160\u3164\uffa0", "HANGUL FILLER") | dict.fromkeys("\u17b4\u17b5", "KHMER VOWEL")
 # Invisible operators, deprecated format controls, annotations, shorthand and music formats, tags,
 # reserved neighbours, and the variation selectors.
 _RANGES = (

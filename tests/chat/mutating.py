@@ -32,8 +32,8 @@ from kvchat.errors import KvchatError
 from kvchat.session.proof import Source
 from kvchat.system.concurrency import Worker
 from kvchat.system.paths import Paths, resolve_paths
+from kvchat.transfer.backup import repair
 from kvchat.transfer.exporting import ExportForm, export_file
-from kvchat.transfer.repair import repair
 
 PATIENCE_S = 60.0  # far more than a round takes on a busy machine
 _NAMES = ("Lakes", "Mountains", "Rivers", "Seas")

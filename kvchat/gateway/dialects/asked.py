@@ -129,10 +129,6 @@ class Asked:
         mine = MINE % (slot, b"true" if reuse else b"false")
         return raw[:-1] + mine if self.body else b"{" + mine[1:]
 
-    def chat(self) -> Json:
-        """Convert it to a chat completion for `/apply-template`. Raises Unconvertible."""
-        return as_chat(self.form, self.body)
-
     def begun_otherwise(self, words: str) -> Json | None:
         """Make another conversation with the same system prompt and tools that starts with `words`.
 
@@ -196,7 +192,7 @@ def understood(form: Form, raw: bytes) -> Asked:
 
 
 def as_chat(form: Form, body: Json) -> Json:
-    """Convert a body to a chat completion. Raises Unconvertible."""
+    """Convert a body to a chat completion, for `/apply-template`. Raises Unconvertible."""
     try:
         match form:
             case Form.CHAT:
@@ -218,14 +214,6 @@ def refusal(form: Form | None, status: int, message: str, kind: str) -> Json:
         named = kinds.get(status, "invalid_request_error" if status < 500 else "api_error")
         return {"type": "error", "error": {"type": named, "message": message}}
     return {"error": {"code": status, "message": message, "type": kind, "param": None}}
-
-
-def refusal_event(form: Form, status: int, message: str, kind: str) -> bytes:
-    error = refusal(form, status, message, kind)
-    if form is Form.RESPONSES:
-        error = {"type": "error", "code": kind, "message": message, "param": None}
-    name = "event: error\n" if form in (Form.MESSAGES, Form.RESPONSES) else ""
-    return f"{name}data: {json.dumps(error)}\n\n".encode()
 
 
 def _user(words: str) -> Json:

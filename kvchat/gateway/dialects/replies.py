@@ -151,8 +151,15 @@ class Heard:
                     if choice.get("index", 0) == 0:
                         self._take_choice(choice.get("delta") or {"text": choice.get("text")})
                         self.whole = self.whole or bool(choice.get("finish_reason"))
-            case Form.MESSAGES:
-                self._hear_message(event)
+            case Form.MESSAGES if event.get("type") == "content_block_start":
+                self._blocks[event.get("index", 0)] = dict(event.get("content_block") or {})
+            case Form.MESSAGES if event.get("type") == "content_block_delta":
+                block, delta = self._blocks.setdefault(event.get("index", 0), {}), event.get("delta") or {}
+                for name in ("text", "thinking", "signature", "partial_json"):
+                    if isinstance(words := delta.get(name), str):
+                        block[name] = (block.get(name) or "") + words
+            case Form.MESSAGES if event.get("type") == "message_stop":
+                self.whole = True
             case Form.RESPONSES if event.get("type") == "response.completed":
                 self.whole, self._output = True, (event.get("response") or {}).get("output")
 
@@ -167,18 +174,6 @@ class Heard:
             known["id"] += call.get("id") or ""
             for name in ("name", "arguments"):
                 known["function"][name] += (call.get("function") or {}).get(name) or ""
-
-    def _hear_message(self, event: Json) -> None:
-        match event.get("type"):
-            case "content_block_start":
-                self._blocks[event.get("index", 0)] = dict(event.get("content_block") or {})
-            case "content_block_delta":
-                block, delta = self._blocks.setdefault(event.get("index", 0), {}), event.get("delta") or {}
-                for name in ("text", "thinking", "signature", "partial_json"):
-                    if isinstance(words := delta.get(name), str):
-                        block[name] = (block.get(name) or "") + words
-            case "message_stop":
-                self.whole = True
 
     def _whole(self, body: Json) -> None:
         self._count(body)

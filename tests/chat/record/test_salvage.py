@@ -20,7 +20,7 @@ from kvchat.chat.record.recovery import back_up, backups_of
 from kvchat.chat.search import find, index_some
 from kvchat.errors import KvchatError
 from kvchat.system.paths import Paths
-from kvchat.transfer.repair import repair
+from kvchat.transfer.backup import repair
 from tests.chat import mutating
 from tests.e2e.home import Home
 
