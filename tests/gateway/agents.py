@@ -64,13 +64,8 @@ def codex(*turns: dict[str, Any], date: str = "2026-11-22", folder: str = "/home
             {"type": "function", "name": "shell", "strict": False, "parameters": {"type": "object"}},
             {"type": "function", "name": "apply_patch", "strict": False, "parameters": {"type": "object"}},
         ],
-        "tool_choice": "auto",
-        "parallel_tool_calls": False,
         "reasoning": {"effort": "medium", "summary": "auto"},
-        "store": False,
         "stream": True,
-        "include": ["reasoning.encrypted_content"],
-        "prompt_cache_key": "0199f0c2",
     }
 
 

@@ -18,7 +18,7 @@ import pytest
 from kvchat.gateway import gateway as app
 from kvchat.gateway import keys, server
 from kvchat.gateway.dialects import replies
-from kvchat.gateway.dialects.asked import Form, understood
+from kvchat.gateway.dialects.asked import Form, Refused, understood
 from kvchat.gateway.dialects.replies import Heard
 from kvchat.gateway.keys import Keys
 from kvchat.session.slot import Slot
@@ -140,9 +140,15 @@ async def test_token_ids_that_no_vocabulary_has(at: OpenDoor, fake_engine: FakeE
     assert not fake_engine.requests()
 
 
-def test_a_list_of_prompts_is_several_in_whatever_form() -> None:
+def test_a_body_cannot_make_a_slot_hold_other_rows_than_its_prompt_says() -> None:
     for prompt in (["Hello", "And you?"], [{"prompt_string": "Hello"}, {"prompt_string": "And you?"}]):
         assert understood(Form.COMPLETION, json.dumps({"prompt": prompt}).encode()).several
+    raw = json.dumps({"messages": [], "n_cache_reuse": 1, "cache_prompt": False}).encode()
+    sent = json.loads(understood(Form.CHAT, raw).for_slot(2, reuse=True))
+    assert (sent["n_cache_reuse"], sent["cache_prompt"], sent["id_slot"]) == (0, True, 2), "chunks are never shifted"
+    with pytest.raises(Refused, match="LoRA"):
+        understood(Form.CHAT, b'{"messages": [], "lora": [{"id": 0, "scale": 1.0}]}').check()
+    understood(Form.CHAT, b'{"messages": [], "lora": []}').check()
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -51,14 +51,11 @@ def test_it_stays_small(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "raw",
     [
-        "not JSON",
-        "[]",
-        "7",
-        '{"2026-11-22": 3}',
-        '{"2026-11-22": {"zed": {"requests": "many"}}}',
-        '{"2026-11-22": {"zed": {"requests": true}}}',
-        '{"2026-11-22": {"zed": {"requests": -1}}}',
-        '{"2026-11-22": {"zed": {"misses": {"a": 1}}}}',
+        *("not JSON", "[]", "7", '{"2026-11-22": 3}'),
+        *(
+            f'{{"2026-11-22": {{"zed": {{{zed}}}}}}}'
+            for zed in ('"requests": "many"', '"requests": true', '"requests": -1', '"misses": {"a": 1}')
+        ),
         '{"2026-11-22": {"zed": {"misses": {"a": {"times": []}}}}}',
     ],
 )

@@ -35,17 +35,10 @@ def spared_by(treated: Treated, prompt: Prompt, cached: int) -> dict[str, int]:
     return tokens_spared(treated.changes, prompt.text, len(prompt), cached)
 
 
-def test_a_rule_that_is_off_does_nothing() -> None:
-    medicine, body = Mending(), agents.claude_code()
-    raw = json.dumps(body).encode()
-    treated = medicine.treat("claude-cli", raw, body, ())
-    assert treated.raw is raw
-    assert treated.body is body
-    assert not treated.changes
-
-
 def test_the_billing_header_is_left_out() -> None:
     medicine = Mending()
+    raw, off = b"{}", agents.claude_code()
+    assert medicine.treat("program", raw, off, ()) == Treated(raw, off), "no rule is on"
     one, other = (treat(medicine, agents.claude_code(cch=cch), ["billing-header"]) for cch in ("fa690", "0aaa9"))
     assert one.raw == other.raw
     assert [block["text"][:15] for block in one.body["system"]] == ["You are Claude ", "Rule 0: do one "]
