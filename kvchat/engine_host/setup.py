@@ -194,11 +194,9 @@ class EngineSetup:
 
         return await asyncio.to_thread(look)
 
-    async def try_out(
-        self, location: EngineLocation, tell: Callable[[TrialStep], None], needs: Backend | None = None
-    ) -> Trial:
+    async def try_out(self, location: EngineLocation, tell: Callable[[TrialStep], None]) -> Trial:
         model = await asyncio.to_thread(trial_model, self._paths, self._settings())
-        return await try_engine(location, model, tell, needs)
+        return await try_engine(location, model, tell)
 
     async def keep_key(self, value: str) -> Keeper | None:
         """Save the server's API key, or delete it if empty; return where it is kept. Raises KvchatError."""
@@ -270,7 +268,8 @@ class EngineSetup:
             await in_thread(lambda stop: self._unpack(build.order, stop))
         self._tell(Fetching(Stage.TRYING, build, build.size))
         engine = await asyncio.to_thread(self._named, build.name)
-        return engine, await self.try_out(engine.location, step, backend_of(build.name))
+        model = await asyncio.to_thread(trial_model, self._paths, self._settings())
+        return engine, await try_engine(engine.location, model, step, needs=backend_of(build.name))
 
     def _make_room(self, build: EngineBuild) -> None:
         """Delete other partial downloads and check the free space. Raises KvchatError."""
