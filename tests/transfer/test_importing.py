@@ -26,13 +26,10 @@ def chatgpt() -> dict[str, Any]:
         message = {"id": key, "author": {"role": role}, "create_time": 1700000000.5, "content": content}
         return {"id": key, "parent": parent, "children": [], "message": message | {"metadata": metadata}}
 
-    thoughts = node("think", "q", "assistant")
+    thoughts, picture = node("think", "q", "assistant"), node("picture", "root", "user")
     thoughts["message"]["content"] = {"content_type": "thoughts", "thoughts": [{"summary": "S", "content": "Hm."}]}
-    picture = node("picture", "root", "user")
-    picture["message"]["content"] = {
-        "content_type": "multimodal_text",
-        "parts": [{"content_type": "image_asset_pointer", "asset_pointer": "file-service://x"}, "Which tree?"],
-    }
+    pointer = {"content_type": "image_asset_pointer", "asset_pointer": "file-service://x"}
+    picture["message"]["content"] = {"content_type": "multimodal_text", "parts": [pointer, "Which tree?"]}
     nodes = [
         {"id": "root", "parent": None, "message": None, "children": []},
         node("hidden", "root", "system", "secret", is_visually_hidden_from_conversation=True),
@@ -43,38 +40,21 @@ def chatgpt() -> dict[str, Any]:
         node("a2", "q", "assistant", "A graph."),
         picture,
     ]
-    return {
-        "title": "Trees",
-        "create_time": 1700000000.0,
-        "update_time": 1700000009.0,
-        "conversation_id": "c-1",
-        "current_node": "a1",
-        "mapping": {found["id"]: found for found in nodes},
-    }
+    entry = {"title": "Trees", "create_time": 1700000000.0, "update_time": 1700000009.0, "conversation_id": "c-1"}
+    return entry | {"current_node": "a1", "mapping": {found["id"]: found for found in nodes}}
 
 
 def claude() -> dict[str, Any]:
     def message(key, sender, text, **more):
         content = [{"type": "thinking", "thinking": "Hm."}] if sender == "assistant" else []
-        return {
-            "uuid": key,
-            "sender": sender,
-            "text": text,
-            "content": [*content, {"type": "text", "text": text}],
-            "created_at": "2025-05-01T10:00:00.123456Z",
-        } | more
+        content.append({"type": "text", "text": text})
+        made = {"uuid": key, "sender": sender, "text": text, "content": content}
+        return made | {"created_at": "2025-05-01T10:00:00.123456Z"} | more
 
     files = [{"file_name": "notes.txt", "extracted_content": "Oak, elm."}]
-    return {
-        "uuid": "c-2",
-        "name": "Bäume",
-        "created_at": "2025-05-01T10:00:00Z",
-        "updated_at": "2025-05-01T10:05:00+00:00",
-        "chat_messages": [
-            message("1", "human", "Which trees?", attachments=files),
-            message("2", "assistant", "Oak and elm."),
-        ],
-    }
+    said = [message("1", "human", "Which trees?", attachments=files), message("2", "assistant", "Oak and elm.")]
+    times = {"created_at": "2025-05-01T10:00:00Z", "updated_at": "2025-05-01T10:05:00+00:00"}
+    return {"uuid": "c-2", "name": "Bäume", "chat_messages": said} | times
 
 
 def open_webui() -> dict[str, Any]:
@@ -87,43 +67,23 @@ def open_webui() -> dict[str, Any]:
         "a": {"id": "a", "parentId": "u", "childrenIds": [], "role": "assistant", "content": reasoning + "Yes."},
         "b": {"id": "b", "parentId": "u", "childrenIds": [], "role": "assistant", "content": "Of course."},
     }
-    return {
-        "id": "c-3",
-        "title": "Numbers",
-        "created_at": 1700000000,
-        "updated_at": 1700000100,
-        "chat": {"history": {"messages": messages, "currentId": "a"}, "models": ["x"]},
-    }
+    chat = {"history": {"messages": messages, "currentId": "a"}, "models": ["x"]}
+    return {"id": "c-3", "title": "Numbers", "created_at": 1700000000, "updated_at": 1700000100, "chat": chat}
 
 
 def lm_studio() -> dict[str, Any]:
-    def text(words):
-        return [{"type": "text", "text": words}]
+    def said(role, words, **more):
+        return {"type": "singleStep", "role": role, "content": [{"type": "text", "text": words}]} | more
 
-    steps = [
-        {"type": "contentBlock", "style": {"type": "thinking"}, "content": text("Hm.")},
-        {"type": "contentBlock", "content": text("An oak.")},
-        {"type": "debugInfoBlock", "debugInfo": "x"},
+    thinks = said("", "Hm.", type="contentBlock", style={"type": "thinking"})
+    steps = [thinks, said("", "An oak.", type="contentBlock"), {"type": "debugInfoBlock", "debugInfo": "x"}]
+    answers = [said("assistant", "An elm."), {"type": "multiStep", "role": "assistant", "steps": steps}]
+    messages = [
+        {"versions": [said("user", "Which tree?")], "currentlySelected": 0},
+        {"versions": answers, "currentlySelected": 1},
+        {"versions": [said("user", "Why?")], "currentlySelected": 0},
     ]
-    return {
-        "name": "Oaks",
-        "createdAt": 1700000000000,
-        "systemPrompt": "Be brief.",
-        "messages": [
-            {
-                "versions": [{"type": "singleStep", "role": "user", "content": text("Which tree?")}],
-                "currentlySelected": 0,
-            },
-            {
-                "versions": [
-                    {"type": "singleStep", "role": "assistant", "content": text("An elm.")},
-                    {"type": "multiStep", "role": "assistant", "steps": steps},
-                ],
-                "currentlySelected": 1,
-            },
-            {"versions": [{"type": "singleStep", "role": "user", "content": text("Why?")}], "currentlySelected": 0},
-        ],
-    }
+    return {"name": "Oaks", "createdAt": 1700000000000, "systemPrompt": "Be brief.", "messages": messages}
 
 
 def write(folder: Path, data: Any, name: str = "conversations.json") -> Path:
@@ -136,33 +96,18 @@ def said(database, conversation) -> list[tuple[Role, str, str]]:
     return [(m.role, m.content, m.thinking) for m in database.branch(conversation.id)]
 
 
+QUESTION, ANSWER = (Role.USER, "What is a tree?", ""), (Role.ASSISTANT, "A plant.", "")
+FILED = (Role.USER, "notes.txt:\n\nOak, elm.\n\nWhich trees?", "")
+OAK = [(Role.SYSTEM, "Be brief.", ""), (Role.USER, "Which tree?", ""), (Role.ASSISTANT, "An oak.", "Hm.")]
+
+
 @pytest.mark.parametrize(
     ("entry", "title", "branch", "messages"),
     [
-        (
-            chatgpt(),
-            "Trees",
-            [(Role.USER, "What is a tree?", ""), (Role.ASSISTANT, "", "Hm."), (Role.ASSISTANT, "A plant.", "")],
-            5,
-        ),
-        (
-            claude(),
-            "Bäume",
-            [(Role.USER, "notes.txt:\n\nOak, elm.\n\nWhich trees?", ""), (Role.ASSISTANT, "Oak and elm.", "Hm.")],
-            2,
-        ),
+        (chatgpt(), "Trees", [QUESTION, (Role.ASSISTANT, "", "Hm."), ANSWER], 5),
+        (claude(), "Bäume", [FILED, (Role.ASSISTANT, "Oak and elm.", "Hm.")], 2),
         (open_webui(), "Numbers", [(Role.USER, "1 < 2?", ""), (Role.ASSISTANT, "Yes.", "Is 1 < 2?\nYes.")], 3),
-        (
-            lm_studio(),
-            "Oaks",
-            [
-                (Role.SYSTEM, "Be brief.", ""),
-                (Role.USER, "Which tree?", ""),
-                (Role.ASSISTANT, "An oak.", "Hm."),
-                (Role.USER, "Why?", ""),
-            ],
-            5,
-        ),
+        (lm_studio(), "Oaks", [*OAK, (Role.USER, "Why?", "")], 5),
     ],
     ids=["ChatGPT", "Claude", "Open WebUI", "LM Studio"],
 )

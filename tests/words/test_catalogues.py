@@ -53,12 +53,6 @@ NO_WORDS = re.compile(
     |^(it\ holds\ something\ else|its\ file\ was\ changed\ before)""",
     re.VERBOSE,
 )
-BETWEEN = ", ", " · "
-# Lists that are for nobody to read: of columns, of what is typed as it is shown, of what a program sent, a key.
-NO_LIST = re.compile(
-    r"chat/(record/(messages|recovery)|recovery/)|cli/settings|finding/discovery|gateway/gateway"
-    r"|kvstore/index/usage|medicine/rules|settings/options|words/reasons"
-)
 
 
 def nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
@@ -134,15 +128,6 @@ def in_parts(name: str, within: list[tuple[ast.AST, list[ast.AST]]]) -> Iterator
             yield f"{name}:{node.lineno}: {ast.unparse(node.args[0])}"
 
 
-def joined(name: str, within: list[tuple[ast.AST, list[ast.AST]]]) -> Iterator[str]:
-    """Things that stand beside each other with an English comma, or a point in English order, between them."""
-    for node, _around in within:
-        parts = node.values if isinstance(node, ast.JoinedStr) else ()
-        by_join = isinstance(node, ast.Attribute) and node.attr == "join" and said(node.value) in BETWEEN
-        if by_join or any(said(part) in BETWEEN for part in parts):
-            yield f"{name}:{getattr(node, 'lineno', 0)}: {ast.unparse(node)}"
-
-
 def test_what_people_read_is_in_the_catalogue_in_whole_literals() -> None:
     found: list[str] = []
     for path in sorted(ROOT.rglob("*.py")):
@@ -151,7 +136,6 @@ def test_what_people_read_is_in_the_catalogue_in_whole_literals() -> None:
         found += in_parts(name, within)
         if not NOBODYS.search(name):
             found += outside(name, within)
-            found += [] if NO_LIST.search(name) else joined(name, within)
     assert found == [], "\n".join(found)
 
 
