@@ -43,46 +43,55 @@ SCHEMA = {
 ASKED = "What will the weather be in Zürich? 🌦️"
 CALL = {"city": "Zürich", "days": 2}
 
-_TOOL = {"type": "function", "function": {"name": "weather", "description": "It tells.", "parameters": SCHEMA}}
-_OPENAI_CALL = {
-    "id": "call_1",
-    "type": "function",
-    "function": {"name": "weather", "arguments": '{"city": "Zürich", "days": 2}'},
-}
+_FUNCTION = {"name": "weather", "description": "It tells.", "parameters": SCHEMA}
+_TOOL = {"type": "function", "function": _FUNCTION}
+_CALLED = {"name": "weather", "arguments": '{"city": "Zürich", "days": 2}'}
+_OPENAI_CALL = {"id": "call_1", "type": "function", "function": _CALLED}
+
+
+def _user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def _text(text: str, kind: str = "text", **more: Any) -> dict[str, Any]:
+    return {"type": kind, "text": text} | more
+
 
 CHATS: dict[str, dict[str, Any]] = {
-    "plain": {"messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": ASKED}]},
-    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": SYSTEM}]}]},
-    "tools": {"messages": [{"role": "user", "content": ASKED}], "tools": [_TOOL]},
+    "plain": {"messages": [{"role": "system", "content": SYSTEM}, _user(ASKED)]},
+    "parts": {"messages": [_user([_text(SYSTEM)])]},
+    "tools": {"messages": [_user(ASKED)], "tools": [_TOOL]},
     "called": {
         "messages": [
             {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": ASKED},
+            _user(ASKED),
             {"role": "assistant", "content": None, "reasoning_content": "I ask.", "tool_calls": [_OPENAI_CALL]},
             {"role": "tool", "tool_call_id": "call_1", "content": "Rain."},
         ],
         "tools": [_TOOL],
         "tool_choice": "auto",
     },
-    "options": {
-        "messages": [{"role": "user", "content": SYSTEM}],
-        "chat_template_kwargs": {"shout": True},
-        "response_format": {"type": "json_object"},
-        "stop": ["\n"],
-        "seed": 1,
-    },
-    "continued": {
-        "messages": [{"role": "user", "content": SYSTEM}, {"role": "assistant", "content": "The first note"}]
-    },
+    "options": {"messages": [_user(SYSTEM)], "chat_template_kwargs": {"shout": True}, "stop": ["\n"], "seed": 1}
+    | {"response_format": {"type": "json_object"}},
+    "continued": {"messages": [_user(SYSTEM), {"role": "assistant", "content": "The first note"}]},
 }
+_BILLED = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=a5145;"
+_TOOL_USES = [
+    {"type": "thinking", "thinking": "I ask.", "signature": ""},
+    _text("A moment."),
+    {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": CALL},
+    {"type": "tool_use", "id": "toolu_2", "name": "weather", "input": {"city": "Bern", "days": 1.5}},
+]
+_RESULTS = [
+    {"type": "tool_result", "tool_use_id": "toolu_1", "content": "Rain."},
+    {"type": "tool_result", "tool_use_id": "toolu_2", "content": [_text("Sun.")]},
+    _text("So?"),
+]
 MESSAGES: dict[str, dict[str, Any]] = {
-    "plain": {"system": SYSTEM, "messages": [{"role": "user", "content": ASKED}]},
+    "plain": {"system": SYSTEM, "messages": [_user(ASKED)]},
     "blocks": {
-        "system": [
-            {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=a5145;"},
-            {"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}},
-        ],
-        "messages": [{"role": "user", "content": [{"type": "text", "text": ASKED}]}],
+        "system": [_text(_BILLED), _text(SYSTEM, cache_control={"type": "ephemeral"})],
+        "messages": [_user([_text(ASKED)])],
         "tools": [{"name": "weather", "description": "It tells.", "input_schema": SCHEMA}],
         "metadata": {"user_id": "somebody"},
         "thinking": {"type": "enabled", "budget_tokens": 1024},
@@ -91,113 +100,64 @@ MESSAGES: dict[str, dict[str, Any]] = {
         "system": SYSTEM,
         "tools": [{"name": "weather", "input_schema": SCHEMA}],
         "tool_choice": {"type": "auto"},
-        "messages": [
-            {"role": "user", "content": ASKED},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "I ask.", "signature": ""},
-                    {"type": "text", "text": "A moment."},
-                    {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": CALL},
-                    {"type": "tool_use", "id": "toolu_2", "name": "weather", "input": {"city": "Bern", "days": 1.5}},
-                ],
-            },
-            {
-                "role": "user",
-                "content": [
-                    {"type": "tool_result", "tool_use_id": "toolu_1", "content": "Rain."},
-                    {"type": "tool_result", "tool_use_id": "toolu_2", "content": [{"type": "text", "text": "Sun."}]},
-                    {"type": "text", "text": "So?"},
-                ],
-            },
-        ],
+        "messages": [_user(ASKED), {"role": "assistant", "content": _TOOL_USES}, _user(_RESULTS)],
     },
 }
+_TOLD_FIRST = {"type": "message", "role": "developer", "content": [_text(SYSTEM, "input_text")]}
+_SAID_ONCE = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed"}
 RESPONSES: dict[str, dict[str, Any]] = {
     "plain": {"instructions": SYSTEM, "input": ASKED},
-    "items": {
-        "instructions": "Be brief.",
-        "input": [
-            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": SYSTEM}]},
-            {"role": "user", "content": ASKED},
-        ],
-        "reasoning": {"effort": "low"},
-    },
+    "items": {"instructions": "Be brief.", "input": [_TOLD_FIRST, _user(ASKED)], "reasoning": {"effort": "low"}},
     "called": {
         "instructions": SYSTEM,
-        "tools": [
-            {"type": "function", "name": "weather", "description": "It tells.", "parameters": SCHEMA},
-            {"type": "web_search"},
-        ],
+        "tools": [{"type": "function"} | _FUNCTION, {"type": "web_search"}],
         "input": [
-            {"role": "user", "content": ASKED},
-            {
-                "type": "reasoning",
-                "id": "rs_1",
-                "summary": [],
-                "content": [{"type": "reasoning_text", "text": "I ask."}],
-            },
-            {
-                "type": "message",
-                "id": "msg_1",
-                "role": "assistant",
-                "status": "completed",
-                "content": [{"type": "output_text", "text": "A moment.", "annotations": []}],
-            },
+            _user(ASKED),
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [_text("I ask.", "reasoning_text")]},
+            _SAID_ONCE | {"content": [_text("A moment.", "output_text", annotations=[])]},
             {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Zürich"}'},
             {"type": "function_call_output", "call_id": "c1", "output": "Rain."},
         ],
     },
 }
 COMPLETIONS: dict[str, dict[str, Any]] = {"text": {"prompt": SYSTEM}, "ids": {"prompt": [1, *range(1000, 1100)]}}
-
+_PATHS = {"/v1/chat/completions": CHATS, "/v1/messages": MESSAGES, "/v1/responses": RESPONSES}
+_PATHS |= {"/v1/completions": COMPLETIONS}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
-    f"{path} {name}": (path, body)
-    for path, bodies in (
-        ("/v1/chat/completions", CHATS),
-        ("/v1/messages", MESSAGES),
-        ("/v1/responses", RESPONSES),
-        ("/v1/completions", COMPLETIONS),
-    )
-    for name, body in bodies.items()
+    f"{path} {name}": (path, body) for path, bodies in _PATHS.items() for name, body in bodies.items()
 }
 
 # A request, the reply as it is heard, and what the client asks next.
 _CHAT, _MESSAGE, _RESPONSE = CHATS["tools"], MESSAGES["blocks"], RESPONSES["plain"]
 _SAID = {"role": "assistant", "content": "A moment.", "reasoning_content": "I ask."}
-_USED = [{"type": "text", "text": "A moment."}, {"type": "tool_use", "id": "t1", "name": "weather", "input": CALL}]
-_ANSWERED = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "Rain."}]}
+_USED = [_text("A moment."), {"type": "tool_use", "id": "t1", "name": "weather", "input": CALL}]
+_ANSWERED = _user([{"type": "tool_result", "tool_use_id": "t1", "content": "Rain."}])
 _OUTPUT = [
-    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "A moment."}]},
+    {"type": "message", "role": "assistant", "content": [_text("A moment.", "output_text")]},
     {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Bern"}'},
 ]
-_ITEMS = [{"role": "user", "content": ASKED}, *_OUTPUT]
+_ITEMS = [_user(ASKED), *_OUTPUT]
 _TOLD = {"role": "tool", "tool_call_id": "call_1", "content": "Rain."}
-GOING_ON: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
-    (
-        "/v1/chat/completions",
-        _CHAT,
-        _SAID,
-        _CHAT | {"messages": [*_CHAT["messages"], {"role": "assistant", "content": "A moment."}, _CHAT["messages"][0]]},
+_CALLS = {"role": "assistant", "content": None, "tool_calls": [_OPENAI_CALL]}
+
+
+def _going_on(where: str, body: dict[str, Any], reply: dict[str, Any], listed: str, *turns: Any) -> tuple[Any, ...]:
+    said = body[listed] if isinstance(body[listed], list) else []
+    return where, body, reply, body | {listed: [*said, *turns]}
+
+
+GOING_ON = [
+    _going_on(
+        *("/v1/chat/completions", _CHAT, _SAID, "messages"),
+        *({"role": "assistant", "content": "A moment."}, _user(ASKED)),
     ),
-    (
-        "/v1/chat/completions",
-        _CHAT,
-        {"role": "assistant", "content": None, "tool_calls": [_OPENAI_CALL]},
-        _CHAT
-        | {"messages": [*_CHAT["messages"], {"role": "assistant", "tool_calls": [_OPENAI_CALL], "content": ""}, _TOLD]},
+    _going_on("/v1/chat/completions", _CHAT, _CALLS, "messages", _CALLS | {"content": ""}, _TOLD),
+    _going_on(
+        "/v1/messages", _MESSAGE, {"content": _USED}, "messages", {"role": "assistant", "content": _USED}, _ANSWERED
     ),
-    (
-        "/v1/messages",
-        _MESSAGE,
-        {"content": _USED},
-        _MESSAGE | {"messages": [*_MESSAGE["messages"], {"role": "assistant", "content": _USED}, _ANSWERED]},
-    ),
-    (
-        "/v1/responses",
-        _RESPONSE,
-        {"output": _OUTPUT},
-        _RESPONSE | {"input": [*_ITEMS, {"type": "function_call_output", "call_id": "c1", "output": "Rain."}]},
+    _going_on(
+        *("/v1/responses", _RESPONSE, {"output": _OUTPUT}, "input"),
+        *(*_ITEMS, {"type": "function_call_output", "call_id": "c1", "output": "Rain."}),
     ),
     ("/v1/completions", COMPLETIONS["text"], {"text": " And so on"}, {"prompt": f"{SYSTEM} And so on, and on."}),
 ]
