@@ -10,6 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from gzip import BadGzipFile
 from pathlib import Path
 from typing import IO
@@ -120,9 +121,6 @@ def _zipped(archive: Path) -> Iterator[_Member]:
                 raise UnsafeArchive(_("it contains a link: {filename}", filename=repr(entry.filename)))
             if entry.is_dir():
                 yield _Member(entry.filename)
-                continue
-
-            def opened(entry: zipfile.ZipInfo = entry) -> IO[bytes]:
-                return zipped.open(entry)
-
-            yield _Member(entry.filename, entry.file_size, bool(mode & stat.S_IXUSR), opened)
+            else:
+                opened = partial(zipped.open, entry)
+                yield _Member(entry.filename, entry.file_size, bool(mode & stat.S_IXUSR), opened)

@@ -221,9 +221,8 @@ def _member(name: str, size: int, content: Iterable[bytes]) -> Iterator[bytes]:
 def is_memory_file(path: Path) -> bool:
     """Return True for a chat with memory, by its first bytes. Raises OSError."""
     with open_plain(path) as file:
-        return is_sealed(begin := file.read(tarfile.BLOCKSIZE)) or (
-            begin.startswith(_CHATS.encode() + b"\0") and begin[257:262] == b"ustar"
-        )
+        begin = file.read(tarfile.BLOCKSIZE)
+    return begin.startswith(MAGIC) or (begin.startswith(_CHATS.encode() + b"\0") and begin[257:262] == b"ustar")
 
 
 def holds_memory(path: Path) -> bool:
@@ -232,15 +231,11 @@ def holds_memory(path: Path) -> bool:
     return False
 
 
-def is_sealed(begin: bytes) -> bool:
-    return begin.startswith(MAGIC)
-
-
 @contextmanager
 def open_memory_file(path: Path, passphrase: str = "") -> Iterator[MemoryFile]:
     """Open it. Raises PassphraseNeeded and OSError."""
     with io.BufferedReader(open_plain(path), _PIECE) as file:  # type: ignore[type-var]
-        if not is_sealed(file.peek(len(MAGIC))[: len(MAGIC)]):
+        if not file.peek(len(MAGIC)).startswith(MAGIC):
             yield MemoryFile(file)
             return
         if not passphrase:

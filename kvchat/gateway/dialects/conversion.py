@@ -157,19 +157,16 @@ def _take(messages: list[Json], item: Json) -> None:
         function = {"arguments": item["arguments"], "name": item["name"]}
         call = {"function": function, "id": item["call_id"], "type": "function"}
         if last is None:
-            messages.append({"role": "assistant", "tool_calls": [call]})
-        else:
-            last["tool_calls"] = [*last.get("tool_calls", ()), call]
+            messages.append(last := {"role": "assistant"})
+        last["tool_calls"] = [*last.get("tool_calls", ()), call]
     elif kind == "function_call_output":
         output = item.get("output")
         told = output if isinstance(output, str) else [_dict(part) | {"type": "text"} for part in _list(output)]
         messages.append({"content": told, "role": "tool", "tool_call_id": item.get("call_id")})
     elif kind == "reasoning" and isinstance(content, list) and content:
-        thinking = _dict(content[0]).get("text")
         if last is None:
-            messages.append({"role": "assistant", "content": [], "reasoning_content": thinking})
-        else:
-            last["reasoning_content"] = thinking
+            messages.append(last := {"role": "assistant", "content": []})
+        last["reasoning_content"] = _dict(content[0]).get("text")
     else:
         raise Unconvertible(f"an item of type {kind}")
 

@@ -112,7 +112,11 @@ class Heard:
             case Form.COMPLETION:
                 return self._message
             case Form.MESSAGES:
-                return {"content": [_finished(self._blocks[index]) for index in sorted(self._blocks)]}
+                blocks = [dict(self._blocks[index]) for index in sorted(self._blocks)]
+                for block in blocks:
+                    if block.get("type") == "tool_use" and "partial_json" in block:
+                        block["input"] = _object(block.pop("partial_json").encode())
+                return {"content": blocks}
             case Form.RESPONSES:
                 return None if self._output is None else {"output": self._output}
         return None
@@ -205,13 +209,6 @@ class Heard:
         elif self.form is Form.MESSAGES and "output_tokens" in usage:
             before = self.counts or Timings(0, 0, 0.0, 0, 0.0)
             self.counts = replace(before, predicted_n=int(usage["output_tokens"] or 0))
-
-
-def _finished(block: Json) -> Json:
-    if block.get("type") != "tool_use" or "partial_json" not in block:
-        return block
-    told = {name: value for name, value in block.items() if name != "partial_json"}
-    return told | {"input": _object(block["partial_json"].encode())}
 
 
 def _object(data: bytes) -> Json:

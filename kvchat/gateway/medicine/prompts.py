@@ -182,11 +182,6 @@ class Prompt:
             start, step = start + step, 2 * step
         return size
 
-    def likeness(self, other: Prompt) -> float:
-        """Return the share (0 to 1) of the shorter prompt that the other contains."""
-        smaller = min(len(self.sketch), len(other.sketch))
-        return len(np.intersect1d(self.sketch, other.sketch, assume_unique=True)) / smaller if smaller else 0.0
-
     def goes_on_from(self, other: Prompt) -> bool:
         """True if it extends the other, so none of that is processed again."""
         return self.shares(other) >= min(len(self), max(len(other) - _REPLY_HEAD, 1))
@@ -242,8 +237,9 @@ class RecentPrompts:
         if most >= _CLEAR:
             return best
         for earlier in kept:
-            alike = earlier.likeness(prompt)
-            if alike > most:
+            smaller = min(len(earlier.sketch), len(prompt.sketch))
+            alike = len(np.intersect1d(earlier.sketch, prompt.sketch, assume_unique=True)) / max(1, smaller)
+            if alike > most:  # the share of the shorter prompt that the other contains
                 best, most = earlier, alike
         return best
 

@@ -120,7 +120,11 @@ def telling_now(text: str, now: datetime) -> list[re.Match[str]]:
         if not _TELLS.search(line or above):
             continue
         if has_date(match.group()):
-            if any(_is_day(match.group(), day) for day in days):
+            clock, numbers = match.group().lower(), {int(number) for number in re.findall(r"\d+", match.group())}
+            if any(
+                {day.year, day.day} <= numbers and (day.month in numbers or _MONTHS[day.month - 1] in clock)
+                for day in days
+            ):
                 found.append(match)
         else:
             says_time = re.search(r"(current|local|now|it is).{0,24}$|^\W*time\W*$", line, re.IGNORECASE)
@@ -131,12 +135,6 @@ def telling_now(text: str, now: datetime) -> list[re.Match[str]]:
 
 def has_date(clock: str) -> bool:
     return re.search(r"\d{4}", clock) is not None and not re.fullmatch(_TIME, clock, re.IGNORECASE)
-
-
-def _is_day(clock: str, day: datetime) -> bool:
-    numbers = [int(number) for number in re.findall(r"\d+", clock)]
-    month = _MONTHS[day.month - 1] in clock.lower() or day.month in numbers
-    return day.year in numbers and day.day in numbers and month
 
 
 BILLING_HEADER, HOLD_CLOCK = "billing-header", "hold-clock"
