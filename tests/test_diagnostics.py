@@ -2,11 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.engine_fixtures import FakeEngine
 from tests.running import ask, running
 
 
-async def test_diagnostics_tell_the_engine_and_nothing_private(tmp_path: Path, fake_engine: FakeEngine) -> None:
+async def test_diagnostics_tell_the_engine_and_nothing_private(tmp_path, fake_engine):
     async with running(tmp_path, fake_engine, kv_type="q8_0") as runtime:
         assert await runtime.engine.vitals() is None
         await ask(runtime, (await runtime.chat.new_conversation()).id, "A question of mine")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -32,32 +33,27 @@ def headless(tmp_path: Path) -> dict[str, str]:
     return {"KVCHAT_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
 
 
-def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"kvchat {kvchat.__version__}\n"
 
 
-def test_without_a_display_the_app_explains_itself_and_never_loads_qt(headless: dict[str, str]) -> None:
+def test_without_a_display_the_app_explains_itself_and_never_loads_qt(headless):
     ended = run_kvchat(environment=headless | {"PYTHONVERBOSE": "1"})
     assert ended.returncode == 1
     assert "neither DISPLAY nor WAYLAND_DISPLAY is set" in ended.stderr
     assert "kvchat ask" in ended.stderr
     assert "import 'kvchat.cli.no_display'" in ended.stderr
     assert "PySide6" not in ended.stderr
-
-
-def test_a_display_that_does_not_answer_is_named(headless: dict[str, str]) -> None:
     ended = run_kvchat(environment=headless | {"DISPLAY": ":5999"})
     assert ended.returncode == 1
     assert "Cannot connect to the display at DISPLAY=:5999" in ended.stderr
 
 
 @pytest.mark.parametrize("command", [("ask", "--new"), ("bench",), ("ask", "--starter")])
-def test_a_home_that_cannot_be_made_ends_in_words(
-    headless: dict[str, str], tmp_path: Path, command: tuple[str, ...]
-) -> None:
+def test_a_home_that_cannot_be_made_ends_in_words(headless, tmp_path, command):
     (tmp_path / "file").write_text("in the way")
     arguments = [*command] if "--starter" in command else [*command, "--model", str(tmp_path / "any.gguf")]
     question = ["Hello"] if "ask" in command else []
@@ -81,30 +77,26 @@ sys.exit(app.run(starter=False, hidden=False))
 """
 
 
-def test_the_window_says_so_in_a_box(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    environment = os.environ | {"KVCHAT_HOME": str(tmp_path / "file"), "QT_QPA_PLATFORM": "offscreen"}
-    command = [sys.executable, "-c", BOX]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 1
-    assert "Traceback" not in ended.stderr
-    assert ended.stdout.startswith("A required folder could not be created")
-    assert str(tmp_path / "file") in ended.stdout
-    assert ended.stdout.rstrip().endswith("True")
-
-
-def test_a_window_beside_kvchat_serve_says_so_in_a_box(tmp_path: Path) -> None:
-    environment = os.environ | {"KVCHAT_HOME": str(tmp_path), "QT_QPA_PLATFORM": "offscreen"}
-    with running_owner(resolve_paths({"KVCHAT_HOME": str(tmp_path)}).ensure()):
+@pytest.mark.parametrize("home", ["in the way", "owned"])
+def test_the_window_says_so_in_a_box(tmp_path, home):
+    folder = tmp_path / home
+    environment = os.environ | {"KVCHAT_HOME": str(folder), "QT_QPA_PLATFORM": "offscreen"}
+    if home == "owned":
+        owner = running_owner(resolve_paths({"KVCHAT_HOME": str(folder)}).ensure())
+        words = "kvchat is already running The chats are in use by kvchat serve (process "
+    else:
+        folder.write_text("a file")
+        owner, words = nullcontext(), f"A required folder could not be created {folder}"
+    with owner:
         command = [sys.executable, "-c", BOX]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
-    assert ended.stdout.startswith("kvchat is already running The chats are in use by kvchat serve (process ")
+    assert ended.stdout.startswith(words)
     assert ended.stdout.rstrip().endswith("True")
 
 
-def test_the_engine_child_imports_nothing_of_the_app(headless: dict[str, str]) -> None:
+def test_the_engine_child_imports_nothing_of_the_app(headless):
     ended = run_kvchat("--embedded-engine", "not JSON", environment=headless | {"PYTHONVERBOSE": "1"})
     assert ended.returncode == 64
     assert "invalid argument" in ended.stderr
@@ -112,6 +104,6 @@ def test_the_engine_child_imports_nothing_of_the_app(headless: dict[str, str]) -
     assert "import 'kvchat.errors'" not in ended.stderr
 
 
-def test_the_parent_guard_becomes_the_command(headless: dict[str, str]) -> None:
+def test_the_parent_guard_becomes_the_command(headless):
     ended = run_kvchat("--parent-guard", "kernel", str(os.getpid()), "sh", "-c", "exit 7", environment=headless)
     assert ended.returncode == 7

@@ -43,7 +43,7 @@ async def kept(runtime: Runtime) -> set[str]:
     return {entry.conversation_id for entry in (await runtime.save_points.usage()).conversations}
 
 
-async def test_a_plan_removes_nothing_and_a_prune_does_the_plan(runtime: Runtime) -> None:
+async def test_a_plan_removes_nothing_and_a_prune_does_the_plan(runtime):
     before = (await runtime.save_points.usage()).conversations
     plan = await runtime.save_points.plan_prune(0)
     assert {one.conversation_id: one.save_points for one in plan.conversations} == {"a": 2, "b": 1}
@@ -52,13 +52,13 @@ async def test_a_plan_removes_nothing_and_a_prune_does_the_plan(runtime: Runtime
     assert await kept(runtime) == set()
 
 
-async def test_without_a_model_nothing_has_failed(runtime: Runtime) -> None:
+async def test_without_a_model_nothing_has_failed(runtime):
     with pytest.raises(EngineFailed, match="No model is chosen yet"):
         await runtime.engine.ready()
     assert runtime.engine.status.state is EngineState.STOPPED
 
 
-async def test_settings_changed_at_once_are_stored_in_the_order_they_were_made(runtime: Runtime) -> None:
+async def test_settings_changed_at_once_are_stored_in_the_order_they_were_made(runtime):
     told: list[object] = []
     runtime.events.subscribe(told.append)
     changes = [replace(runtime.settings, max_age_days=days) for days in range(1, 9)]
@@ -67,14 +67,14 @@ async def test_settings_changed_at_once_are_stored_in_the_order_they_were_made(r
     assert told == [SettingsChanged()] * 8
 
 
-async def test_settings_that_cannot_be_stored_hold_all_the_same(runtime: Runtime) -> None:
+async def test_settings_that_cannot_be_stored_hold_all_the_same(runtime):
     runtime.paths.settings_file.mkdir()  # no file can take its place
     with pytest.raises(SettingsNotSaved):
         await runtime.apply_settings(replace(runtime.settings, quota_bytes=GB))
     assert (await runtime.save_points.usage()).quota_bytes == GB
 
 
-async def test_what_grew_too_old_since_the_last_run_goes_when_kvchat_starts(tmp_path: Path) -> None:
+async def test_what_grew_too_old_since_the_last_run_goes_when_kvchat_starts(tmp_path):
     paths = resolve_paths({"KVCHAT_HOME": str(tmp_path)})
     paths.ensure()
     with closing(Database(paths.database)) as database:
@@ -90,9 +90,7 @@ async def test_what_grew_too_old_since_the_last_run_goes_when_kvchat_starts(tmp_
         await runtime.close()
 
 
-async def test_a_start_allows_what_is_kept_and_goes_through_no_chats(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_start_allows_what_is_kept_and_goes_through_no_chats(tmp_path, monkeypatch):
     paths = resolve_paths({"KVCHAT_HOME": str(tmp_path)})
     paths.ensure()
     with closing(Database(paths.database)) as database:
@@ -110,7 +108,7 @@ async def test_a_start_allows_what_is_kept_and_goes_through_no_chats(
     await runtime.close()
 
 
-async def test_a_maximum_age_takes_what_is_older_and_a_theme_takes_nothing(runtime: Runtime) -> None:
+async def test_a_maximum_age_takes_what_is_older_and_a_theme_takes_nothing(runtime):
     runtime._store.clock = lambda: datetime.now(UTC) + timedelta(days=3)
     await runtime.apply_settings(replace(runtime.settings, theme="dark"))
     assert await kept(runtime) == {"a", "b"}

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -12,17 +11,17 @@ from kvchat.settings import GB, KV_TYPE_NAMES, Settings, SettingsNotSaved, load_
 from kvchat.system.paths import resolve_paths
 
 
-def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
+def test_settings_come_back_as_they_were(tmp_path):
     file = tmp_path / "config" / "settings.json"
-    settings = Settings(
-        model_path="/models/晚.gguf", model_folders=("/a", "/b"), quota_bytes=5 * GB, theme="dark", temperature=0.0
-    )
-    save_settings(file, settings)
-    assert load_settings(file) == settings
+    paths = {"model_path": "/models/晚.gguf", "model_folders": ("/a", "/b")}
+    edges = {"context_size": 256, "quota_bytes": 100_000_000, "max_age_days": 1, "max_tokens": 1, "seed": -1}
+    for settings in (Settings(theme="dark", **paths), Settings(kv_type="iq4_nl", temperature=0, **edges)):
+        save_settings(file, settings)
+        assert load_settings(file) == settings
     assert not list(file.parent.glob("*.new"))
 
 
-def test_what_is_missing_unknown_or_of_the_wrong_type_is_the_default(tmp_path: Path) -> None:
+def test_what_is_missing_unknown_or_of_the_wrong_type_is_the_default(tmp_path):
     file = tmp_path / "settings.json"
     file.write_text(json.dumps({"theme": 3, "quota_bytes": True, "kv_type": "q8_0", "from_the_future": 1}))
     assert load_settings(file) == Settings(kv_type="q8_0")
@@ -62,30 +61,13 @@ def test_what_is_missing_unknown_or_of_the_wrong_type_is_the_default(tmp_path: P
         ("seed", {"a": []}),
     ],
 )
-def test_a_value_that_makes_no_sense_is_the_default_and_the_others_stay(
-    tmp_path: Path, name: str, value: object
-) -> None:
+def test_a_value_that_makes_no_sense_is_the_default_and_the_others_stay(tmp_path, name, value):
     file = tmp_path / "settings.json"
     file.write_text(json.dumps({"engine_path": "/bin/llama-server", name: value}))
     assert load_settings(file) == Settings(engine_path="/bin/llama-server")
 
 
-def test_values_at_the_edge_are_kept(tmp_path: Path) -> None:
-    settings = Settings(
-        context_size=256,
-        kv_type="iq4_nl",
-        quota_bytes=100_000_000,
-        free_floor_bytes=0,
-        max_age_days=1,
-        temperature=0,
-        max_tokens=1,
-        seed=-1,
-    )
-    save_settings(tmp_path / "settings.json", settings)
-    assert load_settings(tmp_path / "settings.json") == settings
-
-
-def test_the_kv_types_are_those_whose_size_is_known() -> None:
+def test_the_kv_types_are_those_whose_size_is_known():
     assert set(KV_TYPES) == KV_TYPE_NAMES
 
 
@@ -100,26 +82,23 @@ def test_the_kv_types_are_those_whose_size_is_known() -> None:
         ("quota_bytes", 5 * GB, ""),
     ],
 )
-def test_a_refused_value_is_refused_with_a_reason(name: str, value: object, reason: str) -> None:
+def test_a_refused_value_is_refused_with_a_reason(name, value, reason):
     assert why_not(name, value) == reason
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error_in_words(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(SettingsNotSaved) as refused:
         save_settings(tmp_path / "file" / "settings.json", Settings())
     assert "settings.json" in refused.value.detail
 
 
-def test_kvchat_home_moves_everything(tmp_path: Path) -> None:
+def test_kvchat_home_moves_everything_and_says_where_it_cannot(tmp_path):
     paths = resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")})
     paths.ensure()
     for folder in (paths.config, paths.data, paths.cache, paths.state):
         assert folder.is_relative_to(tmp_path / "home")
         assert folder.stat().st_mode & 0o777 == 0o700
-
-
-def test_folders_that_cannot_be_made_are_an_error_in_words(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     paths = resolve_paths({"KVCHAT_HOME": str(tmp_path / "file")})
     with pytest.raises(KvchatError) as refused:
@@ -141,7 +120,7 @@ def test_folders_that_cannot_be_made_are_an_error_in_words(tmp_path: Path) -> No
     ],
     ids=["cut", "lists", "objects", "digits", "bytes", "large", "empty"],
 )
-def test_a_file_that_cannot_be_read_is_set_aside(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_cannot_be_read_is_set_aside(tmp_path, content):
     file = tmp_path / "settings.json"
     file.write_bytes(content)
     assert load_settings(file) == Settings()

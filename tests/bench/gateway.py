@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import THINGS, BenchFailed, bench_home
-from kvchat.cli.terminal import columns, remark
+from kvchat.cli.terminal import remark
 from kvchat.system.paths import resolve_paths
-from kvchat.words.wording import duration, size
 from tests.bench.doors import Address, Answer, Body, Door, Ours, others
 
 REPLY_TOKENS = 16
@@ -25,39 +25,6 @@ ALTERNATIONS = 3  # of each client, in each number of slots
 PAIRS = 15  # of a request through the door and directly
 ROOM = 2500  # tokens for what is said after the prompts, of both
 TOOLS = ("bash", "edit", "glob", "grep", "list", "read", "task", "fetch", "write")
-
-
-@dataclass(frozen=True)
-class DoorFigures:
-    """What one of them brought. Times to the first word in ms, medians of all rounds; None: it has no such thing."""
-
-    name: str
-    cold_ttft_ms: float
-    hot_ttft_ms: float
-    restarted_ttft_ms: float  # after a restart of the engine and of all before it
-    restarted_ratio: float  # to the hot one
-    restarted_cached: int  # tokens that did not have to be read then, the least of the rounds
-    restarted_read: int  # tokens that had to, the most of the rounds
-    alternating_ttft_ms: float  # two clients, one slot
-    alternating_ratio: float
-    two_slots_ttft_ms: float | None  # two clients, two slots
-    two_slots_ratio: float | None
-    killed_ttft_ms: float  # the engine was killed in the middle of the very reply
-    killed_ratio: float
-    disk_bytes: int  # after ten turns
-    disk_ratio: float  # by the rows of the conversation's tokens
-    overhead_ms: float | None  # of a hot request, by the same engine asked directly: medians of pairs
-    first_byte_overhead_ms: float | None  # the same of a stream's first byte
-    replies_agree: bool  # the greedy replies are those of the engine asked directly
-
-
-@dataclass(frozen=True)
-class GatewayFigures:
-    """One run. `--json` prints these names as keys."""
-
-    prompt_tokens: int  # of the first client, at its tenth turn
-    unique_rows_bytes: int  # of its tokens by then
-    doors: tuple[DoorFigures, ...]
 
 
 @dataclass
@@ -92,8 +59,12 @@ class _Run:
     other: _Client
     texts: list[str] = field(default_factory=list)
 
-    async def figures(self, row_bytes: float) -> tuple[DoorFigures, Answer]:
-        """All of them, and the tenth turn. `row_bytes`: of a token."""
+    async def figures(self, row_bytes: float) -> tuple[dict[str, Any], Answer]:
+        """Return all figures and the tenth turn. Times to the first word in ms, medians; ratios are to the hot one.
+
+        None: it has no such thing. `row_bytes`: of a token. `overhead_ms`: of a hot request, over the same engine
+        asked directly. `disk_ratio`: by the rows of the conversation's tokens.
+        """
         door = self.door
         remark(f"{door.name}: {TURNS} turns …")
         where = await door.open(1)
@@ -118,27 +89,19 @@ class _Run:
         if door.most_slots > 1:
             await self._turn(self.other, where)
             in_two = [await self._turn(client, where) for client in turns]
-        usual = median(one.ttft_ms for one in hot)
-        return DoorFigures(
-            name=door.name,
-            cold_ttft_ms=cold.ttft_ms,
-            hot_ttft_ms=usual,
-            restarted_ttft_ms=_ttft(restarted),
-            restarted_ratio=_ttft(restarted) / usual,
-            restarted_cached=min(one.cached for one in restarted),
-            restarted_read=max(one.prompt - one.cached for one in restarted),
-            alternating_ttft_ms=_ttft(alternating),
-            alternating_ratio=_ttft(alternating) / usual,
-            two_slots_ttft_ms=_ttft(in_two) if in_two else None,
-            two_slots_ratio=_ttft(in_two) / usual if in_two else None,
-            killed_ttft_ms=killed.ttft_ms,
-            killed_ratio=killed.ttft_ms / usual,
-            disk_bytes=disk,
-            disk_ratio=disk / (row_bytes * (last.prompt + last.predicted)),
-            overhead_ms=overhead,
-            first_byte_overhead_ms=first_byte,
-            replies_agree=True,
-        ), last
+        figures: dict[str, Any] = {"name": door.name, "cold_ttft_ms": cold.ttft_ms, "hot_ttft_ms": _ttft(hot)}
+        measured = {"restarted": restarted, "alternating": alternating, "two_slots": in_two, "killed": [killed]}
+        for name, answers in measured.items():
+            ms = _ttft(answers) if answers else None
+            figures |= {f"{name}_ttft_ms": ms, f"{name}_ratio": ms and ms / figures["hot_ttft_ms"]}
+        return figures | {
+            "restarted_cached": min(answer.cached for answer in restarted),
+            "restarted_read": max(answer.prompt - answer.cached for answer in restarted),
+            "disk_bytes": disk,
+            "disk_ratio": disk / (row_bytes * (last.prompt + last.predicted)),
+            "overhead_ms": overhead,
+            "first_byte_overhead_ms": first_byte,
+        }, last
 
     async def _turn(self, client: _Client, where: Address) -> Answer:
         answer = await client.turn(where)
@@ -178,8 +141,11 @@ class _Run:
         return median(whole), median(first)
 
 
-async def measure(options: BenchOptions) -> GatewayFigures:
-    """kvchat's door, then the engine asked directly, then hearth if there is one. Raises KvchatError."""
+async def measure(options: BenchOptions) -> dict[str, Any]:
+    """Measure kvchat's door, the engine asked directly, and hearth if there is one. Raises KvchatError.
+
+    `replies_agree`: the greedy replies are those of the engine asked directly.
+    """
     runs: list[_Run] = []
     async with bench_home(options, context_size=2 * options.tokens + ROOM, reply_tokens=REPLY_TOKENS) as home:
         prompts = [await home.notes(options.tokens - 1000, first) for first in (1, 5000)]
@@ -188,19 +154,16 @@ async def measure(options: BenchOptions) -> GatewayFigures:
             raise BenchFailed("There is no engine of kvchat's own", "An engine is started again and again here.")
         runs.append(_run(Ours(home), prompts))
         ours, last = await runs[0].figures(row)
-    paths = resolve_paths()
     figures = [ours]
-    async with others(choice.location, choice.plan, paths.cache) as doors:
+    async with others(choice.location, choice.plan, resolve_paths().cache) as doors:
         for door in doors:
             runs.append(_run(door, prompts))
             figures.append((await runs[-1].figures(row))[0])
             await door.close()
-    said = runs[1].texts
-    figures = [
-        replace(one, replies_agree=all(a == b for a, b in zip(run.texts, said, strict=False)))
-        for one, run in zip(figures, runs, strict=True)
-    ]
-    return GatewayFigures(last.prompt, round(row * (last.prompt + last.predicted)), tuple(figures))
+    for of_door, run in zip(figures, runs, strict=True):
+        of_door["replies_agree"] = all(map(str.__eq__, run.texts, runs[1].texts))
+    rows = round(row * (last.prompt + last.predicted))
+    return {"prompt_tokens": last.prompt, "unique_rows_bytes": rows, "doors": figures}
 
 
 def _run(door: Door, prompts: Sequence[str]) -> _Run:
@@ -216,40 +179,4 @@ def _tools() -> list[Body]:
 
 
 def _ttft(answers: Sequence[Answer]) -> float:
-    return median(one.ttft_ms for one in answers)
-
-
-def lines(result: GatewayFigures) -> list[str]:
-    first = (
-        f"Two programs, prompts of about {result.prompt_tokens:,} tokens; their rows: {size(result.unique_rows_bytes)}"
-    )
-    names = ["", "time to the first word, cold", "  hot", "  after a restart", "  two clients, one slot"]
-    names += ["  two clients, two slots", "  killed in the middle of a reply", f"on disk after {TURNS} turns"]
-    names += ["more than the engine asked directly", "  first byte of a stream", "same greedy replies as directly"]
-    return [first, *columns(list(zip(names, *map(_column, result.doors), strict=True)))]
-
-
-def _column(one: DoorFigures) -> tuple[str, ...]:
-    return (
-        one.name,
-        duration(one.cold_ttft_ms),
-        duration(one.hot_ttft_ms),
-        _waited(one.restarted_ttft_ms, one.restarted_ratio),
-        _waited(one.alternating_ttft_ms, one.alternating_ratio),
-        _waited(one.two_slots_ttft_ms, one.two_slots_ratio),
-        _waited(one.killed_ttft_ms, one.killed_ratio),
-        f"{size(one.disk_bytes)} ({one.disk_ratio:.2f} x rows)",
-        _more(one.overhead_ms),
-        _more(one.first_byte_overhead_ms),
-        "yes" if one.replies_agree else "no",
-    )
-
-
-def _waited(ms: float | None, ratio: float | None) -> str:
-    if ms is None:
-        return "—"
-    return duration(ms) + (f" ({ratio:.2f} x hot)" if ratio is not None else "")
-
-
-def _more(ms: float | None) -> str:
-    return "—" if ms is None else f"{ms:+.1f} ms"
+    return median(answer.ttft_ms for answer in answers)

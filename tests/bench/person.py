@@ -2,85 +2,95 @@
 
 Times to the first token, each beside the same in the same round with the chat hot. A part of it can be run alone:
 `switch`, a chat of N tokens that is left and opened again; `paste`, long texts in a chat; `documents`, chats on
-prepared documents of N tokens; `busy`, how far off what is told beforehand is while something else uses all cores.
+prepared documents of N tokens; `busy`, the error of the forecasts while other programs use all cores.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
 from statistics import median
+from typing import Any
 
+from kvchat.chat.events import Event, ReadingAhead
 from kvchat.chat.record.messages import Receipt
 from kvchat.cli.arguments import BenchOptions
-from kvchat.cli.bench import BenchHome, bench_home
-from kvchat.cli.terminal import columns, remark
-from kvchat.words.wording import duration, size
-from tests.bench.documents import Documents, documents
-from tests.bench.sending import Sender, Steps, question
+from kvchat.cli.bench import PEOPLE, THINGS, BenchHome, bench_home
+from kvchat.cli.terminal import remark
 
 PARTS = ("switch", "paste", "documents", "busy")
 ROUNDS = 3
+CHATS, OWN_TOKENS = 20, 100  # on the prepared documents
 PASTE = 2000  # tokens
 BUSY_MESSAGES = (60, 300, 30, 150, 400, 90, 200, 120)  # their tokens
 REPLY_TOKENS = 12
+TYPING_S = 2.0  # before Send
 
 
-@dataclass(frozen=True)
-class Switch:
-    """A chat that is left for another one, kvchat started again in between. Medians of all rounds."""
+class Sender:
+    """Sends messages, and compares each forecast with the time that the message took."""
 
-    prompt_tokens: int  # of the chat
-    hot_ttft_ms: float
-    switch_ttft_ms: float  # another chat was in the slot, the save point is on disk; written for two seconds
-    switch_ratio: float  # median of the rounds' own ratios to the hot one
-    at_once_ttft_ms: float  # the same, sent at once
-    at_once_restore_ms: float  # of that
-    at_once_ratio: float  # to restore and hot together
+    def __init__(self, home: BenchHome) -> None:
+        self._home = home
+        self.errors: list[float] = []  # relative errors of the forecasts
 
+    async def ask(self, chat: str, text: str) -> Receipt:
+        told = await self._home.runtime.chat.forecasts.of_message(chat, text)
+        self._home.runtime.chat.prepare(chat, "")
+        receipt = (await self._home.ask(chat, text)).receipt
+        if told is not None and told.wait is not None:
+            least, most = 1000 * told.wait.least, 1000 * told.wait.most
+            self.errors.append(max(least - receipt.ttft_ms, receipt.ttft_ms - most, 0.0) / receipt.ttft_ms)
+        return receipt
 
-@dataclass(frozen=True)
-class Paste:
-    paste_tokens: int
-    paste_unread_ttft_ms: float  # sent at once
-    paste_ttft_ms: float  # the same after it was read ahead
-    paste_ratio: float
-    interrupted_ttft_ms: float  # another message, sent in the middle of reading a paste ahead; median of all rounds
-    interrupted_wait_ms: float  # more than the next one, hot; median of the rounds' own
-    longest_step_ms: float  # of all that was read ahead
-
-
-@dataclass(frozen=True)
-class Person:
-    """One run's figures. Times in ms, sizes in bytes. `--json` prints these names. None: it was not asked for."""
-
-    switch: Switch | None
-    paste: Paste | None
-    documents: Documents | None
-    prediction_error: float | None  # median of what was told before Send, off by this share; None: nothing was told
-    busy_prediction_error: float | None  # the same while something else keeps all cores busy
+    async def write(self, chat: str, text: str) -> Receipt:
+        """Open the chat, type the text for two seconds, and send it."""
+        self._home.runtime.chat.select(chat)
+        words = text.split()
+        for count in range(1, len(words) + 1):
+            self._home.runtime.chat.prepare(chat, " ".join(words[:count]))
+            await asyncio.sleep(TYPING_S / len(words))
+        return await self.ask(chat, text)
 
 
-async def measure(options: BenchOptions, parts: Sequence[str] = PARTS) -> Person:
-    """Build the chats, then go from one to the other and write. Raises KvchatError."""
+def question(number: int) -> str:
+    who, what = PEOPLE[number % len(PEOPLE)], THINGS[number % len(THINGS)]
+    return f"In note {number} and after it: on which day did {who} leave the {what} behind, and what was written there?"
+
+
+def ttft(receipts: Sequence[Receipt]) -> float:
+    return median(receipt.ttft_ms for receipt in receipts)
+
+
+def of_rounds(compare: Callable[[Receipt, Receipt], float], some: list[Receipt], others: list[Receipt]) -> float:
+    """Return the median of what `compare` gives for the receipts of each round."""
+    return median(map(compare, some, others))
+
+
+async def measure(options: BenchOptions, parts: Sequence[str] = PARTS) -> dict[str, Any]:
+    """Build the chats, then go from one to the other and write; None for parts not asked for. Raises KvchatError."""
     async with bench_home(options, reply_tokens=REPLY_TOKENS) as home:
-        sender = Sender(home)
-        switched = await _switch(home, sender, options.tokens) if "switch" in parts else None
-        pasted = await _paste(home, sender) if "paste" in parts else None
-        read = await documents(home, sender, options.tokens) if "documents" in parts else None
-        quiet, sender.errors = sender.errors, []
+        sender, figures = Sender(home), dict[str, Any]()
+        figures["switch"] = await _switch(home, sender, options.tokens) if "switch" in parts else None
+        figures["paste"] = await _paste(home, sender) if "paste" in parts else None
+        figures["documents"] = await _documents(home, sender, options.tokens) if "documents" in parts else None
+        figures["prediction_error"] = median(sender.errors) if sender.errors else None
+        sender.errors = []
         if "busy" in parts:
             await _busy(home, sender)
-        told, busy = [median(errors) if errors else None for errors in (quiet, sender.errors)]
-        return Person(switched, pasted, read, told, busy)
+        figures["busy_prediction_error"] = median(sender.errors) if sender.errors else None
+        return figures
 
 
-async def _switch(home: BenchHome, sender: Sender, tokens: int) -> Switch:
+async def _switch(home: BenchHome, sender: Sender, tokens: int) -> dict[str, Any]:
+    """Leave a chat for another one, with a restart in between; it is loaded from its save point on disk."""
     chat = (await home.runtime.chat.new_conversation(await home.notes(tokens))).id
     other = (await home.runtime.chat.new_conversation()).id
     remark(f"Building a chat of about {tokens:,} tokens …")
@@ -98,22 +108,33 @@ async def _switch(home: BenchHome, sender: Sender, tokens: int) -> Switch:
         await home.restart()
         await home.ask(other, question(number + 1))
         at_once.append(await sender.ask(chat, question(number + 3)))
-    return Switch(
-        prompt_tokens=hot[-1].prompt_tokens,
-        hot_ttft_ms=median(one.ttft_ms for one in hot),
-        switch_ttft_ms=median(one.ttft_ms for one in switched),
-        switch_ratio=median(one.ttft_ms / other.ttft_ms for one, other in zip(switched, hot, strict=True)),
-        at_once_ttft_ms=median(one.ttft_ms for one in at_once),
-        at_once_restore_ms=median(one.restore_ms for one in at_once),
-        at_once_ratio=median(
-            one.ttft_ms / (one.restore_ms + other.ttft_ms) for one, other in zip(at_once, hot, strict=True)
+    return {
+        "prompt_tokens": hot[-1].prompt_tokens,
+        "hot_ttft_ms": ttft(hot),
+        "switch_ttft_ms": ttft(switched),
+        "switch_ratio": of_rounds(lambda some, other: some.ttft_ms / other.ttft_ms, switched, hot),
+        "at_once_ttft_ms": ttft(at_once),
+        "at_once_restore_ms": median(receipt.restore_ms for receipt in at_once),
+        "at_once_ratio": of_rounds(  # to restore and hot together
+            lambda some, other: some.ttft_ms / (some.restore_ms + other.ttft_ms), at_once, hot
         ),
-    )
+    }
 
 
-async def _paste(home: BenchHome, sender: Sender) -> Paste:
-    steps = Steps()
-    home.runtime.events.subscribe(steps.hear)
+async def _paste(home: BenchHome, sender: Sender) -> dict[str, Any]:
+    times: list[float] = []
+    longest_ms, begun = 0.0, asyncio.Event()  # a step of a draft's reading ahead is over
+
+    def hear(event: Event) -> None:
+        nonlocal times, longest_ms
+        if isinstance(event, ReadingAhead):
+            now = time.perf_counter()
+            times = [*times, now] if event.done else [now]
+            longest_ms = max([longest_ms, *(1000 * (b - a) for a, b in pairwise(times))])
+            if event.draft and 0 < event.done < event.total:
+                begun.set()
+
+    home.runtime.events.subscribe(hear)
     remark(f"A paste of {PASTE:,} tokens: sent at once, after it was read ahead, and in the middle of that …")
     chat = (await home.runtime.chat.new_conversation()).id
     await home.ask(chat, question(0))
@@ -126,77 +147,77 @@ async def _paste(home: BenchHome, sender: Sender) -> Paste:
     read = await sender.ask(chat, pasted)
     interrupted, beside = list[Receipt](), list[Receipt]()
     for number in range(1, 2 * ROUNDS, 2):
-        steps.begun.clear()
+        begun.clear()
         home.runtime.chat.prepare(chat, await home.notes(PASTE, 30_000 + 1000 * number))
-        await steps.begun.wait()
+        await begun.wait()
         interrupted.append(await sender.ask(chat, question(number)))
         beside.append(await sender.ask(chat, question(number + 1)))
-    return Paste(
-        paste_tokens=unread.prompt_tokens - unread.cached_tokens,
-        paste_unread_ttft_ms=unread.ttft_ms,
-        paste_ttft_ms=read.ttft_ms,
-        paste_ratio=read.ttft_ms / unread.ttft_ms,
-        interrupted_ttft_ms=median(one.ttft_ms for one in interrupted),
-        interrupted_wait_ms=median(
-            max(0.0, one.ttft_ms - other.ttft_ms) for one, other in zip(interrupted, beside, strict=True)
+    return {
+        "paste_tokens": unread.prompt_tokens - unread.cached_tokens,
+        "paste_unread_ttft_ms": unread.ttft_ms,
+        "paste_ttft_ms": read.ttft_ms,
+        "paste_ratio": read.ttft_ms / unread.ttft_ms,
+        "interrupted_ttft_ms": ttft(interrupted),  # of another message, sent in the middle of reading a paste ahead
+        "interrupted_wait_ms": of_rounds(  # more than the next one, hot
+            lambda some, other: max(0.0, some.ttft_ms - other.ttft_ms), interrupted, beside
         ),
-        longest_step_ms=steps.longest_ms,
-    )
+        "longest_step_ms": longest_ms,
+    }
+
+
+async def _documents(home: BenchHome, sender: Sender, tokens: int) -> dict[str, Any]:
+    """Prepare documents of so many tokens, then begin chats on them."""
+    remark(f"Reading documents of about {tokens:,} tokens …")
+    before = await home.runtime.save_points.usage()
+    with tempfile.TemporaryDirectory(prefix="kvchat-bench-") as folder:
+        file = Path(folder) / "notes.md"
+        file.write_text(await home.notes(tokens), "utf-8")
+        library, began_at = home.runtime.chat.library, time.perf_counter()
+        prepared = await library.read(await library.add([file], "Notes"))
+        read_ms = 1000 * (time.perf_counter() - began_at)
+        await home.runtime.chat.idle()
+        own = 0
+        for number in range(CHATS):
+            remark(f"Chat {number + 1} of {CHATS} …")
+            chat = await library.begin(prepared)
+            await home.ask(chat.id, f"{number}. {await home.notes(OWN_TOKENS, 1000 * number)}")
+            own += home.saved[-1].tokens - prepared.tokens
+        after = await home.runtime.save_points.usage()
+        hot, first = list[Receipt](), list[Receipt]()
+        for number in range(ROUNDS):
+            remark(f"A new chat on them, round {number + 1} of {ROUNDS}: after a restart, hot …")
+            await home.restart()
+            for receipts, asked in ((first, 2 * number), (hot, 2 * number + 1)):
+                chat = await home.runtime.chat.library.begin(prepared)
+                receipts.append(await sender.write(chat.id, question(asked)))
+    row = (await home.runtime.engine.ready()).kv_bytes_per_token
+    disk, unique = after.physical_bytes - before.physical_bytes, round((prepared.tokens + own) * row)
+    return {
+        "tokens": prepared.tokens,
+        "read_ms": read_ms,
+        "chats": CHATS,
+        "disk_bytes": disk,
+        "unique_rows_bytes": unique,  # the documents' rows once and each chat's own
+        "disk_ratio": disk / unique,
+        "hot_ttft_ms": ttft(hot),
+        "first_ttft_ms": ttft(first),
+        "first_ratio": of_rounds(lambda some, other: some.ttft_ms / other.ttft_ms, first, hot),
+    }
 
 
 async def _busy(home: BenchHome, sender: Sender) -> None:
-    """What is told beforehand counts from when something else has begun, with what was learned before that."""
-    remark("What is told beforehand, while something else keeps all cores busy …")
+    """Send messages beside programs that use all cores; the forecasts know speeds from before they began."""
+    remark("Forecasts while other programs keep all cores busy …")
     chat = (await home.runtime.chat.new_conversation()).id
     for number, tokens in enumerate(BUSY_MESSAGES[:3]):
         await home.ask(chat, await home.notes(tokens, 50_000 + 1000 * number))
-    with _all_cores_busy():
+    busy = [sys.executable, "-c", "while True: pass"]
+    programs = [subprocess.Popen(busy) for _ in range(os.cpu_count() or 1)]  # noqa: ASYNC220
+    try:
         await asyncio.sleep(1.0)
         for number, tokens in enumerate(BUSY_MESSAGES):
             await sender.ask(chat, await home.notes(tokens, 60_000 + 1000 * number))
-
-
-@contextlib.contextmanager
-def _all_cores_busy() -> Iterator[None]:
-    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
-    try:
-        yield
     finally:
         for program in programs:
             program.kill()
             program.wait()
-
-
-def lines(result: Person) -> list[str]:
-    rows: list[tuple[str, str]] = []
-    if one := result.switch:
-        at_once = f"{duration(one.at_once_ttft_ms)}   ({one.at_once_ratio:.2f} times restore and hot together)"
-        rows += [
-            (f"First token in a chat of {one.prompt_tokens:,} tokens, hot", duration(one.hot_ttft_ms)),
-            ("  after a switch", f"{duration(one.switch_ttft_ms)}   ({one.switch_ratio:.2f} times hot)"),
-            ("  the same, sent at once", at_once),
-        ]
-    if two := result.paste:
-        waited = f"{duration(two.interrupted_ttft_ms)}   ({duration(two.interrupted_wait_ms)} more than hot)"
-        rows += [
-            (f"First token with {two.paste_tokens:,} tokens pasted", duration(two.paste_unread_ttft_ms)),
-            ("  processed ahead", f"{duration(two.paste_ttft_ms)}   ({two.paste_ratio:.3f} times that)"),
-            ("  another message, sent in the middle of that", waited),
-            ("Longest step of reading ahead", duration(two.longest_step_ms)),
-        ]
-    if three := result.documents:
-        first = f"{duration(three.first_ttft_ms)}   ({three.first_ratio:.2f} times hot)"
-        disk = f"{size(three.disk_bytes)}   ({three.disk_ratio:.3f} times the rows, each counted once)"
-        rows += [
-            (f"Documents of {three.tokens:,} tokens, read in", duration(three.read_ms)),
-            ("First question on them in a new chat, hot", duration(three.hot_ttft_ms)),
-            ("  after a restart", first),
-            (f"{three.chats} chats on them, on disk", disk),
-        ]
-    for words, error in (
-        ("Told beforehand, off by", result.prediction_error),
-        ("  while all cores are busy", result.busy_prediction_error),
-    ):
-        if error is not None:
-            rows.append((words, f"{error:.0%}"))
-    return ["With two seconds of writing before Send:", *columns(rows)]

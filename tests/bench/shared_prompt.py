@@ -1,101 +1,110 @@
-"""Many chats on one system prompt: their disk use and how soon one more answers."""
+"""Disk use of many chats on one system prompt and of many short turns, and how soon one more chat answers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import mean, median
+from typing import Any
 
 from kvchat.chat.record.messages import Role
 from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import PEOPLE, REPLY_TOKENS, THINGS, BenchHome, Reply, bench_home, ttft, ttft_ratio
-from kvchat.cli.terminal import columns, remark
+from kvchat.cli.terminal import remark
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.kvstore.savepoint import common_prefix
-from kvchat.words.wording import duration, size
 
 OWN_TOKENS = 200  # of each chat: its question and its reply
 ROUNDS = 5  # of one new chat after a restart and one while the prompt is hot, in turn
+GROWTH_REPLY_TOKENS = 24
 
 
-@dataclass(frozen=True)
-class SharedPrompt:
-    """One run's figures. Times in ms, medians of all rounds; sizes in bytes. `--json` prints these names as keys."""
+async def growth(options: BenchOptions, turns: int) -> dict[str, Any]:
+    """Measure bytes after each short turn on a system prompt, beside the slot files that were saved.
 
-    chats: int
-    system_tokens: int  # what all their prompts begin with
-    own_tokens: float  # of each chat beside that, on average
-    disk_bytes: int
-    # The system prompt's rows once and each chat's own, counted from its tokens. Recurrent states and sliding windows
-    # are no part of it: of such models the store keeps more.
-    unique_rows_bytes: int
-    disk_ratio: float  # the last but one by the last
-    whole_files_bytes: int  # of all slot files, had each been kept as it was saved
-    hot_ttft_ms: float  # of a new chat while the slot holds the system prompt
-    restored_ttft_ms: float  # of a new chat after a restart of everything, sent at once: restore included
-    restored_ratio: float  # median of the rounds' own ratios to the hot one
-    restore_ms: float  # of that
-    ahead_ttft_ms: float  # the same, but looked at before Send as in the window: restored while the user writes
-    ahead_ratio: float  # median of the rounds' own ratios to the hot one
-    cold_ttft_ms: float  # of a new chat without save points, once
-    prompt_tokens: int
-    cached_tokens: int  # after the restart, the least of all rounds
+    `whole_files_bytes`: all slot files so far; `last_file_bytes`: the last one. Raises BenchFailed.
+    """
+    async with bench_home(options, reply_tokens=GROWTH_REPLY_TOKENS) as home:
+        chat = await home.runtime.chat.new_conversation(await home.notes(options.tokens))
+        disk, written = list[int](), list[int]()
+        for turn in range(1, turns + 1):
+            remark(f"Turn {turn} of {turns} …")
+            who, what = PEOPLE[turn % len(PEOPLE)], THINGS[turn % len(THINGS)]
+            await home.ask(chat.id, f"What did {who} do with the {what} on day {turn * 3}?")
+            home.check_saved(turn)
+            usage = await home.runtime.save_points.usage()
+            disk.append(usage.physical_bytes)
+            written.append(usage.bytes_written)
+        files = [saved.bytes for saved in home.saved]
+    return {
+        "system_tokens": options.tokens,
+        "disk_bytes": disk,
+        "bytes_written": written,
+        "whole_files_bytes": [sum(files[: turn + 1]) for turn in range(turns)],
+        "last_file_bytes": files,
+    }
 
 
-async def measure(options: BenchOptions, chats: int) -> SharedPrompt:
-    """Many chats, then a new one after a restart, hot and cold. Raises KvchatError."""
+async def measure(options: BenchOptions, chats: int) -> dict[str, Any]:
+    """Measure many chats, then a new one after a restart, hot and cold. Raises KvchatError.
+
+    `unique_rows_bytes`: the system prompt's rows once and each chat's own. Recurrent states and sliding windows are
+    not counted: for such models the store keeps more. `restored_…`: sent at once after a restart, restore included;
+    `ahead_…`: opened before Send, as in the window. Ratios are medians of the rounds' own, to the hot reply.
+    """
     async with bench_home(options) as home:
-        return await _measure(home, options.tokens, chats)
+        system = await home.notes(options.tokens)
+        for number in range(1, chats + 1):
+            remark(f"Chat {number} of {chats} …")
+            text = await home.notes(OWN_TOKENS - REPLY_TOKENS, 1000 * number)
+            await _new_chat(home, system, f"{number}. {text}", keep=True)
+            home.check_saved(number)
+        usage, kept = await home.runtime.save_points.usage(), tuple(home.saved)
 
+        hot, restored, ahead = [], [], []
+        for number in range(ROUNDS):
+            remark(f"New chats, round {number + 1} of {ROUNDS}: after a restart, looked at after a restart, hot …")
+            await home.restart()
+            restored.append(await _new_chat(home, system, _question(3 * number)))
+            await home.restart()
+            ahead.append(await _new_chat(home, system, _question(3 * number + 1), look=True))
+            hot.append(await _new_chat(home, system, _question(3 * number + 2)))
 
-async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:
-    system = await home.notes(tokens)
-    for number in range(1, chats + 1):
-        remark(f"Chat {number} of {chats} …")
-        text = await home.notes(OWN_TOKENS - REPLY_TOKENS, 1000 * number)
-        await _new_chat(home, system, f"{number}. {text}", keep=True)
-        home.check_saved(number)
-    usage, kept = await home.runtime.save_points.usage(), tuple(home.saved)
-
-    hot, restored, ahead = [], [], []
-    for number in range(ROUNDS):
-        remark(f"New chats, round {number + 1} of {ROUNDS}: after a restart, looked at after a restart, hot …")
+        remark("A new chat without save points …")
+        await home.runtime.save_points.delete(None)
         await home.restart()
-        restored.append(await _new_chat(home, system, _question(3 * number), keep=False))
-        await home.restart()
-        ahead.append(await _new_chat(home, system, _question(3 * number + 1), keep=False, look=True))
-        hot.append(await _new_chat(home, system, _question(3 * number + 2), keep=False))
+        cold = await _new_chat(home, system, _question(3 * ROUNDS))
 
-    remark("A new chat without save points …")
-    await home.runtime.save_points.delete(None)
-    await home.restart()
-    cold = await _new_chat(home, system, _question(3 * ROUNDS), keep=False)
-
-    shared = await _shared_tokens(home, system)
+        loaded = await home.runtime.engine.ready()
+        prompts = [
+            await loaded.engine.prompt_tokens(
+                [ChatMessage(Role.SYSTEM.value, system), ChatMessage(Role.USER.value, _question(number))]
+            )
+            for number in range(2)
+        ]
+    shared = common_prefix(*prompts)
     own = [saved.tokens - shared for saved in kept]
-    row = (await home.runtime.engine.ready()).kv_bytes_per_token
-    unique = round((shared + sum(own)) * row)
-    return SharedPrompt(
-        chats=chats,
-        system_tokens=shared,
-        own_tokens=mean(own),
-        disk_bytes=usage.physical_bytes,
-        unique_rows_bytes=unique,
-        disk_ratio=usage.physical_bytes / max(1, unique),
-        whole_files_bytes=sum(saved.bytes for saved in kept),
-        hot_ttft_ms=ttft(hot),
-        restored_ttft_ms=ttft(restored),
-        restored_ratio=ttft_ratio(restored, hot),
-        restore_ms=median(reply.receipt.restore_ms for reply in restored),
-        ahead_ttft_ms=ttft(ahead),
-        ahead_ratio=ttft_ratio(ahead, hot),
-        cold_ttft_ms=cold.receipt.ttft_ms,
-        prompt_tokens=restored[0].receipt.prompt_tokens,
-        cached_tokens=min(reply.receipt.cached_tokens for reply in (*restored, *ahead)),
-    )
+    unique = round((shared + sum(own)) * loaded.kv_bytes_per_token)
+    return {
+        "chats": chats,
+        "system_tokens": shared,
+        "own_tokens": mean(own),
+        "disk_bytes": usage.physical_bytes,
+        "unique_rows_bytes": unique,
+        "disk_ratio": usage.physical_bytes / max(1, unique),
+        "whole_files_bytes": sum(saved.bytes for saved in kept),
+        "hot_ttft_ms": ttft(hot),
+        "restored_ttft_ms": ttft(restored),
+        "restored_ratio": ttft_ratio(restored, hot),
+        "restore_ms": median(reply.receipt.restore_ms for reply in restored),
+        "ahead_ttft_ms": ttft(ahead),
+        "ahead_ratio": ttft_ratio(ahead, hot),
+        "cold_ttft_ms": cold.receipt.ttft_ms,
+        "prompt_tokens": restored[0].receipt.prompt_tokens,
+        "cached_tokens": min(reply.receipt.cached_tokens for reply in (*restored, *ahead)),
+    }
 
 
-async def _new_chat(home: BenchHome, system: str, text: str, *, keep: bool, look: bool = False) -> Reply:
-    """The reply in a new chat; with `look` the user looks at it until it is restored, and then sends."""
+async def _new_chat(home: BenchHome, system: str, text: str, *, keep: bool = False, look: bool = False) -> Reply:
+    """Return the reply in a new chat; with `look` the chat is opened and restored before the message is sent."""
     chat = await home.runtime.chat.new_conversation(system)
     if look:
         home.runtime.chat.select(chat.id)
@@ -103,33 +112,6 @@ async def _new_chat(home: BenchHome, system: str, text: str, *, keep: bool, look
     return await home.ask(chat.id, text, keep=keep)
 
 
-async def _shared_tokens(home: BenchHome, system: str) -> int:
-    engine = (await home.runtime.engine.ready()).engine
-    one, other = [
-        await engine.prompt_tokens([ChatMessage(Role.SYSTEM.value, system), ChatMessage(Role.USER.value, _question(n))])
-        for n in range(2)
-    ]
-    return common_prefix(one, other)
-
-
 def _question(number: int) -> str:
-    """Each begins with another word: no more than the system prompt is shared."""
+    """Return a question that begins with another word than the others: only the system prompt is shared."""
     return f"{PEOPLE[number % len(PEOPLE)]} and the {THINGS[number % len(THINGS)]}: on which day was that?"
-
-
-def lines(result: SharedPrompt) -> list[str]:
-    first = (
-        f"{result.chats:,} chats on one system prompt of {result.system_tokens:,} tokens,"
-        f" each with {result.own_tokens:,.0f} of its own:"
-    )
-    rows = [
-        ("On disk", f"{size(result.disk_bytes)}   ({result.disk_ratio:.2f} times the rows, each counted once)"),
-        ("Without sharing", size(result.whole_files_bytes)),
-        ("A new chat's first token, hot", duration(result.hot_ttft_ms)),
-        ("  after a restart", f"{duration(result.restored_ttft_ms)}   ({result.restored_ratio:.2f} times hot)"),
-        ("    of which restore", duration(result.restore_ms)),
-        ("  restored as it was opened", f"{duration(result.ahead_ttft_ms)}   ({result.ahead_ratio:.2f} times hot)"),
-        ("  cold", duration(result.cold_ttft_ms)),
-        ("Tokens taken from the save point", f"{result.cached_tokens:,} of {result.prompt_tokens:,}"),
-    ]
-    return [first, *columns(rows)]

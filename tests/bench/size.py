@@ -17,16 +17,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
+from operator import truediv
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import gguf
 import numpy as np
+import numpy.typing as npt
 
 from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import BenchFailed, BenchHome, bench_home
-from kvchat.cli.terminal import columns, remark
+from kvchat.cli.terminal import remark
 from kvchat.kvstore import disk
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, MemoryRoom
 from kvchat.kvstore.savepoint import Bounds, Fingerprint, Grown, RestorePlan, SavePoint, StagedFile, Tier, Tokens
@@ -34,7 +37,7 @@ from kvchat.kvstore.store import BlockStore
 from kvchat.library.memory.demand import staging_room
 from kvchat.session.proof import Source
 from kvchat.system.paths import resolve_paths
-from kvchat.words.wording import duration, size
+from kvchat.words.wording import size
 
 TOKENS = 16_384  # of the chat with the engine
 SIZE_BYTES = 2_150_000_000  # of the file that is made
@@ -50,56 +53,27 @@ _AT_ONCE = 8192  # rows written at a time
 _FINGERPRINT = Fingerprint("bench", "f16", "f16", "auto", 1, "")
 _UNBOUNDED = 1 << 60  # bytes
 _LOOK_S = 0.02  # how often what is staged is looked at
+WIDTH, CONTEXT = 256, 131_072  # of the generated model
+_Q4_BLOCK, _Q4_BYTES = 32, 18  # Q4_0: an f16 scale and 16 bytes of nibbles for 32 weights
 
 
-@dataclass(frozen=True)
-class StoreAlone:
-    """A made file through the store. A ratio of speeds is above 1 where the store is quicker than the plain copy."""
+async def measure(options: BenchOptions, made_bytes: int) -> dict[str, Any]:
+    """Measure both parts, one after the other, by default with a generated model. Raises KvchatError and OSError.
 
-    made_bytes: int
-    absorb_ms: float  # a first save, taken apart and on disk
-    absorb_ratio: float  # speed, by that of `cp` to the same disk, synced as well
-    rebuild_ms: float  # put together from blocks in the page cache, over an earlier file
-    first_rebuild_ms: float  # the same after a start, over what is made ready while an engine starts
-    rebuild_ratio: float  # speed, by that of `cp` of such a file to the same place
-    cold_rebuild_ms: float  # with the blocks out of the page cache
-    cold_rebuild_ratio: float  # speed, by that of `cp` with the file out of the page cache
-    cat_ms: float  # `cat` of the file, page cache warm
-    warm_before_engine_ms: float  # until what was just saved is ready; the slower of before and after absorbing
-    absorb_cpu_ms: float  # CPU time of the first save in this process
-    next_turn_cpu_ms: float  # and of one that goes on for 100 tokens
-    next_turn_cpu_ratio: float
-    next_turn_bytes_written: int
-    peak_staging_bytes: int  # the most that lay in the staging folder at any time
-    peak_memory_growth_bytes: int | None  # of this process, over what it had before; what is staged left out
+    A ratio of speeds is above 1 where the store is quicker than the plain copy, which is synced where the store syncs.
+    `rebuild_…`: put together from blocks in the page cache, over an earlier file; `first_…`: after a start; `cold_…`:
+    blocks, or the copied file, out of the page cache. `warm_before_engine_ms`: until what was just saved is ready.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        model = options.model or write_kv_model(Path(folder) / "kv.gguf")
+        tokens = options.tokens or TOKENS
+        async with bench_home(dataclasses.replace(options, model=model), tokens + 2048, REPLY_TOKENS) as home:
+            figures = await _restored(home, tokens)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=resolve_paths().ensure().cache) as folder:
+        return figures | await asyncio.to_thread(_Made(Path(folder), made_bytes).measure)
 
 
-@dataclass(frozen=True)
-class WithEngine:
-    """A chat restored by kvchat and by the engine alone. Times in ms, medians; sizes in bytes."""
-
-    tokens: int
-    file_bytes: int  # of its slot file
-    restore_ms: float  # from disk after a restart, page cache warm: find, put together, the engine's own part
-    engine_restore_ms: float  # the engine alone, of the same file, from where it was staged
-    restore_ratio: float  # the first by the second
-
-
-@dataclass(frozen=True)
-class Size(StoreAlone, WithEngine):
-    """Both parts. `--json` prints these names as keys."""
-
-
-async def measure(options: BenchOptions, made_bytes: int | None) -> Size:
-    """Both parts, one after the other. Raises KvchatError and OSError."""
-    tokens = options.tokens or TOKENS
-    async with bench_home(options, tokens + 2048, REPLY_TOKENS) as home:
-        engine = await _restored(home, tokens)
-    store = await asyncio.to_thread(_store_alone, made_bytes or SIZE_BYTES)
-    return Size(**vars(engine), **vars(store))
-
-
-async def _restored(home: BenchHome, tokens: int) -> WithEngine:
+async def _restored(home: BenchHome, tokens: int) -> dict[str, Any]:
     remark(f"Reading a chat of {tokens:,} tokens, as long as that takes …")
     chat_id = (await home.runtime.chat.new_conversation()).id
     await home.ask(chat_id, await home.notes(tokens))
@@ -115,13 +89,13 @@ async def _restored(home: BenchHome, tokens: int) -> WithEngine:
             raise BenchFailed("The chat did not come from disk", why, "Try it once more.")
         times.append(receipt.restore_ms)
         own.append(await _engine_alone(home))
-    return WithEngine(
-        tokens=home.saved[0].tokens,
-        file_bytes=home.saved[0].bytes,
-        restore_ms=median(times),
-        engine_restore_ms=median(own),
-        restore_ratio=median(a / b for a, b in zip(times, own, strict=True)),
-    )
+    return {
+        "tokens": home.saved[0].tokens,
+        "file_bytes": home.saved[0].bytes,
+        "restore_ms": median(times),  # find, put together, and the engine's own part
+        "engine_restore_ms": median(own),
+        "restore_ratio": median(map(truediv, times, own)),
+    }
 
 
 async def _engine_alone(home: BenchHome) -> float:
@@ -143,28 +117,6 @@ async def _engine_alone(home: BenchHome) -> float:
     finally:
         (host.slot_path / name).unlink(missing_ok=True)
         in_memory.unlink(missing_ok=True)
-
-
-def lines(result: Size) -> list[str]:
-    own = f"({result.restore_ratio:.2f} times the engine's own part)"
-    rows = [
-        (f"Restore of {size(result.file_bytes)} from disk", f"{duration(result.restore_ms)}   {own}"),
-        (f"First save of {size(result.made_bytes)}", _beside_cp(result.absorb_ms, result.absorb_ratio)),
-        ("Put together, page cache warm", _beside_cp(result.rebuild_ms, result.rebuild_ratio)),
-        ("  after a start", duration(result.first_rebuild_ms)),
-        ("Put together, page cache cold", _beside_cp(result.cold_rebuild_ms, result.cold_rebuild_ratio)),
-        ("Ready for the engine, just saved", duration(result.warm_before_engine_ms)),
-        ("CPU of the next turn, by a first save", f"{result.next_turn_cpu_ratio:.2f}"),
-        ("Written by it", size(result.next_turn_bytes_written)),
-        ("Most that was staged", size(result.peak_staging_bytes)),
-    ]
-    if result.peak_memory_growth_bytes is not None:
-        rows.append(("Most memory taken besides", size(result.peak_memory_growth_bytes)))
-    return columns(rows)
-
-
-def _beside_cp(ms: float, ratio: float) -> str:
-    return f"{duration(ms)}   (at {ratio:.2f} of the speed of cp)"
 
 
 def write_slot_file(path: Path, tokens: Tokens) -> int:
@@ -193,13 +145,6 @@ def _rows(region: int, first: int, count: int) -> memoryview:
     return rows.data.cast("B")
 
 
-def _store_alone(made_bytes: int) -> StoreAlone:
-    """A made file through the store, beside `cp` of it. Blocks. Raises BenchFailed, StoreRefused, OSError."""
-    paths = resolve_paths().ensure()
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=paths.cache) as folder:
-        return _Made(Path(folder), made_bytes).measure()
-
-
 class _Made:
     """The store alone, in a folder of its own."""
 
@@ -216,7 +161,8 @@ class _Made:
         self._slots = self._store.staging_folder()
         self._copy = self._slots / "copy.slot"
 
-    def measure(self) -> StoreAlone:
+    def measure(self) -> dict[str, Any]:
+        """Put a made file through the store, beside `cp` of it. Raises BenchFailed, StoreRefused, OSError."""
         original = self._folder / "original.slot"
         remark(f"The store alone: a made file of {size(len(self._tokens) * TOKEN_BYTES)} …")
         made_bytes = write_slot_file(original, self._tokens)
@@ -224,9 +170,9 @@ class _Made:
         with self._watched() as peak:
             figures = self._measure(original, made_bytes)
         growth = peak[1] - before if before is not None else None
-        return dataclasses.replace(figures, peak_staging_bytes=peak[0], peak_memory_growth_bytes=growth)
+        return figures | {"peak_staging_bytes": peak[0], "peak_memory_growth_bytes": growth}
 
-    def _measure(self, original: Path, made_bytes: int) -> StoreAlone:
+    def _measure(self, original: Path, made_bytes: int) -> dict[str, Any]:
         remark("Absorbing, beside a plain copy …")
         _run("cat", original)
         cat_ms = _timed(lambda: _run("cat", original))
@@ -253,24 +199,22 @@ class _Made:
             self._drop_caches(original)
             cold_copies.append(self._copied_to_staging(original))
         self._store.close()
-        return StoreAlone(
-            made_bytes=made_bytes,
-            cat_ms=cat_ms,
-            absorb_ms=absorb_ms,
-            absorb_ratio=copied_ms / absorb_ms,
-            absorb_cpu_ms=absorb_cpu_ms,
-            next_turn_cpu_ms=next_cpu_ms,
-            next_turn_cpu_ratio=next_cpu_ms / absorb_cpu_ms,
-            next_turn_bytes_written=written,
-            warm_before_engine_ms=warm_ms,
-            first_rebuild_ms=first_rebuild_ms,
-            rebuild_ms=median(rebuilds),
-            rebuild_ratio=median(b / a for a, b in zip(rebuilds, copies, strict=True)),
-            cold_rebuild_ms=median(cold),
-            cold_rebuild_ratio=median(b / a for a, b in zip(cold, cold_copies, strict=True)),
-            peak_staging_bytes=0,
-            peak_memory_growth_bytes=None,
-        )
+        return {
+            "made_bytes": made_bytes,
+            "cat_ms": cat_ms,
+            "absorb_ms": absorb_ms,
+            "absorb_ratio": copied_ms / absorb_ms,
+            "absorb_cpu_ms": absorb_cpu_ms,
+            "next_turn_cpu_ms": next_cpu_ms,
+            "next_turn_cpu_ratio": next_cpu_ms / absorb_cpu_ms,
+            "next_turn_bytes_written": written,
+            "warm_before_engine_ms": warm_ms,
+            "first_rebuild_ms": first_rebuild_ms,
+            "rebuild_ms": median(rebuilds),
+            "rebuild_ratio": median(map(truediv, copies, rebuilds)),
+            "cold_rebuild_ms": median(cold),
+            "cold_rebuild_ratio": median(map(truediv, cold_copies, cold)),
+        }
 
     def _absorbed(
         self, tokens: Tokens, write: Callable[[Path], object], grown: Grown | None
@@ -370,3 +314,61 @@ def _own_memory() -> int | None:
     with contextlib.suppress(OSError, IndexError, ValueError):
         return 1024 * int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0])
     return None
+
+
+def write_kv_model(out: Path) -> Path:
+    """Write a llama (23 MB) that reads byte by byte, with the KV cache of an 8B, and return its path.
+
+    Its few weights are random: no store can make what it saves smaller.
+    """
+    writer = gguf.GGUFWriter(out, "llama")
+    kind = gguf.TokenType
+    space = "\u2581"  # as the tokenizer writes it
+    tokens = {"<unk>": kind.UNKNOWN, "<s>": kind.CONTROL, "</s>": kind.CONTROL, space: kind.NORMAL}
+    tokens |= {f"<0x{byte:02X}>": kind.BYTE for byte in range(256)}
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(list(tokens))
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_types(list(tokens.values()))
+    writer.add_add_space_prefix(False)
+    writer.add_name("kvchat bench")
+    writer.add_vocab_size(len(tokens))
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(WIDTH)
+    writer.add_block_count(LAYERS)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_key_length(HEAD)
+    writer.add_value_length(HEAD)
+    writer.add_rope_dimension_count(HEAD)
+    writer.add_rope_freq_base(500_000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
+    random, inner = np.random.default_rng(0), HEADS * HEAD
+    shapes = [("token_embd", len(tokens), WIDTH), ("output", len(tokens), WIDTH)]
+    norms = ["output_norm"]
+    for layer in (f"blk.{n}." for n in range(LAYERS)):
+        shapes += [(f"{layer}attn_{name}", inner, WIDTH) for name in "qkv"]
+        shapes += [(f"{layer}attn_output", WIDTH, inner)]
+        shapes += [(f"{layer}ffn_{name}", WIDTH, WIDTH) for name in ("gate", "up", "down")]
+        norms += [f"{layer}attn_norm", f"{layer}ffn_norm"]
+    for name, rows, columns in shapes:
+        weights = _random_q4_0(rows, columns, random)
+        writer.add_tensor(f"{name}.weight", weights, raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+    for name in norms:
+        writer.add_tensor(f"{name}.weight", np.ones(WIDTH, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def _random_q4_0(rows: int, columns: int, random: np.random.Generator) -> npt.NDArray[np.uint8]:
+    """Return a Q4_0 matrix as its bytes, scaled so that products with it stay of the same size."""
+    blocks = columns // _Q4_BLOCK
+    pattern = random.integers(0, 256, (257, blocks, _Q4_BYTES), dtype=np.uint8)
+    scale = np.float16(1.0 / (4.6 * np.sqrt(columns)))  # nibbles 0 to 15, minus 8, have a standard deviation of 4.6
+    pattern[:, :, :2] = np.frombuffer(scale.tobytes(), np.uint8)
+    return np.resize(pattern.reshape(257, -1), (rows, blocks * _Q4_BYTES))

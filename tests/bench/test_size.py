@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from tests.bench.size import TOKEN_BYTES, write_slot_file
 from tests.e2e.home import Home
 
 
-def test_a_made_file_is_one_the_store_understands_and_a_longer_one_goes_on_from_it(tmp_path: Path) -> None:
+def test_a_made_file_is_one_the_store_understands_and_a_longer_one_goes_on_from_it(tmp_path):
     short, longer = tmp_path / "short.slot", tmp_path / "longer.slot"
     for path, n_tokens in ((short, 20), (longer, 30)):
         assert write_slot_file(path, tuple(range(1, n_tokens + 1))) == path.stat().st_size
@@ -28,10 +27,10 @@ def test_a_made_file_is_one_the_store_understands_and_a_longer_one_goes_on_from_
 
 
 @pytest.mark.engine
-def test_the_figures_are_told_and_no_model_is_needed(tmp_path: Path) -> None:
+def test_the_figures_are_told_and_no_model_is_needed(tmp_path):
     home = Home(tmp_path / "home")
     home.write_settings(free_floor_bytes=0)
-    command = [sys.executable, "-m", "tests.bench", "size", "--size", "40MB", "--tokens", "300", "--json"]
+    command = [sys.executable, "-m", "tests.bench", "size", "--size", "40MB", "--tokens", "300"]
     environment = os.environ | {"KVCHAT_HOME": str(home.folder)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +20,6 @@ from kvchat.kvstore.savepoint import Bounds
 from kvchat.kvstore.store import TITLE, BlockStore
 from kvchat.system.paths import resolve_paths
 from tests.e2e.home import Home
-from tests.engine_fixtures import FakeEngine
 from tests.library.gguf_files import LLAMA, write_gguf
 from tests.users_server import KEY, UsersServer
 
@@ -28,13 +27,9 @@ LONG_REPLY = "word " * 400
 
 
 @pytest.fixture
-def chosen(fake_engine: FakeEngine, smollm2: Path) -> dict[str, object]:
-    return {
-        "model_path": str(smollm2),
-        "engine_path": str(fake_engine.path),
-        "context_size": 8192,
-        "free_floor_bytes": 0,
-    }
+def chosen(fake_engine, smollm2):
+    settings = {"context_size": 8192, "free_floor_bytes": 0}
+    return settings | {"model_path": str(smollm2), "engine_path": str(fake_engine.path)}
 
 
 @pytest.fixture
@@ -59,7 +54,7 @@ def asked(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="speaks of pipes as POSIX has them")
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-def test_a_reader_that_leaves_does_not_cost_the_reply(home: Home, fake_engine: FakeEngine, as_json: bool) -> None:
+def test_a_reader_that_leaves_does_not_cost_the_reply(home, fake_engine, as_json):
     fake_engine.set(FAKE_REPLY=LONG_REPLY, FAKE_TOKEN_DELAY=0.002)
     with subprocess.Popen(
         [sys.executable, "-m", "kvchat", "ask", "--new", *(["--json"] if as_json else []), "Tell me a long story"],
@@ -79,9 +74,7 @@ def test_a_reader_that_leaves_does_not_cost_the_reply(home: Home, fake_engine: F
 
 
 @pytest.mark.fake
-def test_that_the_engine_starts_anew_with_more_room_is_said(
-    home: Home, fake_engine: FakeEngine, tmp_path: Path, chosen: dict[str, object]
-) -> None:
+def test_that_the_engine_starts_anew_with_more_room_is_said(home, fake_engine, tmp_path, chosen):
     """A text of more tokens than could be known before an engine counted them."""
     fake_engine.set(FAKE_NO_GPU=1, FAKE_REPLY="Sevens.")
     large = LLAMA | {"context_length": 65_536, "attention.key_length": 512, "attention.value_length": 512}
@@ -97,7 +90,7 @@ def test_that_the_engine_starts_anew_with_more_room_is_said(
 
 @pytest.mark.fake
 @pytest.mark.usefixtures("no_keyring")
-def test_with_a_server_that_keeps_nothing_it_is_said(tmp_path: Path, fake_engine: FakeEngine) -> None:
+def test_with_a_server_that_keeps_nothing_it_is_said(tmp_path, fake_engine):
     home = Home(tmp_path / "home")
     theirs = UsersServer(fake_engine.path, fake_engine.plan, saves=False)
     try:
@@ -111,7 +104,7 @@ def test_with_a_server_that_keeps_nothing_it_is_said(tmp_path: Path, fake_engine
 
 
 @pytest.mark.slow
-def test_a_server_that_is_not_there_is_said_at_once_and_soon_given_up(tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_is_said_at_once_and_soon_given_up(tmp_path):
     home = Home(tmp_path / "home")
     home.write_settings(engine_url=f"http://127.0.0.1:{free_port('127.0.0.1')}")
     done = home.run("ask", "--new", "Hello")
@@ -122,9 +115,7 @@ def test_a_server_that_is_not_there_is_said_at_once_and_soon_given_up(tmp_path: 
     assert "65535" in done.stderr
 
 
-def test_an_option_overrides_its_setting_and_no_other(
-    home: Home, fake_engine: FakeEngine, chosen: dict[str, object]
-) -> None:
+def test_an_option_overrides_its_setting_and_no_other(home, fake_engine, chosen):
     home.write_settings(**chosen, temperature=0.7, max_tokens=5, seed=11)
     done = home.run("ask", "--new", "--temperature", "0", "Hello")
     assert done.returncode == 0, done.stderr
@@ -154,9 +145,7 @@ def put_a_file_for_its_parent(store: Path) -> None:
 @pytest.mark.parametrize(
     "spoil", [put_a_file_there, make_its_index_a_folder, keep_it_with_a_newer_version, put_a_file_for_its_parent]
 )
-def test_a_folder_for_save_points_that_cannot_be_used_costs_no_reply(
-    home: Home, fake_engine: FakeEngine, spoil: Callable[[Path], None]
-) -> None:
+def test_a_folder_for_save_points_that_cannot_be_used_costs_no_reply(home, fake_engine, spoil):
     store = resolve_paths({"KVCHAT_HOME": str(home.folder)}).save_points
     if spoil is not put_a_file_for_its_parent:
         store.parent.mkdir(parents=True)
@@ -183,9 +172,7 @@ def test_a_folder_for_save_points_that_cannot_be_used_costs_no_reply(
 @pytest.mark.parametrize(
     "locale", [{}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}], ids=["utf8", "C"]
 )
-def test_words_that_are_no_text_and_a_terminal_that_shows_none_are_no_fault(
-    home: Home, fake_engine: FakeEngine, locale: dict[str, str]
-) -> None:
+def test_words_that_are_no_text_and_a_terminal_that_shows_none_are_no_fault(home, fake_engine, locale):
     fake_engine.set(FAKE_REPLY="Füß 🌳")
     attached = os.fsencode(home.folder) + b"/n\xe9.txt"
     with open(attached, "w") as file:  # noqa: PTH123
@@ -201,7 +188,7 @@ def test_words_that_are_no_text_and_a_terminal_that_shows_none_are_no_fault(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="speaks of /dev/full")
-def test_a_reply_that_cannot_be_told_is_kept_and_the_code_says_so(home: Home, fake_engine: FakeEngine) -> None:
+def test_a_reply_that_cannot_be_told_is_kept_and_the_code_says_so(home, fake_engine):
     fake_engine.set(FAKE_REPLY="Yes.")
     with Path("/dev/full").open("w") as full:
         done = asked(home, "Hello", stdout=full)
@@ -212,7 +199,7 @@ def test_a_reply_that_cannot_be_told_is_kept_and_the_code_says_so(home: Home, fa
 
 @pytest.mark.skipif(sys.platform == "win32", reason="speaks of terminals as POSIX has them")
 @pytest.mark.fake
-def test_a_reply_does_nothing_to_a_terminal(home: Home, fake_engine: FakeEngine) -> None:
+def test_a_reply_does_nothing_to_a_terminal(home, fake_engine):
     reply = "Red: \x1b[31m\x1b]0;title\x07 and \U000e0041 that is all."
     fake_engine.set(FAKE_REPLY=reply)
     ours, theirs = os.openpty()

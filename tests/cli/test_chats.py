@@ -33,53 +33,40 @@ def left() -> list[str]:
         return [one.title for one in database.conversations()]
 
 
-def test_they_are_listed(chats: list[Conversation], capsys: pytest.CaptureFixture[str]) -> None:
+def test_they_are_listed_shown_renamed_and_deleted(chats, capfd):
+    first, old = chats
     assert main(["chats"]) == 0
-    shown = capsys.readouterr().out
-    old = next(one for one in chats if one.title == "Old birds")
+    shown = capfd.readouterr().out
     assert f"{old.id[:8]}  " in shown
     assert "New ␛[31mbirds" in shown
     assert main(["chats", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["chats"]
-    assert {one["id"] for one in told} == {one.id for one in chats}
+    told = json.loads(capfd.readouterr().out)["chats"]
+    assert {chat["id"] for chat in told} == {first.id, old.id}
     assert told[0]["updated_at"].startswith("20")
-
-
-def test_one_is_shown(chats: list[Conversation], capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    assert main(["chats", "show", chats[0].id[:12]]) == 0
-    assert b"A **stork**." in capfdbinary.readouterr().out
-    assert main(["chats", "show", chats[0].id, "--json"]) == 0
-    assert json.loads(capfdbinary.readouterr().out)
-
-
-def test_one_is_renamed(chats: list[Conversation], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chats", "rename", chats[0].id, " Storks "]) == 0
-    assert "Storks" in capsys.readouterr().out
+    assert main(["chats", "show", first.id[:12]]) == 0
+    assert "A **stork**." in capfd.readouterr().out
+    assert main(["chats", "show", first.id, "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)
+    assert main(["chats", "rename", first.id, " Storks "]) == 0
+    assert "Storks" in capfd.readouterr().out
     assert "Storks" in left()
-    assert main(["chats", "rename", chats[0].id, " "]) == 1
-    assert "needs a title" in capsys.readouterr().err
-
-
-def test_some_are_deleted_and_can_be_had_back(chats: list[Conversation], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chats", "delete", chats[0].id, chats[1].id]) == 0
-    assert "2 chats deleted; kept in Recently deleted for 7 days" in capsys.readouterr().out
+    assert main(["chats", "rename", first.id, " "]) == 1
+    assert "needs a title" in capfd.readouterr().err
+    assert main(["chats", "delete", first.id, old.id]) == 0
+    assert "2 chats deleted; kept in Recently deleted for 7 days" in capfd.readouterr().out
     assert left() == []
     with closing(sqlite3.connect(resolve_paths().database)) as database:
         assert database.execute("SELECT count(*) FROM messages").fetchone() == (4,), "the words are still there"
 
 
 @pytest.mark.parametrize("action", [["show", "zzz"], ["rename", "zzz", "x"], ["delete", "zzz"], ["show", ""]])
-def test_one_that_is_not_there(
-    chats: list[Conversation], capsys: pytest.CaptureFixture[str], action: list[str]
-) -> None:
+def test_one_that_is_not_there(chats, capsys, action):
     assert main(["chats", *action]) == 1
     assert "No chat has the id" in capsys.readouterr().err
     assert len(left()) == 2
 
 
-def test_the_beginning_of_several_ids_is_refused_with_the_chats_it_could_mean(
-    chats: list[Conversation], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_beginning_of_several_ids_is_refused_with_the_chats_it_could_mean(chats, capsys, tmp_path):
     with closing(Database(resolve_paths().database)) as database:
         for number in range(16):  # then two ids at least begin with the same of 16 digits
             database.create_conversation(f"Chat {number}", None)
@@ -93,7 +80,7 @@ def test_the_beginning_of_several_ids_is_refused_with_the_chats_it_could_mean(
         assert all(f"{one.id[:8]}  {calm(one.title)}" in refused for one in alike)
 
 
-def test_none_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_none_yet(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "home"))
     assert main(["chats"]) == 0
     assert "Run `kvchat ask` to start one" in capsys.readouterr().out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import keyring
@@ -24,11 +24,11 @@ def bus(tmp_path: Path) -> Iterator[str]:
         yield there.address
 
 
-def test_no_session_bus_no_tray() -> None:
+def test_no_session_bus_no_tray():
     assert find_tray({}).presence is Presence.MISSING
 
 
-def test_a_status_notifier_host_is_found(bus: str) -> None:
+def test_a_status_notifier_host_is_found(bus):
     environment = {"DBUS_SESSION_BUS_ADDRESS": bus}
     assert find_tray(environment).presence is Presence.MISSING
     connection = open_dbus_connection(bus=bus)
@@ -41,11 +41,11 @@ def test_a_status_notifier_host_is_found(bus: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["unix:path=/nowhere/at/all", "nonsense"])
-def test_a_bus_that_does_not_answer_leaves_it_open(address: str) -> None:
+def test_a_bus_that_does_not_answer_leaves_it_open(address):
     assert find_tray({"DBUS_SESSION_BUS_ADDRESS": address}).presence is Presence.UNKNOWN
 
 
-def test_an_x11_tray_is_found() -> None:
+def test_an_x11_tray_is_found():
     with display() as (name, _):
         environment = {"DISPLAY": name}
         assert find_tray(environment).presence is Presence.MISSING
@@ -64,7 +64,7 @@ def test_an_x11_tray_is_found() -> None:
             x11.XCloseDisplay(connection)
 
 
-def test_an_x_display_that_is_not_there_falls_back_to_what_the_bus_said() -> None:
+def test_an_x_display_that_is_not_there_falls_back_to_what_the_bus_said():
     finding = find_tray({"DISPLAY": ":4711"})
     assert finding.presence is Presence.MISSING
     assert "session bus" in finding.detail
@@ -82,9 +82,7 @@ def _broken() -> None:
         (_broken, Presence.UNKNOWN, "no such plugin"),
     ],
 )
-def test_the_keyring_is_named_missing_or_fails(
-    monkeypatch: pytest.MonkeyPatch, backend: Callable[[], object], presence: Presence, detail: str
-) -> None:
+def test_the_keyring_is_named_missing_or_fails(monkeypatch, backend, presence, detail):
     monkeypatch.setattr(keyring, "get_keyring", backend)
     finding = find_keyring()
     assert finding.presence is presence

@@ -49,7 +49,7 @@ def chosen(engine: Path, smollm2: Path) -> Settings:
     return Settings(model_path=str(smollm2), engine_path=str(engine))
 
 
-def test_everything_found(paths: Paths, engine: Path, smollm2: Path, chosen: Settings) -> None:
+def test_everything_found(paths, engine, smollm2, chosen):
     report = collect(paths, chosen)
     assert report.healthy
     assert (report.engine.kind, report.engine.path) == ("llama-server", str(engine))
@@ -64,7 +64,7 @@ def test_everything_found(paths: Paths, engine: Path, smollm2: Path, chosen: Set
         assert part in text
 
 
-def test_what_restoring_can_do_is_told_once_it_is_known(paths: Paths, smollm2: Path, chosen: Settings) -> None:
+def test_what_restoring_can_do_is_told_once_it_is_known(paths, smollm2, chosen):
     assert "not tried yet" in "\n".join(lines(collect(paths, chosen)))
     subject = Subject(Fingerprint(model_identity(smollm2), "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
     store_finding(paths.restore_findings, subject, Finding(Strategy.PLAIN, proved=True), 0.0)
@@ -75,9 +75,7 @@ def test_what_restoring_can_do_is_told_once_it_is_known(paths: Paths, smollm2: P
     assert "engine: version: 11434" in text
 
 
-def test_what_restoring_can_do_can_be_forgotten(
-    paths: Paths, smollm2: Path, chosen: Settings, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_restoring_can_do_can_be_forgotten(paths, smollm2, chosen, capsys):
     save_settings(paths.settings_file, chosen)
     assert main(["doctor", "--retest"]) == 0  # there is nothing yet
     assert not paths.restore_findings.exists()
@@ -91,7 +89,7 @@ def test_what_restoring_can_do_can_be_forgotten(
     assert newest_finding(paths.restore_findings, "another") is not None
 
 
-def test_a_finding_is_not_looked_for_where_it_could_take_for_ever_or_makes_no_sense(paths: Paths) -> None:
+def test_a_finding_is_not_looked_for_where_it_could_take_for_ever_or_makes_no_sense(paths):
     paths.ensure()
     os.mkfifo(paths.restore_findings)
     assert newest_finding(paths.restore_findings, "a") is None
@@ -104,7 +102,7 @@ def test_a_finding_is_not_looked_for_where_it_could_take_for_ever_or_makes_no_se
         assert newest_finding(paths.restore_findings, "a") is None
 
 
-def test_looking_changes_nothing(paths: Paths, engine: Path) -> None:
+def test_looking_changes_nothing(paths, engine):
     report = collect(paths, Settings(engine_path=str(engine)))
     assert report.healthy, "no model yet is no fault"
     assert "none chosen yet" in "\n".join(lines(report))
@@ -114,7 +112,7 @@ def test_looking_changes_nothing(paths: Paths, engine: Path) -> None:
     assert "(not made yet)" in "\n".join(lines(report))
 
 
-def test_a_broken_model_is_told(paths: Paths, engine: Path, tmp_path: Path) -> None:
+def test_a_broken_model_is_told(paths, engine, tmp_path):
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(write_gguf(tmp_path / "whole.gguf").read_bytes()[:-2000])
     report = collect(paths, Settings(model_path=str(cut), engine_path=str(engine)))
@@ -123,7 +121,7 @@ def test_a_broken_model_is_told(paths: Paths, engine: Path, tmp_path: Path) -> N
     assert "The model file is incomplete" in "\n".join(lines(report))
 
 
-def test_an_engine_that_is_missing_or_cannot_run_is_told(paths: Paths, tmp_path: Path) -> None:
+def test_an_engine_that_is_missing_or_cannot_run_is_told(paths, tmp_path):
     program = tmp_path / "llama-server"
     report = collect(paths, Settings(engine_path=str(program)))
     assert (report.engine.found, report.healthy) == (False, False)
@@ -135,13 +133,13 @@ def test_an_engine_that_is_missing_or_cannot_run_is_told(paths: Paths, tmp_path:
     assert "libggml.so" in "\n".join(lines(report))
 
 
-def test_a_users_own_context_size_comes_with_its_warning(paths: Paths, chosen: Settings) -> None:
+def test_a_users_own_context_size_comes_with_its_warning(paths, chosen):
     text = "\n".join(lines(collect(paths, replace(chosen, context_size=16_384))))
     assert "set by you" in text
     assert "trained for 8,192" in text
 
 
-def test_json_and_text_and_exit_code(paths: Paths, chosen: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_and_text_and_exit_code(paths, chosen, capsys):
     save_settings(paths.settings_file, chosen)
     assert main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -156,7 +154,7 @@ def test_json_and_text_and_exit_code(paths: Paths, chosen: Settings, capsys: pyt
 
 
 @pytest.mark.engine
-def test_the_command_with_the_embedded_engine(paths: Paths, tmp_path: Path) -> None:
+def test_the_command_with_the_embedded_engine(paths, tmp_path):
     command = [sys.executable, "-m", "kvchat", "doctor", "--json"]
     environment = {**os.environ, "PATH": str(tmp_path), "HOME": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, env=environment, check=True)
@@ -167,7 +165,7 @@ def test_the_command_with_the_embedded_engine(paths: Paths, tmp_path: Path) -> N
     assert engine["problem"] == ""
 
 
-def test_a_server_of_the_users_is_named_and_not_looked_into(paths: Paths) -> None:
+def test_a_server_of_the_users_is_named_and_not_looked_into(paths):
     report = collect(paths, Settings(engine_url="http://127.0.0.1:8080", engine_path="/nowhere"))
     assert report.healthy
     text = "\n".join(lines(report))
@@ -175,9 +173,7 @@ def test_a_server_of_the_users_is_named_and_not_looked_into(paths: Paths) -> Non
     assert "CPU only" not in text
 
 
-def test_another_model_can_be_judged_and_nothing_is_chosen(
-    paths: Paths, engine: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_model_can_be_judged_and_nothing_is_chosen(paths, engine, smollm2, capsys):
     save_settings(paths.settings_file, Settings(engine_path=str(engine)))
     assert main(["doctor", "--json", "--model", str(smollm2)]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -9,7 +9,6 @@ from kvchat.__main__ import main
 from kvchat.engine.finding.graphics import Graphics, Maker
 from tests.engine_fixtures import FakeEngine
 from tests.library.engine_archives import tarred
-from tests.library.fake_hub import FakeHub
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def home(tmp_path: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatc
     return folder
 
 
-def test_the_list(home: Path, fake_engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list(home, fake_engine, capsys):
     assert main(["engines"]) == 0
     shown = capsys.readouterr().out
     assert f"* {fake_engine.path}" in shown
@@ -37,15 +36,13 @@ def test_the_list(home: Path, fake_engine: FakeEngine, capsys: pytest.CaptureFix
     assert told["advice"]
 
 
-def test_an_engine_that_cannot_be_used_says_why(
-    home: Path, fake_engine: FakeEngine, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_engine_that_cannot_be_used_says_why(home, fake_engine, capsys):
     fake_engine.set(FAKE_VERSION=6000)
     assert main(["engines"]) == 1
     assert "build 6000" in capsys.readouterr().out
 
 
-def test_the_trial(home: Path, fake_engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_trial(home, fake_engine, capsys):
     assert main(["engines", "test"]) == 0
     assert "Chat memory works" in capsys.readouterr().out
     fake_engine.set(FAKE_EXIT_AT_START="1:error loading model")
@@ -57,13 +54,7 @@ def test_the_trial(home: Path, fake_engine: FakeEngine, capsys: pytest.CaptureFi
     assert "/nowhere" in capsys.readouterr().err
 
 
-def test_getting_one_using_it_and_removing_it(
-    home: Path,
-    fake_engine: FakeEngine,
-    github: FakeHub,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_getting_one_using_it_and_removing_it(home, fake_engine, github, monkeypatch, capsys):
     monkeypatch.setattr("kvchat.engine_host.setup.find_graphics", lambda: Graphics("linux", (Maker.AMD,)))
     monkeypatch.setattr("kvchat.library.remote.github.builds_for.__defaults__", ("x86_64",))
     archive = tarred({"llama-b11457/llama-server": fake_engine.path.read_bytes()})

@@ -59,7 +59,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     return answer
 
 
-def test_the_models_on_this_machine(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_models_on_this_machine(home, tmp_path, capsys):
     studio = home / ".lmstudio" / "models" / "org" / "Thing"
     studio.mkdir(parents=True)
     write_gguf(studio / "Thing-F32.gguf")
@@ -76,7 +76,7 @@ def test_the_models_on_this_machine(home: Path, tmp_path: Path, capsys: pytest.C
     assert "half: The model file is incomplete." in text
 
 
-def test_suggestions_ask_nothing_of_the_network(served: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_suggestions_ask_nothing_of_the_network(served, capsys):
     answer = told(capsys, "suggest")
     assert answer["suggestions"]
     assert all(one["memory_gb"] == answer["memory_gb"] for one in answer["suggestions"])
@@ -84,7 +84,7 @@ def test_suggestions_ask_nothing_of_the_network(served: FakeHub, capsys: pytest.
 
 
 @pytest.mark.parametrize(("free", "tier"), [(0, 0), (6.0, 0), (7.2, 8), (11.5, 12), (15.6, 16), (23.5, 24), (80, 24)])
-def test_suggestions_suit_the_gpu(free: float, tier: int) -> None:
+def test_suggestions_suit_the_gpu(free, tier):
     devices = (DeviceMemory("GPU", int(free * 10**9)),) if free else ()
     assert tier_for(MemoryFacts(16 * 10**9, devices=devices)) == tier
     for one in SUGGESTIONS:
@@ -92,7 +92,7 @@ def test_suggestions_suit_the_gpu(free: float, tier: int) -> None:
         assert one.size < (one.memory_gb or 32) * 10**9
 
 
-def test_searched_listed_and_fetched(served: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_searched_listed_and_fetched(served, capsys):
     assert [one["repository"] for one in told(capsys, "search", "thing")["models"]] == [REPOSITORY]
     files = told(capsys, "files", f"https://huggingface.co/{REPOSITORY}")["files"]
     assert {(one["quantisation"], one["verdict"]) for one in files} == {("Q4_K_M", "fits"), ("Q8_0", "fits")}
@@ -106,14 +106,12 @@ def test_searched_listed_and_fetched(served: FakeHub, capsys: pytest.CaptureFixt
     assert [one["source"] for one in told(capsys)["models"]] == ["kvchat"]
 
 
-def test_a_search_without_result_says_so(served: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_without_result_says_so(served, capsys):
     assert main(["models", "search", "unheard", "of"]) == 0
     assert "unheard of" in capsys.readouterr().out
 
 
-def test_the_token_is_read_from_standard_input_and_used(
-    served: FakeHub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, catalogues: None
-) -> None:
+def test_the_token_is_read_from_standard_input_and_used(served, capsys, monkeypatch, catalogues):
     save_settings(resolve_paths().ensure().settings_file, Settings(language="de"))
     served.gated.add(REPOSITORY)
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{TOKEN}\n"))
@@ -130,7 +128,7 @@ def repository(*kinds: str) -> HubRepository:
     return HubRepository(REPOSITORY, REVISION, False, tuple(files))
 
 
-def test_which_file_is_meant() -> None:
+def test_which_file_is_meant():
     assert chosen_file(repository("Q4_K_M", "Q8_0"), "").quantisation == "Q4_K_M"
     assert chosen_file(repository("Q8_0"), "").quantisation == "Q8_0"
     assert chosen_file(repository("Q4_K_M", "Q8_0"), "q8_0").quantisation == "Q8_0"
@@ -142,9 +140,7 @@ def test_which_file_is_meant() -> None:
         chosen_file(repository("Q5_0", "Q8_0"), "")
 
 
-def test_one_that_is_here_is_chosen_by_a_part_of_its_name_or_its_path(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_that_is_here_is_chosen_by_a_part_of_its_name_or_its_path(home, tmp_path, capsys):
     models = resolve_paths().models
     models.mkdir(parents=True)
     big, small, elsewhere = models / "Heron-7B-Q4_K_M.gguf", models / "Heron-1B-Q8_0.gguf", tmp_path / "stork.gguf"
@@ -159,7 +155,7 @@ def test_one_that_is_here_is_chosen_by_a_part_of_its_name_or_its_path(
     assert load_settings(resolve_paths().settings_file).model_path == str(elsewhere)
 
 
-def test_the_list_opens_no_connection(home: Path) -> None:
+def test_the_list_opens_no_connection(home):
     """As a process of its own: importing huggingface_hub would be a sign of wanting the network."""
     ended = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "kvchat", "models"], capture_output=True, text=True, check=True

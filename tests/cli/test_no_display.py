@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -11,16 +10,16 @@ from kvchat.cli import no_display
 from kvchat.cli.no_display import DisplayProblem, find_problem
 
 
-def test_no_display_at_all() -> None:
+def test_no_display_at_all():
     problem = find_problem({})
     assert "neither DISPLAY nor WAYLAND_DISPLAY" in problem.detail
 
 
-def test_the_offscreen_platform_needs_no_display() -> None:
+def test_the_offscreen_platform_needs_no_display():
     assert find_problem({"QT_QPA_PLATFORM": "offscreen"}) is None
 
 
-def test_a_missing_library_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_with_the_line_that_installs_it(monkeypatch):
     libraries = ("libnot-there.so.1", "libnot-there-either.so.1", "libc.so.6")
     monkeypatch.setattr(no_display, "_CORE_LIBRARIES", libraries)
     monkeypatch.setitem(no_display._PACKAGES, "libnot-there-either.so.1", "libnot-there1")
@@ -41,11 +40,11 @@ def test_a_missing_library_is_named_with_the_line_that_installs_it(monkeypatch: 
         ("libglib-2.0.so.0", "libglib2.0-0"),
     ],
 )
-def test_a_package_is_named_as_debian_does(library: str, package: str) -> None:
+def test_a_package_is_named_as_debian_does(library, package):
     assert no_display._package(library) == package
 
 
-def test_wayland_counts_once_its_socket_answers(tmp_path: Path) -> None:
+def test_wayland_counts_once_its_socket_answers(tmp_path):
     environment = {"WAYLAND_DISPLAY": "wayland-9", "XDG_RUNTIME_DIR": str(tmp_path)}
     problem = find_problem(environment)
     assert "WAYLAND_DISPLAY=wayland-9" in problem.detail
@@ -55,6 +54,6 @@ def test_wayland_counts_once_its_socket_answers(tmp_path: Path) -> None:
         assert find_problem(environment) is None
 
 
-def test_without_starter_the_app_only_explains(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_starter_the_app_only_explains(capsys):
     assert no_display.explain(DisplayProblem("No screen.", "Use kvchat ask."), starter=False) == 1
     assert capsys.readouterr().err == "kvchat cannot open a window. No screen.\n  Use kvchat ask.\n"

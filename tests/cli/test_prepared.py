@@ -37,9 +37,7 @@ def listed(home: Home, *arguments: str) -> list[dict[str, Any]]:
     return prepared
 
 
-def test_a_folder_is_prepared_asked_about_changed_read_again_and_removed(
-    home: Home, tmp_path: Path, chosen: dict[str, object]
-) -> None:
+def test_a_folder_is_prepared_asked_about_changed_read_again_and_removed(home, tmp_path, chosen):
     folder = tmp_path / "manual"
     folder.mkdir()
     (folder / "a.md").write_text("The river. " + STORY)
@@ -86,7 +84,7 @@ def test_a_folder_is_prepared_asked_about_changed_read_again_and_removed(
     assert listed(home) == []
 
 
-def test_what_is_too_long_is_refused_and_nothing_is_left(home: Home, tmp_path: Path) -> None:
+def test_what_is_too_long_is_refused_and_nothing_is_left(home, tmp_path):
     text = tmp_path / "long.txt"
     text.write_text(STORY * 10)
     done = home.run("prepare", str(text), "--name", "Long")

@@ -83,7 +83,7 @@ READS = [
 
 
 @pytest.mark.parametrize("command", READS, ids=lambda command: command[0])
-def test_a_folder_that_is_gone_is_given_up(command: tuple[str, ...], environment: dict[str, str]) -> None:
+def test_a_folder_that_is_gone_is_given_up(command, environment):
     with dead(*command, patience_s=0.2, environment=environment) as process:
         _, said = process.communicate()
     assert process.returncode == 1
@@ -93,9 +93,7 @@ def test_a_folder_that_is_gone_is_given_up(command: tuple[str, ...], environment
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("command", READS, ids=lambda command: command[0])
-def test_a_signal_ends_it_whatever_hangs(
-    command: tuple[str, ...], number: signal.Signals, environment: dict[str, str]
-) -> None:
+def test_a_signal_ends_it_whatever_hangs(command, number, environment):
     with dead(*command, patience_s=100_000, environment=environment) as process:
         assert process.stderr.readline() == "hangs\n"
         process.send_signal(number)
@@ -103,7 +101,7 @@ def test_a_signal_ends_it_whatever_hangs(
         assert "Traceback" not in process.stderr.read()
 
 
-def test_the_window_quits_while_a_file_hangs(environment: dict[str, str]) -> None:
+def test_the_window_quits_while_a_file_hangs(environment):
     offscreen = environment | {"QT_QPA_PLATFORM": "offscreen"}
     with dead(patience_s=100_000, environment=offscreen, script=WINDOW) as process:
         while (line := process.stderr.readline()) and line != "hangs\n":
@@ -113,7 +111,7 @@ def test_the_window_quits_while_a_file_hangs(environment: dict[str, str]) -> Non
         assert process.wait() == 0
 
 
-def test_it_ends_where_the_main_thread_is_deaf(environment: dict[str, str]) -> None:
+def test_it_ends_where_the_main_thread_is_deaf(environment):
     home = {"KVCHAT_HOME": "/dead/home"}
     with dead("store", patience_s=100_000, environment=environment | home) as process:
         assert process.stderr.readline() == "hangs\n"
@@ -122,7 +120,7 @@ def test_it_ends_where_the_main_thread_is_deaf(environment: dict[str, str]) -> N
 
 
 @pytest.mark.parametrize("name", ["settings.json", "attachment", "model"])
-def test_a_pipe_is_not_waited_for(name: str, environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_pipe_is_not_waited_for(name, environment, tmp_path):
     pipe = resolve_paths(environment).settings_file if name == "settings.json" else tmp_path / name
     pipe.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(pipe)
@@ -145,14 +143,14 @@ def kvchat(*arguments: str, environment: dict[str, str], **streams: object) -> s
 
 
 @pytest.mark.parametrize("command", [("store",), ("store", "--json"), ("export", "-"), ("--version",)])
-def test_a_full_disk_under_the_output_is_told(command: tuple[str, ...], environment: dict[str, str]) -> None:
+def test_a_full_disk_under_the_output_is_told(command, environment):
     with Path("/dev/full").open("wb") as full:
         done = kvchat(*command, environment=environment, stdout=full)
     assert done.returncode == 1
     assert done.stderr == b"kvchat: The output could not be written\n  No space left on device.\n"
 
 
-def test_a_reader_that_has_gone_costs_no_words(environment: dict[str, str]) -> None:
+def test_a_reader_that_has_gone_costs_no_words(environment):
     read, write = os.pipe()
     os.close(read)
     done = kvchat("store", environment=environment, stdout=write)
@@ -161,7 +159,7 @@ def test_a_reader_that_has_gone_costs_no_words(environment: dict[str, str]) -> N
 
 
 @pytest.mark.parametrize("closed", range(3))
-def test_closed_streams_are_never_a_file_of_ours(closed: int, environment: dict[str, str]) -> None:
+def test_closed_streams_are_never_a_file_of_ours(closed, environment):
     script = f'exec {closed}{"<" if closed == 0 else ">"}&-; exec "$@"'
     done = subprocess.run(
         ["sh", "-c", script, "sh", sys.executable, "-m", "kvchat", "search", "nothing", "--json"],
@@ -177,7 +175,7 @@ def test_closed_streams_are_never_a_file_of_ours(closed: int, environment: dict[
         assert b'"chats"' not in file.read_bytes()
 
 
-def test_ctrl_c_while_it_is_imported_is_no_traceback(environment: dict[str, str], tmp_path: Path) -> None:
+def test_ctrl_c_while_it_is_imported_is_no_traceback(environment, tmp_path):
     """A module that is imported asks for the signal, at the very first and in the midst of others."""
     for name in ("argparse", "httpx2", "sqlite3"):
         folder = tmp_path / name
@@ -194,13 +192,13 @@ def test_ctrl_c_while_it_is_imported_is_no_traceback(environment: dict[str, str]
         assert done.stderr == b""
 
 
-def test_what_the_terminal_cannot_show_is_no_fault(environment: dict[str, str]) -> None:
+def test_what_the_terminal_cannot_show_is_no_fault(environment):
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = kvchat("search", "héllo ☃", environment=environment | plain)
     assert (done.returncode, done.stderr) == (1, b"Nothing found.\n")
 
 
-def test_a_token_that_is_none_is_no_fault(environment: dict[str, str]) -> None:
+def test_a_token_that_is_none_is_no_fault(environment):
     with Path("/dev/zero").open("rb") as zeros:
         done = kvchat("models", "token", environment=environment, stdin=zeros)
     assert (done.returncode, b"Traceback" in done.stderr) == (1, False)
@@ -214,7 +212,7 @@ def test_a_token_that_is_none_is_no_fault(environment: dict[str, str]) -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="gives each thread memory of its own")
-def test_threads_share_what_is_taken_of_memory() -> None:
+def test_threads_share_what_is_taken_of_memory():
     many = """
 import ctypes, threading
 from kvchat.cli.terminal import run_process
@@ -234,7 +232,7 @@ run_process(work)
     assert 1 <= done.stderr.count(b"Arena ") <= 2
 
 
-def test_a_signal_between_two_waits_of_a_command_is_passed_on() -> None:
+def test_a_signal_between_two_waits_of_a_command_is_passed_on():
     busy = """
 import os, random, signal, sys, threading, time
 from multiprocessing import Pipe

@@ -25,16 +25,13 @@ def made(tmp_path, monkeypatch) -> Conversation:
     return conversation
 
 
-def test_what_is_found_is_printed(made, capsys):
+def test_what_is_found_is_printed_and_marked_in_a_terminal(made, capsys, monkeypatch):
     assert main(["search", "stork"]) == 0
     assert capsys.readouterr().out == f"{made.id}  Birds\n    The stork, no.\n"
     assert main(["search", "heron", "京"]) == 0
     assert "北京 in here?" in capsys.readouterr().out
     assert main(["search", "heron"]) == 0
     assert "    birds.txt: a Heron␛[31m\n" in capsys.readouterr().out
-
-
-def test_hits_are_marked_in_a_terminal(made, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     main(["search", "stork"])
     assert "The \x1b[1mstork\x1b[0m, no." in capsys.readouterr().out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +24,7 @@ def stored() -> Settings:
     return load_settings(resolve_paths().settings_file)
 
 
-def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_are_listed(capsys):
     assert main(["settings"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in NAMES)
@@ -52,7 +51,7 @@ def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["door_port", "9000"], 9000),
     ],
 )
-def test_one_is_changed_and_reset(words: list[str], value: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_is_changed_and_reset(words, value, capsys):
     name = words[0]
     assert main(["settings", "set", *words]) == 0
     assert getattr(stored(), name) == value
@@ -78,20 +77,20 @@ def test_one_is_changed_and_reset(words: list[str], value: Any, capsys: pytest.C
         (["zoom", "1", "2"], "2 values were given"),
     ],
 )
-def test_what_makes_no_sense_is_refused(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_makes_no_sense_is_refused(words, why, capsys):
     assert main(["settings", "set", *words]) == 1
     assert why in capsys.readouterr().err
     assert stored() == Settings()
 
 
-def test_an_unknown_name_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_name_is_a_usage_error(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["settings", "set", "colour", "blue"])
     assert ended.value.code == 2
     assert "zoom" in capsys.readouterr().err
 
 
-def test_a_kvchat_that_runs_takes_a_change_over_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kvchat_that_runs_takes_a_change_over_at_once(capsys):
     """It would write its own settings over them."""
     paths = resolve_paths().ensure()
     with running_owner(paths) as owner:

@@ -70,7 +70,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_the_figures_are_those_of_the_files(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures_are_those_of_the_files(filled, capsys):
     code, figures = told(capsys)
     files = [FULL.slot_file(point.tokens) for point in filled.kept.save_points()]
     on_disk = sum(file.stat().st_size for file in filled.kept.block_files())
@@ -90,20 +90,7 @@ def test_the_figures_are_those_of_the_files(filled: Filled, capsys: pytest.Captu
     assert thesis["exclusive_bytes"] > letter["exclusive_bytes"] > 0
 
 
-def test_the_text_names_every_conversation(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
-    bench = filled.open()
-    bench.store.pin(filled.thesis, True)
-    bench.store.close()
-    assert main(["store"]) == 0
-    text = capsys.readouterr().out
-    assert "3 in 2 chats" in text
-    (thesis,) = [line for line in text.splitlines() if "My thesis on rivers" in line]
-    assert "2 save points" in thesis
-    assert "pinned" in thesis
-    assert "A letter" in text
-
-
-def test_other_programs_are_named_counted_and_forgotten(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_programs_are_named_counted_and_forgotten(filled, capsys):
     bench = filled.open()
     for start in (7000, 8000):
         bench.save("program/claude-cli", tuple(range(start, start + 300)))
@@ -121,9 +108,7 @@ def test_other_programs_are_named_counted_and_forgotten(filled: Filled, capsys: 
     assert sum(filled.left().values()) == 3
 
 
-def test_a_dry_run_tells_and_removes_nothing(
-    filled: Filled, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_tells_and_removes_nothing(filled, capsys, monkeypatch):
     monkeypatch.setattr(Database, "readings", lambda self, model: [Reading(1000, 1000.0)])
     before = filled.kept.block_files()
     assert main(["store", "prune", "--to", "0", "--dry-run"]) == 0
@@ -131,11 +116,13 @@ def test_a_dry_run_tells_and_removes_nothing(
     assert "Would delete 3 save points" in text
     assert text.count("none left") == 2
     assert "time to reprocess: about 2 s" in text, "of both, at 1 ms a token"
+    assert main(["store", "prune", "--to", "1GB"]) == 0
+    assert capsys.readouterr().out.startswith("Nothing to delete")
     assert filled.kept.block_files() == before
     assert filled.left() == {filled.thesis: 2, filled.letter: 1}
 
 
-def test_a_prune_does_what_its_dry_run_said(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prune_does_what_its_dry_run_said(filled, capsys):
     _, before = told(capsys)
     on_disk = sum(map(tree_size, filled.kept.block_files()))
     target = before["physical_bytes"] - 10_000
@@ -154,10 +141,16 @@ def test_a_prune_does_what_its_dry_run_said(filled: Filled, capsys: pytest.Captu
     assert after["physical_bytes"] <= target
 
 
-def test_what_is_pinned_stays_and_that_is_said(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_pinned_stays_and_that_is_said(filled, capsys):
     bench = filled.open()
     bench.store.pin(filled.thesis, True)
     bench.store.close()
+    assert main(["store"]) == 0
+    text = capsys.readouterr().out
+    assert "3 in 2 chats" in text
+    (thesis,) = [line for line in text.splitlines() if "My thesis on rivers" in line]
+    assert "2 save points" in thesis
+    assert "pinned" in thesis
     assert main(["store", "prune", "--to", "0"]) == 0
     text = capsys.readouterr().out
     assert text.index("A letter") < text.index("Freed"), "shown before it is gone"
@@ -165,32 +158,19 @@ def test_what_is_pinned_stays_and_that_is_said(filled: Filled, capsys: pytest.Ca
     assert filled.left() == {filled.thesis: 2, filled.letter: 0}
 
 
-def test_a_time_that_is_not_known_is_not_called_none() -> None:
+def test_a_time_that_is_not_known_is_not_called_none():
     plan = PrunePlan(("1",), 5_000_000, (PrunedConversation("a", 1, 5_000_000, 0),), 0)
     lines = plan_lines(plan, {"a": "A letter"}, 0, dry_run=True)
     assert lines[0] == "Would delete 1 save point (5 MB); time to reprocess: unknown."
     assert "0 ms" not in "\n".join(lines)
 
 
-def test_nothing_to_prune(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["store", "prune", "--to", "1GB"]) == 0
-    assert capsys.readouterr().out.startswith("Nothing to delete")
-    assert filled.left() == {filled.thesis: 2, filled.letter: 1}
-
-
-def test_a_clean_store_verifies(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
-    code, report = told(capsys, "verify")
-    files = filled.kept.block_files()
-    assert (code, report["blocks"], report["bad_blocks"]) == (0, len(files), 0)
-    assert report["bytes"] == sum(file.stat().st_size for file in files)
-    assert main(["store", "verify"]) == 0
-    assert "no damage found" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
-def test_a_bad_block_is_told_with_the_conversations_that_start_cold(
-    filled: Filled, capsys: pytest.CaptureFixture[str], damage: str
-) -> None:
+def test_a_bad_block_is_told_with_the_conversations_that_start_cold(filled, capsys, damage):
+    files = filled.kept.block_files()
+    size = sum(file.stat().st_size for file in files)
+    code, report = told(capsys, "verify")
+    assert (code, report["blocks"], report["bytes"], report["bad_blocks"]) == (0, len(files), size, 0)
     spoil(filled.letters_block, damage)
     code, report = told(capsys, "verify")
     assert (code, report["bad_blocks"], report["clean"]) == (1, 1, False)
@@ -199,10 +179,12 @@ def test_a_bad_block_is_told_with_the_conversations_that_start_cold(
     assert filled.left() == {filled.thesis: 2, filled.letter: 0}
     code, report = told(capsys, "verify")
     assert (code, report["clean"], report["by_conversation"]) == (0, True, [])
+    assert main(["store", "verify"]) == 0
+    assert "no damage found" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("text", "count"), [("0", 0), ("1000", 1000), ("500MB", 500 * 10**6), ("1.5 gb", 1_500_000_000), ("2K", 2000)]
 )
-def test_sizes(text: str, count: int) -> None:
+def test_sizes(text, count):
     assert parse(["store", "prune", "--to", text])[1].target_bytes == count

@@ -23,7 +23,7 @@ _NULL_PATH = "/org/a11y/atspi/null"
 _SCREEN = 0  # coordinates relative to the screen
 _ANSWER_SECONDS = 60.0
 _LABELLED_BY = 2  # of the relations, and positions in the state bit field (atspi-constants.h)
-_ACTIVE, _ENABLED, _FOCUSABLE, _FOCUSED, _SHOWING = 1, 8, 11, 12, 25
+_ACTIVE, _FOCUSABLE, _FOCUSED, _SHOWING = 1, 11, 12, 25
 
 
 class Gone(LookupError):
@@ -63,25 +63,10 @@ class Node:
         found = [target for kind, targets in relations if kind == _LABELLED_BY for target in targets]
         return [Node(self.connection, DBusAddress(path, bus_name=name)) for name, path in found]
 
-    @property
-    def showing(self) -> bool:
-        return self._state(_SHOWING)
-
-    @property
-    def active(self) -> bool:
-        return self._state(_ACTIVE)
-
-    @property
-    def enabled(self) -> bool:
-        return self._state(_ENABLED)
-
-    @property
-    def focusable(self) -> bool:
-        return self._state(_FOCUSABLE)
-
-    @property
-    def focused(self) -> bool:
-        return self._state(_FOCUSED)
+    showing = property(lambda self: self._state(_SHOWING))
+    active = property(lambda self: self._state(_ACTIVE))
+    focusable = property(lambda self: self._state(_FOCUSABLE))
+    focused = property(lambda self: self._state(_FOCUSED))
 
     @property
     def box(self) -> Box:

@@ -19,11 +19,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from jeepney.io.blocking import DBusConnection, open_dbus_connection
@@ -155,9 +154,7 @@ class Desktop(View):
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close_connections()
         self._stack.close()
 
@@ -166,16 +163,16 @@ class Desktop(View):
         self, *command: str, output: Path | None = None, **environment: str
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Run a program on this desktop, what it prints going to `output`; killed at the end if it still runs."""
-        with ExitStack() as stack:
-            file = stack.enter_context(output.open("ab")) if output else None
-            process = subprocess.Popen(
+        with (
+            output.open("ab") if output else nullcontext() as file,
+            subprocess.Popen(
                 command,
                 env=self.environment | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT if file else None,
-            )
-            stack.enter_context(process)
+            ) as process,
+        ):
             try:
                 yield process
             finally:
@@ -203,15 +200,8 @@ def _clean_environment(folder: Path) -> dict[str, str]:
 @contextmanager
 def _running(command: Sequence[str], environment: dict[str, str]) -> Iterator[None]:
     """A helper process in a session of its own; it and its children end with the block."""
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    with process:
+    nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    with subprocess.Popen(command, env=environment, start_new_session=True, **nowhere) as process:
         try:
             yield
         finally:
@@ -232,7 +222,7 @@ def _unless_gone(look: Callable[[], T]) -> T | None:
         return None
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.desktop", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run")
@@ -242,15 +232,11 @@ def main() -> int:
     commands.add_parser("tree")
     commands.add_parser("menu").add_argument("label", nargs="?")
     options = parser.parse_args()
+    view = View(dict(os.environ))
     if options.command == "run":
         with Desktop(size=options.size) as desktop:
-            return subprocess.run(options.program, env=desktop.environment, check=False).returncode
-    _look(View(dict(os.environ)), options)
-    return 0
-
-
-def _look(view: View, options: argparse.Namespace) -> None:
-    if options.command == "shot":
+            sys.exit(subprocess.run(options.program, env=desktop.environment, check=False).returncode)
+    elif options.command == "shot":
         view.screenshot().save(options.file)
     elif options.command == "tree":
         print("\n".join(line for application in view.applications() for line in application.tree()))
@@ -262,4 +248,4 @@ def _look(view: View, options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -84,8 +84,11 @@ class Home:
             check=False,
         )
 
-    def bench(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self.run(*arguments, module="tests.bench", cwd=ROOT)
+    def bench(self, *arguments: str) -> dict[str, Any]:
+        done = self.run(*arguments, module="tests.bench", cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        figures: dict[str, Any] = json.loads(done.stdout)
+        return figures
 
     def ask(self, *arguments: str) -> dict[str, Any]:
         """`kvchat ask --json …`: the answer, greedy and short."""

@@ -25,9 +25,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("architecture", ["llama", "qwen35", "gemma3"])
-def test_a_second_process_goes_on_where_the_first_ended(
-    home: Home, tmp_path: Path, architecture: str, engine: str
-) -> None:
+def test_a_second_process_goes_on_where_the_first_ended(home, tmp_path, architecture, engine):
     """The hybrid restores only because the first process settled at the turn boundary before it saved.
 
     The sliding-window model does on llama-server b11434 only because older rows are added to its file.
@@ -55,7 +53,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, str]:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "foreign", "missing"])
-def test_a_damaged_store_costs_a_prefill_and_nothing_else(begun: tuple[Home, str], tmp_path: Path, damage: str) -> None:
+def test_a_damaged_store_costs_a_prefill_and_nothing_else(begun, tmp_path, damage):
     model, chat = ("--model", str(tiny_model("llama"))), begun[1]
     home = begun[0].copy(tmp_path / "home")
     for file in home.kept.block_files():
@@ -67,62 +65,34 @@ def test_a_damaged_store_costs_a_prefill_and_nothing_else(begun: tuple[Home, str
     assert again["source"] == "disk"
 
 
-def test_another_model_is_another_fingerprint(begun: tuple[Home, str], tmp_path: Path) -> None:
+def test_another_model_is_another_fingerprint(begun, tmp_path):
     home, chat = begun[0].copy(tmp_path / "home"), begun[1]
     receipt = home.ask("--chat", chat, "--model", str(tiny_model("qwen35")), QUESTION)["receipt"]
     assert receipt["source"] == "cold"
     assert receipt["miss_code"] == "other-model"
 
 
-def test_no_model_and_no_such_chat_are_said_in_words(home: Home) -> None:
-    done = home.run("ask", "Hello")
-    assert done.returncode == 1
-    assert "--starter" in done.stderr
-    assert "Traceback" not in done.stderr
-    done = home.run("ask", "--model", str(tiny_model("llama")), "--chat", "nobody", "Hello")
-    assert done.returncode == 1
-    assert "No chat has the id nobody" in done.stderr
-
-
-def test_an_unreadable_model_is_said_in_words(home: Home, tmp_path: Path) -> None:
-    garbage = tmp_path / "garbage.gguf"
+def test_what_is_missing_or_unreadable_is_said_in_words(home, tmp_path):
+    model, garbage, half = tiny_model("llama"), tmp_path / "garbage.gguf", tmp_path / "half.gguf"
     garbage.write_bytes(b"not a model" * 1000)
-    whole = tiny_model("llama").read_bytes()
-    half = tmp_path / "half.gguf"
-    half.write_bytes(whole[: len(whole) // 2])
-    for model in (garbage, half, tmp_path / "absent.gguf"):
-        done = home.run("ask", "--model", str(model), "Hello")
-        assert done.returncode == 1
+    half.write_bytes(model.read_bytes()[: model.stat().st_size // 2])
+    for arguments, words in (
+        ((), "--starter"),
+        (("--model", str(model), "--chat", "nobody"), "No chat has the id nobody"),
+        *((("--model", str(path)), path.name) for path in (garbage, half, tmp_path / "absent.gguf")),
+    ):
+        done = home.run("ask", *arguments, "Hello")
+        assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.startswith("kvchat: ")
         assert "Traceback" not in done.stderr
-        assert model.name in done.stderr
-        assert done.stdout == ""
+        assert words in done.stderr
     assert [m["content"] for m in home.messages()] == ["Hello"] * 3, "the user's words are on disk all the same"
 
 
-def test_bench_prints_its_keys(home: Home) -> None:
+def test_bench_measures_the_users_model(home):
     done = home.run("bench", "--json", "--tokens", "600", "--model", str(tiny_model("llama")))
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    assert set(figures) == {
-        "cold_ttft_ms",
-        "hot_ttft_ms",
-        "warm_ttft_ms",
-        "warm_ratio",
-        "restored_ttft_ms",
-        "restored_ratio",
-        "restore_ms",
-        "save_ms",
-        "prompt_tokens",
-        "cached_tokens",
-        "disk_bytes",
-        "disk_ratio",
-        "last_reply_bytes_written",
-        "new_rows_bytes_last_reply",
-        "write_ratio",
-        "outputs_agree",
-        "cold_output_agrees",
-    }
     assert figures["outputs_agree"] is True
     assert figures["cached_tokens"] >= 0.95 * figures["prompt_tokens"] > 500
     assert 0 < figures["new_rows_bytes_last_reply"] < figures["disk_bytes"] / 4
@@ -132,10 +102,8 @@ def test_bench_prints_its_keys(home: Home) -> None:
     assert not list((home.folder / "cache").glob("bench-*"))
 
 
-def test_bench_shares_a_system_prompt(home: Home) -> None:
-    done = home.bench("shared-prompt", "--json", "--chats", "3", "--tokens", "600", "--model", str(tiny_model("llama")))
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
+def test_bench_shares_a_system_prompt(home):
+    figures = home.bench("shared-prompt", "--chats", "3", "--tokens", "600", "--model", str(tiny_model("llama")))
     assert figures["chats"] == 3
     assert 500 < figures["system_tokens"] < 700
     assert 150 < figures["own_tokens"] < 260
@@ -144,10 +112,8 @@ def test_bench_shares_a_system_prompt(home: Home) -> None:
     assert figures["cached_tokens"] >= 0.9 * figures["prompt_tokens"], "a new chat begins where the prompt ends"
 
 
-def test_bench_of_a_person_begins_chats_on_prepared_documents(home: Home) -> None:
-    done = home.bench("person", "--json", "--part", "documents", "--tokens", "600", "--model", str(tiny_model("llama")))
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
+def test_bench_of_a_person_begins_chats_on_prepared_documents(home):
+    figures = home.bench("person", "--part", "documents", "--tokens", "600", "--model", str(tiny_model("llama")))
     assert (figures["switch"], figures["paste"], figures["busy_prediction_error"]) == (None, None, None)
     documents = figures["documents"]
     assert 500 < documents["tokens"] < 700

@@ -76,9 +76,7 @@ class Table:
         ("gemma3", "llama-server"),  # sliding windows
     ],
 )
-async def test_what_a_steered_conversation_says_is_what_a_cold_engine_says(
-    tmp_path: Path, architecture: str, engine: str
-) -> None:
+async def test_what_a_steered_conversation_says_is_what_a_cold_engine_says(tmp_path, architecture, engine):
     async with opened(tmp_path, settings(tiny_model(architecture), engine)) as runtime:
         chat = runtime.chat
         table = Table(runtime, (await chat.new_conversation(SYSTEM)).id)

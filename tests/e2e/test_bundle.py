@@ -33,7 +33,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return dist / "kvchat" / "kvchat"
 
 
-def test_the_bundle_is_a_whole_kvchat(program: Path, tmp_path: Path, smollm2: Path) -> None:
+def test_the_bundle_is_a_whole_kvchat(program, tmp_path, smollm2):
     knows_itself(program, with_starter(tmp_path / "one", smollm2))
     remembers_without_a_window(program, with_starter(tmp_path / "two", smollm2))
     serves_without_a_window(program, with_starter(tmp_path / "three", smollm2), smollm2)
@@ -91,7 +91,7 @@ def chats_in_its_window_and_quits_cleanly(program: Path, home: Home) -> None:
         window.quit()
 
 
-def test_it_goes_from_the_package_to_a_warm_chat_on_a_bare_system(program: Path, tmp_path: Path) -> None:
+def test_it_goes_from_the_package_to_a_warm_chat_on_a_bare_system(program, tmp_path):
     if why_not := bare_system.why_not():
         pytest.skip(why_not)
     dist = program.parents[1]

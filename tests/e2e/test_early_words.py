@@ -104,7 +104,7 @@ def on_disk(home: Paths) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize(("words", "draft"), [("Ada", "Dear Ada"), ("Ada\n", "Dear Ada"), ("A\nB", "Dear A\n\nB")])
-def test_what_is_written_in_the_first_picture_is_on_disk(home: Paths, words: str, draft: str) -> None:
+def test_what_is_written_in_the_first_picture_is_on_disk(home, words, draft):
     with started(home, words, "imports"):
         wait_until(lambda: on_disk(home)[0] == [draft], what="the draft")
     assert on_disk(home) == ([draft], [])
@@ -113,13 +113,13 @@ def test_what_is_written_in_the_first_picture_is_on_disk(home: Paths, words: str
 @pytest.mark.parametrize(
     "moment", ["before it is stored", "while it is stored", "before the commit", "after the commit"]
 )
-def test_killed_at_any_moment_it_is_a_draft_or_a_message(home: Paths, moment: str) -> None:
+def test_killed_at_any_moment_it_is_a_draft_or_a_message(home, moment):
     with started(home, "Ada\n", moment) as process:
         assert process.wait(240) == -signal.SIGKILL
     assert on_disk(home) == (([], ["Dear Ada"]) if moment == "after the commit" else (["Dear Ada"], []))
 
 
-def test_two_messages_that_are_sent_while_kvchat_starts_are_both_answered(home: Paths, smollm2: Path) -> None:
+def test_two_messages_that_are_sent_while_kvchat_starts_are_both_answered(home, smollm2):
     def answered() -> list[str]:
         with closing(Database(home.database)) as database:
             query = "SELECT content FROM messages WHERE role = 'assistant' AND state = 'complete' ORDER BY rowid"
@@ -136,7 +136,7 @@ def test_two_messages_that_are_sent_while_kvchat_starts_are_both_answered(home: 
     assert on_disk(home) == ([], ["Dear Ada", "Boole"])
 
 
-def test_words_are_on_disk_and_one_line_is_said_when_the_display_goes(home: Paths, tmp_path: Path) -> None:
+def test_words_are_on_disk_and_one_line_is_said_when_the_display_goes(home, tmp_path):
     said = tmp_path / "said.txt"
     with (
         Desktop(tray=False) as desktop,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -73,7 +72,7 @@ def choose_a_context_size(window: Window) -> None:
     wait_until(lambda: len(desktop.windows()) == 1, what="the settings' closing")
 
 
-def test_everything_is_found_by_keys_and_a_context_size_chosen(tmp_path: Path, smollm2: Path) -> None:
+def test_everything_is_found_by_keys_and_a_context_size_chosen(tmp_path, smollm2):
     home = Home(tmp_path / "home")
     home.write_settings(model_path=str(smollm2), max_tokens=8, **GREEDY)
     furnish(home)
@@ -113,7 +112,7 @@ def test_everything_is_found_by_keys_and_a_context_size_chosen(tmp_path: Path, s
     assert "Where does the heron stand?" in found.stdout
 
 
-def test_a_quick_question_by_tray_and_command_and_what_is_opened_with_kvchat(tmp_path: Path, smollm2: Path) -> None:
+def test_a_quick_question_by_tray_and_command_and_what_is_opened_with_kvchat(tmp_path, smollm2):
     home, notes = Home(tmp_path / "home"), tmp_path / "notes.txt"
     notes.write_text("The heron stands in the reeds.")
     home.write_settings(model_path=str(smollm2), max_tokens=12, **GREEDY)

@@ -30,7 +30,7 @@ def served(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         yield hub
 
 
-def test_fetched_through_a_kill_found_and_talked_to(served: FakeHub, tmp_path: Path, smollm2: Path) -> None:
+def test_fetched_through_a_kill_found_and_talked_to(served, tmp_path, smollm2):
     home = Home(tmp_path / "home")
     whole = smollm2.stat().st_size
     path = home.folder / "data" / "models" / REPOSITORY / FILE

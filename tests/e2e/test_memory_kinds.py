@@ -5,7 +5,6 @@ Also with another build of the engine on the same home. pytest -s shows the tabl
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ WINDOWS = {"gpt-oss": 128, "gemma3": 1024, "lfm2": 0}  # as in published models;
     ("architecture", "engine"),
     [(one, "embedded") for one in (*SLIDING, *OTHERS)] + [(one, "llama-server") for one in BY_LLAMA_SERVER],
 )
-def test_whatever_comes_next_is_warm_after_a_restart(tmp_path: Path, architecture: str, engine: str) -> None:
+def test_whatever_comes_next_is_warm_after_a_restart(tmp_path, architecture, engine):
     figures = measured(tmp_path, architecture, WINDOWS.get(architecture), engine)
     assert [step["name"] for step in figures["steps"]] == ["next turn", "regenerate", "edit", "branch"]
     for step in figures["steps"]:
@@ -53,7 +52,7 @@ def test_whatever_comes_next_is_warm_after_a_restart(tmp_path: Path, architectur
 
 
 @pytest.mark.parametrize("architecture", TELLING)
-async def test_equal_replies_say_something(tmp_path: Path, architecture: str) -> None:
+async def test_equal_replies_say_something(tmp_path, architecture):
     """The reply of such a model depends on what it read long before: equal ones after a restore are no accident."""
     app = App(tmp_path / "home", tiny_model(architecture, WINDOWS.get(architecture), heeds=True), "embedded")
     chats = [await app.new(SYSTEM), await app.new("Answer from these notes alone.\n" + notes(60, start=500))]
@@ -65,16 +64,14 @@ async def test_equal_replies_say_something(tmp_path: Path, architecture: str) ->
 
 
 @pytest.mark.parametrize(("architecture", "tokens"), [("smallthinker", 4400), ("llama4", 8600)])
-def test_a_chat_longer_than_a_long_window_comes_back_from_an_older_engine(
-    tmp_path: Path, architecture: str, tokens: int
-) -> None:
+def test_a_chat_longer_than_a_long_window_comes_back_from_an_older_engine(tmp_path, architecture, tokens):
     """llama.cpp gives these windows of 4,096 and of chunks of 8,192 tokens, whatever their files say."""
     figures = measured(tmp_path, architecture, None, "llama-server", tokens)
     assert figures["steps"][0]["source"] == "disk"
     assert share(figures["steps"][0]) >= 0.98, figures["steps"][0]
 
 
-async def test_of_a_chat_that_the_engine_cannot_restore_nothing_is_saved(tmp_path: Path) -> None:
+async def test_of_a_chat_that_the_engine_cannot_restore_nothing_is_saved(tmp_path):
     """llama-server b11434 restores no chat shorter than the model's sliding window."""
     app = App(tmp_path / "home", tiny_model("gemma3", 1024), "llama-server")
     chat = await app.new("Answer from these notes alone.\n" + notes(8))
@@ -95,7 +92,7 @@ async def test_of_a_chat_that_the_engine_cannot_restore_nothing_is_saved(tmp_pat
     assert notices == ["Chat memory does not work for short chats with this engine"]
 
 
-def test_windows_beside_recurrent_state_come_back_as_far_as_they_are_hot(tmp_path: Path) -> None:
+def test_windows_beside_recurrent_state_come_back_as_far_as_they_are_hot(tmp_path):
     """The engine goes back to a checkpoint of its own, about 512 tokens before the end, even from its own slot."""
     figures = measured(tmp_path, "lfm2", 32, "embedded")
     assert share(figures["hot"]) < 0.98, "the engine has learnt to do better: then so must the restore"
@@ -104,7 +101,7 @@ def test_windows_beside_recurrent_state_come_back_as_far_as_they_are_hot(tmp_pat
     assert figures["outputs_agree"]
 
 
-async def test_a_sliding_window_is_restored_from_memory_when_the_engine_was_restarted(tmp_path: Path) -> None:
+async def test_a_sliding_window_is_restored_from_memory_when_the_engine_was_restarted(tmp_path):
     if not MEMORY_FOLDER.is_dir():
         pytest.skip("no file system in memory here")
     app = App(tmp_path / "home", tiny_model("gemma3"), "embedded")
@@ -124,10 +121,8 @@ async def test_a_sliding_window_is_restored_from_memory_when_the_engine_was_rest
 def measured(folder: Path, architecture: str, window: int | None, engine: str, tokens: int = 1500) -> dict[str, Any]:
     """What `python -m tests.bench after-restart` says of a tiny model; a row of the table is printed."""
     model = tiny_model(architecture, window, heeds=True)
-    arguments = ("--json", "--tokens", str(tokens), "--model", str(model), *engine_arguments(engine))
-    done = Home(folder).bench("after-restart", *arguments)
-    assert done.returncode == 0, done.stderr
-    figures: dict[str, Any] = json.loads(done.stdout)
+    arguments = ("--tokens", str(tokens), "--model", str(model), *engine_arguments(engine))
+    figures = Home(folder).bench("after-restart", *arguments)
     shares = "".join(f"{share(step):9.1%}" for step in (*figures["steps"], figures["hot"]))
     print(f"\n{architecture:<11}{window or '':>5} {engine:<13}{shares}  next, regenerate, edit, branch; next hot")
     return figures
@@ -140,7 +135,7 @@ def share(step: dict[str, Any]) -> float:
 @pytest.mark.parametrize(
     ("architecture", "engine"), [("qwen35", "embedded"), ("mamba", "llama-server"), ("gemma3", "llama-server")]
 )
-async def test_the_third_chat_with_a_system_prompt_starts_warm(tmp_path: Path, architecture: str, engine: str) -> None:
+async def test_the_third_chat_with_a_system_prompt_starts_warm(tmp_path, architecture, engine):
     """Where states cannot be cut, the second chat saves where the prompt ends."""
     app = App(tmp_path / "home", tiny_model(architecture), engine)
     replies = []
@@ -164,7 +159,7 @@ async def test_the_third_chat_with_a_system_prompt_starts_warm(tmp_path: Path, a
     assert (await cold.once(lambda runtime: runtime.chat.send(chat, question, GREEDY))).content == replies[2].content
 
 
-async def test_the_same_document_in_another_chat_is_warm(tmp_path: Path, smollm2: Path) -> None:
+async def test_the_same_document_in_another_chat_is_warm(tmp_path, smollm2):
     app = App(tmp_path / "home", smollm2, "llama-server")
     cold = App(tmp_path / "cold", smollm2, "llama-server")
     replies = []
@@ -186,7 +181,7 @@ async def test_the_same_document_in_another_chat_is_warm(tmp_path: Path, smollm2
 
 
 @pytest.mark.parametrize("architecture", ["llama", "deepseek2"])
-async def test_plain_attention_moves_between_builds(tmp_path: Path, architecture: str) -> None:
+async def test_plain_attention_moves_between_builds(tmp_path, architecture):
     model = tiny_model(architecture)
     old, new = App(tmp_path / "home", model, OLD), App(tmp_path / "home", model, NEW)
     chat = await old.new(SYSTEM)
@@ -200,7 +195,7 @@ async def test_plain_attention_moves_between_builds(tmp_path: Path, architecture
     assert again.content == third.content
 
 
-async def test_recurrent_state_stays_with_its_build(tmp_path: Path) -> None:
+async def test_recurrent_state_stays_with_its_build(tmp_path):
     model = tiny_model("qwen35")
     old, new = App(tmp_path / "home", model, OLD), App(tmp_path / "home", model, NEW)
     chat = await old.new(SYSTEM)
@@ -233,9 +228,7 @@ async def asked(app: App, one: Prepared) -> tuple[str, int, int, Source]:
 @pytest.mark.parametrize(
     ("architecture", "window"), [("llama", None), ("gemma3", 1024), ("gemma3", 64), ("qwen35", None)]
 )
-async def test_a_first_question_after_a_restart_is_warm_and_answered_as_a_cold_engine_does(
-    tmp_path: Path, architecture: str, window: int | None
-) -> None:
+async def test_a_first_question_after_a_restart_is_warm_and_answered_as_a_cold_engine(tmp_path, architecture, window):
     folder = tmp_path / "bridges"
     folder.mkdir()
     (folder / "a.md").write_text(notes(60))

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -33,7 +32,7 @@ def namespaces_allowed() -> bool:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_everything_works_where_there_is_no_network(tmp_path: Path, engine: str) -> None:
+def test_everything_works_where_there_is_no_network(tmp_path, engine):
     if not namespaces_allowed():
         pytest.skip("network namespaces are not allowed here")
     home = Home(tmp_path / "home", prefix=LOOPBACK_ALONE)
@@ -46,7 +45,7 @@ def test_everything_works_where_there_is_no_network(tmp_path: Path, engine: str)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not show another process's sockets unasked")
 @pytest.mark.parametrize("engine", ENGINES)
-def test_no_socket_but_on_the_loopback_is_opened(tmp_path: Path, engine: str) -> None:
+def test_no_socket_but_on_the_loopback_is_opened(tmp_path, engine):
     home = Home(tmp_path / "home")
     question = ("ask", "--new", "--max-tokens", "120", "--model", str(tiny_model("llama")), *engine_arguments(engine))
     asking = subprocess.Popen(

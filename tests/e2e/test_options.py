@@ -6,7 +6,6 @@ What does not fit the context is refused in words, then dropped or summarised, n
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -42,9 +41,7 @@ def repeated(text: str, length: int = 6) -> float:
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
-async def test_the_starter_does_not_loop_formats_are_followed_and_a_chat_comes_back_to_its_model_warm(
-    tmp_path: Path, smollm2: Path
-) -> None:
+async def test_the_starter_does_not_loop_formats_are_followed_and_a_chat_comes_back_warm(tmp_path, smollm2):
     async with opened(tmp_path, settings(smollm2, "llama-server", context_size=2048)) as runtime:
         chat, told = runtime.chat, list[Event]()
         runtime.events.subscribe(told.append)
@@ -90,7 +87,7 @@ async def test_the_starter_does_not_loop_formats_are_followed_and_a_chat_comes_b
         assert reply.receipt.cached_tokens > 150
 
 
-async def test_a_full_context_is_refused_then_dropped_or_summarised(tmp_path: Path, smollm2: Path) -> None:
+async def test_a_full_context_is_refused_then_dropped_or_summarised(tmp_path, smollm2):
     async with opened(tmp_path, settings(smollm2, "llama-server", context_size=1024)) as runtime:
         chat, told = runtime.chat, list[Event]()
         runtime.events.subscribe(told.append)

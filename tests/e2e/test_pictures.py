@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from kvchat.chat.attachments import picture_of
@@ -23,9 +21,7 @@ RED, GREEN = picture_of("red.png", png(255, 0, 0)), picture_of("green.png", png(
 @pytest.mark.parametrize(
     ("kind", "engine"), [("smollm2", "llama-server"), ("gemma3", "embedded"), ("qwen35", "embedded")]
 )
-async def test_a_chat_with_pictures_is_warm_after_a_restart(
-    tmp_path: Path, smollm2: Path, kind: str, engine: str
-) -> None:
+async def test_a_chat_with_pictures_is_warm_after_a_restart(tmp_path, smollm2, kind, engine):
     model = smollm2 if kind == "smollm2" else tiny_model(kind, {"gemma3": 1024}.get(kind), heeds=True)
     app = App(tmp_path / "home", seeing(model), engine)
     chat = await app.new(SYSTEM)
@@ -48,7 +44,7 @@ async def test_a_chat_with_pictures_is_warm_after_a_restart(
     assert reply.content == told_cold
 
 
-async def test_a_text_chat_stays_warm_whether_a_projector_is_loaded_or_not(tmp_path: Path, smollm2: Path) -> None:
+async def test_a_text_chat_stays_warm_whether_a_projector_is_loaded_or_not(tmp_path, smollm2):
     app = App(tmp_path / "home", seeing(smollm2), "embedded")
     text, shown = await app.new(SYSTEM), await app.new()
     await app.once(lambda runtime: runtime.chat.send(text, "Which is the longest bridge?", GREEDY))
@@ -65,7 +61,7 @@ async def test_a_text_chat_stays_warm_whether_a_projector_is_loaded_or_not(tmp_p
     assert receipt(reply).source is Source.DISK, receipt(reply)
 
 
-def test_ask_shows_a_picture_and_says_what_a_model_without_sight_lacks(tmp_path: Path, smollm2: Path) -> None:
+def test_ask_shows_a_picture_and_says_what_a_model_without_sight_lacks(tmp_path, smollm2):
     (tmp_path / "red.png").write_bytes(RED.data)
     home = Home(tmp_path)
     asked = ("What is this?", "--attach", str(tmp_path / "red.png"), "--max-tokens", "4", "--model")
@@ -78,9 +74,7 @@ def test_ask_shows_a_picture_and_says_what_a_model_without_sight_lacks(tmp_path:
     assert len(home.messages()) == 2
 
 
-async def test_a_text_chat_that_begins_alike_takes_no_save_point_from_a_chat_with_pictures(
-    tmp_path: Path, smollm2: Path
-) -> None:
+async def test_a_text_chat_that_begins_alike_takes_no_save_point_from_a_chat_with_pictures(tmp_path, smollm2):
     """Without a projector the engine refuses a state with pictures: that is no fault of the state."""
     app = App(tmp_path / "home", seeing(smollm2), "embedded")
     system = "You keep a long list of careful rules, and tell nobody. " * 60

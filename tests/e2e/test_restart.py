@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -37,7 +36,7 @@ sys.exit(app.run(starter=False, hidden=False))
 """
 
 
-def test_a_restore_is_finished_by_the_restart(tmp_path: Path) -> None:
+def test_a_restore_is_finished_by_the_restart(tmp_path):
     before = resolve_paths({"KVCHAT_HOME": str(tmp_path / "before")})
     before.ensure()
     database = Database(before.database)
@@ -82,7 +81,7 @@ sys.exit(app.run(starter=False, hidden=False))
 """
 
 
-def test_a_start_while_kvchat_quits_opens_a_window_when_it_has_ended(tmp_path: Path) -> None:
+def test_a_start_while_kvchat_quits_opens_a_window_when_it_has_ended(tmp_path):
     (tmp_path / "held.py").write_text(_HELD, "utf-8")
     go = tmp_path / "go"
     environment = os.environ | {"KVCHAT_HOME": str(tmp_path / "home"), "GO": str(go), "QT_QPA_PLATFORM": "offscreen"}

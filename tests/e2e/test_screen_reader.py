@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 
@@ -35,9 +34,7 @@ WINDOWS = {  # what the palette calls it: how it is called itself; of the dialog
 MENUS = ("This chat", "More", "Shown: All chats")
 
 
-def test_every_window_says_what_its_controls_do_and_what_happens_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_window_says_what_its_controls_do_and_what_happens_is_said(tmp_path, monkeypatch):
     home = Home(tmp_path / "home")
     endless = {"engine_path": engine_path("llama-server"), "engine_arguments": "--ignore-eos"}
     home.write_settings(max_tokens=12, **endless, **GREEDY)

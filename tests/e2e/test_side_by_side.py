@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ TOPICS = [notes(20, start=1000 * n) for n in range(4)]  # they share no beginnin
 @pytest.mark.parametrize(
     ("architecture", "engine"), [("llama", "embedded"), ("gemma3", "llama-server"), ("qwen35", "llama-server")]
 )
-async def test_chats_side_by_side(tmp_path: Path, architecture: str, engine: str) -> None:
+async def test_chats_side_by_side(tmp_path, architecture, engine):
     model = tiny_model(architecture, heeds=True)
     chosen = settings(model, engine, slots=2, kv_type="f32", model_titles=False)
     async with opened(tmp_path / "home", chosen) as runtime:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.e2e.home import Home, notes
@@ -13,7 +11,7 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.parametrize(("architecture", "window"), [("llama", None), ("gemma3", 1024), ("qwen35", None)])
-def test_a_chat_with_its_memory_is_warm_in_another_home(tmp_path: Path, architecture: str, window: int | None) -> None:
+def test_a_chat_with_its_memory_is_warm_in_another_home(tmp_path, architecture, window):
     here, there = Home(tmp_path / "here"), Home(tmp_path / "there")
     model = tiny_model(architecture, window, heeds=True)
     for home in (here, there):
@@ -36,7 +34,7 @@ def test_a_chat_with_its_memory_is_warm_in_another_home(tmp_path: Path, architec
     assert second["reply"] == first["reply"]
 
 
-def test_another_model_or_kv_type_is_said(tmp_path: Path) -> None:
+def test_another_model_or_kv_type_is_said(tmp_path):
     here, file = Home(tmp_path / "here"), tmp_path / "chat.kvchat"
     here.write_settings(model_path=str(tiny_model("llama")))
     chat = here.ask("--new", "--system", notes(30), "Which is the longest?")["chat_id"]

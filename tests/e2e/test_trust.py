@@ -85,7 +85,7 @@ async def asked(at: OpenDoor, program: str, dialect: str, words: str) -> int:
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen35"])
 @pytest.mark.parametrize("slots", [1, 3])
-async def test_a_program_cannot_find_out_what_others_asked(tmp_path: Path, slots: int, architecture: str) -> None:
+async def test_a_program_cannot_find_out_what_others_asked(tmp_path, slots, architecture):
     """Neither from what is saved nor from what the engine still has in a slot, in whatever dialect it asks."""
     chosen = settings(tiny_model(architecture), "llama-server", slots=slots)
     async with door(tmp_path / "home", chosen) as at:
@@ -102,7 +102,7 @@ async def test_a_program_cannot_find_out_what_others_asked(tmp_path: Path, slots
         assert told.cached_tokens > 2 * FEW, "the chat has lost nothing"
 
 
-async def test_a_program_goes_on_from_no_chat_while_that_is_being_saved(tmp_path: Path) -> None:
+async def test_a_program_goes_on_from_no_chat_while_that_is_being_saved(tmp_path):
     chosen = settings(tiny_model("llama"), "llama-server", slots=2)
     async with door(tmp_path / "home", chosen) as at:
         chat = await at.runtime.chat.new_conversation("")
@@ -159,9 +159,7 @@ async def _forge(runtime: Runtime, file: Path) -> None:
     await runtime.transfer.export_with_memory(chat.id, file, lambda done, total: None)
 
 
-async def test_a_forged_chat_serves_nobody_else_and_is_replaced_when_it_is_verified(
-    tmp_path: Path, forged: Path
-) -> None:
+async def test_a_forged_chat_serves_nobody_else_and_is_replaced_when_it_is_verified(tmp_path, forged):
     chosen = settings(tiny_model("llama"), "llama-server")
     async with door(tmp_path / "home", chosen) as at:
         ours = at.runtime
@@ -189,9 +187,7 @@ async def marked(runtime: Runtime) -> set[str]:
     return {one.conversation_id for one in (await runtime.save_points.usage()).conversations if one.imported}
 
 
-async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_first(
-    tmp_path: Path, forged: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_first(tmp_path, forged, monkeypatch):
     monkeypatch.setattr(switching, "SPARE_AFTER_S", 0.0)
     monkeypatch.setattr(Pace, "tokens", lambda self, left: min(16, left))
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead="always", slots=1)
@@ -221,9 +217,7 @@ async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_f
 
 
 @pytest.mark.parametrize("why", ["switched off", "too long"])
-async def test_not_every_chat_is_verified_in_spare_time(
-    tmp_path: Path, forged: Path, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
+async def test_not_every_chat_is_verified_in_spare_time(tmp_path, forged, monkeypatch, why):
     monkeypatch.setattr(imported_memory, "SPARE_MS", imported_memory.SPARE_MS if why == "switched off" else 1.0)
     read_ahead = "never" if why == "switched off" else "always"
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead=read_ahead)
@@ -238,9 +232,7 @@ async def test_not_every_chat_is_verified_in_spare_time(
 
 
 @pytest.mark.parametrize("for_good", [False, True])
-async def test_a_chat_deleted_while_it_is_verified_ends_that_without_an_error(
-    tmp_path: Path, forged: Path, monkeypatch: pytest.MonkeyPatch, for_good: bool
-) -> None:
+async def test_a_chat_deleted_while_it_is_verified_ends_that_without_an_error(tmp_path, forged, monkeypatch, for_good):
     monkeypatch.setattr(Pace, "tokens", lambda self, left: min(64, left))
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead="never", slots=1)
     async with opened(tmp_path / "home", chosen) as ours:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +29,7 @@ def desktop() -> Iterator[Desktop]:
 
 
 @pytest.mark.parametrize("engine", ["embedded", "llama-server"])
-def test_chat_quit_come_back_go_on_at_once(desktop: Desktop, tmp_path: Path, smollm2: Path, engine: str) -> None:
+def test_chat_quit_come_back_go_on_at_once(desktop, tmp_path, smollm2, engine):
     home = Home(tmp_path / "home")
     home.write_settings(model_path=str(smollm2), engine_path=engine_path(engine), max_tokens=24, **GREEDY)
     with open_window(desktop, home) as first:
@@ -68,7 +67,7 @@ def test_chat_quit_come_back_go_on_at_once(desktop: Desktop, tmp_path: Path, smo
     assert min(shares) < 0.05, shares
 
 
-def test_the_same_reply_hot_in_the_slot_it_was_made_in(desktop: Desktop, tmp_path: Path, smollm2: Path) -> None:
+def test_the_same_reply_hot_in_the_slot_it_was_made_in(desktop, tmp_path, smollm2):
     """Hot in the strict sense: the slot never held anything else. Restored in another process: the same words."""
     home = Home(tmp_path / "home")
     home.write_settings(model_path=str(smollm2), max_tokens=24, **GREEDY)
@@ -90,9 +89,7 @@ def test_the_same_reply_hot_in_the_slot_it_was_made_in(desktop: Desktop, tmp_pat
     assert restored["reply"] == hot["content"]
 
 
-def test_killed_while_streaming_it_loses_a_second_and_leaves_no_engine(
-    desktop: Desktop, tmp_path: Path, smollm2: Path
-) -> None:
+def test_killed_while_streaming_it_loses_a_second_and_leaves_no_engine(desktop, tmp_path, smollm2):
     home = Home(tmp_path / "home")
     endless = {"engine_path": engine_path("llama-server"), "engine_arguments": "--ignore-eos"}
     home.write_settings(model_path=str(smollm2), **endless, **GREEDY)
@@ -118,7 +115,7 @@ def test_killed_while_streaming_it_loses_a_second_and_leaves_no_engine(
         second.quit()
 
 
-def test_an_unreadable_model_is_said_on_screen_and_another_can_be_chosen(desktop: Desktop, tmp_path: Path) -> None:
+def test_an_unreadable_model_is_said_on_screen_and_another_can_be_chosen(desktop, tmp_path):
     home = Home(tmp_path / "home")
     garbage = tmp_path / "garbage.gguf"
     garbage.write_bytes(b"no model at all" * 100)
@@ -143,7 +140,7 @@ def test_an_unreadable_model_is_said_on_screen_and_another_can_be_chosen(desktop
         assert only.process.wait(LONG) == 0
 
 
-def test_without_a_tray_closing_the_window_quits(tmp_path: Path, smollm2: Path) -> None:
+def test_without_a_tray_closing_the_window_quits(tmp_path, smollm2):
     home = Home(tmp_path / "home")
     home.write_settings(model_path=str(smollm2))
     with Desktop(tray=False) as bare, open_window(bare, home) as only:
@@ -163,9 +160,7 @@ def test_without_a_tray_closing_the_window_quits(tmp_path: Path, smollm2: Path) 
         assert not left_behind(home)
 
 
-def test_the_first_start_fetches_the_starter_model_and_chats_and_a_second_raises_its_window(
-    desktop: Desktop, tmp_path: Path
-) -> None:
+def test_the_first_start_fetches_the_starter_model_and_chats_and_a_second_raises_its_window(desktop, tmp_path):
     home = Home(tmp_path / "home")
     home.write_settings(max_tokens=12, **GREEDY)
     with open_window(desktop, home) as first:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ from tests.models import tiny_model
 pytestmark = pytest.mark.e2e
 
 
-def test_no_disk_holds_up_the_window(tmp_path: Path) -> None:
+def test_no_disk_holds_up_the_window(tmp_path):
     home = Home(tmp_path / "home")
     door = {"door": True, "door_port": free_port("127.0.0.1")}
     home.write_settings(model_path=str(tiny_model("llama")), engine_path="embedded", max_tokens=12, **door, **GREEDY)

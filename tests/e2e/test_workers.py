@@ -19,7 +19,6 @@ from kvchat.chat.events import Event, TurnFailed
 from kvchat.engine.running.plan import free_port
 from kvchat.engine.speaking.errors import FailureKind
 from kvchat.session.proof import Source
-from tests.engine_fixtures import FakeEngine
 from tests.running import ask, running
 
 HOST = "127.0.0.1"
@@ -67,9 +66,7 @@ def workers(build: Path) -> Iterator[tuple[Worker, Worker]]:
         worker.kill()
 
 
-async def test_two_workers_share_a_model_and_its_save_points(
-    tmp_path: Path, fake_engine: FakeEngine, smollm2: Path, build: Path, workers: tuple[Worker, Worker]
-) -> None:
+async def test_two_workers_share_a_model_and_its_save_points(tmp_path, fake_engine, smollm2, build, workers):
     """Saved and restored through both; one that is gone is named, and when it is back the message is answered."""
     runner = {
         "model_path": str(smollm2),
@@ -106,16 +103,3 @@ async def test_two_workers_share_a_model_and_its_save_points(
         assert answered is not None
         assert answered.receipt is not None
         assert answered.receipt.cached_tokens > 0.9 * answered.receipt.prompt_tokens
-
-
-async def test_a_worker_that_is_not_there_is_named(
-    tmp_path: Path, fake_engine: FakeEngine, smollm2: Path, build: Path
-) -> None:
-    nobody = f"{HOST}:{free_port(HOST)}"
-    runner = {"model_path": str(smollm2), "engine_path": str(build / "llama-server"), "rpc_workers": nobody}
-    async with running(tmp_path, fake_engine, **runner) as runtime:
-        with pytest.raises(Exception, match="An RPC server is not responding"):
-            await runtime.engine.ready()
-        assert runtime.engine.status.failure is not None
-        assert runtime.engine.status.failure.kind is FailureKind.WORKER_LOST
-        assert runtime.engine.status.failure.detail == f"There is no response from the RPC server {nobody}."

@@ -52,9 +52,7 @@ def shift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], 
     return by
 
 
-def test_a_wrong_date_ends_no_deleted_chat_and_asks_in_no_other_one(
-    tmp_path: Path, shift: Callable[[float], None]
-) -> None:
+def test_a_wrong_date_ends_no_deleted_chat_and_asks_in_no_other_one(tmp_path, shift):
     home, model = Home(tmp_path / "home"), ("--model", str(tiny_model("llama")))
     deleted = home.ask("--new", *model, "Which river is the longest?")["chat_id"]
     assert home.run("chats", "delete", deleted).returncode == 0

@@ -114,12 +114,8 @@ def _entry(layout: Any) -> MenuEntry:
         label=values.get("label", "").replace("_", ""),
         enabled=values.get("enabled", True),
         checked=values.get("toggle-state", 0) == 1,
-        children=tuple(_entry(child) for _signature, child in children if _visible(child)),
+        children=tuple(_entry(child) for _signature, child in children if child[1].get("visible", ("b", True))[1]),
     )
-
-
-def _visible(layout: Any) -> bool:
-    return bool(layout[1].get("visible", ("b", True))[1])
 
 
 def _flat(entries: tuple[MenuEntry, ...]) -> list[MenuEntry]:
