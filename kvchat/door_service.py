@@ -9,7 +9,6 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvchat.engine_host.model import AnsweringModel
@@ -25,7 +24,6 @@ from kvchat.system.owner import owner_of
 from kvchat.system.paths import Paths
 
 if TYPE_CHECKING:
-    from kvchat.gateway.answering import Model
     from kvchat.gateway.gateway import Gateway
     from kvchat.gateway.requests import Passage, Totals
 
@@ -61,10 +59,18 @@ class DoorService:
     @cached_property
     def gateway(self) -> Gateway:
         """Requests, counters and models behind the API server; loaded when first needed."""
-        from kvchat.gateway.answering import Catalogue
+        from kvchat.gateway.answering import Catalogue, Model
         from kvchat.gateway.gateway import Gateway
 
-        catalogue = Catalogue(self._in_use, self._look, lambda: self.settings().door_any_model)
+        def in_use() -> Model | None:
+            name = self.model.name
+            return None if name is None else Model(name, None if self.settings().engine_url else self.model.path)
+
+        async def look() -> list[Model]:
+            found = [str(model.path) for model in await self.models.usable()]
+            return [Model(self.model.name_of(path), path) for path in found]
+
+        catalogue = Catalogue(in_use, look, lambda: self.settings().door_any_model)
         self._gateway = Gateway(
             self.slots, self.host, catalogue, self.absorb, self.rules, lambda: self.settings().door_share
         )
@@ -200,16 +206,3 @@ class DoorService:
             raise SettingsNotSaved(self.paths.config, error) from error
         if self._follows:
             await self.follow()
-
-    def _in_use(self) -> Model | None:
-        from kvchat.gateway.answering import Model
-
-        name, settings = self.model.name, self.settings()
-        return None if name is None else Model(name, None if settings.engine_url else self.model.path)
-
-    async def _look(self) -> list[Model]:
-        from kvchat.gateway.answering import Model
-
-        return [
-            Model(self.model.name_of(str(model.path)), str(Path(model.path))) for model in await self.models.usable()
-        ]

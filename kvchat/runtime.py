@@ -76,7 +76,12 @@ class Runtime:
             needed=lambda: self.chat.context.tokens_needed(self._engine_settings().model_path),
         )
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
-        self.models.subscribe(self._download_changed)
+
+        def download_changed(download: Download) -> None:
+            if words := outcome_in_words(download):
+                self._notify(*words)
+
+        self.models.subscribe(download_changed)
         self.model = AnsweringModel(
             settings=in_force, host=self.engine, library=self.models, engine_settings=self._engine_settings
         )
@@ -97,12 +102,7 @@ class Runtime:
         )
         self.engines = EngineSetup(paths=paths, settings=in_force, use=self.use_engine, notify=self._notify)
         self.transfer = TransferService(
-            paths=paths,
-            database=database,
-            worker=worker,
-            events=self.events,
-            store=store,
-            try_out=self.chat.try_out,
+            paths=paths, database=database, worker=worker, events=self.events, store=store, try_out=self.chat.try_out
         )
         self.door = DoorService(
             paths=paths,
@@ -247,7 +247,12 @@ class Runtime:
         await asyncio.gather(self.models.close(), self.engines.close())
         self.chat.close()
         await finishing.in_time(self.door.close(), SAVE_PATIENCE_S)
-        await self._come_to_rest(self._idle())
+
+        async def idle() -> None:
+            await self.chat.idle()
+            await self.door.idle()
+
+        await self._come_to_rest(idle())
         await self.engine.close()
         await finishing.in_time(self.chat.idle(), SAVE_PATIENCE_S)
         await self._background.idle()
@@ -262,10 +267,6 @@ class Runtime:
     def unfinished(self) -> Unfinished | None:
         return self.chat.slots.finishing.left()
 
-    async def _idle(self) -> None:
-        await self.chat.idle()
-        await self.door.idle()
-
     async def _come_to_rest(self, idle: Awaitable[None]) -> None:
         if not await self.chat.slots.finishing.rested(idle, SAVE_PATIENCE_S):
             self._notify(
@@ -278,10 +279,6 @@ class Runtime:
         if self.settings.engine_url:
             return Reason(ReasonCode.FOREIGN_ENGINE)
         return Reason(ReasonCode.ON_BATTERY) if on_battery() else None
-
-    def _download_changed(self, download: Download) -> None:
-        if words := outcome_in_words(download):
-            self._notify(*words)
 
     async def _take_newest_model(self) -> None:
         """Use the newest conversation's model, if it still exists: the window opens with it."""

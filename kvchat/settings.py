@@ -61,10 +61,6 @@ def _one_of(choices: Iterable[str]) -> Rule:
     )
 
 
-def _switch(value: Any) -> str:
-    return "" if isinstance(value, bool) else _("This must be true or false.")
-
-
 def _path(value: Any) -> str:
     try:
         fits = isinstance(value, str) and b"\0" not in os.fsencode(value)
@@ -106,6 +102,10 @@ def _setting(default: Any, rule: Rule, page: str = "", label: str = "", help: st
     return field(default=default, metadata={"about": About(rule, page, label, help, **more)})
 
 
+def _toggle(default: bool, *entry: str) -> Any:
+    return _setting(default, lambda value: "" if isinstance(value, bool) else _("This must be true or false."), *entry)
+
+
 def _number(default: Any, least: int, most: float, *entry: str, unit: str = "", **more: Any) -> Any:
     return _setting(default, _whole(least, most, unit), *entry, unit=unit, **more)
 
@@ -142,16 +142,14 @@ class Settings:
         unit="%",
         choices=tuple((percent, f"{percent} %") for percent in ZOOMS),
     )
-    show_numbers: bool = _setting(
+    show_numbers: bool = _toggle(
         True,
-        _switch,
         "general",
         NUMBERS,
         N_("Show how long each reply took and how the chat was loaded, below the reply and in the status bar."),
     )
-    model_titles: bool = _setting(
+    model_titles: bool = _toggle(
         True,
-        _switch,
         "general",
         N_("Automatic chat titles"),
         N_("When idle, the model generates a title in the language of the chat. Titles you set yourself stay."),
@@ -167,9 +165,8 @@ class Settings:
             "Drafts are never saved."
         ),
     )
-    quick_key: bool = _setting(
+    quick_key: bool = _toggle(
         False,
-        _switch,
         "general",
         N_("Quick question shortcut"),
         N_(
@@ -198,9 +195,8 @@ class Settings:
         empty=N_("never"),
         reset=N_("Never"),
     )
-    update_notice: bool = _setting(
+    update_notice: bool = _toggle(
         False,
-        _switch,
         "general",
         N_("Check for updates"),
         N_("Once a day, kvchat checks GitHub for a new version and shows a link. It downloads and installs nothing."),
@@ -241,11 +237,7 @@ class Settings:
             "Lower precision fits longer chats in memory but may slightly reduce reply quality. Chat "
             "memory saved with another precision cannot be used until you change it back."
         ),
-        choices=(
-            ("f16", N_("Exact (f16)")),
-            ("q8_0", N_("Half size (q8_0)")),
-            ("q4_0", N_("Quarter size (q4_0)")),
-        ),
+        choices=(("f16", N_("Exact (f16)")), ("q8_0", N_("Half size (q8_0)")), ("q4_0", N_("Quarter size (q4_0)"))),
     )
     temperature: float | None = _setting(None, _temperature)  # None: the engine's default
     max_tokens: int | None = _number(None, 1, 2**31 - 1, unit="tokens")  # longest reply; llama.cpp's int32_t
@@ -319,9 +311,8 @@ class Settings:
         unit="days",
     )
 
-    door: bool = _setting(
+    door: bool = _toggle(
         False,
-        _switch,
         "programs",
         N_("Enable API server"),
         N_(
@@ -329,9 +320,8 @@ class Settings:
             "your chats, so replies start quickly, even after a restart."
         ),
     )
-    door_any_model: bool = _setting(
+    door_any_model: bool = _toggle(
         True,
-        _switch,
         "programs",
         N_("Accept any model name"),
         N_(
@@ -339,9 +329,8 @@ class Settings:
             "fail with a list of the available models."
         ),
     )
-    door_share: bool = _setting(
+    door_share: bool = _toggle(
         False,
-        _switch,
         "programs",
         N_("Share chat memory between apps"),
         N_(

@@ -242,20 +242,14 @@ async def _conversation(runtime: Runtime, options: AskOptions) -> str | NewChat:
     known = await runtime.chat.conversations()
     if options.chat_id is not None:
         return named_chat(known, options.chat_id).id
-    if options.on is not None:
-        return await _begun_on(runtime, options.on)
-    if known and not options.new:
-        return known[0].id
-    return await runtime.chat.new_chat(options.system)
-
-
-async def _begun_on(runtime: Runtime, name: str) -> NewChat:
+    if options.on is None:
+        return known[0].id if known and not options.new else await runtime.chat.new_chat(options.system)
     library = runtime.chat.library
-    prepared = await library.named(name)
+    prepared = await library.named(options.on)
     usage = () if runtime.save_points.problem else (await runtime.save_points.usage()).conversations
     (standing,) = await library.standings(await runtime.engine.states_now(), usage, only=prepared)
     if why := standing.why_not:
-        name = calm(name)
+        name = calm(options.on)
         if standing.time:
             time = roughly(standing.time)
             remark(_("“{name}” must be processed first, which takes {time}: {why}", name=name, time=time, why=why))
@@ -281,16 +275,12 @@ async def ask(options: AskOptions, commands: Commands) -> int:
         if error:
             raise error
         if options.as_json and reply:
-            say(as_json(_answer(talk.chat_id, reply)))
+            receipt = reply.receipt and {name: getattr(reply.receipt, name) for name in TOLD_OF_RECEIPT}
+            if reply.receipt and receipt:
+                why = reply.receipt.miss_reason
+                receipt |= {"miss_reason": why.english if why else None, "miss_code": why.code if why else None}
+            say(as_json({"chat_id": talk.chat_id, "reply": reply.content, "receipt": receipt}))
         return 0 if reply else 1
-
-
-def _answer(chat_id: str, reply: Message) -> dict[str, object]:
-    receipt = reply.receipt and {name: getattr(reply.receipt, name) for name in TOLD_OF_RECEIPT}
-    if reply.receipt and receipt:
-        why = reply.receipt.miss_reason
-        receipt |= {"miss_reason": why.english if why else None, "miss_code": why.code if why else None}
-    return {"chat_id": chat_id, "reply": reply.content, "receipt": receipt}
 
 
 async def _kept(runtime: Runtime) -> None:

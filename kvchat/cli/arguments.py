@@ -1,15 +1,13 @@
-"""The command line as a table: each command is a dataclass of its options. Imports no implementation."""
+"""The commands, each with a class of its options. Imports no implementation."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from kvchat import __version__
 from kvchat.cli.options import (
     COMMANDS,
     STANDARD_STREAM,
@@ -17,6 +15,7 @@ from kvchat.cli.options import (
     NoQuestion,
     Options,
     apart,
+    build_parser,
     byte_count,
     flag,
     here,
@@ -36,35 +35,11 @@ from kvchat.settings import NAMES as SETTING_NAMES
 from kvchat.transfer.exporting import ExportForm
 from kvchat.words.language import N_, _
 
-_CODES = N_(
-    "Exit codes: 0 success; 1 failure, no results or a problem found (see standard error); 2 invalid "
-    "command line; 130 and 143 ended by Ctrl+C or SIGTERM; 141 output closed by its reader."
-)
-_LISTED = N_("actions (default: list)")
-_ACTIONS = {  # headings of action lists
-    "store": N_("actions (default: show the store)"),
-    "engines": _LISTED,
-    "chats": _LISTED,
-    "settings": _LISTED,
-    "models": N_("actions (default: list the models on this machine)"),
-    "prepared": _LISTED,
-}
-# argparse's own messages: it finds no translation catalog, so kvchat supplies one.
-_ARGPARSE = (
-    *(N_("usage: "), N_("positional arguments"), N_("options"), N_("show this help message and exit")),
-    *(N_("show program's version number and exit"), N_("%(prog)s: error: %(message)s\n")),
-    *(N_("argument %(argument_name)s: %(message)s"), N_("the following arguments are required: %s")),
-    *(N_("unrecognized arguments: %s"), N_("invalid choice: %(value)r (choose from %(choices)s)")),
-    *(N_("invalid %(type)s value: %(value)r"), N_("expected one argument"), N_("not allowed with argument %s")),
-)
 
-
-@dataclass(frozen=True)
 class JsonOptions(Options):
     as_json: bool = flag("--json", N_("print a JSON object"))
 
 
-@dataclass(frozen=True)
 class EngineOptions(Options):
     model: Path | None = option(
         "--model", "PATH", N_("GGUF file of the model (default: from the settings)"), type=named_path
@@ -77,14 +52,12 @@ class EngineOptions(Options):
 
 @window("quick", words=N_("open the Quick question window; bind this command to a desktop shortcut"))
 @window("", words=N_("Chat with a local llama-server and save the memory of every chat."))
-@dataclass(frozen=True)
 class WindowOptions(Options):
     starter: bool = flag("--starter", N_("download the starter model (98 MB) without asking if no model is chosen"))
     hidden: bool = flag("--hidden", N_("start in the tray, without opening the window"))
 
 
 @window("open", words=N_("open chats, models, documents and kvchat:// links in the window"))
-@dataclass(frozen=True)
 class OpenOptions(WindowOptions):
     what: tuple[str, ...] = positional(
         "FILE",
@@ -95,7 +68,6 @@ class OpenOptions(WindowOptions):
 
 
 @owner("ask", "answering:ask", N_("ask a question or chat in the terminal"))
-@dataclass(frozen=True)
 class AskOptions(EngineOptions, JsonOptions):
     new: bool = flag("--new", N_("start a new chat"), group="which")
     chat_id: str | None = option("--chat", "ID", N_("continue this chat (default: the newest)"), group="which")
@@ -117,10 +89,7 @@ class AskOptions(EngineOptions, JsonOptions):
     )
     seed: int | None = option("--seed", "N", N_("sampling seed"), type=setting("seed", int))
     prompt: str | None = positional(
-        "PROMPT",
-        N_("question, or - for standard input (default: chat in the terminal)"),
-        None,
-        nargs="?",
+        "PROMPT", N_("question, or - for standard input (default: chat in the terminal)"), None, nargs="?"
     )
 
     def ready(self) -> AskOptions:
@@ -142,7 +111,6 @@ class AskOptions(EngineOptions, JsonOptions):
     "answering:serve",
     N_("run the API server until Ctrl+C; prints “ready” and the address once it accepts requests"),
 )
-@dataclass(frozen=True)
 class ServeOptions(EngineOptions):
     host: str | None = option(
         "--host", "ADDRESS", N_("address to listen on (default: 127.0.0.1); any other requires an API key")
@@ -150,15 +118,11 @@ class ServeOptions(EngineOptions):
     port: int | None = option("--port", "N", "default: 8737", type=setting("door_port", int))
     slots: int | None = option("--slots", "N", N_("process up to N requests in parallel"), type=setting("slots", int))
     key_file: Path | None = option(
-        "--key-file",
-        "FILE",
-        N_("file readable only by you, with one KEY or APP:KEY per line"),
-        type=Path,
+        "--key-file", "FILE", N_("file readable only by you, with one KEY or APP:KEY per line"), type=Path
     )
 
 
 @owner("prepare", "prepared:prepare", N_("process documents in advance for new chats"))
-@dataclass(frozen=True)
 class PrepareOptions(EngineOptions):
     paths: Sequence[Path] = positional(
         "PATH", N_("files or folders (default: reprocess the documents of this name)"), (), type=named_path, nargs="*"
@@ -167,19 +131,16 @@ class PrepareOptions(EngineOptions):
 
 
 @owner("prepared", "prepared:show_all", N_("list prepared documents with their disk use and time saved"))
-@dataclass(frozen=True)
 class PreparedOptions(EngineOptions, JsonOptions):
     pass
 
 
 @owner("prepared remove", "prepared:remove", N_("remove prepared documents"))
-@dataclass(frozen=True)
 class PreparedName(EngineOptions):
     name: str = positional("NAME", N_("name of the prepared documents"))
 
 
 @apart("bench", "bench:bench", N_("measure the speedup from save points with your model"))
-@dataclass(frozen=True)
 class BenchOptions(EngineOptions, JsonOptions):
     tokens: int | None = option("--tokens", "N", N_("length of the chat in tokens"), type=positive)
 
@@ -188,7 +149,6 @@ owner("store", "store:show_all", N_("show, prune or verify save points"))(JsonOp
 
 
 @owner("store prune", "store:prune", N_("delete the least valuable save points to reach a target size"))
-@dataclass(frozen=True)
 class PruneOptions(JsonOptions):
     target_bytes: int = option(
         "--to", "BYTES", N_("target size: 500MB, 2GB or bytes"), 0, type=byte_count, required=True
@@ -200,7 +160,6 @@ owner("store verify", "store:verify", N_("check the hash of every block and set 
 
 
 @owner("store forget", "store:forget", N_("delete the save points of an app"))
-@dataclass(frozen=True)
 class ProgramOptions(JsonOptions):
     program: str = positional("PROGRAM", N_("name as listed"))
 
@@ -209,7 +168,6 @@ here("engines", "engines:show_all", N_("list, test, download or remove engines")
 
 
 @apart("engines test", "engines:test", N_("test an engine with a small model, including save and restore"))
-@dataclass(frozen=True)
 class EngineToTest(JsonOptions):
     path: str | None = positional(
         "PATH", N_('path of a llama-server, or "embedded" (default: the engine in use)'), None, type=str, nargs="?"
@@ -219,7 +177,6 @@ class EngineToTest(JsonOptions):
 @owner(
     "engines get", "engines:get", N_("download an engine that uses the GPU; Ctrl+C pauses, the same command resumes")
 )
-@dataclass(frozen=True)
 class EngineToGet(JsonOptions):
     backend: str | None = positional(
         None,
@@ -231,13 +188,11 @@ class EngineToGet(JsonOptions):
 
 
 @owner("engines remove", "engines:remove", N_("delete a downloaded engine"))
-@dataclass(frozen=True)
 class EngineName(JsonOptions):
     name: str = positional("NAME", N_("name as listed"))
 
 
 @apart("models", "models:show_all", N_("list models on this machine, search for and download others"))
-@dataclass(frozen=True)
 class ModelsOptions(JsonOptions):
     folders: tuple[Path, ...] = option(
         "--folder", "DIR", N_("also search this folder; repeatable"), (), type=Path, action="append"
@@ -248,30 +203,25 @@ here("models suggest", "models:suggest", N_("suggest models for this machine, wi
 
 
 @apart("models search", "models:search", N_("search Hugging Face"))
-@dataclass(frozen=True)
 class SearchWords(JsonOptions):
     words: tuple[str, ...] = positional("WORDS", N_("words in the name of the repository"), (), nargs="+")
 
 
-@dataclass(frozen=True)
 class RepositoryOptions(Options):
     repository: str = positional("OWNER/NAME[:QUANT]", N_("for example ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"))
 
 
 @apart("models files", "models:files", N_("list the models in a repository with their size and fit"))
-@dataclass(frozen=True)
 class FilesOptions(RepositoryOptions, JsonOptions):
     pass
 
 
 @owner("models get", "models:get", N_("download a model; Ctrl+C pauses, the same command resumes"))
-@dataclass(frozen=True)
 class ModelToGet(RepositoryOptions):
     use: bool = flag("--use", N_("use the model for new chats"))
 
 
 @owner("models use", "models:use", N_("use a model on this machine for new chats"))
-@dataclass(frozen=True)
 class ModelToUse(JsonOptions):
     words: tuple[str, ...] = positional(
         "NAME", N_("name as listed or part of it, or path of a GGUF file"), (), nargs="+"
@@ -279,7 +229,6 @@ class ModelToUse(JsonOptions):
 
 
 @here("models token", "models:token", N_("save an access token for gated models, read from standard input"))
-@dataclass(frozen=True)
 class TokenOptions(Options):
     forget: bool = flag("--forget", N_("delete the saved access token"))
 
@@ -290,32 +239,27 @@ here("chats", "chats:show_all", N_("list, show, rename or delete chats"))(JsonOp
 @here(
     "chats show", "chats:show_one", N_("print a chat as Markdown; with --json, print the complete chat like `export`")
 )
-@dataclass(frozen=True)
 class OneChat(JsonOptions):
     chat: str = positional("ID", N_("chat id as listed, or its first characters"))
 
 
 @owner("chats rename", "chats:rename", N_("rename a chat"))
-@dataclass(frozen=True)
 class RenameOptions(OneChat):
     title: str = positional("TITLE", N_("new title"))
 
 
 @owner("chats delete", "chats:delete", N_("delete chats; Recently deleted in the window can restore them for a while"))
-@dataclass(frozen=True)
 class SomeChats(JsonOptions):
     chats: tuple[str, ...] = positional("ID", N_("chat id as listed, or its first characters"), (), nargs="+")
 
 
 @here("search", "chats:search", N_("search all chats and attachments"))
-@dataclass(frozen=True)
 class SearchOptions(JsonOptions):
     words: tuple[str, ...] = positional(
         "WORDS", N_('words or prefixes, all of which must occur; use "quotes" for an exact phrase'), (), nargs="+"
     )
 
 
-@dataclass(frozen=True)
 class PassphraseOptions(Options):
     passphrase_file: Path | None = option(
         "--passphrase-file", "FILE", N_("file with the passphrase on its first line; - for standard input"), type=Path
@@ -323,7 +267,6 @@ class PassphraseOptions(Options):
 
 
 @here("export", "chats:export", N_("export chats to a file"))
-@dataclass(frozen=True)
 class ExportOptions(PassphraseOptions):
     target: Path = positional(
         "FILE", N_("output file, whose extension sets the format; - for standard output"), STANDARD_STREAM, type=Path
@@ -341,7 +284,6 @@ class ExportOptions(PassphraseOptions):
 
 
 @owner("import", "chats:take_in", N_("import chats from kvchat, ChatGPT, Claude, Open WebUI or LM Studio"))
-@dataclass(frozen=True)
 class ImportOptions(PassphraseOptions):
     files: tuple[Path, ...] = positional(
         "FILE", N_("JSON or zip files, folders, or chats exported with memory"), (), type=Path, nargs="+"
@@ -355,13 +297,11 @@ class ImportOptions(PassphraseOptions):
 
 
 @here("backup", "chats:backup", N_("back up chats and settings to a zip file"))
-@dataclass(frozen=True)
 class BackupOptions(Options):
     target: Path = positional("FILE", N_("output file; - for standard output"), STANDARD_STREAM, type=Path)
 
 
 @owner("restore", "chats:restore", N_("restore a backup; the replaced files are kept"))
-@dataclass(frozen=True)
 class RestoreOptions(Options):
     source: Path = positional("FILE", "", STANDARD_STREAM, type=Path)
     with_engine: bool = flag(
@@ -370,22 +310,18 @@ class RestoreOptions(Options):
 
 
 owner(
-    "repair",
-    "chats:repair_chats",
-    N_("repair a damaged chat database with the help of the newest automatic backup"),
+    "repair", "chats:repair_chats", N_("repair a damaged chat database with the help of the newest automatic backup")
 )(Options)
-here("settings", "settings:show_all", N_("list, print, change or reset settings"))(JsonOptions)
+here("settings", "engines:show_settings", N_("list, print, change or reset settings"))(JsonOptions)
 
 
-@owner("settings reset", "settings:reset", N_("reset a setting to its default"))
-@here("settings get", "settings:show_one", N_("print a setting"))
-@dataclass(frozen=True)
+@owner("settings reset", "engines:reset", N_("reset a setting to its default"))
+@here("settings get", "engines:show_one", N_("print a setting"))
 class SettingName(JsonOptions):
     name: str = positional("NAME", N_("name of the setting as listed"), choices=SETTING_NAMES)
 
 
-@owner("settings set", "settings:change", N_("change a setting"))
-@dataclass(frozen=True)
+@owner("settings set", "engines:change", N_("change a setting"))
 class SettingValue(SettingName):
     values: tuple[str, ...] = positional(
         "VALUE", N_("new value; a size such as 20GB, several values for a list"), (), nargs="+"
@@ -393,7 +329,6 @@ class SettingValue(SettingName):
 
 
 @here("doctor", "doctor:doctor", N_("show diagnostics for this machine"))
-@dataclass(frozen=True)
 class DoctorOptions(JsonOptions):
     model: Path | None = option(
         "--model", "PATH", N_("GGUF file to check (default: from the settings)"), type=named_path
@@ -402,7 +337,6 @@ class DoctorOptions(JsonOptions):
 
 
 @here("completion", "arguments:print_completion", N_("print a shell completion script"))
-@dataclass(frozen=True)
 class ShellOptions(Options):
     shell: str = positional(None, 'for ~/.bashrc: eval "$(kvchat completion bash)"', choices=("bash", "zsh", "tcsh"))
 
@@ -417,43 +351,6 @@ def parse(arguments: Sequence[str]) -> tuple[Command, Any]:
 
 def command_named(name: str) -> Command:
     return COMMANDS[name]
-
-
-def build_parser() -> argparse.ArgumentParser:
-    argparse._ = _  # type: ignore[attr-defined]  # it asks gettext's own domain: https://bugs.python.org/issue12711
-    title = _("commands (default: open the window)")
-    parser = argparse.ArgumentParser("kvchat", epilog=_(_CODES), argument_default=argparse.SUPPRESS)
-    parser.add_argument("--version", action="version", version=f"kvchat {__version__}")
-    _describe(parser, COMMANDS[""])
-    lists = {"": parser.add_subparsers(metavar="COMMAND", title=title)}
-    for command in COMMANDS.values():
-        if not command.name:
-            continue
-        before, _space, name = command.name.rpartition(" ")
-        made = lists[before].add_parser(name, help=_(command.words), argument_default=argparse.SUPPRESS)
-        _describe(made, command)
-        if command.name in _ACTIONS:
-            title = _(_ACTIONS[command.name])
-            lists[command.name] = made.add_subparsers(metavar="ACTION", title=title)
-    return parser
-
-
-def _describe(parser: argparse.ArgumentParser, command: Command) -> None:
-    parser.description = _(command.words)
-    parser.set_defaults(command=command.name)
-    groups: dict[str, argparse._ActionsContainer] = {}
-    for field in fields(command.options):
-        if not field.metadata:
-            continue
-        more = dict(field.metadata)
-        name, group, words = more.pop("name", None), more.pop("group", None), more.pop("help")
-        if group and group not in groups:
-            groups[group] = parser.add_mutually_exclusive_group()
-        place = groups.get(group, parser)
-        if name:
-            place.add_argument(name, dest=field.name, help=_(words), **more)
-        else:
-            place.add_argument(field.name, help=_(words), **more)
 
 
 def print_completion(options: ShellOptions) -> int:

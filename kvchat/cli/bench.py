@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from kvchat.chat.events import Event, QuestionNotStored, TurnFailed
 from kvchat.chat.record.messages import Message, Receipt
@@ -24,7 +25,6 @@ from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import columns, remark, show
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.library.remote.starter import fetch_starter
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.session.events import Saved
@@ -150,47 +150,6 @@ def _numbered_notes(count: int, first: int) -> str:
     return "Read these notes.\n" + "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class BenchResult:
-    """The results of one run. Times in ms, medians of all rounds; sizes in bytes. `--json` uses these names."""
-
-    cold_ttft_ms: float  # measured once
-    hot_ttft_ms: float
-    warm_ttft_ms: float | None  # including the restore; None if memory cannot keep it warm
-    warm_ratio: float | None  # warm to hot, median of the rounds' ratios
-    restored_ttft_ms: float  # from disk, restore included
-    restored_ratio: float  # ratio to hot, as above
-    restore_ms: float
-    save_ms: float
-    prompt_tokens: int  # of the last restored run
-    cached_tokens: int
-    disk_bytes: int
-    disk_ratio: float  # disk_bytes / bytes of the conversation's KV rows, each counted once
-    last_reply_bytes_written: int
-    new_rows_bytes_last_reply: int  # KV rows of the last turn's own tokens
-    write_ratio: float  # bytes written / bytes of new rows, over all short turns
-    outputs_agree: bool  # greedy replies after restores equal the hot ones
-    # The same for the cold reply; may differ: batch reading rounds differently from writing.
-    cold_output_agrees: bool
-
-
-@dataclass(frozen=True)
-class _Round:
-    hot: Reply
-    warm: Reply
-    restored: Reply
-    before: StoreUsage
-    after: StoreUsage
-
-    @property
-    def written(self) -> int:
-        return self.after.bytes_written - self.before.bytes_written
-
-    @property
-    def agrees(self) -> bool:
-        return self.hot.text == self.warm.text == self.restored.text
-
-
 async def bench(options: BenchOptions, commands: Commands) -> int:
     """Measure and print; progress goes to standard error. Raises KvchatError."""
     async with bench_home(options) as home:
@@ -198,11 +157,23 @@ async def bench(options: BenchOptions, commands: Commands) -> int:
     return show(options.as_json, figures, lines(figures))
 
 
-async def _measure(home: BenchHome, tokens: int) -> BenchResult:
+async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
+    """Return the figures. Times in ms, medians of all rounds; sizes in bytes. `--json` prints these names."""
     remark(f"Building a chat of about {tokens:,} tokens …")
     chat_id = (await home.runtime.chat.new_conversation()).id
     await home.ask(chat_id, await home.notes(tokens - 2 * len(QUESTIONS) * REPLY_TOKENS))
-    rounds = [await _round(home, chat_id, number) for number in range(len(QUESTIONS))]
+    hot, warm, restored, written = list[Reply](), list[Reply](), list[Reply](), list[int]()
+    for number, question in enumerate(QUESTIONS):
+        # The slot starts at the turn boundary before the question and ends at the one after it.
+        remark(f"Round {number + 1} of {len(QUESTIONS)}: hot, then after a restart of the engine, then of everything …")
+        hot.append(await home.ask(chat_id, question, keep=False))
+        await home.restart_engine()
+        warm.append(await home.ask(chat_id, None, keep=False))
+        await home.restart()
+        before = await home.runtime.save_points.usage()
+        restored.append(await home.ask(chat_id, None))
+        usage = await home.runtime.save_points.usage()
+        written.append(usage.bytes_written - before.bytes_written)
     home.check_saved(1 + len(QUESTIONS))
 
     remark("Cold: after a restart, without save points …")
@@ -210,68 +181,56 @@ async def _measure(home: BenchHome, tokens: int) -> BenchResult:
     await home.restart_engine()
     cold = await home.ask(chat_id, None, keep=False)
     row = (await home.runtime.engine.ready()).kv_bytes_per_token
-    return _result(home, rounds, cold, row)
-
-
-async def _round(home: BenchHome, chat_id: str, number: int) -> _Round:
-    """Ask one question three times. The slot starts at the turn boundary before it and ends at the one after it."""
-    remark(f"Round {number + 1} of {len(QUESTIONS)}: hot, then after a restart of the engine, then of everything …")
-    hot = await home.ask(chat_id, QUESTIONS[number], keep=False)
-    await home.restart_engine()
-    warm = await home.ask(chat_id, None, keep=False)
-    await home.restart()
-    before = await home.runtime.save_points.usage()
-    restored = await home.ask(chat_id, None)
-    return _Round(hot, warm, restored, before, await home.runtime.save_points.usage())
-
-
-def _result(home: BenchHome, rounds: list[_Round], cold: Reply, row: float) -> BenchResult:
-    last = rounds[-1]
-    hot, warm, restored = [[getattr(round, name) for round in rounds] for name in ("hot", "warm", "restored")]
     stays_warm = all(reply.receipt.source is Source.WARM for reply in warm)
     new_rows = [int((after.tokens - before.tokens) * row) for before, after in pairwise(home.saved)]
-    return BenchResult(
-        cold_ttft_ms=cold.receipt.ttft_ms,
-        hot_ttft_ms=ttft(hot),
-        warm_ttft_ms=ttft(warm) if stays_warm else None,
-        warm_ratio=ttft_ratio(warm, hot) if stays_warm else None,
-        restored_ttft_ms=ttft(restored),
-        restored_ratio=ttft_ratio(restored, hot),
-        restore_ms=median(reply.receipt.restore_ms for reply in restored),
-        save_ms=median(saved.ms for saved in home.saved[1:]),
-        prompt_tokens=last.restored.receipt.prompt_tokens,
-        cached_tokens=last.restored.receipt.cached_tokens,
-        disk_bytes=last.after.physical_bytes,
-        disk_ratio=last.after.physical_bytes / max(1.0, home.saved[-1].tokens * row),
-        last_reply_bytes_written=last.written,
-        new_rows_bytes_last_reply=new_rows[-1],
-        write_ratio=sum(round.written for round in rounds) / max(1, sum(new_rows)),
-        outputs_agree=all(round.agrees for round in rounds),
-        cold_output_agrees=last.hot.text == cold.text,
-    )
+    return {
+        "cold_ttft_ms": cold.receipt.ttft_ms,  # measured once
+        "hot_ttft_ms": ttft(hot),
+        "warm_ttft_ms": ttft(warm) if stays_warm else None,  # including the restore
+        "warm_ratio": ttft_ratio(warm, hot) if stays_warm else None,
+        "restored_ttft_ms": ttft(restored),  # from disk, restore included
+        "restored_ratio": ttft_ratio(restored, hot),
+        "restore_ms": median(reply.receipt.restore_ms for reply in restored),
+        "save_ms": median(saved.ms for saved in home.saved[1:]),
+        "prompt_tokens": restored[-1].receipt.prompt_tokens,
+        "cached_tokens": restored[-1].receipt.cached_tokens,
+        "disk_bytes": usage.physical_bytes,
+        "disk_ratio": usage.physical_bytes / max(1.0, home.saved[-1].tokens * row),  # to the conversation's KV rows
+        "last_reply_bytes_written": written[-1],
+        "new_rows_bytes_last_reply": new_rows[-1],  # KV rows of the last turn's own tokens
+        "write_ratio": sum(written) / max(1, sum(new_rows)),  # over all short turns
+        "outputs_agree": all(  # greedy replies after restores equal the hot ones
+            first.text == second.text == third.text for first, second, third in zip(hot, warm, restored, strict=True)
+        ),
+        # May differ: batch reading rounds differently from writing.
+        "cold_output_agrees": hot[-1].text == cold.text,
+    }
 
 
-def lines(result: BenchResult) -> list[str]:
-    times_faster = result.cold_ttft_ms / result.restored_ttft_ms
+def lines(result: dict[str, Any]) -> list[str]:
+    times_faster = result["cold_ttft_ms"] / result["restored_ttft_ms"]
     restored = (
-        f"{duration(result.restored_ttft_ms)}   ({result.restored_ratio:.2f} times hot;"
+        f"{duration(result['restored_ttft_ms'])}   ({result['restored_ratio']:.2f} times hot;"
         f" cold takes {times_faster:.0f} times as long)"
     )
     warm = "nothing stays in memory here"
-    if result.warm_ttft_ms is not None:
-        warm = f"{duration(result.warm_ttft_ms)}   ({result.warm_ratio:.2f} times hot)"
-    written = f"{size(result.last_reply_bytes_written)}   ({result.write_ratio:.2f} times its new rows)"
+    if result["warm_ttft_ms"] is not None:
+        warm = f"{duration(result['warm_ttft_ms'])}   ({result['warm_ratio']:.2f} times hot)"
+    written = f"{size(result['last_reply_bytes_written'])}   ({result['write_ratio']:.2f} times its new rows)"
     rows = [
-        ("Time to first token, cold", duration(result.cold_ttft_ms)),
-        ("Time to first token, hot", duration(result.hot_ttft_ms)),
+        ("Time to first token, cold", duration(result["cold_ttft_ms"])),
+        ("Time to first token, hot", duration(result["hot_ttft_ms"])),
         ("Time to first token, from memory", warm),
         ("Time to first token after a restart", restored),
-        ("  of which restore", duration(result.restore_ms)),
-        ("Tokens taken from the save point", f"{result.cached_tokens:,} of {result.prompt_tokens:,}"),
-        ("Saving after the reply", duration(result.save_ms)),
+        ("  of which restore", duration(result["restore_ms"])),
+        ("Tokens taken from the save point", f"{result['cached_tokens']:,} of {result['prompt_tokens']:,}"),
+        ("Saving after the reply", duration(result["save_ms"])),
         ("Written for the last reply", written),
-        ("Disk used by the chat", f"{size(result.disk_bytes)}   ({result.disk_ratio:.2f} times its rows)"),
-        ("Same greedy reply restored as hot", "yes" if result.outputs_agree else "NO"),
-        ("Same greedy reply cold as hot", "yes" if result.cold_output_agrees else "no (the engine rounds otherwise)"),
+        ("Disk used by the chat", f"{size(result['disk_bytes'])}   ({result['disk_ratio']:.2f} times its rows)"),
+        ("Same greedy reply restored as hot", "yes" if result["outputs_agree"] else "NO"),
+        (
+            "Same greedy reply cold as hot",
+            "yes" if result["cold_output_agrees"] else "no (the engine rounds otherwise)",
+        ),
     ]
     return columns(rows)

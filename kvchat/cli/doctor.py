@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from kvchat import __version__
 from kvchat.cli import no_display
@@ -93,14 +94,6 @@ class RestoreReport:
 
 
 @dataclass(frozen=True)
-class FolderReport:
-    name: str
-    path: str
-    exists: bool
-    problem: str = ""  # why it is unusable, and the consequence
-
-
-@dataclass(frozen=True)
 class DoctorReport:
     """The content of `kvchat doctor`. Sizes in bytes."""
 
@@ -119,12 +112,12 @@ class DoctorReport:
     free_floor_bytes: int
     quota: str  # for chat memory, in words
     staging: str  # where slot files are staged, and why
-    directories: tuple[FolderReport, ...]
+    directories: list[dict[str, Any]]  # name, path, exists and problem: why it is unusable, and the consequence
 
     @property
     def healthy(self) -> bool:
         """True if nothing is broken. No chosen model is no fault."""
-        broken = self.engine.problem or self.model.problem or any(folder.problem for folder in self.directories)
+        broken = self.engine.problem or self.model.problem or any(folder["problem"] for folder in self.directories)
         return self.engine.found and not broken
 
 
@@ -145,15 +138,11 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
     """Collect the report. Blocks for a second or so: asks the engine for its version and devices."""
     engine, memory = _look_at_engine(settings)
     model, context = _look_at_model(settings, memory, LoadLimits(paths.load_limits), engine.build)
-    restoring = None
-    if (
-        model.usable
-        and model.path
-        and (newest := newest_finding(paths.restore_findings, model_identity(Path(model.path))))
-    ):
-        # For any engine build: a broken one may not report its own.
-        restoring = RestoreReport(newest[0].strategy.value, newest[0].words, newest[1])
+    identity = model_identity(Path(model.path)) if model.usable and model.path else None
+    # For any engine build: a broken one may not report its own.
+    newest = newest_finding(paths.restore_findings, identity) if identity else None
     problem = no_display.find_problem()
+    display = (Presence.MISSING, problem.detail) if problem else (Presence.AVAILABLE, "a window can open")
     problems = {"save points": store_problem(paths)}
     folders = [(name, getattr(paths, name.replace(" ", "_"))) for name in FOLDERS]
     store = paths.save_points  # created at first start; until then use a parent folder's disk
@@ -165,20 +154,19 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
         engine=engine,
         model=model,
         context=context,
-        restoring=restoring,
+        restoring=newest and RestoreReport(newest[0].strategy.value, newest[0].words, newest[1]),
         memory=memory,
-        display=Finding(Presence.MISSING, problem.detail)
-        if problem
-        else Finding(Presence.AVAILABLE, "a window can open"),
+        display=Finding(*display),
         tray=find_tray(),
         keyring=find_keyring(),
         free_disk_bytes=shutil.disk_usage(existing).free,
         free_floor_bytes=settings.free_floor_bytes,
         quota=limit_in_words(paths, settings),
         staging=staged_where(MEMORY_FOLDER, staging_room(0)),
-        directories=tuple(
-            FolderReport(name, str(path), is_folder(path), problems.get(name, "")) for name, path in folders
-        ),
+        directories=[
+            {"name": name, "path": str(path), "exists": is_folder(path), "problem": problems.get(name, "")}
+            for name, path in folders
+        ],
     )
 
 
@@ -298,9 +286,10 @@ def lines(report: DoctorReport) -> list[str]:
         ("staging", report.staging),
     ]
     for folder in report.directories:
-        rows.append((folder.name, folder.path + ("" if folder.exists or folder.problem else " (not made yet)")))
-        if folder.problem:
-            rows.append(("", folder.problem))
+        made = folder["exists"] or folder["problem"]
+        rows.append((folder["name"], folder["path"] + ("" if made else " (not made yet)")))
+        if folder["problem"]:
+            rows.append(("", folder["problem"]))
     return [f"{label:<{_LABEL_WIDTH}}{text}" for label, text in rows]
 
 

@@ -1,23 +1,28 @@
-"""`kvchat engines`: list this computer's engines, test one, download one for the graphics card."""
+"""`kvchat engines` and `kvchat settings`."""
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from kvchat.cli.arguments import EngineName, EngineToGet, EngineToTest, JsonOptions
+from kvchat.cli.arguments import EngineName, EngineToGet, EngineToTest, JsonOptions, SettingName, SettingValue
+from kvchat.cli.options import byte_count
 from kvchat.cli.owned import Commands
-from kvchat.cli.terminal import say, show, show_progress
+from kvchat.cli.terminal import columns, say, show, show_progress
 from kvchat.engine.finding.discovery import EngineEntry, find_engine, take_inventory, usable_engine
 from kvchat.engine.finding.graphics import Backend, find_graphics, install_advice
 from kvchat.engine_host.setup import EngineSetup, FetchedEngine, Stage, fetched_engines, trial_model
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError
-from kvchat.settings import load_settings
+from kvchat.settings import NAMES, Settings, load_settings, why_not
 from kvchat.system.paths import resolve_paths
 from kvchat.words.language import _
 from kvchat.words.wording import size
+
+_JUDGED_BY_ENGINE = ("engine_arguments", "rpc_workers", "engine_url")
 
 
 def show_all(options: JsonOptions) -> int:
@@ -73,11 +78,7 @@ def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[FetchedEngine] = (
     if not any(entry.backends for entry in entries):
         graphics = find_graphics()
         cards = _(" and ").join(maker.value for maker in graphics.makers)
-        told += [
-            "",
-            _("GPU: {cards}. To use it:", cards=cards) if cards else _("GPU:"),
-            *install_advice(graphics),
-        ]
+        told += ["", _("GPU: {cards}. To use it:", cards=cards) if cards else _("GPU:"), *install_advice(graphics)]
     return told
 
 
@@ -132,9 +133,30 @@ async def remove(options: EngineName, commands: Commands) -> int:
 
 async def get(options: EngineToGet, commands: Commands) -> int:
     wanted = next((backend for backend in Backend if backend.value.lower() == options.backend), None)
+    stage: Stage | None = None
+    shown = 0
+
     async with _setup(commands) as setup:
-        unsubscribe = setup.subscribe(lambda: None if options.as_json else progress.tell())
-        progress = _Progress(setup)
+
+        def tell() -> None:
+            nonlocal stage, shown
+            now = setup.fetching
+            if now is None or options.as_json:
+                return
+            if now.build and now.stage is not stage:
+                stage = now.stage
+                if stage is Stage.FETCHING:
+                    build, source = now.build, setup.source
+                    say(_("{name} ({size}) from {source}", name=build.name, size=size(build.size), source=source))
+                elif stage is Stage.TRYING:
+                    say(_("Testing:"))
+            if now.build and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):
+                show_progress(f"{_(now.stage.value).capitalize()}:", now.done, now.build.size)
+            for step in now.steps[shown:]:
+                _show_step(step)
+            shown = len(now.steps)
+
+        unsubscribe = setup.subscribe(tell)
         try:
             trial = await setup.get(wanted)
         finally:
@@ -153,25 +175,66 @@ async def get(options: EngineToGet, commands: Commands) -> int:
     return 0 if trial.works else 1
 
 
-class _Progress:
-    def __init__(self, setup: EngineSetup) -> None:
-        self._setup = setup
-        self._stage: Stage | None = None
-        self._shown = 0
+def show_settings(options: JsonOptions) -> int:
+    settings, usual = load_settings(resolve_paths().settings_file), Settings()
+    values = {name: getattr(settings, name) for name in NAMES}
+    rows = [
+        (name, _shown(value), "" if value == getattr(usual, name) else _("changed")) for name, value in values.items()
+    ]
+    return show(options.as_json, values, columns(rows))
 
-    def tell(self) -> None:
-        now = self._setup.fetching
-        if now is None:
-            return
-        if now.build and now.stage is not self._stage:
-            self._stage = now.stage
-            if now.stage is Stage.FETCHING:
-                build, source = now.build, self._setup.source
-                say(_("{name} ({size}) from {source}", name=build.name, size=size(build.size), source=source))
-            elif now.stage is Stage.TRYING:
-                say(_("Testing:"))
-        if now.build and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):
-            show_progress(f"{_(now.stage.value).capitalize()}:", now.done, now.build.size)
-        for step in now.steps[self._shown :]:
-            _show_step(step)
-        self._shown = len(now.steps)
+
+def show_one(options: SettingName) -> int:
+    value = getattr(load_settings(resolve_paths().settings_file), options.name)
+    return show(options.as_json, {options.name: value}, [_shown(value)])
+
+
+async def reset(options: SettingName, commands: Commands) -> int:
+    return await _put(options, getattr(Settings(), options.name), commands)
+
+
+async def change(options: SettingValue, commands: Commands) -> int:
+    name, value = options.name, _value(options.name, options.values)
+    why = why_not(name, value) if value != getattr(Settings(), name) else ""
+    if not why and value and name in _JUDGED_BY_ENGINE:
+        why = await EngineSetup(commands.paths, lambda: commands.settings, _unused).why_not(name, value)
+    if why:
+        advice = _("Run `kvchat settings reset {name}` to restore the default.", name=name)
+        raise KvchatError(_("Invalid value for {name}", name=name), why, advice)
+    return await _put(options, value, commands)
+
+
+async def _unused(path: str | None) -> None: ...
+
+
+async def _put(options: SettingName, value: Any, commands: Commands) -> int:
+    await commands.change_settings(**{options.name: value})
+    return show(options.as_json, {options.name: value}, [f"{options.name}: {_shown(value)}"])
+
+
+def _value(name: str, words: Sequence[str]) -> Any:
+    usual, first = getattr(Settings(), name), words[0]
+    if isinstance(usual, tuple):
+        return tuple(words)
+    if len(words) != 1:
+        given = _("{count} values were given.", count=len(words))
+        raise KvchatError(_("{name} takes one value", name=name), given, _("Put the value in quotes."))
+    if name.endswith("_bytes"):
+        try:
+            return byte_count(first)
+        except argparse.ArgumentTypeError as error:
+            raise KvchatError(_("Invalid value for {name}", name=name), f"{error}.") from error
+    try:
+        number = json.loads(first)
+    except ValueError:
+        return first
+    text = isinstance(usual, str) or (usual is None and why_not(name, first) == "")
+    return first if text else number
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == "" or value == ():
+        return "-"
+    if isinstance(value, bool):
+        return json.dumps(value)
+    return ", ".join(value) if isinstance(value, tuple) else str(value)

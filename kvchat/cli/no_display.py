@@ -84,32 +84,27 @@ def _missing(libraries: Iterable[str]) -> DisplayProblem | None:
             lost.append(name)
     if not lost:
         return None
-    packages = " ".join(dict.fromkeys(map(_package, lost)))
+    packages = []
+    for library in lost:
+        name, _dot, version = library.lower().replace("_", "-").partition(".so.")
+        packages.append(_PACKAGES.get(library, f"{name}{'-' if name[-1].isdigit() else ''}{version}"))
     return DisplayProblem(
         _("Qt needs libraries that are not installed: {lost}.", lost=listed(lost)),
-        _("On Debian or Ubuntu, run: sudo apt-get install -y {packages}", packages=packages),
+        _("On Debian or Ubuntu, run: sudo apt-get install -y {packages}", packages=" ".join(dict.fromkeys(packages))),
     )
-
-
-def _package(library: str) -> str:
-    name, _, version = library.lower().replace("_", "-").partition(".so.")
-    return _PACKAGES.get(library, f"{name}{'-' if name[-1].isdigit() else ''}{version}")
 
 
 def _unreachable(environment: Mapping[str, str]) -> DisplayProblem | None:
     names = [name for name in ("DISPLAY", "WAYLAND_DISPLAY") if environment.get(name)]
-    if any(_answers(name, environment) for name in names):
+    if "DISPLAY" in names and _x_server_answers(environment["DISPLAY"]):
         return None
+    if "WAYLAND_DISPLAY" in names:
+        path = Path(environment.get("XDG_RUNTIME_DIR", "")) / environment["WAYLAND_DISPLAY"]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                return None
     shown = _(" and ").join(f"{name}={environment[name]}" for name in names)
     return DisplayProblem(_("Cannot connect to the display at {shown}.", shown=shown), _(_ELSEWHERE))
-
-
-def _answers(name: str, environment: Mapping[str, str]) -> bool:
-    if name == "DISPLAY":
-        return _x_server_answers(environment[name])
-    path = Path(environment.get("XDG_RUNTIME_DIR", "")) / environment[name]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        return probe.connect_ex(str(path)) == 0
 
 
 def _x_server_answers(display: str) -> bool:

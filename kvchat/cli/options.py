@@ -1,4 +1,4 @@
-"""Descriptors of commands and options, and parsers of single values."""
+"""Descriptors of commands and options, parsers of single values, and the parser of the command line."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
+from kvchat import __version__
 from kvchat.errors import KvchatError
 from kvchat.settings import MOST_BYTES, MOST_CONTEXT, why_not
 from kvchat.system.files import in_time, read_plain
-from kvchat.words.language import _, number
+from kvchat.words.language import N_, _, number
 from kvchat.words.wording import size
 
 STANDARD_STREAM = Path("-")
@@ -25,6 +26,28 @@ MOST_QUESTION = 64_000_000  # bytes, as for an attached file
 MOST_PASSPHRASE = 64_000  # bytes of its file
 _UNREAD = re.compile("[\ud800-\udfff]")  # Python's surrogateescape
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}  # decimal, like all sizes in kvchat
+
+_CODES = N_(
+    "Exit codes: 0 success; 1 failure, no results or a problem found (see standard error); 2 invalid "
+    "command line; 130 and 143 ended by Ctrl+C or SIGTERM; 141 output closed by its reader."
+)
+_LISTED = N_("actions (default: list)")
+_ACTIONS = {  # headings of action lists
+    "store": N_("actions (default: show the store)"),
+    "engines": _LISTED,
+    "chats": _LISTED,
+    "settings": _LISTED,
+    "models": N_("actions (default: list the models on this machine)"),
+    "prepared": _LISTED,
+}
+# argparse's own messages: it finds no translation catalog, so kvchat supplies one.
+_ARGPARSE = (
+    *(N_("usage: "), N_("positional arguments"), N_("options"), N_("show this help message and exit")),
+    *(N_("show program's version number and exit"), N_("%(prog)s: error: %(message)s\n")),
+    *(N_("argument %(argument_name)s: %(message)s"), N_("the following arguments are required: %s")),
+    *(N_("unrecognized arguments: %s"), N_("invalid choice: %(value)r (choose from %(choices)s)")),
+    *(N_("invalid %(type)s value: %(value)r"), N_("expected one argument"), N_("not allowed with argument %s")),
+)
 
 
 class NoQuestion(KvchatError):
@@ -38,9 +61,13 @@ class Place(Enum):
     OWNER = "owner"  # as APART, in the process that owns the data folder
 
 
+@dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Options:
-    """Options of a command. None means "not given": the settings or the model decide."""
+    """Options of a command, a frozen dataclass. None means "not given": the settings or the model decide."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
     def ready(self) -> Any:
         """Return the options with what only the started process can read. Raises KvchatError."""
@@ -182,3 +209,40 @@ def wait_for(files: tuple[Path, ...]) -> None:
             raise KvchatError(_("The file cannot be read"), f"{file}: {error.strerror}.") from error
         except OSError:
             continue
+
+
+# The parser of the command line.
+
+
+def build_parser() -> argparse.ArgumentParser:
+    argparse._ = _  # type: ignore[attr-defined]  # it asks gettext's own domain: https://bugs.python.org/issue12711
+    title = _("commands (default: open the window)")
+    parser = argparse.ArgumentParser("kvchat", epilog=_(_CODES), argument_default=argparse.SUPPRESS)
+    parser.add_argument("--version", action="version", version=f"kvchat {__version__}")
+    _describe(parser, COMMANDS[""])
+    lists = {"": parser.add_subparsers(metavar="COMMAND", title=title)}
+    for command in COMMANDS.values():
+        if not command.name:
+            continue
+        before, _space, name = command.name.rpartition(" ")
+        made = lists[before].add_parser(name, help=_(command.words), argument_default=argparse.SUPPRESS)
+        _describe(made, command)
+        if command.name in _ACTIONS:
+            title = _(_ACTIONS[command.name])
+            lists[command.name] = made.add_subparsers(metavar="ACTION", title=title)
+    return parser
+
+
+def _describe(parser: argparse.ArgumentParser, command: Command) -> None:
+    parser.description = _(command.words)
+    parser.set_defaults(command=command.name)
+    groups: dict[str, argparse._ActionsContainer] = {}
+    for known in fields(command.options):
+        if known.metadata:
+            more = dict(known.metadata)
+            name, group, words = more.pop("name", None), more.pop("group", None), more.pop("help")
+            if group and group not in groups:
+                groups[group] = parser.add_mutually_exclusive_group()
+            if name:
+                more["dest"] = known.name
+            groups.get(group, parser).add_argument(name or known.name, help=_(words), **more)

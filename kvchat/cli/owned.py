@@ -162,14 +162,14 @@ class Commands:
     async def _run(self, terminal: Terminal, name: str, options: object) -> None:
         current_terminal.set(terminal)
         try:
-            terminal.done(await self._done(name, options))
+            terminal.send("done", await self._done(name, options))
         except asyncio.CancelledError:
-            terminal.done(terminal.ended_by)
+            terminal.send("done", terminal.ended_by)
         except KvchatError as error:
             terminal.fail(error)
         except Exception:
             remark(traceback.format_exc())
-            terminal.done(FAILED)
+            terminal.send("done", FAILED)
 
     async def _done(self, name: str, options: Any) -> int:
         if name == "open":
@@ -177,14 +177,13 @@ class Commands:
                 raise InUse(self.name, os.getpid())
             self.show_window(options)
             return 0
-        function = await asyncio.to_thread(_function, name)
-        return int(await function(options, self))
 
+        def find() -> Callable[[Any, Commands], Awaitable[int]]:
+            from kvchat.cli.arguments import command_named
 
-def _function(name: str) -> Callable[[Any, Commands], Awaitable[int]]:
-    from kvchat.cli.arguments import command_named
+            return command_named(name).function()
 
-    return command_named(name).function()
+        return int(await (await asyncio.to_thread(find))(options, self))
 
 
 def show_running_window(paths: Paths, request: StartRequest) -> bool:
@@ -228,9 +227,22 @@ def _title(name: str) -> str:
 
 
 def _attend_own(ownership: Ownership | None, paths: Paths, name: str, options: object) -> int:
-    """Run a command on a loop in another thread: this one handles signals, input and output."""
+    """Run a command on a loop in another thread, until it and those of guests are done.
+
+    This thread handles signals, input and output. The loop's thread owns the folder, if needed.
+    """
     ours, theirs = Pipe()
-    threading.Thread(target=_own, args=(ownership, paths, name, theirs), name="owner", daemon=True).start()
+
+    def own() -> None:
+        terminal = Terminal(theirs)
+        try:
+            asyncio.run(_serve(ownership, paths, name, terminal))
+        finally:
+            if ownership is not None:
+                ownership.release()
+            terminal.send("gone")
+
+    threading.Thread(target=own, name="owner", daemon=True).start()
     return attend(ours, name, options, is_owner=True)
 
 
@@ -242,7 +254,15 @@ def attend(connection: Connection, name: str, options: object, *, is_owner: bool
     with contextlib.suppress(OSError):  # owner quitting: no answer
         connection.send((name, _absolute(options), str(Path.cwd()), tuple(map(_is_terminal, range(3)))))
     messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, messages), name="messages", daemon=True).start()
+
+    def receive() -> None:
+        with contextlib.suppress(OSError, EOFError):
+            while True:
+                messages.put(connection.recv())
+        messages.put(("gone",))
+        connection.close()
+
+    threading.Thread(target=receive, name="messages", daemon=True).start()
     begun = converses = reads = False
     code: int | None = None
     failed: KvchatError | None = None
@@ -307,25 +327,6 @@ def attend(connection: Connection, name: str, options: object, *, is_owner: bool
         _("Your input is saved."),
         _("Run the command again to see the result."),
     )
-
-
-def _receive(connection: Connection, messages: queue.SimpleQueue[tuple[Any, ...]]) -> None:
-    with contextlib.suppress(OSError, EOFError):
-        while True:
-            messages.put(connection.recv())
-    messages.put(("gone",))
-    connection.close()
-
-
-def _own(ownership: Ownership | None, paths: Paths, name: str, connection: Connection) -> None:
-    """Own the folder, if needed, until the commands of this process and its guests are done."""
-    terminal = Terminal(connection)
-    try:
-        asyncio.run(_serve(ownership, paths, name, terminal))
-    finally:
-        if ownership is not None:
-            ownership.release()
-        terminal.send("gone")
 
 
 async def _serve(ownership: Ownership | None, paths: Paths, name: str, terminal: Terminal) -> None:

@@ -45,26 +45,16 @@ class Terminal:
         self.stop: Callable[[], object] | None = None  # called on Ctrl+C instead of `end`
         self.end: Callable[[], object] = lambda: None
         self.ended_by = INTERRUPTED  # exit code of an ended command
-        self._is_tty = (False, False, False)
+        self.asks = self.shows_text = self.shows_progress = False  # unless it is a terminal
         self._connection = connection
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self._outbox: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         threading.Thread(target=self._send_all, name="terminal", daemon=True).start()
 
     def about(self, folder: str, is_tty: tuple[bool, bool, bool]) -> None:
-        self.folder, self._is_tty = Path(folder), is_tty
-
-    @property
-    def asks(self) -> bool:
-        return self._is_tty[0] and self._is_tty[2]
-
-    @property
-    def shows_text(self) -> bool:
-        return self._is_tty[1]
-
-    @property
-    def shows_progress(self) -> bool:
-        return self._is_tty[2]
+        self.folder = Path(folder)
+        self.shows_text, self.shows_progress = is_tty[1:]
+        self.asks = is_tty[0] and is_tty[2]
 
     def receive(self) -> tuple[Any, ...]:
         """Return the client's next message. Blocks. Raises OSError, and EOFError on disconnect."""
@@ -88,9 +78,6 @@ class Terminal:
     def send(self, *message: object) -> None:
         """Send a message, in order, without waiting."""
         self._outbox.put(message)
-
-    def done(self, code: int) -> None:
-        self.send("done", code)
 
     def fail(self, error: KvchatError) -> None:
         self.send("failed", error.title, error.detail, error.advice)
@@ -187,8 +174,15 @@ def run_process(work: Callable[[], int]) -> NoReturn:
     Hung threads are not waited for. Until `work` calls `listen`, a signal ends the process.
     """
     told = _streams()
-    make_at_home()
-    keep_less()
+    try:
+        Path.home()
+    except RuntimeError:  # the user has no home folder, as in some containers
+        if ours := os.environ.get("KVCHAT_HOME"):
+            os.environ["HOME"] = ours
+    # Threads share glibc arenas: fragments in per-thread arenas are never given back. Three minutes of eight programs'
+    # requests left 19 MB, but 6 with two shared arenas (mallopt(3)).
+    with suppress(OSError, AttributeError, TypeError):  # glibc only
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
     try:
         code = work()
     except SystemExit as ended:  # argparse
@@ -201,27 +195,14 @@ def run_process(work: Callable[[], int]) -> NoReturn:
     with suppress(AttributeError, OSError, ValueError):
         sys.stdout.flush()
         if told and told.fault and not code:
-            code = _not_told(told.fault)
+            if isinstance(told.fault, BrokenPipeError):  # the reader stopped early
+                code = NO_READER
+            else:
+                why = _("It is closed") if told.fault.errno == errno.EBADF else told.fault.strerror
+                print(_("kvchat: The output could not be written\n  {why}.", why=why), file=sys.stderr)
+                code = FAILED
         sys.stderr.flush()
     os._exit(code)
-
-
-def make_at_home() -> None:
-    """Use KVCHAT_HOME as the home folder if the user has none, as in some containers."""
-    try:
-        Path.home()
-    except RuntimeError:
-        if ours := os.environ.get("KVCHAT_HOME"):
-            os.environ["HOME"] = ours
-
-
-def keep_less() -> None:
-    """Have threads share glibc arenas, because fragments in per-thread arenas are never given back.
-
-    Three minutes of eight programs' requests left 19 MB, but 6 with two shared arenas (mallopt(3)).
-    """
-    with suppress(OSError, AttributeError, TypeError):  # glibc only
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 def listen() -> None:
@@ -235,7 +216,13 @@ def listen() -> None:
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_end_the_deaf, args=(ours, theirs), name="signals", daemon=True).start()
+
+    def end_the_deaf(theirs: socket.socket = theirs) -> None:  # `theirs` is only kept open
+        while number := ours.recv(1)[0]:
+            if number in (signal.SIGINT, signal.SIGTERM) and not _heard.wait(DEAF_S):
+                os._exit(128 + number)
+
+    threading.Thread(target=end_the_deaf, name="signals", daemon=True).start()
 
 
 def _hear(number: int, frame: FrameType | None) -> None:
@@ -265,13 +252,6 @@ def take_each_interrupt(take: Callable[[int], object]) -> None:
     signal.signal(signal.SIGINT, lambda number, frame: take(number))
     with suppress(ImportError):  # Windows needs none
         import readline  # noqa: F401  # input() edits lines with it
-
-
-def _end_the_deaf(ours: socket.socket, theirs: socket.socket) -> None:
-    """`theirs` is only kept open."""
-    while number := ours.recv(1)[0]:
-        if number in (signal.SIGINT, signal.SIGTERM) and not _heard.wait(DEAF_S):
-            os._exit(128 + number)
 
 
 def _streams() -> _Told | None:
@@ -321,11 +301,3 @@ class _Told(io.RawIOBase):
             except OSError as error:
                 self.fault = error
         return len(data)
-
-
-def _not_told(fault: OSError) -> int:
-    if isinstance(fault, BrokenPipeError):  # the reader stopped early
-        return NO_READER
-    why = _("It is closed") if fault.errno == errno.EBADF else fault.strerror
-    print(_("kvchat: The output could not be written\n  {why}.", why=why), file=sys.stderr)
-    return FAILED
