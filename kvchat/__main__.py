@@ -14,19 +14,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run kvchat and return the exit code; without `argv`, act as the whole process and exit."""
     if argv is not None:
         return _main(argv)
-    child = _child(sys.argv[1:])
-    if child is not None:
-        return child
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # the parent may ignore it on purpose
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to clean up during imports
-    from kvchat.cli.terminal import listen, run_process
-
-    return run_process(lambda: _main(sys.argv[1:], listen))
-
-
-def _child(arguments: list[str]) -> int | None:
-    """Run the engine or its guard if a frozen kvchat was started for that, importing nothing else."""
-    flag, rest = arguments[:1], arguments[1:]
+    flag, rest = sys.argv[1:2], sys.argv[2:]
+    # A frozen kvchat is started as the engine or its guard: import nothing else.
     if flag == ["--parent-guard"]:
         from kvchat.engine import parent_guard
 
@@ -35,7 +24,11 @@ def _child(arguments: list[str]) -> int | None:
         from kvchat.engine import embedded
 
         return embedded.main(rest)
-    return None
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # the parent may ignore it on purpose
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to clean up during imports
+    from kvchat.cli.terminal import listen, run_process
+
+    return run_process(lambda: _main(sys.argv[1:], listen))
 
 
 def _main(arguments: Sequence[str], ready: Callable[[], None] = lambda: None) -> int:

@@ -183,13 +183,19 @@ async def _run(
     look.follow(settings)
     window = MainWindow(look, paths.config)
     window.quit_requested.connect(quitting.set)
+
+    def told_to_end() -> None:  # during startup
+        quitting.set()
+        if (box := QApplication.activeModalWidget()) is not None:
+            box.close()
+
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows
-            loop.add_signal_handler(number, _told_to_end, quitting)
+            loop.add_signal_handler(number, told_to_end)
     hidden = hidden or request.quick
     drafts = _FirstDrafts(paths)
     try:
-        if not hidden and _has_chats_to_show(settings, paths):
+        if not hidden and (settings.model_path or settings.engine_url) and paths.database.exists():
             window.show()
             await drafts.show(window)
         for name in _BESIDE:
@@ -209,24 +215,13 @@ async def _run(
     try:
         await app.start(starter=starter, hidden=hidden)
         await drafts.close()
-        requests.begin(lambda request: app.opener.fulfil(request))
+        requests.begin(app.opener.fulfil)
         await quitting.wait()
     finally:
         ownership.stop_listening()
         await commands.close()
         await app.close()
     return _AGAIN if app.again else 0
-
-
-def _told_to_end(quitting: asyncio.Event) -> None:
-    """Quit on a signal during startup, closing any open dialog."""
-    quitting.set()
-    if (box := QApplication.activeModalWidget()) is not None:
-        box.close()
-
-
-def _has_chats_to_show(settings: Settings, paths: Paths) -> bool:
-    return bool(settings.model_path or settings.engine_url) and paths.database.exists()
 
 
 class _FirstDrafts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from kvchat import __version__
 from kvchat.engine.speaking.connection import EngineStatus
@@ -19,12 +19,27 @@ _LOG_LINES = 200  # from the engine's log
 def report(
     settings: Settings, status: EngineStatus, choice: EngineChoice | None, vitals: Vitals | None, log: Sequence[str]
 ) -> str:
-    rows = [
-        ("kvchat", f"{__version__}, Python {platform.python_version()}"),
-        ("system", platform.platform()),
-        *_engine(status, choice),
-        *(_vitals(vitals) if vitals else ()),
-    ]
+    rows = [("kvchat", f"{__version__}, Python {platform.python_version()}"), ("system", platform.platform())]
+    words = status.state.value
+    if status.restart_attempt:
+        words += f", restarted {status.restart_attempt} times"
+    if status.failure:
+        words += f": {status.failure.title}. {status.failure.detail}"
+    rows.append(("engine", words))
+    if choice is not None:
+        facts = choice.facts
+        model = f"{facts.name}: {facts.architecture}, {facts.quantisation}, {size(facts.size)}"
+        rows += [("", str(choice.location)), ("model", model), ("context", choice.context.reason)]
+    if vitals is not None:
+        if vitals.memory is not None:
+            graphics = vitals.graphics_memory
+            more = "" if graphics is None else f", graphics memory {size(graphics)}"
+            rows.append(("memory", size(vitals.memory) + more))
+        if (slot := vitals.slot) is not None:
+            rows.append(("slot", f"{slot.tokens} of {slot.context_size} tokens{', busy' if slot.busy else ''}"))
+        rates = (("prefill", vitals.speed.prefill), ("decode", vitals.speed.decode))
+        if told := [f"{name} {per_second(rate)}" for name, rate in rates if rate is not None]:
+            rows.append(("speed", ", ".join(told)))
     default = dataclasses.asdict(Settings())
     changed = [f"{name}: {value!r}" for name, value in dataclasses.asdict(settings).items() if value != default[name]]
     parts = [
@@ -33,31 +48,6 @@ def report(
         "Engine log, last lines\n" + _block(log[-_LOG_LINES:]),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _engine(status: EngineStatus, choice: EngineChoice | None) -> Iterator[tuple[str, str]]:
-    words = status.state.value
-    if status.restart_attempt:
-        words += f", restarted {status.restart_attempt} times"
-    if status.failure:
-        words += f": {status.failure.title}. {status.failure.detail}"
-    yield "engine", words
-    if choice is not None:
-        facts = choice.facts
-        yield "", str(choice.location)
-        yield "model", f"{facts.name}: {facts.architecture}, {facts.quantisation}, {size(facts.size)}"
-        yield "context", choice.context.reason
-
-
-def _vitals(vitals: Vitals) -> Iterator[tuple[str, str]]:
-    graphics = f", graphics memory {size(vitals.graphics_memory)}" if vitals.graphics_memory is not None else ""
-    if vitals.memory is not None:
-        yield "memory", size(vitals.memory) + graphics
-    if vitals.slot is not None:
-        yield "slot", f"{vitals.slot.tokens} of {vitals.slot.context_size} tokens{', busy' if vitals.slot.busy else ''}"
-    rates = (("prefill", vitals.speed.prefill), ("decode", vitals.speed.decode))
-    if told := [f"{name} {per_second(rate)}" for name, rate in rates if rate is not None]:
-        yield "speed", ", ".join(told)
 
 
 def _block(lines: Iterable[str]) -> str:

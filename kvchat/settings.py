@@ -22,8 +22,7 @@ from kvchat.system.files import read_json, whole_file
 from kvchat.words.language import LANGUAGES, N_, SYSTEM, _, number, several
 from kvchat.words.wording import NUMBERS, size
 
-GB = 1_000_000_000
-MB = 1_000_000
+GB, MB = 1_000_000_000, 1_000_000
 KV_TYPE_NAMES = frozenset(("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"))
 ZOOMS = (70, 80, 90, 100, 110, 125, 150, 175, 200)  # percent; the steps of Ctrl++ and Ctrl+-
 HIGHEST_TEMPERATURE = 5.0  # models produce only noise above this
@@ -56,9 +55,7 @@ def _whole(least: int, most: float = math.inf, unit: str = "") -> Rule:
 
 def _one_of(choices: Iterable[str]) -> Rule:
     known = sorted(choices)
-    return lambda value: (
-        "" if isinstance(value, str) and value in known else _("This must be one of {choices}.", choices=known)
-    )
+    return lambda value: "" if value in known else _("This must be one of {choices}.", choices=known)
 
 
 def _path(value: Any) -> str:
@@ -80,9 +77,9 @@ def _paths(value: Any) -> str:
 
 
 def _temperature(value: Any) -> str:
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= HIGHEST_TEMPERATURE:
-        return ""
-    return _("This must be a number from 0 to {highest_temperature}.", highest_temperature=f"{HIGHEST_TEMPERATURE:.0f}")
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= HIGHEST_TEMPERATURE
+    highest = f"{HIGHEST_TEMPERATURE:.0f}"
+    return "" if fits else _("This must be a number from 0 to {highest_temperature}.", highest_temperature=highest)
 
 
 @dataclass(frozen=True)
@@ -366,14 +363,13 @@ class SettingsNotSaved(KvchatError):
 def load_settings(path: Path) -> Settings:
     """Read the settings, with defaults for missing or invalid values. Rename a non-JSON file to `.bad`."""
     try:
-        raw = read_json(path, _MOST_FILE)
+        return settings_in(read_json(path, _MOST_FILE))
     except (FileNotFoundError, TimeoutError):
         return Settings()
     except (OSError, ValueError):
         with contextlib.suppress(OSError):
             path.replace(path.with_suffix(".json.bad"))
         return Settings()
-    return settings_in(raw)
 
 
 def settings_in(raw: Any) -> Settings:

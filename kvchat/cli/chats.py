@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation
-from kvchat.chat.search import FoundChat, find, index_some
+from kvchat.chat.search import find, index_some
 from kvchat.cli.arguments import (
     BackupOptions,
     ExportOptions,
@@ -113,21 +113,18 @@ def search(options: SearchOptions) -> int:
         while index_some(database):
             pass
         found = find(database, " ".join(options.words))
+    lines = []
+    for hit in found:
+        lines.append(f"{hit.conversation_id}  {one_line(calm(hit.title))}")
+        if line := hit.excerpt:
+            for start, end in reversed(hit.marks) if shows_text() else ():
+                line = f"{line[:start]}{_BOLD}{line[start:end]}{_PLAIN}{line[end:]}"
+            lines.append(f"    {line}")
     if found or options.as_json:
-        show(options.as_json, {"chats": found}, [_excerpt(hit, marked=shows_text()) for hit in found])
+        show(options.as_json, {"chats": found}, lines)
     if not found:
         remark(_("Nothing found."))
     return 0 if found else NOTHING_FOUND
-
-
-def _excerpt(hit: FoundChat, *, marked: bool) -> str:
-    title = f"{hit.conversation_id}  {one_line(calm(hit.title))}"
-    if not hit.excerpt:
-        return title
-    line = hit.excerpt
-    for start, end in reversed(hit.marks) if marked else ():
-        line = f"{line[:start]}{_BOLD}{line[start:end]}{_PLAIN}{line[end:]}"
-    return f"{title}\n    {line}"
 
 
 def export(options: ExportOptions) -> int:

@@ -17,15 +17,7 @@ from kvchat.cli.arguments import JsonOptions, ProgramOptions, PruneOptions
 from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import as_json, columns, padded, say, show, show_progress, width
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import (
-    ConversationUsage,
-    PrunedConversation,
-    PrunePlan,
-    StoreUsage,
-    VerifyReport,
-    kept_for,
-    program_of,
-)
+from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan, StoreUsage, VerifyReport, kept_for, program_of
 from kvchat.kvstore.store import SavePointStore
 from kvchat.session.restore_cost import ReadingSpeed
 from kvchat.settings import Settings
@@ -54,25 +46,25 @@ class _Opened:
 
 async def _do(commands: Commands, do: Callable[[_Opened], int]) -> int:
     """Run `do` in a thread; without a runtime, open only the store, so damaged chats do not matter."""
+
+    def do_with(store: SavePointStore) -> int:
+        titles: dict[str, str] = {}
+        saved: Saved = {}
+        with contextlib.suppress(KvchatError), closing(Database(paths.database)) as database:
+            titles = {conversation.id: conversation.title for conversation in database.conversations()}
+            titles |= {prepared.owner: _("Prepared: {name}", name=prepared.name) for prepared in all_prepared(database)}
+            saved = database.seconds_saved()
+        return do(_Opened(paths, settings, store, titles, saved))
+
     async with commands.opening() as runtime:
         paths, settings = commands.paths, await asyncio.to_thread(lambda: commands.settings)
         # Use the app's warm-tier budget: without it, memory left by a killed kvchat would be discarded.
         store = runtime.save_points.store if runtime else await asyncio.to_thread(open_store, paths, settings)
         try:
-            return await asyncio.to_thread(lambda: do(_opened(paths, settings, store)))
+            return await asyncio.to_thread(do_with, store)
         finally:
             if runtime is None:
                 await asyncio.to_thread(store.close)
-
-
-def _opened(paths: Paths, settings: Settings, store: SavePointStore) -> _Opened:
-    try:
-        with closing(Database(paths.database)) as database:
-            titles = {conversation.id: conversation.title for conversation in database.conversations()}
-            titles |= {prepared.owner: _("Prepared: {name}", name=prepared.name) for prepared in all_prepared(database)}
-            return _Opened(paths, settings, store, titles, database.seconds_saved())
-    except KvchatError:
-        return _Opened(paths, settings, store, {}, {})
 
 
 def _timed(paths: Paths, usage: StoreUsage) -> StoreUsage:
@@ -87,7 +79,13 @@ async def show_all(options: JsonOptions, commands: Commands) -> int:
     def do(opened: _Opened) -> int:
         usage = dataclasses.replace(_timed(opened.paths, opened.store.usage()), chat_bytes=long_chat(opened.settings))
         titles, saved = opened.titles, opened.saved
-        return show(options.as_json, _usage_fields(usage, titles, saved), usage_lines(usage, titles, saved))
+        chats = [
+            _named(chat.conversation_id, titles, chat) | {"seconds_saved": saved.get(chat.conversation_id, 0.0)}
+            for chat in usage.conversations
+        ]
+        fields = dataclasses.asdict(usage) | {"conversations": len(chats), "by_conversation": chats}
+        fields["shared_savings_bytes"] = _shared_savings(usage)
+        return show(options.as_json, fields, usage_lines(usage, titles, saved))
 
     return await _do(commands, do)
 
@@ -220,25 +218,27 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
         verb, left = _("Would delete") if dry_run else _("Deleting"), size(plan.bytes_left)
         count = several(len(plan.save_point_ids), "{count} save point", "{count} save points")
         freed, time = size(plan.bytes_freed), _rereading(plan.reading)
+        rows = [
+            (
+                _title(chat.conversation_id, titles),
+                several(chat.save_points, "{count} save point", "{count} save points"),
+                size(chat.bytes_freed),
+                ""
+                if chat.save_points_left
+                else _("time to reprocess: {rereading}", rereading=_rereading(chat.reading)),
+                _left(chat.save_points_left),
+            )
+            for chat in plan.conversations
+        ]
         lines = [
             _("{verb} {count} ({size}); time to reprocess: {time}.", verb=verb, count=count, size=freed, time=time),
-            *columns([_pruned_row(chat, titles) for chat in plan.conversations]),
+            *columns(rows),
             _("{size} would remain.", size=left) if dry_run else _("{size} remain.", size=left),
         ]
     if plan.bytes_left > target_bytes:
         sentence = N_("This is more than {target_bytes} because pinned save points and the index are not deleted.")
         lines.append(_(sentence, target_bytes=size(target_bytes)))
     return lines
-
-
-def _pruned_row(chat: PrunedConversation, titles: Titles) -> tuple[str, ...]:
-    return (
-        _title(chat.conversation_id, titles),
-        several(chat.save_points, "{count} save point", "{count} save points"),
-        size(chat.bytes_freed),
-        "" if chat.save_points_left else _("time to reprocess: {rereading}", rereading=_rereading(chat.reading)),
-        _left(chat.save_points_left),
-    )
 
 
 def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) -> list[str]:
@@ -256,17 +256,6 @@ def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) 
         for chat in report.losses
     ]
     return lines + columns(rows)
-
-
-def _usage_fields(usage: StoreUsage, titles: Titles, saved: Saved) -> dict[str, Any]:
-    return dataclasses.asdict(usage) | {
-        "conversations": len(usage.conversations),
-        "shared_savings_bytes": _shared_savings(usage),
-        "by_conversation": [
-            _named(chat.conversation_id, titles, chat) | {"seconds_saved": saved.get(chat.conversation_id, 0.0)}
-            for chat in usage.conversations
-        ],
-    }
 
 
 def _named(conversation_id: str, titles: Titles, value: DataclassInstance) -> dict[str, Any]:

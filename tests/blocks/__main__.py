@@ -12,7 +12,6 @@ import math
 import signal
 import sys
 import tempfile
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +38,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.blocks", description=__doc__)
     parser.add_argument("--chats", type=int, default=0, help="so many others, that were never opened")
     parser.add_argument("--over", type=float, default=LIMIT_MS, metavar="MS", help="show the stacks of these")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--only", nargs="+", default=(), metavar="THING", help="these alone, _ for a space")
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="of the screen after each thing that was done")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))  # and what it has started ends with it
     with tempfile.TemporaryDirectory(prefix="kvchat-blocks-") as folder:
-        found = measure(Path(folder), asked.chats, asked.only, asked.pictures)
-    if asked.json:
-        asked.json.write_text(json.dumps(found), "utf-8")
+        found = measure(Path(folder), asked.chats)
     blocks = [Block(**one) for one in found["blocks"]]
     print(told(blocks, found["beats"], asked.over))
     print(found["fault"] or "done", flush=True)
@@ -57,15 +51,14 @@ def main() -> None:
     sys.exit(bool(found["fault"]) or any(block.own > allowed.get(block.phase, LIMIT_MS) for block in blocks))
 
 
-def measure(folder: Path, chats: int, only: Collection[str] = (), pictures: Path | None = None) -> dict[str, Any]:
+def measure(folder: Path, chats: int) -> dict[str, Any]:
     home = Home(folder / "home")
     settings = {"model_path": str(tiny_model("llama")), "engine_path": engine_path("llama-server")}
     others = {"door": True, "door_port": free_port("127.0.0.1")}
     home.write_settings(**settings, **others, max_tokens=500, read_ahead="always", context_size=16384, **GREEDY)
     asyncio.run(_fill(home, settings, chats))
     out = folder / "blocks.json"
-    told = [str(out), " ".join(only), *([str(pictures)] if pictures else [])]
-    command = [sys.executable, "-m", "tests.blocks.app", *told]
+    command = [sys.executable, "-m", "tests.blocks.app", str(out)]
     with Desktop() as desktop:
         desktop.environment.pop("QT_LINUX_ACCESSIBILITY_ALWAYS_ON")  # who is read to has other times
         printed = folder / "output"

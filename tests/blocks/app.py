@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,9 +25,7 @@ from kvchat.session.events import Saved
 from kvchat.ui.dialogs.confirm import PassphraseDialog
 from kvchat.ui.sidebar.library_window import AddDialog, LibraryWindow
 from tests.blocks.watch import Watch
-from tests.e2e.desktop import FRAMEBUFFER
 from tests.e2e.home import notes
-from tests.e2e.picture import from_framebuffer
 from tests.e2e.waiting import wait_until
 
 T = TypeVar("T")
@@ -43,9 +41,8 @@ class Hands(QObject):
 
     _asked = Signal(object)
 
-    def __init__(self, app: Any, out: Path, only: Collection[str], pictures: Path | None) -> None:
+    def __init__(self, app: Any, out: Path) -> None:
         super().__init__()
-        self._only, self._pictures = {"start", *only}, pictures
         self.window, self.runtime, self._app, self._out = app._window, app._runtime, app, out
         self.watch = Watch()
         self.heard: list[Event] = []
@@ -61,16 +58,10 @@ class Hands(QObject):
                 self.send, self.elsewhere, self.library, self.export, self.take_in, self.saved, self.storage,
                 self.settings, self.palette, self.search, self.crowd_elsewhere, self.crowd,
             ):  # fmt: skip
-                if len(self._only) > 1 and phase.__name__ not in self._only:
-                    continue
                 self.watch.phase = phase.__name__.replace("_", " ")
                 time.sleep(_TOLD_S)
                 phase()
                 time.sleep(_MOMENT_S)
-                if self._pictures:
-                    self.watch.phase = "picture"
-                    frame = Path(os.environ[FRAMEBUFFER])
-                    from_framebuffer(frame).save(self._pictures / f"{phase.__name__}.png")
         except BaseException:
             fault = traceback.format_exc()
         self.watch.end()
@@ -324,13 +315,12 @@ class Hands(QObject):
         subprocess.run(["xdotool", *arguments], check=True, timeout=PATIENCE_S)
 
 
-def main(out: Path, only: Collection[str] = (), pictures: Path | None = None) -> None:
-    """Run kvchat, watched, until the hands have done everything, or `only` some; with a picture of each thing."""
-    start = application.Application.start
-    hands = []
+def main(out: Path) -> None:
+    """Run kvchat, watched, until the hands have done everything."""
+    start, hands = application.Application.start, []
 
     async def started(self: Any, **options: bool) -> None:
-        hands.append(Hands(self, out, only, pictures))
+        hands.append(Hands(self, out))
         await start(self, **options)
 
     with mock.patch.object(application.Application, "start", started):
@@ -338,4 +328,4 @@ def main(out: Path, only: Collection[str] = (), pictures: Path | None = None) ->
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2].split(), *map(Path, sys.argv[3:]))
+    main(Path(sys.argv[1]))

@@ -107,7 +107,7 @@ def test_looking_changes_nothing(paths, engine):
     assert report.healthy, "no model yet is no fault"
     assert "none chosen yet" in "\n".join(lines(report))
     assert not paths.config.parent.exists()
-    assert not any(folder.exists for folder in report.directories)
+    assert not any(folder["exists"] for folder in report.directories)
     assert report.free_disk_bytes > 0
     assert "(not made yet)" in "\n".join(lines(report))
 

@@ -32,21 +32,3 @@ def test_a_chat_with_its_memory_is_warm_in_another_home(tmp_path, architecture, 
     assert second["receipt"]["source"] == "disk"
     assert second["receipt"]["cached_tokens"] >= 0.98 * second["receipt"]["prompt_tokens"]
     assert second["reply"] == first["reply"]
-
-
-def test_another_model_or_kv_type_is_said(tmp_path):
-    here, file = Home(tmp_path / "here"), tmp_path / "chat.kvchat"
-    here.write_settings(model_path=str(tiny_model("llama")))
-    chat = here.ask("--new", "--system", notes(30), "Which is the longest?")["chat_id"]
-    assert here.run("export", "--chat", chat, "--with-memory", str(file)).returncode == 0
-    for name, settings, words in (
-        ("model", {"model_path": str(tiny_model("qwen35"))}, "it was saved with a different model."),
-        ("kv", {"model_path": str(tiny_model("llama")), "kv_type": "q8_0"}, "a different K cache type"),
-        ("none", {}, "It could not be tested yet: No model is chosen yet."),
-    ):
-        there = Home(tmp_path / name)
-        there.write_settings(**settings)
-        taken = there.run("import", str(file))
-        assert (taken.returncode, taken.stderr) == (0, ""), taken.stderr
-        assert taken.stdout.startswith("imported 1 chat"), taken.stdout
-        assert words in taken.stdout, taken.stdout

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from kvchat.chat.events import Event, ReadingAhead
@@ -21,7 +20,7 @@ from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.wire import ChatMessage, Sampling
+from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import Runtime
 from kvchat.session.events import Restored
 from kvchat.settings import Settings
@@ -63,21 +62,9 @@ class Person:
             await self.send()
 
     async def act(self) -> None:
-        ways: list[tuple[Callable[[], Any], int]] = [
-            (self.switch, 5),
-            (self.look_around, 1),
-            (self.type, 6),
-            (self.paste, 2),
-            (self.erase, 2),
-            (self.send, 5),
-            (self.stop, 1),
-            (self.edit, 1),
-            (self.regenerate, 1),
-            (self.delete_message, 1),
-            (self.new_chat, 1),
-            (self.forget_saved, 1),
-        ]
-        way = self.dice.choices([way for way, _ in ways], [weight for _, weight in ways])[0]
+        often = (self.switch,) * 5 + (self.type,) * 6 + (self.paste,) * 2 + (self.erase,) * 2 + (self.send,) * 5
+        seldom = (self.look_around, self.stop, self.edit, self.regenerate, self.delete_message, self.new_chat)
+        way = self.dice.choice((*often, *seldom, self.forget_saved))
         self.did[way.__name__] += 1
         await way()
         await asyncio.sleep(self.dice.choice((0, 0, 0.02, 0.1, 0.3)))
@@ -179,12 +166,11 @@ async def run(
 
 
 async def replies_of(runtime: Runtime, chat: str) -> list[list[Message]]:
-    """The way to each reply of the chat that came to an end, on whatever branch, the reply included."""
+    """The path to each finished reply of the chat, on whatever branch, the reply included."""
     with runtime._database.reading() as db:
         query = "SELECT id FROM messages WHERE conversation_id = ? AND role = 'assistant' AND state IN (?, ?)"
         ended = MessageState.COMPLETE.value, MessageState.LIMITED.value
-        ids = [row["id"] for row in db.execute(query, (chat, *ended))]
-    return [runtime._database.path(one) for one in ids]
+        return [runtime._database.path(row["id"]) for row in db.execute(query, (chat, *ended)).fetchall()]
 
 
 @asynccontextmanager
@@ -214,16 +200,12 @@ async def compared(folder: Path, model: Path, engine: str | None, replies: list[
     async with cold_engine(folder, model, engine, CONTEXT) as client:
         for path in replies:
             await client.erase_slot()
-            said = await _said(client, prompt_messages(path[:-1]))
+            asked = prompt_messages(path[:-1])
+            said = "".join([chunk.text async for chunk in client.chat(asked, GREEDY)])
             if said == path[-1].content:
                 continue
             await client.erase_slot()
-            asked = prompt_messages(path[:-1])
             if verdict(path[-1].content, await said_by(client, asked), as_good=AS_GOOD) != TIE:
                 receipt = path[-1].receipt
                 wrong.append(f"{path[-1].content!r} instead of {said!r} ({receipt and receipt.source})")
     return wrong
-
-
-async def _said(client: LlamaServerClient, messages: list[ChatMessage]) -> str:
-    return "".join([chunk.text async for chunk in client.chat(messages, GREEDY)])

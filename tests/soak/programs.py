@@ -199,6 +199,7 @@ DIALECTS: dict[str, Callable[[str, list[tuple[str, str]], str], Body]] = {
 
 
 def _heard(body: Body, answer: httpx2.Response) -> str | None:
+    """The words of the whole answer; None if a stream was broken off."""
     return _words(answer.text) if body["stream"] else _whole(answer.json())
 
 
