@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -37,16 +36,6 @@ from tests.engine_fixtures import FakeEngine
 from tests.gateway.doors import WORDS, OpenDoor, chat_body, door, events, receipt_in
 from tests.library.gguf_files import LLAMA, write_gguf
 from tests.store_contents import StoreContents
-
-
-async def test_a_port_that_another_program_has_is_told() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(KvchatError, match=f"listen on 127.0.0.1:{port}") as told:
-            server._bound("127.0.0.1", port)
-    assert "another port" in told.value.advice
 
 
 async def test_an_answer_goes_through_as_it_is_and_its_receipt_follows(at: OpenDoor, fake_engine: FakeEngine) -> None:
@@ -477,16 +466,6 @@ async def test_nothing_of_a_prompt_is_written_down(
         assert not file.is_file() or b"unspeakable" not in file.read_bytes(), file
 
 
-async def test_shutting_it_ends_what_is_said_and_takes_in_nobody(at: OpenDoor, fake_engine: FakeEngine) -> None:
-    with contextlib.suppress(httpx2.RemoteProtocolError, httpx2.ReadError):
-        async with long_answer(at, fake_engine) as answer:
-            async for _ in answer.aiter_bytes():
-                await at.runtime.door.close()
-    assert at.last.stage is Stage.FAILED
-    with pytest.raises(httpx2.ConnectError):
-        await at.client.get("/health")
-
-
 @pytest.mark.parametrize("slots", [1, 2])
 async def test_whoever_sits_at_the_window_waits_for_a_step_at_most(
     tmp_path: Path, settings: Settings, fake_engine: FakeEngine, slots: int, monkeypatch: pytest.MonkeyPatch
@@ -604,13 +583,19 @@ async def test_steps_are_short_only_where_somebody_at_the_window_may_wait(
     assert steps == [forwarder.ALONE_STEP_MS, 0.0]
 
 
-async def test_a_shutting_that_nobody_waited_for_is_waited_for_by_the_next(at: OpenDoor) -> None:
-    """A switch in a window that closes: what it began is over when kvchat ends."""
-    first = asyncio.ensure_future(at.runtime.door.gateway.shut())
-    await until(lambda: at.runtime.door.gateway.url is None)
-    first.cancel()
-    await at.runtime.door.close()
+async def test_shutting_it_ends_what_is_said_and_takes_in_nobody(at: OpenDoor, fake_engine: FakeEngine) -> None:
+    """Also when nobody waits for it, as for a switch in a window that closes: the next one who shuts it does."""
+    with contextlib.suppress(httpx2.RemoteProtocolError, httpx2.ReadError):
+        async with long_answer(at, fake_engine) as answer:
+            async for _ in answer.aiter_bytes():
+                first = asyncio.ensure_future(at.runtime.door.gateway.shut())
+                await until(lambda: at.runtime.door.gateway.url is None)
+                first.cancel()
+                await at.runtime.door.close()
     assert "the door" not in [task.get_name() for task in asyncio.all_tasks()]
+    assert at.last.stage is Stage.FAILED
+    with pytest.raises(httpx2.ConnectError):
+        await at.client.get("/health")
 
 
 async def test_who_gives_up_opening_it_leaves_nobody_listening() -> None:
@@ -631,6 +616,9 @@ async def test_who_gives_up_opening_it_leaves_nobody_listening() -> None:
         await until(lambda: asyncio.all_tasks() == there)
         assert psutil.Process().num_fds() <= files, steps
     listening = await server.listen(silent, "127.0.0.1", 0)
+    with pytest.raises(KvchatError, match=f"listen on 127.0.0.1:{listening.port}") as told:
+        await server.listen(silent, "127.0.0.1", listening.port)
+    assert "another port" in told.value.advice
     _, writer = await asyncio.open_connection("127.0.0.1", listening.port)
     await until(lambda: listening.connections == 1)
     writer.close()
