@@ -12,6 +12,6 @@
   afterwards if the response is immediate and in one piece; if they disagree, it is dropped and starts again. Then
   the slot is settled where the next request will begin, and saved under `program/NAME`. Sessions are recognized by
   the ids alone.
-- **Records** (`requests.py`, `metrics.py`): programs, counts, times and reasons; never prompt text.
+- **Records** (`requests.py`): programs, counts, times and reasons; never prompt text.
   `gateway/medicine` finds why prompts diverge; its enabled rules rewrite requests before they are rendered.
 """

@@ -26,7 +26,7 @@ MARKS = {"_", "N_", "several", "ngettext", "pgettext"}
 NOBODYS = re.compile(
     r"""cli/(bench|doctor)|diagnostics|cli/no_display.*hello|words/(folding|language|markdown|safe_text|wording)
     |engine/(embedded|parent_guard|running/log|speaking/(errors|wire))|library/gguf/(header|kv_cache)
-    |gateway/(answering|checks|crashes|dialects/|gateway|medicine/|metrics|models|server|work)
+    |gateway/(answering|checks|crashes|dialects/|gateway|medicine/|models|server|work)
     |kvstore/(blocks|files|index|layout|memory_files|process_locks|staging)
     |ui/base/(icons|style_sheet|theme)|ui/rendering/(formulas|markdown)
     |ui/(desktop/|programs/clients)|system/session_bus""",
