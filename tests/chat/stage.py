@@ -77,6 +77,11 @@ class Stage:
     async def chat(self, system: str | None = None) -> str:
         return (await self.runtime.chat.new_conversation(system)).id
 
+    async def show(self, chat: str | None) -> None:
+        """Choose a chat, and wait for what that has kvchat do."""
+        self.runtime.chat.select(chat)
+        await self.runtime.chat.idle()
+
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait for something that is going to be true; the test's own timeout ends a vain wait."""
         while not condition():  # noqa: ASYNC110 - the condition may be anything

@@ -7,7 +7,7 @@ import pytest
 from kvchat.chat.attachments import document_of_text
 from kvchat.chat.context import TEMPLATE_TOKENS, DocumentsTooLong, NothingToDrop, split_branch
 from kvchat.chat.events import QuestionNotStored, TurnFailed
-from kvchat.chat.record.messages import prompt_content
+from kvchat.chat.record.messages import Role, prompt_content
 from kvchat.engine.speaking.tokenizing import COUNTED_AT_ONCE
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
@@ -23,8 +23,7 @@ async def test_a_document_is_read_before_its_question_and_again_after_an_edit(st
     await service.send(chat, "What is it called?", Sampling(), attachments=(RIVER,))
     await service.idle()
     question = (await service.messages(chat))[0]
-    assert question.attachments == (RIVER,)
-    assert question.content == "What is it called?"
+    assert (question.attachments, question.content) == ((RIVER,), "What is it called?")
     asked = stage.requests("/v1/chat/completions")[-1]["messages"]
     assert asked[-1]["content"] == prompt_content(question)
     assert asked[-1]["content"].index("Rhône") < asked[-1]["content"].index("What is it")
@@ -92,6 +91,7 @@ async def test_words_that_cannot_fit_are_refused_without_counting_them(stage: St
     chat = await stage.chat()
     assert await stage.runtime.chat.send(chat, "some words in lines\n" * 200_000) is None
     assert isinstance(stage.of(TurnFailed)[-1].error, PromptTooLong)
+    assert [message.role for message in await stage.runtime.chat.messages(chat)] == [Role.USER]
     assert max((len(str(one)) for one in stage.requests("/apply-template")), default=0) < COUNTED_AT_ONCE
 
 
@@ -124,7 +124,6 @@ async def test_the_first_turn_stays_where_it_brings_documents(stage: Stage) -> N
         await stage.answered(chat, f"Question {number}?")
     branch = await service.messages(chat)
     split = split_branch(branch, [10] * len(branch), 0)
-    assert split.opening == tuple(branch[:2])
-    assert split.recent == tuple(branch[-2:])
+    assert (split.opening, split.recent) == (tuple(branch[:2]), tuple(branch[-2:]))
     with pytest.raises(NothingToDrop):
         split_branch(branch[:4], [10] * 4, 0)

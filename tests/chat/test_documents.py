@@ -44,9 +44,7 @@ def test_text_of_any_encoding(tmp_path: Path, encoding: str) -> None:
     file = tmp_path / "people.csv"
     file.write_bytes((CHINESE * 4).replace("\n", "\r\n").encode(encoding))
     read = read_attachment(file)
-    assert read.text == CHINESE * 4
-    assert read.name == "people.csv"
-    assert read.size == file.stat().st_size
+    assert (read.text, read.name, read.size) == (CHINESE * 4, "people.csv", file.stat().st_size)
 
 
 def test_the_text_of_a_pdf(tmp_path: Path) -> None:

@@ -103,13 +103,6 @@ async def test_the_engine_gets_the_conversation_s_own_wishes(stage: Stage) -> No
     assert [body["chat_template_kwargs"] for body in bodies] == [kwargs] * len(bodies)
 
 
-async def test_greedy_is_the_model_alone(stage: Stage) -> None:
-    await stage.answered(await stage.chat())  # temperature 0
-    (asked,) = stage.requests("/v1/chat")
-    assert "repeat_penalty" not in asked
-    assert "chat_template_kwargs" not in asked
-
-
 async def test_template_options_are_fixed_once_a_chat_has_begun(stage: Stage) -> None:
     chat, service = await stage.chat("Be brief."), stage.runtime.chat.options
     await service.change(chat, CHOSEN)
@@ -228,10 +221,10 @@ async def test_looking_at_a_conversation_of_another_model_loads_nothing(stage: S
     await stage.runtime.chat.use_model(second, str(other_model))
     await stage.answered(second)
     asked = len(stage.fake.requests())
-    stage.runtime.chat.select(first)
-    await stage.runtime.chat.idle()
+    await stage.show(first)
     assert len(stage.fake.requests()) == asked
     assert len(stage.fake.launches()) == 2
+    assert stage.runtime.settings.model_path == str(stage.settings.model_path)
 
 
 async def test_a_missing_model_leaves_the_choice(stage: Stage, other_model: Path) -> None:
@@ -271,14 +264,3 @@ async def test_a_conversations_model_does_not_become_the_users_by_another_change
     assert stage.runtime.model.path == str(other_model)
     await stage.runtime.use_model(other_model)
     assert load_settings(stage.runtime.paths.settings_file).model_path == str(other_model)
-
-
-async def test_looking_at_a_conversation_does_not_undo_the_model_just_chosen(stage: Stage, other_model: Path) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)  # with the starter model, which goes on running
-    await stage.runtime.apply_settings(replace(stage.runtime.settings, model_path=str(other_model)))
-    stage.runtime.chat.select(chat)
-    await stage.runtime.chat.idle()
-    await stage.runtime.chat.context.use(chat)
-    assert stage.runtime.settings.model_path == str(other_model)
-    assert stage.runtime.engine.restart_pending

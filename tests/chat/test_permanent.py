@@ -63,11 +63,6 @@ async def forgotten(stage: Stage) -> None:
     await stage.runtime.chat.idle()
 
 
-async def delete_now(stage: Stage) -> None:
-    await stage.runtime.chat.recently_deleted.delete_now(await stage.runtime.chat.recently_deleted.entries())
-    await stage.runtime.chat.idle()
-
-
 async def test_a_deleted_message_is_nowhere_when_it_cannot_be_undone(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,26 +78,6 @@ async def test_a_deleted_message_is_nowhere_when_it_cannot_be_undone(
     assert len(stage.save_points()) == 1
     assert (await stage.answered(chat, "And the Danube?")).source is not Source.COLD
     assert not (await stage.runtime.chat.finder.find("quokka")).chats
-
-
-async def test_a_message_put_back_keeps_its_save_points(stage: Stage) -> None:
-    chat = await asked(stage)
-    before = await stage.runtime.chat.messages(chat)
-    removed = await stage.runtime.chat.delete_message(before[2])
-    assert len(stage.save_points()) == 2
-    await stage.runtime.chat.put_back(removed)
-    assert rows(stage, "removed") == rows(stage, "deleted") == 0
-    assert await stage.runtime.chat.messages(chat) == before
-    await stage.runtime.close()
-    assert len(stage.save_points()) == 2
-
-
-async def test_quitting_ends_the_time_to_undo_where_nothing_is_kept(stage: Stage) -> None:
-    chat = await asked(stage)
-    await keep_deleted(stage, 0)
-    await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[2])
-    await stage.runtime.close()
-    assert len(stage.save_points()) == 1
 
 
 def let_days_pass(stage: Stage, days: float) -> None:
@@ -248,10 +223,6 @@ async def test_a_start_looks_only_at_what_was_kept_since_the_last(stage: Stage) 
     assert stage.runtime._store.unseen(by).messages == {}
     assert len(stage.runtime._store.unseen("another file").messages) == 1
     assert len(stage.save_points()) == 2
-    with stage.runtime._database.reading() as db:
-        query = "SELECT count(*) FROM messages INDEXED BY messages_that_read WHERE CASE WHEN json_valid(receipt)"
-        tokens = "(receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens')"
-        assert db.execute(f"{query} THEN {tokens} >= 64 END").fetchone()[0] >= 1
 
 
 async def test_whoever_waits_for_a_deletion_may_be_cancelled(stage: Stage) -> None:

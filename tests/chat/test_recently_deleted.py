@@ -18,7 +18,7 @@ from kvchat.chat.record.messages import Attachment, MessageState, Role
 from kvchat.chat.record.tree import BelongsToDeleted
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
-from tests.chat.test_permanent import let_days_pass, traces
+from tests.chat.test_permanent import let_days_pass
 
 
 async def deleted(stage: Stage) -> list[Deleted]:
@@ -32,8 +32,11 @@ async def test_a_chat_and_a_message_are_had_back_by_the_next_run_warm(stage: Sta
     await stage.runtime.chat.idle()
     chat_before, other_before = [await stage.runtime.chat.messages(id) for id in (chat, other)]
     title = (await stage.runtime.chat.conversations())[0].title
+    assert len((await stage.runtime.chat.finder.find("river")).chats) == 1
     await stage.runtime.chat.recently_deleted.delete([chat])
     await stage.runtime.chat.delete_message(other_before[0])
+    assert await stage.runtime.chat.conversation(chat) is None
+    assert not (await stage.runtime.chat.finder.find("river")).chats
     message, whole = await deleted(stage)
     assert (message.is_chat, message.words, message.messages) == (False, "Hello there", 2)
     assert (whole.is_chat, whole.id, whole.words, whole.messages) == (True, chat, "", 2)
@@ -50,28 +53,9 @@ async def test_a_chat_and_a_message_are_had_back_by_the_next_run_warm(stage: Sta
     assert await deleted(stage) == []
     assert [await stage.runtime.chat.messages(id) for id in (chat, other)] == [chat_before, other_before]
     assert (await stage.runtime.chat.conversations())[0].title == title
+    assert (await stage.runtime.chat.finder.find("river")).chats[0].conversation_id == chat
     assert len(stage.save_points()) == points
     assert (await stage.answered(chat, "And the Danube?")).source is not Source.COLD
-
-
-async def test_what_is_deleted_now_is_nowhere_and_cannot_be_undone(stage: Stage) -> None:
-    chat, other = await stage.chat(), await stage.chat()
-    for id in (chat, other):
-        await stage.answered(id)
-        await stage.runtime.chat.send(id, "What is a Xylograph Quokka?")
-        await stage.runtime.chat.idle()
-    removed = await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[2])
-    await stage.runtime.chat.recently_deleted.delete([other])
-    assert traces(stage)
-    await stage.runtime.chat.recently_deleted.delete_now(await deleted(stage))
-    await stage.runtime.chat.idle()
-    assert traces(stage) == []
-    assert len(stage.save_points()) == 1
-    assert await deleted(stage) == []
-    with pytest.raises(ConversationGone):
-        await stage.runtime.chat.put_back(removed)
-    await stage.runtime.chat.recently_deleted.restore_chats([other])
-    assert [conversation.id for conversation in await stage.runtime.chat.conversations()] == [chat]
 
 
 async def test_after_its_days_it_goes_while_kvchat_runs(stage: Stage) -> None:

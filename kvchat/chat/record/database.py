@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from types import MappingProxyType
 
 from kvchat.chat.record.database_file import DatabaseFile, doubted
@@ -48,14 +47,9 @@ class ConversationGone(KvchatError):
 class Database(DatabaseFile):
     """Conversations and messages. Other tables use `reading` and `transaction`. Raises StorageFailed."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._listed: dict[sqlite3.Row, Conversation] = {}  # last result only: rows change every turn
-
     def conversations(self) -> list[Conversation]:
         rows = self.rows(f"SELECT * FROM conversations WHERE deleted_at IS NULL {LAST_USED_FIRST}")
-        self._listed = {row: self._listed.get(row) or conversation_of(row) for row in rows}
-        return list(self._listed.values())
+        return [conversation_of(row) for row in rows]
 
     def newest(self, most: int) -> list[Conversation]:
         """Return unarchived conversations: pinned ones first, then the most recently used."""

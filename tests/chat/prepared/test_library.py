@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.prepared.documents import CannotPrepare, Changes
-from kvchat.chat.prepared.library import LETTERS_A_TOKEN, Ground, why_not_ready
+from kvchat.chat.prepared.library import Ground, why_not_ready
 from kvchat.chat.record.messages import Role
 from kvchat.session import reading
 from kvchat.session.proof import Source
@@ -126,22 +126,6 @@ async def test_what_is_longer_than_the_context_is_refused_with_how_much_fits(sta
     estimate = await library.estimate([folder], await stage.runtime.engine.states_now())
     assert estimate.counted
     assert estimate.too_long
-
-
-@pytest.mark.parametrize("ready", [True, False])
-async def test_many_small_files_are_estimated_with_what_parts_them(stage: Stage, tmp_path: Path, ready: bool) -> None:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    for number in range(20):
-        (folder / f"{number}.md").write_text("é")
-    library = stage.runtime.chat.library
-    if ready:
-        await stage.runtime.engine.ready()
-    estimate = await library.estimate([folder], await stage.runtime.engine.states_now())
-    read = await library.read(await library.add([folder], "Small"))
-    assert estimate.counted is ready
-    whole = estimate.tokens if ready else estimate.tokens * LETTERS_A_TOKEN  # this engine's tokens are bytes
-    assert 0.8 * read.tokens < whole < 1.2 * read.tokens
 
 
 async def test_what_is_removed_is_gone_and_its_chats_are_not(stage: Stage, folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import os
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from kvchat.chat.deletion import forget_strangers
 from kvchat.chat.record import migrations, tree
 from kvchat.chat.record.database import INTERRUPT_ABANDONED, Database, Drafts
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
+from kvchat.chat.record.messages import Attachment, Message, MessageState, Receipt, Role
 from kvchat.session.proof import Source
 from kvchat.system.concurrency import Worker
 from kvchat.transfer.rows import conversation_rows, store_rows
@@ -114,14 +113,6 @@ def test_a_wrong_clock_changes_no_order_of_replies(database: Database, clock: ty
     database.delete(chat)
     assert store_rows(database, row)
     assert tree.current_branch(database, chat)[-1].siblings == tuple(reply.id for reply in replies)
-
-
-def test_a_users_title_is_never_replaced(database: Database) -> None:
-    chat = database.create_conversation("New chat")
-    database.rename(chat.id, "from the words", by_user=False)
-    database.rename(chat.id, "Mine", by_user=True)
-    database.rename(chat.id, "from the model", by_user=False)
-    assert [(c.title, c.title_by_user) for c in database.conversations()] == [("Mine", True)]
 
 
 def test_a_long_conversation_is_deleted(database: Database) -> None:
@@ -270,33 +261,6 @@ def test_the_first_of_a_list_are_those_on_top_then_the_newest(database: Database
     database.write("UPDATE conversations SET on_top = 1 WHERE id = ?", (chats[0].id,))
     database.write("UPDATE conversations SET archived = 1 WHERE id = ?", (chats[3].id,))
     assert [chat.title for chat in database.newest(2)] == ["Chat 0", "Chat 2"]
-
-
-def test_a_list_read_again_is_made_of_what_changed(tmp_path: Path) -> None:
-    database = Database(tmp_path / "chats.db")
-    ids = [database.create_conversation(title).id for title in "abc"]
-    before = {chat.id: chat for chat in database.conversations()}
-    database.rename(ids[1], "other", by_user=True)
-    after = {chat.id: chat for chat in database.conversations()}
-    database.close()
-    assert [after[id] is before[id] for id in ids] == [True, False, True]
-    assert after[ids[1]].title == "other"
-
-
-def test_a_list_read_again_keeps_nothing_of_what_has_changed(tmp_path: Path) -> None:
-    database = Database(tmp_path / "chats.db")
-    changed, gone = database.create_conversation("first"), database.create_conversation("deleted")
-    for number in range(50):  # a chat's row changes with every turn
-        database.rename(changed.id, f"title {number}", by_user=True)
-        database.conversations()
-    database.delete(gone.id)
-    listed = {chat.title for chat in database.conversations()}
-    del changed, gone
-    gc.collect()
-    kept = {one.title for one in gc.get_objects() if type(one) is Conversation}
-    database.close()
-    assert listed == {"title 49"}
-    assert not {title for title in kept if title.startswith("title ") or title == "deleted"} - listed
 
 
 def test_titles_cannot_turn_the_text_beside_them_around(tmp_path: Path) -> None:

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from pathlib import Path
-
 import pytest
 
-from kvchat.chat.prepared.library import Reading
-from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.chat.turn.forecasts import Forecast
-from kvchat.cli.store import _timed
-from kvchat.session import restore_cost as measured
 from kvchat.session.proof import Source
 from kvchat.words.wording import TimeRange
 from tests.chat.stage import Stage
@@ -85,62 +78,6 @@ async def test_what_was_read_ahead_does_not_count(stage: Stage) -> None:
     await stage.runtime.chat.idle()
     after = await stage.runtime.chat.forecasts.of_message(chat, STORY)
     assert after.to_read < 30 < 200 < before.to_read
-
-
-async def everywhere(stage: Stage, document: Path) -> dict[str, TimeRange | None]:
-    """What every place tells of reading, by the tokens of what it is about."""
-    chat, runtime = await stage.chat(), stage.runtime
-    now = await runtime.engine.states_now()
-    library = runtime.chat.library
-    estimate = await library.estimate([document], now)
-    (prepared,) = await library.standings(now, ())
-    message = await runtime.chat.forecasts.of_message(chat, STORY.swapcase())
-    usage = await runtime.save_points.usage()
-    plan = await runtime.save_points.plan_prune(0)
-    (lost,) = [one for one in plan.conversations if not one.save_points_left]  # what is prepared stays
-    (chats,) = [one for one in usage.conversations if one.conversation_id == lost.conversation_id]
-    (kept,) = [one for one in usage.conversations if one.conversation_id == prepared.prepared.owner]
-    command = _timed(runtime.paths, stage.runtime._store.usage())
-    (told,) = [one for one in command.conversations if one.conversation_id == prepared.prepared.owner]
-    assert prepared.prepared.tokens == kept.tokens
-    library.reading[prepared.prepared.id] = Reading(asyncio.Future(), 0, kept.tokens)
-    left = library.time_left(prepared.prepared)
-    library.reading.clear()
-    a_token = {
-        "message": (message.wait, message.to_read),
-        "before it is read": (estimate.time, estimate.tokens),
-        "library": (prepared.time, kept.tokens),
-        "while it is read": (left, kept.tokens),
-        "storage": (kept.reading, kept.tokens),
-        "prune": (lost.reading, chats.tokens),
-        "store": (told.reading, kept.tokens),
-    }
-    return {place: time and TimeRange(time.least / of, time.most / of) for place, (time, of) in a_token.items()}
-
-
-@pytest.mark.parametrize(
-    ("s_per_token", "told"),
-    [
-        ([0.2, 0.2, 0.21], TimeRange(0.2, 0.2)),
-        ([0.2, 0.5, 0.3], TimeRange(0.2, 0.5)),
-        ([0.12, 0.84, 0.059], None),  # 2 min, 14 min, 59 s
-    ],
-)
-async def test_every_place_tells_the_same_of_reading(
-    stage: Stage, tmp_path: Path, s_per_token: list[float], told: TimeRange | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    document = tmp_path / "story.txt"
-    document.write_text(STORY)
-    library, seconds = stage.runtime.chat.library, [1000 * one for one in s_per_token]
-    await library.read(await library.add([document], "Story"))
-    await stage.answered(await stage.chat())  # an engine is ready
-    readings = [measured.Reading(1000, 1000 * one) for one in seconds]
-    monkeypatch.setattr(Database, "readings", lambda self, model: readings)
-    speed = stage.runtime.chat.slots.restore_cost.speed
-    speed.readings.clear()
-    speed.readings.extend(readings)
-    for place, time in (await everywhere(stage, document)).items():
-        assert time == (told and pytest.approx(told)), place
 
 
 def after(least: float, most: float | None = None) -> TimeRange:

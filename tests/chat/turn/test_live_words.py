@@ -62,8 +62,7 @@ async def test_the_strip_and_the_receipt_agree_from_the_first_word_on(stage: Sta
     if case in ("back", "ahead"):
         await stage.ask(await stage.chat(), OTHER)
     if case == "ahead":
-        stage.runtime.chat.select(chat)
-        await stage.runtime.chat.idle()
+        await stage.show(chat)
     if case == "regenerated":
         reply = (await stage.runtime.chat.messages(chat))[-1]
         await stage.runtime.chat.regenerate(reply)

@@ -128,8 +128,7 @@ async def test_going_to_a_branch_restores_it_at_once(stage: Stage) -> None:
     question = (await page(stage, chat))[0]
     await stage.runtime.chat.edit(question, "Another question altogether, about a violin and a lamp in the night.")
     await stage.runtime.chat.idle()
-    stage.runtime.chat.select(chat)
-    await stage.runtime.chat.idle()
+    await stage.show(chat)
     stage.events.clear()
     await stage.runtime.chat.switch(chat, question.id)
     await stage.runtime.chat.idle()

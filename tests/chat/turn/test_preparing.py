@@ -28,8 +28,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def shown(stage: Stage, chat: str) -> None:
-    stage.runtime.chat.select(chat)
-    await stage.runtime.chat.idle()
+    await stage.show(chat)
 
 
 async def written(stage: Stage, chat: str | None, draft: str) -> None:
@@ -160,8 +159,7 @@ async def test_what_is_read_ahead_can_be_stopped_until_it_is_opened_again(stage:
     await stage.runtime.chat.idle()
     assert not stage.save_points()
     stage.runtime.chat.select(other)
-    stage.runtime.chat.select(chat)
-    await stage.runtime.chat.idle()
+    await stage.show(chat)
     assert [point.conversation_id for point in stage.save_points()] == [chat]
 
 

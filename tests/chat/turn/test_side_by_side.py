@@ -39,15 +39,8 @@ async def test_two_chats_in_turn_are_hot_both(two: Stage) -> None:
     assert not two.requests("/slots/0?action=restore")
     assert not two.requests("/slots/1?action=restore")
     assert {body["id_slot"] for body in two.requests("/v1/chat/completions")} == {0, 1}
-
-
-async def test_choosing_a_chat_that_is_in_another_slot_restores_nothing(two: Stage) -> None:
-    chats = [await two.chat(), await two.chat()]
-    for chat, topic in zip(chats, TOPICS, strict=False):
-        await two.answered(chat, topic)
     for chat in chats * 2:
-        two.runtime.chat.select(chat)
-        await two.runtime.chat.idle()
+        await two.show(chat)
     assert not two.of(Restoring)
     assert {*two.runtime.chat.slots.owners()} == {*chats}
 
@@ -80,21 +73,6 @@ async def test_two_chats_are_answered_at_once(two: Stage) -> None:
     assert two.of(WaitingForChat)[-1].other in chats
     two.fake.set(FAKE_HOLD_DURING=None)
     assert all(await asyncio.gather(*replies, third))
-
-
-async def test_a_chat_that_waits_can_be_put_first(two: Stage) -> None:
-    chats = [await two.chat() for _ in range(3)]
-    await two.answered(chats[0])
-    two.fake.set(FAKE_TOKEN_DELAY=0.05, FAKE_REPLY="many words " * 200)
-    for chat in chats[:2]:
-        two.runtime.chat.send(chat, OTHER)
-    await two.until(lambda: len(two.runtime.chat.answering) == 2)
-    third = two.runtime.chat.send(chats[2], QUESTION)
-    await two.until(lambda: two.runtime.chat.slots.ahead_of(chats[2]))
-    two.runtime.chat.turns.go_first(chats[2])
-    two.fake.set(FAKE_TOKEN_DELAY=None, FAKE_REPLY=None)
-    assert await third
-    await two.runtime.chat.idle()
 
 
 async def test_a_chat_with_another_model_waits_for_all_that_are_answered(two: Stage, tmp_path: Path) -> None:

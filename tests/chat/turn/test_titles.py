@@ -66,37 +66,36 @@ async def test_a_new_chat_is_named_soon_after_its_first_reply(stage: Stage, monk
     assert asked(stage)[0]["temperature"] == 0
 
 
-async def test_the_chat_goes_on_as_if_nothing_had_been(stage: Stage) -> None:
+@pytest.mark.parametrize("cut", [True, False])
+async def test_the_chat_goes_on_as_if_nothing_had_been(stage: Stage, cut: bool, request: pytest.FixtureRequest) -> None:
+    if not cut:
+        request.getfixturevalue("cannot_cut")
     chat = await begun(stage)
     messages, saved = await stage.runtime.chat.messages(chat), stage.save_points()
     await have_time(stage)
     assert (await shown(stage, chat)).title == TITLE
     assert await stage.runtime.chat.messages(chat) == messages
     assert stage.save_points() == saved
-    assert stage.requests("/completion")[-1]["prompt"] == list(saved[-1].tokens), "the slot holds the turn boundary"
+    assert not cut or stage.requests("/completion")[-1]["prompt"] == list(saved[-1].tokens), "the turn boundary"
     receipt = await stage.answered(chat, "And the harbour?")
     assert receipt.cached_tokens == saved[-1].n_tokens
-    assert not stage.requests("/slots/0?action=restore")
+    assert len(stage.requests("/slots/0?action=restore")) == (not cut)
 
 
-@pytest.mark.usefixtures("cannot_cut")
-async def test_a_state_that_cannot_be_cut_is_restored_at_once(stage: Stage) -> None:
+@pytest.mark.parametrize("why", ["it would have to be read again", "no engine runs"])
+async def test_where_a_title_would_cost_something_there_is_none(
+    stage: Stage, why: str, request: pytest.FixtureRequest
+) -> None:
+    if why != "no engine runs":
+        request.getfixturevalue("cannot_cut")
     chat = await begun(stage)
-    saved = stage.save_points()[-1]
-    await have_time(stage)
-    assert (await shown(stage, chat)).title == TITLE
-    assert len(stage.requests("/slots/0?action=restore")) == 1
-    receipt = await stage.answered(chat, "And the harbour?")
-    assert receipt.cached_tokens == saved.n_tokens
-    assert len(stage.requests("/slots/0?action=restore")) == 1
-
-
-@pytest.mark.usefixtures("cannot_cut")
-async def test_where_a_title_would_cost_reading_the_chat_again_there_is_none(stage: Stage) -> None:
-    chat = await begun(stage)
-    await stage.runtime.save_points.delete(chat)
+    if why == "no engine runs":
+        await stage.runtime.stop_engine()
+    else:
+        await stage.runtime.save_points.delete(chat)
     await have_time(stage)
     assert not asked(stage)
+    assert (stage.runtime.engine.status.state is EngineState.STOPPED) == (why == "no engine runs")
     assert await due(stage, chat)
 
 
@@ -135,33 +134,16 @@ async def test_a_name_given_meanwhile_stays(stage: Stage) -> None:
     assert len(asked(stage)) == 1
 
 
-@pytest.mark.parametrize("reply", ["Here is what I think of it:", "x " * 60, REQUEST, "Unshakeable"])
+@pytest.mark.parametrize("reply", ["Here is what I think of it:", "x " * 60, REQUEST, "Unshakeable", "it dies"])
 async def test_what_is_no_title_is_not_asked_for_again(stage: Stage, reply: str) -> None:
     chat = await begun(stage, reply)
-    await have_time(stage)
-    await stage.ask(chat, "Next?")
-    await have_time(stage)
-    assert (await shown(stage, chat)).title == FIRST_WORDS
-    assert len(asked(stage)) == 1
-
-
-async def test_an_engine_that_dies_over_it_is_not_asked_again(stage: Stage) -> None:
-    chat = await begun(stage)
-    stage.fake.set(FAKE_DIE_DURING="stream")
+    stage.fake.set(FAKE_DIE_DURING="stream" if reply == "it dies" else None)
     await have_time(stage)
     stage.fake.set(FAKE_DIE_DURING=None)
     assert (await stage.answered(chat, "Next?")).cached_tokens
     await have_time(stage)
     assert (await shown(stage, chat)).title == FIRST_WORDS
     assert len(asked(stage)) == 1
-
-
-async def test_it_asks_nobody_who_rests_and_starts_nobody(stage: Stage) -> None:
-    chat = await begun(stage)
-    await stage.runtime.stop_engine()
-    await have_time(stage)
-    assert stage.runtime.engine.status.state is EngineState.STOPPED
-    assert await due(stage, chat)
 
 
 async def test_a_reply_that_was_cut_off_is_waited_for(stage: Stage) -> None:

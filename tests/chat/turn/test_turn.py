@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvchat.chat.events import FirstToken, MessagesChanged, Prefilling, QuestionNotStored, ReplyDelta
+from kvchat.chat.events import FirstToken, MessagesChanged, Prefilling, ReplyDelta
 from kvchat.chat.record.messages import Message, MessageState, Receipt, Role
-from kvchat.engine.speaking import vitals
-from kvchat.engine.speaking.connection import EngineState
 from kvchat.kvstore import saving
 from kvchat.kvstore.blocks.absorb import Absorbed, Earlier, take_apart
 from kvchat.kvstore.blocks.layout import RowMap
@@ -26,28 +23,20 @@ from tests.engine_fixtures import FakeEngine
 from tests.store_contents import spoil
 
 
-async def test_the_first_turn_is_cold_and_leaves_a_save_point(stage: Stage) -> None:
+async def test_the_first_turn_is_cold_and_saved_and_the_next_is_hot(stage: Stage) -> None:
     chat = await stage.chat()
     receipt = await stage.answered(chat)
     assert receipt.source is Source.COLD
     assert receipt.cached_tokens == 0
     assert receipt.miss_reason == Reason(ReasonCode.FIRST_REPLY)
-    assert [type(event) for event in stage.events if isinstance(event, (FirstToken, Saving, Saved))] == [
-        FirstToken,
-        Saving,
-        Saved,
-    ]
+    told = [type(event) for event in stage.events if isinstance(event, (FirstToken, Saving, Saved))]
+    assert told == [FirstToken, Saving, Saved]
     assert len(stage.save_points()) == 1
     branch = await stage.runtime.chat.messages(chat)
     assert [(m.role, m.content, m.state) for m in branch] == [
         (Role.USER, QUESTION, MessageState.COMPLETE),
         (Role.ASSISTANT, f"You said: {QUESTION}", MessageState.COMPLETE),
     ]
-
-
-async def test_the_next_turn_is_hot_and_restores_nothing(stage: Stage) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
     receipt = await stage.answered(chat, "And the harbour?")
     assert receipt.source is Source.HOT
     assert receipt.prompt_tokens - receipt.cached_tokens < 60
@@ -75,16 +64,6 @@ async def test_rows_the_engine_has_kept_are_not_read_again(stage: Stage, monkeyp
     assert absorbed[-1][0] > first
 
 
-async def test_the_slot_file_holds_the_turn_boundary(stage: Stage) -> None:
-    """Settled: the next prompt extends the saved tokens exactly."""
-    chat = await stage.chat()
-    await stage.answered(chat)
-    saved = stage.save_points()[-1].tokens
-    stage.fake.set(FAKE_EXACT_ONLY=1)
-    receipt = await stage.answered(chat, "Next?")
-    assert receipt.cached_tokens == len(saved)
-
-
 async def test_after_a_restart_the_prefix_comes_from_disk(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
@@ -101,26 +80,15 @@ async def test_selecting_restores_before_anyone_types(stage: Stage) -> None:
     first, second = await stage.chat(), await stage.chat()
     await stage.answered(first)
     await stage.answered(second, "Something quite different about a violin, a lamp and a clock.")
-    stage.runtime.chat.select(first)
-    await stage.runtime.chat.idle()
+    await stage.show(first)
     assert stage.runtime.chat.slots.owners() == [first]
     assert [event.conversation_id for event in stage.of(Restored)] == [first]
     receipt = await stage.answered(first, "Go on.")
     assert receipt.source is Source.WARM
     assert receipt.prefetched
     assert len(stage.of(Restored)) == 1
-
-
-async def test_a_chat_has_saved_what_its_replies_say_however_often_it_was_looked_at(stage: Stage) -> None:
-    first, second = await stage.chat(), await stage.chat()
-    receipts = [await stage.answered(first, QUESTION * 3), await stage.answered(first, "And the harbour?")]
-    await stage.answered(second, "Something quite different about a violin, a lamp and a clock.")
-    for looked_at in (first, second, first):
-        stage.runtime.chat.select(looked_at)
-        await stage.runtime.chat.idle()
-    receipts.append(await stage.answered(first, "Go on."))
-    said = sum(receipt.saved_ms or 0.0 for receipt in receipts) / 1000
-    assert said > 0
+    receipts = [message.receipt for message in await stage.runtime.chat.messages(first)]
+    said = sum(receipt.saved_ms or 0.0 for receipt in receipts if receipt) / 1000
     assert (await stage.runtime.chat.seconds_saved())[first] == pytest.approx(said)
 
 
@@ -131,8 +99,7 @@ async def test_selecting_restores_the_newest_state_where_only_that_is_of_use(sta
     await stage.answered(first, "And the harbour?")
     newest = stage.save_points()[-1]
     await stage.answered(second, "Something quite different about a violin, a lamp and a clock.")
-    stage.runtime.chat.select(first)
-    await stage.runtime.chat.idle()
+    await stage.show(first)
     receipt = await stage.answered(first, "Go on.")
     assert receipt.prefetched
     assert receipt.cached_tokens == newest.n_tokens
@@ -145,21 +112,11 @@ async def test_a_new_chat_with_a_known_system_prompt_is_restored_while_the_user_
     await stage.restart()
     await stage.runtime.engine.ready()
     chat = await stage.chat(system)
-    stage.runtime.chat.select(chat)
-    await stage.runtime.chat.idle()
+    await stage.show(chat)
     assert stage.of(Restored)
     receipt = await stage.answered(chat, "Which trees stand by the river?")
     assert receipt.prefetched
     assert receipt.cached_tokens >= 0.9 * stage.of(Restored)[-1].tokens
-
-
-async def test_selecting_what_is_in_the_slot_restores_nothing(stage: Stage) -> None:
-    """Restoring over a live slot would throw away the engine's own checkpoints."""
-    chat = await stage.chat()
-    await stage.answered(chat)
-    stage.runtime.chat.select(chat)
-    await stage.runtime.chat.idle()
-    assert not stage.of(Restored)
 
 
 async def test_sending_while_another_chat_saves_mixes_nothing(stage: Stage) -> None:
@@ -175,35 +132,10 @@ async def test_sending_while_another_chat_saves_mixes_nothing(stage: Stage) -> N
     assert all(("Alpha" in text) != ("Omega" in text) for text in texts)
 
 
-async def test_the_next_message_cancels_settling_but_the_reply_stays(stage: Stage) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
-    stage.fake.set(FAKE_BATCH_DELAY=0.2)
-    first = stage.runtime.chat.send(chat, "one " * 60)
-    await first
-    second = stage.runtime.chat.send(chat, "two")
-    assert (await second) is not None
-    await stage.runtime.chat.idle()
-    assert [event.reason for event in stage.of(SaveSkipped)] == [Reason(ReasonCode.NEXT_MESSAGE)]
-    assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER, Role.ASSISTANT] * 3
-    assert stage.of(Saved)[-1].tokens == len(stage.save_points()[-1].tokens)
-
-
-async def test_a_hollow_restore_is_a_fault_and_is_not_tried_again(stage: Stage) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
-    stage.fake.set(FAKE_HOLLOW_RESTORE=1)
-    await stage.restart()
-    receipt = await stage.answered(chat, "And then?")
-    assert receipt.hollow
-    assert receipt.source is Source.COLD
-    assert receipt.miss_reason.code is ReasonCode.HOLLOW
-    assert stage.of(RestoreFailed)
-
-
 @pytest.mark.parametrize(
     ("switches", "reason"),
     [
+        ({"FAKE_HOLLOW_RESTORE": 1}, ReasonCode.HOLLOW),
         ({"FAKE_REFUSE_RESTORE": 1}, ReasonCode.REFUSED),
         ({"FAKE_DIE_DURING": "restore"}, ReasonCode.DIED_OVER_RESTORE),
     ],
@@ -216,7 +148,7 @@ async def test_a_restore_that_fails_becomes_an_ordinary_prefill(
     stage.fake.set(**switches)
     await stage.restart()
     receipt = await stage.answered(chat, "And then?")
-    assert receipt.source is Source.COLD
+    assert (receipt.source, receipt.hollow) == (Source.COLD, reason is ReasonCode.HOLLOW)
     assert receipt.miss_reason == stage.of(RestoreFailed)[0].reason
     assert receipt.miss_reason.code is reason
     assert stage.of(Saved), "the fresh state must be saved again"
@@ -288,41 +220,29 @@ async def test_the_engine_dies_while_it_answers(stage: Stage, phase: str) -> Non
     assert again.receipt.source is Source.WARM or again.receipt.miss_reason == Reason(ReasonCode.NOT_WORTH_IT)
 
 
-@pytest.mark.parametrize("how", ["abort", "kill"])
-async def test_an_engine_that_dies_before_the_first_word_costs_nothing_but_time(stage: Stage, how: str) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
-    stage.fake.set(FAKE_DIE_DURING="prefill", FAKE_DIE_HOW=how)
-    receipt = await stage.answered(chat, "What now, after all that has been said and done?")
-    assert receipt.source is Source.WARM
-    assert receipt.engine_wait_ms > 0
-    assert not stage.errors()
-    branch = await stage.runtime.chat.messages(chat)
-    assert [message.state for message in branch] == [MessageState.COMPLETE] * 4
-
-
-async def test_an_engine_stopped_on_purpose_is_not_brought_back_for_a_reply(stage: Stage) -> None:
-    chat = await stage.chat()
-    stage.fake.set(FAKE_HANG_DURING="prefill")
-    waiting = stage.runtime.chat.send(chat, "Hello")
-    await stage.until(lambda: bool(stage.requests("/v1/chat/completions")))
-    await stage.runtime.engine.stop()
-    assert await waiting is None
-    await stage.runtime.chat.idle()
-    assert len(stage.fake.launches()) == 1
-
-
-@pytest.mark.parametrize("message", ["CUDA error: unspecified launch failure", "Compute error."])
-async def test_a_gpu_lost_while_the_engine_still_answers_costs_no_message(stage: Stage, message: str) -> None:
-    """As after sleep: /health is well, and every request that computes fails."""
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"FAKE_DIE_DURING": "prefill", "FAKE_DIE_HOW": "abort"},
+        {"FAKE_DIE_DURING": "prefill", "FAKE_DIE_HOW": "kill"},
+        {"FAKE_LOSE_GPU": "CUDA error: unspecified launch failure"},  # as after sleep: /health is well
+        {"FAKE_LOSE_GPU": "Compute error."},
+    ],
+)
+async def test_an_engine_lost_before_the_first_word_costs_nothing_but_time(
+    stage: Stage, switches: dict[str, object]
+) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
     first = stage.runtime.engine.engine_pid
-    stage.fake.set(FAKE_LOSE_GPU=message)
-    receipt = await stage.answered(chat, "And now?")
+    stage.fake.set(**switches)
+    receipt = await stage.answered(chat, "What now, after all that has been said and done?")
     assert receipt.source is Source.WARM  # what was saved before serves the engine after it
+    assert receipt.engine_wait_ms > 0 or "FAKE_LOSE_GPU" in switches
     assert stage.runtime.engine.engine_pid != first
     assert not stage.errors()
+    branch = await stage.runtime.chat.messages(chat)
+    assert [message.state for message in branch] == [MessageState.COMPLETE] * 4
 
 
 async def test_the_engine_dies_while_it_saves(stage: Stage) -> None:
@@ -380,23 +300,6 @@ async def test_time_saved_for_a_stopped_and_continued_reply_counts_each_restore_
     assert (restored.saved_ms or 0.0) >= first.saved_ms, "what was spared before still counts"
 
 
-async def test_what_was_restored_counts_as_context_used(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RestoreCost, "worth", lambda self, gain, size: gain >= LEAST_GAIN)
-    monkeypatch.setattr(vitals, "parse_slots", lambda body: (vitals.SlotState(False, 0, 4096),))  # as b11434 tells it
-    chat = await stage.chat()
-    await stage.answered(chat, QUESTION * 5)
-    await stage.restart()
-    await stage.runtime.start_engine()
-    await stage.until(lambda: stage.runtime.engine.status.state is EngineState.READY)
-    stage.runtime.chat.select(chat)
-    await stage.until(lambda: stage.of(Restored))
-    await stage.runtime.chat.idle()
-    seen = await stage.runtime.engine_vitals()
-    assert seen
-    assert seen.slot
-    assert seen.slot.tokens >= stage.of(Restored)[0].tokens
-
-
 async def test_stop_before_the_first_token_leaves_the_question(stage: Stage) -> None:
     chat = await stage.chat()
     stage.fake.set(FAKE_HOLD_DURING="prefill")
@@ -406,33 +309,6 @@ async def test_stop_before_the_first_token_leaves_the_question(stage: Stage) -> 
     stage.fake.set(FAKE_HOLD_DURING=None)
     assert await future is None
     assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER]
-
-
-async def test_the_partial_reply_is_on_disk_while_the_rest_is_waited_for(stage: Stage) -> None:
-    chat = await stage.chat()
-    stage.fake.set(FAKE_TOKEN_DELAY=0.02)
-    future = await stage.writing(chat)
-    while not (await stage.runtime.chat.messages(chat))[-1].content.startswith("You said"):
-        assert not future.done()
-    stage.runtime.chat.stop(chat)
-    stage.fake.set(FAKE_HOLD_DURING=None)
-    await future
-
-
-async def test_a_conversation_too_long_for_the_context_says_so(stage: Stage) -> None:
-    chat = await stage.chat()
-    assert await stage.ask(chat, "x" * 5000) is None
-    assert "no longer fits" in stage.errors()[0]
-    assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER]
-
-
-async def test_messages_in_a_row_are_joined_for_the_template(stage: Stage) -> None:
-    chat = await stage.chat("Be brief.")
-    stage.fake.set(FAKE_DIE_DURING="prefill", FAKE_DIE_TIMES=2)
-    assert await stage.ask(chat, "first") is None
-    await stage.answered(chat, "second")
-    sent = stage.requests("/v1/chat/completions")[-1]["messages"]
-    assert sent == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "first\n\nsecond"}]
 
 
 async def test_deleting_a_conversation_in_the_middle_of_its_reply(stage: Stage) -> None:
@@ -467,18 +343,6 @@ async def test_no_engine_at_all_is_said_in_words(tmp_path: Path, fake_engine: Fa
         fake_engine.set(FAKE_EXIT_AT_START=None)
         reply = await stage.runtime.chat.retry(chat)
         assert reply is not None
-
-
-async def test_words_that_cannot_be_stored_come_back_and_nothing_is_sent(stage: Stage) -> None:
-    chat = await stage.chat()
-    connection = sqlite3.connect(stage.home / "data" / "conversations.db")
-    connection.execute("DROP TABLE messages")
-    connection.commit()
-    connection.close()
-    assert await stage.ask(chat) is None
-    (back,) = stage.of(QuestionNotStored)
-    assert back.text == QUESTION
-    assert not stage.requests("/v1/chat/completions")
 
 
 async def test_a_long_history_is_tokenised_once(stage: Stage) -> None:

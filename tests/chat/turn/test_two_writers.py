@@ -118,21 +118,6 @@ def test_ctrl_c_ends_a_guest_alone_and_the_owner_waits_for_its_guests(home: Home
     assert [words for role, words in said(home) if role == "user"][-1] == "Three"
 
 
-@pytest.mark.slow
-def test_of_many_at_once_each_is_asked_with_all_that_was_said_before(home: Home, fake_engine: FakeEngine) -> None:
-    Asking(home, "--new", "Zero").ends()
-    asking = [Asking(home, word) for word in ("One", "Two", "Three", "Four")]
-    for one in asking:
-        one.ends()
-    branch = said(home)
-    assert len(branch) == 10
-    for at, (_, words) in enumerate(branch):
-        if at % 2:
-            question = branch[at - 1][1]
-            assert words.strip() == f"You said: {question}"
-            assert prompts(fake_engine)[question] == [content.strip() for _, content in branch[:at]]
-
-
 async def test_stop_ends_the_waiting_and_keeps_the_words(stage: Stage, fake_engine: FakeEngine) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
