@@ -157,7 +157,10 @@ class Runtime:
         self._backups.begin()
         self._background.begin(self._learn_names())
         self.chat.forget_left_behind()
-        await self._take_newest_model()
+        # The window opens with the newest conversation: use its model, if it still exists.
+        newest = next(iter(await self.chat.conversations()), None)
+        if newest is not None and newest.model and await asyncio.to_thread(Path(newest.model).exists):
+            self._take_model(newest.model)
         if self.model.is_there:
             await (self.start_engine() if self.settings.engine_start == "app" else self.engine.rest())
         self._background.begin(self.door.follow())
@@ -279,12 +282,6 @@ class Runtime:
         if self.settings.engine_url:
             return Reason(ReasonCode.FOREIGN_ENGINE)
         return Reason(ReasonCode.ON_BATTERY) if on_battery() else None
-
-    async def _take_newest_model(self) -> None:
-        """Use the newest conversation's model, if it still exists: the window opens with it."""
-        newest = next(iter(await self.chat.conversations()), None)
-        if newest is not None and newest.model and await asyncio.to_thread(Path(newest.model).exists):
-            self._take_model(newest.model)
 
     async def _learn_names(self) -> None:
         models = {chat.model for chat in await self.chat.conversations() if chat.model}

@@ -44,18 +44,15 @@ async def kept(runtime: Runtime) -> set[str]:
 
 
 async def test_a_plan_removes_nothing_and_a_prune_does_the_plan(runtime):
+    with pytest.raises(EngineFailed, match="No model is chosen yet"):
+        await runtime.engine.ready()
+    assert runtime.engine.status.state is EngineState.STOPPED, "nothing has failed"
     before = (await runtime.save_points.usage()).conversations
     plan = await runtime.save_points.plan_prune(0)
     assert {one.conversation_id: one.save_points for one in plan.conversations} == {"a": 2, "b": 1}
     assert (await runtime.save_points.usage()).conversations == before
     assert await runtime.save_points.prune(plan) == plan.bytes_freed > 0
     assert await kept(runtime) == set()
-
-
-async def test_without_a_model_nothing_has_failed(runtime):
-    with pytest.raises(EngineFailed, match="No model is chosen yet"):
-        await runtime.engine.ready()
-    assert runtime.engine.status.state is EngineState.STOPPED
 
 
 async def test_settings_changed_at_once_are_stored_in_the_order_they_were_made(runtime):

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -77,11 +77,7 @@ class Hands(QObject):
 
     def select(self) -> None:
         """One chat after the other, each until it is loaded or has been looked at."""
-        for place in (*range(5), 0):
-            self.click(place)
-            time.sleep(1.5)
-        self.click_on(LONG)
-        time.sleep(2.0)
+        self.go_through((*range(5), 0), 1.5)
 
     def hover(self) -> None:
         for place in (0, 1, 2, 3, 4):
@@ -96,12 +92,7 @@ class Hands(QObject):
             time.sleep(0.25)
 
     def five_at_once(self) -> None:
-        for place in range(5):
-            self.click(place)
-            time.sleep(0.15)
-        time.sleep(1.0)
-        self.click_on(LONG)
-        time.sleep(2.0)
+        self.go_through(range(5), 0.15)
 
     def scroll(self) -> None:
         x, y = self.place_of(self.window.transcript)
@@ -145,7 +136,8 @@ class Hands(QObject):
             (folder / f"{number} 桥梁.md").write_text(notes(40, start=100 * number), "utf-8")
         x, y = self.place_of(self.window.sidebar.library_button)
         self.xdotool("mousemove", str(x), str(y), "click", "1")
-        panel = self.shown(lambda: self.window.findChild(LibraryWindow))
+        panel = wait_until(lambda: self.look(lambda: self.window.findChild(LibraryWindow)), what="the library")
+        wait_until(lambda: self.look(panel.isVisible), what="the library on show")
         time.sleep(1.0)
         read = self.count(LibraryChanged)
         self.look(lambda: panel.run(panel.consider([folder])))
@@ -164,9 +156,7 @@ class Hands(QObject):
         self.click_on(LONG)
         time.sleep(1.0)
         self.look(lambda: self.window.transfer.export_with_memory(self.window.chat.current))
-        self.dialog(PassphraseDialog)
-        self.xdotool("type", "--delay", "10", "--", "secret")
-        self.xdotool("key", "Return")
+        self.passphrase()
         self.file(self.file_of_chat)
         self.until(self.file_of_chat.exists, "the file")
         time.sleep(1.0)
@@ -177,9 +167,7 @@ class Hands(QObject):
         time.sleep(_MOMENT_S)
         self.look(self.window.transfer.take_in)
         self.file(self.file_of_chat)
-        self.dialog(PassphraseDialog)
-        self.xdotool("type", "--delay", "10", "--", "secret")
-        self.xdotool("key", "Return")
+        self.passphrase()
         time.sleep(4.0)
 
     def saved(self) -> None:
@@ -228,6 +216,13 @@ class Hands(QObject):
 
     # How it is done.
 
+    def go_through(self, places: Iterable[int], seconds: float) -> None:
+        for place in places:
+            self.click(place)
+            time.sleep(seconds)
+        self.click_on(LONG)
+        time.sleep(2.0)
+
     def beside_a_crowd(self, url: str) -> None:
         """Write and ask until the crowd has gone; it leaves others the cores, as one on another computer would."""
         command = [sys.executable, "-m", "tests.soak.crowd", url, "10000"]
@@ -255,6 +250,11 @@ class Hands(QObject):
         self.look(panel.close)
         time.sleep(_MOMENT_S)
 
+    def passphrase(self) -> None:
+        self.dialog(PassphraseDialog)
+        self.xdotool("type", "--delay", "10", "--", "secret")
+        self.xdotool("key", "Return")
+
     def file(self, path: Path) -> None:
         dialog = self.dialog(QFileDialog)
         field = self.look(lambda: dialog.findChild(QLineEdit, "fileNameEdit"))
@@ -270,10 +270,6 @@ class Hands(QObject):
             return found[0] if found and found[0].isActiveWindow() else None
 
         return wait_until(lambda: self.look(look), what=kind.__name__)  # type: ignore[no-any-return]
-
-    def shown(self, which: Callable[[], Any]) -> Any:
-        wait_until(lambda: self.look(lambda: which() is not None and which().isVisible()), what="a window")
-        return which()
 
     def row(self, place: int) -> tuple[int, int]:
 

@@ -62,6 +62,9 @@ def test_everything_found(paths, engine, smollm2, chosen):
     text = "\n".join(lines(report))
     for part in (str(engine), "NVIDIA H200, 148.9 GB free", "Q4_1, 98 MB", "8,192 tokens: the full", str(smollm2)):
         assert part in text
+    text = "\n".join(lines(collect(paths, replace(chosen, context_size=16_384))))
+    assert "set by you" in text
+    assert "trained for 8,192" in text
 
 
 def test_what_restoring_can_do_is_told_once_it_is_known(paths, smollm2, chosen):
@@ -131,12 +134,6 @@ def test_an_engine_that_is_missing_or_cannot_run_is_told(paths, tmp_path):
     report = collect(paths, Settings(engine_path=str(program)))
     assert not report.healthy
     assert "libggml.so" in "\n".join(lines(report))
-
-
-def test_a_users_own_context_size_comes_with_its_warning(paths, chosen):
-    text = "\n".join(lines(collect(paths, replace(chosen, context_size=16_384))))
-    assert "set by you" in text
-    assert "trained for 8,192" in text
 
 
 def test_json_and_text_and_exit_code(paths, chosen, capsys):

@@ -104,9 +104,6 @@ def test_searched_listed_and_fetched(served, capsys):
     assert capsys.readouterr().out == f"{path}\n"
     assert load_settings(resolve_paths().settings_file).model_path == str(path)
     assert [one["source"] for one in told(capsys)["models"]] == ["kvchat"]
-
-
-def test_a_search_without_result_says_so(served, capsys):
     assert main(["models", "search", "unheard", "of"]) == 0
     assert "unheard of" in capsys.readouterr().out
 

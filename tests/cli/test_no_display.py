@@ -8,13 +8,12 @@ from kvchat.cli import no_display
 from kvchat.cli.no_display import DisplayProblem, find_problem
 
 
-def test_no_display_at_all():
+def test_no_display_is_explained_unless_the_platform_needs_none(capsys):
     problem = find_problem({})
     assert "neither DISPLAY nor WAYLAND_DISPLAY" in problem.detail
-
-
-def test_the_offscreen_platform_needs_no_display():
     assert find_problem({"QT_QPA_PLATFORM": "offscreen"}) is None
+    assert no_display.explain(DisplayProblem("No screen.", "Use kvchat ask."), starter=False) == 1
+    assert capsys.readouterr().err == "kvchat cannot open a window. No screen.\n  Use kvchat ask.\n"
 
 
 def test_missing_libraries_are_named_with_the_line_that_installs_them(monkeypatch):
@@ -35,8 +34,3 @@ def test_wayland_counts_once_its_socket_answers(tmp_path):
         server.bind(str(tmp_path / "wayland-9"))
         server.listen()
         assert find_problem(environment) is None
-
-
-def test_without_starter_the_app_only_explains(capsys):
-    assert no_display.explain(DisplayProblem("No screen.", "Use kvchat ask."), starter=False) == 1
-    assert capsys.readouterr().err == "kvchat cannot open a window. No screen.\n  Use kvchat ask.\n"

@@ -34,9 +34,6 @@ def test_out_and_in_again(home, tmp_path, capsys):
     assert main(["import", str(tmp_path / "all.json")]) == 0
     assert capsys.readouterr().out == "imported 1 chat; 0 already existed\n"
     assert everything(database) == before
-
-
-def test_what_cannot_be_imported_is_named(home, tmp_path, capsys):
     (tmp_path / "x.json").write_text("{", "utf-8")
     assert main(["import", str(tmp_path / "x.json")]) == 1
     assert "x.json: line 1, column 2: invalid JSON" in capsys.readouterr().err

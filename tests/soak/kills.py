@@ -25,6 +25,7 @@ from kvchat.session.proof import LEAST_TOKENS, PROVED_SHARE
 from kvchat.system.files import whole_file
 from kvchat.words.reasons import ReasonCode
 from tests.e2e.home import Home
+from tests.e2e.window import left_behind
 from tests.soak.moments import MOMENTS, Fate
 
 WORD_S = 180.0  # a living kvchat says something within so long, on the slowest machine
@@ -103,7 +104,13 @@ class _Life:
     def __init__(self, home: Home, seed: int, told: Told, tally: Tally) -> None:
         self._home, self._seed, self._told, self._tally = home, seed, told, tally
         self._dice = random.Random(seed)
-        self.fate = self._draw()
+        self.fate: Fate | None = None  # killed from outside, at any moment
+        if self._dice.random() >= 0.25:
+            moment = self._dice.choice([*MOMENTS, "saving", "absorbing", "restoring"])
+            victim = self._dice.choice(("app", "app", "engine", "both"))
+            by_steps = moment not in ("starting", "saving", "restoring") and self._dice.random() < 0.6
+            ms = self._dice.choice((2, 10, 40, 150)) * self._dice.random()  # mostly few: the moments are short
+            self.fate = Fate(moment, victim, self._dice.randrange(40) if by_steps else None, None if by_steps else ms)
         self._open: list[str] = []  # moments that have begun and not ended
         self._said: set[str] = set()
         self._struck_in, self._killed_engine = "", False
@@ -111,17 +118,6 @@ class _Life:
         self._going: set[str] = set()  # chats that are deleted, be it while they are answered
         self._quit = False
         self._died_at = 0.0
-
-    def _draw(self) -> Fate | None:
-        dice = self._dice
-        if dice.random() < 0.25:
-            return None  # from outside, at any moment
-        moment = dice.choice([*MOMENTS, "saving", "absorbing", "restoring"])
-        victim = dice.choice(("app", "app", "engine", "both"))
-        by_steps = moment not in ("starting", "saving", "restoring") and dice.random() < 0.6
-        return (
-            Fate(moment, victim, dice.randrange(40), None) if by_steps else Fate(moment, victim, None, _some_ms(dice))
-        )
 
     def live(self) -> None:
         """Start it, kill it, and take in what it said. Raises Broken."""
@@ -136,7 +132,14 @@ class _Life:
                 env=os.environ | environment,
             )
         lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        reader = threading.Thread(target=_read, args=(life, lines), daemon=True)
+
+        def read() -> None:
+            for line in life.stdout:
+                if line.endswith(b"\n"):
+                    lines.put(json.loads(line))
+            lines.put(None)
+
+        reader = threading.Thread(target=read, daemon=True)
         reader.start()
         try:
             ended = self._until_its_time(life, lines)
@@ -145,7 +148,6 @@ class _Life:
             life.kill()
             life.wait()
             reader.join()
-            assert life.stdout is not None
             life.stdout.close()
         while not ended:
             ended = self._hear(lines) is None
@@ -156,7 +158,9 @@ class _Life:
         for line in self._streamed:
             if line["when"] < self._died_at - LOST_S - LATE_S and line["chat"] not in self._going:
                 self._told.streamed[line["streamed"]] = (line["chat"], line["length"])
-        _all_gone(self._home.folder)
+        _, alive = psutil.wait_procs(left_behind(self._home), timeout=GONE_S)
+        if alive:
+            raise Broken(f"outlived kvchat: {[process.cmdline() for process in alive]}")
 
     def _until_its_time(self, life: subprocess.Popen[bytes], lines: queue.Queue[dict[str, Any] | None]) -> bool:
         """Hear it until it is to be killed from outside; whether it has ended before."""
@@ -225,33 +229,6 @@ class _Life:
             raise Broken(f"called {source}, and read again: {line}")
 
 
-def _some_ms(dice: random.Random) -> float:
-    """Mostly few: the moments are short with a tiny model."""
-    return float(dice.choice((2, 10, 40, 150)) * dice.random())
-
-
-def _read(life: subprocess.Popen[bytes], lines: queue.Queue[dict[str, Any] | None]) -> None:
-    assert life.stdout is not None
-    for line in life.stdout:
-        if line.endswith(b"\n"):
-            lines.put(json.loads(line))
-    lines.put(None)
-
-
-def _all_gone(home: Path) -> None:
-    left = [process for process in psutil.process_iter() if _is_of(process, home)]
-    _, alive = psutil.wait_procs(left, timeout=GONE_S)
-    if alive:
-        raise Broken(f"outlived kvchat: {[process.cmdline() for process in alive]}")
-
-
-def _is_of(process: psutil.Process, home: Path) -> bool:
-    try:
-        return process.environ().get("KVCHAT_HOME") == str(home)
-    except psutil.Error:
-        return False
-
-
 def _look_over(home: Home, told: Told) -> None:
     """After a kill: the database whole, nothing said lost, the store clean, no file or block nobody knows."""
     database = home.folder / "data" / "conversations.db"
@@ -300,11 +277,9 @@ def _look_over_store(home: Home, told: Told) -> None:
         begun.with_name("next").unlink()
     in_memory = private_folder_in(MEMORY_FOLDER, kept.folder / STAGING)
     folders = [home.folder, *([in_memory] if in_memory else [])]
-    if strange := [str(path) for folder in folders for path in folder.rglob("*") if _is_left(path)]:
+    begun, passing = (".new", ".part", ".slot"), {STAGING, "temporary"}  # being written, or staged for somebody
+    left = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    if strange := [
+        str(path) for path in left if path.suffix in begun or passing & set(path.parts) or MEMORY_FOLDER in path.parents
+    ]:
         raise Broken(f"left behind: {strange}")
-
-
-def _is_left(path: Path) -> bool:
-    """Whether a file is one that somebody was writing, or staged for somebody."""
-    begun, folders = (".new", ".part", ".slot"), {STAGING, "temporary"} & set(path.parts)
-    return path.is_file() and bool(path.suffix in begun or folders or MEMORY_FOLDER in path.parents)

@@ -57,16 +57,7 @@ class Life:
         self._fulfilment.watching = True
         await self._first_turn()
         say(begun=True)
-        wanted = self._leading_to(self._fulfilment.fate)
-        acts = (self._talk, self._talk, self._new, self._change, self._look, self._delete, self._prune, self._carry)
-        for _ in range(MOST_ACTS):
-            if self._fulfilment.struck:
-                await self._recover()
-            await self._dice.choice((*acts, *(len(acts) * wanted)))()
-        say(spent=True)
-
-    def _leading_to(self, fate: Fate | None) -> tuple[Act, ...]:
-        acts: dict[str, tuple[Act, ...]] = {
+        leading = {
             "saving": (self._talk,),
             "absorbing": (self._talk, self._new),
             "restoring": (self._look, self._talk),
@@ -77,7 +68,14 @@ class Life:
             "importing": (self._carry,),
             "quitting": (self._quit,),
         }
-        return acts.get(fate.moment, ()) if fate else ()
+        fate = self._fulfilment.fate
+        wanted = leading.get(fate.moment, ()) if fate else ()
+        acts = (self._talk, self._talk, self._new, self._change, self._look, self._delete, self._prune, self._carry)
+        for _ in range(MOST_ACTS):
+            if self._fulfilment.struck:
+                await self._recover()
+            await self._dice.choice((*acts, *(len(acts) * wanted)))()
+        say(spent=True)
 
     async def _recover(self) -> None:
         for _ in range(3):  # what was being said when it died may have failed
@@ -238,6 +236,10 @@ def main(home: Path, seed: int, fate: Fate | None) -> int:
     open_runtime, begin = application.open_runtime, Runtime.begin
     lives: list[asyncio.Task[None]] = []
 
+    def bury(life: asyncio.Task[None]) -> None:
+        if not life.cancelled() and (error := life.exception()):
+            say(bug="".join(traceback.format_exception(error)))
+
     async def opened(paths: Paths, settings: Settings) -> Runtime:
         say(opening=True)
         return await open_runtime(paths, settings)
@@ -245,16 +247,11 @@ def main(home: Path, seed: int, fate: Fate | None) -> int:
     async def begun(runtime: Runtime) -> None:
         await begin(runtime)
         lives.append(asyncio.create_task(Life(runtime, home, seed, fulfilment).live()))
-        lives[0].add_done_callback(_bury)
+        lives[0].add_done_callback(bury)
 
     application.open_runtime, Runtime.begin = opened, begun  # type: ignore[method-assign]
     application.Application._bug = lambda self, loop, context: say(bug=str(context))  # type: ignore[method-assign]
     return app.run(starter=False, hidden=False)
-
-
-def _bury(life: asyncio.Task[None]) -> None:
-    if not life.cancelled() and (error := life.exception()):
-        say(bug="".join(traceback.format_exception(error)))
 
 
 if __name__ == "__main__":
