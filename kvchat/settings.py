@@ -1,7 +1,6 @@
 """The user's settings: one JSON file, read tolerantly, written atomically.
 
-One table has each setting's default, rule, label and help. A change applies at once and is published as
-`SettingsChanged`; engine start options apply at its next start.
+One table has each setting's default, rule, label and help. Engine start options apply at the engine's next start.
 """
 
 from __future__ import annotations
