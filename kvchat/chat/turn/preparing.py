@@ -186,8 +186,17 @@ class Preparing:
         stopped_short = loaded.ahead.tokens and loaded.expected_cached == len(boundary)  # without being saved
         unsaved = stopped_short and self._may_keep(work) and not await lease.is_kept(boundary)
         if work.branch and (missing >= LEAST_GAIN or unsaved):
-            if not await self._read_history(work, loaded):
+            label = work.branch[-1].id
+
+            async def keep(stop: Tokens) -> None:
+                if self._may_keep(work) and not await lease.is_kept(stop):
+                    await lease.settle(stop)
+                    if await lease.save(stop, label=label, tell=stop == boundary) is None:
+                        self._not_kept[lease.owner] = len(boundary)
+
+            if not await self._read(work, [boundary], loaded, keep, draft=False):
                 return False
+            self._parts.background.begin(self._parts.absorb())
             loaded = await lease.load((*(work.draft or boundary), NEXT))
         if len(work.draft) - loaded.expected_cached >= LEAST_GAIN:
             if not lease.engine.can_cut:  # discarding the draft must not cost more than reading it saves
@@ -204,20 +213,6 @@ class Preparing:
         """Return False if saving failed before at this length, to avoid repeated attempts and reports."""
         remembers = work.lease.keeps and work.lease.engine.remembers(len(work.boundary))
         return remembers and self._not_kept.get(work.lease.owner) != len(work.boundary)
-
-    async def _read_history(self, work: _Work, loaded: Loaded) -> bool:
-        lease, label = work.lease, work.branch[-1].id
-
-        async def keep(stop: Tokens) -> None:
-            if self._may_keep(work) and not await lease.is_kept(stop):
-                await lease.settle(stop)
-                if await lease.save(stop, label=label, tell=stop == work.boundary) is None:
-                    self._not_kept[lease.owner] = len(work.boundary)
-
-        read = await self._read(work, [work.boundary], loaded, keep, draft=False)
-        if read:
-            self._parts.background.begin(self._parts.absorb())
-        return read
 
     async def _read(
         self, work: _Work, stops: Sequence[Tokens], loaded: Loaded, keep: Keep = nothing, *, draft: bool

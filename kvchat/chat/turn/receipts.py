@@ -131,26 +131,22 @@ def receipt_sentence(receipt: Receipt) -> str:
         if receipt.miss_reason:
             parts.append(receipt.miss_reason.words)
     else:
-        parts.append(
-            listed([several(read, "processed {count} new token", "processed {count} new tokens"), *_had(receipt)])
-        )
+        done = [several(read, "processed {count} new token", "processed {count} new tokens")]
+        ahead, before = receipt.read_ahead_tokens, receipt.cached_tokens - receipt.read_ahead_tokens
+        if before and (receipt.source is Source.HOT or (receipt.source is Source.AHEAD and not receipt.restore_ms)):
+            done.append(_("{tokens} still loaded", tokens=number(before)))
+        elif before and receipt.source is Source.DISK:
+            done.append(_("remembered {tokens} from disk", tokens=number(before)))
+        elif before:
+            done.append(_("remembered {tokens}", tokens=number(before)))
+        if ahead:
+            done.append(_("{tokens} processed ahead", tokens=number(ahead)))
+        parts.append(listed(done))
         if receipt.saved_ms is not None and receipt.saved_ms >= _LEAST_SAVING_MS:
             saved_s = receipt.saved_ms / 1000  # round to the estimate's precision
             time = _("{seconds} s", seconds=f"{saved_s:.0f}") if 10 <= saved_s < 100 else duration(receipt.saved_ms)
             parts.append(_("saved about {time}", time=time))
     return beside([*parts, *_waits(receipt)])
-
-
-def _had(receipt: Receipt) -> list[str]:
-    ahead, before = receipt.read_ahead_tokens, receipt.cached_tokens - receipt.read_ahead_tokens
-    had = []
-    if before and (receipt.source is Source.HOT or (receipt.source is Source.AHEAD and not receipt.restore_ms)):
-        had.append(_("{tokens} still loaded", tokens=number(before)))
-    elif before and receipt.source is Source.DISK:
-        had.append(_("remembered {tokens} from disk", tokens=number(before)))
-    elif before:
-        had.append(_("remembered {tokens}", tokens=number(before)))
-    return [*had, _("{tokens} processed ahead", tokens=number(ahead))] if ahead else had
 
 
 def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:

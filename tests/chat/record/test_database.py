@@ -9,16 +9,26 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
 import pytest
 
 from kvchat.chat.deletion import forget_strangers
+from kvchat.chat.options import ChatOptions, answer_settings, remember_model, store_options
 from kvchat.chat.record import migrations, tree
-from kvchat.chat.record.database import INTERRUPT_ABANDONED, Database, Drafts
+from kvchat.chat.record.database import INTERRUPT_ABANDONED, ConversationGone, Database, Drafts
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.chat.record.messages import Attachment, Message, MessageState, Receipt, Role
+from kvchat.chat.record.messages import (
+    Attachment,
+    Message,
+    MessageState,
+    Receipt,
+    Role,
+    ends_with_reply,
+    prompt_messages,
+)
+from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from kvchat.session.proof import Source
 from kvchat.system.concurrency import Worker
 from kvchat.transfer.rows import conversation_rows, store_rows
@@ -270,3 +280,52 @@ def test_titles_cannot_turn_the_text_beside_them_around(tmp_path: Path) -> None:
         assert [one.title for one in database.newest(5)] == ["invoicegpj.exe"]
         raw = database.rows("SELECT title FROM conversations WHERE id = ?", (chat,))
         assert raw[0]["title"] == "invoice\u202egpj.exe", "what is stored stays"
+
+
+def test_a_fork_has_what_was_said_so_far_and_is_answered_alike(database: Database) -> None:
+    chat = database.create_conversation("Lakes", "Be brief.").id
+    store_options(database, chat, ChatOptions(Sampling(temperature=0.25)))
+    remember_model(database, chat, "/models/a.gguf", replace=True)
+    file = Attachment("lakes.txt", 5, "h", "Jeju", b"\x89PNG")
+    database.append_question(chat, "Which is deepest?", (file,))
+    leaf = database.branch(chat)[-1].id
+    reply = database.append(chat, leaf, Role.ASSISTANT, "Baikal.", MessageState.STOPPED)
+    database.append_question(chat, "And the largest?")
+    before = database.branch(chat)
+    made = tree.fork(database, reply)
+    copies = database.branch(made)
+    assert [(one.role, one.content, one.state, one.attachments) for one in copies] == [
+        (one.role, one.content, one.state, one.attachments) for one in before[:3]
+    ]
+    assert not {one.id for one in copies} & {one.id for one in before}
+    assert [one.parent_id for one in copies] == [None, copies[0].id, copies[1].id]
+    forked = database.conversation(made)
+    assert (forked.title, forked.model) == ("Lakes", "/models/a.gguf")
+    assert answer_settings(database, made) == answer_settings(database, chat)
+    assert database.branch(chat) == before
+    database.delete(chat)
+    assert database.branch(made) == copies, "neither needs the other"
+    with pytest.raises(ConversationGone):
+        tree.fork(database, reply)
+
+
+def message(role: Role, content: str, thinking: str = "") -> Message:
+    return Message("id", "chat", None, role, content, thinking, MessageState.COMPLETE, datetime.now(UTC))
+
+
+def test_roles_alternate_whatever_happened() -> None:
+    branch = [
+        message(Role.SYSTEM, "s"),
+        message(Role.USER, "a"),
+        message(Role.ASSISTANT, "  "),
+        message(Role.USER, "b"),
+        message(Role.ASSISTANT, "c", "thought"),
+    ]
+    assert prompt_messages(branch) == [
+        ChatMessage("system", "s"),
+        ChatMessage("user", "a\n\nb"),
+        ChatMessage("assistant", "c", "thought"),
+    ]
+    assert ends_with_reply(branch)
+    assert not ends_with_reply(branch[:2])
+    assert not ends_with_reply([])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvchat.chat.record.titles import MOST_CHARACTERS, REQUEST, is_over, title_in
+from kvchat.chat.record.titles import MOST_CHARACTERS, REQUEST, TITLE_LENGTH, is_over, title_from, title_in
 
 SAID = "How do I bake pancakes without eggs on Sunday? 没有鸡蛋怎么做煎饼？ snake_case Use mashed bananas and soy milk."
 
@@ -64,3 +64,21 @@ def test_reading_ends_with_the_title() -> None:
     assert not is_over("Here is a title:\n")
     assert is_over("Here is a title:\n\nPancakes\n")
     assert is_over("Pancakes\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("Hello there", "Hello there"),
+        ("  two\n\nlines\t of words ", "two lines of words"),
+        ("", "New chat"),
+        (
+            "How does the second proof of the theorem use the lemma of chapter three?",
+            "How does the second proof of the theorem use…",
+        ),
+        ("字" * 100, "字" * TITLE_LENGTH + "…"),
+        ("x" * 100, "x" * TITLE_LENGTH + "…"),
+    ],
+)
+def test_a_title_is_the_first_words(text: str, title: str) -> None:
+    assert title_from(text) == title
