@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from kvchat.chat.context import StillAnswering
 from kvchat.chat.options import (
-    AnswerSettings,
     BadOptions,
     ChatOptions,
     Preset,
@@ -31,12 +30,9 @@ class OptionsService:
         self._parts = parts
         self._is_answering = is_answering
 
-    async def answer_settings(self, conversation_id: str) -> AnswerSettings:
-        return await self._parts.answer_settings(conversation_id)
-
     async def change(self, conversation_id: str, options: ChatOptions) -> None:
         await self.check(options)
-        before = (await self.answer_settings(conversation_id)).options.template
+        before = (await self._parts.answer_settings(conversation_id)).options.template
         if options.template != before and await self.begun(conversation_id):
             raise BadOptions(
                 _("The model options of a chat cannot be changed after its first message"),

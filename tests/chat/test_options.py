@@ -111,7 +111,9 @@ async def test_template_options_are_fixed_once_a_chat_has_begun(stage: Stage) ->
     assert (await stage.answered(chat, "And then?")).source is Source.HOT, "other sampling costs no cache"
     with pytest.raises(BadOptions, match="cannot be changed after its first message"):
         await service.change(chat, ChatOptions())
-    assert (await service.answer_settings(chat)).options == replace(CHOSEN, sampling=Sampling(temperature=1.0))
+    assert (await stage.runtime.chat.parts.answer_settings(chat)).options == replace(
+        CHOSEN, sampling=Sampling(temperature=1.0)
+    )
 
 
 async def test_another_system_prompt_is_a_branch_where_something_was_said(stage: Stage) -> None:
@@ -139,7 +141,7 @@ async def test_new_chats_begin_with_the_default_preset(stage: Stage) -> None:
     assert await service.system_prompt(await stage.chat()) == ""
     await service.store_preset(replace(poet, is_default=True))
     chat = await stage.chat()
-    chosen = await service.answer_settings(chat)
+    chosen = await stage.runtime.chat.parts.answer_settings(chat)
     assert (await service.system_prompt(chat), chosen.model, chosen.options) == (
         "Speak in rhymes.",
         "/m/poet.gguf",

@@ -126,7 +126,12 @@ class Turns:
                     chat, model, lambda ahead: events.publish(WaitingForChat(chat, ahead))
                 ):
                     if turn.waits is not None:
-                        await self._stand_last(turn)
+                        others = [other for other in self._turns if other is not turn and not other.answered]
+                        later = {other.beginning.question_id for other in others if other.waits and other.beginning}
+                        with contextlib.suppress(StorageFailed):  # it stays put and is answered there
+                            database, question = self._parts.database, turn.beginning.question_id
+                            if await self._parts.worker.run(database.stand_last, question, later):
+                                events.publish(MessagesChanged(chat))
                         if not turn.stopped:
                             turn.waits()
                     await turn.run(done)
@@ -171,15 +176,6 @@ class Turns:
         parts.events.publish(ConversationsChanged())
         parts.events.publish(MessagesChanged(conversation_id))
         return beginning
-
-    async def _stand_last(self, turn: Turn) -> None:
-        assert turn.beginning is not None
-        with contextlib.suppress(StorageFailed):  # it stays put and is answered there
-            others = (other for other in self._turns if other.waits and not (other is turn or other.answered))
-            waiting = {other.beginning.question_id for other in others if other.beginning}
-            where = turn.beginning.question_id, waiting
-            if await self._parts.worker.run(self._parts.database.stand_last, *where):
-                self._parts.events.publish(MessagesChanged(turn.conversation_id))
 
     async def _give_up(self, turn: Turn, beginning: Beginning) -> None:
         """Mark an unanswered question as waiting for a model or for nobody."""

@@ -257,7 +257,7 @@ class ChatSettings(OptionsPanel):
         await self._load_presets()
         preset, said = await chat.default_preset() or Preset(""), False
         if id is not None:
-            chosen, said = await chat.answer_settings(id), await chat.begun(id)
+            chosen, said = await runtime.chat.parts.answer_settings(id), await chat.begun(id)
             preset = Preset("", await chat.system_prompt(id), subject.model, chosen.options)
         model = preset.model or runtime.settings.model_path
         if not await self._offer(model, lambda: subject == self._subject, begun=said):
