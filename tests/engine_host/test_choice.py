@@ -86,14 +86,6 @@ def test_a_build_that_cannot_share_its_work_is_said(tmp_path: Path, fake_engine:
         with_arguments(tmp_path, fake_engine, rpc_workers="den:1")
 
 
-def test_a_gpu_takes_the_whole_model_where_it_fits(tmp_path: Path, fake_engine: FakeEngine) -> None:
-    choice = with_arguments(tmp_path, fake_engine)  # it sees a GPU with 512 MiB free
-    assert (choice.plan.fit_target, choice.plan.without_gpu) == (128 * 1024 * 1024, False)
-    assert not choice.context.beside
-    assert [bar.place for bar in choice.context.bars] == ["FAKE0", "memory"]
-    assert "--verbosity" not in choice.plan.left_out
-
-
 def test_levels_that_would_log_conversations_are_not_asked_for() -> None:
     asked = EngineProbe("version: 6451", 6451, KnownOptions((Option(("--verbosity",), 1),)))
     assert "--verbosity" in options_to_leave_out(asked)

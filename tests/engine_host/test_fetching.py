@@ -93,7 +93,7 @@ async def home(
     await home.setup.close()
 
 
-async def test_it_is_fetched_tried_out_and_used(home: Home, github: FakeHub) -> None:
+async def test_it_is_fetched_tried_out_and_used(home: Home, github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     await home.works()
     assert home.notices == [("GPU engine ready", f"{NAME} passed its test and is now selected.")]
     assert home.left() == ["libcublas.so.12", "libcudart.so.12", "libggml-cuda.so", "llama-server"]
@@ -111,13 +111,11 @@ async def test_it_is_fetched_tried_out_and_used(home: Home, github: FakeHub) -> 
     assert [one.name for one in fetched_engines(home.paths.engines)] == [NAME, "llama.cpp-b11457-vulkan"]
     with pytest.raises(KvchatError, match="No SYCL engine"):
         await home.setup.get(Backend.SYCL)
-
-
-async def test_without_a_card_nothing_is_asked(home: Home, github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = len(github.requests)
     monkeypatch.setattr(engine_setup, "find_graphics", lambda: Graphics("linux", ()))
     with pytest.raises(KvchatError, match="No GPU found"):
         await home.setup.get()
-    assert github.requests == []
+    assert len(github.requests) == asked
 
 
 async def test_one_that_does_not_see_the_card_is_not_used_and_kept_to_be_tried_again(
@@ -181,18 +179,14 @@ async def test_cancelled_it_goes_on_later(home: Home, github: FakeHub) -> None:
     await home.works()
 
 
-async def test_too_little_room_is_told_before_a_byte_is_fetched(
+async def test_a_disk_that_is_full_is_told_and_keeps_what_arrived(
     home: Home, github: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 1000))
-    assert "Not enough disk space" in (await refused(home, KvchatError)).title
-    assert github.downloads == []
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: namedtuple("usage", "total used free")(10**9, 0, 1000))
+        assert "Not enough disk space" in (await refused(home, KvchatError)).title
+    assert github.downloads == [], "before a byte is fetched"
 
-
-async def test_a_disk_that_is_full_when_it_is_unpacked_keeps_what_arrived(
-    home: Home, github: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -242,14 +236,6 @@ async def test_one_that_cannot_even_start_says_what_it_lacks(
     step = (await home.fails()).steps[-1]
     assert step.name == "The engine cannot run on this computer"
     assert step.detail == "It is missing libssl.so.3. This is part of OpenSSL (Debian: libssl3)."
-
-
-async def test_what_one_that_cannot_even_start_has_printed_is_told(home: Home, github: FakeHub) -> None:
-    program = b"#!/bin/sh\necho no kernel image for this device\nexit 1\n"
-    github.releases["b11457"][ARCHIVE] = tarred({"llama-b11457/llama-server": program})
-    error = (await home.fails()).steps[-1].error
-    assert (error.title, error.detail) == ("The engine cannot run on this computer", "no kernel image for this device")
-    assert "another backend" in error.advice, "nobody has set its path"
 
 
 @pytest.mark.engine

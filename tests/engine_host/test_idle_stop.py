@@ -56,11 +56,6 @@ async def test_with_the_first_message_means_not_before(tmp_path: Path, fake_engi
         assert runtime.engine.status.state is READY
 
 
-async def test_with_the_app_means_at_once(runtime: Runtime) -> None:
-    await runtime.begin()
-    await until(lambda: runtime.engine.status.state is READY)
-
-
 async def test_an_engine_that_answers_or_was_used_just_now_does_not_rest(
     runtime: Runtime, fake_engine: FakeEngine
 ) -> None:

@@ -44,12 +44,6 @@ async def test_a_text_is_judged_by_the_engine_in_use(
     assert bool(said) is bool(reason)
 
 
-async def test_a_broken_engine_is_the_reason_itself(paths: Paths) -> None:
-    assert "/nowhere" in await EngineSetup(paths, lambda: Settings(engine_path="/nowhere"), unused).why_not(
-        "rpc_workers", "a:1"
-    )
-
-
 async def test_an_engine_is_tried_with_the_smallest_model_there_is(
     paths: Paths, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

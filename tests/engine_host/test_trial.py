@@ -19,16 +19,12 @@ async def tried(fake: FakeEngine, *, model: bool = True) -> Trial:
 
 
 async def test_a_good_engine_passes_every_step(fake_engine: FakeEngine) -> None:
+    assert (await tried(fake_engine, model=False)).works
+    assert fake_engine.launches() == [], "without a model it is only asked who it is"
     trial = await tried(fake_engine)
     assert trial.works
     assert [step.name for step in trial.steps] == ["Version", "Devices", "Model", "Reply", "Chat memory"]
     assert "--slot-save-path" in fake_engine.launches()[0]["arguments"]
-
-
-async def test_without_a_model_it_is_only_asked_who_it_is(fake_engine: FakeEngine) -> None:
-    trial = await tried(fake_engine, model=False)
-    assert trial.works
-    assert fake_engine.launches() == []
 
 
 @pytest.mark.parametrize(

@@ -77,13 +77,6 @@ async def test_a_look_can_be_cancelled(paths: Paths) -> None:
     assert len(found) < 300
 
 
-def test_where_a_model_came_from(paths: Paths) -> None:
-    library = ModelLibrary(paths, tuple)
-    assert library.repository_of(paths.models / "org" / "x-GGUF" / "BF16" / "x.gguf") == "org/x-GGUF"
-    assert library.repository_of(paths.models / "starter.gguf") is None
-    assert library.repository_of(Path("/elsewhere/x.gguf")) is None
-
-
 def test_what_is_here_already(paths: Paths) -> None:
     file = HubFile("x", "", (HubPart("x.gguf", 3, "0"),))
     repository = HubRepository("org/x-GGUF", "1", False, (file,))
@@ -92,6 +85,9 @@ def test_what_is_here_already(paths: Paths) -> None:
     (paths.models / "org" / "x-GGUF").mkdir(parents=True)
     (paths.models / "org" / "x-GGUF" / "x.gguf").write_bytes(b"abc")
     assert library.is_here(repository, file)
+    assert library.repository_of(paths.models / "org" / "x-GGUF" / "BF16" / "x.gguf") == "org/x-GGUF"
+    assert library.repository_of(paths.models / "starter.gguf") is None
+    assert library.repository_of(Path("/elsewhere/x.gguf")) is None
 
 
 def test_the_running_model_gives_its_memory_back() -> None:

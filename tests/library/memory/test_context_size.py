@@ -59,21 +59,13 @@ def test_as_much_as_fits_and_not_a_step_more(large: GgufFacts) -> None:
     assert "supports 131,072" in choice.reason
     assert choose(large, memory, "q8_0").tokens > 1.7 * choice.tokens
     assert "allowed by the system" in choose(large, MemoryFacts(10 * GB, limited=True)).share
-
-
-def test_more_memory_never_means_less_context(large: GgufFacts) -> None:
     sizes = [choose(large, MemoryFacts(n * GB // 4)).tokens for n in range(0, 120)]
-    assert sizes == sorted(sizes)
-    assert sizes[0] == MINIMUM
-    assert sizes[-1] == 131_072
-
-
-def test_too_little_memory_gets_the_minimum_and_is_told(large: GgufFacts) -> None:
-    choice = choose(large, MemoryFacts(4 * GB))
-    assert choice.tokens == MINIMUM
-    assert not choice.fits
-    assert "may not fit" in choice.reason
-    assert "only 3.6 GB of the 4 GB free can be used" in choice.reason
+    assert sizes == sorted(sizes), "more memory never means less context"
+    assert (sizes[0], sizes[-1]) == (MINIMUM, 131_072)
+    least = choose(large, MemoryFacts(4 * GB))
+    assert (least.tokens, least.fits) == (MINIMUM, False)
+    assert "may not fit" in least.reason
+    assert "only 3.6 GB of the 4 GB free can be used" in least.reason
 
 
 @pytest.mark.parametrize(("trained", "most", "least"), [(1000, 1000, 1000), (5000, 4864, MINIMUM)])
@@ -94,15 +86,27 @@ def test_the_users_wish_is_honoured(large: GgufFacts) -> None:
         assert words in unwise.warning
 
 
-def test_a_gpu_with_room_decides_alone(large: GgufFacts) -> None:
-    memory = MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 12 * GB),))
-    choice = choose(large, memory)
+def on_gpu(facts: GgufFacts, gpu: int, computer: int = 64 * GB) -> ContextChoice:
+    return choose(facts, MemoryFacts(computer, devices=(DeviceMemory("CUDA0", gpu),)))
+
+
+def test_a_gpu_with_room_decides_alone_and_one_of_no_use_is_left_alone(large: GgufFacts, tmp_path: Path) -> None:
+    choice = on_gpu(large, 12 * GB)
     assert ENOUGH_ON_DEVICE <= choice.tokens < 131_072
     assert "12 GB free on the GPU" in choice.share
+    together = on_gpu(large, 4 * GB, 4 * GB)
+    assert together.fits
+    assert MINIMUM < together.tokens < ENOUGH_ON_DEVICE
+    assert together.beside
+    none = on_gpu(large, GB // 4)
+    assert none.beside == "No part of the model fits on the GPU."
+    assert (none.bars[0].needed, none.bars[1].kv) == (0, none.kv_bytes)
+    mixture = on_gpu(llama_8b(tmp_path, experts=0.9), 6 * GB)
+    assert [bar.kv for bar in mixture.bars] == [mixture.kv_bytes, 0], "experts leave the GPU first"
 
 
 def test_a_gpu_that_is_too_small_takes_what_it_can(large: GgufFacts) -> None:
-    choice = choose(large, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 6 * GB),)))
+    choice = on_gpu(large, 6 * GB)
     assert choice.tokens == ENOUGH_ON_DEVICE
     assert choice.fits
     assert choice.beside == "Part of the model runs outside the GPU, which is slower."
@@ -127,31 +131,6 @@ def test_what_the_engine_decided_is_told_after_the_load(large: GgufFacts, placem
     choice = choose(large, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 6 * GB),)))
     assert choice.placed(placement, "the GPU").beside == words
     assert choice.placed(None, "the GPU") == choice
-
-
-def test_gpu_and_memory_together_hold_what_neither_does(large: GgufFacts) -> None:
-    choice = choose(large, MemoryFacts(4 * GB, devices=(DeviceMemory("CUDA0", 4 * GB),)))
-    assert choice.fits
-    assert MINIMUM < choice.tokens < ENOUGH_ON_DEVICE
-    assert choice.beside
-    assert not choose(large, MemoryFacts(4 * GB)).fits
-
-
-def test_a_mixtures_experts_stay_beside_the_gpu_first(tmp_path: Path) -> None:
-    mixture = llama_8b(tmp_path, experts=0.9)
-    choice = choose(mixture, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 6 * GB),)))
-    gpu, memory = choice.bars
-    assert gpu.kv == choice.kv_bytes
-    assert memory.kv == 0
-    assert memory.weights > mixture.weights.embedding
-
-
-def test_a_gpu_of_no_use_is_left_alone(large: GgufFacts) -> None:
-    choice = choose(large, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", GB // 4),)))
-    assert choice.beside == "No part of the model fits on the GPU."
-    gpu, memory = choice.bars
-    assert gpu.needed == 0
-    assert memory.kv == choice.kv_bytes
 
 
 def test_apples_gpu_memory_is_the_computers(large: GgufFacts) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.library.memory import limits as module
 from kvchat.library.memory.limits import DAY_S, Circumstances, LoadLimit, LoadLimits
 
 HERE = Circumstances("model", 5_000_000_000, "version: 1", "CUDA")
@@ -63,14 +62,6 @@ def test_a_load_that_takes_more_lifts_it_and_one_that_takes_less_does_not(limits
     assert limits.find(HERE) is None, "a date to come is not believed"
 
 
-def test_the_newest_are_kept(limits: LoadLimits, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_ENTRIES", 3)
-    for number in range(5):
-        limits.learn(dataclasses.replace(HERE, model=str(number)), 8192, ran_out=True)
-    assert limits.find(dataclasses.replace(HERE, model="1")) is None
-    assert limits.find(dataclasses.replace(HERE, model="2")) is not None
-
-
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"a": 1}', '{"a": {"tokens": "x", "times": 1, "at": 1}}', '{"a": {"tokens": 1e999}}', "\0"]
 )
@@ -80,8 +71,3 @@ def test_a_damaged_file_is_an_empty_one(limits: LoadLimits, tmp_path: Path, text
     assert limits.find(HERE) is None
     limits.learn(HERE, 8192, ran_out=True)
     assert limits.find(HERE) is not None
-
-
-def test_a_file_that_cannot_be_written_is_no_failure(tmp_path: Path, clock: Clock) -> None:
-    (tmp_path / "file").touch()
-    assert LoadLimits(tmp_path / "file" / "limits.json", clock).learn(HERE, 8192, ran_out=True) is not None

@@ -48,18 +48,13 @@ def test_little_room_for_a_conversation_is_tight(large: GgufFacts) -> None:
     assert "Little memory" in by_size.reason
 
 
-def test_the_users_own_context_counts(large: GgufFacts) -> None:
+def test_the_users_own_context_and_the_projector_count(large: GgufFacts) -> None:
     memory = MemoryFacts(16 * GB)
     assert judge(Demand(large), memory, wanted=16_384).verdict is Verdict.FITS
     too_long = judge(Demand(large), memory, wanted=131_072)  # 17 GB of KV cache alone: it was said to fit
     assert too_long.verdict is Verdict.TIGHT
     assert too_long.reason.startswith("131,072 tokens: set by you. This may not fit")
-
-
-def test_the_projector_counts(large: GgufFacts) -> None:
-    memory = MemoryFacts(7 * GB)
-    assert judge(Demand(large), memory).verdict is not Verdict.NO
-    seeing = judge(Demand(large, projector=2 * GB), memory)
+    seeing = judge(Demand(large, projector=2 * GB), MemoryFacts(7 * GB))
     assert seeing.verdict is Verdict.TIGHT
     assert seeing.reason.endswith("There is not enough memory for images.")
 
@@ -98,10 +93,6 @@ def test_a_smaller_kv_type_and_its_price(large: GgufFacts) -> None:
     assert proposal.taken(Settings(engine_arguments="-t 2")) == Settings(engine_arguments="-t 2", kv_type="q8_0")
 
 
-def test_where_memory_is_plentiful_it_would_only_cost(large: GgufFacts) -> None:
-    assert proposals(situation(large, 100 * GB)) == ()
-
-
 def test_a_wish_that_does_not_fit_may_fit_with_it(large: GgufFacts) -> None:
     memory = MemoryFacts(10 * GB)
     choice = choose(large, memory, "f16", 40_960)
@@ -122,6 +113,7 @@ def test_all_of_the_model_on_the_gpu_is_worth_it(large: GgufFacts) -> None:
 
 
 def test_nothing_is_proposed_that_is_in_force_or_impossible(large: GgufFacts, tmp_path: Path) -> None:
+    assert proposals(situation(large, 100 * GB)) == (), "memory is plentiful"
     assert proposals(situation(large, 10 * GB, kv_type="q8_0")) == ()
     assert proposals(situation(replace(large, key_length=80), 10 * GB)) == ()
     small = read_facts(write_gguf(tmp_path / "small.gguf", LLAMA | {"embedding_length": 128}))

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from kvchat.library.remote.downloader import Order
 from kvchat.library.remote.downloads import Download, Downloads, DownloadState
-from kvchat.library.remote.hub import Hub, HubFile, HubPart
-from tests.library.fake_hub import REVISION, FakeHub
+from kvchat.library.remote.hub import Hub
+from tests.library.fake_hub import FakeHub
 from tests.library.remote.test_downloader import CONTENT, REPOSITORY, files_in, order
 
 
@@ -60,39 +59,29 @@ async def held(watched: Watched, served: FakeHub) -> Path:
     return path
 
 
-async def test_one_after_the_other(watched: Watched, served: FakeHub) -> None:
+async def test_one_after_the_other_each_can_be_paused(watched: Watched, served: FakeHub) -> None:
     first = await held(watched, served)
     second = watched.downloads.begin(order("b.gguf"))
     assert watched.downloads.begin(order()) == first, "it runs already"
     assert watched.now(second).state is DownloadState.WAITING
     assert len(served.downloads) == 1
-    served.go_on.set()
-    assert (await watched.until_state(first, DownloadState.DONE)).done == len(CONTENT)
-    await watched.until_state(second, DownloadState.DONE)
-    assert second.read_bytes() == first.read_bytes() == CONTENT
-
-
-async def test_paused_and_resumed(watched: Watched, served: FakeHub) -> None:
-    path = await held(watched, served)
-    watched.downloads.pause(path)
-    assert watched.now(path).state is DownloadState.PAUSED
-    watched.downloads.begin(order())
-    served.go_on.set()
-    await watched.until_state(path, DownloadState.DONE)
-    assert path.read_bytes() == CONTENT
-    assert "range" in served.downloads[-1].headers
-
-
-async def test_the_next_start_finds_it_paused_and_fetches_nothing(watched: Watched, served: FakeHub) -> None:
-    path = await held(watched, served)
+    watched.downloads.pause(first)
+    assert watched.now(first).state is DownloadState.PAUSED
     await watched.downloads.close()
-    requests = len(served.requests)
-    later = Watched(watched.models)
+    requests, later = len(served.requests), Watched(watched.models)
     await later.downloads.find_unfinished()
-    (found,) = later.downloads.all()
-    assert (found.path, found.state, found.total) == (path, DownloadState.PAUSED, len(CONTENT))
-    assert found.done > 0
-    assert len(served.requests) == requests
+    found = {download.path: download for download in later.downloads.all()}
+    assert (found[first].state, found[first].total) == (DownloadState.PAUSED, len(CONTENT))
+    assert found[first].done > 0
+    assert len(served.requests) == requests, "the next start fetches nothing"
+    later.downloads.begin(order())
+    later.downloads.begin(order("b.gguf"))
+    served.go_on.set()
+    assert (await later.until_state(first, DownloadState.DONE)).done == len(CONTENT)
+    await later.until_state(second, DownloadState.DONE)
+    assert second.read_bytes() == first.read_bytes() == CONTENT
+    assert any("range" in request.headers for request in served.downloads)
+    await later.downloads.close()
 
 
 async def test_a_removed_download_leaves_nothing_unless_it_is_done(watched: Watched, served: FakeHub) -> None:
@@ -116,21 +105,3 @@ async def test_a_failure_is_told_in_words_and_can_be_tried_again(watched: Watche
     served.gated.clear()
     watched.downloads.begin(order())
     assert (await watched.until_state(path, DownloadState.DONE)).error is None
-
-
-async def test_progress_has_a_rate_and_is_not_told_too_often(watched: Watched, served: FakeHub) -> None:
-    size = 40_000_000
-    content = bytes(size)
-    served.repositories[REPOSITORY]["large.gguf"] = content
-    path = watched.downloads.begin(order("large.gguf", content=content))
-    await watched.until_state(path, DownloadState.DONE)
-    fetching = [told for told in watched.heard if told.state is DownloadState.FETCHING]
-    assert fetching
-    assert len(fetching) < 200
-    assert [told.done for told in fetching] == sorted(told.done for told in fetching)
-
-
-def test_time_left() -> None:
-    wanted = Order(REPOSITORY, REVISION, HubFile("x", "", (HubPart("x.gguf", 1000, "0"),)))
-    assert Download(wanted, Path("x"), DownloadState.FETCHING, 400, 100.0).seconds_left == 6
-    assert Download(wanted, Path("x"), DownloadState.FETCHING, 400).seconds_left is None
