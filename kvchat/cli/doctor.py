@@ -27,8 +27,7 @@ from kvchat.kvstore.memory_files import MEMORY_FOLDER, Staged, place_in, staged_
 from kvchat.library.gguf.facts import model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser
-from kvchat.library.memory.demand import Demand, MemoryFacts, available_memory, staging_room
-from kvchat.library.memory.limits import Circumstances, LoadLimits
+from kvchat.library.memory.demand import Circumstances, Demand, LoadLimits, MemoryFacts, available_memory, staging_room
 from kvchat.library.memory.verdict import FULL_WINDOW
 from kvchat.session.restore_support import forget_model, newest_finding
 from kvchat.settings import Settings, load_settings

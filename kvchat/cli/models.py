@@ -24,8 +24,7 @@ from kvchat.cli.terminal import columns, current_terminal, say, show, show_progr
 from kvchat.engine_host.choice import ModelJudge, look_at_capacity
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
-from kvchat.library.memory.demand import available_memory
-from kvchat.library.memory.limits import LoadLimits
+from kvchat.library.memory.demand import LoadLimits, available_memory
 from kvchat.library.memory.verdict import judge_size
 from kvchat.library.model_library import JudgedModel, ModelLibrary, UnreadableFolder
 from kvchat.library.remote.downloader import Downloader, Order

@@ -24,8 +24,15 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import FileStamps, GgufFacts, file_identity, file_stamps, model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser, slots_for
-from kvchat.library.memory.demand import Demand, DeviceMemory, MemoryFacts, available_memory
-from kvchat.library.memory.limits import Circumstances, LoadLimit, LoadLimits
+from kvchat.library.memory.demand import (
+    Circumstances,
+    Demand,
+    DeviceMemory,
+    LoadLimit,
+    LoadLimits,
+    MemoryFacts,
+    available_memory,
+)
 from kvchat.library.memory.verdict import FULL_WINDOW, Judgement, Proposal, Situation, judge, proposals
 from kvchat.library.model_files import display_name, projector_of
 from kvchat.session.restore_support import Strategy, Subject

@@ -39,8 +39,7 @@ from kvchat.kvstore.savepoint import Fingerprint, StoreRefused
 from kvchat.kvstore.store import SavePointStore
 from kvchat.library.gguf.facts import model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
-from kvchat.library.memory.demand import COMPUTER, MemoryBar
-from kvchat.library.memory.limits import LoadLimit, LoadLimits
+from kvchat.library.memory.demand import COMPUTER, LoadLimit, LoadLimits, MemoryBar
 from kvchat.library.memory.verdict import FULL_WINDOW
 from kvchat.library.model_files import shown_name
 from kvchat.session.host import ReadyEngine

@@ -19,7 +19,7 @@ from kvchat.engine_host.engines import EngineMemory, ExternalEngine, ManagedEngi
 from kvchat.errors import KvchatError
 from kvchat.kvstore.store import SavePointStore
 from kvchat.library.gguf.facts import ModelFileMissing
-from kvchat.library.memory.limits import LoadLimits
+from kvchat.library.memory.demand import LoadLimits
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Findings, Strategy, Subject
 from kvchat.session.self_test import self_test

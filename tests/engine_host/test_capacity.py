@@ -13,8 +13,7 @@ from kvchat.engine.speaking.errors import EngineFailed
 from kvchat.engine_host import choice as choosing
 from kvchat.engine_host.choice import Capacity, ModelJudge, look_at_capacity, memory_for
 from kvchat.library.gguf.facts import model_identity
-from kvchat.library.memory.demand import MemoryFacts
-from kvchat.library.memory.limits import Circumstances, LoadLimits
+from kvchat.library.memory.demand import Circumstances, LoadLimits, MemoryFacts
 from kvchat.library.memory.verdict import Verdict
 from kvchat.settings import Settings
 from tests.engine_fixtures import FakeEngine

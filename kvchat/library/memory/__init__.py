@@ -18,7 +18,7 @@ engine starts the store releases what exceeds the plan (`EngineMemory.choose`, `
 
 **After the load** `engine/running/log.py` finds in the engine's log what it took (`--verbosity 4`), and the bars
 show measured values. A load that runs out of memory is retried with half the context, with a GPU from 16K tokens on
-without it, down to a floor; the user is told once, and the context that did suffice is remembered (`limits.py`).
+without it, down to a floor; the user is told once, and the context that did suffice is remembered (`LoadLimits`).
 Another program may have caused it: more is tried again after a day, and after twice as long each time that this
 fails, up to 32 days. What would help at a price (a `q8_0` cache, `--swa-full`) is a `Proposal` (`verdict.py`), made
 where it gains something, and never applied silently.

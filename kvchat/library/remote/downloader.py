@@ -157,35 +157,29 @@ class _Fetch:
 
     async def run(self) -> None:
         with self._path.open("ab", buffering=WRITE_BUFFER) as file:
-            await self._take_up(file)
-            await self._fetch_rest(file)
+            if size_of(self._path) > self._part.size:
+                self._begin_anew(file)
+            with self._path.open("rb") as reader:
+                while chunk := reader.read(CHUNK):
+                    self._hash.update(chunk)
+                    self._done += len(chunk)
+                    self._told(self._before + self._done, True)
+                    await asyncio.sleep(0)  # cancellation point
+            failures = 0
+            while self._done < self._part.size:
+                before = self._done
+                try:
+                    await self._stream(file)
+                except Unreachable:
+                    failures = 1 if self._done > before else failures + 1
+                    file.flush()
+                    if failures > len(WAITS_S):
+                        raise
+                    await asyncio.sleep(WAITS_S[failures - 1])
             file.flush()
             await asyncio.to_thread(os.fsync, file.fileno())
         if self._hash.hexdigest() != self._part.sha256:
             raise self._damaged()
-
-    async def _take_up(self, file: Any) -> None:
-        if size_of(self._path) > self._part.size:
-            self._begin_anew(file)
-        with self._path.open("rb") as reader:
-            while chunk := reader.read(CHUNK):
-                self._hash.update(chunk)
-                self._done += len(chunk)
-                self._told(self._before + self._done, True)
-                await asyncio.sleep(0)  # cancellation point
-
-    async def _fetch_rest(self, file: Any) -> None:
-        failures = 0
-        while self._done < self._part.size:
-            before = self._done
-            try:
-                await self._stream(file)
-            except Unreachable:
-                failures = 1 if self._done > before else failures + 1
-                file.flush()
-                if failures > len(WAITS_S):
-                    raise
-                await asyncio.sleep(WAITS_S[failures - 1])
 
     async def _stream(self, file: Any) -> None:
         """Read until the server closes. Raises Unreachable if that is too early."""
@@ -348,24 +342,22 @@ class Downloader:
             raise
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._close)
-
-    def _close(self) -> None:
-        if self._loop is None or self._thread is None:
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
             return
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+
+        async def cancel_all() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            await asyncio.get_running_loop().shutdown_default_executor()
+
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(cancel_all(), loop))
+        loop.call_soon_threadsafe(loop.stop)
+        await asyncio.to_thread(thread.join)
+        loop.close()
         self._loop = self._thread = None
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    await asyncio.get_running_loop().shutdown_default_executor()
 
 
 class _Meter:

