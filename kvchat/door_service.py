@@ -128,7 +128,7 @@ class DoorService:
             self._gateway.forget(program)
         await self._save()
         for kept_with in (program, ALL_PROGRAMS):
-            await asyncio.to_thread(self.slots.store.delete_conversation, kept_for(kept_with))
+            await asyncio.to_thread(self.slots.store.inventory.delete_conversation, kept_for(kept_with))
 
     async def follow(self) -> None:
         self._follows = True

@@ -23,7 +23,7 @@ from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.setup import EngineSetup
 from kvchat.engine_host.switching import IdleStop, SwitchingHost
 from kvchat.kvstore.savepoint import StoreRefused
-from kvchat.kvstore.store import SavePointStore
+from kvchat.kvstore.store import BlockStore
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.memory.demand import on_battery
 from kvchat.library.model_files import name_of_blob
@@ -49,7 +49,7 @@ class Runtime:
     """kvchat without a window. Created by `open_runtime`, ended by `close`."""
 
     def __init__(
-        self, *, paths: Paths, settings: Settings, database: Database, worker: Worker, store: SavePointStore
+        self, *, paths: Paths, settings: Settings, database: Database, worker: Worker, store: BlockStore
     ) -> None:
         self.paths, self.settings, self.events = paths, settings, EventBus()
         self._worker, self._database, self._store = worker, database, store

@@ -11,8 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from kvchat.errors import KvchatError
+from kvchat.kvstore.inventory import check_store
 from kvchat.kvstore.savepoint import Bounds, PrunePlan, StoreUsage, default_quota
-from kvchat.kvstore.store import BlockStore, NoStore, SavePointStore, check_store
+from kvchat.kvstore.store import BlockStore, store_without_memory, unavailable
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.memory.demand import staging_room
@@ -43,8 +44,8 @@ def store_bounds(paths: Paths, settings: Settings, kept_bytes: int = 0) -> Bound
     return Bounds(quota, settings.free_floor_bytes, settings.max_age_days)
 
 
-def keep_within_bounds(paths: Paths, settings: Settings, store: SavePointStore) -> None:
-    store.set_bounds(store_bounds(paths, settings, store.occupied()))
+def keep_within_bounds(paths: Paths, settings: Settings, store: BlockStore) -> None:
+    store.inventory.set_bounds(store_bounds(paths, settings, store.inventory.occupied()))
 
 
 def long_chat(settings: Settings) -> int:
@@ -84,14 +85,16 @@ def open_store(paths: Paths, settings: Settings) -> BlockStore:
     return BlockStore(paths.save_points, store_bounds(paths, settings), staging_room)
 
 
-def open_store_or_none(paths: Paths, settings: Settings) -> SavePointStore:
+def open_store_or_none(paths: Paths, settings: Settings) -> BlockStore:
     """Open the store, or one that keeps nothing and says why, so that chats still work."""
     try:
         return open_store(paths, settings)
     except KvchatError as error:
-        return NoStore(error)
+        return store_without_memory(error)
     except OSError as error:
-        return NoStore(KvchatError(_("The chat memory folder cannot be used."), f"{paths.save_points}: {error}."))
+        return store_without_memory(
+            KvchatError(_("The chat memory folder cannot be used."), f"{paths.save_points}: {error}.")
+        )
 
 
 def store_problem(paths: Paths) -> str:
@@ -101,7 +104,7 @@ def store_problem(paths: Paths) -> str:
     try:
         check_store(paths.save_points)
     except KvchatError as error:
-        return str(NoStore(error).problem)
+        return str(unavailable(error))
     return ""
 
 
@@ -131,7 +134,7 @@ class StoreService:
     def __init__(
         self,
         paths: Paths,
-        store: SavePointStore,
+        store: BlockStore,
         settings: Callable[[], Settings],
         speed: Callable[[str], Awaitable[ReadingSpeed]],
     ) -> None:
@@ -144,27 +147,27 @@ class StoreService:
         return self.store.problem
 
     async def usage(self) -> StoreUsage:
-        usage = await asyncio.to_thread(self.store.usage)
+        usage = await asyncio.to_thread(self.store.inventory.usage)
         usage = timed(usage, {model: await self._speed(model) for model in models_in(usage)})
         return replace(usage, chat_bytes=await asyncio.to_thread(long_chat, self._settings()))
 
     async def delete(self, conversation_id: str | None) -> int:
         if conversation_id is None:
-            return await asyncio.to_thread(self.store.delete_all)
-        return await asyncio.to_thread(self.store.delete_conversation, conversation_id)
+            return await asyncio.to_thread(self.store.inventory.delete_all)
+        return await asyncio.to_thread(self.store.inventory.delete_conversation, conversation_id)
 
     async def plan_prune(self, target_bytes: int) -> PrunePlan:
         """Plan pruning the store to a size, with the cost. Removes nothing."""
-        return timed_plan(await asyncio.to_thread(self.store.plan_prune, target_bytes), await self.usage())
+        return timed_plan(await asyncio.to_thread(self.store.inventory.plan_prune, target_bytes), await self.usage())
 
     async def prune(self, plan: PrunePlan) -> int:
-        return await asyncio.to_thread(self.store.prune, plan)
+        return await asyncio.to_thread(self.store.inventory.prune, plan)
 
     async def pin(self, conversation_id: str, pinned: bool) -> None:
-        await asyncio.to_thread(self.store.pin, conversation_id, pinned)
+        await asyncio.to_thread(self.store.inventory.pin, conversation_id, pinned)
 
     async def never_save(self, conversation_id: str, never: bool) -> None:
-        await asyncio.to_thread(self.store.never_save, conversation_id, never)
+        await asyncio.to_thread(self.store.inventory.never_save, conversation_id, never)
 
     async def keep_to(self, settings: Settings) -> None:
         if self.problem is None:

@@ -17,7 +17,7 @@ from kvchat.chat.record.database import Database
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineFailed
 from kvchat.kvstore import savepoint
-from kvchat.kvstore.store import BlockStore
+from kvchat.kvstore.inventory import Inventory
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import GB, Settings, SettingsNotSaved, load_settings
 from kvchat.system.paths import resolve_paths
@@ -31,9 +31,9 @@ async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
     runtime = await open_runtime(resolve_paths({"KVCHAT_HOME": str(tmp_path)}), Settings())
     for name, tokens in (("a", line(300)), ("a", line(700)), ("b", line(600, start=5000))):
         data = FULL.slot_file(tokens)
-        path = runtime._store.staging_folder() / "saved.slot"
+        path = runtime._store.staging.slot_folder() / "saved.slot"
         path.write_bytes(data)
-        runtime._store.take(path, name, FINGERPRINT, tokens, len(data), 5000.0)
+        runtime._store.saving.take(path, name, FINGERPRINT, tokens, len(data), 5000.0)
         runtime._store.absorb_pending()
     yield runtime
     await runtime.close()
@@ -79,7 +79,7 @@ async def test_what_grew_too_old_since_the_last_run_goes_when_kvchat_starts(tmp_
     bench = Bench(paths.save_points)  # its clock stands long ago
     bench.save(old, line(300))
     bench.save(pinned, line(300, start=5000))
-    bench.store.pin(pinned, True)
+    bench.inventory.pin(pinned, True)
     bench.store.close()
     for days, left in ((None, {old, pinned}), (30, {pinned})):
         runtime = await open_runtime(paths, Settings(max_age_days=days))
@@ -96,7 +96,7 @@ async def test_a_start_allows_what_is_kept_and_goes_through_no_chats(tmp_path, m
     bench.save(chat.id, line(300))
     bench.store.close()
     monkeypatch.setattr(savepoint, "DEFAULT_QUOTA", 1)
-    monkeypatch.setattr(BlockStore, "usage", lambda store: pytest.fail("it goes through all chats"))
+    monkeypatch.setattr(Inventory, "usage", lambda store: pytest.fail("it goes through all chats"))
     runtime = await open_runtime(paths, Settings())
     monkeypatch.undo()
     usage = await runtime.save_points.usage()
@@ -106,7 +106,7 @@ async def test_a_start_allows_what_is_kept_and_goes_through_no_chats(tmp_path, m
 
 
 async def test_a_maximum_age_takes_what_is_older_and_a_theme_takes_nothing(runtime):
-    runtime._store.clock = lambda: datetime.now(UTC) + timedelta(days=3)
+    runtime._store.inventory.clock = lambda: datetime.now(UTC) + timedelta(days=3)
     await runtime.apply_settings(replace(runtime.settings, theme="dark"))
     assert await kept(runtime) == {"a", "b"}
     await runtime.save_points.pin("b", True)

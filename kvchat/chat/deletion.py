@@ -32,7 +32,7 @@ from kvchat.chat.search import Finder, beginning
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import program_of
-from kvchat.kvstore.store import SavePointStore
+from kvchat.kvstore.store import BlockStore
 from kvchat.words.language import _
 from kvchat.words.safe_text import calm
 
@@ -102,10 +102,10 @@ class PermanentDeletion:
             self._again = loop.call_later(AGAIN_S, lambda: self._parts.background.begin(self.left_behind()))
 
 
-def forget_strangers(store: SavePointStore, database: Database) -> None:
+def forget_strangers(store: BlockStore, database: Database) -> None:
     """Delete save points of deleted chats, left by a killed run. Raises StorageFailed and StoreRefused."""
     by = database.file_id()
-    new = store.unseen(by)
+    new = store.inventory.unseen(by)
     # Read afterwards, to include what another process has just saved.
     gone = _deleted(database)
     for conversation_id, messages in new.messages.items():
@@ -123,10 +123,10 @@ def forget_strangers(store: SavePointStore, database: Database) -> None:
     kept = {row["id"] for removed in removed_messages(database) for row in removed.rows} if gone else set()
     for conversation_id, ids in gone.items():
         if conversation_id in ids:
-            store.delete_conversation(conversation_id)
+            store.inventory.delete_conversation(conversation_id)
         elif ids - kept:
-            store.delete_messages(conversation_id, ids - kept)
-    store.seen(by, new)
+            store.inventory.delete_messages(conversation_id, ids - kept)
+    store.inventory.seen(by, new)
 
 
 def _deleted(database: Database) -> dict[str, set[str]]:

@@ -30,7 +30,7 @@ from kvchat.chat.turn.turns import Turns
 from kvchat.chat.turn_parts import TurnParts, Unwritten
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.savepoint import StoreRefused
-from kvchat.kvstore.store import SavePointStore
+from kvchat.kvstore.store import BlockStore
 from kvchat.session.host import EngineHost
 from kvchat.session.slots import Slots
 from kvchat.system.concurrency import Background, Worker
@@ -49,7 +49,7 @@ class ChatService:
         *,
         database: Database,
         worker: Worker,
-        store: SavePointStore,
+        store: BlockStore,
         host: EngineHost,
         events: EventBus,
         user_sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS,
@@ -160,7 +160,7 @@ class ChatService:
         self.events.publish(ConversationsChanged())
         self._background.begin(self._permanent_deletion.forget({conversation_id: {conversation_id}}))
         with contextlib.suppress(StoreRefused):  # forgetting also meets it, reports it and retries
-            await asyncio.to_thread(self._store.delete_conversation, conversation_id)
+            await asyncio.to_thread(self._store.inventory.delete_conversation, conversation_id)
 
     def leave(self, conversation_id: str) -> None:
         self.stop(conversation_id)

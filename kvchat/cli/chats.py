@@ -27,7 +27,6 @@ from kvchat.cli.options import STANDARD_STREAM, Options, read_passphrase
 from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import columns, remark, say, show, show_progress, shows_text
 from kvchat.errors import KvchatError
-from kvchat.kvstore.store import KeptMemory
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer.backup import finish_restore, lay_ready, make_backup, repair, write_backup
 from kvchat.transfer.exporting import ExportForm, export_file, write_export
@@ -152,8 +151,8 @@ def _export_with_memory(paths: Paths, options: ExportOptions) -> int:
     passphrase = read_passphrase(options.passphrase_file)
     with _database(paths) as database:
         chat = named_chat(database.conversations(), options.chat_id)
-        store, tell = KeptMemory(paths.save_points), partial(show_progress, _("Exporting:"))
-        written = export_with_memory(database, store, chat.id, options.target, passphrase, tell)
+        tell = partial(show_progress, _("Exporting:"))
+        written = export_with_memory(database, paths.save_points, chat.id, options.target, passphrase, tell)
     sealed = _("encrypted with the passphrase") if passphrase else _("not encrypted")
     sentence = N_("exported 1 chat with memory ({written}) to {target}; {sealed}")
     say(_(sentence, written=size(written), target=options.target, sealed=sealed))

@@ -18,7 +18,7 @@ from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import as_json, columns, padded, say, show, show_progress, width
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan, StoreUsage, VerifyReport, kept_for, program_of
-from kvchat.kvstore.store import SavePointStore
+from kvchat.kvstore.store import BlockStore
 from kvchat.session.restore_cost import ReadingSpeed
 from kvchat.settings import Settings
 from kvchat.store_service import chats_in_words, long_chat, models_in, open_store, timed, timed_plan
@@ -39,7 +39,7 @@ TITLE_WIDTH = 40  # characters
 class _Opened:
     paths: Paths
     settings: Settings
-    store: SavePointStore
+    store: BlockStore
     titles: Titles
     saved: Saved
 
@@ -47,7 +47,7 @@ class _Opened:
 async def _do(commands: Commands, do: Callable[[_Opened], int]) -> int:
     """Run `do` in a thread; without a runtime, open only the store, so damaged chats do not matter."""
 
-    def do_with(store: SavePointStore) -> int:
+    def do_with(store: BlockStore) -> int:
         titles: dict[str, str] = {}
         saved: Saved = {}
         with contextlib.suppress(KvchatError), closing(Database(paths.database)) as database:
@@ -77,7 +77,9 @@ def _timed(paths: Paths, usage: StoreUsage) -> StoreUsage:
 
 async def show_all(options: JsonOptions, commands: Commands) -> int:
     def do(opened: _Opened) -> int:
-        usage = dataclasses.replace(_timed(opened.paths, opened.store.usage()), chat_bytes=long_chat(opened.settings))
+        usage = dataclasses.replace(
+            _timed(opened.paths, opened.store.inventory.usage()), chat_bytes=long_chat(opened.settings)
+        )
         titles, saved = opened.titles, opened.saved
         chats = [
             _named(chat.conversation_id, titles, chat) | {"seconds_saved": saved.get(chat.conversation_id, 0.0)}
@@ -93,10 +95,10 @@ async def show_all(options: JsonOptions, commands: Commands) -> int:
 async def prune(options: PruneOptions, commands: Commands) -> int:
     def do(opened: _Opened) -> int:
         store, titles, target = opened.store, opened.titles, options.target_bytes
-        plan = timed_plan(store.plan_prune(target), _timed(opened.paths, opened.store.usage()))
+        plan = timed_plan(store.inventory.plan_prune(target), _timed(opened.paths, opened.store.inventory.usage()))
         if not options.as_json:
             say("\n".join(plan_lines(plan, titles, target, dry_run=options.dry_run)))
-        freed = store.prune(plan) if plan.save_point_ids and not options.dry_run else 0
+        freed = store.inventory.prune(plan) if plan.save_point_ids and not options.dry_run else 0
         if options.as_json:
             fields = {
                 "dry_run": options.dry_run,
@@ -117,8 +119,8 @@ async def prune(options: PruneOptions, commands: Commands) -> int:
 
 async def verify(options: JsonOptions, commands: Commands) -> int:
     def do(opened: _Opened) -> int:
-        report = opened.store.verify(partial(show_progress, _("Verifying:")))
-        left = {chat.conversation_id: chat.save_points for chat in opened.store.usage().conversations}
+        report = opened.store.inventory.verify(partial(show_progress, _("Verifying:")))
+        left = {chat.conversation_id: chat.save_points for chat in opened.store.inventory.usage().conversations}
         losses = [
             _named(lost.conversation_id, opened.titles, lost)
             | {"reason": lost.reason.english, "code": lost.reason.code}
@@ -137,14 +139,14 @@ async def forget(options: ProgramOptions, commands: Commands) -> int:
     """Delete a program's save points. Raises KvchatError if there are none."""
 
     def do(opened: _Opened) -> int:
-        kept = opened.store.usage().conversations
+        kept = opened.store.inventory.usage().conversations
         programs = sorted(filter(None, (program_of(chat.conversation_id) for chat in kept)))
         if options.program not in programs:
             there = listed(programs) or _("No apps have save points")
             raise KvchatError(
                 _("There are no save points of an app named “{program}”", program=options.program), f"{there}.", ""
             )
-        freed = opened.store.delete_conversation(kept_for(options.program))
+        freed = opened.store.inventory.delete_conversation(kept_for(options.program))
         fields = {"program": options.program, "bytes_freed": freed}
         return show(options.as_json, fields, [_("Freed {freed}.", freed=size(freed))])
 

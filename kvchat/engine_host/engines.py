@@ -34,9 +34,9 @@ from kvchat.engine_host.choice import (
 )
 from kvchat.errors import KvchatError
 from kvchat.kvstore import disk
-from kvchat.kvstore.memory_files import NOTHING_STAGED, Staged
-from kvchat.kvstore.savepoint import Fingerprint, StoreRefused
-from kvchat.kvstore.store import SavePointStore
+from kvchat.kvstore.memory_files import Staged
+from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.kvstore.store import BlockStore
 from kvchat.library.gguf.facts import model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.memory.demand import COMPUTER, LoadLimit, LoadLimits, MemoryBar
@@ -128,7 +128,7 @@ class EngineMemory:
     Handles one load after another. Event loop thread only.
     """
 
-    def __init__(self, limits: LoadLimits, notify: Callable[[str, str], None], store: SavePointStore) -> None:
+    def __init__(self, limits: LoadLimits, notify: Callable[[str, str], None], store: BlockStore) -> None:
         """`notify` takes a title and a detail. `store` keeps files in memory and makes room for a model."""
         self.limits = limits
         self.bars: tuple[MemoryBar, ...] = ()  # estimates while a model loads, measured when ready
@@ -139,17 +139,13 @@ class EngineMemory:
         self._learning: asyncio.Task[None] | None = None
 
     def staged(self) -> Staged:
-        """Return the memory the store uses. Reads its index: call it off the event loop."""
-        try:
-            return self._store.staged()
-        except StoreRefused:
-            return NOTHING_STAGED
+        """Return the memory the store uses. Lists its files: call it off the event loop."""
+        return self._store.staging.staged()
 
     def choose(self, settings: Settings, slot_path: Path, *, sees: bool, needed: int) -> EngineChoice:
         """Choose an engine and free store memory for it. Raises KvchatError."""
         choice = choose_engine(settings, slot_path, self.limits, sees=sees, needed=needed, staged=self.staged())
-        with contextlib.suppress(StoreRefused):
-            self._store.keep_in_memory(choice.context.bars[-1].staging)
+        self._store.restoring.keep_in_memory(choice.context.bars[-1].staging)
         return choice
 
     def starts(self, choice: EngineChoice) -> None:

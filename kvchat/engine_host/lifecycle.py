@@ -17,7 +17,7 @@ from kvchat.engine.speaking.errors import EngineFailed, EngineGone, FailureKind
 from kvchat.engine_host.choice import ModelMissing, NoModel
 from kvchat.engine_host.engines import EngineMemory, ExternalEngine, ManagedEngine, server_key
 from kvchat.errors import KvchatError
-from kvchat.kvstore.store import SavePointStore
+from kvchat.kvstore.store import BlockStore
 from kvchat.library.gguf.facts import ModelFileMissing
 from kvchat.library.memory.demand import LoadLimits
 from kvchat.session.host import ReadyEngine
@@ -42,7 +42,7 @@ class EngineLifecycle:
         *,
         paths: Paths,
         settings: Callable[[], Settings],
-        store: SavePointStore,
+        store: BlockStore,
         findings: Findings,
         log: EngineLog,
         choose_model: Callable[[str], None],
@@ -56,7 +56,7 @@ class EngineLifecycle:
         """
         self._settings, self._choose_model, self.log = settings, choose_model, log
         self._findings, self._publish = findings, publish
-        generations, folder = itertools.count(1), store.staging_folder()
+        generations, folder = itertools.count(1), store.staging.slot_folder()
         supervisor = EngineSupervisor(log=log, generations=generations)
         memory = EngineMemory(LoadLimits(paths.load_limits), notify, store)
         self.managed = managed = ManagedEngine(folder, supervisor, memory, needed)

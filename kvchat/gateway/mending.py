@@ -143,7 +143,9 @@ async def _kept(lease: Lease, rendered: Rendered) -> Prompt | None:
     ids, store = rendered.ids, lease.slots.store
     if store.problem is not None or not rendered.text:
         return None
-    plan = await asyncio.to_thread(store.find, lease.engine.fingerprint, ids, can_cut=True, conversation_id=lease.owner)
+    plan = await asyncio.to_thread(
+        store.restoring.find, lease.engine.fingerprint, ids, can_cut=True, conversation_id=lease.owner
+    )
     if isinstance(plan, Miss) or plan.save_point.conversation_id != lease.owner:
         return None
     before = plan.save_point.tokens

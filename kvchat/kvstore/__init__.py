@@ -1,8 +1,8 @@
 """Store of save points on disk. Knows tokens and files; knows no HTTP and no chat.
 
-`store.py` has what a turn is given: `BlockStore`, built from its files, index and housekeeping (`parts.py`), saving
-(`saving.py`) and restoring (`restoring.py`); or `NoStore`, which keeps nothing and says why.
-One process owns the folder; another may read (`KeptMemory`, `check_store`).
+`store.py` has `BlockStore`, built from its parts: `saving`, `restoring`, `inventory` (files, index, limits, deletions)
+and `staging`. Where no folder can be used, it keeps nothing and says why (`store_without_memory`). One process owns
+the folder; another may read (`stored_manifest`, `check_store`).
 - **Blocks.** A slot file is split along its token axis: runs of at most 256 tokens' rows, all layers, are blocks,
   files named by their BLAKE3. Runs are also cut where a save point ends, so that every row is written once. All
   else (header, cell metadata, recurrent state, context checkpoints) is stored in separate chunks.

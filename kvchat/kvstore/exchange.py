@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
@@ -25,7 +26,8 @@ from kvchat.kvstore.blocks.recipe import (
     row_map_of,
 )
 from kvchat.kvstore.index import points, usage
-from kvchat.kvstore.parts import StoreBase, in_words, not_written
+from kvchat.kvstore.index.index import reading
+from kvchat.kvstore.inventory import BLOCKS, INDEX, Inventory, check_store, in_words, not_written
 from kvchat.kvstore.savepoint import Fingerprint, NotSaved, SavePoint, StoreRefused, Tokens, common_prefix
 from kvchat.words.language import N_, _
 from kvchat.words.reasons import Reason, ReasonCode
@@ -149,7 +151,20 @@ def _number(value: Any, least: int = 0, most: int = _MOST) -> int:
     return value
 
 
-def manifest(db: sqlite3.Connection, conversation_id: str) -> Manifest | None:
+def stored_manifest(folder: Path, conversation_id: str) -> Manifest | None:
+    """Return what the store keeps of a conversation for the model that answered last, or None.
+
+    Excludes what is not yet absorbed. Only reads: another process may own the folder. Raises KvchatError.
+    """
+    index = folder / INDEX
+    if not index.exists():
+        return None
+    check_store(folder)
+    with in_words(), reading(index) as db:
+        return _manifest(db, conversation_id)
+
+
+def _manifest(db: sqlite3.Connection, conversation_id: str) -> Manifest | None:
     messages = points.absorbed_of(db, conversation_id)
     newest = points.load(db, max(messages)) if messages else None
     carried: list[CarriedPoint] = []
@@ -165,7 +180,9 @@ def manifest(db: sqlite3.Connection, conversation_id: str) -> Manifest | None:
     return Manifest(newest.fingerprint, tuple(carried)) if newest and carried else None
 
 
-def contents(blocks: BlockFiles, manifest: Manifest) -> Contents:
+def contents(folder: Path, manifest: Manifest) -> Contents:
+    """Yield the blocks from the store in `folder`, each verified at its end. Raises StoreRefused."""
+    blocks = BlockFiles(folder / BLOCKS)
     for name, size in manifest.blocks.items():
         yield name, _content(blocks, name, size)
 
@@ -184,20 +201,27 @@ def _content(blocks: BlockFiles, name: bytes, size: int) -> Iterator[bytes]:
         raise StoreRefused(*_GONE)
 
 
-def bring(store: StoreBase, conversation_id: str, manifest: Manifest, contents: Contents) -> tuple[int, int]:
-    """Import the save points; return the number of new bytes and the newest save point. Ignores bounds."""
-    files = store.blocks.beside()  # another thread's cleanup must not delete new blocks
+def bring(inventory: Inventory, conversation_id: str, manifest: Manifest, contents: Contents) -> int:
+    """Import save points for one conversation, all or none; return the number of new bytes.
+
+    Existing blocks are not requested. `contents` may raise anything; it is read to its end. Raises BadMemory if it
+    does not match the manifest, StoreRefused if it must not be kept or does not fit.
+    """
+    files = inventory.blocks.beside()  # another thread's cleanup must not delete new blocks
     new = sum(size for name, size in manifest.blocks.items() if files.claim(name, size) is None)
-    store.require_room(max(point.recipe.file_size for point in manifest.points), 0)
-    store.require_room(new, new)
+    inventory.require_room(max(point.recipe.file_size for point in manifest.points), 0)
+    inventory.require_room(new, new)
     try:
         written, xxh3 = _receive(files, manifest, contents)
-        return written, _record(store, conversation_id, manifest, files, xxh3, written)
+        newest = _record(inventory, conversation_id, manifest, files, xxh3, written)
     except OSError as error:
         raise not_written(error) from error
     finally:
         with contextlib.suppress(StoreRefused), in_words():
-            store.drop_unknown(list(files.new))
+            inventory.drop_unknown(list(files.new))
+    with in_words():
+        inventory.enforce(protected=newest)
+    return written
 
 
 def _receive(files: BlockFiles, manifest: Manifest, contents: Contents) -> tuple[int, dict[bytes, bytes]]:
@@ -221,15 +245,15 @@ def _receive(files: BlockFiles, manifest: Manifest, contents: Contents) -> tuple
 
 @in_words(saving=True)
 def _record(
-    store: StoreBase,
+    inventory: Inventory,
     conversation_id: str,
     manifest: Manifest,
     files: BlockFiles,
     xxh3: dict[bytes, bytes],
     written: int,
 ) -> int:
-    audience, now = imported(conversation_id), store.clock()
-    with store.index.write() as db:
+    audience, now = imported(conversation_id), inventory.clock()
+    with inventory.index.write() as db:
         if points.never_save(db, conversation_id):
             raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
         there: dict[bytes, int] = {}
@@ -237,7 +261,7 @@ def _record(
             if (taken := files.claim(name, size)) is None:
                 raise StoreRefused(*_GONE)
             there[name] = taken
-        usage.count_written(db, store.today(), written)
+        usage.count_written(db, inventory.today(), written)
         for point in manifest.points:
             uses = tuple(replace(use, xxh3=xxh3.get(use.block, b"")) for use in point.recipe.uses)
             what = conversation_id, manifest.fingerprint, point.tokens, point.recipe.file_size

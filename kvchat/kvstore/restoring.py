@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.audience import readable_by
 from kvchat.kvstore.blocks import header as slotfile
+from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.layout import CannotCompose, Plan, Span, cut, size_of, with_masked_rows
 from kvchat.kvstore.blocks.rebuild import Unusable, compose, stored_layout
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
 from kvchat.kvstore.index import points, token_tree, usage
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
 from kvchat.kvstore.index.schema import CorruptIndex
-from kvchat.kvstore.parts import in_words
+from kvchat.kvstore.inventory import Inventory, in_words
 from kvchat.kvstore.savepoint import (
     CancelCheck,
     Cancelled,
@@ -43,8 +45,18 @@ class _Gone(Exception):
     """The save point was deleted after it was found."""
 
 
-class Restoring(Saving):
-    _begun = False  # a restore was staged, or the likely first one prepared
+class Restoring:
+    def __init__(self, inventory: Inventory, saving: Saving) -> None:
+        self._inventory, self._index, self._saving = inventory, inventory.index, saving
+        self._staging, self._blocks = inventory.staging, inventory.blocks
+        self._begun = False  # a restore was staged, or the likely first one prepared
+        self._closed = False
+        self._background = ThreadPoolExecutor(1, "memory", positioned.give_way)
+
+    def close(self) -> None:
+        """Wait for the background thread; it then has nothing left to prepare."""
+        self._closed = True
+        self.prepare().result()
 
     def find(
         self, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
@@ -55,7 +67,7 @@ class Restoring(Saving):
         whose tokens all begin the prompt.
         """
         try:
-            with self.index.read() as db:
+            with self._index.read() as db:
                 kind = points.fingerprint_id(db, fingerprint)
                 trees = points.trees(db, kind, readable_by(conversation_id))
                 if plan := self._best(db, trees, prompt, can_cut=can_cut):
@@ -63,6 +75,8 @@ class Restoring(Saving):
                 return Miss(_why_nothing(db, conversation_id, fingerprint, kind, prompt))
         except (IndexLost, IndexFailed) as error:
             return Miss(_unreadable(error))
+        except StoreRefused:
+            return Miss(Reason(ReasonCode.NO_STORE))
 
     def stage(
         self, plan: RestorePlan, slot_path: Path, *, window: int = 0, cancelled: CancelCheck = never
@@ -78,32 +92,67 @@ class Restoring(Saving):
         self._begun = True
         point, target = plan.save_point, slot_path / f"{disk.name_for_engine()}.slot"
         try:
-            if window and self.staging.waits(point.id):
+            if window and self._staging.waits(point.id):
                 with in_words():
-                    self.absorb(cancelled)
+                    self._saving.absorb(cancelled)
             if cancelled():
                 raise Cancelled
             n_tokens, tier = self._put(plan, target, window, cancelled)
             with contextlib.suppress(slotfile.SlotFileError):
                 if slotfile.stands_for(slotfile.read_tokens(target), point.tokens[:n_tokens]):
-                    self.used[int(point.id)] = self.clock()
+                    self._inventory.used[int(point.id)] = self._inventory.clock()
                     return StagedFile(point, target, n_tokens, tier)
             raise RecipeError("it holds something else")
         except StoreRefused as refused:
             return Miss(Reason(ReasonCode.NOT_READABLE, {"error": refused.detail}))
         except (_Gone, Unusable, RecipeError, IndexLost, IndexFailed, OSError) as error:
-            self.staging.unstage(target, engine_done=True)
+            self._staging.unstage(target, engine_done=True)
             return Miss(self._why_not(plan, error))
+
+    def unstage(self, staged: StagedFile, *, engine_done: bool = True) -> None:
+        """Remove the staged file.
+
+        `engine_done` False: the engine was told to read it, but its answer was not awaited.
+        """
+        self._staging.unstage(staged.path, engine_done=engine_done)
+        self.prepare()
+
+    def keep_in_memory(self, most: int) -> None:
+        """Set the memory limit in bytes; files waiting to be absorbed are exempt."""
+        self._staging.trim(most=most)
+        if not self._begun:
+            self._background.submit(self._have_last_program_warm)
+        self.prepare()
+
+    def prepare(self) -> Future[None]:
+        """Preallocate memory in the background for the next composed file, as large as a recent one."""
+        return self._background.submit(self._prepare)
+
+    def _prepare(self) -> None:
+        with contextlib.suppress(StoreRefused), in_words():
+            if not self._closed:
+                with self._index.read() as db:
+                    size = points.largest_of_late(db)
+                self._staging.prepare(size, lambda: self._closed)
+
+    def _have_last_program_warm(self) -> None:
+        with contextlib.suppress(StoreRefused), in_words():
+            with self._index.read() as db:
+                number = max(points.points_of(db, None), default=None)
+                newest = points.load(db, number) if number is not None else None
+            if newest and program_of(newest.conversation_id) and self._staging.has_room(newest.size):
+                self.complete_window(newest.id, 0, lambda: self._begun or self._closed)
+            self._begun = True
 
     def complete_window(self, point_id: str, window: int, cancelled: CancelCheck) -> None:
         """Prepare the warm file a sliding-window restore needs. For a background thread.
 
         Ignores damage: the restore that meets it handles it. Raises IndexLost, IndexFailed.
         """
-        if not self.staging.in_memory:
+        if not self._staging.in_memory:
             return
         with contextlib.suppress(Unusable, RecipeError, OSError, Cancelled):
-            with self.index.read() as db:
+            with self._index.read() as db:
                 point = points.load(db, int(point_id))
                 recipe = points.load_recipe(db, int(point_id))
             if point is not None and recipe is not None:
@@ -120,7 +169,7 @@ class Restoring(Saving):
                 if point and point.tokens[: place.shared] != prompt[: place.shared]:
                     raise CorruptIndex
                 if point and worth_restoring(place.shared, point.n_tokens, len(prompt)):
-                    warm = self.staging.warm(point.id) is not None and 2 * place.shared >= point.n_tokens
+                    warm = self._staging.warm(point.id) is not None and 2 * place.shared >= point.n_tokens
                     size = point.size if warm else point.size * place.shared // point.n_tokens
                     return RestorePlan(point, place.shared, Tier.WARM if warm else Tier.DISK, size)
         return None
@@ -133,25 +182,25 @@ class Restoring(Saving):
         A state that cannot be cut must leave the engine a token to evaluate.
         """
         ids = token_tree.at(db, place.node_id) if place.whole and (can_cut or place.shared < prompt) else []
-        chosen = min(ids, key=lambda id: self.staging.warm(str(id)) is None, default=None)
+        chosen = min(ids, key=lambda id: self._staging.warm(str(id)) is None, default=None)
         if can_cut and chosen is None:
             chosen = token_tree.below(db, place.node_id, barren)
         return points.load(db, chosen) if chosen is not None else None
 
     def _put(self, plan: RestorePlan, target: Path, window: int, cancelled: CancelCheck) -> tuple[int, Tier]:
         point, n_tokens = plan.save_point, plan.tokens_used
-        if (plan.tier is Tier.WARM or plan.whole) and self.staging.give(point.id, window, target):
+        if (plan.tier is Tier.WARM or plan.whole) and self._staging.give(point.id, window, target):
             return point.n_tokens, Tier.WARM
-        with self.index.read() as db:
+        with self._index.read() as db:
             recipe = points.load_recipe(db, int(point.id))
         if recipe is None:
-            if self.staging.give(point.id, 0, target):  # not absorbed yet: the engine truncates it
+            if self._staging.give(point.id, 0, target):  # not absorbed yet: the engine truncates it
                 return point.n_tokens, Tier.WARM
             raise _Gone
         if not plan.whole:
             with contextlib.suppress(CannotCompose):
-                pieces = cut(stored_layout(recipe, self.blocks), n_tokens)
-                self.staging.hand(self._composed(pieces, recipe, target, cancelled), target)
+                pieces = cut(stored_layout(recipe, self._blocks), n_tokens)
+                self._staging.hand(self._composed(pieces, recipe, target, cancelled), target)
                 return n_tokens, Tier.DISK
         self._make_whole(point, recipe, window, target, cancelled)  # the engine cuts what kvchat cannot
         return point.n_tokens, Tier.DISK
@@ -162,25 +211,25 @@ class Restoring(Saving):
         plan: Plan = (Span(0, recipe.file_size),)
         if window:
             with contextlib.suppress(CannotCompose):  # within its windows, or unknown layout
-                plan = with_masked_rows(stored_layout(recipe, self.blocks), window)
+                plan = with_masked_rows(stored_layout(recipe, self._blocks), window)
         file = self._composed(plan, recipe, target, cancelled)
         if target is not None:
-            self.staging.hand(file, target)
+            self._staging.hand(file, target)
         if file != target:
-            self.staging.keep(point.id, file, window, waits=False)
-            self.staging.trim()
+            self._staging.keep(point.id, file, window, waits=False)
+            self._staging.trim()
 
     def _composed(self, plan: Plan, recipe: Recipe, target: Path | None, cancelled: CancelCheck) -> Path:
         """Compose the planned file, on disk if memory runs out. Raises as `compose` does."""
         gives_way = target is None
-        file = self.staging.blank(size_of(plan), target)
+        file = self._staging.blank(size_of(plan), target)
         try:
-            compose(plan, recipe, self.blocks, file, cancelled, gives_way=gives_way)
+            compose(plan, recipe, self._blocks, file, cancelled, gives_way=gives_way)
         except OSError:
-            if not self.staging.is_in_memory(file):
+            if not self._staging.is_in_memory(file):
                 raise
-            file = self.staging.blank_on_disk()
-            compose(plan, recipe, self.blocks, file, cancelled, gives_way=gives_way)
+            file = self._staging.blank_on_disk()
+            compose(plan, recipe, self._blocks, file, cancelled, gives_way=gives_way)
         return file
 
     def _why_not(self, plan: RestorePlan, error: Exception) -> Reason:
@@ -190,13 +239,13 @@ class Restoring(Saving):
         if isinstance(error, IndexLost | IndexFailed):
             return _unreadable(error)
         try:
-            with self.index.read() as db:
+            with self._index.read() as db:
                 there = points.load(db, int(point_id)) is not None
             if there and isinstance(error, Unusable) and error.bad:
-                self.put_aside(error.bad)
+                self._inventory.put_aside(error.bad)
             elif there and not isinstance(error, _Gone):
-                self.lose(point_id, Reason(ReasonCode.ERROR, {"message": str(error)}), tell=True)
-            with self.index.read() as db:
+                self._inventory.lose(point_id, Reason(ReasonCode.ERROR, {"message": str(error)}), tell=True)
+            with self._index.read() as db:
                 reason = usage.loss_of(db, int(point_id))
         except (IndexLost, IndexFailed) as second:
             return Reason(ReasonCode.NOT_READABLE, {"error": str(second)})

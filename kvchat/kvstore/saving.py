@@ -7,7 +7,6 @@ import sqlite3
 import threading
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 from kvchat.kvstore.audience import audience_of, readable_within
 from kvchat.kvstore.blocks import header as slotfile
@@ -17,7 +16,7 @@ from kvchat.kvstore.blocks.parser import read_row_map
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
 from kvchat.kvstore.index import points, token_tree, usage
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
-from kvchat.kvstore.parts import StoreBase, in_words, not_written
+from kvchat.kvstore.inventory import Inventory, in_words, not_written
 from kvchat.kvstore.savepoint import (
     AbsorbReport,
     CancelCheck,
@@ -41,9 +40,10 @@ class _BlockGone(Exception):
     """A block of the recipe was deleted after it was written or found."""
 
 
-class Saving(StoreBase):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+class Saving:
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory, self._index = inventory, inventory.index
+        self._staging, self._blocks = inventory.staging, inventory.blocks
         self._absorbing = threading.Lock()
         # (conversation, save point, window) of files that need one more window row before an engine can use them.
         self._windows: deque[tuple[str, str, int]] = deque()
@@ -55,23 +55,23 @@ class Saving(StoreBase):
     ) -> None:
         """Raise NotSaved if a slot file of about `size` bytes cannot be kept, or its conversation never is.
 
-        `place`: where the engine will save it, in memory or on disk; then call `take` or `forget`.
+        `place`: where the engine will save it, in memory or on disk; then call `take` or `Staging.forget`.
         `state`: what the file will hold; parts already in the store are not written again.
         """
-        with self.index.read() as db:
+        with self._index.read() as db:
             if points.never_save(db, conversation_id):
                 raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
             before = _known(db, *state, audience_of(conversation_id)) if state else None
         to_write = _new_bytes(size, len(state[1]), before) if state else size  # as blocks
-        in_memory = place is not None and self.staging.expect(place, size)
+        in_memory = place is not None and self._staging.expect(place, size)
         to_write += 0 if in_memory else size  # the engine's file
         try:
-            if self.free_bytes() - to_write < self.bounds.free_floor:
-                self.staging.trim(disk_too=True)
-            self.require_room(size, to_write, conversation_id)
+            if self._inventory.free_bytes() - to_write < self._inventory.bounds.free_floor:
+                self._staging.trim(disk_too=True)
+            self._inventory.require_room(size, to_write, conversation_id)
         except NotSaved:
             if place is not None:
-                self.staging.forget(place)
+                self._staging.forget(place)
             raise
 
     @in_words(saving=True)
@@ -98,40 +98,37 @@ class Saving(StoreBase):
         The file is always moved or deleted. Raises NotSaved if it is empty, incomplete, holds other tokens than
         `expected`, exceeds the bounds, or its conversation is never saved.
         """
-        waiting, kept, now = slot_file, "", self.clock()
+        waiting, kept, now = slot_file, "", self._inventory.clock()
         audience = audience_of(conversation_id) if audience is None else audience
         try:
             size = _check_saved(slot_file, expected, expected_size)
-            self.require_room(size, 0, conversation_id)
+            self._inventory.require_room(size, 0, conversation_id)
             new = SavePoint("", conversation_id, fingerprint, expected, size, now, now, prefill_ms, audience)
-            waiting = self.staging.take_in(slot_file)  # outside the index lock: it may be a slow copy
-            with self.index.write() as db:
+            waiting = self._staging.take_in(slot_file)  # outside the index lock: it may be a slow copy
+            with self._index.write() as db:
                 if points.never_save(db, conversation_id):
                     raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
                 point = points.add_staged(db, new, message_id)
                 kept = point.id
-                self.staging.keep(kept, waiting)
-                if self.staging.has_warm(point.id, on_disk=True):
-                    usage.count_written(db, self.today(), size)
+                self._staging.keep(kept, waiting)
+                if self._staging.has_warm(point.id, on_disk=True):
+                    usage.count_written(db, self._inventory.today(), size)
         except BaseException as error:
             if kept:
-                self.staging.drop(kept)
+                self._staging.drop(kept)
             if isinstance(error, OSError):
                 raise not_written(error) from error
             raise
         finally:
-            self.staging.forget(slot_file)
+            self._staging.forget(slot_file)
             with contextlib.suppress(OSError):
                 waiting.unlink(missing_ok=True)
         if grown is not None:
             self._grown[point.id] = grown
         if window:
             self._windows.append((conversation_id, point.id, window))
-        self.staging.trim()
+        self._staging.trim()
         return point
-
-    def forget(self, place: Path) -> None:
-        self.staging.forget(place)
 
     def take_windows(self) -> list[tuple[str, int]]:
         """Return, once, the window and newest save point of each conversation missing a window row.
@@ -143,8 +140,8 @@ class Saving(StoreBase):
             with contextlib.suppress(IndexError):  # another thread was faster
                 conversation_id, point_id, window = self._windows.popleft()
                 before = newest.get(conversation_id)
-                if before is not None and not self.staging.waits(before[0]):
-                    self.staging.drop(before[0])
+                if before is not None and not self._staging.waits(before[0]):
+                    self._staging.drop(before[0])
                 newest[conversation_id] = point_id, window
         return list(newest.values())
 
@@ -159,7 +156,7 @@ class Saving(StoreBase):
             if cancelled():
                 return AbsorbReport(0, 0, ())
         try:
-            for point_id in sorted(self.unabsorbed(), key=int):
+            for point_id in sorted(self._inventory.unabsorbed(), key=int):
                 if cancelled():
                     break
                 try:
@@ -167,19 +164,19 @@ class Saving(StoreBase):
                 except Cancelled:
                     break
                 except (NotSaved, OSError, Changed) as error:
-                    if point_id in self.unabsorbed():  # else it was deleted meanwhile with its file
+                    if point_id in self._inventory.unabsorbed():  # else it was deleted meanwhile with its file
                         refused.append(_why_refused(error))
-                        self.lose(point_id, refused[-1], tell=False)
+                        self._inventory.lose(point_id, refused[-1], tell=False)
                 else:
                     absorbed += new is not None
                     written += new or 0
                 finally:
                     with contextlib.suppress(IndexFailed, IndexLost, OSError):  # retried next time
-                        self.drop_unknown(list(self.blocks.new))
+                        self._inventory.drop_unknown(list(self._blocks.new))
         finally:
             self._absorbing.release()
         if absorbed:
-            self.staging.trim()
+            self._staging.trim()
         return AbsorbReport(absorbed, written, tuple(refused))
 
     @in_words(saving=True)
@@ -188,21 +185,21 @@ class Saving(StoreBase):
 
         Raises NotSaved, OSError, Changed, Cancelled.
         """
-        slot_file = self.staging.warm(point_id)
-        with self.index.read() as db:
+        slot_file = self._staging.warm(point_id)
+        with self._index.read() as db:
             point = points.load(db, int(point_id))
             before = _before(db, point, self._grown.get(point_id)) if point else None
         if point is None:
-            self.staging.drop(point_id)
+            self._staging.drop(point_id)
             return None
         if slot_file is None:
             raise Changed("its file was changed before it was absorbed")
         new = _new_bytes(point.size, point.n_tokens, before)
-        self.require_room(new, new, point.conversation_id)
+        self._inventory.require_room(new, new, point.conversation_id)
         row_map = read_row_map(slot_file)
         written = 0
         for _again in range(_TRIES):
-            result = take_apart(slot_file, row_map, before, self.blocks, cancelled, gives_way=gives_way)
+            result = take_apart(slot_file, row_map, before, self._blocks, cancelled, gives_way=gives_way)
             written += result.written
             with contextlib.suppress(_BlockGone):
                 stored = self._commit(point, result, written)
@@ -212,19 +209,19 @@ class Saving(StoreBase):
 
     def _commit(self, point: SavePoint, result: Absorbed, written: int) -> bool:
         """Record the recipe; return False if the save point was deleted meanwhile. Raises _BlockGone."""
-        with self.index.write() as db:
+        with self._index.write() as db:
             on_disk: dict[bytes, int] = {}
             for use in result.recipe.uses:
-                taken = self.blocks.claim(use.block, use.size)
+                taken = self._blocks.claim(use.block, use.size)
                 if taken is None:
                     raise _BlockGone
                 on_disk[use.block] = taken
-            usage.count_written(db, self.today(), written)
+            usage.count_written(db, self._inventory.today(), written)
             if not points.store_recipe(db, int(point.id), result.recipe, on_disk):
                 return False
             points.delete(db, points.same_place(db, int(point.id)))
-        self.blocks.settle(on_disk)
-        self.staging.settle(point.id)
+        self._blocks.settle(on_disk)
+        self._staging.settle(point.id)
         return True
 
 

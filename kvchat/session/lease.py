@@ -232,7 +232,11 @@ class Lease:
         """Put the save point's file into the slot folder and remove it afterwards. Ends soon if cancelled."""
         engine, cancelled = self.engine, threading.Event()
         work = asyncio.to_thread(
-            self._store.stage, plan, engine.slot_path, window=engine.window_to_complete, cancelled=cancelled.is_set
+            self._store.restoring.stage,
+            plan,
+            engine.slot_path,
+            window=engine.window_to_complete,
+            cancelled=cancelled.is_set,
         )
         staging = asyncio.ensure_future(work)
 
@@ -240,7 +244,7 @@ class Lease:
             with contextlib.suppress(Cancelled):  # nothing was staged
                 staged = await staging
                 if not isinstance(staged, Miss):
-                    await asyncio.to_thread(self._store.unstage, staged, engine_done=engine_done)
+                    await asyncio.to_thread(self._store.restoring.unstage, staged, engine_done=engine_done)
 
         engine_done = False
         try:
@@ -267,7 +271,7 @@ class Lease:
     async def _set_aside(self, point: SavePoint, reason: Reason) -> None:
         """Take a save point out of use. If the store cannot, the reply goes on: it will be tried again."""
         with contextlib.suppress(StoreRefused):
-            await self.slots.write(self._store.set_aside, point, reason)
+            await self.slots.write(self._store.inventory.set_aside, point, reason)
 
     # Reading
 
@@ -336,7 +340,7 @@ class Lease:
             grown = Grown(self.slot.save_point, rows.kept) if rows.kept else None
             prefill_ms, audience = self.slots.restore_cost.prefill_ms(len(boundary)), audience or self.slot.audience
             state = self.owner, engine.fingerprint, boundary, written, prefill_ms, engine.window_to_complete
-            point = await self.slots.write(store.take, path, *state, label, grown, audience)
+            point = await self.slots.write(store.saving.take, path, *state, label, grown, audience)
         except (StoreRefused, EngineRefused, OSError) as error:
             self._tell(SaveSkipped(why_not_saved(error)))
             return None
@@ -371,18 +375,20 @@ class Lease:
             raise NotSaved(Reason(ReasonCode.NOT_WAITED_FOR))
         size = int(len(boundary) * ready.kv_bytes_per_token)
         try:
-            await asyncio.to_thread(self._store.check_room, size, self.owner, path, (ready.fingerprint, boundary))
+            await asyncio.to_thread(
+                self._store.saving.check_room, size, self.owner, path, (ready.fingerprint, boundary)
+            )
             with finishing.saving(size, path):
                 with contextlib.suppress(EngineRefused):
                     async with self.at_risk():
                         answer = await ready.engine.save_slot(path.name)
                 if answer is None or not answer.bytes:
-                    await asyncio.to_thread(self._store.forget, path)
+                    await asyncio.to_thread(self._store.staging.forget, path)
                     answer = await ready.engine.save_slot(path.name)
             if answer.tokens != len(boundary):
                 raise NotSaved(Reason(ReasonCode.HELD_LESS, {"held": answer.tokens, "tokens": len(boundary)}))
         except BaseException:
-            await asyncio.to_thread(self._store.forget, path)
+            await asyncio.to_thread(self._store.staging.forget, path)
             raise
         return answer.bytes
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from kvchat.engine.speaking.pictures import FIRST_ID
 from kvchat.kvstore.audience import readable_by
 from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, Tokens, common_prefix
-from kvchat.kvstore.store import SavePointStore
+from kvchat.kvstore.store import BlockStore
 from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import NOTHING_AHEAD, NOTHING_LOADED, Loaded, ReadAhead, RestoreRecord
 from kvchat.session.restore_cost import LEAST_GAIN
@@ -128,7 +128,7 @@ class Plan:
 
 
 async def plan(
-    store: SavePointStore,
+    store: BlockStore,
     engine: ReadyEngine,
     owner: str,
     contents: SlotContents | None,
@@ -170,8 +170,8 @@ def unchanged(engine: ReadyEngine, contents: SlotContents | None, prompt: Tokens
     return Loaded(held, contents.unproved, None, contents.ahead.within(len(contents.tokens), held))
 
 
-async def found(store: SavePointStore, engine: ReadyEngine, owner: str, prompt: Tokens) -> RestorePlan | Miss:
+async def found(store: BlockStore, engine: ReadyEngine, owner: str, prompt: Tokens) -> RestorePlan | Miss:
     """Return the save point with the most of a prompt, or why there is none."""
     return await asyncio.to_thread(
-        store.find, engine.fingerprint, prompt, can_cut=engine.can_cut, conversation_id=owner
+        store.restoring.find, engine.fingerprint, prompt, can_cut=engine.can_cut, conversation_id=owner
     )

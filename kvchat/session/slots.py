@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.kvstore.savepoint import AbsorbReport
-from kvchat.kvstore.store import SavePointStore
+from kvchat.kvstore.store import BlockStore
 from kvchat.session.allocator import Allocator
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import RestoreCost
@@ -246,7 +246,7 @@ class SharedContext:
 class Slots(Allocator):
     """The slots and all that their owners share. Belongs to the event loop's thread."""
 
-    def __init__(self, store: SavePointStore) -> None:
+    def __init__(self, store: BlockStore) -> None:
         super().__init__(RestoreCost())
         self.store, self.finishing, self.context = store, Finishing(), SharedContext(self)
         self._in_turn = asyncio.Lock()  # first come, first served
@@ -266,16 +266,18 @@ class Slots(Allocator):
 
     async def absorb(self) -> AbsorbReport:
         """Let the store process new saves. Not under a lock: slots continue meanwhile. Raises StoreRefused."""
+        if self.store.problem is not None:
+            return AbsorbReport(0, 0, ())
         with self.finishing.absorbing():
             report = await asyncio.to_thread(self.store.absorb_pending, self.finishing.cancelled.is_set)
-        losses = await asyncio.to_thread(self.store.losses)
+        losses = await asyncio.to_thread(self.store.inventory.losses)
         return replace(report, refused=(*report.refused, *(loss.reason for loss in losses)))
 
     def discard(self, owner: str) -> asyncio.Future[int]:
         """Delete all that the store keeps of a removed owner. Call it while the owner has no slot."""
         if slot := self.of(owner):
             slot.forget()
-        return self.write(self.store.delete_conversation, owner)
+        return self.write(self.store.inventory.delete_conversation, owner)
 
     def discard_messages(self, owner: str, labels: Collection[str]) -> asyncio.Future[int]:
-        return self.write(self.store.delete_messages, owner, labels)
+        return self.write(self.store.inventory.delete_messages, owner, labels)

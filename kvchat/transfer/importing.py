@@ -17,7 +17,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.kvstore.exchange import BadMemory
 from kvchat.kvstore.savepoint import StoreRefused
-from kvchat.kvstore.store import SavePointStore
+from kvchat.kvstore.store import BlockStore
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import in_time, open_plain
 from kvchat.transfer.foreign import foreign_parser
@@ -50,7 +50,7 @@ def import_paths(
     progress: Progress = lambda done, total: None,
     call: Callable[..., Any] = lambda work, *given: work(*given),
     *,
-    store: SavePointStore | None = None,
+    store: BlockStore | None = None,
     passphrase: str = "",
 ) -> ImportReport:
     """Import files, zips and folders. `progress` gets the number of conversations seen, or bytes.
@@ -98,7 +98,7 @@ def import_paths(
         with suppress(StorageFailed, StoreRefused):
             for brought in memories:
                 if store is not None and brought.conversation_id in imported:
-                    store.delete_conversation(brought.conversation_id)
+                    store.inventory.delete_conversation(brought.conversation_id)
             for conversation_id in imported:
                 call(take_back, database, conversation_id)
         raise

@@ -30,9 +30,10 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from kvchat.chat.record.database import Database
 from kvchat.chat.turn.imported_memory import TriedOut
 from kvchat.errors import KvchatError
+from kvchat.kvstore import exchange
 from kvchat.kvstore.exchange import BadMemory, Contents, Manifest, from_json, to_json
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.kvstore.store import KeptMemory, SavePointStore
+from kvchat.kvstore.store import BlockStore
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import open_plain
 from kvchat.transfer.exporting import ExportForm, whole_export, write_export
@@ -161,9 +162,9 @@ class NothingKept(KvchatError):
         super().__init__(_("This chat has no saved memory to export"), "", advice)
 
 
-def memory_to_export(store: SavePointStore | KeptMemory, conversation_id: str) -> Manifest:
-    store.absorb_pending()
-    manifest = store.manifest(conversation_id)
+def memory_to_export(store: Path, conversation_id: str) -> Manifest:
+    """Return what the store in this folder keeps of a chat. Raises NothingKept and StoreRefused."""
+    manifest = exchange.stored_manifest(store, conversation_id)
     if manifest is None:
         raise NothingKept
     return manifest
@@ -171,13 +172,16 @@ def memory_to_export(store: SavePointStore | KeptMemory, conversation_id: str) -
 
 def export_with_memory(
     database: Database,
-    store: SavePointStore | KeptMemory,
+    store: Path,
     conversation_id: str,
     target: Path,
     passphrase: str = "",
     progress: Progress = lambda done, total: None,
 ) -> int:
-    """Write a private file with a chat and its memory, or none; return the bytes. `progress` gets bytes."""
+    """Write a private file with a chat and its memory, or none; return the bytes.
+
+    `store`: the store's folder, which another process may own. `progress` gets bytes.
+    """
     manifest = memory_to_export(store, conversation_id)
 
     def pieces() -> Iterator[bytes]:
@@ -195,9 +199,7 @@ def export_with_memory(
         return out.tell()
 
 
-def _pieces(
-    database: Database, store: SavePointStore | KeptMemory, conversation_id: str, manifest: Manifest
-) -> Iterator[bytes]:
+def _pieces(database: Database, store: Path, conversation_id: str, manifest: Manifest) -> Iterator[bytes]:
     chats = io.BytesIO()
     write_export(database, [conversation_id], ExportForm.JSON, chats)
     yield from _member(_CHATS, len(chats.getvalue()), [chats.getvalue()])
@@ -205,7 +207,7 @@ def _pieces(
     model = PurePath(conversation.model).name if conversation and conversation.model else ""
     described = json.dumps(to_json(manifest) | {"model": model}, separators=(",", ":")).encode()
     yield from _member(_MEMORY, len(described), [described])
-    for name, content in store.contents(manifest):
+    for name, content in exchange.contents(store, manifest):
         yield from _member(_BLOCKS + name.hex(), manifest.blocks[name], content)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
@@ -252,9 +254,7 @@ class MemoryFile:
     def chats(self) -> IO[bytes]:
         return io.BytesIO(self._whole(_CHATS))
 
-    def bring(
-        self, store: SavePointStore, conversation_id: str, progress: Progress = lambda done, total: None
-    ) -> Brought:
+    def bring(self, store: BlockStore, conversation_id: str, progress: Progress = lambda done, total: None) -> Brought:
         """Store the memory, all or nothing. Raises BadMemory, StoreRefused and what `progress` raises."""
         try:
             described = next(json_pieces(io.BytesIO(self._whole(_MEMORY)))).value
@@ -263,7 +263,7 @@ class MemoryFile:
             raise
         except (ValueError, RecursionError, StopIteration) as error:
             raise BadMemory(_("its manifest is invalid")) from error
-        store.bring(conversation_id, manifest, self._blocks(manifest, progress))
+        exchange.bring(store.inventory, conversation_id, manifest, self._blocks(manifest, progress))
         model = described.get("model")
         name = model if isinstance(model, str) else ""
         return Brought(conversation_id, manifest.fingerprint, name, manifest.n_tokens, manifest.bytes)

@@ -14,7 +14,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.turn.imported_memory import TriedOut
 from kvchat.kvstore.exchange import Manifest
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.kvstore.store import SavePointStore
+from kvchat.kvstore.store import BlockStore
 from kvchat.system.concurrency import Progress, Worker, in_thread_with_progress
 from kvchat.system.paths import Paths
 from kvchat.transfer.backup import BackupFacts, check_backup, lay_ready, make_backup
@@ -34,7 +34,7 @@ class TransferService:
         database: Database,
         worker: Worker,
         events: EventBus,
-        store: SavePointStore | None = None,
+        store: BlockStore | None = None,
         try_out: TryOut | None = None,
     ) -> None:
         self._paths, self._database, self._worker, self._events = paths, database, worker, events
@@ -48,7 +48,7 @@ class TransferService:
         return await in_thread_with_progress(work, progress)
 
     async def memory_of(self, conversation_id: str) -> Manifest:
-        return await asyncio.to_thread(memory_to_export, self._kept_in, conversation_id)
+        return await asyncio.to_thread(lambda: memory_to_export(self._absorbed(), conversation_id))
 
     async def export_with_memory(
         self, conversation_id: str, target: Path, progress: Progress, passphrase: str = ""
@@ -57,7 +57,7 @@ class TransferService:
 
         def work(tell: Progress) -> int:
             with closing(Database(self._paths.database)) as beside:
-                return export_with_memory(beside, self._kept_in, conversation_id, target, passphrase, tell)
+                return export_with_memory(beside, self._absorbed(), conversation_id, target, passphrase, tell)
 
         return await in_thread_with_progress(work, progress)
 
@@ -82,11 +82,12 @@ class TransferService:
             told.append(told_of(brought, tried))
         return replace(report, told=tuple(told))
 
-    @property
-    def _kept_in(self) -> SavePointStore:
+    def _absorbed(self) -> Path:
+        """Absorb what waits in the store; return its folder."""
         if self._store is None:
             raise NothingKept
-        return self._store
+        self._store.absorb_pending()
+        return self._store.inventory.folder
 
     async def back_up(self, target: Path, progress: Progress) -> BackupFacts:
         return await in_thread_with_progress(lambda tell: make_backup(self._paths, target, tell), progress)

@@ -157,8 +157,8 @@ class _Made:
 
     def _open(self) -> None:
         self._store = BlockStore(self._folder / "store", Bounds(_UNBOUNDED, 0), self._budget)
-        self._store.keep_in_memory(_UNBOUNDED)  # as when an engine is started
-        self._slots = self._store.staging_folder()
+        self._store.restoring.keep_in_memory(_UNBOUNDED)  # as when an engine is started
+        self._slots = self._store.staging.slot_folder()
         self._copy = self._slots / "copy.slot"
 
     def measure(self) -> dict[str, Any]:
@@ -221,10 +221,10 @@ class _Made:
     ) -> tuple[SavePoint, float, float, int]:
         """A save point of these tokens; the ms, the CPU ms and the bytes written to absorb it."""
         saved = self._slots / f"{disk.name_for_engine()}.slot"
-        self._store.check_room(len(tokens) * TOKEN_BYTES, "bench", saved)
+        self._store.saving.check_room(len(tokens) * TOKEN_BYTES, "bench", saved)
         write(saved)
         size = saved.stat().st_size
-        point = self._store.take(saved, "bench", _FINGERPRINT, tokens, size, float(len(tokens)), grown=grown)
+        point = self._store.saving.take(saved, "bench", _FINGERPRINT, tokens, size, float(len(tokens)), grown=grown)
         before_ms = self._staged(point)
         cpu, started = time.process_time(), time.perf_counter()
         report = self._store.absorb_pending()
@@ -236,14 +236,14 @@ class _Made:
 
     def _staged(self, point: SavePoint) -> float:
         """The ms until the point's file is ready for an engine; what is made ready beforehand is waited for."""
-        self._store.prepare().result()
+        self._store.restoring.prepare().result()
         started = time.perf_counter()
-        staged = self._store.stage(RestorePlan(point, point.n_tokens, Tier.DISK, point.size), self._slots)
+        staged = self._store.restoring.stage(RestorePlan(point, point.n_tokens, Tier.DISK, point.size), self._slots)
         taken = _ms_since(started)
         if not isinstance(staged, StagedFile):
             raise BenchFailed("The made file could not be put together again", staged.reason.words)
         self._copy = staged.path.resolve().with_name("copy.slot")  # beside it, in memory or on disk
-        self._store.unstage(staged)
+        self._store.restoring.unstage(staged)
         return taken
 
     def _copied_to_disk(self, original: Path) -> None:

@@ -198,14 +198,14 @@ async def test_what_cannot_be_deleted_is_told_once_and_tried_again(
     chat = await asked(stage)
     store, refusals, told = stage.runtime._store, iter(range(4)), []
     stage.runtime.events.subscribe(lambda event: told.append(event) if isinstance(event, Notice) else None)
-    delete = store.delete_conversation
+    delete = store.inventory.delete_conversation
 
     def refuse_at_first(conversation_id: str) -> int:
         if next(refusals, None) is not None:
             raise StoreRefused("The save points could not be read or written.", "The disk no longer exists.")
         return delete(conversation_id)
 
-    monkeypatch.setattr(store, "delete_conversation", refuse_at_first)
+    monkeypatch.setattr(store.inventory, "delete_conversation", refuse_at_first)
     monkeypatch.setattr(deletion, "AGAIN_S", 0.01)
     await stage.runtime.chat.delete(chat)
     await stage.until(lambda: not rows(stage, "deleted"))
@@ -218,10 +218,10 @@ async def test_what_cannot_be_deleted_is_told_once_and_tried_again(
 async def test_a_start_looks_only_at_what_was_kept_since_the_last(stage: Stage) -> None:
     await asked(stage)
     by, store = stage.runtime._database.file_id(), stage.runtime._store
-    assert len(store.unseen(by).messages) == 1
+    assert len(store.inventory.unseen(by).messages) == 1
     await stage.restart()
-    assert stage.runtime._store.unseen(by).messages == {}
-    assert len(stage.runtime._store.unseen("another file").messages) == 1
+    assert stage.runtime._store.inventory.unseen(by).messages == {}
+    assert len(stage.runtime._store.inventory.unseen("another file").messages) == 1
     assert len(stage.save_points()) == 2
 
 

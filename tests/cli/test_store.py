@@ -143,7 +143,7 @@ def test_a_prune_does_what_its_dry_run_said(filled, capsys):
 
 def test_what_is_pinned_stays_and_that_is_said(filled, capsys):
     bench = filled.open()
-    bench.store.pin(filled.thesis, True)
+    bench.inventory.pin(filled.thesis, True)
     bench.store.close()
     assert main(["store"]) == 0
     text = capsys.readouterr().out

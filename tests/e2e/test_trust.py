@@ -15,6 +15,7 @@ from kvchat.chat.turn import imported_memory
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.engine_host import switching
 from kvchat.engine_host.switching import IdleStop
+from kvchat.kvstore.exchange import stored_manifest
 from kvchat.runtime import Runtime
 from kvchat.session.allocator import Rank
 from kvchat.session.exchange import Exchange, Request
@@ -132,7 +133,7 @@ async def _forge(runtime: Runtime, file: Path) -> None:
     chat = await runtime.chat.new_conversation(TRUE)
     await said(runtime, chat.id, "Who are you?")
     store = runtime.chat.slots.store
-    manifest = store.manifest(chat.id)
+    manifest = stored_manifest(store.inventory.folder, chat.id)
     assert manifest is not None
     tokens = manifest.points[-1].tokens
     engine = (await runtime.engine.ready()).engine
@@ -150,9 +151,9 @@ async def _forge(runtime: Runtime, file: Path) -> None:
         data[24 : 24 + 4 * len(tokens)] = np.asarray(tokens, "<i4").tobytes()
         path.write_bytes(data)
         slot.forget()
-        await asyncio.to_thread(store.delete_conversation, chat.id)
+        await asyncio.to_thread(store.inventory.delete_conversation, chat.id)
         await asyncio.to_thread(
-            store.take, path, chat.id, lease.engine.fingerprint, tokens, len(data), 100.0 * len(tokens)
+            store.saving.take, path, chat.id, lease.engine.fingerprint, tokens, len(data), 100.0 * len(tokens)
         )
 
     await runtime.chat.slots.run(Rank.TRY_OUT, chat.id, work)
@@ -209,7 +210,7 @@ async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_f
         unsubscribe()
         idle = IdleStop(lambda: None, ours.chat, ours.engine, look_s=0.01)
         looking = asyncio.create_task(idle.run())
-        await until(lambda: not ours.chat.slots.store.imported())
+        await until(lambda: not ours.chat.slots.store.inventory.imported())
         idle.end()
         await looking
         receipt = await said(ours, imported, "Who are you?")

@@ -33,16 +33,16 @@ def hammer(folder: Path, seed: int, quota: int) -> None:
             bench.store.absorb_pending()
             plan = bench.find((*tokens_of(dice), 7), can_cut=False)
             if not isinstance(plan, Miss):
-                staged = bench.store.stage(plan, bench.slots)
+                staged = bench.restoring.stage(plan, bench.slots)
                 if isinstance(staged, Miss):
                     if is_damage(staged.reason):
                         sys.exit(f"found damage: {staged.reason.english}")
                 elif bench.read(staged) != HYBRID.slot_file(plan.save_point.tokens):
                     sys.exit("was given wrong bytes")
             if dice.random() < 0.2:
-                bench.store.prune(bench.store.plan_prune(quota // 3))
+                bench.inventory.prune(bench.inventory.plan_prune(quota // 3))
             if dice.random() < 0.1:
-                bench.store.delete_conversation(dice.choice(CONVERSATIONS))
+                bench.inventory.delete_conversation(dice.choice(CONVERSATIONS))
         except StoreRefused as refusal:
             if "quota" not in str(refusal):
                 sys.exit(f"refused: {refusal}")

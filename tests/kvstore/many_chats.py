@@ -37,7 +37,7 @@ def turn(number: int, place: int) -> Tokens:
 
 def fill(bench: Bench, chats: int, turn: Callable[[int, int], Tokens] = turn, blocks_each: int = TURNS) -> None:
     """Put that many chats into the index, one in 50 not absorbed; their blocks are not made."""
-    with bench.store.index.write() as db:
+    with bench.inventory.index.write() as db:
         for number in range(chats):
             names = [pack_tokens([number, place, *range(6)]) for place in range(blocks_each)]
             for place in range(TURNS):
@@ -90,12 +90,12 @@ def measure(chats: int = CHATS) -> dict[str, tuple[float, float]]:
                 found = find()
                 words = "nothing" if isinstance(found, Miss) else f"{found.tokens_used} tokens"
                 figures[f"find: {name}, {'to be cut' if can_cut else 'whole'}: {words}"] = worst(find)
-        figures["sums for the panel's line"] = worst(bench.store.occupied)
-        figures["collect, nothing unused"] = worst(bench.store.collect)
+        figures["sums for the panel's line"] = worst(bench.inventory.occupied)
+        figures["collect, nothing unused"] = worst(bench.inventory.collect)
         chats_left = iter(range(3, chats, 3))
-        figures["delete a chat"] = worst(lambda: bench.store.delete_conversation(f"chat {next(chats_left)}"))
-        figures["the whole panel"] = worst(bench.store.usage)
-        figures["plan of a prune"] = worst(lambda: bench.store.plan_prune(0))
+        figures["delete a chat"] = worst(lambda: bench.inventory.delete_conversation(f"chat {next(chats_left)}"))
+        figures["the whole panel"] = worst(bench.inventory.usage)
+        figures["plan of a prune"] = worst(lambda: bench.inventory.plan_prune(0))
         bench.store.close()
     return figures
 

@@ -43,7 +43,7 @@ def make(folder: Path, model: Model) -> None:
         for number, tokens in enumerate(turns):
             bench.save(name, tokens, message=f"{name} {number}")
     bench.find((*text(45), 7))
-    bench.store.never_save("diary", True)
+    bench.inventory.never_save("diary", True)
     bench.store.close()
 
 
@@ -111,7 +111,7 @@ def drive(dice: random.Random, bench: Bench, seen: Counter[str]) -> None:
         if isinstance(plan, Miss):
             seen[plan.reason.code] += 1
             return
-        staged = store.stage(plan, bench.slots)
+        staged = store.restoring.stage(plan, bench.slots)
         if isinstance(staged, Miss):
             seen[staged.reason.code] += 1
             return
@@ -126,19 +126,20 @@ def drive(dice: random.Random, bench: Bench, seen: Counter[str]) -> None:
         store.absorb_pending()
 
     deeds: list[Callable[[], object]] = [
-        *(restore, restore, restore, save, save, store.usage, store.losses, lambda: store.unseen("it")),
-        lambda: store.prune(store.plan_prune(dice.choice((0, 150_000, 350_000)))),
-        lambda: store.delete_messages("thesis", ["thesis 1"]),
-        lambda: store.delete_conversation(dice.choice([*CHATS])),
-        lambda: store.pin("letter", True),
-        lambda: store.verify(),
+        *(restore, restore, restore, save, save, store.inventory.usage, store.inventory.losses),
+        lambda: store.inventory.unseen("it"),
+        lambda: store.inventory.prune(store.inventory.plan_prune(dice.choice((0, 150_000, 350_000)))),
+        lambda: store.inventory.delete_messages("thesis", ["thesis 1"]),
+        lambda: store.inventory.delete_conversation(dice.choice([*CHATS])),
+        lambda: store.inventory.pin("letter", True),
+        lambda: store.inventory.verify(),
     ]
     for _ in range(8):
         try:
             dice.choice(deeds)()
         except DOCUMENTED as refusal:
             seen[str(refusal)[:150]] += 1
-    for last in (restore, save, store.usage):
+    for last in (restore, save, store.inventory.usage):
         try:
             last()
         except DOCUMENTED as refusal:
@@ -163,7 +164,7 @@ def run(rounds: int, seed: int) -> Counter[str]:
                 drive(dice, bench, seen)
                 if dice.random() < 0.7:
                     bench.store.close()  # else it is killed
-                bench.store._background.shutdown()  # no thread outlives its process
+                bench.restoring._background.shutdown()  # no thread outlives its process
             except DOCUMENTED as refusal:
                 seen[str(refusal)[:150]] += 1
             except BaseException:

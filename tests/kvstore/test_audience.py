@@ -34,7 +34,7 @@ def test_imported_memory_serves_its_chat_alone_and_what_grows_from_it_too(bench:
     assert reused(bench, "letter") == 305
     for stranger in ("thesis", AGENT, DOCUMENTS):
         assert reused(bench, stranger) == 0
-    bench.store.delete_conversation("letter")
+    bench.inventory.delete_conversation("letter")
     assert reused(bench, "letter") == 0
 
 
@@ -52,5 +52,5 @@ def test_a_deleted_chat_leaves_nothing_to_a_program(bench: Bench) -> None:
     """That begins with the same words: its memory went to whoever went on from there."""
     bench.save("letter", text(300))
     bench.save(AGENT, text(310))
-    bench.store.delete_conversation("letter")
-    assert [(one.conversation_id, one.save_points) for one in bench.store.usage().conversations] == [(AGENT, 1)]
+    bench.inventory.delete_conversation("letter")
+    assert [(one.conversation_id, one.save_points) for one in bench.inventory.usage().conversations] == [(AGENT, 1)]

@@ -14,6 +14,8 @@ import pytest
 from kvchat.errors import KvchatError
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.layout import with_masked_rows
+from kvchat.kvstore.exchange import contents, stored_manifest
+from kvchat.kvstore.inventory import check_store
 from kvchat.kvstore.savepoint import (
     GB,
     Bounds,
@@ -27,7 +29,6 @@ from kvchat.kvstore.savepoint import (
     Tokens,
     default_quota,
 )
-from kvchat.kvstore.store import KeptMemory, check_store
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.blocks.test_layout import made
 from tests.kvstore.slot_files import FINGERPRINT, parse_bytes
@@ -51,7 +52,7 @@ def test_every_turn_comes_back_byte_for_byte(tmp_path: Path, model: Model) -> No
     bench.reopen()
     for tokens in turns:
         assert bench.restored((*tokens, 9999), can_cut=False) == model.slot_file(tokens)
-    assert bench.store.verify().clean
+    assert bench.inventory.verify().clean
 
 
 def test_a_file_of_unknown_layout_comes_back_too(bench: Bench) -> None:
@@ -80,7 +81,7 @@ def test_in_memory_files_stay_warm_within_the_budget(tmp_path: Path) -> None:
         bench.save(f"chat {number}", text(300, start=1000 * number + 1))
     tiers = [plan_of(bench.find(text(310, start=1000 * number + 1))).tier for number in range(4)]
     assert tiers == [Tier.DISK, Tier.DISK, Tier.WARM, Tier.WARM]
-    assert bench.store.usage().warm_bytes == 2 * size
+    assert bench.inventory.usage().warm_bytes == 2 * size
     # What is rebuilt is warm afterwards, and the longest unused makes room for it.
     assert bench.restored(text(310)) == FULL.slot_file(text(300))
     assert plan_of(bench.find(text(310))).tier is Tier.WARM
@@ -106,7 +107,7 @@ def test_chats_share_a_system_prompt_that_ends_inside_a_block(tmp_path: Path, sh
     bench = Bench(tmp_path / "store", Model(layers=4, row_size=384))
     for chat in range(4):
         bench.save(f"chat {chat}", text(shared) + text(600, start=10_000 * (chat + 1)))
-    usage = bench.store.usage()
+    usage = bench.inventory.usage()
     assert usage.unique_rows_bytes == (shared + 4 * 600) * bench.model.row_bytes
     assert usage.conversations[0].exclusive_bytes >= 600 * bench.model.row_bytes
     assert usage.conversations[0].shared_bytes >= shared * bench.model.row_bytes
@@ -117,12 +118,12 @@ def test_chats_share_a_system_prompt_that_ends_inside_a_block(tmp_path: Path, sh
 
 def test_a_conversation_never_to_be_saved_stays_in_the_list_so_that_the_wish_can_be_taken_back(bench: Bench) -> None:
     bench.save("diary", text(100))
-    bench.store.never_save("diary", True)
-    bench.store.delete_conversation("diary")
-    (usage,) = bench.store.usage().conversations
+    bench.inventory.never_save("diary", True)
+    bench.inventory.delete_conversation("diary")
+    (usage,) = bench.inventory.usage().conversations
     assert (usage.conversation_id, usage.bytes, usage.save_points, usage.never_save) == ("diary", 0, 0, True)
-    bench.store.never_save("diary", False)
-    assert bench.store.usage().conversations == ()
+    bench.inventory.never_save("diary", False)
+    assert bench.inventory.usage().conversations == ()
 
 
 def test_the_longest_known_prefix_wins_whosever_it_is(bench: Bench) -> None:
@@ -152,7 +153,7 @@ def test_a_part_is_composed_for_exactly_the_shared_prefix(bench: Bench, length: 
         bench.save("thesis", text(turn))
     bench.reopen()  # nothing is warm now
     plan = plan_of(bench.find(text(length) + (7777,) * 40))
-    staged = bench.store.stage(plan, bench.slots)
+    staged = bench.restoring.stage(plan, bench.slots)
     assert isinstance(staged, StagedFile)
     assert (plan.tokens_used, staged.n_tokens) == (length, length)
     assert bench.read(staged) == FULL.slot_file(text(length))
@@ -199,15 +200,15 @@ def test_a_file_with_the_row_its_window_lacks_is_warm_before_anyone_asks(
     assert all(ways), "nobody waits for any of it"
     plan = plan_of(bench.find(text(130)))
     again = RestorePlan(plan.save_point, plan.tokens_used, Tier.DISK, plan.bytes)
-    warm = bench.store.stage(plan, bench.slots, window=WINDOW.window)
+    warm = bench.restoring.stage(plan, bench.slots, window=WINDOW.window)
     assert isinstance(warm, StagedFile)
     assert warm.tier is Tier.WARM
     data = bench.read(warm)
     bench.reopen()  # nothing is warm now: composed anew
-    composed = bench.store.stage(again, bench.slots, window=WINDOW.window)
+    composed = bench.restoring.stage(again, bench.slots, window=WINDOW.window)
     assert isinstance(composed, StagedFile)
     assert (composed.tier, bench.read(composed)) == (Tier.DISK, data)
-    staged = bench.store.stage(again, bench.slots, window=WINDOW.window)
+    staged = bench.restoring.stage(again, bench.slots, window=WINDOW.window)
     assert isinstance(staged, StagedFile)
     assert (staged.tier, bench.read(staged)) == (Tier.WARM, data)
 
@@ -215,7 +216,7 @@ def test_a_file_with_the_row_its_window_lacks_is_warm_before_anyone_asks(
 def test_every_miss_says_why(bench: Bench) -> None:
     def reason(prompt: Tokens, conversation: str = "thesis", **changes: str) -> Reason:
         fingerprint = replace(FINGERPRINT, **changes) if changes else FINGERPRINT
-        result = bench.store.find(fingerprint, prompt, can_cut=True, conversation_id=conversation)
+        result = bench.restoring.find(fingerprint, prompt, can_cut=True, conversation_id=conversation)
         assert isinstance(result, Miss)
         return result.reason
 
@@ -226,22 +227,22 @@ def test_every_miss_says_why(bench: Bench) -> None:
     assert reason(text(100), kv_type_k="q8_0") == Reason(ReasonCode.OTHER_SETTINGS, {"settings": settings})
     assert reason(text(5) + text(95, start=500)) == Reason(ReasonCode.BEGINS_DIFFERENTLY, {"shared": 5})
     hollow = Reason(ReasonCode.HOLLOW, {"accepted": 100, "reused": 0})
-    bench.store.set_aside(point, hollow)
+    bench.inventory.set_aside(point, hollow)
     assert reason(text(100)) == Reason(ReasonCode.SET_ASIDE, {"reason": hollow})
     assert bench.block_files() == []
 
 
 def test_never_save_and_pin(bench: Bench) -> None:
-    bench.store.never_save("secret", True)
+    bench.inventory.never_save("secret", True)
     with pytest.raises(StoreRefused, match="Never keep"):
-        bench.store.check_room(1, "secret")
+        bench.saving.check_room(1, "secret")
     with pytest.raises(StoreRefused, match="Never keep"):
         bench.save("secret", text(100))
-    bench.store.never_save("secret", False)
+    bench.inventory.never_save("secret", False)
     bench.save("secret", text(100))
-    bench.store.pin("secret", True)
-    assert bench.store.plan_prune(0).save_point_ids == ()
-    assert bench.store.usage().conversations[0].pinned
+    bench.inventory.pin("secret", True)
+    assert bench.inventory.plan_prune(0).save_point_ids == ()
+    assert bench.inventory.usage().conversations[0].pinned
 
 
 def test_a_prune_does_what_its_plan_said(bench: Bench) -> None:
@@ -249,41 +250,41 @@ def test_a_prune_does_what_its_plan_said(bench: Bench) -> None:
         for length in (100, 200):
             bench.save(name, text(length, start=start))
         bench.clock.now += timedelta(days=20)
-    before, blocks = bench.store.usage(), bench.on_disk()
+    before, blocks = bench.inventory.usage(), bench.on_disk()
     target = before.physical_bytes - blocks // 2
-    plan = bench.store.plan_prune(target)
-    assert bench.store.usage() == before
-    assert bench.store.prune(plan) == plan.bytes_freed
+    plan = bench.inventory.plan_prune(target)
+    assert bench.inventory.usage() == before
+    assert bench.inventory.prune(plan) == plan.bytes_freed
     assert bench.on_disk() == blocks - plan.bytes_freed
     assert before.physical_bytes - plan.bytes_freed == plan.bytes_left <= target
-    left = {one.conversation_id: one.save_points for one in bench.store.usage().conversations}
+    left = {one.conversation_id: one.save_points for one in bench.inventory.usage().conversations}
     assert left == {"b": 1, "c": 2}, "the older turn of b may stay"
-    assert bench.store.verify().clean
+    assert bench.inventory.verify().clean
 
 
 def test_the_quota_is_kept_and_the_newest_spared(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store", Model(layers=8, row_size=512))
     bench.save("a", text(300))
-    bench.store.set_bounds(Bounds(bench.besides() + 5 * bench.on_disk() // 2, 0))
+    bench.inventory.set_bounds(Bounds(bench.besides() + 5 * bench.on_disk() // 2, 0))
     for number in range(5):
         bench.save(f"chat {number}", text(300, start=1000 * (number + 1)))
-    assert [one.conversation_id for one in bench.store.usage().conversations] == ["chat 3", "chat 4"]
+    assert [one.conversation_id for one in bench.inventory.usage().conversations] == ["chat 3", "chat 4"]
     gone = bench.find(text(300), conversation="a")
     assert gone == Miss(Reason(ReasonCode.PRUNED))
 
 
 def test_what_was_not_used_for_long_goes_with_the_next_save(bench: Bench) -> None:
-    bench.store.set_bounds(Bounds(bench.quota, 0, max_age_days=30))
+    bench.inventory.set_bounds(Bounds(bench.quota, 0, max_age_days=30))
     for name, start in (("old", 1), ("used again", 1000), ("pinned", 2000)):
         bench.save(name, text(300, start=start))
-    bench.store.pin("pinned", True)
+    bench.inventory.pin("pinned", True)
     bench.clock.now += timedelta(days=29)
     assert bench.restored(text(310, start=1000)) == FULL.slot_file(text(300, start=1000))
     bench.save("new", text(300, start=3000))
-    assert len(bench.store.usage().conversations) == 4
+    assert len(bench.inventory.usage().conversations) == 4
     bench.clock.now += timedelta(days=2)
     bench.save("newer", text(300, start=4000))
-    left = {one.conversation_id for one in bench.store.usage().conversations}
+    left = {one.conversation_id for one in bench.inventory.usage().conversations}
     assert left == {"used again", "pinned", "new", "newer"}
     gone = bench.find(text(310), conversation="old")
     assert gone == Miss(Reason(ReasonCode.EXPIRED))
@@ -297,17 +298,19 @@ def test_what_another_conversation_begins_with_outlives_the_one_that_saved_it(tm
     bench.save("first", system)
     bench.save("first", system + text(90, start=5000))
     bench.save("second", system + text(120, start=7000))
-    bench.store.delete_conversation("first")
-    assert [(c.conversation_id, c.save_points) for c in bench.store.usage().conversations] == [("second", 3)]
+    bench.inventory.delete_conversation("first")
+    assert [(c.conversation_id, c.save_points) for c in bench.inventory.usage().conversations] == [("second", 3)]
     assert bench.restored(system + (7,) * 50, can_cut=False) == HYBRID.slot_file(system)
     assert isinstance(bench.find(system + text(91, start=5000), can_cut=False), RestorePlan)
-    bench.store.never_save("second", True)
+    bench.inventory.never_save("second", True)
     bench.save("third", system + text(60, start=9000))
-    bench.store.delete_conversation("second")
-    assert [(c.conversation_id, c.save_points) for c in bench.store.usage().conversations if c.bytes] == [("third", 3)]
-    bench.store.delete_conversation("third")
-    assert bench.store.usage().unique_rows_bytes == 0
-    assert bench.store.verify().clean
+    bench.inventory.delete_conversation("second")
+    assert [(c.conversation_id, c.save_points) for c in bench.inventory.usage().conversations if c.bytes] == [
+        ("third", 3)
+    ]
+    bench.inventory.delete_conversation("third")
+    assert bench.inventory.usage().unique_rows_bytes == 0
+    assert bench.inventory.verify().clean
 
 
 def test_a_deleted_message_takes_its_save_points_along(bench: Bench) -> None:
@@ -316,36 +319,36 @@ def test_a_deleted_message_takes_its_save_points_along(bench: Bench) -> None:
     bench.save("thesis", text(100) + text(80, start=5000), message="beside")
     bench.save("letter", text(200) + text(50, start=7000), message="copied")
     bench.take("thesis", text(300, start=9000), message="second")  # not absorbed yet
-    assert bench.store.unseen("").messages == {
+    assert bench.inventory.unseen("").messages == {
         "thesis": frozenset(("first", "second", "beside")),
         "letter": frozenset(("copied",)),
     }
-    bench.store.delete_messages("thesis", ["second"])
+    bench.inventory.delete_messages("thesis", ["second"])
     assert isinstance(bench.find(text(300, start=9000)), Miss)
     gone_through = bench.restored(text(200) + (7,) * 50, can_cut=False)
     assert gone_through == bench.model.slot_file(text(200)), "another chat goes through it"
-    assert bench.store.unseen("").messages["letter"] == frozenset(("copied",))
-    bench.store.delete_messages("letter", ["copied"])
-    bench.store.delete_messages("thesis", ["beside"])
-    assert bench.store.unseen("").messages == {"thesis": frozenset(("first",))}
+    assert bench.inventory.unseen("").messages["letter"] == frozenset(("copied",))
+    bench.inventory.delete_messages("letter", ["copied"])
+    bench.inventory.delete_messages("thesis", ["beside"])
+    assert bench.inventory.unseen("").messages == {"thesis": frozenset(("first",))}
     assert isinstance(bench.find(text(100) + text(80, start=5000), can_cut=False), RestorePlan)
-    assert bench.store.usage().save_points == 1
-    assert bench.store.verify().clean
+    assert bench.inventory.usage().save_points == 1
+    assert bench.inventory.verify().clean
 
 
 def test_a_save_point_that_does_not_tell_what_it_holds_goes_with_any_message(bench: Bench) -> None:
     bench.save("thesis", text(100))
     bench.save("letter", text(90, start=5000))
     bench.save("thesis", text(300, start=7000), message="first")
-    bench.store.delete_messages("thesis", ["second"])
-    left = {one.conversation_id: one.save_points for one in bench.store.usage().conversations}
+    bench.inventory.delete_messages("thesis", ["second"])
+    left = {one.conversation_id: one.save_points for one in bench.inventory.usage().conversations}
     assert left == {"thesis": 1, "letter": 1}
 
 
 def test_deleting_a_conversation_leaves_no_trace_of_it(bench: Bench) -> None:
     bench.save("thesis", text(300, start=54321))
     bench.save("letter", text(300))
-    freed = bench.store.delete_conversation("thesis")
+    freed = bench.inventory.delete_conversation("thesis")
     assert freed > 300 * bench.model.row_bytes
     bench.store.close()
     secret = (54400).to_bytes(4, "little") + (54401).to_bytes(4, "little")
@@ -359,7 +362,7 @@ def test_deleting_a_conversation_leaves_no_trace_of_it(bench: Bench) -> None:
 def test_everything_is_private(bench: Bench) -> None:
     bench.save("thesis", text(300))
     bench.take("thesis", text(310))
-    assert isinstance(bench.store.stage(plan_of(bench.find(text(305))), bench.slots), StagedFile)
+    assert isinstance(bench.restoring.stage(plan_of(bench.find(text(305))), bench.slots), StagedFile)
     for path in bench.folder.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
@@ -369,8 +372,8 @@ def test_a_crashed_process_that_staged_in_memory_costs_nothing(tmp_path: Path) -
     bench.take("thesis", text(300))
     (left,) = (tmp_path / "memory").glob("*/*.slot")
     (tmp_path / "memory" / left.parent.name / "begun").write_bytes(b"a part")
-    bench.store = bench.open()
-    bench.slots = bench.store.staging_folder()
+    bench.use(bench.open())
+    bench.slots = bench.store.staging.slot_folder()
     assert bench.restored(text(310)) == FULL.slot_file(text(300))
     assert bench.store.absorb_pending().save_points == 1
     assert not list((tmp_path / "memory").glob("*/begun"))
@@ -382,7 +385,7 @@ def test_what_nobody_waits_for_any_more_ends_and_leaves_nothing(bench: Bench) ->
     assert not bench.block_files()
     assert bench.store.absorb_pending().save_points == 1
     with pytest.raises(Cancelled):
-        bench.store.stage(plan_of(bench.find(text(400))), bench.slots, cancelled=lambda: True)
+        bench.restoring.stage(plan_of(bench.find(text(400))), bench.slots, cancelled=lambda: True)
     assert not list(bench.slots.iterdir())
 
 
@@ -390,21 +393,19 @@ def test_who_only_looks_leaves_the_store_of_another_process_as_it_is(bench: Benc
     bench.save("thesis", text(300))
     bench.take("thesis", text(400))
     check_store(bench.folder)
-    kept = KeptMemory(bench.folder)
-    manifest = kept.manifest("thesis")
+    manifest = stored_manifest(bench.folder, "thesis")
     assert manifest is not None
-    assert manifest == bench.store.manifest("thesis")
-    assert {name: len(b"".join(content)) for name, content in kept.contents(manifest)} == manifest.blocks
-    assert kept.manifest("letter") is None
+    assert {name: len(b"".join(content)) for name, content in contents(bench.folder, manifest)} == manifest.blocks
+    assert stored_manifest(bench.folder, "letter") is None
     assert bench.restored(text(410)) == FULL.slot_file(text(400)), "what waits is still there"
-    assert KeptMemory(bench.folder.parent / "none").manifest("thesis") is None
+    assert stored_manifest(bench.folder.parent / "none", "thesis") is None
 
 
 @pytest.mark.parametrize("trouble", ["newer", "a file"])
 def test_who_only_looks_says_why_no_store_can_be_had(bench: Bench, trouble: str) -> None:
     folder = bench.folder
     if trouble == "newer":
-        with bench.store.index.write() as db:
+        with bench.inventory.index.write() as db:
             db.execute("INSERT INTO migrations VALUES (999, 0)")
     else:
         folder = bench.folder.parent / "file"
@@ -424,12 +425,11 @@ def test_the_default_quota_grows_with_the_model_and_the_disk() -> None:
 
 def test_room_is_refused_at_the_floor_and_not_before(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store", quota=100, free=200)
-    store = bench.store
-    store.bounds = Bounds(quota=100, free_floor=100)
-    store.require_room(100, 100)
+    bench.inventory.bounds = Bounds(quota=100, free_floor=100)
+    bench.inventory.require_room(100, 100)
     with pytest.raises(NotSaved) as nearly_full:
-        store.require_room(100, 101)
+        bench.inventory.require_room(100, 101)
     with pytest.raises(NotSaved) as too_large:
-        store.require_room(101, 0)
+        bench.inventory.require_room(101, 0)
     codes = [one.value.reason.code for one in (nearly_full, too_large)]
     assert codes == [ReasonCode.DISK_NEARLY_FULL, ReasonCode.OVER_LIMIT]

@@ -35,10 +35,10 @@ def test_rows_are_written_once_over_40_turns_of_short_replies(tmp_path: Path) ->
     written = [0]
     for length, data in zip(lengths, SMOLLM.growing(tokens, lengths), strict=True):
         bench.save("thesis", tokens[:length], data=data)
-        written.append(bench.store.usage().bytes_written)
+        written.append(bench.inventory.usage().bytes_written)
     new = [(b - a) * SMOLLM.row_bytes for a, b in pairwise(lengths)]
     ratios = [(b - a) / rows for a, b, rows in zip(written[1:], written[2:], new, strict=False)]
-    usage = bench.store.usage()
+    usage = bench.inventory.usage()
     unique = lengths[-1] * SMOLLM.row_bytes
     on_disk = sum(path.stat().st_size for path in bench.folder.rglob("*") if path.is_file())
     print(f"written / new rows: {sum(ratios) / 40:.3f}, worst {max(ratios):.3f}; disk / unique {on_disk / unique:.3f}")
@@ -81,8 +81,10 @@ def test_a_lookup_and_the_panel_are_quick_among_100_000_blocks(bench: Bench) -> 
         plan = timed(name, partial(bench.find, asked))
         assert isinstance(plan, RestorePlan)
         assert plan.tokens_used == used
-    assert len(timed("usage", bench.store.usage).conversations) == CONVERSATIONS
-    assert len(timed("plan of a prune", lambda: bench.store.plan_prune(0)).conversations) == CONVERSATIONS * 49 // 50
+    assert len(timed("usage", bench.inventory.usage).conversations) == CONVERSATIONS
+    assert (
+        len(timed("plan of a prune", lambda: bench.inventory.plan_prune(0)).conversations) == CONVERSATIONS * 49 // 50
+    )
     print({name: f"{ms:.1f} ms" for name, ms in times.items()})
     # The figures to reach are 20 ms for a lookup and 200 ms for the panel; far beyond that is a scan gone wrong.
     assert max(times["a known chat"], times["a new chat"]) < 100

@@ -20,13 +20,13 @@ AGENT, EDITOR = "program/claude-cli", "program/zed"
 
 
 def left(bench: Bench) -> dict[str, int]:
-    return {one.conversation_id: one.save_points for one in bench.store.usage().conversations}
+    return {one.conversation_id: one.save_points for one in bench.inventory.usage().conversations}
 
 
 def room_for(bench: Bench, tokens: int, programs: int) -> None:
     """Bounds within which so many tokens of a program fit, and twice as much of all."""
     a_token = bench.on_disk() / tokens
-    bench.store.set_bounds(Bounds(2 * round(programs * a_token), 0))
+    bench.inventory.set_bounds(Bounds(2 * round(programs * a_token), 0))
 
 
 def test_programs_keep_to_half_and_chats_lose_nothing_by_them(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_programs_keep_to_half_and_chats_lose_nothing_by_them(tmp_path: Path) ->
     for number in range(6):
         bench.save(AGENT, text(300, 1000 * (number + 1)))
     assert left(bench) == {"chat": 1, AGENT: 2}
-    assert bench.store.usage().programs_quota_bytes == bench.store.usage().quota_bytes // 2
+    assert bench.inventory.usage().programs_quota_bytes == bench.inventory.usage().quota_bytes // 2
     gone = bench.find(text(300, 1000), conversation=AGENT)
     assert gone == Miss(Reason(ReasonCode.PRUNED))
 
@@ -48,7 +48,7 @@ def test_programs_go_before_chats_when_space_is_short(tmp_path: Path) -> None:
     bench.clock.now += timedelta(days=7)  # what was used last is not what counts here
     for number in range(3):
         bench.save(EDITOR, text(300, 10_000 + 1000 * number))
-    bench.store.set_bounds(Bounds(bench.besides() + 4 * bench.on_disk() // 6 + 20_000, 0))
+    bench.inventory.set_bounds(Bounds(bench.besides() + 4 * bench.on_disk() // 6 + 20_000, 0))
     assert left(bench) == {"chat 0": 1, "chat 1": 1, "chat 2": 1, EDITOR: 1}
 
 
@@ -62,9 +62,11 @@ def test_of_a_program_s_threads_the_ends_and_what_they_begin_with_are_kept(tmp_p
         for length in (550, 600, 650, 700):
             bench.save(AGENT, thread[:length])
     assert left(bench) == {AGENT: 13}
-    size = bench.store.usage().physical_bytes
-    target = next(target for target in range(size, 0, -4096) if len(bench.store.plan_prune(target).save_point_ids) >= 9)
-    bench.store.prune(bench.store.plan_prune(target))
+    size = bench.inventory.usage().physical_bytes
+    target = next(
+        target for target in range(size, 0, -4096) if len(bench.inventory.plan_prune(target).save_point_ids) >= 9
+    )
+    bench.inventory.prune(bench.inventory.plan_prune(target))
     assert left(bench) == {AGENT: 4}
     for thread in threads:
         assert bench.restored((*thread, 5), can_cut=False, conversation=AGENT) == HYBRID.slot_file(thread)
@@ -93,7 +95,7 @@ def test_what_a_program_did_not_use_for_two_weeks_goes(bench: Bench) -> None:
 
 def test_a_prompt_too_large_for_programs_is_not_kept(bench: Bench) -> None:
     size = len(FULL.slot_file(text(300)))
-    bench.store.set_bounds(Bounds(3 * size // 2, 0))
+    bench.inventory.set_bounds(Bounds(3 * size // 2, 0))
     with pytest.raises(StoreRefused, match="limit"):
         bench.take(AGENT, text(300))
 
@@ -110,7 +112,7 @@ def test_a_program_can_be_deleted_and_takes_nothing_of_others_with_it(bench: Ben
     bench.save(AGENT, text(300))
     bench.save(EDITOR, text(300) + text(200, 1000))
     bench.save(AGENT, text(300, 2000))
-    bench.store.delete_conversation(AGENT)
+    bench.inventory.delete_conversation(AGENT)
     assert left(bench) == {EDITOR: 1}
     whole = bench.restored((*text(300), *text(210, 1000)), conversation=EDITOR)
     assert whole == FULL.slot_file(text(300) + text(200, 1000))

@@ -53,9 +53,9 @@ def test_killed_a_hundred_times_it_verifies_clean(tmp_path: Path) -> None:
             killed(forker, seed, dice)
             if seed % 10 == 9:
                 bench = Bench(folder, HYBRID, quota=QUOTA)
-                report = bench.store.verify()
+                report = bench.inventory.verify()
                 assert report.clean, report
-                kept += bench.store.usage().save_points
+                kept += bench.inventory.usage().save_points
                 bench.store.close()
         assert forker.stdin is not None
         forker.stdin.close()
@@ -113,11 +113,11 @@ def test_a_thousand_mutated_stores_never_give_wrong_bytes(quick_folder: Path) ->
         shutil.rmtree(bench.folder)
         shutil.copytree(pristine, bench.folder)
         mutate(dice, bench.block_files())
-        bench.store = bench.open()
-        bench.slots = bench.store.staging_folder()
+        bench.use(bench.open())
+        bench.slots = bench.store.staging.slot_folder()
         for tokens in (*turns, text(33)):
             plan = bench.find((*tokens, 99))
-            staged = bench.store.stage(plan, bench.slots) if isinstance(plan, RestorePlan) else plan
+            staged = bench.restoring.stage(plan, bench.slots) if isinstance(plan, RestorePlan) else plan
             if isinstance(staged, StagedFile):
                 held = staged.save_point.tokens[: staged.n_tokens]
                 assert bench.read(staged) == model.slot_file(held)
@@ -126,9 +126,9 @@ def test_a_thousand_mutated_stores_never_give_wrong_bytes(quick_folder: Path) ->
             else:
                 misses += 1
                 assert list(bench.slots.iterdir()) == []
-        lost = bench.store.losses()
-        assert bench.store.losses() == ()  # told once
-        report = bench.store.verify()  # finds what no restore has read, such as a byte too many
+        lost = bench.inventory.losses()
+        assert bench.inventory.losses() == ()  # told once
+        report = bench.inventory.verify()  # finds what no restore has read, such as a byte too many
         assert bool(lost) + bool(report.losses) == 1
         told += 1
         bench.store.close()
@@ -144,12 +144,12 @@ def test_a_bad_block_is_deleted_with_everything_that_needs_it(bench: Bench) -> N
     flipped = bytearray(first.read_bytes())
     flipped[5] ^= 1
     first.write_bytes(flipped)
-    report = bench.store.verify()
+    report = bench.inventory.verify()
     assert report.bad_blocks == 1
     assert len(report.losses) in (1, 2)  # the recipe, or those two that share their beginning
-    assert bench.store.losses() == ()
+    assert bench.inventory.losses() == ()
     assert not first.exists()
-    assert bench.store.verify().clean
+    assert bench.inventory.verify().clean
     bench.save("thesis", text(300))
     assert bench.restored(text(310)) == FULL.slot_file(text(300))
 
@@ -157,29 +157,29 @@ def test_a_bad_block_is_deleted_with_everything_that_needs_it(bench: Bench) -> N
 def test_verifying_puts_wrong_sums_right(bench: Bench) -> None:
     bench.save("thesis", text(300))
     bench.save("letter", text(280) + text(20, start=900))
-    before = bench.store.usage()
-    with bench.store.index.write() as db:
+    before = bench.inventory.usage()
+    with bench.inventory.index.write() as db:
         db.execute("UPDATE blocks SET disk_bytes = 7, holders = 3")
         db.execute("UPDATE conversations SET held_bytes = 1, exclusive_bytes = 2")
         db.execute("UPDATE holdings SET uses = 5")
         db.execute("UPDATE sums SET row_bytes = 1, disk_bytes = 2")
-    assert bench.store.usage().conversations != before.conversations
-    assert bench.store.verify().clean
-    after = bench.store.usage()
+    assert bench.inventory.usage().conversations != before.conversations
+    assert bench.inventory.verify().clean
+    after = bench.inventory.usage()
     assert (after.conversations, after.unique_rows_bytes) == (before.conversations, before.unique_rows_bytes)
     assert after.physical_bytes == disk.tree_size(bench.folder)
-    bench.store.delete_conversation("thesis")
-    assert bench.store.usage().physical_bytes == disk.tree_size(bench.folder)
+    bench.inventory.delete_conversation("thesis")
+    assert bench.inventory.usage().physical_bytes == disk.tree_size(bench.folder)
 
 
 def test_killed_between_a_blocks_deletion_and_its_record_it_verifies_clean(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store", HYBRID)
     bench.save("thesis", text(300))
-    with bench.store.index.write() as db:
+    with bench.inventory.index.write() as db:
         db.execute(
             "INSERT INTO blocks (name, size, residue, disk_bytes, xxh3) VALUES (?, 10, 0, 0, ?)", (bytes(32), b"")
         )  # its file is gone
-    assert bench.store.verify().clean
+    assert bench.inventory.verify().clean
     assert bench.restored(text(400), can_cut=False) == HYBRID.slot_file(text(300))
 
 
@@ -193,7 +193,7 @@ def test_a_save_that_the_index_refuses_leaves_no_file(tmp_path: Path, monkeypatc
     with pytest.raises(NotSaved):
         bench.take("thesis", text(300))
     assert not list((tmp_path / "memory").glob("*/*"))
-    assert bench.store.usage().save_points == 0
+    assert bench.inventory.usage().save_points == 0
 
 
 def test_some_mutated_stores_are_no_worse_than_empty_ones() -> None:

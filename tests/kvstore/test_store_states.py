@@ -49,12 +49,12 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(share=st.floats(0, 1))
     def evict(self, share: float) -> None:
         used = sum(path.stat().st_size for path in self.bench.block_files())
-        plan = self.bench.store.plan_prune(int(used * share))
-        assert self.bench.store.prune(plan) == plan.bytes_freed
+        plan = self.bench.inventory.plan_prune(int(used * share))
+        assert self.bench.inventory.prune(plan) == plan.bytes_freed
 
     @rule(conversation=conversations)
     def delete(self, conversation: str) -> None:
-        self.bench.store.delete_conversation(conversation)
+        self.bench.inventory.delete_conversation(conversation)
 
     @rule()
     def restart(self) -> None:
@@ -62,13 +62,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        self.bench.store.index.close()
-        self.bench.store = self.bench.open()
-        self.bench.slots = self.bench.store.staging_folder()
+        self.bench.inventory.index.close()
+        self.bench.use(self.bench.open())
+        self.bench.slots = self.bench.store.staging.slot_folder()
 
     @rule()
     def verify(self) -> None:
-        report = self.bench.store.verify()
+        report = self.bench.inventory.verify()
         assert report.clean
         assert report.losses == ()
 
@@ -83,7 +83,7 @@ class StoreMachine(RuleBasedStateMachine):
                     continue
                 for tier in (plan.tier, Tier.DISK):
                     again = RestorePlan(plan.save_point, plan.tokens_used, tier, plan.bytes)
-                    staged = store.stage(again, self.bench.slots)
+                    staged = store.restoring.stage(again, self.bench.slots)
                     assert isinstance(staged, StagedFile), staged
                     held = plan.save_point.tokens[: staged.n_tokens]
                     reordered = model is WINDOW and staged.n_tokens < plan.save_point.n_tokens  # no longer a ring
@@ -93,9 +93,9 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def every_sum_is_what_its_parts_come_to(self) -> None:
         """The sums kept by triggers, counted anew here; and what the store says it takes, as the disk says it."""
-        usage = self.bench.store.usage()
+        usage = self.bench.inventory.usage()
         assert usage.physical_bytes == disk.tree_size(self.bench.folder)
-        with self.bench.store.index.read() as db:
+        with self.bench.inventory.index.read() as db:
             rows = db.execute(
                 "WITH RECURSIVE up (link, conversation) AS (SELECT link_id, conversation_id FROM save_points"
                 " UNION SELECT parent_id, conversation FROM up JOIN links ON id = link)"
@@ -109,7 +109,7 @@ class StoreMachine(RuleBasedStateMachine):
                 ).fetchall()
             )
             row_bytes = db.execute("SELECT coalesce(sum(size * NOT residue), 0) FROM blocks").fetchone()[0]
-        blocks = self.bench.store.blocks
+        blocks = self.bench.inventory.blocks
         holders = Counter(block for _, block in rows)
         for one in usage.conversations:
             held = {block: blocks.on_disk(block) for name, block in rows if name == one.conversation_id}

@@ -119,8 +119,11 @@ class Bench:
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
-        self.store = self.open()
-        self.slots = self.store.staging_folder()
+        self.use(self.open())
+
+    def use(self, store: BlockStore) -> None:
+        self.store, self.slots = store, store.staging.slot_folder()
+        self.inventory, self.saving, self.restoring = store.inventory, store.saving, store.restoring
 
     def open(self) -> BlockStore:
         (self.folder.parent / "memory").mkdir(parents=True, exist_ok=True)
@@ -136,8 +139,7 @@ class Bench:
 
     def reopen(self) -> None:
         self.store.close()
-        self.store = self.open()
-        self.slots = self.store.staging_folder()
+        self.use(self.open())
 
     def take(
         self,
@@ -151,10 +153,10 @@ class Bench:
     ) -> SavePoint:
         path = self.slots / "saved.slot"
         content = data or self.model.slot_file(tokens)
-        self.store.check_room(len(content), conversation, path)
+        self.store.saving.check_room(len(content), conversation, path)
         size = path.write_bytes(content)
         what = conversation, fingerprint, tokens, size, float(len(tokens)), self.sliding, message
-        return self.store.take(path, *what, grown, audience)
+        return self.store.saving.take(path, *what, grown, audience)
 
     def save(self, *what: Any, **how: Any) -> SavePoint:
         point = self.take(*what, **how)
@@ -163,7 +165,7 @@ class Bench:
         return point
 
     def find(self, prompt: Tokens, *, can_cut: bool = True, conversation: str = "thesis") -> RestorePlan | Miss:
-        return self.store.find(FINGERPRINT, prompt, can_cut=can_cut, conversation_id=conversation)
+        return self.store.restoring.find(FINGERPRINT, prompt, can_cut=can_cut, conversation_id=conversation)
 
     def restored(
         self, prompt: Tokens, *, can_cut: bool = True, sliding: int = 0, conversation: str = "thesis"
@@ -171,12 +173,12 @@ class Bench:
         plan = self.find(prompt, can_cut=can_cut, conversation=conversation)
         if isinstance(plan, Miss):
             return plan
-        staged = self.store.stage(plan, self.slots, window=sliding)
+        staged = self.store.restoring.stage(plan, self.slots, window=sliding)
         return staged if isinstance(staged, Miss) else self.read(staged)
 
     def read(self, staged: StagedFile) -> bytes:
         data = staged.path.read_bytes()
-        self.store.unstage(staged)
+        self.store.restoring.unstage(staged)
         return data
 
     def block_files(self) -> list[Path]:

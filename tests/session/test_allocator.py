@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from kvchat.kvstore.savepoint import Tokens
-from kvchat.kvstore.store import SavePointStore
+from kvchat.kvstore.store import BlockStore
 from kvchat.session import allocator
 from kvchat.session import slots as sharing
 from kvchat.session.allocator import Rank
@@ -28,7 +28,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pool(count: int) -> Slots:
-    slots = Slots(cast(SavePointStore, None))
+    slots = Slots(cast(BlockStore, None))
     slots.all = [Slot(number) for number in range(count)]
     return slots
 

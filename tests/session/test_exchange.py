@@ -15,7 +15,7 @@ from kvchat.engine.speaking.client import LlamaServerClient, SlotRows
 from kvchat.engine.speaking.errors import EngineError, EngineFailure, EngineGone, EngineRefused, FailureKind, Life
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
-from kvchat.kvstore.store import SavePointStore
+from kvchat.kvstore.store import BlockStore
 from kvchat.session.events import Asked, MakingRoom, SessionEvent, WaitingForEngine
 from kvchat.session.exchange import Exchange, PromptTooLong, Request
 from kvchat.session.host import EngineHost, ReadyEngine
@@ -93,7 +93,7 @@ class Cast:
 
     def __init__(self, *engines: ReadyEngine) -> None:
         self.host, self.told, self.heard = Room(list(engines)), list[SessionEvent](), list[ChatChunk]()
-        self.slots = Slots(cast(SavePointStore, None))  # where restoring does not work, it is not asked
+        self.slots = Slots(cast(BlockStore, None))  # where restoring does not work, it is not asked
         self.exchange = Exchange(self.slots, self.slots.all[0], cast(EngineHost, self.host), "river", self.told.append)
 
     async def ask(self, hear: Callable[[ChatChunk], bool] | None = None) -> None:

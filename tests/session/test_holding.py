@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from kvchat.kvstore.audience import audience_of
 from kvchat.kvstore.savepoint import Tokens
-from kvchat.kvstore.store import SavePointStore
+from kvchat.kvstore.store import BlockStore
 from kvchat.session.lease import Lease
 from kvchat.session.slot import Slot, SlotContents
 from kvchat.session.slots import Slots
@@ -48,7 +48,7 @@ def held(slots: Slots, number: int, owner: str, tokens: Tokens, engine: Erasing)
 
 
 def pool() -> Slots:
-    slots = Slots(cast(SavePointStore, None))
+    slots = Slots(cast(BlockStore, None))
     slots.all = [Slot(number) for number in range(3)]
     return slots
 

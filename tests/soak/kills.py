@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
+from kvchat.kvstore.inventory import STAGING
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, private_folder_in
-from kvchat.kvstore.parts import STAGING
 from kvchat.session.proof import LEAST_TOKENS, PROVED_SHARE
 from kvchat.system.files import whole_file
 from kvchat.words.reasons import ReasonCode

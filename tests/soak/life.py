@@ -22,8 +22,8 @@ from kvchat.chat.events import EngineChanged, Event, MessagesChanged, Notice, Re
 from kvchat.chat.record.messages import Conversation, Message, MessageState, Role
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.wire import Sampling
+from kvchat.kvstore.restoring import Restoring
 from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, Tokens, common_prefix
-from kvchat.kvstore.store import BlockStore
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.system.paths import Paths
@@ -92,19 +92,19 @@ class Life:
             return
         usable = await asyncio.to_thread(self._kept.save_points)
         asked: list[tuple[Fingerprint, Tokens, bool]] = []
-        find = BlockStore.find
+        find = Restoring.find
 
         def heard(
-            store: BlockStore, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
+            store: Restoring, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
         ) -> RestorePlan | Miss:
             asked.append((fingerprint, prompt, can_cut))
             return find(store, fingerprint, prompt, can_cut=can_cut, conversation_id=conversation_id)
 
-        BlockStore.find = heard  # type: ignore[method-assign]
+        Restoring.find = heard  # type: ignore[method-assign]
         try:
             reply = await self._ask(chats[0].id)
         finally:
-            BlockStore.find = find  # type: ignore[method-assign]
+            Restoring.find = find  # type: ignore[method-assign]
         if reply is not None and (receipt := reply.receipt) is not None:
             say(
                 first=reply.id,

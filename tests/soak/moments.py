@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from kvchat.chat.service import ChatService
+from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.store import BlockStore
 from kvchat.runtime import Runtime
 from kvchat.session.lease import Lease
@@ -28,9 +29,9 @@ MOMENTS: dict[str, tuple[type, Callable[..., Any]]] = {  # the methods themselve
     "saving": (Lease, Lease.save),
     "absorbing": (BlockStore, BlockStore.absorb_pending),
     "restoring": (Lease, Lease._restore),
-    "pruning": (BlockStore, BlockStore.prune),
+    "pruning": (Inventory, Inventory.prune),
     "deleting": (ChatService, ChatService.delete),
-    "forgetting": (BlockStore, BlockStore.delete_conversation),
+    "forgetting": (Inventory, Inventory.delete_conversation),
     "exporting": (TransferService, TransferService.export),
     "importing": (TransferService, TransferService.take_in),
     "quitting": (Runtime, Runtime.close),

@@ -116,7 +116,7 @@ class Person:
         self.runtime.chat.select(self.here)
 
     async def forget_saved(self) -> None:
-        await asyncio.to_thread(self.runtime._store.delete_conversation, self.here)
+        await asyncio.to_thread(self.runtime._store.inventory.delete_conversation, self.here)
 
     def _write(self, draft: str) -> None:
         self.draft = draft

@@ -83,7 +83,7 @@ async def _widen(runtime: Runtime) -> None:
     await asyncio.gather(*(asyncio.to_thread(all_there.wait) for _ in range(WIDE)))
     with ExitStack() as readers:
         for _ in range(WIDE):
-            readers.enter_context(runtime._store.index.read())
+            readers.enter_context(runtime._store.inventory.index.read())
 
 
 def look(runtime: Runtime, turn: int) -> Look:

@@ -82,7 +82,7 @@ def here(make: Made) -> tuple[Home, Conversation]:
 
 
 def exported(home: Home, chat: Conversation, target: Path, passphrase: str = "") -> Path:
-    export_with_memory(home.database, home.bench.store, chat.id, target, passphrase)
+    export_with_memory(home.database, home.bench.folder, chat.id, target, passphrase)
     return target
 
 
@@ -104,16 +104,16 @@ def test_it_comes_back_byte_for_byte(make: Made, tmp_path: Path, model: Model, p
         again = there.bench.restored((*TOKENS[:length], 9999), can_cut=False, conversation=chat.id)
         assert again == model.slot_file(TOKENS[:length])
     assert isinstance(there.bench.find(TOKENS, conversation="another"), Miss), "it serves its chat alone"
-    assert [one.imported for one in there.bench.store.usage().conversations] == [True]
-    assert there.bench.store.verify().clean
+    assert [one.imported for one in there.bench.inventory.usage().conversations] == [True]
+    assert there.bench.inventory.verify().clean
     [brought] = report.memories
     assert (brought.n_tokens, brought.conversation_id) == (700, chat.id)
     refused = there.take_in(file, passphrase)
     assert (refused.imported, refused.known, refused.memories) == ((), 1, ())
     assert "was not imported because the chat already exists" in refused.told[0]
-    assert there.bench.store.usage().save_points == 2
-    freed = there.bench.store.delete_imported(chat.id)
-    assert (freed > 0, there.bench.store.usage().save_points) == (True, 0)
+    assert there.bench.inventory.usage().save_points == 2
+    freed = there.bench.inventory.delete_imported(chat.id)
+    assert (freed > 0, there.bench.inventory.usage().save_points) == (True, 0)
 
 
 def test_it_is_an_ordinary_archive(here: tuple[Home, Conversation], tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_what_is_damaged_is_left_out_and_the_chat_taken_in(
     assert report.imported == (here[1].id,)
     assert report.memories == ()
     assert "the chat was imported without its memory" in report.problems[0]
-    assert (there.blocks(), there.bench.store.usage().save_points) == ([], 0)
+    assert (there.blocks(), there.bench.inventory.usage().save_points) == ([], 0)
 
 
 def repacked(file: Path, change: Callable[[str, bytes], list[tuple[str, bytes]]]) -> None:
@@ -214,7 +214,7 @@ def test_no_room_or_an_end_half_way_or_a_header_that_claims_gigabytes_leaves_not
 
     with pytest.raises(Stopped):
         import_paths(there.database, [file], stop, store=there.bench.store)
-    full.bench.store.set_bounds(Bounds(quota=100_000, free_floor=0))
+    full.bench.inventory.set_bounds(Bounds(quota=100_000, free_floor=0))
     report = full.take_in(file)
     assert report.imported == (here[1].id,)
     assert "but the storage limit is" in report.problems[0]
@@ -234,7 +234,7 @@ def test_an_export_that_fails_leaves_nothing(here: tuple[Home, Conversation], tm
 
     (home, chat), target = here, tmp_path / "chat.kvchat"
     with pytest.raises(Stopped):
-        export_with_memory(home.database, home.bench.store, chat.id, target, passphrase, stop)
+        export_with_memory(home.database, home.bench.folder, chat.id, target, passphrase, stop)
     if Path("/dev/full").exists():
         with pytest.raises(OSError, match="space"), open("/dev/full", "wb") as full:  # noqa: PTH123
             seal([bytes(3_000_000)], full, SECRET) if passphrase else full.write(bytes(3_000_000))

@@ -170,7 +170,7 @@ class Library:
         await self._parts.in_database(record.remove, prepared)
         self._changed()
         if self._parts.slots.store.problem is None:
-            await asyncio.to_thread(self._parts.slots.store.pin, prepared.owner, False)
+            await asyncio.to_thread(self._parts.slots.store.inventory.pin, prepared.owner, False)
         await self._forget({prepared.owner: {prepared.owner}})
 
     async def begin(self, prepared: Prepared) -> Conversation:
@@ -227,7 +227,7 @@ class Library:
         parts = self._parts
         documents = await asyncio.to_thread(gather, list(map(Path, prepared.paths)), prepared.sources)
         if parts.slots.store.problem is None:
-            await asyncio.to_thread(parts.slots.store.pin, prepared.owner, True)
+            await asyncio.to_thread(parts.slots.store.inventory.pin, prepared.owner, True)
         work, again, now = partial(self._read_documents, prepared, documents), False, None
         while now is None:
             try:

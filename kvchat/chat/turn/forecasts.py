@@ -107,7 +107,7 @@ class Forecasts:
         parts = self._parts
         branches = await parts.in_database(_branches, list(models))
         try:
-            kept = await asyncio.to_thread(parts.slots.store.kept, list(models))
+            kept = await asyncio.to_thread(parts.slots.store.inventory.kept, list(models))
         except StoreRefused:
             kept = {}
         engines = {model: await self._engine(model) for model in set(models.values())}

@@ -134,7 +134,7 @@ class Verifying:
         if await asyncio.to_thread(parts.why_not_read):
             return
         try:
-            waiting = await asyncio.to_thread(parts.slots.store.imported)
+            waiting = await asyncio.to_thread(parts.slots.store.inventory.imported)
         except StoreRefused:
             return
         for conversation_id in sorted(waiting - self._put_off):
@@ -164,7 +164,7 @@ class Verifying:
         for slot in slots.all:
             if slot.audience == imported(conversation_id) and not slot.claim:
                 slot.forget()  # erased before its next use
-        await slots.write(slots.store.delete_imported, conversation_id)
+        await slots.write(slots.store.inventory.delete_imported, conversation_id)
         parts.events.publish(ConversationsChanged())
         self._over()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kvchat.kvstore.index.schema import MIGRATIONS, CorruptIndex, is_sane
 from kvchat.kvstore.index.usage import note_index_loss
+from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.system.migrations import check_version, migrate
 from kvchat.words.language import N_, _
 
@@ -45,14 +46,21 @@ class Index:
     Every method raises IndexLost and IndexFailed.
     """
 
-    def __init__(self, path: Path, on_loss: Callable[[], None] = lambda: None) -> None:
-        """Open or create the file. `on_loss` is called if it was damaged or deleted. Also raises DatabaseTooNew."""
-        self.path = path
+    def __init__(
+        self, path: Path, on_loss: Callable[[], None] = lambda: None, problem: StoreRefused | None = None
+    ) -> None:
+        """Open or create the file. `on_loss` is called if it was damaged or deleted. Also raises DatabaseTooNew.
+
+        `problem`: do not open it; each transaction raises this.
+        """
+        self.path, self.problem = path, problem
         self.fresh = False  # the file was created or replaced since the files beside it were last checked
         self._on_loss = on_loss
         self._writing = threading.RLock()
         self._readers: list[sqlite3.Connection] = []  # idle connections
         self._file = 0  # incremented when the file is replaced
+        if problem is not None:
+            return
         try:
             self._writer = self._connect()
         except _SUSPICIOUS as error:
@@ -63,7 +71,8 @@ class Index:
     def close(self) -> None:
         with self._writing:
             self._close_readers()
-            self._writer.close()
+            if self.problem is None:
+                self._writer.close()
 
     def shrink(self) -> None:
         """Remove traces of deleted save points; free their disk space if most of the file is unused.
@@ -98,6 +107,8 @@ class Index:
     def write(self) -> Iterator[sqlite3.Connection]:
         """Open an exclusive write transaction. Rolled back if it raises."""
         with self._writing:
+            if self.problem is not None:
+                raise self.problem
             if not self.path.exists():  # the cache was cleared
                 self._close_readers()
                 self._writer.close()
@@ -135,6 +146,8 @@ class Index:
             raise IndexFailed(str(error)) from error
 
     def _connect(self, *, reads: bool = False) -> sqlite3.Connection:
+        if self.problem is not None:
+            raise self.problem
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileExistsError):  # reopening and closing would drop this process's locks
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))

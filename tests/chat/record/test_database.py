@@ -258,8 +258,8 @@ def test_neither_a_start_nor_a_turn_goes_through_all_messages(tmp_path: Path) ->
         queries = [query for query in asked if query.lstrip().startswith("SELECT")] + [INTERRUPT_ABANDONED]
         steps = [row["detail"] for query in queries for row in db.execute("EXPLAIN QUERY PLAN " + query)]
     database.close()
-    assert {usage.conversation_id for usage in store.store.usage().conversations} >= {chat.id}
-    assert "a stranger" not in {usage.conversation_id for usage in store.store.usage().conversations}
+    assert {usage.conversation_id for usage in store.store.inventory.usage().conversations} >= {chat.id}
+    assert "a stranger" not in {usage.conversation_id for usage in store.store.inventory.usage().conversations}
     assert len(queries) > 5
     scans = [step for step in steps if step.startswith("SCAN") and not step.endswith("INDEX messages_streaming")]
     assert not [step for step in scans if step.split()[1] in ("messages", "conversations")], scans

@@ -30,9 +30,9 @@ async def test_each_chat_tells_where_it_is(stage: Stage) -> None:
     assert [one.begun for one in forecasts] == [False, True, True, True]
     assert [one.source for one in forecasts[1:]] == [Source.COLD, Source.WARM, Source.HOT]
     assert forecasts[1].to_read > 200 > 20 > max(one.to_read for one in forecasts[2:])
-    stage.runtime._store.keep_in_memory(0)
+    stage.runtime._store.restoring.keep_in_memory(0)
     assert [one.source for one in await told(stage, first)] == [Source.DISK]
-    stage.runtime._store.delete_all()
+    stage.runtime._store.inventory.delete_all()
     assert [one.source for one in await told(stage, first, second)] == [Source.COLD, Source.HOT]
     await stage.runtime.stop_engine()
     assert [one.source for one in await told(stage, second)] == [Source.COLD]

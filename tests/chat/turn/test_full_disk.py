@@ -15,7 +15,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import MessageState
 from kvchat.kvstore.index.index import Index, IndexFailed
-from kvchat.kvstore.store import BlockStore
+from kvchat.kvstore.saving import Saving
 from kvchat.session.events import SaveSkipped
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
@@ -46,7 +46,7 @@ async def test_a_bad_save_point_that_cannot_be_set_aside_costs_no_reply(
     await stage.answered(chat)
     stage.fake.set(**{switch: 1})
     await stage.restart()
-    monkeypatch.setattr("kvchat.kvstore.parts.StoreBase.lose", _refuses)
+    monkeypatch.setattr("kvchat.kvstore.inventory.Inventory.lose", _refuses)
     reply = await stage.ask(chat, "And then?")
     monkeypatch.undo()
     assert reply is not None, stage.errors()
@@ -61,19 +61,20 @@ async def test_a_next_turn_is_saved_where_the_disk_has_room_for_what_is_new(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Room for the engine's file and half as much again, where no memory can be had: most of it is kept already."""
-    check = BlockStore.check_room
+    check = Saving.check_room
     asked: list[int] = []
 
-    def nearly_full(store: BlockStore, size: int, *rest: object) -> None:
+    def nearly_full(saving: Saving, size: int, *rest: object) -> None:
         asked.append(size)
-        store.keep_in_memory(0)
-        store.free_bytes = lambda: size * 3 // 2
-        check(store, size, *rest)  # type: ignore[arg-type]
+        store = stage.runtime._store
+        store.restoring.keep_in_memory(0)
+        store.inventory.free_bytes = lambda: size * 3 // 2
+        check(saving, size, *rest)  # type: ignore[arg-type]
 
     chat = await stage.chat()
     await stage.answered(chat, QUESTION * 20)
     with monkeypatch.context() as patch:
-        patch.setattr(BlockStore, "check_room", nearly_full)
+        patch.setattr(Saving, "check_room", nearly_full)
         await stage.answered(chat, "And then?")
     assert asked
     assert stage.of(SaveSkipped) == []

@@ -39,7 +39,7 @@ async def written(stage: Stage, chat: str | None, draft: str) -> None:
 
 def forgotten(stage: Stage) -> None:
     """Nothing is kept of any chat any more, on disk or in the slot."""
-    stage.runtime._store.delete_all()
+    stage.runtime._store.inventory.delete_all()
     stage.runtime.chat.slots.forget()
     stage.events.clear()
 

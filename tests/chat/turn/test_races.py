@@ -73,7 +73,7 @@ def staged_for_ever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             time.sleep(0.005)
         raise Cancelled
 
-    monkeypatch.setattr(store, "stage", put_together)
+    monkeypatch.setattr(store.restoring, "stage", put_together)
     return begun
 
 

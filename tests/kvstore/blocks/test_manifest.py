@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.kvstore.exchange import BadMemory, Manifest, from_json, to_json
+from kvchat.kvstore.exchange import BadMemory, Manifest, from_json, stored_manifest, to_json
 from tests.kvstore.true_files import HYBRID, WINDOW, Bench, Model
 
 
@@ -17,7 +17,7 @@ def manifest_of(folder: Path, model: Model) -> Manifest:
     bench = Bench(folder / "store", model)
     for length in (300, 700, 701):
         bench.save("thesis", tuple(range(1, length + 1)))
-    manifest = bench.store.manifest("thesis")
+    manifest = stored_manifest(bench.folder, "thesis")
     assert manifest is not None
     bench.store.close()
     return manifest

@@ -84,7 +84,7 @@ def about(counted: int, bytes_: int, file: int) -> bool:
 
 
 def stage(bench: Bench, point: SavePoint, tier: Tier) -> StagedFile:
-    staged = bench.store.stage(RestorePlan(point, point.n_tokens, tier, point.size), bench.slots)
+    staged = bench.restoring.stage(RestorePlan(point, point.n_tokens, tier, point.size), bench.slots)
     assert isinstance(staged, StagedFile), staged
     return staged
 
@@ -126,8 +126,8 @@ def test_from_disk_it_is_read_hashed_and_written_once(tmp_path: Path, passes: Pa
 def test_of_a_part_no_more_is_read_than_its_blocks(tmp_path: Path, passes: Passes) -> None:
     bench, _ = kept(tmp_path)
     opened: list[Path] = []
-    block_at = bench.store.blocks.path
-    bench.store.blocks.path = lambda block: opened.append(block_at(block)) or block_at(block)  # type: ignore
+    block_at = bench.inventory.blocks.path
+    bench.inventory.blocks.path = lambda block: opened.append(block_at(block)) or block_at(block)  # type: ignore
     passes.since()
     assert bench.restored((*text(600), 7)) == BIG.slot_file(text(600))
     read, hashed, written = passes.since()
@@ -143,8 +143,8 @@ def test_over_pages_that_are_there_it_is_read_to_where_it_belongs(
 ) -> None:
     model = Model(layers=8, row_size=row_size)
     bench, point = kept(tmp_path, model)
-    bench.store.keep_in_memory(10**9)
-    bench.store.prepare().result()
+    bench.restoring.keep_in_memory(10**9)
+    bench.restoring.prepare().result()
     passes.since()
     staged = stage(bench, point, Tier.DISK)
     rows = LENGTH * model.row_bytes
@@ -152,8 +152,8 @@ def test_over_pages_that_are_there_it_is_read_to_where_it_belongs(
     assert bench.read(staged) == model.slot_file(text(LENGTH))
     for share, length in ((1.0, LENGTH - 300), (0.7, LENGTH), (0.2, LENGTH)):
         bench.reopen()
-        bench.store.keep_in_memory(0)
-        bench.store.prepare().result()
+        bench.restoring.keep_in_memory(0)
+        bench.restoring.prepare().result()
         bench.store.staging.trim(most=10**9)
         bench.store.staging.prepare(int(share * point.size), lambda: False)
         assert bench.restored((*text(length), 7)) == model.slot_file(text(length)), f"over {share} of its size"
@@ -165,11 +165,11 @@ def test_there_is_always_one_to_write_over_with_its_pages_at_hand(tmp_path: Path
     bench = Bench(tmp_path / "store", BIG, memory=10**9)
     points = [bench.save(f"chat {number}", text(LENGTH - number, 5000 * number + 1)) for number in range(3)]
     bench.reopen()
-    bench.store.prepare().result()
+    bench.restoring.prepare().result()
     assert spares(bench) == {}, "nothing is taken before it is known what a model needs"
-    bench.store.keep_in_memory(10**9)
+    bench.restoring.keep_in_memory(10**9)
     for point in points[::-1]:
-        bench.store.prepare().result()
+        bench.restoring.prepare().result()
         ((spare, mapped),) = spares(bench).items()
         assert spare.stat().st_size == points[0].size
         staged = stage(bench, point, Tier.DISK)
@@ -187,8 +187,8 @@ def spares(bench: Bench) -> dict[Path, memory_files.Mapped]:
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no memory to stage in")
 def test_a_file_that_somebody_cuts_costs_that_restore_and_nothing_else(tmp_path: Path, passes: Passes) -> None:
     bench, point = kept(tmp_path)
-    bench.store.keep_in_memory(10**9)
-    bench.store.prepare().result()
+    bench.restoring.keep_in_memory(10**9)
+    bench.restoring.prepare().result()
     (spare,) = spares(bench)
     asked: list[int] = []
 
@@ -199,9 +199,9 @@ def test_a_file_that_somebody_cuts_costs_that_restore_and_nothing_else(tmp_path:
         return False
 
     plan = RestorePlan(point, LENGTH, Tier.DISK, point.size)
-    assert isinstance(bench.store.stage(plan, bench.slots, cancelled=cut), Miss)
+    assert isinstance(bench.restoring.stage(plan, bench.slots, cancelled=cut), Miss)
     assert bench.read(stage(bench, point, Tier.DISK)) == BIG.slot_file(text(LENGTH))
-    assert bench.store.losses() == ()
+    assert bench.inventory.losses() == ()
 
 
 def test_the_next_turn_costs_what_is_new(tmp_path: Path, passes: Passes) -> None:
@@ -240,7 +240,7 @@ def test_a_wrong_belief_is_found_out(tmp_path: Path, first: int) -> None:
     bench.save("thesis", text(LENGTH + TURN), data=data, grown=Grown(point.id, LENGTH))
     bench.reopen()
     assert bench.restored((*text(LENGTH + TURN), 7)) == data
-    assert bench.store.verify().clean
+    assert bench.inventory.verify().clean
 
 
 @pytest.mark.parametrize("model", [FULL, WINDOW, HYBRID])
@@ -262,11 +262,11 @@ def test_turns_that_have_grown_come_back_byte_for_byte(tmp_path: Path, model: Mo
 def test_a_wrong_fast_hash_is_the_indexs_fault_alone(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store", BIG)
     point = bench.save("thesis", text(600))
-    with bench.store.index.write() as db:
+    with bench.inventory.index.write() as db:
         db.execute("UPDATE blocks SET xxh3 = ?", (bytes(16),))
     bench.reopen()
     assert bench.read(stage(bench, point, Tier.DISK)) == BIG.slot_file(text(600))
-    assert bench.store.losses() == ()
+    assert bench.inventory.losses() == ()
 
 
 def test_staging_ends_between_blocks(tmp_path: Path) -> None:
@@ -278,6 +278,6 @@ def test_staging_ends_between_blocks(tmp_path: Path) -> None:
         return len(asked) >= 5
 
     with pytest.raises(Cancelled):
-        bench.store.stage(RestorePlan(point, LENGTH, Tier.DISK, point.size), bench.slots, cancelled=cancelled)
+        bench.restoring.stage(RestorePlan(point, LENGTH, Tier.DISK, point.size), bench.slots, cancelled=cancelled)
     assert list(bench.slots.iterdir()) == []
     assert bench.read(stage(bench, point, Tier.DISK)) == BIG.slot_file(text(LENGTH))

@@ -84,12 +84,12 @@ async def test_every_turn_comes_back_byte_for_byte(
     layouts = {length: parse_bytes(data) for length, data in saved.items()}
     for length in TURNS:
         plan = RestorePlan(points[length], length, Tier.DISK, points[length].size)
-        staged = bench.store.stage(plan, bench.slots)
+        staged = bench.restoring.stage(plan, bench.slots)
         assert isinstance(staged, StagedFile)
         assert bench.read(staged) == saved[length]
     if architecture in FULL:
         rows = sum(cache.row_bytes * cache.rows for cache in layouts[TURNS[-1]].attention)
-        assert bench.store.usage().unique_rows_bytes == rows, "every row is kept once"
+        assert bench.inventory.usage().unique_rows_bytes == rows, "every row is kept once"
         assert bench.restored((*TOKENS[:300], 1, 1), can_cut=True) == saved[300], "and a part is what was saved there"
     elif engine == "embedded_engine":
         assert layouts[TURNS[-1]].checkpoints

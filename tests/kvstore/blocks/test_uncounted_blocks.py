@@ -58,12 +58,12 @@ def test_a_chat_deleted_while_it_is_absorbed_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, everything: bool
 ) -> None:
     bench = Bench(tmp_path / "store", BIG)
-    delete = bench.store.delete_all if everything else lambda: bench.store.delete_conversation("thesis")
+    delete = bench.inventory.delete_all if everything else lambda: bench.inventory.delete_conversation("thesis")
     at_the_third_block(monkeypatch, lambda: print(delete()))
     bench.take("thesis", text(2000))
     assert bench.store.absorb_pending() == AbsorbReport(0, 0, ()), "and nothing is said: it is gone on purpose"
     assert bench.block_files() == []
-    assert bench.store.usage().physical_bytes == disk.tree_size(bench.folder)
+    assert bench.inventory.usage().physical_bytes == disk.tree_size(bench.folder)
 
 
 def test_a_disk_that_fills_half_way_keeps_nothing_of_the_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,14 +74,14 @@ def test_a_disk_that_fills_half_way_keeps_nothing_of_the_half(tmp_path: Path, mo
     bench.take("thesis", text(2000, start=9000))
     assert bench.store.absorb_pending().refused == (Reason(ReasonCode.DISK_FULL),)
     assert bench.block_files() == before
-    assert bench.store.usage().physical_bytes == disk.tree_size(bench.folder)
+    assert bench.inventory.usage().physical_bytes == disk.tree_size(bench.folder)
 
 
 def test_what_is_being_written_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path / "store", BIG)
     counted: list[tuple[int, int]] = []
     at_the_third_block(
-        monkeypatch, lambda: counted.append((bench.store.usage().physical_bytes, disk.tree_size(bench.folder)))
+        monkeypatch, lambda: counted.append((bench.inventory.usage().physical_bytes, disk.tree_size(bench.folder)))
     )
     bench.save("thesis", text(2000))
     assert len(bench.block_files()) > 3
@@ -103,7 +103,7 @@ def test_what_a_killed_process_has_written_is_swept_at_the_next_start(
     at_the_third_block(monkeypatch, kill)
     bench.take("thesis", text(2000))
     with monkeypatch.context() as dead:
-        dead.setattr("kvchat.kvstore.parts.StoreBase.drop_unknown", lambda *_: 0)
+        dead.setattr("kvchat.kvstore.inventory.Inventory.drop_unknown", lambda *_: 0)
         with pytest.raises(Killed):
             bench.store.absorb_pending()
     assert len(bench.block_files()) == 2
@@ -117,7 +117,7 @@ def test_a_damaged_index_leaves_no_blocks_behind(tmp_path: Path) -> None:
     bench.save("thesis", text(300))
     bench.store.close()
     (bench.folder / "index.db").write_bytes(os.urandom(20_000))
-    bench.store = bench.open()
+    bench.use(bench.open())
     assert bench.block_files() == []
 
 
@@ -127,6 +127,6 @@ def test_deleting_everything_takes_what_another_process_left_too(tmp_path: Path)
     stray = next(iter(bench.block_files()))
     copy = stray.with_name(stray.name[:2] + "0" * 62)
     shutil.copy(stray, copy)
-    assert bench.store.delete_all() > 0
+    assert bench.inventory.delete_all() > 0
     assert bench.block_files() == []
-    assert bench.store.usage().save_points == 0
+    assert bench.inventory.usage().save_points == 0

@@ -68,13 +68,13 @@ def test_an_index_goes_on_when_somebody_empties_the_cache(tmp_path: Path) -> Non
 
 def test_who_looks_something_up_waits_for_nobody_who_writes(bench: Bench) -> None:
     bench.save("thesis", tuple(range(1, 300)))
-    with bench.store.index.write(), ThreadPoolExecutor() as pool:
+    with bench.inventory.index.write(), ThreadPoolExecutor() as pool:
         plan = pool.submit(bench.find, tuple(range(1, 320))).result()
         assert isinstance(plan, RestorePlan)
-        staged = pool.submit(bench.store.stage, plan, bench.slots).result()
+        staged = pool.submit(bench.restoring.stage, plan, bench.slots).result()
         assert isinstance(staged, StagedFile)
     before = bench.clock.now
-    (usage,) = bench.store.usage().conversations
+    (usage,) = bench.inventory.usage().conversations
     assert usage.last_used_at <= before, "and yet it was noted when it was used"
     assert usage.last_used_at > plan.save_point.last_used_at
 
@@ -87,17 +87,17 @@ def test_what_a_restore_finds_bad_is_taken_out_of_use_and_told(bench: Bench, dam
         for block in bench.block_files():
             block.write_bytes(b"x" * block.stat().st_size)
     else:
-        with bench.store.index.write() as db:
+        with bench.inventory.index.write() as db:
             db.execute("UPDATE links SET skip = skip + 1")
     plan = bench.find(tuple(range(1, 320)))
     assert isinstance(plan, RestorePlan)
-    missed = bench.store.stage(plan, bench.slots)
+    missed = bench.restoring.stage(plan, bench.slots)
     assert isinstance(missed, Miss)
     assert missed.reason.code is ReasonCode.SET_ASIDE
     assert list(bench.slots.iterdir()) == []
-    assert [loss.conversation_id for loss in bench.store.losses()] == [point.conversation_id]
+    assert [loss.conversation_id for loss in bench.inventory.losses()] == [point.conversation_id]
     assert bench.find(tuple(range(1, 320))) == missed
-    assert bench.store.verify().clean
+    assert bench.inventory.verify().clean
 
 
 def test_an_index_that_was_taken_away_is_told_like_a_damaged_one(bench: Bench) -> None:
@@ -107,14 +107,14 @@ def test_an_index_that_was_taken_away_is_told_like_a_damaged_one(bench: Bench) -
     bench.save("thesis", tuple(range(1, 300)))
     bench.store.close()
     (bench.folder / "index.db").unlink()
-    bench.store = bench.open()
+    bench.use(bench.open())
     plan = bench.find(tuple(range(1, 320)))
     assert isinstance(plan, Miss)
     assert plan.reason.code is ReasonCode.INDEX_LOST_ON
-    assert len([loss for loss in bench.store.losses() if not loss.conversation_id]) == 1
+    assert len([loss for loss in bench.inventory.losses() if not loss.conversation_id]) == 1
     bench.store.close()
-    bench.store = bench.open()
-    assert bench.store.losses() == ()
+    bench.use(bench.open())
+    assert bench.inventory.losses() == ()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -123,17 +123,17 @@ def test_an_index_with_scribbles_is_begun_anew_and_that_is_told_once(bench: Benc
         bench.save("thesis", tuple(range(1, length)))
     bench.store.close()
     scribble(bench.folder / "index.db", seed)
-    bench.store = bench.open()
-    bench.slots = bench.store.staging_folder()
+    bench.use(bench.open())
+    bench.slots = bench.store.staging.slot_folder()
     with suppress(StoreRefused):
-        bench.store.verify()
+        bench.inventory.verify()
     with suppress(StoreRefused):
-        bench.store.usage()
+        bench.inventory.usage()
     plan = bench.find(tuple(range(1, 1000)))
     assert isinstance(plan, Miss)
     assert plan.reason.code is ReasonCode.INDEX_LOST_ON
-    assert len([loss for loss in bench.store.losses() if not loss.conversation_id]) == 1
-    assert bench.store.losses() == ()
+    assert len([loss for loss in bench.inventory.losses() if not loss.conversation_id]) == 1
+    assert bench.inventory.losses() == ()
     bench.save("thesis", tuple(range(1, 300)))
     assert bench.restored(tuple(range(1, 320))) == bench.model.slot_file(tuple(range(1, 300)))
 
@@ -144,14 +144,14 @@ def test_what_turns_share_is_in_the_index_once(tmp_path: Path) -> None:
     bench, turns = Bench(tmp_path / "store", Model(layers=1, row_size=8)), 60
     for turn in range(turns):
         bench.save("thesis", tuple(range(1, 40 + 9 * turn)))
-    with bench.store.index.read() as db:
+    with bench.inventory.index.read() as db:
         (links,), (held,), (uses,) = (
             db.execute(f"SELECT count(*) FROM {table}").fetchone() for table in ("links", "held", "holdings")
         )
     assert max(links, held, uses) < 4 * turns
-    assert bench.store.verify().clean
-    bench.store.delete_messages("thesis", [])  # those of which no message is known: all
-    with bench.store.index.read() as db:
+    assert bench.inventory.verify().clean
+    bench.inventory.delete_messages("thesis", [])  # those of which no message is known: all
+    with bench.inventory.index.read() as db:
         assert db.execute("SELECT count(*) FROM links").fetchone() == (0,)
 
 
@@ -164,7 +164,7 @@ def test_nothing_between_a_question_and_its_answer_goes_through_a_whole_table(be
         bench.save("thesis", tuple(range(1, 300 + 100 * number)), message=f"{number}")
     bench.save("letter", (*range(1, 200), *range(900, 999)))
     asked: list[str] = []
-    index = bench.store.index
+    index = bench.inventory.index
     with index.read() as reads, index.write() as writes:
         reads.set_trace_callback(asked.append)
         writes.set_trace_callback(asked.append)
@@ -173,15 +173,15 @@ def test_nothing_between_a_question_and_its_answer_goes_through_a_whole_table(be
         bench.find((9, 9, 9), can_cut=can_cut)
     bench.store.absorb_pending()
     bench.save("thesis", tuple(range(1, 700)), message="3")
-    bench.store.occupied()
-    bench.store.seen("it", bench.store.unseen("it"))
-    bench.store.unseen("it")
-    bench.store.set_aside(
+    bench.inventory.occupied()
+    bench.inventory.seen("it", bench.inventory.unseen("it"))
+    bench.inventory.unseen("it")
+    bench.inventory.set_aside(
         bench.save("thesis", tuple(range(1, 800)), message="4"),
         Reason(ReasonCode.HOLLOW, {"accepted": 799, "reused": 0}),
     )
-    bench.store.delete_messages("thesis", ["2"])
-    bench.store.delete_conversation("letter")
+    bench.inventory.delete_messages("thesis", ["2"])
+    bench.inventory.delete_conversation("letter")
     with index.read() as db:
         db.set_trace_callback(None)
         plans = {
@@ -209,7 +209,7 @@ def test_what_deleted_save_points_took_is_given_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stored", ["its memory was set aside: a block was damaged", '{"code": "newer", "places": {}}'])
 def test_a_loss_in_another_versions_words_is_told_without_them(bench: Bench, stored: str) -> None:
-    bench.store.set_aside(bench.save("thesis", tuple(range(1, 400))), Reason(ReasonCode.FAILED_OVER_USE))
-    with bench.store.index.write() as db:
+    bench.inventory.set_aside(bench.save("thesis", tuple(range(1, 400))), Reason(ReasonCode.FAILED_OVER_USE))
+    with bench.inventory.index.write() as db:
         db.execute("UPDATE losses SET reason = ?", (stored,))
     assert bench.find(tuple(range(1, 500))) == Miss(Reason(ReasonCode.SET_ASIDE))

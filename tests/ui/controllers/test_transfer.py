@@ -162,7 +162,7 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
         pick(window, tmp_path / "chat.kvchat")
         await until(lambda: any("encrypted with your passphrase" in words for words in notices(window)))
         await worker.run(database.delete, chat)
-        bench.store.delete_all()
+        bench.inventory.delete_all()
         choose(window, "Import chats…")
         pick(window, tmp_path / "chat.kvchat")
         await agree(window)
@@ -180,7 +180,7 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
         assert "A test on this computer succeeded: 298 of 300 tokens" in window.notices.on_show[-1].words[1]
         assert "so only this chat uses it" in window.notices.on_show[-1].words[1]
         assert tried == [chat]
-        assert bench.store.usage().save_points == 1
+        assert bench.inventory.usage().save_points == 1
     bench.store.close()
 
 

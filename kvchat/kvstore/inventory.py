@@ -1,9 +1,10 @@
-"""Base class of the block store: its files, index, limits and housekeeping."""
+"""What a store holds: files, index and limits, with the queries, deletions and checks for all of them."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -13,15 +14,15 @@ from kvchat.kvstore import audience, disk
 from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.recipe import RecipeError
 from kvchat.kvstore.index import eviction, points, usage
-from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost
+from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost, check_readable
 from kvchat.kvstore.index.schema import fingerprint_of
-from kvchat.kvstore.memory_files import MemoryRoom
 from kvchat.kvstore.savepoint import (
     Bounds,
     Kept,
     Loss,
     NotSaved,
     PrunePlan,
+    SavePoint,
     StoreRefused,
     StoreUsage,
     Tier,
@@ -65,25 +66,55 @@ def in_words(*, saving: bool = False) -> Iterator[None]:
         raise StoreRefused(_("Chat memory could not be read or written."), f"{error}.") from error
 
 
-class StoreBase:
+def unusable(folder: Path, error: Exception) -> StoreRefused:
+    title = _("The chat memory folder cannot be used.")
+    advice = _("Check the permissions of the folder and that the disk is not full.")
+    return StoreRefused(title, f"{folder}: {getattr(error, 'strerror', None) or error}.", advice)
+
+
+def check_store(folder: Path) -> None:
+    """Raise KvchatError if the folder has no usable store. Only reads: another process may own it."""
+    index = folder / INDEX
+    try:
+        os.scandir(folder).close()
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if index.exists():
+            check_readable(index)
+    except (OSError, IndexFailed) as error:
+        raise unusable(folder, error) from error
+
+
+class Inventory:
     """The files and the index of a block store, and their maintenance. Thread-safe."""
 
     def __init__(
         self,
+        *,
         folder: Path,
         bounds: Bounds,
-        room: MemoryRoom,
-        sync: bool,
+        staging: Staging,
+        index: Index,
+        blocks: BlockFiles,
         clock: Callable[[], datetime],
-        free_bytes: Callable[[], int] | None,
-        memory_folder: Path,
+        free_bytes: Callable[[], int],
     ) -> None:
-        self.folder, self.bounds, self.clock = disk.private_folder(folder), bounds, clock
-        self.free_bytes = free_bytes or (lambda: disk.free_bytes(folder))
-        self.staging = Staging(folder / STAGING, room, memory_folder)
-        self.index = Index(folder / INDEX, on_loss=self.staging.settle)
-        self.blocks = BlockFiles(folder / BLOCKS, sync=sync)
+        self.folder, self.bounds, self.clock, self.free_bytes = folder, bounds, clock, free_bytes
+        self.staging, self.index, self.blocks = staging, index, blocks
         self.used: dict[int, datetime] = {}  # restore times not yet written to the index
+
+    def take_over(self) -> None:
+        """Adopt or discard what a killed process left. Checks that the store is writable."""
+        with self.index.write() as db:
+            if self.index.fresh and any(self.blocks.leftovers(())):
+                usage.note_index_loss(db)  # the index was deleted, but not its blocks
+            waiting = {str(number): size for number, size in points.staged(db).items()}
+            lost = [int(point_id) for point_id in waiting.keys() - self.staging.take_over(waiting)]
+            usage.lose(db, lost, Reason(ReasonCode.NOT_FINISHED), self.clock(), tell=False)
+        self.blocks.sweep_temporary()
+        disk.remove(self.folder / "set-aside")  # bad blocks of earlier versions
+        self.sweep()
+        self.index.fresh = False
 
     def today(self) -> str:
         """Return the UTC day used to count written bytes."""
@@ -94,6 +125,8 @@ class StoreBase:
 
         `still_to_write`: bytes not yet on disk: all before the engine saves, none afterwards.
         """
+        if self.index.problem is not None:
+            raise self.index.problem
         quota, floor, free = self.bounds.of(conversation_id), self.bounds.free_floor, self.free_bytes()
         if size > quota:
             places = {"size": size_in_words(size), "limit": size_in_words(quota)}
@@ -169,6 +202,11 @@ class StoreBase:
                 self.blocks.remove(block)
         self.collect()
 
+    @in_words()
+    def set_aside(self, save_point: SavePoint, reason: Reason) -> None:
+        """Discard a save point the engine refused, or whose restore proved hollow."""
+        self.lose(save_point.id, reason, tell=False)
+
     def lose(self, point_id: str, reason: Reason, *, tell: bool) -> None:
         lost = Reason(ReasonCode.SET_ASIDE, {"reason": reason})
         with self.index.write() as db:
@@ -178,6 +216,8 @@ class StoreBase:
 
     @in_words()
     def usage(self) -> StoreUsage:
+        if problem := self.index.problem:
+            return StoreUsage((), 0, 0, 0, problem=f"{problem.detail} {problem.advice}")
         self.tidy()
         occupied = self.occupied()
         with self.index.read() as db:
