@@ -25,7 +25,7 @@ from kvchat.chat.record.messages import (
 )
 from kvchat.chat.record.tree import branch_of_copies
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.speaking.tokenizing import count_until
+from kvchat.engine.speaking.client import count_until
 from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.allocator import Rank

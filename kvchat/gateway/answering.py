@@ -27,7 +27,7 @@ from kvchat.session.events import nobody
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.lease import Lease
-from kvchat.session.settling import Settling
+from kvchat.session.reading import Settling
 from kvchat.session.slot import TAIL, Slot
 from kvchat.session.slots import Slots
 from kvchat.system.concurrency import Background, apart

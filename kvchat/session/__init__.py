@@ -18,7 +18,7 @@ slot holds.
 - **Self-test** (`self_test.py`, `restore_support.py`). When an engine starts with a new model or new flags,
   restoring is tested before it is called ready. The *strategy* found is kept on disk; two hollow restores in a row
   in real turns make it one step more careful.
-- **Shared system prompts** (`settling.py`). Where states cannot be cut, a new chat needs a save point exactly at
+- **Shared system prompts** (`reading.py`). Where states cannot be cut, a new chat needs a save point exactly at
   the end of its system prompt. The second chat with the same one, or the first if processing it takes seconds,
   saves there.
 - **Prove.** The engine's 200 proves nothing: the next request's `cache_n` decides between *disk*, *hot* and a

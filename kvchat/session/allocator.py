@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, TypeVar
 
-from kvchat.kvstore.savepoint import Tokens, common_prefix
+from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import LEAST_GAIN, RestoreCost
 from kvchat.session.slot import TAIL, Slot, SlotContents
@@ -26,7 +26,6 @@ R = TypeVar("R")
 ABSORBING_PATIENCE_S = 10.0  # longest time a saved state waits in memory while other work continues
 SETTLING_PATIENCE_S = 1.0  # one owner waits this long for another's settling; most finish and are saved
 SETTLING_MOST_S = 10.0  # programs wait at most this long
-DEAR_S = 0.25  # settling is worth it if reprocessing would take this long
 WINDOW_USED_S = 600.0  # the window counts as in use this long after its last request
 
 Ends = Callable[[], object]
@@ -69,7 +68,6 @@ class _Use:
     hurry: Ends = lambda: None  # like `end`, for settling that another owner awaits
     lost_s: float = 0.0  # time to reprocess what it settles
     prompt: Tokens = ()
-    after: tuple[_Use, ...] = ()  # same program's uses whose prompts this one extends
     window: bool = True  # requested by the window
     beside: bool = False  # computes nothing, so it may run beside other requests
     wanted: bool = True  # False: end at the next good point
@@ -83,7 +81,10 @@ class _Use:
 
     def goes_on_from(self, other: _Use) -> bool:
         """True if it is the same conversation's next request: settling and saving `other` is then useless."""
-        return self.owner == other.owner and (self.window or self is other or other in self.after)
+        if self.owner != other.owner or self.window or self is other:
+            return self.owner == other.owner
+        cut = max(len(other.prompt) - TAIL, 1)  # its last tokens begin a reply
+        return bool(other.prompt) and self.prompt[:cut] == other.prompt[:cut]
 
 
 class Allocator:
@@ -202,8 +203,6 @@ class Allocator:
         one. A program's requests are one conversation if their prompts extend each other.
         """
         use = _Use(owner, prompt=prompt, window=window)
-        if not window:
-            use.after = tuple(other for other in self._using if other.owner == owner and _extends(prompt, other.prompt))
         self._asking = sorted([*self._asking, use], key=lambda use: not use.window)
         self._deal()
         self._make_way(owner, use, waits=use in self._asking)
@@ -260,11 +259,7 @@ class Allocator:
 
     def reads(self, slot: Slot, prompt: Tokens) -> None:
         """Record the prompt of the program in the slot, if unknown when the slot was given."""
-        me = next(use for use in self._using if use.slot is slot)
-        me.prompt = prompt
-        for use in self._asking:
-            if use.owner == me.owner and _extends(use.prompt, prompt):
-                use.after = (*use.after, me)
+        next(use for use in self._using if use.slot is slot).prompt = prompt
 
     # All slots
 
@@ -379,9 +374,7 @@ class Allocator:
         for use in tuple(self._using):
             if use.state is State.SETTLES:
                 follows = asks.goes_on_from(use) if asks else use.owner == owner
-                # It is next, or nothing is lost.
-                is_next = window or not self._asking or self._asking[0].goes_on_from(use)
-                if follows and (is_next or use.lost_s < DEAR_S):
+                if follows and (window or not self._asking or self._asking[0].goes_on_from(use)):  # it is next
                     self._end(use)
                 elif crowded:
                     self._later(use, window=window)
@@ -476,8 +469,3 @@ class Allocator:
         if best is not None and served[best] and (left_alone is None or left_alone.contents):
             return best
         return left_alone
-
-
-def _extends(prompt: Tokens, before: Tokens) -> bool:
-    """True if `prompt` begins with `before`, except its last tokens, which begin a reply."""
-    return bool(before) and common_prefix(before, prompt) >= max(len(before) - TAIL, 1)

@@ -1,6 +1,6 @@
 """One request to the engine: get an engine ready, load the slot, send, prove, retry after a loss.
 
-Settling and saving follow in kvchat.session.settling.
+Settling and saving follow in kvchat.session.reading.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvchat.session.events import Asked, MakingRoom, RestoreFailed, SaveSkipped,
 from kvchat.session.host import EngineHost, ReadyEngine, TemplateOptions
 from kvchat.session.lease import Lease
 from kvchat.session.proof import NOTHING_LOADED, Step
-from kvchat.session.settling import SystemPrompt, save_on_the_way
+from kvchat.session.reading import SystemPrompt, save_on_the_way
 from kvchat.session.slot import Slot
 from kvchat.session.slots import Slots
 from kvchat.words.language import _, number

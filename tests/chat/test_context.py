@@ -8,7 +8,7 @@ from kvchat.chat.attachments import document_of_text
 from kvchat.chat.context import TEMPLATE_TOKENS, DocumentsTooLong, NothingToDrop, split_branch
 from kvchat.chat.events import QuestionNotStored, TurnFailed
 from kvchat.chat.record.messages import Role, prompt_content
-from kvchat.engine.speaking.tokenizing import COUNTED_AT_ONCE
+from kvchat.engine.speaking.client import COUNTED_AT_ONCE
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.exchange import PromptTooLong

@@ -22,7 +22,6 @@ from kvchat.engine.finding.discovery import EngineKind, EngineLocation, engine_v
 from kvchat.engine.running.plan import LaunchPlan, embedded_parameters
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineFailed, EngineRefused, FailureKind
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from tests.engine.waiting import is_alive, until
@@ -127,18 +126,6 @@ async def test_what_is_wrong_is_told(
         taken = replace(plan, port=stranger.getsockname()[1])
         assert await failure(impatient, location, taken) is FailureKind.PORT_TAKEN
     await impatient.close()
-
-
-async def test_stopping_in_the_middle_of_loading(
-    supervisor: EngineSupervisor, location: EngineLocation, plan: LaunchPlan
-) -> None:
-    await supervisor.start(location, plan)
-    await until(lambda: supervisor.pid is not None)
-    pid = supervisor.pid
-    assert pid is not None
-    await supervisor.stop()
-    assert supervisor.status.state is EngineState.STOPPED
-    assert not is_alive(pid)
 
 
 def test_it_says_who_it_is(location: EngineLocation) -> None:

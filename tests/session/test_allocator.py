@@ -162,21 +162,6 @@ async def test_whatever_comes_when_every_reply_is_given(count: int, seed: int) -
     assert slots.free
 
 
-async def test_two_that_wait_to_change_the_engine_do_not_wait_for_each_other() -> None:
-    slots, order = pool(2), list[str]()
-
-    async def turn(owner: str) -> None:
-        async with slots.needed(owner) as slot:
-            await steps()
-            async with slots.alone(slot):
-                order.append(owner)
-                await steps()
-
-    async with asyncio.timeout(5):
-        await asyncio.gather(turn("a"), turn("b"))
-    assert order == ["a", "b"]
-
-
 async def test_nothing_new_is_begun_while_one_waits_for_all_slots() -> None:
     slots, order = pool(2), list[str]()
 
@@ -266,13 +251,8 @@ async def test_what_goes_on_from_what_is_settling_waits_for_its_slot_though_anot
         assert (await follows, other) == (slots.all[0], slots.all[1])
 
 
-@pytest.mark.parametrize("ms_per_token", [1.0, 0.01])
-async def test_what_is_settling_is_not_lost_where_another_has_the_slot_before_its_next_request(
-    ms_per_token: float,
-) -> None:
-    """That would have to read all of it again; unless it is read sooner than saved."""
+async def test_what_is_settling_is_not_lost_where_another_has_the_slot_before_its_next_request() -> None:
     slots, ended, order, prompt = pool(1), list[str](), list[str](), tuple(range(1000))
-    slots.restore_cost.speed.learn(1000, 1000 * ms_per_token, 0)
     over = asyncio.Event()
 
     def end(how: str) -> None:
@@ -291,7 +271,7 @@ async def test_what_is_settling_is_not_lost_where_another_has_the_slot_before_it
                 await over.wait()
         await asyncio.gather(*waiting)
     assert order == ["two", "one"]
-    assert ended[0] == ("for another" if ms_per_token == 1.0 else "for its next")
+    assert ended[0] == "for another"
 
 
 async def test_programs_have_every_slot_where_nobody_is_at_the_window() -> None:

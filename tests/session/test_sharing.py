@@ -1,21 +1,27 @@
-"""What slots share: the engine's context, and its time beside somebody at the window."""
+"""What slots share: the engine's context, its time beside somebody at the window, its rows, and unfinished saves."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import random
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from kvchat.kvstore.audience import audience_of
+from kvchat.kvstore.savepoint import Tokens
 from kvchat.session import slots as sharing
 from kvchat.session.host import ReadyEngine
+from kvchat.session.lease import Lease
 from kvchat.session.slot import Slot, SlotContents
-from kvchat.session.slots import MARGIN, Slots
+from kvchat.session.slots import MARGIN, Finishing, Slots
 from tests.session.test_allocator import pool, steps
 
 CONTEXT = 1000
+PROMPT = tuple(range(1, 101))
 
 
 class Engine:
@@ -224,3 +230,89 @@ async def test_a_program_that_reads_leaves_the_room_that_the_window_needs() -> N
         log.append("answered")
     await asyncio.wait_for(reading, 60)
     assert log == ["gave way", "answered", "read"]
+
+
+def held(slots: Slots, number: int, owner: str, tokens: Tokens, engine: Engine) -> Lease:
+    """A program's slot, in its hands."""
+    slot = slots.all[number]
+    slot.of_process(1)
+    slot.claim, slot.audience = 1, audience_of(owner)
+    slot.contents = SlotContents(1, owner, tokens, exact=True)
+    return Lease(slots, slot, cast(Any, engine), owner, lambda event: None)
+
+
+async def leave(slots: Slots, slot: Slot) -> None:
+    slot.left()
+    slots.move()
+    await steps()
+
+
+async def test_a_slot_with_more_of_the_prompt_is_waited_for_while_somebody_has_it() -> None:
+    slots, engine = pool(3), Engine()
+    theirs = held(slots, 2, "program/theirs", (*PROMPT, 7, 8), engine)
+    mine = held(slots, 1, "program/mine", PROMPT[:-1], engine)
+    asking = asyncio.create_task(mine.keep_to_its_slot(PROMPT))
+    await steps()
+    assert not asking.done()
+    await leave(slots, theirs.slot)
+    await asking
+    assert engine.erased == [2]
+
+
+async def test_of_two_with_the_same_prompt_the_first_goes_on() -> None:
+    slots, engine = pool(3), Engine()
+    one, two = (held(slots, n, f"program/{n}", PROMPT[:-1], engine) for n in (0, 1))
+    asking = [asyncio.create_task(each.keep_to_its_slot(PROMPT)) for each in (two, one)]
+    await steps()
+    assert [task.done() for task in asking] == [False, True]
+    await leave(slots, one.slot)
+    await asyncio.gather(*asking)
+    assert engine.erased == [0]
+
+
+async def test_what_parts_before_and_what_cannot_be_known_is_not_waited_for() -> None:
+    slots, engine = pool(3), Engine()
+    held(slots, 0, "program/theirs", (*PROMPT[:-2], 7), engine)
+    mine = held(slots, 1, "program/mine", PROMPT[:-1], engine)
+    slots.all[2].audience = "nobody"  # what it holds is not known
+    await mine.keep_to_its_slot(PROMPT)
+    assert engine.erased == [2]
+    await mine.keep_to_its_slot(())
+    assert engine.erased == [2]
+
+
+def test_it_is_said_of_the_first_save_too_and_goes_by_what_is_written(tmp_path: Path) -> None:
+    finishing, file = Finishing(), tmp_path / "1.slot"
+    with finishing.saving(20_000_000_000, file):
+        begun = finishing.left()
+        assert begun.words.startswith("20 GB, about ")
+        file.touch()
+        os.truncate(file, 15_000_000_000)
+        going = finishing.left()
+        assert going.seconds < begun.seconds
+    saved = finishing.left()
+    assert saved.bytes == 20_000_000_000
+    with finishing.absorbing():
+        assert finishing.left() is not None
+    assert finishing.left() is None
+    first, second = finishing.saving(1000, tmp_path / "1.slot"), finishing.saving(1000, tmp_path / "2.slot")
+    first.__enter__()
+    second.__enter__()
+    assert finishing.left().bytes == 2000
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    with finishing.absorbing():
+        assert finishing.left() is not None
+    assert finishing.left() is None, "of two at a time the first to end is not told of afterwards"
+
+
+def test_what_is_read_before_it_is_saved_counts_and_is_no_standstill() -> None:
+    finishing = Finishing()
+    with finishing.reading(20_000_000_000) as tell:
+        left = finishing.left()
+        assert left.words.startswith("20 GB, about ")
+        before = finishing.progress()
+        assert finishing.progress() == before, "an engine that hangs is not waited for"
+        tell("half of it")
+        assert finishing.progress() != before
+    assert finishing.left() is None

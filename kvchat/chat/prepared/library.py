@@ -21,8 +21,8 @@ from kvchat.chat.prepared import documents as record
 from kvchat.chat.prepared.documents import CannotPrepare, Changes, Document, Prepared, gather, system_message
 from kvchat.chat.record.messages import Conversation, prompt_content, prompt_messages
 from kvchat.chat.turn_parts import TurnParts
+from kvchat.engine.speaking.client import count_until
 from kvchat.engine.speaking.errors import EngineError
-from kvchat.engine.speaking.tokenizing import count_until
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, Fingerprint, Tokens
 from kvchat.session.allocator import Rank

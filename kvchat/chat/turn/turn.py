@@ -33,7 +33,7 @@ from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import Asked, SaveSkipped, SessionEvent
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.lease import why_not_saved
-from kvchat.session.settling import Settling, SystemPrompt
+from kvchat.session.reading import Settling, SystemPrompt
 from kvchat.system.concurrency import Interruption
 from kvchat.words.language import N_, _, number
 

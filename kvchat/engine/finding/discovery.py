@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -11,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -260,11 +260,11 @@ def probe(location: EngineLocation) -> EngineProbe:
     """Query the engine, once per version of its file. Raises EngineNotFound if it is none or cannot be run."""
     if location.path is None:
         return EngineProbe(engine_version(location), None, None)
-    stamp = stamp_of(location.path)
-    with _lock:
-        known = _probed.get(location.path)
-    if known and known[0] == stamp:
-        return known[1]
+    return _probed(location, stamp_of(location.path))
+
+
+@functools.lru_cache(16)
+def _probed(location: EngineLocation, _stamp: tuple[int, int, int]) -> EngineProbe:
     options = parse_help(_ask([str(location.path), "--help"]))
     if options is None:
         raise EngineNotFound(
@@ -273,10 +273,7 @@ def probe(location: EngineLocation) -> EngineProbe:
             _("Choose a llama-server, or clear the engine path to let kvchat find one."),
         )
     version = engine_version(location)
-    asked = EngineProbe(version.removeprefix("version: "), build_number(version), options)
-    with _lock:
-        _probed[location.path] = (stamp, asked)
-    return asked
+    return EngineProbe(version.removeprefix("version: "), build_number(version), options)
 
 
 def build_identity(location: EngineLocation, asked: EngineProbe) -> str:
@@ -304,10 +301,6 @@ def usable_engine(settings_path: str | None) -> tuple[EngineLocation, EngineProb
             return location, asked
     assert refusal is not None
     raise refusal
-
-
-_probed: dict[Path, tuple[tuple[int, int, int], EngineProbe]] = {}
-_lock = threading.Lock()
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,13 @@ from kvchat.engine.speaking import errors
 from kvchat.engine.speaking.errors import (
     LOG_ADVICE,
     MEMORY_ADVICE,
+    MISSING_LIBRARY,
+    OUT_OF_MEMORY,
     EngineFailed,
     EngineFailure,
     FailureKind,
+    find_line,
     last_error,
-    missing_library,
-    out_of_memory,
     said_last,
 )
 from kvchat.errors import KvchatError
@@ -119,7 +120,7 @@ def smaller(reason: EngineFailure, plan: LaunchPlan) -> EngineFailure:
 
 
 def _by_start(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
-    library = missing_library(lines)
+    library = find_line(MISSING_LIBRARY, lines)
     if library is not None or outcome.code == _WINDOWS_DLL_NOT_FOUND:
         return EngineFailure(
             FailureKind.MISSING_LIBRARY,
@@ -156,7 +157,7 @@ def _by_signal(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
         name = _("signal {number}", number=outcome.signal)
     if name == "SIGKILL":
         if outcome.memory_ran_out:
-            return out_of_memory(_("The system killed it because memory ran out."))
+            return OUT_OF_MEMORY.failure(_("The system killed it because memory ran out."))
         return EngineFailure(
             FailureKind.KILLED,
             _("The engine was killed"),

@@ -13,7 +13,7 @@ import queue
 import re
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from pathlib import Path
@@ -171,17 +171,15 @@ class Level(IntEnum):
 _LETTERS = {"D": Level.DETAIL, "I": Level.INFO, "W": Level.WARNING, "E": Level.ERROR}
 
 
-def with_levels(lines: Iterable[str]) -> Iterator[tuple[Level, str]]:
-    """Yield each line with its level. One without is an error if it reads like one, else it inherits the last."""
-    level = Level.INFO
+def at_least(lines: Iterable[str], least: Level) -> list[str]:
+    """Return the lines of that level or above. One without is an error if it reads like one, else as the last."""
+    level, wanted = Level.INFO, []
     for line in lines:
         match = _LEVEL.match(line)
         level = _LETTERS[match[1]] if match else level
-        yield (Level.ERROR if not match and _TROUBLE.search(line) else level), line
-
-
-def at_least(lines: Iterable[str], least: Level) -> list[str]:
-    return [line for level, line in with_levels(lines) if level >= least]
+        if level >= least or (not match and _TROUBLE.search(line)):
+            wanted.append(line)
+    return wanted
 
 
 MIB = 1024 * 1024

@@ -71,10 +71,29 @@ class Watch:
 
     async def until_ailing(self, client: LlamaServerClient) -> EngineFailure:
         """Wait until the process is unusable and return why. Cancel it if the process ended by itself."""
-        stuck = asyncio.create_task(self._until_stuck(client), name="engine-loop-watch")
+        stuck, misses = asyncio.create_task(self._until_stuck(client), name="engine-loop-watch"), 0
         stuck.add_done_callback(lambda _: self._news.set())
         try:
-            return await self._until_reported_or_silent(client, stuck)
+            while misses < self._policy.misses:
+                before, pause = self._wall(), self._policy.worried_every_s if self._worried else self._policy.every_s
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._news.wait()
+                self._news.clear()
+                if self._reported is not None:
+                    return self._reported
+                if stuck.done():
+                    break
+                if self._wall() - before - pause > self._policy.asleep_s:
+                    self._log.note(_("kvchat: the computer woke from sleep; checking if the engine still responds"))
+                    misses = 0  # earlier misses were due to sleep
+                try:
+                    await client.is_loaded(self._policy.worried_answer_s if self._worried else self._policy.answer_s)
+                    misses = 0
+                except EngineError as error:  # any other error is a response
+                    misses = misses + 1 if isinstance(error, EngineGone) else 0
+                self._worried = self._worried and misses > 0
+            return failure.hangs()
         finally:
             stuck.cancel()
             await asyncio.wait({stuck})
@@ -85,7 +104,7 @@ class Watch:
         while misses < 2:  # one miss may be the computer falling asleep
             asked_at = time.monotonic()
             try:
-                await client.wait_for_loop(self._policy.stuck_s)
+                await client.look("/metrics", self._policy.stuck_s)
                 misses, client.life.seen_at = 0, asked_at
             except EngineSilent:
                 misses += 1
@@ -93,29 +112,6 @@ class Watch:
             except EngineError:  # it responds, or the watch detects that it does not
                 misses, client.life.seen_at = 0, None
             await asyncio.sleep(self._policy.every_s)
-
-    async def _until_reported_or_silent(self, client: LlamaServerClient, stuck: asyncio.Task[None]) -> EngineFailure:
-        misses = 0
-        while misses < self._policy.misses:
-            before, pause = self._wall(), self._policy.worried_every_s if self._worried else self._policy.every_s
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._news.wait()
-            self._news.clear()
-            if self._reported is not None:
-                return self._reported
-            if stuck.done():
-                break
-            if self._wall() - before - pause > self._policy.asleep_s:
-                self._log.note(_("kvchat: the computer woke from sleep; checking if the engine still responds"))
-                misses = 0  # earlier misses were due to sleep
-            try:
-                await client.is_loaded(self._policy.worried_answer_s if self._worried else self._policy.answer_s)
-                misses = 0
-            except EngineError as error:  # any other error is a response
-                misses = misses + 1 if isinstance(error, EngineGone) else 0
-            self._worried = self._worried and misses > 0
-        return failure.hangs()
 
 
 _FIRST_POLL_S = 0.05
@@ -250,12 +246,12 @@ class EngineSupervisor(EngineConnection):
 
     async def _start_once(self, location: EngineLocation, plan: LaunchPlan, status: EngineStatus) -> _Death:
         """Run one process on the first port not taken between our choice and the engine's bind."""
-        for _again in range(self._policy.port_attempts - 1):
+        for _again in range(self._policy.port_attempts):
             death = await self._live(prepare(location, plan), status)
             if death.failure.kind is not FailureKind.PORT_TAKEN:
-                return death
+                break
             plan = dataclasses.replace(plan, port=0)
-        return await self._live(prepare(location, plan), status)
+        return death
 
     async def _live(self, invocation: Invocation, status: EngineStatus) -> _Death:
         """Run one process until its death. If cancelled, stop it first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,8 +13,7 @@ from typing import Any
 from kvchat.engine.speaking import wire
 from kvchat.engine.speaking.errors import EngineError, EngineRefused, Life, NotOurEngine
 from kvchat.engine.speaking.pictures import FIRST_ID, PicturePrompts, cannot_show, without_pictures
-from kvchat.engine.speaking.tokenizing import PromptTokens
-from kvchat.engine.speaking.transport import CONNECT_S, Answer, Transport
+from kvchat.engine.speaking.transport import CONNECT_S, QUICK_S, Answer, Transport
 from kvchat.engine.speaking.wire import (
     ChatChunk,
     ChatMessage,
@@ -31,9 +30,16 @@ from kvchat.words.language import _
 
 MORE = "more"  # added after a growing message to find its end
 MANY = 32_768  # bytes of token ids; more are parsed off the window's thread
+COUNTED_AT_ONCE = 100_000  # characters
+KEPT = 4  # prompts: the turn's, its two boundary probes and one spare
+LONGEST_KEPT = 5_000_000  # characters of a prompt; its ids take ten times the bytes
 _HEALTH_S = 2.0  # polled, so a slow answer costs nothing
 _LONGEST_S = 3600.0  # for a reply in one piece, sent when complete
 _SLOT_S = 900.0  # may wait for a busy slot and move many GB on a slow disk
+
+
+Ids = tuple[int, ...]
+Tokenize = Callable[[str, bool], Awaitable[Ids]]
 
 
 class SlotRows:
@@ -60,6 +66,72 @@ class SlotRows:
     def answered(self, before: int, cached: int) -> None:
         """Record how many tokens a request took from the cache; `before`: what `asked` returned."""
         self.kept = min(before, cached)
+
+
+class PromptTokens:
+    """Incremental tokenizing: a prompt that begins like an earlier one is tokenized from there on.
+
+    Special tokens split a text: the parts before and after one are tokenized separately. So a prompt can be cut where
+    a message ends, at the model's end-of-text token. The first prompt that can be cut tests whether this holds for the
+    model; if not, every prompt is tokenized whole.
+    """
+
+    def __init__(self, tokenize: Tokenize) -> None:
+        """`tokenize` asks the engine for a text's ids, with or without those that start a prompt."""
+        self._tokenize = tokenize
+        self._known: deque[tuple[str, Ids]] = deque(maxlen=KEPT)  # prompts
+        self.end, self._end_id = "", -1  # the end-of-text token, once known
+        self._holds: bool | None = None  # True if prompts can be cut; None: not tried
+
+    async def of(self, text: str, *, grows: bool = False) -> Ids:
+        """Return the ids of a prompt. Raises what `tokenize` does.
+
+        If it `grows`, as a draft does, it is not remembered.
+        """
+        for known, known_ids in self._known:
+            if known == text:
+                return known_ids
+        ids = await self._from_a_known_one(text)
+        if ids is None or self._holds is None:
+            whole = await self._tokenize(text, True)
+            if ids is not None:
+                self._holds = ids == whole
+            ids = whole
+        if not grows and len(text) <= LONGEST_KEPT:
+            self._known.append((text, ids))
+        return ids
+
+    async def _from_a_known_one(self, text: str) -> Ids | None:
+        """Derive the ids from the prompt that shares most; None if none can be cut."""
+        if not self.end or self._holds is False or not self._known:
+            return None
+        known, ids = max(self._known, key=lambda prompt: shared_text(prompt[0], text))
+        cut = text.rfind(self.end, 0, shared_text(known, text))
+        if cut <= 0:
+            return None
+        if self._end_id < 0:
+            alone = await self._tokenize(self.end, False)
+            if len(alone) != 1:
+                self._holds = False
+                return None
+            self._end_id = alone[0]
+        if ids.count(self._end_id) != known.count(self.end):
+            return None
+        place = -1
+        for _end in range(text.count(self.end, 0, cut) + 1):
+            place = ids.index(self._end_id, place + 1)
+        return ids[:place] + await self._tokenize(text[cut:], False)
+
+
+async def count_until(count: Callable[[str], Awaitable[int]], text: str, most: int) -> tuple[int, bool]:
+    """Count a text's tokens; False if the rest beyond `most` was extrapolated."""
+    tokens = 0
+    for begin in range(0, len(text), COUNTED_AT_ONCE):
+        piece = text[begin : begin + COUNTED_AT_ONCE]
+        tokens += await count(piece)
+        if tokens > most and begin + len(piece) < len(text):
+            return tokens * len(text) // (begin + len(piece)), False
+    return tokens, True
 
 
 class LlamaServerClient:
@@ -147,7 +219,7 @@ class LlamaServerClient:
 
     async def facts(self) -> ServerFacts:
         facts = wire.parse_facts(await self._http.call("GET", "/props"))
-        self._prompts.learn_end(facts.end_token)
+        self._prompts.end = facts.end_token
         return facts
 
     async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
@@ -223,16 +295,12 @@ class LlamaServerClient:
         """See `Transport.passed_on`. If the request reads into the slot, update `rows`."""
         return self._http.passed_on(path, body, silence_s=_LONGEST_S, meanwhile=meanwhile, patience_s=patience_s)
 
-    async def look(self, path: str) -> bytes:
-        """GET something without side effects, such as /slots or /metrics."""
-        return await self._http.answer("GET", path)
+    async def look(self, path: str, timeout_s: float = QUICK_S) -> bytes:
+        """GET something without side effects, such as /slots or /metrics. Raises EngineSilent after `timeout_s`.
 
-    async def wait_for_loop(self, timeout_s: float) -> None:
-        """Wait until the computing loop has answered; another thread answers /health.
-
-        Raises EngineSilent after `timeout_s`, EngineGone and EngineRefused.
+        The computing loop answers these; another thread answers /health.
         """
-        await self._http.answer("GET", "/metrics", timeout_s=timeout_s)
+        return await self._http.answer("GET", path, timeout_s=timeout_s)
 
     async def _ask(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
         before = self.rows.asked()

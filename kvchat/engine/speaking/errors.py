@@ -161,7 +161,7 @@ LOG_ADVICE = N_(
 
 # llama.cpp's "0.00.026.668 E " (time, level) and the module column before the function name.
 _PREFIX = re.compile(r"^(\d+\.)+\d+ [A-Z] (?:(?:srv|cmn|slt|cli|que|res|hf)\s+\S+:?\s+)?")
-_MISSING_LIBRARY = re.compile(r"error while loading shared libraries|Library not loaded|cannot open shared object file")
+MISSING_LIBRARY = re.compile(r"error while loading shared libraries|Library not loaded|cannot open shared object file")
 # llama-server keeps running, but every later request fails (tools/server/server-context.cpp).
 _CANNOT_COMPUTE = re.compile(r"compute error", re.IGNORECASE)
 _WORKER_GONE = re.compile(r"ggml-rpc\S*: (?:Failed to connect to (?P<worker>\S+)|Remote RPC server)", re.IGNORECASE)
@@ -180,7 +180,7 @@ class _Rule:
         return EngineFailure(self._kind, _(self._title), line, _(self._advice))
 
 
-_OUT_OF_MEMORY = _Rule(
+OUT_OF_MEMORY = _Rule(
     r"failed to allocate|unable to allocate|cudaMalloc failed|std::bad_alloc|out of (device )?memory"
     r"|ErrorOutOf(Device|Host)Memory|Insufficient Memory|Cannot allocate memory|alloc_tensor_range: failed",
     FailureKind.OUT_OF_MEMORY,
@@ -207,7 +207,7 @@ _WORKER_LOST = _Rule(
     ),
 )
 _DYING = (
-    _OUT_OF_MEMORY,
+    OUT_OF_MEMORY,
     _GPU_LOST,
     _WORKER_LOST,
     # ggml_abort starts with its source location; the backtrace names only ggml_abort.
@@ -259,13 +259,13 @@ _STARTING = (
 def why(lines: Sequence[str], *, was_ready: bool) -> EngineFailure | None:
     """Return why the engine ended, if logged. Order matters: out of memory also logs "failed to load"."""
     for rule in _DYING if was_ready else _DYING + _STARTING:
-        if (line := _find(rule.pattern, lines)) is not None:
+        if (line := find_line(rule.pattern, lines)) is not None:
             return rule.failure(line)
     return None
 
 
 def worker_gone(text: str) -> EngineFailure | None:
-    line = _find(_WORKER_GONE, text.splitlines())
+    line = find_line(_WORKER_GONE, text.splitlines())
     return _WORKER_LOST.failure(line) if line else None
 
 
@@ -283,15 +283,7 @@ def broken(status: int, message: str) -> EngineFailure | None:
     return None
 
 
-def missing_library(lines: Sequence[str]) -> str | None:
-    return _find(_MISSING_LIBRARY, lines)
-
-
-def out_of_memory(line: str) -> EngineFailure:
-    return _OUT_OF_MEMORY.failure(line)
-
-
-def _find(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
+def find_line(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
     """Return the first match: later lines repeat it in vaguer words."""
     return next((_clean(line) for line in lines if pattern.search(line)), None)
 

@@ -28,7 +28,7 @@ MOST_ANSWER = 64_000_000  # bytes of a complete response; the longest prompt tak
 CONNECT_S = 5.0
 PAUSE_S = 0.03  # between stream reads: much shorter than between page updates
 WORRY_S = 10.0  # silence after output started
-_QUICK_S = 60.0  # for calls without computing; may wait for a running batch
+QUICK_S = 60.0  # for calls without computing; may wait for a running batch
 _LAST_WORDS_S = 0.5  # on close, for data left in a reply's connection
 _READ_BYTES = 65_536
 _WRITE_BYTES = 1_000_000
@@ -161,12 +161,12 @@ class Transport:
             return answer.status_code
 
     async def call(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = _QUICK_S
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = QUICK_S
     ) -> dict[str, Any]:
         return wire.parse_object(await self.answer(method, path, body, timeout_s=timeout_s))
 
     async def answer(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = _QUICK_S
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = QUICK_S
     ) -> bytes:
         content = b"" if body is None else _json(body)
         async with self.passed_on(path, content, method=method, silence_s=timeout_s) as response:

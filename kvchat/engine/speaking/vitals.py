@@ -7,7 +7,7 @@ import contextlib
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,16 +54,11 @@ async def take_vitals(pid: int | None, client: LlamaServerClient) -> Vitals:
     slot, speed = None, Speed(None, None)
     with contextlib.suppress(EngineError):
         slots = parse_slots(await client.look("/slots"))
-        slot = together(slots if client.alone else slots[client.slot : client.slot + 1])
+        if slots := slots if client.alone else slots[client.slot : client.slot + 1]:
+            busy, tokens = any(slot.busy for slot in slots), sum(slot.tokens for slot in slots)
+            slot = SlotState(busy, tokens, max(slot.context_size for slot in slots))
         speed = parse_metrics((await client.look("/metrics")).decode("utf-8", "replace"))
     return Vitals(pid, memory, graphics, slot, speed)
-
-
-def together(slots: Sequence[SlotState]) -> SlotState | None:
-    if not slots:
-        return None
-    busy, tokens = any(slot.busy for slot in slots), sum(slot.tokens for slot in slots)
-    return SlotState(busy, tokens, max(slot.context_size for slot in slots))
 
 
 def parse_slots(body: bytes) -> tuple[SlotState, ...]:

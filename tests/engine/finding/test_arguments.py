@@ -35,10 +35,6 @@ def test_taken_apart_as_a_shell_would() -> None:
         parse("--lora 'a")
 
 
-def test_what_fits_is_taken() -> None:
-    check(parse("-t 4 --prio -1 --lora x --swa-full"), KNOWN)
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -65,11 +61,6 @@ def test_what_kvchat_owns_is_refused_with_the_reason(text: str, reason: str, kno
     assert reason in refused.value.detail
 
 
-def test_an_alias_that_only_the_build_knows_is_refused_too() -> None:
-    with pytest.raises(BadArguments, match="only for chats"):
-        check(("-new",), KNOWN)
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -79,9 +70,11 @@ def test_an_alias_that_only_the_build_knows_is_refused_too() -> None:
         ("--threads 4 5", "takes one value, but got 2 values"),
         ("--swa-full yes", "takes no value, but got one value"),
         ("threads 4", '"threads" is not an option'),
+        ("-new", "only for chats"),  # an alias that only the build knows
     ],
 )
 def test_what_the_build_would_die_of_is_refused_in_words(text: str, words: str) -> None:
+    check(parse("-t 4 --prio -1 --lora x --swa-full"), KNOWN)
     with pytest.raises(BadArguments) as refused:
         check(parse(text), KNOWN)
     assert words in refused.value.detail
@@ -98,13 +91,10 @@ def test_a_servers_address_and_key_are_no_part_of_what_its_states_mean() -> None
     assert meaning_of_server(parse("--api-key=s3cret")) == ""
 
 
-def test_workers() -> None:
-    assert parse_workers("den:50052, 192.168.1.7:1\n[::1]:2,") == ("den:50052", "192.168.1.7:1", "[::1]:2")
-    assert parse_workers(" ,") == ()
-
-
 @pytest.mark.parametrize("text", ["den", "den:", ":1", "den:0", "den:65536", "a/b:1", "http://den:1", "::1:2", "-x:1;"])
 def test_what_is_no_worker_is_refused(text: str) -> None:
+    assert parse_workers("den:50052, 192.168.1.7:1\n[::1]:2,") == ("den:50052", "192.168.1.7:1", "[::1]:2")
+    assert parse_workers(" ,") == ()
     with pytest.raises(BadWorkers):
         parse_workers(f"den:1 {text}")
 
@@ -137,11 +127,8 @@ def test_every_spelling_and_how_many_values_follow() -> None:
     assert known.find("--ctx_size") is known.find("--ctx-size") is not None  # in long options alone
     assert known.find("-t_") is None
     assert known.missing(("--model", "--cache-ram", "--jinja")) == {"--cache-ram", "--jinja"}
-
-
-def test_numbered_log_levels_are_found() -> None:
-    older, newer = parse_help(HELP), parse_help(HELP + "-lv,   --verbosity N   threshold:\n   - 4: trace (more info)\n")
-    assert (older.traces, newer.traces) == (False, True)
+    newer = parse_help(HELP + "-lv,   --verbosity N   threshold:\n   - 4: trace (more info)\n")
+    assert (known.traces, newer.traces) == (False, True)
 
 
 @pytest.mark.parametrize("text", ["", "usage: other [-h]\n", "-h, --help   something else\n", "\0\n--\n-\n---"])

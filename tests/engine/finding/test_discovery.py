@@ -9,7 +9,6 @@ import pytest
 from kvchat.engine.finding import discovery as probing
 from kvchat.engine.finding.discovery import (
     Device,
-    EngineEntry,
     EngineKind,
     EngineLocation,
     EngineNotFound,
@@ -50,16 +49,13 @@ def test_the_settings_come_first_and_then_the_places_in_their_order(
     for named in (fake_engine.path, fake_engine.path.parent):
         assert find_engine(str(named)) == EngineLocation(EngineKind.LLAMA_SERVER, fake_engine.path)
     assert find_engine("embedded").kind is EngineKind.EMBEDDED
+    (tmp_path / "llama-server").write_text("no program")
+    machine(tmp_path)
+    assert find_engine(None) == EngineLocation(EngineKind.EMBEDDED), "what cannot be run is passed over"
     machine(fake_engine.path.parent, embedded=False)
     with pytest.raises(EngineNotFound) as error:
         find_engine("embedded")
     assert "xllamacpp" in error.value.advice
-
-
-def test_what_cannot_be_run_is_passed_over(machine: Callable[..., None], tmp_path: Path) -> None:
-    (tmp_path / "llama-server").write_text("no program")
-    machine(tmp_path)
-    assert find_engine(None) == EngineLocation(EngineKind.EMBEDDED)
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "text"])
@@ -131,12 +127,8 @@ def test_an_old_engine_is_refused_in_words(fake_engine: FakeEngine) -> None:
         usable_engine(str(fake_engine.path))
     assert "build 6000" in refused.value.detail
     assert "newer" in refused.value.advice
-
-
-def test_one_without_a_number_is_judged_by_its_options(fake_engine: FakeEngine) -> None:
-    assert usable_engine(str(fake_engine.path))[0] == fake_engine.location
     fake_engine.path.write_text("#!/bin/sh\necho '--model FNAME  x'; echo '--port PORT  x'\n")
-    with pytest.raises(EngineTooOld, match="slot-save-path"):
+    with pytest.raises(EngineTooOld, match="slot-save-path"):  # without a number it is judged by its options
         usable_engine(str(fake_engine.path))
 
 
@@ -186,9 +178,3 @@ def test_the_one_in_the_settings_comes_first_and_is_not_listed_twice(
     assert entries[0].chosen
     assert not any(entry.chosen for entry in take_inventory(str(two[0].path)))
     assert len(take_inventory("/nowhere")) == 2
-
-
-def test_backends_are_told_by_the_devices() -> None:
-    devices = tuple(Device(name, "", None, None) for name in ("CUDA0", "CUDA1", "Vulkan0", "CPU"))
-    entry = EngineEntry(EngineLocation(EngineKind.EMBEDDED), False, devices=devices)
-    assert entry.backends == ("CUDA", "Vulkan")

@@ -14,7 +14,6 @@ from kvchat.engine.finding.graphics import (
     install_advice,
     linux_makers,
     missing_libraries,
-    suiting,
     why_no_card,
 )
 
@@ -35,10 +34,7 @@ def test_display_controllers_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "0000:05:00.0").mkdir()
     assert linux_makers(tmp_path) == (Maker.NVIDIA, Maker.INTEL)
     assert linux_makers(tmp_path / "missing") == ()
-
-
-def test_this_computer_can_be_looked_at() -> None:
-    assert install_advice(find_graphics())
+    assert install_advice(find_graphics())  # this computer's
 
 
 @pytest.mark.parametrize(
@@ -58,12 +54,6 @@ def test_the_advice_fits_the_system_and_the_card(graphics: Graphics, told: str, 
     advice = " ".join(install_advice(graphics))
     assert told in advice
     assert not_told not in advice
-
-
-def test_what_an_engine_can_compute_with() -> None:
-    both = Graphics("linux", (Maker.NVIDIA, Maker.AMD))
-    assert suiting(both) == (Backend.CUDA, Backend.VULKAN, Backend.ROCM)
-    assert suiting(Graphics("linux", ())) == ()
 
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ldd is Linux's")
@@ -108,15 +98,8 @@ def test_the_library_is_named_and_what_brings_it(
 ) -> None:
     ldd_prints(tmp_path, monkeypatch, NOT_FOUND.format(library))
     assert words in why_no_card(engine / "llama-server", Backend.CUDA).detail
-
-
-def test_a_library_that_lies_beside_is_not_lacking(
-    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ldd_prints(tmp_path, monkeypatch, NOT_FOUND.format("libcublas.so.12"))
-    assert list(missing_libraries(engine)) == ["libcublas.so.12"]
-    (engine / "libcublas.so.12").write_bytes(b"")
-    assert missing_libraries(engine) == {}
+    (engine / library).write_bytes(b"")
+    assert missing_libraries(engine) == {}, "a library beside it is not lacking"
 
 
 def test_a_system_that_is_too_old(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,8 +114,3 @@ def test_with_all_libraries_it_is_the_driver(engine: Path, tmp_path: Path, backe
     error = why_no_card(tmp_path / "llama-server", backend)
     assert error.title == "The engine does not detect the GPU"
     assert error.detail.endswith(".")
-
-
-def test_a_real_library_lacks_nothing() -> None:
-    """The real ldd on a real program: every line of what is there ends with an address."""
-    assert missing_libraries(Path("/bin")) == {}

@@ -113,16 +113,14 @@ def test_kinds(code: int, log: str, kind: FailureKind) -> None:
 def test_the_detail_is_the_first_telling_line_without_its_prefix() -> None:
     told = failure.explain(Outcome(1, tuple(NOT_A_MODEL.splitlines())))
     assert told.detail == "gguf_init_from_reader: invalid magic characters: 'hell', expected 'GGUF'"
-    port = failure.explain(Outcome(1, tuple(PORT.splitlines())))
-    assert port.detail == "couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 45674"
-
-
-@pytest.mark.parametrize("log", [QUANTISED_V, QUANTISED_V_AUTO], ids=["off", "auto"])
-def test_a_kv_type_without_flash_attention_is_not_blamed_on_the_model(log: str) -> None:
-    told = failure.explain(Outcome(1, tuple(log.splitlines())))
-    assert "precision" in told.title
-    assert "quantized V cache" in told.detail
-    assert "f16" in told.advice
+    lines = ("0.00.001.000 E srv x: it broke", "0.00.002.000 I bye")
+    assert failure.explain(Outcome(3, lines)).detail == "It exited with code 3. Last output: it broke"
+    crashed = WORKER_DIED.replace("ggml-rpc.cpp:566: Remote RPC server", "ggml.c:9: A thing").splitlines()
+    told = failure.explain(Outcome(-6, tuple(crashed)))  # the backtrace is no reason
+    assert (told.kind, told.detail) == (
+        FailureKind.CRASHED,
+        "/src/ggml.c:9: A thing crashed or returned malformed response",
+    )
 
 
 def test_a_worker_that_is_gone_is_named() -> None:
@@ -135,34 +133,14 @@ def test_a_worker_that_is_gone_is_named() -> None:
     assert (lost.kind, lost.detail) == (FailureKind.WORKER_LOST, "An RPC server has stopped.")
 
 
-def test_a_backtrace_is_no_reason() -> None:
-    crashed = failure.explain(
-        Outcome(-6, tuple(WORKER_DIED.replace("ggml-rpc.cpp:566: Remote RPC server", "ggml.c:9: A thing").splitlines()))
-    )
-    assert crashed.kind is FailureKind.CRASHED
-    assert crashed.detail == "/src/ggml.c:9: A thing crashed or returned malformed response"
-
-
-def test_a_kill_is_out_of_memory_only_when_the_system_counted_one() -> None:
-    assert failure.explain(Outcome(-signal.SIGKILL, memory_ran_out=True)).kind is FailureKind.OUT_OF_MEMORY
-    assert failure.explain(Outcome(-signal.SIGKILL)).kind is FailureKind.KILLED
-
-
 def test_old_words_do_not_explain_a_sudden_death() -> None:
     """An engine that served for hours has said many things; SIGKILL leaves no last word."""
     lines = ("failed to allocate a little", "error: invalid argument: temperature")
     assert failure.explain(Outcome(-signal.SIGKILL, lines), was_ready=True).kind is FailureKind.KILLED
-
-
-def test_words_of_starting_do_not_explain_a_death_while_serving() -> None:
+    assert failure.explain(Outcome(-signal.SIGKILL, memory_ran_out=True)).kind is FailureKind.OUT_OF_MEMORY
     lines = ("error: invalid argument: temperature", "GGML_ASSERT(x) failed")
     assert failure.explain(Outcome(-signal.SIGABRT, lines), was_ready=True).kind is FailureKind.CRASHED
     assert failure.explain(Outcome(1, lines[:1]), was_ready=True).kind is FailureKind.EXITED
-
-
-def test_an_unknown_end_quotes_the_last_error() -> None:
-    lines = ("0.00.001.000 E srv x: it broke", "0.00.002.000 I bye")
-    assert failure.explain(Outcome(3, lines)).detail == "It exited with code 3. Last output: it broke"
 
 
 def test_giving_up_says_how_often() -> None:

@@ -45,12 +45,12 @@ def test_both_engines_get_everything_the_plan_says() -> None:
     assert fields["slot_save_path"] == f"/slots{os.sep}"  # llama.cpp joins folder and file name without a separator
     assert value_of("--cors-origins", arguments).endswith(".invalid")  # no web page may talk to it
     assert fields["cors_origins"] == value_of("--cors-origins", arguments)
-
-
-def test_what_a_build_does_not_know_is_left_out() -> None:
-    arguments = llama_server_arguments(replace(PLAN, left_out=frozenset(("--cache-ram", "--jinja"))))
-    assert not {"--cache-ram", "--jinja", "0"} & set(arguments)
-    assert "--kv-unified" in arguments
+    unknown = frozenset(("--cache-ram", "--jinja"))
+    arguments = llama_server_arguments(
+        replace(PLAN, left_out=unknown, rpc_workers=("den:1", "attic:2"), extra=("-t", "4"))
+    )
+    assert not {*unknown, "0"} & set(arguments)
+    assert arguments[-4:] == ["--rpc", "den:1,attic:2", "-t", "4"]  # the user's own come last
 
 
 def test_the_engine_decides_what_goes_on_a_gpu_where_there_is_one() -> None:
@@ -62,11 +62,6 @@ def test_the_engine_decides_what_goes_on_a_gpu_where_there_is_one() -> None:
     assert "--n-gpu-layers" not in arguments
     assert value_of("--n-gpu-layers", llama_server_arguments(replace(PLAN, without_gpu=True))) == "0"
     assert embedded_parameters(PLAN)["fit_params"] is (sys.platform == "darwin")
-
-
-def test_workers_and_the_users_own_arguments_come_last() -> None:
-    arguments = llama_server_arguments(replace(PLAN, rpc_workers=("den:1", "attic:2"), extra=("-t", "4")))
-    assert arguments[-4:] == ["--rpc", "den:1,attic:2", "-t", "4"]
 
 
 UNPREPARED = LaunchPlan(Path("/m.gguf"), 4096, Path("/slots"))

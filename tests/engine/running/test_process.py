@@ -31,16 +31,13 @@ async def spawn(command: list[str], *, by_pipe: bool = False) -> tuple[EnginePro
 
 
 async def test_the_outcome_has_the_code_and_the_last_lines_of_both_streams() -> None:
-    process, _ = await spawn(python("print('out', flush=True); print('err', file=sys.stderr); sys.exit(3)"))
+    session = "assert os.getsid(0) == os.getpid() != os.getsid(os.getppid())\n"  # Ctrl+C is for the app
+    process, _ = await spawn(python(session + "print('out', flush=True); print('err', file=sys.stderr); sys.exit(3)"))
     outcome = await process.wait()
     assert (outcome.code, outcome.signal) == (3, None)
     assert outcome.last_lines == ("out", "err")
     assert not process.running
-
-
-async def test_the_outcome_knows_the_signal() -> None:
-    process, _ = await spawn(python("os.kill(os.getpid(), signal.SIGABRT)"))
-    assert (await process.wait()).signal == signal.SIGABRT
+    assert (await process.stop()).code == 3
 
 
 async def test_lines_of_an_earlier_process_do_not_count() -> None:
@@ -73,12 +70,6 @@ async def test_the_ladder(handler: str, ladder: Ladder, code: int, by_pipe: bool
     assert not is_alive(process.pid)
 
 
-async def test_stopping_what_has_ended_changes_nothing() -> None:
-    process, _ = await spawn(python("sys.exit(4)"))
-    await process.wait()
-    assert (await process.stop()).code == 4
-
-
 async def test_a_cancelled_stop_still_kills() -> None:
     process, log = await spawn(python("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY_THEN_SLEEP))
     await until(lambda: "up" in log.lines)
@@ -96,9 +87,6 @@ async def test_a_program_that_is_not_there(tmp_path: Path, by_pipe: bool) -> Non
     outcome = await process.wait()
     assert outcome.code == parent_guard.EXIT_NOT_FOUND
     assert outcome.last_lines[-1].endswith("nothing: not found")
-
-
-async def test_a_program_that_may_not_be_run(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no program")
     process, _ = await spawn([str(tmp_path / "text")])
     assert (await process.wait()).code == parent_guard.EXIT_NOT_EXECUTABLE
@@ -110,13 +98,6 @@ async def test_a_grandchild_that_keeps_the_pipe_does_not_hold_the_outcome_up() -
     outcome = await process.wait()
     os.kill(int(outcome.last_lines[0]), signal.SIGKILL)
     assert outcome.code == 0
-
-
-async def test_it_has_a_session_of_its_own() -> None:
-    """Ctrl+C in the terminal is for the app; the app then stops the engine in order."""
-    process, log = await spawn(python("print(os.getsid(0) == os.getpid() != os.getsid(os.getppid()))"))
-    await process.wait()
-    assert log.lines == ("True",)
 
 
 APP = """

@@ -7,13 +7,10 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.log import EngineLog
-from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.process import Ladder
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy, Watch, WatchPolicy
 from kvchat.engine.speaking import transport
@@ -159,35 +156,3 @@ async def test_after_sleep_the_engine_is_asked_and_its_old_silence_forgiven(fake
         assert not watching.done()
         watching.cancel()
         await asyncio.wait({watching})
-
-
-async def test_an_engine_that_ends_by_itself_ends_its_watch(fake_engine: FakeEngine) -> None:
-    async with watched(fake_engine) as supervisor:
-        os.kill(supervisor.pid, signal.SIGKILL)
-        await until(lambda: supervisor.generation == 2)
-        await supervisor.ready()
-        assert len([task for task in asyncio.all_tasks() if task.get_name() == "engine monitor"]) == 1
-
-
-@pytest.mark.engine
-@pytest.mark.skipif(sys.platform == "win32", reason="stops the process by a signal")
-@pytest.mark.parametrize("kind", ["embedded_engine", "real_llama_server"])
-async def test_a_real_engine_that_is_frozen_is_replaced_and_answers_again(
-    request: pytest.FixtureRequest, kind: str, smollm2: Path, tmp_path: Path
-) -> None:
-    location: EngineLocation = request.getfixturevalue(kind)
-    supervisor = EngineSupervisor(
-        policy=RestartPolicy(first_delay_s=0.01),
-        watch=replace(CLOSE, every_s=0.5, answer_s=5.0),  # waited out twice
-        ladder=Ladder(0.2, 0.2),
-    )
-    try:
-        await supervisor.start(location, LaunchPlan(smollm2, 512, tmp_path))
-        await supervisor.ready()
-        frozen = supervisor.pid
-        os.kill(frozen, signal.SIGSTOP)
-        await until(lambda: supervisor.generation == 2, limit_s=120.0)
-        assert (await (await supervisor.ready()).facts()).context_size == 512
-        assert not is_alive(frozen)
-    finally:
-        await supervisor.close()

@@ -8,10 +8,8 @@ import pytest
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor
-from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.tokenizing import PromptTokens
+from kvchat.engine.speaking.client import LlamaServerClient, PromptTokens
 from kvchat.engine.speaking.wire import ChatMessage
-from kvchat.words.folding import shared_text
 
 END, END_ID = "<|end|>", 7
 HISTORY = "".join(f"<|say|>{'word ' * 50}{number}{END}" for number in range(20))
@@ -43,7 +41,7 @@ def engine() -> Engine:
 @pytest.fixture
 def prompts(engine: Engine) -> PromptTokens:
     prompts = PromptTokens(engine.tokenize)
-    prompts.learn_end(END)
+    prompts.end = END
     return prompts
 
 
@@ -56,33 +54,18 @@ async def test_a_history_is_tokenised_once(engine: Engine, prompts: PromptTokens
     assert max(map(len, engine.asked[before:])) < 40
 
 
-async def test_the_same_text_is_not_asked_for_twice(engine: Engine, prompts: PromptTokens) -> None:
-    first = await prompts.of(HISTORY)
-    assert await prompts.of(HISTORY) == first
-    assert engine.asked == [HISTORY]
-
-
 async def test_where_a_text_cannot_be_cut_all_of_it_is_asked_for() -> None:
     engine = Engine(splits=False)
     prompts = PromptTokens(engine.tokenize)
-    prompts.learn_end(END)
+    prompts.end = END
     for more in ("one", "two", "three"):
         assert await prompts.of(HISTORY + more) == await Engine(splits=False).tokenize(HISTORY + more, True)
     assert engine.asked[-1] == HISTORY + "three"
-
-
-async def test_without_an_end_token_all_of_it_is_asked_for(engine: Engine) -> None:
-    prompts = PromptTokens(engine.tokenize)
-    for more in ("one", "two"):
+    engine = Engine()
+    prompts = PromptTokens(engine.tokenize)  # it does not know the end token
+    for more in ("one", "two", "two"):
         await prompts.of(HISTORY + more)
-    assert engine.asked == [HISTORY + "one", HISTORY + "two"]
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "shared"), [("", "", 0), ("ab", "ab", 2), ("abc", "abd", 2), ("x", "y", 0), ("ab", "a", 1)]
-)
-def test_what_two_texts_share(a: str, b: str, shared: int) -> None:
-    assert shared_text(a, b) == shared
+    assert engine.asked == [HISTORY + "one", HISTORY + "two"], "the same text is not asked for twice"
 
 
 @pytest.mark.engine

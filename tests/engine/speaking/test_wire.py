@@ -27,6 +27,10 @@ def test_events() -> None:
     thought = wire.parse_event('{"choices":[{"delta":{"reasoning_content":"hm"}}]}')
     assert thought == ChatChunk(thinking="hm")
     assert wire.parse_event('{"choices":[{"finish_reason":"length","delta":{}}]}') == ChatChunk(finish_reason="length")
+    last = ("[DONE]", '{"content":"","stop":true}')
+    ends = [wire.ends_stream(data) for data in (*last, TOKEN)]
+    assert ends == [True, True, False]
+    assert wire.parse_facts({"n_ctx": 512}).context_size == 512  # an older version
 
 
 @pytest.mark.parametrize(
@@ -65,19 +69,6 @@ def test_error_bodies(body: str | bytes, status: int, message: str, kind: str) -
         assert isinstance(wire.parse_event(body), EngineRefused)
 
 
-def test_where_a_stream_ends() -> None:
-    assert wire.ends_stream("[DONE]")
-    assert wire.ends_stream('{"content":"","stop":true}')
-    assert not wire.ends_stream('{"content":"","stop":false}')
-    assert not wire.ends_stream(TOKEN)
-
-
-def test_facts_of_this_version_and_an_older_one() -> None:
-    body = {"default_generation_settings": {"n_ctx": 2048}, "total_slots": 1, "model_path": "/m", "build_info": "b1"}
-    assert wire.parse_facts(body) == wire.ServerFacts(2048, "/m", "b1", 1, sees=False, media_marker="<__media__>")
-    assert wire.parse_facts({"n_ctx": 512}).context_size == 512
-
-
 def test_tokens() -> None:
     assert wire.parse_tokens(b'{"tokens": [1, 2]}') == (1, 2)
     assert wire.parse_tokens(b'{"tokens": [{"id": 1}]}') is None
@@ -96,11 +87,8 @@ def test_a_chat_request_is_pinned_and_shows_its_numbers() -> None:
     assert not {"max_tokens", "temperature", "seed"} & body.keys()
     zeros = wire.chat_body({}, Sampling(max_tokens=5, temperature=0.0, seed=0))
     assert (zeros["max_tokens"], zeros["temperature"], zeros["seed"]) == (5, 0.0, 0)
-
-
-def test_thinking_travels_only_when_there_is_some() -> None:
     messages = [ChatMessage("user", "q"), ChatMessage("assistant", "a", "because")]
-    assert json.loads(json.dumps(wire.messages_body(messages))) == [
+    assert wire.messages_body(messages) == [
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "a", "reasoning_content": "because"},
     ]
