@@ -165,7 +165,9 @@ class Saving:
                     break
                 except (NotSaved, OSError, Changed) as error:
                     if point_id in self._inventory.unabsorbed():  # else it was deleted meanwhile with its file
-                        refused.append(_why_refused(error))
+                        if isinstance(error, OSError):
+                            error = not_written(error)
+                        refused.append(error.reason if isinstance(error, NotSaved) else Reason(ReasonCode.FILE_CHANGED))
                         self._inventory.lose(point_id, refused[-1], tell=False)
                 else:
                     absorbed += new is not None
@@ -247,12 +249,6 @@ def _check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -
 
 def _new_bytes(size: int, n_tokens: int, before: Earlier | None) -> int:
     return size * (n_tokens - before.shared) // n_tokens if before else size
-
-
-def _why_refused(error: NotSaved | OSError | Changed) -> Reason:
-    if isinstance(error, Changed):
-        return Reason(ReasonCode.FILE_CHANGED)
-    return (not_written(error) if isinstance(error, OSError) else error).reason
 
 
 def _before(db: sqlite3.Connection, point: SavePoint, grown: Grown | None) -> Earlier | None:

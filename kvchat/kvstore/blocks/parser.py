@@ -281,23 +281,19 @@ class _Parser:
         checkpoints: list[Checkpoint] = []
         end = head.end
         for _ in range(count):
-            checkpoints.append(self._checkpoint(end))
-            end = checkpoints[-1].end
+            start, (n_tokens, pos_min, pos_max) = end, self._words(end, "qii", "a checkpoint")
+            if not (0 < n_tokens <= len(self._tokens) and 0 <= pos_min <= pos_max < n_tokens):
+                raise UnknownLayout("a checkpoint of tokens that are not there")
+            end += 16
+            for _ in range(3):  # target, draft, speculation
+                (size,) = self._words(end, "Q", "a checkpoint")
+                end += 8 + size
+                if end > self._size:
+                    raise UnknownLayout("it ends within a checkpoint")
+            checkpoints.append(Checkpoint(start, end - start, n_tokens, pos_min))
         if end != self._size:
             raise UnknownLayout("bytes after the checkpoints")
         return head, tuple(checkpoints)
-
-    def _checkpoint(self, offset: int) -> Checkpoint:
-        n_tokens, pos_min, pos_max = self._words(offset, "qii", "a checkpoint")
-        if not (0 < n_tokens <= len(self._tokens) and 0 <= pos_min <= pos_max < n_tokens):
-            raise UnknownLayout("a checkpoint of tokens that are not there")
-        end = offset + 16
-        for _ in range(3):
-            (size,) = self._words(end, "Q", "a checkpoint")
-            end += 8 + size
-            if end > self._size:
-                raise UnknownLayout("it ends within a checkpoint")
-        return Checkpoint(offset, end - offset, n_tokens, pos_min)
 
 
 def _check_cover(layout: Layout) -> None:
