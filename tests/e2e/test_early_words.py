@@ -65,7 +65,7 @@ elif moment == "while it is stored":
 elif moment == "before the commit":
     turns.store_drafts = dies(turns.store_drafts, after=True)
 elif moment == "after the commit":
-    turns.Turns._put_on_disk = dies(turns.Turns._put_on_disk, after=True)
+    turns.ConversationsChanged = dies(turns.ConversationsChanged, after=False)  # told first after it
 sys.exit(app.run(starter=False, hidden=False))
 """
 
