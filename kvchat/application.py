@@ -24,8 +24,7 @@ from kvchat.system.session_bus import SessionBus
 from kvchat.transfer.backup import repair
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.opening import Opener
-from kvchat.ui.app.quitting import close_and_tell
-from kvchat.ui.app.tray import Attention, Tray
+from kvchat.ui.app.tray import Attention, Tray, close_and_tell
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ask, say
 from kvchat.ui.settings.settings_window import SettingsWindow

@@ -38,8 +38,7 @@ from kvchat.session.slots import Unfinished
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.opening import QuickWindow
-from kvchat.ui.app.quitting import FinishingBox
-from kvchat.ui.app.tray import Tray
+from kvchat.ui.app.tray import FinishingBox, Tray
 from kvchat.ui.attachments.chips import AttachmentView
 from kvchat.ui.base.speaking import speak_here
 from kvchat.ui.base.theme import Look

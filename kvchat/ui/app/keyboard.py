@@ -28,8 +28,7 @@ from kvchat.runtime import Runtime
 from kvchat.settings import ZOOMS
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.chat.composer import Composer, MessageField
-from kvchat.ui.commands.palette import Palette, PaletteEntry
-from kvchat.ui.commands.shortcuts import SHORTCUTS, ShortcutSheet, install_shortcuts, shown_keys
+from kvchat.ui.commands import SHORTCUTS, Palette, PaletteEntry, ShortcutSheet, install_shortcuts, shown_keys
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.transcript.footer import MessageRequest, Request
 from kvchat.ui.transcript.transcript import Transcript
@@ -109,17 +108,18 @@ class Keyboard(QObject):
         presets, field = await self._runtime.chat.options.presets(), self._field
         if not presets or field.toPlainText() != "/":
             return
-        entries = [PaletteEntry(preset.name, _("new chat"), partial(self._begin_with, preset)) for preset in presets]
+
+        def begin_with(preset: Preset) -> None:
+            async def begin() -> None:
+                self._chat.open((await self._runtime.chat.begin(preset)).id)
+
+            field.clear()
+            self._runner.start(begin())
+
+        entries = [PaletteEntry(preset.name, _("new chat"), partial(begin_with, preset)) for preset in presets]
         palette = Palette(self._window, (), entries, _("Start a chat with a preset"))
         palette.left.connect(field.insertPlainText)
         palette.open_over(self._window)
-
-    def _begin_with(self, preset: Preset) -> None:
-        async def begin() -> None:
-            self._chat.open((await self._runtime.chat.begin(preset)).id)
-
-        self._field.clear()
-        self._runner.start(begin())
 
     def open_sheet(self) -> ShortcutSheet:
         sheet = ShortcutSheet(self._window)

@@ -103,10 +103,10 @@ class MainWindow(QMainWindow):
 
     def _make_controllers(self) -> None:
         from kvchat.ui.app.keyboard import FocusHome, Keyboard
-        from kvchat.ui.app.quitting import QuitController
         from kvchat.ui.app.side_windows import SideWindows
+        from kvchat.ui.app.tray import QuitController
         from kvchat.ui.controllers.attachments import AttachmentIntake
-        from kvchat.ui.controllers.chat import ChatController, MessageController
+        from kvchat.ui.controllers.chat import ChatController
         from kvchat.ui.controllers.context import ContextController, GroundController
         from kvchat.ui.controllers.model import ModelController
         from kvchat.ui.controllers.organiser import OrganiserController
@@ -115,7 +115,6 @@ class MainWindow(QMainWindow):
 
         runtime = self.runtime
         self.chat = ChatController(runtime, self, self)
-        self.messages = MessageController(runtime, self, self.chat)
         page = self._chat_page
         self.attachments = AttachmentIntake(runtime, self.composer, self.chat.drafts, self.runner, self.notices, page)
         self.chat.left.connect(self.attachments.another_chat)
@@ -127,8 +126,7 @@ class MainWindow(QMainWindow):
         self.models = ModelController(runtime, self, self.chat, self)
         self.model_menu = ModelMenu(runtime, self.header.model_menu, self.runner, lambda: self.models.answering)
         self.side_windows = SideWindows(runtime, self.look, self.runner, self.chat.conversations, self)
-        asked_about = self.chat.conversations, self.transfer, self.first_start
-        self.quitting = QuitController(runtime, *asked_about, self, self.memory)
+        self.quitting = QuitController(runtime, self)
         does = self._handlers(), self._senseless
         self.keyboard = Keyboard(runtime, self.chat, self.runner, self, self.composer.editor, *does)
         FocusHome(self, self.composer, self.transcript)
@@ -245,14 +243,13 @@ class MainWindow(QMainWindow):
         self.engine_card.restart.clicked.connect(lambda: self.runner.start(runtime.restart_engine()))
         self.engine_card.log.clicked.connect(lambda: self.side_windows.open_engine(log=True))
         self.side_windows.begun.connect(chat.open)
-        self.messages.forked.connect(self.show_chat)  # also from the quick window
+        chat.forked.connect(self.show_chat)  # also from the quick window
         self.side_windows.model_used.connect(self.models.take_up)
         self.side_windows.starter_requested.connect(self.show_first_start)
         self.side_windows.starter_requested.connect(self.first_start.fetch_starter)
         self.model_menu.chosen.connect(lambda path: self.runner.start(self.models.switch(path)))
-        choosing = self.models.models_requested, self.model_menu.more_requested, self.messages.models_requested
-        for run in choosing:
-            run.connect(self.side_windows.open_models)
+        for choosing in (self.models.models_requested, self.model_menu.more_requested, chat.models_requested):
+            choosing.connect(self.side_windows.open_models)
         self.models.repository_requested.connect(lambda name: self.side_windows.open_models().open_repository(name))
         self.quitting.agreed.connect(self.quit_requested)
         header.requested.connect(self.keyboard.do)
@@ -286,9 +283,9 @@ class MainWindow(QMainWindow):
             "deleted": self.side_windows.open_deleted,
             "library": self.side_windows.open_library,
             "compose": self.composer.focus,
-            "stop": self._escape,
-            "regenerate": self.messages.regenerate_last,
-            "edit": self.messages.edit_last,
+            "stop": lambda: (self.find_bar.close_bar if self.find_bar.isVisible() else self.chat.stop)(),
+            "regenerate": self.chat.regenerate_last,
+            "edit": self.chat.edit_last,
             "attach": self.attachments.choose,
             "screenshot": self.attachments.take_screenshot,
             "find": self.find_bar.begin,
@@ -348,9 +345,3 @@ class MainWindow(QMainWindow):
     def _with_open(self, do: Callable[[str], object]) -> None:
         if self.chat.current is not None:
             do(self.chat.current)
-
-    def _escape(self) -> None:
-        if self.find_bar.isVisible():
-            self.find_bar.close_bar()
-        else:
-            self.chat.stop()

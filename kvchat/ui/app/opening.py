@@ -10,7 +10,6 @@ A link may come from anywhere, even a web page: it never sends, fetches or delet
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -31,14 +30,13 @@ from kvchat.ui.base.building import button, column, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import Composer
-from kvchat.ui.commands.shortcuts import SHORTCUTS, install_shortcuts
+from kvchat.ui.commands import SHORTCUTS, install_shortcuts
 from kvchat.ui.controllers.attachments import AttachmentIntake
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.views import ChatPresenter
 from kvchat.ui.desktop.activation import let_to_front, on_wayland
 from kvchat.ui.desktop.global_key import GlobalKey
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.transcript.footer import MessageRequest
 from kvchat.ui.transcript.transcript import Transcript
 from kvchat.ui.widgets.layouts import ElidedLabel
 from kvchat.words.language import _
@@ -51,15 +49,8 @@ class QuickWindow(Panel):
 
     chat_wanted = Signal(str)  # in the main window
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        look: Look,
-        runner: TaskRunner,
-        chat: ChatController,
-        handle: Callable[[MessageRequest], None],
-    ) -> None:
-        """chat: follows each turn, as the main window may open its chat meanwhile; handle: runs message actions"""
+    def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, chat: ChatController) -> None:
+        """chat: follows each turn, as the main window may open its chat meanwhile"""
         super().__init__(runtime, look, runner, _("Quick question"))
         self.setWindowFlags(
             Qt.WindowType.Dialog | Qt.WindowType.FramelessWindowHint | Qt.WindowType.WindowStaysOnTopHint
@@ -83,7 +74,7 @@ class QuickWindow(Panel):
         self.composer.stop_requested.connect(self._stop)
         self.transcript.retry_requested.connect(self._retry)
         self.transcript.message_requested.connect(lambda asked: self.transcript.end_edit(asked.message.id))
-        self.transcript.message_requested.connect(handle)
+        self.transcript.message_requested.connect(chat.handle)
         self.model = ElidedLabel("small")
         self.to_main = button(_("Open in the main window"), self._open, "link")
         below = row((self.model, 1), self.to_main, margins=(6, 0, 6, 0))
@@ -213,7 +204,7 @@ class Opener(QObject):
         self._key, self._wants_key = GlobalKey(bus, self), False
         self._key.pressed.connect(lambda token: self.fulfil(StartRequest(quick=True, token=token)))
         self._unsubscribe = runtime.events.subscribe(self._hear)
-        self.quick = QuickWindow(runtime, look, window.runner, window.chat, window.messages.handle)
+        self.quick = QuickWindow(runtime, look, window.runner, window.chat)
         self.quick.chat_wanted.connect(lambda id: window.show_chat(id))
 
     def close(self) -> None:
@@ -242,13 +233,22 @@ class Opener(QObject):
 
     def open(self, what: str) -> None:
         """Open a link, or a file by absolute path."""
-        path = QUrl(what).toLocalFile() if what.startswith("file:") else what
+        window, path = self._window, QUrl(what).toLocalFile() if what.startswith("file:") else what
         if what.startswith("kvchat:"):
             self._follow(what)
-        elif "\0" in path or len(path) > _MOST_PATH:
+            return
+        if "\0" in path or len(path) > _MOST_PATH:
             self._tell_of_dead_link(what)
-        else:
-            self._open_file(Path(path))
+            return
+        match Path(path).suffix.lower():
+            case ".kvchat":
+                window.transfer.import_files([Path(path)])
+            case ".gguf":
+                use = window.models.switch if self._runtime.model.is_there else window.models.use
+                window.runner.start(use(Path(path)))
+            case _:
+                window.new_conversation()
+                window.attachments.take([Path(path)])
 
     def _tell_of_dead_link(self, link: str) -> None:
         self._window.notices.tell(_("The link target was not found"), link[:_MOST_SHOWN])
@@ -270,15 +270,3 @@ class Opener(QObject):
                 self._window.side_windows.open_models().look_for(rest)
             case _:
                 self._tell_of_dead_link(link)
-
-    def _open_file(self, path: Path) -> None:
-        window = self._window
-        match path.suffix.lower():
-            case ".kvchat":
-                window.transfer.import_files([path])
-            case ".gguf":
-                use = window.models.switch if self._runtime.model.is_there else window.models.use
-                window.runner.start(use(path))
-            case _:
-                window.new_conversation()
-                window.attachments.take([path])

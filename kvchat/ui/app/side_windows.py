@@ -9,10 +9,10 @@ from PySide6.QtCore import QObject, Signal, SignalInstance
 from PySide6.QtWidgets import QWidget
 
 from kvchat.runtime import Runtime
+from kvchat.ui.app.engine_window import EngineWindow
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.controllers.sidebar import SidebarController
-from kvchat.ui.engine.engine_window import EngineWindow
 from kvchat.ui.manual.manual_window import ManualWindow
 from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.programs.programs_window import ProgramsWindow

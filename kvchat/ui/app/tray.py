@@ -1,22 +1,30 @@
-"""The tray icon with its menu, and notifications of replies that end unseen."""
+"""The tray icon with its menu, notifications of replies that end unseen, and quitting."""
 
 from __future__ import annotations
 
+import asyncio
 import html
 from functools import partial
+from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QApplication, QMenu, QSystemTrayIcon
+from PySide6.QtWidgets import QApplication, QDialog, QMenu, QSystemTrayIcon
 
 from kvchat.chat.events import EngineChanged, Event, ReplyFinished, TurnFailed
 from kvchat.engine.speaking.connection import EngineState
+from kvchat.library.remote.downloads import RUNS
 from kvchat.runtime import Runtime
+from kvchat.session.slots import Unfinished
 from kvchat.system.session_bus import NoAnswer, Service, SessionBus
-from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.icons import LogoState, tray_icon
-from kvchat.words.language import _, beside
+from kvchat.ui.dialogs.confirm import ConfirmDialog, confirm, fit_height
+from kvchat.words.language import N_, _, beside, sentences, several
 from kvchat.words.wording import one_line, rough_duration
+
+if TYPE_CHECKING:
+    from kvchat.ui.app.main_window import MainWindow
 
 _RECENT, _LETTERS = 5, 40  # chats in the menu, and letters of their titles
 
@@ -152,13 +160,13 @@ class Attention(QObject):
         if QApplication.activeWindow() is not None:
             return
         match event:
-            case ReplyFinished(conversation_id=id, receipt=receipt) if receipt and receipt.whole_s >= LONG_S:
-                self._tell(id, _("The reply finished after {time}.", time=rough_duration(receipt.whole_s)))
-            case TurnFailed(conversation_id=id, error=error):
-                self._tell(id, _("The reply failed: {error}.", error=error.title))
-
-    def _tell(self, chat: str, words: str) -> None:
-        self._window.runner.start(self._notify(chat, words))
+            case ReplyFinished(receipt=receipt) if receipt and receipt.whole_s >= LONG_S:
+                words = _("The reply finished after {time}.", time=rough_duration(receipt.whole_s))
+            case TurnFailed(error=error):
+                words = _("The reply failed: {error}.", error=error.title)
+            case _:
+                return
+        self._window.runner.start(self._notify(event.conversation_id, words))
 
     async def _notify(self, chat: str, words: str) -> None:
         """https://specifications.freedesktop.org/notification-spec: the title is plain text, the body is markup."""
@@ -187,3 +195,116 @@ class Attention(QObject):
     def _open(self, chat: str) -> None:
         token, self._token = self._token, ""
         self._window.show_chat(chat, token)
+
+
+_NO_TRAY = N_(
+    "Closing the window quits kvchat because this desktop has no system tray. On GNOME, the "
+    "extension “AppIndicator and KStatusNotifierItem Support” adds one."
+)
+_BOX_LETTERS = 56  # wide
+SHOWN_AFTER_S, UPDATED_EVERY_S = 1.0, 0.5
+
+
+class QuitController(QObject):
+    agreed = Signal()
+    hidden_first_time = Signal()  # closed to the tray for the first time
+
+    def __init__(self, runtime: Runtime, window: MainWindow) -> None:
+        super().__init__(window)
+        self.keep_in_tray = False  # set by the Tray
+        self._runtime, self._window = runtime, window
+        self.question: ConfirmDialog | None = None
+
+    def ask(self, why: str = "") -> None:
+        """Quit; ask first if that ends something. why: another reason to ask"""
+        words = [*filter(None, (why,)), *self._what_ends()]
+        if not words:
+            self.agreed.emit()
+        elif self.question is None:
+            self._window.show()
+            self.question = confirm(
+                self._window, _("Quit now?"), sentences(*words), _("Quit"), self.agreed.emit, keep=_("Keep running")
+            )
+            self.question.finished.connect(self._forget)
+
+    def close_window(self) -> None:
+        if not (self.keep_in_tray and QSystemTrayIcon.isSystemTrayAvailable()):
+            self.ask(_(_NO_TRAY) if self.keep_in_tray and self._is_first("told_about_no_tray") else "")
+            return
+        self._window.hide()
+        if self._is_first("told_about_tray"):
+            self.hidden_first_time.emit()
+
+    def _is_first(self, time: str) -> bool:
+        first = not self._window.memory.is_true(time, False)
+        self._window.memory.keep(**{time: True})
+        return first
+
+    def _what_ends(self) -> list[str]:
+        ends = [
+            _(
+                "A reply is being generated in “{title}”. The text so far is saved.",
+                title=self._window.chat.conversations.title(chat),
+            )
+            for chat in self._runtime.chat.answering
+        ]
+        if count := sum(download.state in RUNS for download in self._runtime.models.downloads.all()):
+            ends.append(
+                several(
+                    count,
+                    "{count} model is being downloaded. You can resume the download later.",
+                    "{count} models are being downloaded. You can resume the downloads later.",
+                )
+            )
+        if self._window.first_start.is_fetching:
+            ends.append(_("The starter model is being downloaded."))
+        if self._runtime.engines.fetching is not None:
+            ends.append(_("An engine is being downloaded. You can resume the download later."))
+        if self._runtime.chat.library.reading:
+            ends.append(_("Documents are being processed for the library. The progress so far is saved."))
+        if self._runtime.door.under_way:
+            ends.append(_("A reply to an app is being generated and will be cut off."))
+        ends += [
+            _("{work} will be canceled, and nothing will be saved.", work=words.rstrip("…"))
+            for words in self._window.transfer.going_on
+        ]
+        return ends
+
+    def _forget(self) -> None:
+        self.question = None
+
+
+class FinishingBox(QDialog):
+    def __init__(self) -> None:
+        super().__init__(None, Qt.WindowType.Dialog | Qt.WindowType.CustomizeWindowHint | Qt.WindowType.WindowTitleHint)
+        self.setWindowTitle("kvchat")
+        self.title = label(_("Saving chat memory"), "title", wraps=True)
+        self.words = label(kind="muted", wraps=True)
+        tip = _("The last message will be reprocessed next time. No messages are lost.")
+        self.leave = button(_("Quit now"), tip=tip)
+        parts = self.title, self.words, row(STRETCH, self.leave)
+        column(*parts, on=self, spacing=10, margins=(24, 22, 24, 18))
+
+    def say(self, unfinished: Unfinished | None) -> None:
+        self.words.setText(unfinished.words if unfinished else _("Stopping the engine"))
+        fit_height(self, _BOX_LETTERS)
+
+    def reject(self) -> None:
+        """Ignore Escape."""
+
+
+async def close_and_tell(runtime: Runtime) -> None:
+    """Close the runtime. If it takes long, a box says why, and `Quit now` ends it."""
+    closing, box = asyncio.ensure_future(runtime.close()), None
+    await asyncio.wait({closing}, timeout=SHOWN_AFTER_S)
+    while not closing.done():
+        if box is None and runtime.unfinished:
+            box = FinishingBox()
+            box.leave.clicked.connect(runtime.give_up_saving)
+            box.show()
+        if box is not None:
+            box.say(runtime.unfinished)
+        await asyncio.wait({closing}, timeout=UPDATED_EVERY_S)
+    if box is not None:
+        box.accept()
+    await closing

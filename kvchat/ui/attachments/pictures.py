@@ -36,7 +36,7 @@ from kvchat.system.session_bus import NoAnswer, SessionBus
 from kvchat.ui.base.building import label
 from kvchat.ui.base.speaking import announce
 from kvchat.ui.desktop.activation import on_wayland
-from kvchat.ui.desktop.portal import Declined, request
+from kvchat.ui.desktop.global_key import Declined, request
 from kvchat.words.language import _
 
 # Decoder warnings about untrusted pictures are not printed; decoding failures are reported.

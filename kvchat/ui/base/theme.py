@@ -160,8 +160,11 @@ class Look(QObject):
             self.changing.emit()
             with _nothing_collected():
                 self._app.setFont(page_font(self.type.family, self.type.base))
-                self._app.setPalette(_palette(self.theme))
-                self._app.setPalette(_box_palette(self.theme), "QCheckBox")  # type: ignore[arg-type]  # wants str
+                palette = _palette(self.theme)
+                self._app.setPalette(palette)
+                # Fusion's dark frame of a check box is invisible in a dark theme.
+                palette.setColor(QPalette.ColorRole.Window, QColor(self.theme.muted).lighter(_FRAME))
+                self._app.setPalette(palette, "QCheckBox")  # type: ignore[arg-type]  # wants str
                 self._app.setStyleSheet(sheet)
         self.changed.emit()
 
@@ -210,13 +213,6 @@ def _pick_type() -> Type:
         mono = next((name for name in _BETTER_MONO if name in families), fixed)
     base = min(max(system.pointSizeF(), 9.5), 13.0)
     return Type(family, mono, base, base + 0.75, base - 1.0)
-
-
-def _box_palette(theme: Theme) -> QPalette:
-    """Return a lighter palette for check boxes: Fusion's dark frame is invisible in a dark theme."""
-    palette = _palette(theme)
-    palette.setColor(QPalette.ColorRole.Window, QColor(theme.muted).lighter(_FRAME))
-    return palette
 
 
 def _palette(theme: Theme) -> QPalette:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
-from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QResizeEvent
+from PySide6.QtGui import QKeyEvent, QMouseEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QMenu, QPushButton, QSizePolicy, QStackedWidget, QWidget
 
 from kvchat.ui.base.building import STRETCH, button, column, label, row, tool_button
@@ -15,7 +15,7 @@ from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.status_strip import ContextMeter
-from kvchat.ui.commands.shortcuts import words_of
+from kvchat.ui.commands import words_of
 from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH, ElidedButton, ElidedLabel, GivingWay, ScrollPage
 from kvchat.words.language import _, beside, listed
@@ -124,20 +124,20 @@ class Header(QWidget):
 
     def _build_menu(self) -> QMenu:
         menu = QMenu(self)
-        for action in ("models", "disk", "engine", "restart-engine"):
-            self._entry(menu, action)
-        menu.addSeparator()
-        self._entry(menu, "deleted")
-        keeping = menu.addMenu(_("Import, export, backup"))
-        for action in ("export-all", "import", "import-folder", "back-up", "restore"):
-            self._entry(keeping, action)
-        menu.addSeparator()
-        for action in ("settings", "manual", "shortcuts", "quit"):
-            self._entry(menu, action)
+        keeping = QMenu(_("Import, export, backup"), menu)
+        for into, actions in (
+            (menu, ("models", "disk", "engine", "restart-engine", "", "deleted")),
+            (keeping, ("export-all", "import", "import-folder", "back-up", "restore")),
+            (menu, ("", "settings", "manual", "shortcuts", "quit")),
+        ):
+            if into is keeping:
+                menu.addMenu(keeping)
+            for action in actions:
+                if action:
+                    into.addAction(words_of(action), partial(self.requested.emit, action))
+                else:
+                    into.addSeparator()
         return menu
-
-    def _entry(self, menu: QMenu, action: str) -> QAction:
-        return menu.addAction(words_of(action), partial(self.requested.emit, action))
 
     def _restyle(self) -> None:
         theme = self._look.theme

@@ -33,6 +33,8 @@ class ChatController(Controller):
     left = Signal(object)  # id of the previously open conversation, or None
     opened = Signal(bool)  # True if the open conversation has content
     model_changed = Signal()
+    forked = Signal(str)  # id of a conversation made from a reply
+    models_requested = Signal()
 
     def __init__(self, runtime: Runtime, views: Views, parent: QObject) -> None:
         super().__init__(runtime, views, parent)
@@ -60,6 +62,19 @@ class ChatController(Controller):
         views.strip.stop.clicked.connect(lambda: runtime.chat.preparing.stop(self.current or NOT_BEGUN))
         views.transcript.retry_requested.connect(self.retry)
         views.transcript.tail.first.clicked.connect(self.go_first)
+        self.models = QMenu(views.transcript)
+        self._again: Message | None = None  # reply to regenerate with another model
+        menu = ModelMenu(runtime, self.models, views.runner, lambda: runtime.model.path)
+
+        async def regenerate_with(model: Path) -> None:
+            if (reply := self._again) is not None and not runtime.chat.is_answering(reply.conversation_id):
+                await runtime.chat.use_model(reply.conversation_id, str(model))
+                self._run_at_end(reply.conversation_id, runtime.chat.regenerate(reply))
+
+        menu.chosen.connect(lambda path: views.runner.start(regenerate_with(path)))
+        menu.more_requested.connect(self.models_requested)
+        views.transcript.message_requested.connect(self.handle)
+        views.composer.editor.up_from_empty.connect(self.edit_last)
 
     @property
     def current(self) -> str | None:
@@ -264,22 +279,6 @@ class ChatController(Controller):
         self._shown.show_turn(waiting)
         self.opened.emit(bool(self._views.transcript.messages) or self._shown.is_answering or self._loading)
 
-
-class MessageController(Controller):
-    forked = Signal(str)  # id of a conversation made from a reply
-    models_requested = Signal()
-
-    def __init__(self, runtime: Runtime, views: Views, chat: ChatController) -> None:
-        super().__init__(runtime, views, chat)
-        self._chat, self._transcript = chat, views.transcript
-        self.models = QMenu(views.transcript)
-        self._again: Message | None = None  # reply to regenerate with another model
-        menu = ModelMenu(runtime, self.models, views.runner, lambda: runtime.model.path)
-        menu.chosen.connect(lambda path: views.runner.start(self._regenerate_with(path)))
-        menu.more_requested.connect(self.models_requested)
-        views.transcript.message_requested.connect(self.handle)
-        views.composer.editor.up_from_empty.connect(self.edit_last)
-
     def handle(self, requested: MessageRequest) -> None:
         """Run a message's action; all but a fork change the tree and are refused during a reply."""
         message, chat = requested.message, self._runtime.chat
@@ -298,44 +297,38 @@ class MessageController(Controller):
             return
         match requested.run:
             case Request.REGENERATE:
-                self._run(id, chat.regenerate(message))
+                self._run_at_end(id, chat.regenerate(message))
             case Request.REGENERATE_WITH:
                 self._again = message
                 self.models.popup(QCursor.pos())
             case Request.CONTINUE:
-                self._run(id, chat.go_on(message))
+                self._run_at_end(id, chat.go_on(message))
             case Request.EDIT:
-                self._transcript.end_edit(message.id)
+                self._views.transcript.end_edit(message.id)
                 if message.role is Role.USER:
-                    self._run(id, chat.edit(message, requested.text))
+                    self._run_at_end(id, chat.edit(message, requested.text))
                 elif requested.text != message.content.strip():
                     self._runner.start(chat.edit_reply(message, requested.text))
             case Request.DELETE:
-                self._runner.start(self._delete(message))
+                self._runner.start(self._delete_message(message))
             case Request.SWITCH:
                 self._runner.start(chat.switch(id, requested.text))
 
     def edit_last(self) -> None:
-        questions = [message for message in self._transcript.messages if message.role is Role.USER]
+        questions = [message for message in self._views.transcript.messages if message.role is Role.USER]
         if questions:
-            self._transcript.edit(questions[-1].id)
+            self._views.transcript.edit(questions[-1].id)
 
     def regenerate_last(self) -> None:
-        messages = self._transcript.messages
+        messages = self._views.transcript.messages
         if messages and messages[-1].role is Role.ASSISTANT:
             self.handle(MessageRequest(Request.REGENERATE, messages[-1]))
 
-    def _run(self, conversation_id: str, reply: asyncio.Future[Any]) -> None:
-        self._transcript.scroll_to_end()
-        self._chat.run_turn(conversation_id, reply)
+    def _run_at_end(self, conversation_id: str, reply: asyncio.Future[Any]) -> None:
+        self._views.transcript.scroll_to_end()
+        self.run_turn(conversation_id, reply)
 
-    async def _regenerate_with(self, model: Path) -> None:
-        reply, chat = self._again, self._runtime.chat
-        if reply is not None and not chat.is_answering(reply.conversation_id):
-            await chat.use_model(reply.conversation_id, str(model))
-            self._run(reply.conversation_id, chat.regenerate(reply))
-
-    async def _delete(self, message: Message) -> None:
+    async def _delete_message(self, message: Message) -> None:
         removed = await self._runtime.chat.delete_message(message)
         what = _("Deleted the message")
         if followed := len(removed.rows) - 1:

@@ -51,7 +51,12 @@ class ContextController(Controller):
         chat.left.connect(self._leave)
         card.later.clicked.connect(self._later)
         card.larger.clicked.connect(self._raise)
-        card.drop.clicked.connect(lambda: self._shorten(runtime.chat.context.drop_middle, _left_out))
+        card.drop.clicked.connect(
+            lambda: self._shorten(
+                runtime.chat.context.drop_middle,
+                lambda count: several(count, "{count} message was left out", "{count} messages were left out"),
+            )
+        )
         card.summarise.clicked.connect(self._summarise)
         card.part.clicked.connect(lambda: self._runner.start(self._attach_part()))
         card.stop.clicked.connect(self._stop)
@@ -157,7 +162,10 @@ class ContextController(Controller):
     def _summarise(self) -> None:
         here = self._chat.current
         if here is not None and here not in self._summarising:
-            self._summarising[here] = task = self._shorten(self._runtime.chat.context.summarise, _summed_up)
+            self._summarising[here] = task = self._shorten(
+                self._runtime.chat.context.summarise,
+                lambda count: several(count, "{count} message was summarized", "{count} messages were summarized"),
+            )
             task.add_done_callback(lambda _: self._summarising.pop(here))
             task.add_done_callback(lambda _: self._show_card())
             self._show_card()
@@ -179,14 +187,6 @@ class ContextController(Controller):
             self._count_soon()
 
         return self._runner.start(shorten())
-
-
-def _left_out(count: int) -> str:
-    return several(count, "{count} message was left out", "{count} messages were left out")
-
-
-def _summed_up(count: int) -> str:
-    return several(count, "{count} message was summarized", "{count} messages were summarized")
 
 
 class GroundController(Controller):

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QInputDialog, QMenu
 
 from kvchat.chat.search import FoundChat
 from kvchat.runtime import Runtime
-from kvchat.ui.commands.shortcuts import add_keep_actions, words_of
+from kvchat.ui.commands import add_keep_actions, words_of
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.transfer import TransferController
 from kvchat.ui.controllers.views import Controller, Views
@@ -91,7 +91,13 @@ class OrganiserController(Controller):
         menu.addAction(away, lambda: start(self._archive(ids, not chat.archived)))
 
     def _reload_after(self, run: Coroutine[Any, Any, object]) -> None:
-        self._runner.start(self._chat.conversations.then_reload(run))
+        async def work() -> None:
+            try:
+                await run
+            finally:
+                await self._chat.conversations.reload()
+
+        self._runner.start(work())
 
     async def _verify(self, id: str) -> None:
         if await self._runtime.chat.verifying.verify(id):

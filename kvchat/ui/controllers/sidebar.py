@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
@@ -117,9 +116,3 @@ class SidebarController(Controller):
         chats, self._unforetold = self._unforetold, {}
         self._forecasts |= await self._runtime.chat.forecasts.of_chats(chats)
         self._sidebar.list.viewport().update()
-
-    async def then_reload(self, run: Coroutine[Any, Any, object]) -> None:
-        try:
-            await run
-        finally:
-            await self.reload()

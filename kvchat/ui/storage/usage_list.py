@@ -13,7 +13,7 @@ from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation
 from kvchat.ui.base.building import tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
-from kvchat.ui.commands.shortcuts import add_keep_actions
+from kvchat.ui.commands import add_keep_actions
 from kvchat.ui.storage.usage_summary import loss_of, split_of, use_of
 from kvchat.ui.widgets.controls import mix
 from kvchat.ui.widgets.lists import ROW, Index, ItemDelegate, ItemList, ItemModel, sided, write

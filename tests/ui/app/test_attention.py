@@ -99,7 +99,7 @@ async def test_who_looks_is_told_nothing(
 ) -> None:
     monkeypatch.setattr(QApplication, "activeWindow", staticmethod(lambda: window))
     said: list[str] = []
-    monkeypatch.setattr(Attention, "_tell", lambda *_: said.append("told"))
+    monkeypatch.setattr(Attention, "_notify", lambda *_: said.append("told"))
     tray = Tray(furnished, window)
     attention = Attention(furnished, window, tray, SessionBus())
     furnished.events.publish(ReplyFinished("b", "m", receipt(75)))

@@ -15,8 +15,7 @@ from kvchat.chat.record.messages import Role
 from kvchat.ui.app.keyboard import Keyboard
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.chat.turn_story import Remark
-from kvchat.ui.commands.palette import Palette, best
-from kvchat.ui.commands.shortcuts import SHORTCUTS, ShortcutSheet, shown_keys
+from kvchat.ui.commands import SHORTCUTS, Palette, ShortcutSheet, best, shown_keys
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.words.folding import folded
 from tests.ui.fake_runtime import FakeRuntime, a_receipt

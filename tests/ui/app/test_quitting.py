@@ -10,10 +10,9 @@ from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
 from kvchat.session.slots import Unfinished
-from kvchat.ui.app import quitting
+from kvchat.ui.app import tray
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.app.quitting import FinishingBox, close_and_tell
-from kvchat.ui.app.tray import Tray
+from kvchat.ui.app.tray import FinishingBox, Tray, close_and_tell
 from tests.ui.fake_runtime import FakeRuntime
 
 
@@ -44,7 +43,7 @@ def boxes() -> list[FinishingBox]:
 async def test_it_is_said_how_long_it_takes_and_can_be_left(
     qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quitting, "SHOWN_AFTER_S", 0.01)
+    monkeypatch.setattr(tray, "SHOWN_AFTER_S", 0.01)
     runtime = Slow(tmp_path)
     closing = asyncio.create_task(close_and_tell(runtime))
     while not boxes():  # noqa: ASYNC110 - Qt tells of no such thing
@@ -62,8 +61,8 @@ async def test_it_is_said_how_long_it_takes_and_can_be_left(
 async def test_an_engine_that_takes_a_while_to_stop_needs_no_box(
     qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quitting, "SHOWN_AFTER_S", 0.01)
-    monkeypatch.setattr(quitting, "UPDATED_EVERY_S", 0.01)
+    monkeypatch.setattr(tray, "SHOWN_AFTER_S", 0.01)
+    monkeypatch.setattr(tray, "UPDATED_EVERY_S", 0.01)
     runtime = Slow(tmp_path)
     runtime.left = None
     closing = asyncio.create_task(close_and_tell(runtime))

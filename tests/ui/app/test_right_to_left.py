@@ -19,7 +19,7 @@ from kvchat.library.model_library import FoundModel, JudgedModel
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
-from kvchat.ui.commands.shortcuts import words_of
+from kvchat.ui.commands import words_of
 from kvchat.ui.models.model_choice import found_row
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage

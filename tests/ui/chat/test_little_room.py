@@ -17,7 +17,7 @@ from kvchat.ui.app import window_place
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.speaking import speak_here
 from kvchat.ui.base.theme import Look
-from kvchat.ui.commands.shortcuts import SHORTCUTS, shown_keys
+from kvchat.ui.commands import SHORTCUTS, shown_keys
 from kvchat.ui.transcript.footer import ReceiptView
 from kvchat.ui.widgets.layouts import ScrollPage
 from kvchat.words.language import _

@@ -243,7 +243,7 @@ async def test_a_reply_is_made_again_by_another_model(
     furnished.models.there = [FoundModel(Path("/models/Other-7B.gguf"), "Other-7B", Source.CHOSEN, 9, facts)]
     reply = (await views(window))[3]
     qtbot.mouseClick(button(reply, "Regenerate with another model"), LEFT)
-    menu = window.messages.models
+    menu = window.chat.models
     await until(lambda: menu.isVisible() and menu.actions()[0].text().startswith("Other-7B"))
     menu.actions()[0].trigger()
     menu.close()

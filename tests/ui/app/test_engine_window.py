@@ -12,8 +12,8 @@ from kvchat.engine.speaking import vitals
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineFailure, FailureKind
 from kvchat.engine.speaking.vitals import SlotState, Vitals
+from kvchat.ui.app.engine_window import EngineWindow
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.engine.engine_window import EngineWindow
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 

@@ -81,13 +81,13 @@ class LivePage(ScrollPage):
                 self._say("now", _("idle"))
         else:
             self._say("context", _UNKNOWN)
-        rates = {"prefill": vitals.speed.prefill, "decode": vitals.speed.decode} if vitals else {}
-        amounts = {"memory": vitals.memory, "graphics": vitals.graphics_memory} if vitals else {}
         for key in ("prefill", "decode"):
-            rate = rates.get(key)
+            rate = getattr(vitals.speed, key) if vitals else None
             self._say(key, _UNKNOWN if rate is None else _("{rate} on average", rate=per_second(rate)))
-        for key in ("memory", "graphics"):
-            amount = amounts.get(key)
+        for key, amount in (
+            ("memory", vitals.memory if vitals else None),
+            ("graphics", vitals.graphics_memory if vitals else None),
+        ):
             self._say(key, _UNKNOWN if amount is None else size(amount))
         self._say("process", str(vitals.pid) if vitals and vitals.pid is not None else _UNKNOWN)
 
@@ -124,7 +124,8 @@ class LogPage(QWidget):
         self.follow = QCheckBox(_("Follow"))
         self.follow.setChecked(True)
         self.follow.setAccessibleDescription(_("Scroll to new lines automatically"))
-        self.copy = button(_("Copy"), self._copy, name=_("Copy the log"))
+        clipboard = QGuiApplication.clipboard()
+        self.copy = button(_("Copy"), lambda: clipboard.setText("\n".join(self._shown)), name=_("Copy the log"))
         self.text = plain_text(_("Engine log"), page_font(look.type.mono, look.type.small))
         self.text.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
@@ -167,9 +168,6 @@ class LogPage(QWidget):
     def _follow(self, on: bool) -> None:
         if on:
             self.text.verticalScrollBar().setValue(self.text.verticalScrollBar().maximum())
-
-    def _copy(self) -> None:
-        QGuiApplication.clipboard().setText("\n".join(self._shown))
 
 
 _REFRESH_MS = 1000

@@ -1,1 +1,0 @@
-"""The engine window: status and log. The choice of engine is a page of `settings`."""
