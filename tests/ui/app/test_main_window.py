@@ -83,12 +83,18 @@ async def settled(window: MainWindow, runtime: FakeRuntime) -> None:
     await until(lambda: len(window.transcript.views) == wanted, "the messages")
 
 
-async def test_shows_the_newest_conversation_and_tells_the_runtime(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_shows_the_newest_conversation_and_tells_the_runtime(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
     await settled(window, furnished)
     assert titles(window) == ["Thesis, chapter 3", "Trip to Jeju"]
     assert window.header.title.whole == "Thesis, chapter 3"
     assert ("select", "thesis") in furnished.chat.calls
     assert replies(window)[0].text == "All about Thesis, chapter 3."
+    before = window.chat.current
+    window.sidebar.list.setFocus()
+    qtbot.keyClicks(window.sidebar.list, "Why?")
+    assert (window.composer.draft, window.chat.current) == ("Why?", before)
 
 
 async def test_what_is_written_is_told_as_it_is_written_and_reading_it_can_be_stopped(
@@ -121,17 +127,12 @@ async def test_enter_sends_and_shift_enter_makes_a_line(
     assert window.composer.draft == ""
 
 
-async def test_composer_grows_to_eight_lines(runtime: FakeRuntime, window: MainWindow) -> None:
-    editor = window.composer.editor
-    heights = []
-    for lines in (1, 4, 8, 20):
-        window.composer.set_draft("\n".join("x" * lines))
+async def test_composer_is_as_high_as_its_words_need_in_another_width(window: MainWindow) -> None:
+    editor, heights = window.composer.editor, []
+    for count in (1, 4, 8, 20):
+        window.composer.set_draft("\n".join("x" * count))
         heights.append(editor.height())
     assert heights[0] < heights[1] < heights[2] == heights[3]
-
-
-async def test_composer_is_as_high_as_its_words_need_in_another_width(window: MainWindow) -> None:
-    editor = window.composer.editor
     window.resize(1000, 600)
     window.composer.set_draft("What stands there? " * 6)
     await until(lambda: editor.width() > 500)
@@ -153,6 +154,12 @@ async def test_first_message_begins_a_conversation(runtime: FakeRuntime, window:
     await until(lambda: titles(window) == ["Hello"])
     assert runtime.chat.calls[-1] == ("send", window.chat.current, "Hello")
     assert window.header.title.whole == "Hello"
+    qtbot.keyClick(composer.editor, Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
+    assert (window.chat.current, len(window.transcript.views)) == (None, 0)
+    assert not entry(window.header.chat_menu, ALWAYS_KEEP).isEnabled()
+    assert entry(window.header.chat_menu, "Chat settings…").isEnabled()
+    qtbot.keyClick(composer.editor, Qt.Key.Key_Down, Qt.KeyboardModifier.ControlModifier)
+    await until(lambda: window.header.title.whole == "Hello")
 
 
 async def test_two_messages_at_once_begin_one_conversation(runtime: FakeRuntime, window: MainWindow) -> None:
@@ -227,16 +234,6 @@ async def test_click_switches_and_each_conversation_keeps_its_draft(
     assert window.composer.draft == "half a thought"
 
 
-async def test_what_is_typed_after_a_click_in_the_list_goes_into_the_message(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
-) -> None:
-    window.sidebar.list.setFocus()
-    before = window.chat.current
-    qtbot.keyClicks(window.sidebar.list, "Why?")
-    assert window.composer.draft == "Why?"
-    assert window.chat.current == before
-
-
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["still there", "gone on to another"])
 async def test_words_for_a_conversation_that_could_not_begin_come_back(
     runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, elsewhere: bool
@@ -255,14 +252,6 @@ async def test_words_for_a_conversation_that_could_not_begin_come_back(
         window.new_conversation()
     assert window.composer.draft == "precious"
     assert not [call for call in runtime.chat.calls if call[0] == "send"]
-
-
-async def test_new_conversation_by_key(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    qtbot.keyClick(window.composer.editor, Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
-    assert window.chat.current is None
-    assert not window.transcript.views
-    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Down, Qt.KeyboardModifier.ControlModifier)
-    await until(lambda: window.chat.current == "thesis")
 
 
 async def test_a_title_that_looks_like_html_is_shown_as_it_is(runtime: FakeRuntime, window: MainWindow) -> None:
@@ -434,12 +423,6 @@ async def test_pin_and_never_save_from_the_conversation_s_own_menus(
     ]
 
 
-async def test_an_empty_page_has_nothing_to_pin(runtime: FakeRuntime, window: MainWindow) -> None:
-    assert not entry(window.header.chat_menu, ALWAYS_KEEP).isEnabled()
-    assert not entry(window.header.chat_menu, NEVER_KEEP).isEnabled()
-    assert entry(window.header.chat_menu, "Chat settings…").isEnabled()
-
-
 async def test_both_menus_of_a_chat_have_the_same_entries(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
@@ -554,9 +537,6 @@ async def test_receipt_opens_on_click(furnished: FakeRuntime, window: MainWindow
     assert receipt.line.accessibleName() == "Receipt: 0.3 s · remembered, details collapsed"
     assert receipt.details is not None
     assert receipt.details.isHidden()
-
-
-async def test_a_hollow_restore_looks_like_a_fault(furnished: FakeRuntime, window: MainWindow) -> None:
     furnished.chat.write("thesis", Role.ASSISTANT, "x", receipt=a_receipt(hollow=True, cached_tokens=0))
     await until(lambda: len(replies(window)) == 2)
     receipt = replies(window)[-1].receipt
@@ -580,6 +560,19 @@ async def test_strip_shows_engine_context_and_turn(furnished: FakeRuntime, windo
     assert not strip.progress.isVisible()
     furnished.events.publish(Prefilling("jeju", 1, 2, 0))
     assert strip.remarks.text == "still loaded · first token after 0.31 s"
+    furnished.events.publish(Speed("thesis", 41.3, 6000))
+    assert strip.context.isVisible()
+    window.resize(420, 600)
+    both = ["still loaded", "first token after 0.31 s"]
+    await until(lambda: [piece.text for piece in strip.remarks.fitting(strip.remarks.width())][:2] == both)
+    window.resize(1100, 600)
+    await until(lambda: strip.width() == 1100)
+    assert strip.model.isVisible()
+    furnished.events.publish(Silent("thesis", 12.4))
+    assert strip.state.text() == "not responding"
+    assert "no output for 12 s" in strip.remarks.text
+    furnished.events.publish(Silent("thesis", 0.0))
+    assert strip.state.text() == "ready"
 
 
 async def test_the_strip_forgets_what_it_told_of_a_chat_when_another_is_opened(
@@ -599,31 +592,6 @@ async def test_the_strip_forgets_what_it_told_of_a_chat_when_another_is_opened(
     furnished.events.publish(Speed("thesis", 41.3, 6000))
     window.chat.open("thesis")
     assert "41 tokens/s" in window.strip.remarks.text, "a reply that goes on stays told"
-
-
-async def test_an_engine_of_which_nothing_is_heard_is_not_called_ready(
-    furnished: FakeRuntime, window: MainWindow
-) -> None:
-    await settled(window, furnished)
-    furnished.events.publish(Silent("thesis", 12.4))
-    assert (window.strip.state.text(), window.strip.remarks.text) == ("not responding", "no output for 12 s")
-    furnished.events.publish(Silent("thesis", 0.0))
-    assert window.strip.state.text() == "ready"
-
-
-async def test_in_a_narrow_window_the_strip_still_tells_the_turn(furnished: FakeRuntime, window: MainWindow) -> None:
-    await settled(window, furnished)
-    furnished.events.publish(FirstToken("thesis", 310, 5906, 5918, Verdict(Source.HOT, hollow=False, miss_reason=None)))
-    furnished.events.publish(Speed("thesis", 41.3, 6000))
-    strip = window.strip
-    assert strip.model.isVisible()
-    assert strip.context.isVisible()
-    window.resize(420, 600)
-    both = ["still loaded", "first token after 0.31 s"]
-    await until(lambda: [piece.text for piece in strip.remarks.fitting(strip.remarks.width())][:2] == both)
-    window.resize(1100, 600)
-    await until(lambda: strip.width() == 1100)
-    assert strip.model.isVisible()
 
 
 async def test_long_conversations_open_at_their_end(furnished: FakeRuntime, window: MainWindow) -> None:
@@ -689,15 +657,6 @@ async def test_quitting_in_the_middle_of_something_asks(
     furnished.chat.finish("thesis", None)
     leave()
     assert heard == [True, True]
-
-
-async def test_no_void_below_a_card_with_wrapped_words(furnished: FakeRuntime, window: MainWindow) -> None:
-    await settled(window, furnished)
-    window.transcript.show_failure(KvchatError("Title", "Many words. " * 20, "Some advice. " * 10))
-    card = window.transcript.tail.failure
-    await until(lambda: card.isVisible() and card.height() > 0)
-    tail = window.transcript.tail
-    await until(lambda: tail.height() == tail.layout().totalHeightForWidth(tail.width()) > 0)
 
 
 async def test_escape_before_the_first_word_ends_what_the_strip_tells(

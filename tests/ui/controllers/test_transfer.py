@@ -208,11 +208,6 @@ async def test_a_double_click_imports_no_memory_unasked(
     await until(lambda: taken == [file])
 
 
-async def test_a_chat_without_memory_says_so(kept: FakeRuntime, window: MainWindow) -> None:
-    choose(window, "Export with memory…")
-    await until(lambda: notices(window) == ["This chat has no saved memory to export"])
-
-
 async def test_a_chat_that_was_deleted_is_back_where_it_is_imported_again(
     kept: FakeRuntime, window: MainWindow, tmp_path: Path
 ) -> None:
@@ -343,9 +338,13 @@ async def test_it_says_how_far_it_is(kept: FakeRuntime, window: MainWindow, monk
     assert [words.partition(",")[0] for words in notices(window)] == ["Backed up 2 chats"]
 
 
-async def test_a_file_that_is_no_backup_is_refused(kept: FakeRuntime, window: MainWindow, tmp_path: Path) -> None:
+async def test_what_cannot_be_restored_or_exported_is_told(
+    kept: FakeRuntime, window: MainWindow, tmp_path: Path
+) -> None:
     (tmp_path / "no.zip").write_text("no", "utf-8")
     choose(window, "Restore from a backup…")
     pick(window, tmp_path / "no.zip")
     await until(lambda: notices(window) == ["This backup cannot be used"])
     assert finish_restore(kept.paths) is None
+    choose(window, "Export with memory…")
+    await until(lambda: "This chat has no saved memory to export" in notices(window))
