@@ -244,7 +244,7 @@ class _FirstDrafts:
                 chats = await run(database.newest, _FIRST_CHATS)
             else:  # the sidebar's own order decides
                 chats = await run(database.conversations)
-            window.show_first(chats, await Drafts(database, self._worker).all(), self)
+            window.show_first(chats, await Drafts(database, self._worker).texts(), self)
 
     def keep(self, conversation_id: str, text: str) -> None:
         self._unkept[conversation_id] = text

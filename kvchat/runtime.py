@@ -154,7 +154,7 @@ class Runtime:
         """Start the engine, titles, API server and backups per the settings, for a long-running app."""
         if problem := self.save_points.problem:
             self._notify(problem.title, problem.told)
-        self._backups.begin()
+        self._backups.start()
         self._background.begin(self._learn_names())
         self.chat.forget_left_behind()
         # The window opens with the newest conversation: use its model, if it still exists.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from kvchat.chat.attachments import TOKENS_GUESSED, document_of_text
 from kvchat.chat.options import AnswerSettings
-from kvchat.chat.record.database import LAST_USED_FIRST, Database
+from kvchat.chat.record.database import ORDER_BY_LAST_USED, Database
 from kvchat.chat.record.messages import (
     Attachment,
     Message,
@@ -23,7 +23,7 @@ from kvchat.chat.record.messages import (
     prompt_content,
     prompt_messages,
 )
-from kvchat.chat.record.tree import branch_of_copies
+from kvchat.chat.record.tree import copy_to_branch
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.client import count_until
 from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling
@@ -265,10 +265,9 @@ class ContextService:
         """Estimate the tokens of the longest recent chat with a model, plus a reply."""
 
         def used_last(database: Database) -> list[list[Message]]:
-            query = (
-                f"SELECT id FROM conversations WHERE deleted_at IS NULL AND ifnull(model, ?1) IS ?1 {LAST_USED_FIRST}"
-            )
-            return [database.branch(row["id"]) for row in database.rows(f"{query} LIMIT ?2", (model, USED_LAST))]
+            query = "SELECT id FROM conversations WHERE deleted_at IS NULL AND ifnull(model, ?1) IS ?1"
+            query = f"{query} {ORDER_BY_LAST_USED} LIMIT ?2"
+            return [database.branch(row["id"]) for row in database.rows(query, (model, USED_LAST))]
 
         try:
             branches = await self._parts.in_database(used_last)
@@ -333,5 +332,5 @@ class ContextService:
         parts, conversation_id = self._parts, split.recent[0].conversation_id
         parent = split.opening[-1].id if split.opening else None
         copies = [*said, *split.recent]
-        await parts.in_database(branch_of_copies, parent, copies, split.recent[-1].id)
+        await parts.in_database(copy_to_branch, parent, copies, split.recent[-1].id)
         parts.changed(conversation_id)

@@ -25,8 +25,8 @@ from kvchat.chat.context import StillAnswering
 from kvchat.chat.events import ConversationsChanged, Notice
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import text_of, time_of
-from kvchat.chat.record.recovery import scrub
+from kvchat.chat.record.messages import as_datetime, as_text
+from kvchat.chat.record.recovery import scrub_backups
 from kvchat.chat.record.tree import removed_messages
 from kvchat.chat.search import Finder, beginning
 from kvchat.chat.turn_parts import TurnParts
@@ -80,8 +80,8 @@ class PermanentDeletion:
                 while self._gone:
                     ids, self._gone = self._gone, set()
                     await self._finder.forget()
-                    await run(database.write_through)
-                    await asyncio.to_thread(scrub, database.file, ids)
+                    await run(database.checkpoint)
+                    await asyncio.to_thread(scrub_backups, database.file, ids)
                     await run(database.write, "DELETE FROM deleted WHERE id = ?", *((id,) for id in ids))
             finally:
                 self._overwriting = False
@@ -198,7 +198,7 @@ class RecentlyDeleted:
     async def restore_messages(self, conversation_id: str, first_id: str) -> None:
         if self._is_answering(conversation_id):
             raise StillAnswering
-        await self._parts.in_database(tree.put_back, first_id)
+        await self._parts.in_database(tree.restore_messages, first_id)
         self._deleted_here.discard(first_id)
         self._parts.changed(conversation_id)
 
@@ -207,7 +207,7 @@ class RecentlyDeleted:
             if entry.is_chat:
                 await self._purge_chat(entry.id)
             else:
-                ids = await self._parts.in_database(tree.let_go, entry.id)
+                ids = await self._parts.in_database(tree.delete_removed, entry.id)
                 await self._purge_messages({entry.conversation_id: ids})
             self._deleted_here.discard(entry.id)
         self._parts.events.publish(ConversationsChanged())
@@ -252,7 +252,7 @@ class RecentlyDeleted:
     async def _let_go(self, these: set[str] | None = None) -> None:
         with contextlib.suppress(KvchatError):
             kept = await self._parts.in_database(_look, self._keep_s() or UNDO_S)
-            now = time_of(time.time())
+            now = as_datetime(time.time())
             due = [entry for entry in kept if (entry.gone_at <= now if these is None else entry.id in these)]
             if due:
                 await self.delete_now(due)
@@ -272,10 +272,10 @@ def entries(database: Database, keep_s: float) -> list[Deleted]:
     found = []
     for id, title, deleted_at, seen_s, messages in database.rows(chats, seen):
         times = _times(deleted_at, seen_s, keep_s, now)
-        found.append(Deleted(text_of(id), text_of(id), calm(text_of(title)), messages, "", *times))
+        found.append(Deleted(as_text(id), as_text(id), calm(as_text(title)), messages, "", *times))
     of_messages = dict(map(tuple, database.rows(f"SELECT id, {_SEEN.format('removed_at')} FROM removed", seen)))
     for removed in tree.removed_messages(database):
-        words = beginning(removed.words).text
+        words = beginning(removed.text).text
         times = _times(removed.removed_at, of_messages.get(removed.id), keep_s, now)
         count = len(removed.rows)
         found.append(Deleted(removed.id, removed.conversation_id, calm(removed.title_now), count, words or "…", *times))
@@ -286,7 +286,7 @@ def purge_left_behind(database: Database, keep_s: float) -> None:
     with contextlib.suppress(KvchatError):
         for entry in _look(database, max(keep_s, _LEFT_BEHIND_S)):
             if entry.gone_at.timestamp() <= time.time():
-                database.delete(entry.id) if entry.is_chat else tree.let_go(database, entry.id)
+                database.delete(entry.id) if entry.is_chat else tree.delete_removed(database, entry.id)
 
 
 def _look(database: Database, keep_s: float) -> list[Deleted]:
@@ -308,4 +308,4 @@ def _times(deleted_at: object, seen_s: object, keep_s: float, now: float) -> tup
     at = deleted_at if sane and isinstance(deleted_at, int | float) else now
     seen = seen_s if isinstance(seen_s, int | float) and 0 <= seen_s < math.inf else 0.0
     unseen = now - at - seen
-    return time_of(at), time_of(at) + timedelta(seconds=keep_s + (max(unseen, 0.0) if sane else unseen))
+    return as_datetime(at), as_datetime(at) + timedelta(seconds=keep_s + (max(unseen, 0.0) if sane else unseen))

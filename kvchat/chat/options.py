@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvchat.chat.record.database import ConversationGone, Database
-from kvchat.chat.record.messages import NOT_BEGUN, Conversation, Message, Role, new_message
+from kvchat.chat.record.messages import NEW_CHAT_ID, Conversation, Message, Role, new_message
 from kvchat.engine.speaking.wire import MOST_GRAMMAR, MOST_LEVELS, Sampling, levels
 from kvchat.errors import KvchatError
 from kvchat.session.host import TemplateOptions
@@ -171,7 +171,7 @@ def of_a_new_chat(database: Database) -> tuple[AnswerSettings, list[Message]]:
     preset = next((preset for preset in presets(database) if preset.is_default), None)
     if preset is None:
         return AnswerSettings(), []
-    system = new_message(NOT_BEGUN, Role.SYSTEM, preset.system)
+    system = new_message(NEW_CHAT_ID, Role.SYSTEM, preset.system)
     return AnswerSettings(preset.model, preset.options), [system] if preset.system else []
 
 

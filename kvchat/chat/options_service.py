@@ -17,7 +17,7 @@ from kvchat.chat.options import (
     store_preset,
 )
 from kvchat.chat.record.messages import MessageState, Role, new_message
-from kvchat.chat.record.tree import branch_of_copies
+from kvchat.chat.record.tree import copy_to_branch
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.words.language import _
@@ -65,7 +65,7 @@ class OptionsService:
         if said:
             system = [new_message(conversation_id, Role.SYSTEM, text, attachments=documents)]
             system = system if text or documents else []
-            await parts.in_database(branch_of_copies, None, [*system, *said], said[-1].id)
+            await parts.in_database(copy_to_branch, None, [*system, *said], said[-1].id)
         else:
             if before:
                 await parts.worker.run(parts.database.remove_leaf, before)

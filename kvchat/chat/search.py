@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import ChatsDamaged, StorageFailed
-from kvchat.chat.record.messages import Role, text_of
+from kvchat.chat.record.messages import Role, as_text
 from kvchat.system.concurrency import Worker
 from kvchat.words.folding import Term, any_span, spans, spread, terms_of
 from kvchat.words.safe_text import calm
@@ -166,7 +166,7 @@ def index_some(database: Database) -> bool:
     length = 0
     with database.reading() as db:
         for row in db.execute(stale, (_AT_ONCE,)):
-            text = spread("\n".join(map(text_of, filter(None, (row["text"], row["documents"])))))
+            text = spread("\n".join(map(as_text, filter(None, (row["text"], row["documents"])))))
             words.append((row["number"], text, "") if row["is_title"] else (row["number"], "", text))
             length += len(text)
             if length > _TEXT_AT_ONCE:
@@ -237,13 +237,13 @@ class _Excerpts:
 
     def found(self, conversation_id: str, messages: tuple[str, ...]) -> FoundChat:
         chat = self._db.execute("SELECT title FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
-        title = calm(text_of(chat["title"])) if chat else ""
+        title = calm(as_text(chat["title"])) if chat else ""
         row = None
         if messages:
             row = self._db.execute("SELECT content, role FROM messages WHERE id = ?", (messages[0],)).fetchone()
         if row is None:  # title match, or a damaged file
             return FoundChat(conversation_id, title, (), "", ())
-        content = text_of(row["content"])
+        content = as_text(row["content"])
         said = excerpt(content, self._terms, markdown=row["role"] == Role.ASSISTANT.value)
         document = None if said else self._in_document(messages[0])
         line = said or document or beginning(content)
@@ -253,9 +253,9 @@ class _Excerpts:
         query = "SELECT name, substr(text, 1, ?) AS text FROM attachments WHERE message_id = ? ORDER BY position"
         names = []
         for row in self._db.execute(query, (_READ_MOST, message_id)):
-            name = beginning(text_of(row["name"]), self._terms)
+            name = beginning(as_text(row["name"]), self._terms)
             names.append(name)
-            text, line = text_of(row["text"]), None
+            text, line = as_text(row["text"]), None
             if self._spent_s <= _READING_S:
                 started = time.thread_time()
                 line = excerpt(text, self._terms, markdown=False)

@@ -16,9 +16,9 @@ from kvchat.chat.options_service import OptionsService
 from kvchat.chat.prepared.library import Library
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database, Draft, Drafts
-from kvchat.chat.record.messages import NOT_BEGUN, Attachment, Conversation, Message, MessageState, Role
+from kvchat.chat.record.messages import NEW_CHAT_ID, Attachment, Conversation, Message, MessageState, Role
 from kvchat.chat.record.titles import NEW_TITLE
-from kvchat.chat.record.tree import Removed
+from kvchat.chat.record.tree import RemovedMessages
 from kvchat.chat.search import Finder
 from kvchat.chat.turn import turns
 from kvchat.chat.turn.forecasts import Forecasts
@@ -172,7 +172,7 @@ class ChatService:
         self.preparing.select(conversation_id)
 
     def prepare(self, conversation_id: str | None, draft: str, attachments: tuple[Attachment, ...] = ()) -> None:
-        self.preparing.write(conversation_id or NOT_BEGUN, draft, attachments)
+        self.preparing.write(conversation_id or NEW_CHAT_ID, draft, attachments)
 
     def engine_ready(self) -> None:
         self._background.used()
@@ -248,12 +248,12 @@ class ChatService:
     async def switch(self, conversation_id: str, message_id: str) -> None:
         await self._change(conversation_id, tree.switch, self._database, conversation_id, message_id)
 
-    async def delete_message(self, message: Message) -> Removed:
+    async def delete_message(self, message: Message) -> RemovedMessages:
         removed = await self._change(message.conversation_id, tree.remove, self._database, message)
         self.recently_deleted.added([removed.id])
         return removed
 
-    async def put_back(self, removed: Removed) -> None:
+    async def restore_messages(self, removed: RemovedMessages) -> None:
         await self.recently_deleted.restore_messages(removed.conversation_id, removed.id)
         self.preparing.changed(removed.conversation_id)
 

@@ -118,7 +118,7 @@ class TurnParts:
         """Return a model's read speed measured in this and earlier runs; `model`: its name in fingerprints."""
         speed = self.slots.restore_cost.speed_of(model)
         if not speed.recalled:
-            speed.recall(await self.worker.run(self.database.readings, model))
+            speed.recall(await self.worker.run(self.database.prefill_timings, model))
         return speed
 
     async def answer_settings(self, conversation_id: str) -> AnswerSettings:

@@ -71,7 +71,7 @@ def _timed(paths: Paths, usage: StoreUsage) -> StoreUsage:
     speeds = {model: ReadingSpeed() for model in models_in(usage)}
     with contextlib.suppress(KvchatError), closing(Database(paths.database)) as database:
         for model, speed in speeds.items():
-            speed.recall(database.readings(model))
+            speed.recall(database.prefill_timings(model))
     return timed(usage, speeds)
 
 

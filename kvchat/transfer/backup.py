@@ -22,9 +22,9 @@ from typing import IO, Any
 
 from blake3 import blake3
 
-from kvchat.chat.record.database_file import doubt_of
+from kvchat.chat.record.database_file import damage_marker
 from kvchat.chat.record.migrations import MIGRATIONS
-from kvchat.chat.record.recovery import FAULTS, Salvaged, backups_of, is_whole, salvage
+from kvchat.chat.record.recovery import DAMAGE_ERRORS, SalvageReport, is_intact, list_backups, salvage
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings, save_settings, settings_in
 from kvchat.system import migrations
@@ -273,7 +273,7 @@ _MOST_NAMED = 8  # damaged chats
 
 @dataclass(frozen=True)
 class Repaired:
-    found: Salvaged
+    found: SalvageReport
     aside: Path  # folder with the previous data
 
     @property
@@ -309,8 +309,8 @@ def repair(paths: Paths) -> Repaired | None:
     waiting, file = paths.data / RESTORING, paths.database
     forget_waiting(paths)
     try:
-        if is_whole(file):
-            doubt_of(file).unlink(missing_ok=True)
+        if is_intact(file):
+            damage_marker(file).unlink(missing_ok=True)
             return None
         new = waiting / DATABASE
         copy = waiting / "damaged" / file.name
@@ -319,14 +319,14 @@ def repair(paths: Paths) -> Repaired | None:
         for suffix in ("", "-wal"):
             with suppress(FileNotFoundError):
                 shutil.copyfile(file.with_name(file.name + suffix), copy.with_name(copy.name + suffix))
-        found = salvage(copy, next(iter(backups_of(file)), None), new)
+        found = salvage(copy, next(iter(list_backups(file)), None), new)
         shutil.rmtree(copy.parent)
         say_ready(paths, datetime.now(UTC))
         aside = finish_restore(paths)
         assert aside is not None  # staged just above
-        doubt_of(file).unlink(missing_ok=True)
+        damage_marker(file).unlink(missing_ok=True)
         return Repaired(found, aside)
-    except (OSError, *FAULTS) as error:
+    except (OSError, *DAMAGE_ERRORS) as error:
         raise KvchatError(
             _("The chats could not be repaired"), f"{file}: {error}.", _("Free up disk space, then try again.")
         ) from error

@@ -113,7 +113,7 @@ def write_export(
 
 def _branches(database: Database, conversation_ids: Sequence[str]) -> Iterator[tuple[Conversation, Sequence[Message]]]:
     for conversation_id in conversation_ids:
-        with database.moment():
+        with database.snapshot():
             conversation, branch = database.conversation(conversation_id), database.branch(conversation_id)
         if conversation is not None:
             yield conversation, branch

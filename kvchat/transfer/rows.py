@@ -17,12 +17,12 @@ from kvchat.chat.record.messages import (
     MessageState,
     Receipt,
     Role,
-    attachment_of,
+    as_text,
+    attachment_from_row,
     insert_rows,
-    receipt_of,
-    role_of,
-    state_of,
-    text_of,
+    parse_receipt,
+    parse_state,
+    role_from_row,
 )
 from kvchat.session.proof import Source
 from kvchat.words.language import N_, _, number
@@ -60,7 +60,7 @@ def conversation_rows(database: Database, conversation_ids: Sequence[str] | None
     if conversation_ids is None:
         conversation_ids = [conversation.id for conversation in database.conversations()]
     for conversation_id in conversation_ids:
-        with database.moment() as db:
+        with database.snapshot() as db:
             found = db.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
             query = "SELECT * FROM messages WHERE conversation_id = ? ORDER BY place"
             messages = db.execute(query, (conversation_id,)).fetchall()
@@ -132,7 +132,7 @@ def _attached(db: sqlite3.Connection, conversation_id: str) -> dict[str, Row]:
     found: dict[str, Row] = {}
     for row in db.execute(query, (conversation_id,)):
         entry = {name: value for name, value in _kept(row).items() if name not in ("message_id", "position", "data")}
-        if attachment_of(row).data:
+        if attachment_from_row(row).data:
             entry["data"] = base64.b64encode(row["data"]).decode()
         found.setdefault(row["message_id"], {"attachments": []})["attachments"].append(entry)
     return found
@@ -141,16 +141,16 @@ def _attached(db: sqlite3.Connection, conversation_id: str) -> dict[str, Row]:
 def _kept(row: sqlite3.Row) -> Row:
     values = {name: row[name] for name in row.keys() if name not in _LEFT_OUT}  # noqa: SIM118 - a Row is no mapping
     return {
-        name: text_of(value) if isinstance(value, bytes) and name != "data" else value for name, value in values.items()
+        name: as_text(value) if isinstance(value, bytes) and name != "data" else value for name, value in values.items()
     }
 
 
 def _message_row(row: sqlite3.Row) -> Row:
     kept = _kept(row)
-    kept |= {name: text_of(kept[name]) for name in ("id", "content", "thinking")}
-    kept |= {"role": role_of(row).value, "state": state_of(row["state"]).value}
+    kept |= {name: as_text(kept[name]) for name in ("id", "content", "thinking")}
+    kept |= {"role": role_from_row(row).value, "state": parse_state(row["state"]).value}
     if kept["receipt"]:  # drop a damaged receipt
-        kept["receipt"] = json.loads(kept["receipt"]) if receipt_of(kept["receipt"]) else None
+        kept["receipt"] = json.loads(kept["receipt"]) if parse_receipt(kept["receipt"]) else None
     if kept["state"] == MessageState.STREAMING.value:  # it cannot finish in an exported file
         kept["state"] = MessageState.INTERRUPTED.value
     return kept

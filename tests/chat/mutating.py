@@ -87,7 +87,7 @@ def library(folder: Path) -> Paths:
                 )
                 database.update_reply(done)
             if number == 1:
-                back_up(paths.database, often=True)
+                back_up(paths.database, repeat_today=True)
             tree.remove(database, database.append_question(chat, f"Gone from {name}"))
             with database.transaction() as db:
                 db.execute("INSERT INTO drafts VALUES (?, ?)", (chat, f"A draft about {name}"))
@@ -153,8 +153,8 @@ def use(paths: Paths) -> set[str]:
         for read in (entries, tree.removed_messages, presets):
             _try(lambda read=read: read(database, 0.0) if read is entries else read(database))  # type: ignore[misc]
         drafts = Drafts(database, Worker("database"))
-        _try(lambda: asyncio.run(drafts.all()))
-        _try(lambda: asyncio.run(drafts.attached()))
+        _try(lambda: asyncio.run(drafts.texts()))
+        _try(lambda: asyncio.run(drafts.attachments()))
         _try(lambda: [index_some(database) for _ in range(20)])
         _try(lambda: find(database, "notes lakes"))
         for conversation in _try(database.conversations) or []:
@@ -172,13 +172,13 @@ def use(paths: Paths) -> set[str]:
 
 def _ask(database: Database, conversation_id: str) -> None:
     beginning = turns.ask(database, conversation_id, "And now?")
-    database.stand_last(beginning.question_id)
+    database.move_to_end(beginning.question_id)
     path = database.path(beginning.question_id)
     assert path[-1].content == "And now?", "the question was lost"
     reply = database.append(conversation_id, beginning.question_id, Role.ASSISTANT, "So.", MessageState.COMPLETE)
     removed = tree.remove(database, path[-1])
     assert {row["id"] for row in removed.rows} >= {beginning.question_id, reply.id}
-    tree.put_back(database, removed.id)
+    tree.restore_messages(database, removed.id)
 
 
 def _try(work: Callable[[], object]) -> object:

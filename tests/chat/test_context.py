@@ -34,7 +34,7 @@ async def test_a_document_is_read_before_its_question_and_again_after_an_edit(st
     assert (edited.content, edited.attachments) == ("Who named it?", (RIVER,))
 
     removed = await service.delete_message(edited)
-    await service.put_back(removed)
+    await service.restore_messages(removed)
     assert (await service.messages(chat))[0].attachments == (RIVER,)
 
 

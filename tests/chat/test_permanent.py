@@ -18,7 +18,7 @@ from kvchat.chat import deletion
 from kvchat.chat.events import Notice
 from kvchat.chat.record import recovery
 from kvchat.chat.record.messages import Attachment
-from kvchat.chat.record.recovery import back_up, backups_of
+from kvchat.chat.record.recovery import back_up, list_backups
 from kvchat.chat.record.titles import title_from
 from kvchat.chat.turn import titles
 from kvchat.kvstore.savepoint import StoreRefused
@@ -32,7 +32,7 @@ SECRET = "Xylograph Quokka"  # in no other text
 
 def traces(stage: Stage) -> list[Path]:
     """The files that hold the secret, as text or as tokens."""
-    stage.runtime._database.write_through()
+    stage.runtime._database.checkpoint()
     kinds = [form for word in SECRET.split() for form in (word, word.lower(), word[2:])]
     texts = [kind.encode() for kind in kinds]
     tokens = [struct.pack(f"<{len(text)}i", *(FIRST_BYTE + byte for byte in text)) for text in texts]
@@ -49,7 +49,7 @@ async def asked(stage: Stage) -> str:
     assert reply is not None
     await stage.runtime.chat.idle()
     assert (await stage.runtime.chat.finder.find("quokka")).chats
-    assert back_up(stage.runtime.paths.database, often=True)
+    assert back_up(stage.runtime.paths.database, repeat_today=True)
     return chat
 
 
@@ -68,7 +68,7 @@ async def test_a_deleted_message_is_nowhere_when_it_cannot_be_undone(
 ) -> None:
     chat = await asked(stage)
     assert {file.name.partition(".")[0] for file in traces(stage)} >= {"conversations", "index"}
-    assert backups_of(stage.runtime.paths.database)[0] in traces(stage)
+    assert list_backups(stage.runtime.paths.database)[0] in traces(stage)
     monkeypatch.setattr(deletion, "UNDO_S", 0)
     await keep_deleted(stage, 0)
     _, _, question, _ = await stage.runtime.chat.messages(chat)
@@ -119,7 +119,7 @@ async def test_a_deleted_chat_is_nowhere(stage: Stage) -> None:
     await stage.answered(await stage.chat())
     chat = await asked(stage)
     await stage.runtime.chat.rename(chat, f"About the {SECRET}")
-    await stage.runtime.chat.drafts.keep(
+    await stage.runtime.chat.drafts.store(
         {chat: f"More about {SECRET}"}, {chat: (Attachment("more.txt", 9, "h", f"Even more about {SECRET}"),)}
     )
     await stage.runtime.chat.delete(chat)
@@ -157,7 +157,7 @@ async def test_the_title_goes_with_the_question_it_was_made_of(stage: Stage) -> 
     removed = await stage.runtime.chat.delete_message(question)
 
     assert await title_of(stage, chat) == "Another question"
-    await stage.runtime.chat.put_back(removed)
+    await stage.runtime.chat.restore_messages(removed)
     assert await title_of(stage, chat) == SECRET
     await stage.runtime.chat.idle()
     assert reply.id in {row["id"] for row in removed.rows}
@@ -173,7 +173,7 @@ async def test_a_title_by_the_model_goes_with_the_words_it_has_from_a_message(st
         assert titles.settle(database, chat, made, first.id)
         removed = await stage.runtime.chat.delete_message(question)
         assert await title_of(stage, chat) == left
-        await stage.runtime.chat.put_back(removed)
+        await stage.runtime.chat.restore_messages(removed)
         assert await title_of(stage, chat) == made
     titles.make_due(database, chat)
     await stage.runtime.chat.delete_message(question)
@@ -246,20 +246,20 @@ async def test_a_chat_that_goes_while_a_backup_is_made_is_not_in_it(
     chat, file = await asked(stage), stage.runtime.paths.database
     other = await stage.chat()
     await stage.answered(other)
-    copied, deleted, copy = threading.Event(), threading.Event(), recovery._copy
+    copied, deleted, copy = threading.Event(), threading.Event(), recovery._copy_chats
 
     def copy_and_wait(source: Path, target: Path) -> None:
         copy(source, target)
         copied.set()
         assert deleted.wait(240)
 
-    monkeypatch.setattr(recovery, "_copy", copy_and_wait)
-    made = asyncio.create_task(asyncio.to_thread(back_up, file, often=True))
+    monkeypatch.setattr(recovery, "_copy_chats", copy_and_wait)
+    made = asyncio.create_task(asyncio.to_thread(back_up, file, repeat_today=True))
     assert await asyncio.to_thread(copied.wait, 240)
     await stage.runtime.chat.delete(chat)
     await stage.runtime.chat.idle()
     deleted.set()
     assert await made
     assert traces(stage) == []
-    with contextlib.closing(sqlite3.connect(backups_of(file)[0])) as backup:
+    with contextlib.closing(sqlite3.connect(list_backups(file)[0])) as backup:
         assert backup.execute("SELECT DISTINCT conversation_id FROM messages").fetchall() == [(other,)]

@@ -15,7 +15,7 @@ from kvchat.chat.deletion import Deleted, entries, purge_left_behind
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import ConversationGone, Database
 from kvchat.chat.record.messages import Attachment, MessageState, Role
-from kvchat.chat.record.tree import BelongsToDeleted
+from kvchat.chat.record.tree import ParentDeleted
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
 from tests.chat.test_permanent import let_days_pass
@@ -166,12 +166,12 @@ async def test_what_follows_a_deleted_message_comes_back_after_it(stage: Stage) 
     before = await stage.runtime.chat.messages(chat)
     later = await stage.runtime.chat.delete_message(before[2])
     earlier = await stage.runtime.chat.delete_message(before[1])
-    with pytest.raises(BelongsToDeleted):
-        await stage.runtime.chat.put_back(later)
+    with pytest.raises(ParentDeleted):
+        await stage.runtime.chat.restore_messages(later)
     await stage.runtime.chat.recently_deleted.delete([chat])
-    await stage.runtime.chat.put_back(earlier)
+    await stage.runtime.chat.restore_messages(earlier)
     assert [conversation.id for conversation in await stage.runtime.chat.conversations()] == [chat]
-    await stage.runtime.chat.put_back(later)
+    await stage.runtime.chat.restore_messages(later)
     assert await stage.runtime.chat.messages(chat) == before
     assert QUESTION in before[0].content
 
@@ -184,7 +184,7 @@ async def test_a_damaged_entry_costs_nothing_else(stage: Stage) -> None:
         db.execute("UPDATE removed SET rows = substr(rows, 1, 20)")
     assert await deleted(stage) == []
     with pytest.raises(ConversationGone):
-        await stage.runtime.chat.put_back(removed)
+        await stage.runtime.chat.restore_messages(removed)
     assert len(await stage.runtime.chat.messages(chat)) == 1
 
 
@@ -196,5 +196,5 @@ def test_a_picture_comes_back_byte_for_byte(tmp_path: Path) -> None:
         tree.remove(database, said)
         assert database.branch(chat.id) == []
         assert [entry.words for entry in entries(database, 0)] == ["cat.png"]
-        tree.put_back(database, said.id)
+        tree.restore_messages(database, said.id)
         assert database.branch(chat.id) == [said]

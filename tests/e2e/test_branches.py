@@ -61,7 +61,7 @@ class Table:
         path = await self.page()
         assert path[-1].id == reply.id
         asked = [*path[:-1], before] if before else path[:-1]
-        prompt = prompt_messages(asked, going_on=before is not None)
+        prompt = prompt_messages(asked, continues_reply=before is not None)
         self.steps.append(Step(name, reply, reply.content[len(before.content) :] if before else reply.content, prompt))
 
     async def page(self) -> list[Message]:

@@ -29,7 +29,7 @@ from kvchat.chat.prepared.library import Estimate, Ground, Library, Reading, Sta
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database, Draft
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
-from kvchat.chat.record.tree import Removed
+from kvchat.chat.record.tree import RemovedMessages
 from kvchat.chat.service import ChatService
 from kvchat.chat.turn import turns
 from kvchat.chat.turn.forecasts import Forecast, Forecasts
@@ -354,7 +354,7 @@ class FakeChat(ChatService):
         self.calls.append(("switch", message_id))
         await super().switch(conversation_id, message_id)
 
-    async def delete_message(self, message: Message) -> Removed:
+    async def delete_message(self, message: Message) -> RemovedMessages:
         self.calls.append(("delete message", message.id))
         return await super().delete_message(message)
 

@@ -18,7 +18,7 @@ from blake3 import blake3
 from kvchat.chat.attachments import CannotAttach, document_of_file, is_picture, read_bytes
 from kvchat.chat.prepared.gitignore import Rules, read_rules
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import Attachment, Conversation, Message, Role, new_message, text_of, time_of
+from kvchat.chat.record.messages import Attachment, Conversation, Message, Role, as_datetime, as_text, new_message
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.words.language import N_, _, listed, number, several
@@ -241,7 +241,7 @@ def begin_chat(database: Database, prepared: Prepared, id: str = "") -> Conversa
     row = next(iter(database.rows("SELECT texts FROM prepared WHERE id = ?", (prepared.id,))), None)
     if row is None:
         raise CannotPrepare(_("“{name}” is no longer in the library", name=prepared.name), "", _("Prepare it again."))
-    texts = json.loads(text_of(row["texts"]))
+    texts = json.loads(as_text(row["texts"]))
     documents = [Document(source, text).attachment for source, text in zip(prepared.sources, texts, strict=True)]
     with database.transaction() as db:
         made = database.create_conversation(prepared.name, INSTRUCTION, documents, id=id)
@@ -255,9 +255,9 @@ def begun_on(database: Database, conversation_id: str) -> tuple[str | None, list
         "SELECT DISTINCT position, name, hash FROM attachments JOIN messages ON messages.id = message_id"
         " WHERE conversation_id = ? AND role = 'system' ORDER BY position"
     )
-    documents = [(text_of(row["name"]), text_of(row["hash"])) for row in database.rows(query, (conversation_id,))]
+    documents = [(as_text(row["name"]), as_text(row["hash"])) for row in database.rows(query, (conversation_id,))]
     known = database.rows("SELECT prepared FROM conversations WHERE id = ?", (conversation_id,)) if documents else []
-    return next((text_of(row["prepared"]) for row in known if row["prepared"]), None), documents
+    return next((as_text(row["prepared"]) for row in known if row["prepared"]), None), documents
 
 
 def system_message(documents: Sequence[Attachment]) -> Message:
@@ -273,17 +273,17 @@ def _prepared_of(row: sqlite3.Row) -> Prepared | None:
     try:
         facts = row["fingerprint"]
         return Prepared(
-            text_of(row["id"]),
-            text_of(row["name"]),
+            as_text(row["id"]),
+            as_text(row["name"]),
             tuple(json.loads(row["paths"])),
             tuple(Source(**source) for source in json.loads(row["sources"])),
-            text_of(row["label"]),
+            as_text(row["label"]),
             Fingerprint(**json.loads(facts)) if facts else None,
-            text_of(row["model"]),
+            as_text(row["model"]),
             int(row["context_size"]),
             int(row["tokens"]),
             float(row["read_ms"]),
-            time_of(row["created_at"]),
+            as_datetime(row["created_at"]),
         )
     except (ValueError, TypeError):
         return None

@@ -12,21 +12,21 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 
-from kvchat.chat.record.database_file import DatabaseFile, doubted
+from kvchat.chat.record.database_file import DatabaseFile, mark_damaged
 from kvchat.chat.record.messages import (
-    QUEUE,
-    SAID_HERE,
+    QUEUED_PREFIX,
+    WRITTEN_HERE,
     Attachment,
     Conversation,
     Message,
     MessageState,
     Role,
-    attachment_of,
-    conversation_of,
-    message_of,
+    as_text,
+    attachment_from_row,
+    conversation_from_row,
+    message_from_row,
     new_message,
-    receipt_json,
-    text_of,
+    receipt_to_json,
 )
 from kvchat.errors import KvchatError
 from kvchat.session.restore_cost import Reading
@@ -36,7 +36,7 @@ from kvchat.words.language import _
 INTERRUPT_ABANDONED = "UPDATE messages SET state = 'interrupted' WHERE state = 'streaming'"
 # By a counter, which no wrong clock turns back: a trigger counts each new `updated_at`. That column orders rows
 # from before the counter and imported ones (see kvchat.transfer.rows).
-LAST_USED_FIRST = "ORDER BY used DESC, updated_at DESC, rowid DESC"
+ORDER_BY_LAST_USED = "ORDER BY used DESC, updated_at DESC, rowid DESC"
 
 
 class ConversationGone(KvchatError):
@@ -48,18 +48,18 @@ class Database(DatabaseFile):
     """Conversations and messages. Other tables use `reading` and `transaction`. Raises StorageFailed."""
 
     def conversations(self) -> list[Conversation]:
-        rows = self.rows(f"SELECT * FROM conversations WHERE deleted_at IS NULL {LAST_USED_FIRST}")
-        return [conversation_of(row) for row in rows]
+        rows = self.rows(f"SELECT * FROM conversations WHERE deleted_at IS NULL {ORDER_BY_LAST_USED}")
+        return [conversation_from_row(row) for row in rows]
 
-    def newest(self, most: int) -> list[Conversation]:
+    def newest(self, limit: int) -> list[Conversation]:
         """Return unarchived conversations: pinned ones first, then the most recently used."""
         query = "SELECT * FROM conversations WHERE deleted_at IS NULL AND NOT archived"
-        rows = self.rows(f"{query} ORDER BY on_top DESC, used DESC, updated_at DESC, rowid DESC LIMIT ?", (most,))
-        return [conversation_of(row) for row in rows]
+        rows = self.rows(f"{query} ORDER BY on_top DESC, used DESC, updated_at DESC, rowid DESC LIMIT ?", (limit,))
+        return [conversation_from_row(row) for row in rows]
 
     def conversation(self, conversation_id: str) -> Conversation | None:
         found = self.rows("SELECT * FROM conversations WHERE id = ? AND deleted_at IS NULL", (conversation_id,))
-        return conversation_of(found[0]) if found else None
+        return conversation_from_row(found[0]) if found else None
 
     def create_conversation(
         self, title: str, system: str | None = None, attachments: Sequence[Attachment] = (), *, id: str = ""
@@ -107,7 +107,7 @@ class Database(DatabaseFile):
             SELECT messages.* FROM up JOIN messages USING (id)
         """
         with self.reading() as db:
-            found = {message.id: message for message in map(message_of, db.execute(query, (message_id,)))}
+            found = {message.id: message for message in map(message_from_row, db.execute(query, (message_id,)))}
             path: list[Message] = []
             at: str | None = message_id
             while at is not None and at in found:
@@ -116,7 +116,7 @@ class Database(DatabaseFile):
             attachments: dict[str, list[Attachment]] = {}
             query = "SELECT * FROM attachments WHERE message_id IN (SELECT value FROM json_each(?)) ORDER BY position"
             for row in db.execute(query, (json.dumps([message.id for message in path]),)):
-                attachments.setdefault(row["message_id"], []).append(attachment_of(row))
+                attachments.setdefault(row["message_id"], []).append(attachment_from_row(row))
         return [replace(m, attachments=tuple(attachments.get(m.id, ()))) for m in reversed(path)]
 
     def append(
@@ -130,26 +130,26 @@ class Database(DatabaseFile):
     ) -> Message:
         """Add a message under `parent_id` and make it the conversation's leaf. Raises ConversationGone."""
         with self.transaction() as db:
-            self._check_there(conversation_id)
+            self._check_exists(conversation_id)
             new = new_message(conversation_id, role, content, parent_id=parent_id, state=state, attachments=attachments)
             return insert_message(db, new)
 
     def append_question(self, conversation_id: str, content: str, attachments: Sequence[Attachment] = ()) -> Message:
         """Add a user message under the conversation's leaf, whatever its role. Raises ConversationGone."""
         with self.transaction() as db:
-            self._check_there(conversation_id)
+            self._check_exists(conversation_id)
             try:
                 leaf = self._leaf_of(conversation_id)
                 new = new_message(conversation_id, Role.USER, content, parent_id=leaf, attachments=attachments)
                 return insert_message(db, new)
             except sqlite3.IntegrityError as error:  # both existed a moment ago: an index is damaged
-                raise doubted(self.file, str(error)) from error
+                raise mark_damaged(self.file, str(error)) from error
 
     def set_leaf(self, conversation_id: str, message_id: str) -> None:
         self.write("UPDATE conversations SET leaf_id = ? WHERE id = ?", (message_id, conversation_id))
 
     def update_reply(self, message: Message) -> None:
-        receipt = receipt_json(message.receipt) if message.receipt else None
+        receipt = receipt_to_json(message.receipt) if message.receipt else None
         self.write(
             "UPDATE messages SET content = ?, thinking = ?, state = ?, receipt = ? WHERE id = ?",
             (message.content, message.thinking, message.state.value, receipt, message.id),
@@ -169,7 +169,7 @@ class Database(DatabaseFile):
             db.execute(statement, (message.parent_id, message.conversation_id, message.id))
             db.execute("DELETE FROM messages WHERE id = ?", (message.id,))
 
-    def stand_last(self, question_id: str, waiting: Collection[str] = ()) -> bool:
+    def move_to_end(self, question_id: str, waiting: Collection[str] = ()) -> bool:
         """Move a question to the end; True if moved. `waiting`: questions answered after it."""
         with self.transaction() as db:
             path = self.path(question_id)
@@ -204,7 +204,7 @@ class Database(DatabaseFile):
         """
         return {row[0]: float(row[1]) for row in self.rows(query) if row[1]}
 
-    def readings(self, model: str) -> list[Reading]:
+    def prefill_timings(self, model: str) -> list[Reading]:
         """Return read timings of this model's newest replies and documents of 64 tokens or more, newest last."""
         query = """
             SELECT * FROM (
@@ -237,15 +237,15 @@ class Database(DatabaseFile):
         rows = self.rows(here, (conversation_id,)) or self.rows(newest, (conversation_id,))
         return rows[0][0] if rows else None
 
-    def _check_there(self, conversation_id: str) -> None:
+    def _check_exists(self, conversation_id: str) -> None:
         if not self.rows("SELECT 1 FROM conversations WHERE id = ? AND deleted_at IS NULL", (conversation_id,)):
             raise ConversationGone
 
 
-def insert_message(db: sqlite3.Connection, new: Message, *, said_here: bool = True) -> Message:
-    """Store a message without its receipt and make it the leaf. `said_here`: not imported."""
+def insert_message(db: sqlite3.Connection, new: Message, *, written_here: bool = True) -> Message:
+    """Store a message without its receipt and make it the leaf. `written_here`: not imported."""
     stored = replace(new, id=uuid.uuid4().hex, created_at=datetime.now(UTC), receipt=None)
-    created, writer = stored.created_at.timestamp(), SAID_HERE if said_here else None
+    created, writer = stored.created_at.timestamp(), WRITTEN_HERE if written_here else None
     said = stored.role.value, stored.content, stored.thinking, stored.state.value
     db.execute(
         "INSERT INTO messages (id, conversation_id, parent_id, role, content, thinking, state, created_at, writer)"
@@ -274,34 +274,37 @@ class Drafts:
     def __init__(self, database: Database, worker: Worker) -> None:
         self._database, self._worker = database, worker
 
-    async def all(self) -> dict[str, str]:
+    async def texts(self) -> dict[str, str]:
         rows = await self._worker.run(self._database.rows, "SELECT * FROM drafts")
-        return {text_of(row["conversation_id"]): text_of(row["text"]) for row in rows}
+        return {as_text(row["conversation_id"]): as_text(row["text"]) for row in rows}
 
-    async def attached(self) -> dict[str, tuple[Attachment, ...]]:
+    async def attachments(self) -> dict[str, tuple[Attachment, ...]]:
         found: dict[str, tuple[Attachment, ...]] = {}
         for row in await self._worker.run(self._database.rows, "SELECT * FROM draft_attachments ORDER BY position"):
-            id = text_of(row["conversation_id"])
-            found[id] = (*found.get(id, ()), attachment_of(row))
+            id = as_text(row["conversation_id"])
+            found[id] = (*found.get(id, ()), attachment_from_row(row))
         return found
 
-    async def keep(self, drafts: Mapping[str, str], attached: Mapping[str, tuple[Attachment, ...]]) -> None:
+    async def store(self, drafts: Mapping[str, str], attachments: Mapping[str, tuple[Attachment, ...]]) -> None:
         """Store these drafts and attachments; delete empty ones and those of deleted conversations."""
-        await self._worker.run(store_drafts, self._database, dict(drafts), dict(attached))
+        await self._worker.run(store_drafts, self._database, dict(drafts), dict(attachments))
 
 
 def store_drafts(
-    database: Database, drafts: Mapping[str, str], attached: Mapping[str, tuple[Attachment, ...]] = MappingProxyType({})
+    database: Database,
+    drafts: Mapping[str, str],
+    attachments: Mapping[str, tuple[Attachment, ...]] = MappingProxyType({}),
 ) -> None:
-    there = f"EXISTS (SELECT 1 FROM conversations WHERE id = replace(?1, '{QUEUE}', '') UNION SELECT 1 WHERE ?1 = '')"
+    chats = f"SELECT 1 FROM conversations WHERE id = replace(?1, '{QUEUED_PREFIX}', '')"
+    exists = f"EXISTS ({chats} UNION SELECT 1 WHERE ?1 = '')"
     with database.transaction() as db:
         for id, text in drafts.items():
             db.execute("DELETE FROM drafts WHERE conversation_id = ?", (id,))
             if text:
-                db.execute(f"INSERT INTO drafts SELECT ?1, ?2 WHERE {there}", (id, text))
-        for id, attachments in attached.items():
+                db.execute(f"INSERT INTO drafts SELECT ?1, ?2 WHERE {exists}", (id, text))
+        for id, files in attachments.items():
             db.execute("DELETE FROM draft_attachments WHERE conversation_id = ?", (id,))
             db.executemany(
-                f"INSERT INTO draft_attachments SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7 WHERE {there}",
-                [(id, i, a.name, a.size, a.hash, a.text, a.data) for i, a in enumerate(attachments)],
+                f"INSERT INTO draft_attachments SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7 WHERE {exists}",
+                [(id, i, a.name, a.size, a.hash, a.text, a.data) for i, a in enumerate(files)],
             )

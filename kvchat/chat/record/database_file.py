@@ -14,9 +14,9 @@ from kvchat.errors import KvchatError
 from kvchat.system.files import name_beside
 from kvchat.words.language import _
 
-LOCK_WAIT_S = 10.0  # write lock timeout (the app and `ask` share the file)
-BACKUPS = "backups"  # folder beside the file, see kvchat.chat.record.recovery
-SMALL = 64_000_000  # bytes: checking such a file takes a fraction of a second
+LOCK_TIMEOUT_S = 10.0  # write lock timeout (the app and `ask` share the file)
+BACKUP_FOLDER = "backups"  # folder beside the file, see kvchat.chat.record.recovery
+SMALL_FILE_BYTES = 64_000_000  # bytes: checking such a file takes a fraction of a second
 
 
 class StorageFailed(KvchatError):
@@ -24,12 +24,12 @@ class StorageFailed(KvchatError):
 
 
 class ChatsDamaged(StorageFailed):
-    def __init__(self, path: Path, what: str, title: str = "") -> None:
+    def __init__(self, path: Path, detail: str, title: str = "") -> None:
         advice = _(
             "Restart kvchat to repair it, or run kvchat repair. The repair recovers all readable messages, adds those "
             "from the newest automatic backup and sets the damaged file aside."
         )
-        super().__init__(title or _("The chat database is damaged"), f"{path}: {what}.", advice)
+        super().__init__(title or _("The chat database is damaged"), f"{path}: {detail}.", advice)
 
 
 class DatabaseFile:
@@ -37,22 +37,22 @@ class DatabaseFile:
 
     def file_id(self) -> str:
         """Identify this file: one restored from a backup or recreated has another id."""
-        with _in_words(self.file):
+        with _translate_errors(self.file):
             found = self.file.stat()
         return f"{found.st_dev:x}-{found.st_ino:x}"
 
     def __init__(self, path: Path) -> None:
         """Open the file. Raises ChatsDamaged if it was emptied, or is gone while there are backups."""
         self.file = path
-        with _in_words(path):
+        with _translate_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             log = path.with_name(f"{path.name}-wal")
-            self._was_closed = not (log.exists() and log.stat().st_size) and not doubt_of(path).exists()
+            self._was_closed = not (log.exists() and log.stat().st_size) and not damage_marker(path).exists()
             if not path.exists():
-                _make(path)
+                _create(path)
             elif not path.stat().st_size:
                 raise ChatsDamaged(path, _("it has no content"), _("The chat database is empty"))
-            self._connection = _connected(path)
+            self._connection = _connect(path)
             try:
                 self._connection.execute("PRAGMA journal_mode = WAL")
                 self._connection.execute("PRAGMA synchronous = FULL")
@@ -65,19 +65,19 @@ class DatabaseFile:
 
     def check(self) -> None:
         """Check the file if it is small or the last run did not end cleanly. Raises ChatsDamaged."""
-        if self._was_closed and self.file.stat().st_size > SMALL:
+        if self._was_closed and self.file.stat().st_size > SMALL_FILE_BYTES:
             return
-        with _in_words(self.file):
+        with _translate_errors(self.file):
             found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
                 raise ChatsDamaged(self.file, str(found).replace("\n", " "))
-            doubt_of(self.file).unlink(missing_ok=True)
+            damage_marker(self.file).unlink(missing_ok=True)
 
     def close(self) -> None:
         self._connection.close()
 
-    def write_through(self) -> None:
-        with _in_words(self.file):
+    def checkpoint(self) -> None:
+        with _translate_errors(self.file):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def rows(self, query: str, values: Sequence[object] = ()) -> list[sqlite3.Row]:
@@ -91,12 +91,12 @@ class DatabaseFile:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        with _in_words(self.file):
+        with _translate_errors(self.file):
             yield self._connection
 
     @contextlib.contextmanager
-    def moment(self) -> Iterator[sqlite3.Connection]:
-        with _in_words(self.file):
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
+        with _translate_errors(self.file):
             self._connection.execute("BEGIN")
             try:
                 yield self._connection
@@ -107,7 +107,7 @@ class DatabaseFile:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Write all or nothing; the data is on disk when the outermost block ends."""
-        with _in_words(self.file):
+        with _translate_errors(self.file):
             if self._connection.in_transaction:
                 yield self._connection
                 return
@@ -121,32 +121,32 @@ class DatabaseFile:
                 raise
 
 
-def doubt_of(path: Path) -> Path:
+def damage_marker(path: Path) -> Path:
     """Return the marker file for damage: it makes the next start check the file, however large it is."""
     return path.with_name(f"{path.name}.doubt")
 
 
-def make_empty(file: Path) -> None:
+def create_empty(file: Path) -> None:
     os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    with contextlib.closing(_connected(file)) as connection:
+    with contextlib.closing(_connect(file)) as connection:
         connection.execute("PRAGMA journal_mode = OFF")  # deleted on failure
         migrate(connection, file)
 
 
-def _connected(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     connection.text_factory = partial(str, encoding="utf-8", errors="replace")  # only damaged bytes are lost
     return connection
 
 
-def _make(path: Path) -> None:
+def _create(path: Path) -> None:
     """Create the file atomically; an empty one would count as damaged. Raises ChatsDamaged."""
-    if any(path.with_name(BACKUPS).glob("*.db")):
+    if any(path.with_name(BACKUP_FOLDER).glob("*.db")):
         raise ChatsDamaged(path, _("only its backups were found"), _("The chat database is missing"))
     new = name_beside(path)
     try:
-        make_empty(new)
+        create_empty(new)
         if not path.exists():  # another process may have created it
             new.rename(path) if os.name == "nt" else os.link(new, path)
     except FileExistsError:
@@ -156,7 +156,7 @@ def _make(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _in_words(path: Path) -> Iterator[None]:
+def _translate_errors(path: Path) -> Iterator[None]:
     """Turn environment errors into StorageFailed; misuse (ProgrammingError, IntegrityError) stays a bug."""
     try:
         yield
@@ -169,13 +169,13 @@ def _in_words(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         if isinstance(error, (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.InterfaceError)):
             raise
-        raise doubted(path, str(error)) from error
+        raise mark_damaged(path, str(error)) from error
     except UnicodeDecodeError as error:  # Python cannot decode SQLite's quote of damaged text
-        raise doubted(path, error.object.decode("utf-8", "replace")) from error
+        raise mark_damaged(path, error.object.decode("utf-8", "replace")) from error
 
 
-def doubted(path: Path, what: str) -> ChatsDamaged:
+def mark_damaged(path: Path, detail: str) -> ChatsDamaged:
     """Note the damage for the next start's check, and return it as an error."""
     with contextlib.suppress(OSError):
-        doubt_of(path).touch(0o600)
-    return ChatsDamaged(path, what)
+        damage_marker(path).touch(0o600)
+    return ChatsDamaged(path, detail)

@@ -20,7 +20,7 @@ from kvchat.session.proof import Source
 from kvchat.words.reasons import Reason, reason_of
 from kvchat.words.safe_text import calm
 
-_LATEST_S = 253402300799.0  # seconds since 1970: end of the year 9999, the datetime maximum
+_MAX_TIMESTAMP = 253402300799.0  # seconds since 1970: end of the year 9999, the datetime maximum
 
 
 class Role(Enum):
@@ -39,10 +39,12 @@ class MessageState(Enum):
 
 
 # Values of the column `writer`, empty for imports:
-SAID_HERE, AWAITS_MODEL = "", "awaits_model"  # the latter: a question to answer once there is a model
-NOT_BEGUN = ""  # the conversation not begun yet, with a draft but no id
-QUEUE = "queue/"  # prefix of a conversation's id: draft to send after the current reply
-UNFINISHED = frozenset({MessageState.STOPPED, MessageState.LIMITED, MessageState.INTERRUPTED})  # replies to continue
+WRITTEN_HERE, AWAITS_MODEL = "", "awaits_model"  # the latter: a question to answer once there is a model
+NEW_CHAT_ID = ""  # the conversation not begun yet, with a draft but no id
+QUEUED_PREFIX = "queue/"  # prefix of a conversation's id: draft to send after the current reply
+UNFINISHED_STATES = frozenset(
+    {MessageState.STOPPED, MessageState.LIMITED, MessageState.INTERRUPTED}
+)  # replies to continue
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Receipt:
     imported: bool = False  # it continued from unverified memory imported with the chat
 
     @property
-    def whole_s(self) -> float:
+    def total_s(self) -> float:
         writing = self.predicted_tokens / self.tokens_per_second if self.tokens_per_second else 0.0
         return (self.engine_wait_ms + self.queue_wait_ms + self.ttft_ms) / 1000 + writing
 
@@ -138,11 +140,11 @@ class Conversation:
     archived: bool = False
 
 
-def prompt_messages(branch: Sequence[Message], *, going_on: bool = False) -> list[ChatMessage]:
-    """Build the chat template's input; `going_on`: the last message is a reply to continue."""
+def prompt_messages(branch: Sequence[Message], *, continues_reply: bool = False) -> list[ChatMessage]:
+    """Build the chat template's input; `continues_reply`: the last message is a reply to continue."""
     joined: list[ChatMessage] = []
     for number, message in enumerate(branch, start=1):
-        continued = going_on and number == len(branch)  # the reply may contain only thinking
+        continued = continues_reply and number == len(branch)  # the reply may contain only thinking
         says_nothing = not message.content.strip() and not message.attachments
         if says_nothing and message.role is not Role.USER and not continued:
             continue
@@ -165,7 +167,7 @@ def prompt_content(message: Message) -> str:
     return "\n\n".join(part for part in (*documents, message.content) if part)
 
 
-def searched_text(message: Message) -> str:
+def searchable_text(message: Message) -> str:
     documents = [part for attachment in message.attachments for part in (attachment.name, attachment.text)]
     return "\n".join(part for part in (message.content, *documents) if part)
 
@@ -183,88 +185,88 @@ def ends_with_reply(branch: Sequence[Message]) -> bool:
     return bool(messages) and messages[-1].role == Role.ASSISTANT.value
 
 
-_NUMBERS = {field.name: str(field.type) for field in dataclasses.fields(Receipt)}
+_RECEIPT_FIELD_TYPES = {field.name: str(field.type) for field in dataclasses.fields(Receipt)}
 
 
-def conversation_of(row: sqlite3.Row) -> Conversation:
+def conversation_from_row(row: sqlite3.Row) -> Conversation:
     return Conversation(
-        id=text_of(row["id"]),
-        title=calm(text_of(row["title"])),
+        id=as_text(row["id"]),
+        title=calm(as_text(row["title"])),
         title_by_user=bool(row["title_by_user"]),
-        created_at=time_of(row["created_at"]),
-        updated_at=time_of(row["updated_at"]),
-        leaf_id=_or_none(row["leaf_id"]),
-        model=_or_none(row["model"]),
-        folder=_or_none(row["folder"]),
+        created_at=as_datetime(row["created_at"]),
+        updated_at=as_datetime(row["updated_at"]),
+        leaf_id=_optional_text(row["leaf_id"]),
+        model=_optional_text(row["model"]),
+        folder=_optional_text(row["folder"]),
         on_top=bool(row["on_top"]),
         archived=bool(row["archived"]),
     )
 
 
-def message_of(row: sqlite3.Row) -> Message:
+def message_from_row(row: sqlite3.Row) -> Message:
     return Message(
-        id=text_of(row["id"]),
-        conversation_id=text_of(row["conversation_id"]),
-        parent_id=_or_none(row["parent_id"]),
-        role=role_of(row),
-        content=text_of(row["content"]),
-        thinking=text_of(row["thinking"]),
-        state=state_of(row["state"]),
-        created_at=time_of(row["created_at"]),
-        receipt=receipt_of(row["receipt"]) if row["receipt"] else None,
+        id=as_text(row["id"]),
+        conversation_id=as_text(row["conversation_id"]),
+        parent_id=_optional_text(row["parent_id"]),
+        role=role_from_row(row),
+        content=as_text(row["content"]),
+        thinking=as_text(row["thinking"]),
+        state=parse_state(row["state"]),
+        created_at=as_datetime(row["created_at"]),
+        receipt=parse_receipt(row["receipt"]) if row["receipt"] else None,
         awaits_model=row["writer"] == AWAITS_MODEL,
     )
 
 
-def attachment_of(row: sqlite3.Row | Mapping[str, Any]) -> Attachment:
+def attachment_from_row(row: sqlite3.Row | Mapping[str, Any]) -> Attachment:
     size, data = row["size"], row["data"]
     return Attachment(
-        text_of(row["name"]),
+        as_text(row["name"]),
         size if isinstance(size, int) else 0,
-        text_of(row["hash"]),
-        text_of(row["text"]),
+        as_text(row["hash"]),
+        as_text(row["text"]),
         data if isinstance(data, bytes) else b"",
     )
 
 
-def role_of(row: sqlite3.Row) -> Role:
+def role_from_row(row: sqlite3.Row) -> Role:
     try:
         return Role(row["role"])
     except ValueError:
         return Role.ASSISTANT if row["receipt"] or row["thinking"] else Role.USER
 
 
-def state_of(value: Any) -> MessageState:
+def parse_state(value: Any) -> MessageState:
     try:
         return MessageState(value)
     except ValueError:
         return MessageState.COMPLETE
 
 
-def receipt_json(receipt: Receipt) -> str:
+def receipt_to_json(receipt: Receipt) -> str:
     return json.dumps(dataclasses.asdict(receipt) | {"source": receipt.source.value})
 
 
-def receipt_of(text: Any) -> Receipt | None:
+def parse_receipt(text: Any) -> Receipt | None:
     """Parse a stored receipt, ignoring fields of a newer kvchat; None if it is unreadable."""
     try:
         fields = json.loads(text)
-        known = {name: value for name, value in fields.items() if name in _NUMBERS}
+        known = {name: value for name, value in fields.items() if name in _RECEIPT_FIELD_TYPES}
         reason = reason_of(known.get("miss_reason"))
         receipt = Receipt(**(known | {"source": Source(fields["source"]), "miss_reason": reason}))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return receipt if all(_fits(name, getattr(receipt, name)) for name in _NUMBERS) else None
+    return receipt if all(_has_valid_type(name, getattr(receipt, name)) for name in _RECEIPT_FIELD_TYPES) else None
 
 
-def text_of(value: Any) -> str:
+def as_text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return value if isinstance(value, str) else "" if value is None else str(value)
 
 
-def time_of(value: Any) -> datetime:
-    fits = isinstance(value, int | float) and 0 <= value <= _LATEST_S
+def as_datetime(value: Any) -> datetime:
+    fits = isinstance(value, int | float) and 0 <= value <= _MAX_TIMESTAMP
     return datetime.fromtimestamp(value if fits else 0, UTC)
 
 
@@ -276,8 +278,8 @@ def insert_rows(db: sqlite3.Connection, table: str, rows: Iterable[Mapping[str, 
         db.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})", [row[name] for name in columns])
 
 
-def _fits(name: str, value: Any) -> bool:
-    kind = _NUMBERS[name]
+def _has_valid_type(name: str, value: Any) -> bool:
+    kind = _RECEIPT_FIELD_TYPES[name]
     if value is None:
         return "None" in kind
     if kind == "bool":
@@ -287,5 +289,5 @@ def _fits(name: str, value: Any) -> bool:
     return kind.startswith(("Source", "Reason")) or isinstance(value, str)
 
 
-def _or_none(value: Any) -> str | None:
-    return None if value is None else text_of(value)
+def _optional_text(value: Any) -> str | None:
+    return None if value is None else as_text(value)

@@ -21,15 +21,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvchat.chat.record.database_file import BACKUPS, ChatsDamaged, StorageFailed, make_empty
+from kvchat.chat.record.database_file import BACKUP_FOLDER, ChatsDamaged, StorageFailed, create_empty
 from kvchat.chat.record.titles import title_from
 from kvchat.system.files import name_beside
 from kvchat.words.language import _
 
-KEPT = 3
-LOOK_EVERY_S = 3600.0
-FAULTS = (sqlite3.Error, UnicodeDecodeError)  # of a damaged file: SQLite quotes invalid text
-LARGE = 256_000_000  # bytes: larger files are copied daily, not at every exit
+KEPT_BACKUPS = 3
+CHECK_INTERVAL_S = 3600.0
+DAMAGE_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # of a damaged file: SQLite quotes invalid text
+LARGE_FILE_BYTES = 256_000_000  # bytes: larger files are copied daily, not at every exit
 # Chat data, ordered so that references resolve. Search tables are rebuilt from it.
 TABLES = (
     "conversations",
@@ -43,101 +43,103 @@ TABLES = (
     "deleted",
 )
 # Titles made from deleted text have changed.
-_TITLES = "UPDATE conversations SET title = live.title FROM live.conversations AS live WHERE live.id = conversations.id"
+_COPY_TITLES = (
+    "UPDATE conversations SET title = live.title FROM live.conversations AS live WHERE live.id = conversations.id"
+)
 
 
-def backups_of(file: Path) -> list[Path]:
+def list_backups(file: Path) -> list[Path]:
     """Return the automatic backups of the chats in `file`, newest first; those dated in the future last."""
-    found, today = file.with_name(BACKUPS).glob("chats-*.db"), _todays(file).name
+    found, today = file.with_name(BACKUP_FOLDER).glob("chats-*.db"), _todays_backup(file).name
     return sorted(found, key=lambda backup: (backup.name <= today, backup.name), reverse=True)
 
 
-def _todays(file: Path) -> Path:
-    return file.with_name(BACKUPS) / f"chats-{datetime.now(UTC):%Y-%m-%d}.db"
+def _todays_backup(file: Path) -> Path:
+    return file.with_name(BACKUP_FOLDER) / f"chats-{datetime.now(UTC):%Y-%m-%d}.db"
 
 
-def back_up(file: Path, *, often: bool) -> bool:
+def back_up(file: Path, *, repeat_today: bool) -> bool:
     """Make today's backup if something has changed; True if it was made. Raises StorageFailed and ChatsDamaged."""
-    today = _todays(file)
+    today = _todays_backup(file)
     try:
-        newest = next((backup for backup in backups_of(file) if backup.name <= today.name), None)
+        newest = next((backup for backup in list_backups(file) if backup.name <= today.name), None)
         changed = [part.stat().st_mtime for part in (file, file.with_name(f"{file.name}-wal")) if part.exists()]
         if newest is not None and newest.stat().st_mtime >= max(changed, default=0.0):
             return False
-        if newest == today and not (often and file.stat().st_size < LARGE):
+        if newest == today and not (repeat_today and file.stat().st_size < LARGE_FILE_BYTES):
             return False
         today.parent.mkdir(mode=0o700, exist_ok=True)
         new = name_beside(today)
         try:
-            _copy(file, new)
+            _copy_chats(file, new)
             new.replace(today)
         finally:
             new.unlink(missing_ok=True)
-        # Take out what was deleted meanwhile: `scrub` may have run before the backup existed.
-        with closing(_attached(today, file)) as db, db:
+        # Take out what was deleted meanwhile: `scrub_backups` may have run before the backup existed.
+        with closing(_open_with_live(today, file)) as db, db:
             db.execute("PRAGMA foreign_keys = OFF")  # orphaned messages follow another one in the chat
             db.execute("BEGIN IMMEDIATE")
             for table in ("messages", "conversations", "removed", "prepared"):
                 db.execute(f"DELETE FROM main.{table} WHERE id NOT IN (SELECT id FROM live.{table})")
             db.execute("DELETE FROM main.attachments WHERE message_id NOT IN (SELECT id FROM main.messages)")
-            db.execute(_TITLES)
-        for old in backups_of(file)[KEPT:]:
+            db.execute(_COPY_TITLES)
+        for old in list_backups(file)[KEPT_BACKUPS:]:
             old.unlink(missing_ok=True)
         return True
     except (OSError, sqlite3.OperationalError) as error:
         raise StorageFailed(_("The automatic backup failed"), f"{today}: {error}.", _("Free up disk space.")) from error
-    except FAULTS as error:
+    except DAMAGE_ERRORS as error:
         raise ChatsDamaged(file, str(error)) from error
 
 
 class DailyBackups:
     """Makes backups while kvchat runs and at its end. Event-loop thread only."""
 
-    def __init__(self, file: Path, tell: Callable[[str, str], None]) -> None:
-        self._file, self._tell = file, tell
+    def __init__(self, file: Path, report_error: Callable[[str, str], None]) -> None:
+        self._file, self._report_error = file, report_error
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Make the run's last backup; without `begin`, only if today has none."""
+        """Make the run's last backup; without `start`, only if today has none."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        await self._make(often=self._task is not None)
+        await self._back_up(repeat_today=self._task is not None)
 
     async def _run(self) -> None:
         while True:
-            await self._make(often=False)
-            await asyncio.sleep(LOOK_EVERY_S)
+            await self._back_up(repeat_today=False)
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
-    async def _make(self, *, often: bool) -> None:
+    async def _back_up(self, *, repeat_today: bool) -> None:
         try:
-            await asyncio.to_thread(back_up, self._file, often=often)
+            await asyncio.to_thread(back_up, self._file, repeat_today=repeat_today)
         except StorageFailed as error:
-            self._tell(error.title, error.told)
+            self._report_error(error.title, error.told)
 
 
-def scrub(file: Path, ids: Iterable[str]) -> None:
-    gone = [(id,) for id in ids]
-    for backup in backups_of(file):
+def scrub_backups(file: Path, deleted_ids: Iterable[str]) -> None:
+    gone = [(id,) for id in deleted_ids]
+    for backup in list_backups(file):
         try:
-            with closing(_attached(backup, file)) as db, db:
+            with closing(_open_with_live(backup, file)) as db, db:
                 db.execute("BEGIN IMMEDIATE")
                 db.executemany("DELETE FROM messages WHERE conversation_id = ? OR id = ?1", gone)
                 for table in ("conversations", "removed"):
                     db.executemany(f"DELETE FROM {table} WHERE id = ?", gone)
                 db.executemany("DELETE FROM prepared WHERE 'prepared:' || id = ?", gone)
-                db.execute(_TITLES)
-        except FAULTS:  # delete a backup that cannot be scrubbed
+                db.execute(_COPY_TITLES)
+        except DAMAGE_ERRORS:  # delete a backup that cannot be scrubbed
             with contextlib.suppress(OSError):
                 backup.unlink()
 
 
-def _copy(file: Path, target: Path) -> None:
-    make_empty(target)
-    with closing(_attached(target, file)) as db:
+def _copy_chats(file: Path, target: Path) -> None:
+    create_empty(target)
+    with closing(_open_with_live(target, file)) as db:
         db.execute("PRAGMA main.journal_mode = OFF")  # deleted on failure
         db.execute("PRAGMA foreign_keys = OFF")
         db.execute("BEGIN")
@@ -147,7 +149,7 @@ def _copy(file: Path, target: Path) -> None:
         db.execute("COMMIT")
 
 
-def _attached(target: Path, file: Path) -> sqlite3.Connection:
+def _open_with_live(target: Path, file: Path) -> sqlite3.Connection:
     db = sqlite3.connect(target, timeout=10.0, isolation_level=None, uri=True)
     try:
         db.execute("PRAGMA secure_delete = ON")
@@ -159,13 +161,13 @@ def _attached(target: Path, file: Path) -> sqlite3.Connection:
     return db
 
 
-RECOVERED = "Recovered chat"
-_BAD = "\ufffd"  # replaces invalid bytes
+RECOVERED_TITLE = "Recovered chat"
+_REPLACEMENT = "\ufffd"  # replaces invalid bytes
 _Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Salvaged:
+class SalvageReport:
     chats: int
     messages: int
     from_backup: int  # of `messages`
@@ -173,29 +175,29 @@ class Salvaged:
     unreadable: bool = False  # nothing could be read from the damaged file
 
 
-def salvage(damaged: Path, backup: Path | None, target: Path) -> Salvaged:
+def salvage(damaged: Path, backup: Path | None, target: Path) -> SalvageReport:
     """Build `target` from everything readable and not deleted. SQLite may write to `damaged`: pass a copy."""
-    make_empty(target)
+    create_empty(target)
     known: dict[str, str | None] = {}  # messages known to have existed, and their chats
     with closing(sqlite3.connect(target, isolation_level=None)) as db:
         db.execute("PRAGMA foreign_keys = OFF")
         db.execute("BEGIN")
-        _take(db, damaged, known)
+        _copy_readable(db, damaged, known)
         unreadable = not _count(db, "conversations") and not _count(db, "messages")
         before = _count(db, "messages")
         if backup is not None:
-            _take(db, backup, {}, all_of_it=False)
+            _copy_readable(db, backup, {}, with_deletions=False)
         from_backup = _count(db, "messages") - before
-        _join(db)
+        _repair_references(db)
         there = {row[0] for row in db.execute("SELECT id FROM messages")}
         titles = dict(db.execute("SELECT id, title FROM conversations").fetchall())
         missing = Counter(chat for id, chat in known.items() if id not in there)
-        lost = tuple((titles.get(chat or "", RECOVERED), number) for chat, number in missing.most_common())
+        lost = tuple((titles.get(chat or "", RECOVERED_TITLE), number) for chat, number in missing.most_common())
         db.execute("COMMIT")
-        return Salvaged(_count(db, "conversations"), _count(db, "messages"), from_backup, lost, unreadable)
+        return SalvageReport(_count(db, "conversations"), _count(db, "messages"), from_backup, lost, unreadable)
 
 
-def is_whole(file: Path) -> bool:
+def is_intact(file: Path) -> bool:
     """Return True if SQLite finds no damage and the messages form a tree. Raises OSError."""
     queries = (
         "SELECT NOT EXISTS (SELECT 1 FROM pragma_foreign_key_check)",
@@ -218,11 +220,13 @@ def is_whole(file: Path) -> bool:
             ):
                 pass  # reading finds invalid text
             return all(db.execute(query).fetchone()[0] for query in queries)
-    except FAULTS:
+    except DAMAGE_ERRORS:
         return False
 
 
-def _take(db: sqlite3.Connection, source: Path, known: dict[str, str | None], *, all_of_it: bool = True) -> None:
+def _copy_readable(
+    db: sqlite3.Connection, source: Path, known: dict[str, str | None], *, with_deletions: bool = True
+) -> None:
     """Copy readable rows; existing rows stay, except texts with lost characters."""
     if not source.exists() or not source.stat().st_size:
         return
@@ -230,22 +234,22 @@ def _take(db: sqlite3.Connection, source: Path, known: dict[str, str | None], *,
         "SELECT value ->> '$.id' FROM removed, json_each(removed.rows, '$.messages') WHERE json_valid(removed.rows)"
     )
     deleted = {id for query in ("SELECT id FROM deleted", removed) for (id,) in db.execute(query) if id is not None}
-    with closing(sqlite3.connect(source, isolation_level=None)) as there, contextlib.suppress(*FAULTS):
+    with closing(sqlite3.connect(source, isolation_level=None)) as there, contextlib.suppress(*DAMAGE_ERRORS):
         there.row_factory = sqlite3.Row
         there.text_factory = partial(str, encoding="utf-8", errors="replace")
         for table in TABLES:
-            if table in ("removed", "deleted") and not all_of_it:
+            if table in ("removed", "deleted") and not with_deletions:
                 continue
             types = {column[1]: column[2] for column in db.execute(f"PRAGMA table_info({table})")}
             for order in ("ASC", "DESC"):
-                with contextlib.suppress(*FAULTS):  # until the damage
+                with contextlib.suppress(*DAMAGE_ERRORS):  # until the damage
                     for row in there.execute(f"SELECT * FROM {table} ORDER BY rowid {order}"):
-                        _take_row(db, table, types, dict(zip(row.keys(), tuple(row), strict=True)), deleted)
-        with contextlib.suppress(*FAULTS):
-            known |= _known(there)
+                        _copy_row(db, table, types, dict(zip(row.keys(), tuple(row), strict=True)), deleted)
+        with contextlib.suppress(*DAMAGE_ERRORS):
+            known |= _known_messages(there)
 
 
-def _take_row(db: sqlite3.Connection, table: str, types: dict[str, str], row: _Row, deleted: set[str]) -> None:
+def _copy_row(db: sqlite3.Connection, table: str, types: dict[str, str], row: _Row, deleted: set[str]) -> None:
     values: _Row = {}
     for name, value in row.items():
         if (kind := types.get(name)) == "TEXT" and value is not None:
@@ -261,25 +265,25 @@ def _take_row(db: sqlite3.Connection, table: str, types: dict[str, str], row: _R
         db.execute(f"INSERT INTO {table} ({names}) VALUES ({places})", list(values.values()))
     except sqlite3.IntegrityError:  # already there, or unusable
         for name in ("content", "thinking") if table == "messages" else ():
-            if isinstance(values.get(name), str) and _BAD not in values[name]:  # undamaged here
+            if isinstance(values.get(name), str) and _REPLACEMENT not in values[name]:  # undamaged here
                 query = f"UPDATE messages SET {name} = ? WHERE id = ? AND instr({name}, ?)"
-                db.execute(query, (values[name], values["id"], _BAD))
+                db.execute(query, (values[name], values["id"], _REPLACEMENT))
 
 
-def _known(db: sqlite3.Connection) -> dict[str, str | None]:
+def _known_messages(db: sqlite3.Connection) -> dict[str, str | None]:
     ids: dict[int, str] = {}
     chats: dict[int, str] = {}
     for found, column, index in (
         (ids, "id", "sqlite_autoindex_messages_1"),
         (chats, "conversation_id", "messages_of_conversation"),
     ):
-        with contextlib.suppress(*FAULTS):  # until the damage
+        with contextlib.suppress(*DAMAGE_ERRORS):  # until the damage
             query = f"SELECT rowid, {column} FROM messages INDEXED BY {index} ORDER BY {column}"
             found.update(map(tuple, db.execute(query)))
     return {id: chats.get(number) for number, id in ids.items()}
 
 
-def _join(db: sqlite3.Connection) -> None:
+def _repair_references(db: sqlite3.Connection) -> None:
     for link in ("other.id = messages.parent_id", "other.parent_id = messages.id"):
         db.execute(  # move a message without a chat to its neighbor's chat
             f"UPDATE messages SET conversation_id = other.conversation_id FROM messages AS other WHERE {link}"
@@ -300,9 +304,9 @@ def _join(db: sqlite3.Connection) -> None:
     new = "INSERT INTO conversations (id, title, created_at, updated_at) VALUES (?, ?, ?, ?)"
     for conversation_id, first, last in db.execute(orphans).fetchall():
         words = db.execute(question, (conversation_id,)).fetchone()
-        title = title_from(words[0]) if words and words[0].strip() else RECOVERED
+        title = title_from(words[0]) if words and words[0].strip() else RECOVERED_TITLE
         db.execute(new, (conversation_id, title, first, last))
-    _join_messages(db)
+    _repair_parents(db)
     for table in ("attachments", "removed", "drafts", "draft_attachments"):
         column, other = ("message_id", "messages") if table == "attachments" else ("conversation_id", "conversations")
         db.execute(f"DELETE FROM {table} WHERE {column} <> '' AND {column} NOT IN (SELECT id FROM {other})")
@@ -314,7 +318,7 @@ def _join(db: sqlite3.Connection) -> None:
     )
 
 
-def _join_messages(db: sqlite3.Connection) -> None:
+def _repair_parents(db: sqlite3.Connection) -> None:
     chats: defaultdict[str, list[tuple[str, str | None]]] = defaultdict(list)
     for id, chat, parent in db.execute("SELECT id, conversation_id, parent_id FROM messages ORDER BY place").fetchall():
         chats[chat].append((id, parent))
@@ -322,12 +326,12 @@ def _join_messages(db: sqlite3.Connection) -> None:
         parents = dict(messages)
         for at, (id, parent) in enumerate(messages):
             before = messages[at - 1][0] if at else None
-            if (parent is not None and parent not in parents) or _circles(parents, id):
-                parents[id] = before if before is not None and not _circles(parents | {id: before}, id) else None
+            if (parent is not None and parent not in parents) or _is_in_cycle(parents, id):
+                parents[id] = before if before is not None and not _is_in_cycle(parents | {id: before}, id) else None
                 db.execute("UPDATE messages SET parent_id = ? WHERE id = ?", (parents[id], id))
 
 
-def _circles(parents: dict[str, str | None], id: str) -> bool:
+def _is_in_cycle(parents: dict[str, str | None], id: str) -> bool:
     passed, at = {id}, parents[id]
     while at is not None and at in parents:
         if at == id:

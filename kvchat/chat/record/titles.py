@@ -12,15 +12,17 @@ from kvchat.words.language import N_, _
 NEW_TITLE = N_("New chat")
 TITLE_LENGTH = 48  # characters
 
-REQUEST = "Write a title for this chat, of at most five words, in the language of the chat. Answer with the title only."
-MOST_WORDS, MOST_CHARACTERS = 8, 60
-_STEM = 5  # letters that identify a word in other forms
+TITLE_REQUEST = (
+    "Write a title for this chat, of at most five words, in the language of the chat. Answer with the title only."
+)
+MAX_WORDS, MAX_CHARACTERS = 8, 60
+_STEM_LENGTH = 5  # letters that identify a word in other forms
 
 _THOUGHT = re.compile(r"<think(ing)?>.*?(</think(ing)?>|\Z)", re.DOTALL | re.IGNORECASE)
 _LABEL = re.compile(
     r"^(?:[\w-]+ )?(?:title|titel|titre|título|titolo|заголовок|标题|標題|タイトル|제목)\s*[:\uff1a]\s*", re.IGNORECASE
 )
-_LEAD = re.compile(r"^[^\"“]*[:\uff1a] ?(?=[\"“][^\"”]+[\"”]$)")
+_LEAD_IN = re.compile(r"^[^\"“]*[:\uff1a] ?(?=[\"“][^\"”]+[\"”]$)")
 _MARKS = re.compile(r"[`#]|\*+|__+|~~+")  # Markdown; a single _ may be in a name
 _BULLET = re.compile(r"(?:[-–—•>]|\d+[.)])\s+")
 _PAIRS = {'"': '"', "'": "'", "“": "”", "„": "“", "‘": "’", "«": "»", "「": "」", "『": "』", "《": "》", "【": "】"}
@@ -28,7 +30,7 @@ _JOINERS = "\u200c\u200d"  # needed by Persian and emoji
 _WORD = re.compile(r"[^\W_]+")
 _SUBTITLE = re.compile(r"\s*[:\uff1a]\s+|\s+[-–—]\s+")
 _COLONS = ":\uff1a"
-_GOES_ON = ",;:\uff0c\uff1b\uff1a\u3001"  # not at title end
+_CONTINUATION_MARKS = ",;:\uff0c\uff1b\uff1a\u3001"  # not at title end
 
 
 def title_from(text: str) -> str:
@@ -41,16 +43,20 @@ def title_from(text: str) -> str:
     return (head if space and len(head) > TITLE_LENGTH // 2 else cut).rstrip(" ,.;:") + "…"
 
 
-def is_over(answer: str) -> bool:
+def is_title_complete(answer: str) -> bool:
     return any(line.endswith("\n") for line in _lines(answer))
 
 
-def title_in(answer: str, said: str) -> str | None:
+def parse_title(answer: str, chat_text: str) -> str | None:
     """Return the title in a model's answer, or None. It must be short and share a word with the chat."""
-    title = _bare(_visible(next(iter(_lines(answer)), "")))
-    if not _short(title):
+    title = _strip_decoration(_strip_control_characters(next(iter(_lines(answer)), "")))
+    if not _is_short(title):
         title = _SUBTITLE.split(title, maxsplit=1)[0]
-    if not _short(title) or title[-1] in _GOES_ON or not words_said(title, [said]) - _words(REQUEST):
+    if (
+        not _is_short(title)
+        or title[-1] in _CONTINUATION_MARKS
+        or not shared_words(title, [chat_text]) - _words(TITLE_REQUEST)
+    ):
         return None
     return title
 
@@ -60,34 +66,34 @@ def _lines(answer: str) -> list[str]:
     return [line for line in lines if line.strip() and line.rstrip()[-1] not in _COLONS]
 
 
-def _visible(line: str) -> str:
+def _strip_control_characters(line: str) -> str:
     shown = (c if c in _JOINERS or unicodedata.category(c)[0] != "C" else " " * (c == "\t") for c in line)
     return " ".join("".join(shown).split())
 
 
-def _bare(line: str) -> str:
+def _strip_decoration(line: str) -> str:
     before = None
     while line != before:
         before = line
         line = _BULLET.sub("", _MARKS.sub("", line).strip(" .。"), count=1)
-        line = _LEAD.sub("", _LABEL.sub("", line, count=1), count=1)
+        line = _LEAD_IN.sub("", _LABEL.sub("", line, count=1), count=1)
         if len(line) > 1 and _PAIRS.get(line[0]) == line[-1] and line[-1] not in line[1:-1]:
             line = line[1:-1].strip()
     return line
 
 
-def _short(title: str) -> bool:
-    return 0 < len(title) <= MOST_CHARACTERS and len(title.split()) <= MOST_WORDS
+def _is_short(title: str) -> bool:
+    return 0 < len(title) <= MAX_CHARACTERS and len(title.split()) <= MAX_WORDS
 
 
-def words_said(title: str, texts: Iterable[str]) -> set[str]:
+def shared_words(title: str, texts: Iterable[str]) -> set[str]:
     """Return the title's words, folded, whose stems occur in the texts."""
     left, said = _words(title), set[str]()
     for text in texts:
         if said == left:
             break  # skip the rest of a long chat
         mentioned = spread(text).lower()
-        said |= {word for word in left - said if word[:_STEM] in mentioned}
+        said |= {word for word in left - said if word[:_STEM_LENGTH] in mentioned}
     return said
 
 

@@ -13,32 +13,32 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvchat.chat.record.database import ConversationGone, Database, insert_message
-from kvchat.chat.record.messages import Message, Role, attachment_of, insert_rows, text_of
-from kvchat.chat.record.titles import NEW_TITLE, title_from, words_said
+from kvchat.chat.record.messages import Message, Role, as_text, attachment_from_row, insert_rows
+from kvchat.chat.record.titles import NEW_TITLE, shared_words, title_from
 from kvchat.errors import KvchatError
 from kvchat.words.language import _, listed
 
 # UNION, not UNION ALL: messages of a damaged file may form a cycle.
-_BELOW = """
+_DESCENDANTS = """
     WITH RECURSIVE down (id) AS (
         SELECT ? UNION SELECT messages.id FROM down JOIN messages ON messages.parent_id = down.id
     )
 """
 
-_REMOVED = (
+_REMOVED_QUERY = (
     "SELECT removed.*, conversations.title AS title_now FROM removed"
     " JOIN conversations ON conversations.id = conversation_id"
 )
 _FIRST_QUESTION = "SELECT content FROM messages WHERE conversation_id = ? AND role = 'user' ORDER BY place LIMIT 1"
 
 
-class BelongsToDeleted(KvchatError):
+class ParentDeleted(KvchatError):
     def __init__(self) -> None:
         super().__init__(_("The previous message is deleted as well"), "", _("Restore that message first."))
 
 
 @dataclass(frozen=True)
-class Removed:
+class RemovedMessages:
     conversation_id: str
     leaf_id: str | None  # the conversation's old leaf
     title: str  # old title
@@ -52,7 +52,7 @@ class Removed:
         return str(self.rows[0]["id"])
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         names = (row["name"] for row in self.attachments if row["message_id"] == self.id)
         return str(self.rows[0]["content"]).strip() or listed(names)
 
@@ -81,10 +81,10 @@ def switch(database: Database, conversation_id: str, message_id: str) -> None:
     with database.transaction() as db:
         if not db.execute("SELECT 1 FROM messages WHERE id = ?", (message_id,)).fetchone():
             raise ConversationGone
-        _set_leaf(db, conversation_id, _newest_end(db, message_id))
+        _set_leaf(db, conversation_id, _newest_leaf(db, message_id))
 
 
-def branch_of_copies(database: Database, parent_id: str | None, messages: Sequence[Message], leaf_id: str) -> None:
+def copy_to_branch(database: Database, parent_id: str | None, messages: Sequence[Message], leaf_id: str) -> None:
     """Copy messages under `parent_id`; the last becomes the leaf. Raises KvchatError if `leaf_id` is outdated."""
     with database.transaction() as db:
         query = "SELECT leaf_id FROM conversations WHERE id = ?"
@@ -95,7 +95,7 @@ def branch_of_copies(database: Database, parent_id: str | None, messages: Sequen
             what, advice = _("No messages were dropped."), _("Try again if the context is still full.")
             raise KvchatError(_("The chat has changed in the meantime"), what, advice)
         for message in messages:
-            parent_id = insert_message(db, replace(message, parent_id=parent_id), said_here=False).id
+            parent_id = insert_message(db, replace(message, parent_id=parent_id), written_here=False).id
 
 
 def fork(database: Database, message: Message) -> str:
@@ -113,14 +113,14 @@ def fork(database: Database, message: Message) -> str:
         parent_id = None
         for original in path:
             copy = replace(original, conversation_id=made, parent_id=parent_id)
-            parent_id = insert_message(db, copy, said_here=False).id
+            parent_id = insert_message(db, copy, written_here=False).id
     return made
 
 
-def remove(database: Database, message: Message) -> Removed:
+def remove(database: Database, message: Message) -> RemovedMessages:
     """Delete a message and its descendants; a sibling branch is shown instead."""
     with database.transaction() as db:
-        query = f"{_BELOW} SELECT messages.* FROM down JOIN messages USING (id)"
+        query = f"{_DESCENDANTS} SELECT messages.* FROM down JOIN messages USING (id)"
         rows = [dict(row) for row in db.execute(query, (message.id,))]
         children: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         for row in rows:
@@ -138,38 +138,40 @@ def remove(database: Database, message: Message) -> Removed:
             ids = [row["id"] for row in db.execute(siblings, (message.conversation_id, message.parent_id))]
             position = ids.index(message.id) if message.id in ids else 0
             beside = ids[position - 1] if position else next(iter(ids[1:2]), None)
-            _set_leaf(db, message.conversation_id, _newest_end(db, beside) if beside else message.parent_id)
-        attached = f"{_BELOW} SELECT attachments.* FROM attachments WHERE message_id IN (SELECT id FROM down)"
+            _set_leaf(db, message.conversation_id, _newest_leaf(db, beside) if beside else message.parent_id)
+        attached = f"{_DESCENDANTS} SELECT attachments.* FROM attachments WHERE message_id IN (SELECT id FROM down)"
         attachments = tuple(dict(row) for row in db.execute(attached, (message.id,)))
         # Newest first: SQLite limits a cascade to a depth of 1,000 messages.
         db.executemany("DELETE FROM messages WHERE id = ?", [(row["id"],) for row in reversed(removed)])
-        kept = Removed(message.conversation_id, leaf["leaf_id"], leaf["title"], removed, attachments, time.time())
-        stored = [row | {"data": base64.b64encode(attachment_of(row).data).decode()} for row in attachments]
-        stored_rows = json.dumps({"messages": removed, "attachments": stored}, ensure_ascii=False, default=text_of)
+        kept = RemovedMessages(
+            message.conversation_id, leaf["leaf_id"], leaf["title"], removed, attachments, time.time()
+        )
+        stored = [row | {"data": base64.b64encode(attachment_from_row(row).data).decode()} for row in attachments]
+        stored_rows = json.dumps({"messages": removed, "attachments": stored}, ensure_ascii=False, default=as_text)
         db.execute(
             "INSERT OR REPLACE INTO removed (id, conversation_id, removed_at, leaf_id, title, rows)"
             " VALUES (?, ?, ?, ?, ?, ?)",
             (kept.id, kept.conversation_id, kept.removed_at, kept.leaf_id, kept.title, stored_rows),
         )
-        _rename_without(db, kept)
+        _retitle_without(db, kept)
         return kept
 
 
-def removed_messages(database: Database) -> list[Removed]:
-    return [removed for row in database.rows(_REMOVED) if (removed := _removed(row))]
+def removed_messages(database: Database) -> list[RemovedMessages]:
+    return [removed for row in database.rows(_REMOVED_QUERY) if (removed := _removed(row))]
 
 
-def put_back(database: Database, first_id: str) -> None:
+def restore_messages(database: Database, first_id: str) -> None:
     """Undo `remove`, also restoring a chat deleted since. Raises ConversationGone and BelongsToDeleted."""
     with database.transaction() as db:
-        row = db.execute(f"{_REMOVED} WHERE removed.id = ?", (first_id,)).fetchone()
+        row = db.execute(f"{_REMOVED_QUERY} WHERE removed.id = ?", (first_id,)).fetchone()
         removed = _removed(row) if row else None
         if removed is None:
             raise ConversationGone
         parent = removed.rows[0]["parent_id"]
         circle = parent in {row["id"] for row in removed.rows}  # in a damaged file
         if parent and not circle and not db.execute("SELECT 1 FROM messages WHERE id = ?", (parent,)).fetchone():
-            raise BelongsToDeleted
+            raise ParentDeleted
         db.execute("PRAGMA defer_foreign_keys = ON")
         insert_rows(db, "messages", removed.rows)
         insert_rows(db, "attachments", removed.attachments)
@@ -179,7 +181,7 @@ def put_back(database: Database, first_id: str) -> None:
         _set_title(db, removed.conversation_id, removed.title)
 
 
-def let_go(database: Database, first_id: str) -> set[str]:
+def delete_removed(database: Database, first_id: str) -> set[str]:
     """Delete removed messages for good; return their ids, which other stores may still hold."""
     with database.transaction() as db:
         row = db.execute("SELECT *, '' AS title_now FROM removed WHERE id = ?", (first_id,)).fetchone()
@@ -192,23 +194,23 @@ def let_go(database: Database, first_id: str) -> set[str]:
         return ids
 
 
-def _removed(row: sqlite3.Row) -> Removed | None:
+def _removed(row: sqlite3.Row) -> RemovedMessages | None:
     try:
         kept = json.loads(row["rows"])
         attachments = tuple(entry | {"data": base64.b64decode(entry["data"])} for entry in kept["attachments"])
         where = row["conversation_id"], row["leaf_id"], row["title"], tuple(kept["messages"]), attachments
-        removed = Removed(*where, row["removed_at"], row["title_now"])
-        return removed if removed.id == row["id"] and isinstance(removed.words, str) else None
+        removed = RemovedMessages(*where, row["removed_at"], row["title_now"])
+        return removed if removed.id == row["id"] and isinstance(removed.text, str) else None
     except (ValueError, TypeError, KeyError, IndexError, RecursionError):
         return None
 
 
-def _rename_without(db: sqlite3.Connection, removed: Removed) -> None:
+def _retitle_without(db: sqlite3.Connection, removed: RemovedMessages) -> None:
     """Retitle the chat if its title came from a removed question or has a word found nowhere else in the chat."""
-    questions = [text_of(row["content"]) for row in removed.rows if row["role"] == Role.USER.value]
-    gone = [text_of(row["content"]) for row in removed.rows]
-    gone += [f"{text_of(row['name'])}\n{text_of(row['text'])}" for row in removed.attachments]
-    said, chat = words_said(text_of(removed.title), gone), removed.conversation_id
+    questions = [as_text(row["content"]) for row in removed.rows if row["role"] == Role.USER.value]
+    gone = [as_text(row["content"]) for row in removed.rows]
+    gone += [f"{as_text(row['name'])}\n{as_text(row['text'])}" for row in removed.attachments]
+    said, chat = shared_words(as_text(removed.title), gone), removed.conversation_id
     query = (
         "SELECT content FROM messages WHERE conversation_id = ?1 UNION ALL SELECT attachments.name || char(10) || text"
         " FROM attachments JOIN messages ON messages.id = message_id WHERE conversation_id = ?1"
@@ -217,9 +219,9 @@ def _rename_without(db: sqlite3.Connection, removed: Removed) -> None:
     if (
         first is None
         or removed.title in map(title_from, questions)
-        or words_said(" ".join(said), (text_of(row[0]) for row in db.execute(query, (chat,)))) != said
+        or shared_words(" ".join(said), (as_text(row[0]) for row in db.execute(query, (chat,)))) != said
     ):
-        _set_title(db, chat, title_from(text_of(first["content"])) if first else _(NEW_TITLE))
+        _set_title(db, chat, title_from(as_text(first["content"])) if first else _(NEW_TITLE))
 
 
 def _set_leaf(db: sqlite3.Connection, conversation_id: str, message_id: str | None) -> None:
@@ -230,9 +232,9 @@ def _set_title(db: sqlite3.Connection, conversation_id: str, title: str) -> None
     db.execute("UPDATE conversations SET title = ? WHERE id = ? AND NOT title_by_user", (title, conversation_id))
 
 
-def _newest_end(db: sqlite3.Connection, message_id: str) -> str:
+def _newest_leaf(db: sqlite3.Connection, message_id: str) -> str:
     query = f"""
-        {_BELOW} SELECT messages.id FROM down JOIN messages USING (id)
+        {_DESCENDANTS} SELECT messages.id FROM down JOIN messages USING (id)
         WHERE NOT EXISTS (SELECT 1 FROM messages AS child WHERE child.parent_id = messages.id)
         ORDER BY place DESC LIMIT 1
     """

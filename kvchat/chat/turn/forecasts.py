@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from kvchat.chat.context import BYTES_PER_TOKEN, TEMPLATE_TOKENS
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import (
-    NOT_BEGUN,
+    NEW_CHAT_ID,
     Attachment,
     Receipt,
     Role,
     needs_vision,
     new_message,
+    parse_receipt,
     prompt_messages,
-    receipt_of,
 )
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError
@@ -137,7 +137,7 @@ class Forecasts:
         parts = self._parts
         try:
             chosen, branch = await parts.beginning(conversation_id)
-            owner = conversation_id or NOT_BEGUN
+            owner = conversation_id or NEW_CHAT_ID
             new = new_message(owner, Role.USER, draft, attachments=attachments)
             messages, ready = prompt_messages([*branch, new]), await self._engine(chosen.model)
             if ready is None or needs_vision(messages):
@@ -207,7 +207,7 @@ def _branches(database: Database, chats: Sequence[str]) -> dict[str, list[_Said]
     """
     branches: dict[str, list[_Said]] = {}
     for chat, id, told, size in database.rows(query, (json.dumps(list(chats)), MOST_MESSAGES)):
-        receipt, tokens = receipt_of(told) if told else None, (size or 0) // BYTES_PER_TOKEN + TEMPLATE_TOKENS
+        receipt, tokens = parse_receipt(told) if told else None, (size or 0) // BYTES_PER_TOKEN + TEMPLATE_TOKENS
         upto = None
         if receipt is not None:  # the next prompt leaves out thinking
             upto = receipt.prompt_tokens + (receipt.predicted_tokens if receipt.thinking_ms is None else tokens)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from kvchat.chat.events import Notice, NotReadAhead, ReadingAhead
 from kvchat.chat.record.messages import (
-    NOT_BEGUN,
+    NEW_CHAT_ID,
     Attachment,
     Message,
     Role,
@@ -44,7 +44,7 @@ UNSTABLE = 8  # tokens at a draft's end that typing may change
 
 @dataclass(frozen=True)
 class _Target:
-    conversation_id: str  # NOT_BEGUN: a new chat
+    conversation_id: str  # NEW_CHAT_ID: a new chat
     draft: str = ""
     attachments: tuple[Attachment, ...] = ()
 
@@ -159,7 +159,7 @@ class Preparing:
         parts, target = self._parts, self._target
         if target is None or target.conversation_id != owner:
             return False
-        chosen, branch = await parts.beginning(None if owner == NOT_BEGUN else owner)
+        chosen, branch = await parts.beginning(None if owner == NEW_CHAT_ID else owner)
         messages = prompt_messages(branch)
         if not parts.host.is_ready(chosen.model, sees=needs_vision(messages)):
             return False  # only a message loads another model or projector

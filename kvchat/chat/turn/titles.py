@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from kvchat.chat.events import ConversationsChanged
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Message, MessageState, Role, ends_with_reply, needs_vision, prompt_messages
-from kvchat.chat.record.titles import REQUEST, is_over, title_in
+from kvchat.chat.record.titles import TITLE_REQUEST, is_title_complete, parse_title
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
@@ -105,7 +105,7 @@ class Titles:
         if end and end.state in (MessageState.COMPLETE, MessageState.EDITED):
             await parts.slots.run(Rank.TITLE, conversation_id, lambda slot, _: self._ask(attempt, slot), wait=False)
         texts = (text for m in branch for text in (m.content, *(a.text for a in m.attachments)))
-        attempt.title = title_in(attempt.answer or "", " ".join(text[:_READ_CHARACTERS] for text in texts))
+        attempt.title = parse_title(attempt.answer or "", " ".join(text[:_READ_CHARACTERS] for text in texts))
         due = attempt.answer is not None or give_up
         if due and await parts.in_database(settle, conversation_id, attempt.title, end.id if end else None):
             parts.events.publish(ConversationsChanged())
@@ -125,7 +125,7 @@ class Titles:
 
                 def hear(chunk: ChatChunk) -> bool:
                     said.append(chunk.text)
-                    return is_over("".join(said))
+                    return is_title_complete("".join(said))
 
                 await exchange.ask(request, hear)
                 attempt.answer = "".join(said)
@@ -143,7 +143,7 @@ class Titles:
         history = prompt_messages(attempt.branch)
         if not ends_with_reply(attempt.branch) or not parts.host.is_ready(chosen.model, sees=needs_vision(history)):
             return None
-        messages = [*history, ChatMessage(Role.USER.value, REQUEST)]
+        messages = [*history, ChatMessage(Role.USER.value, TITLE_REQUEST)]
         request = Request(messages, model=chosen.model, template=chosen.options.template)
         lease = await exchange.ready(request)
         boundary = await lease.boundary(history)

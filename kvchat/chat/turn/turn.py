@@ -13,7 +13,7 @@ from kvchat.chat.options import AnswerSettings, FormatRefused
 from kvchat.chat.record.database import ConversationGone
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import (
-    UNFINISHED,
+    UNFINISHED_STATES,
     Attachment,
     Message,
     MessageState,
@@ -21,7 +21,7 @@ from kvchat.chat.record.messages import (
     ends_with_reply,
     needs_vision,
     prompt_messages,
-    receipt_json,
+    receipt_to_json,
 )
 from kvchat.chat.turn.reply import Echo, ReplyWriter
 from kvchat.chat.turn_parts import TurnParts
@@ -145,7 +145,7 @@ class Turn:
         assert self.beginning is not None
         parts, exchange, unfinished = self._parts, self._exchange, self.beginning.unfinished
         path = await parts.path(unfinished.id if unfinished else self.beginning.question_id)
-        messages = prompt_messages(path, going_on=unfinished is not None)
+        messages = prompt_messages(path, continues_reply=unfinished is not None)
         if not messages:
             raise ConversationGone
         database, run = parts.database, parts.worker.run
@@ -173,7 +173,7 @@ class Turn:
             while exchange.outgrown and exchange.step:
                 written = reply.written(MessageState.STREAMING)
                 messages = prompt_messages(
-                    [*(message for message in path if message.id != written.id), written], going_on=True
+                    [*(message for message in path if message.id != written.id), written], continues_reply=True
                 )
                 if self._keeps:
                     await exchange.save_what_fits(messages, written.id)
@@ -243,7 +243,7 @@ class Turn:
         try:
             path = await parts.path(reply.id)
             if lease is not None and ends_with_reply(path):
-                going_on = prompt_messages(path, going_on=True) if path[-1].state in UNFINISHED else ()
+                going_on = prompt_messages(path, continues_reply=True) if path[-1].state in UNFINISHED_STATES else ()
                 async with self._exchange.losses_explained():
                     boundary = partial(lease.boundary, prompt_messages(path))
                     await self._settling.run(lease, boundary, reply.id, going_on)
@@ -252,7 +252,7 @@ class Turn:
                 receipt = replace(reply.receipt, settle_ms=settle_ms, save_ms=save_ms)
                 with contextlib.suppress(StorageFailed):  # the reply itself is stored
                     statement = "UPDATE messages SET receipt = ? WHERE id = ?"
-                    await parts.worker.run(parts.database.write, statement, (receipt_json(receipt), reply.id))
+                    await parts.worker.run(parts.database.write, statement, (receipt_to_json(receipt), reply.id))
                     parts.events.publish(MessagesChanged(self.conversation_id))
         except KvchatError as error:
             parts.events.publish(SaveSkipped(why_not_saved(error), conversation_id=self.conversation_id))

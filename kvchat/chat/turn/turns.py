@@ -18,7 +18,7 @@ from kvchat.chat.events import (
 from kvchat.chat.options import NewChat, remember_model
 from kvchat.chat.record.database import Database, Draft, store_drafts
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.chat.record.messages import AWAITS_MODEL, SAID_HERE, Attachment, Message, MessageState, Role
+from kvchat.chat.record.messages import AWAITS_MODEL, WRITTEN_HERE, Attachment, Message, MessageState, Role
 from kvchat.chat.record.titles import title_from
 from kvchat.chat.turn.turn import Beginning, Turn
 from kvchat.chat.turn_parts import TurnParts
@@ -130,7 +130,7 @@ class Turns:
                         later = {other.beginning.question_id for other in others if other.waits and other.beginning}
                         with contextlib.suppress(StorageFailed):  # it stays put and is answered there
                             database, question = self._parts.database, turn.beginning.question_id
-                            if await self._parts.worker.run(database.stand_last, question, later):
+                            if await self._parts.worker.run(database.move_to_end, question, later):
                                 events.publish(MessagesChanged(chat))
                         if not turn.stopped:
                             turn.waits()
@@ -182,6 +182,6 @@ class Turns:
         with contextlib.suppress(StorageFailed):
             model = (await self._parts.answer_settings(turn.conversation_id)).model
             there = model is not None and await asyncio.to_thread(Path(model).exists)
-            writer = SAID_HERE if there or turn.stopped else AWAITS_MODEL
+            writer = WRITTEN_HERE if there or turn.stopped else AWAITS_MODEL
             statement = "UPDATE messages SET writer = ? WHERE id = ?"
             await self._parts.worker.run(self._parts.database.write, statement, (writer, beginning.question_id))

@@ -160,8 +160,8 @@ class Attention(QObject):
         if QApplication.activeWindow() is not None:
             return
         match event:
-            case ReplyFinished(receipt=receipt) if receipt and receipt.whole_s >= LONG_S:
-                words = _("The reply finished after {time}.", time=rough_duration(receipt.whole_s))
+            case ReplyFinished(receipt=receipt) if receipt and receipt.total_s >= LONG_S:
+                words = _("The reply finished after {time}.", time=rough_duration(receipt.total_s))
             case TurnFailed(error=error):
                 words = _("The reply failed: {error}.", error=error.title)
             case _:

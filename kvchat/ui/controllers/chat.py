@@ -12,7 +12,7 @@ from PySide6.QtGui import QCursor
 from PySide6.QtWidgets import QMenu
 
 from kvchat.chat import events
-from kvchat.chat.record.messages import NOT_BEGUN, Message, Role
+from kvchat.chat.record.messages import NEW_CHAT_ID, Message, Role
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.session.events import Restored, Saved
@@ -59,7 +59,7 @@ class ChatController(Controller):
 
         for changed in (views.composer.editor.textChanged, views.composer.chips.changed):
             changed.connect(prepare)
-        views.strip.stop.clicked.connect(lambda: runtime.chat.preparing.stop(self.current or NOT_BEGUN))
+        views.strip.stop.clicked.connect(lambda: runtime.chat.preparing.stop(self.current or NEW_CHAT_ID))
         views.transcript.retry_requested.connect(self.retry)
         views.transcript.tail.first.clicked.connect(self.go_first)
         self.models = QMenu(views.transcript)
@@ -95,7 +95,7 @@ class ChatController(Controller):
     def _take_over(self, first: FirstWords) -> bool:
         typed = bool(self._views.composer.draft)
         if not first.shown:
-            first.show(NOT_BEGUN, {NOT_BEGUN: self.drafts.of(None)})
+            first.show(NEW_CHAT_ID, {NEW_CHAT_ID: self.drafts.of(None)})
         self._views.composer.set_starting(False)
         page, answered = first.page, first.sent[0][0] if first.sent else None  # only one chat is answered first
         for where in first.drafts.keys() | {where for where, _text in first.sent}:
@@ -197,7 +197,7 @@ class ChatController(Controller):
         self._show_turn()
 
     def turn_of(self, conversation_id: str | None = None) -> TurnState:
-        key = (self.current or NOT_BEGUN) if conversation_id is None else conversation_id
+        key = (self.current or NEW_CHAT_ID) if conversation_id is None else conversation_id
         turn = self._turns.pop(key, None) or TurnState()
         self._turns[key] = turn  # the last entry is the most recently used
         for old in [id for id, other in self._turns.items() if other.is_over][:-MOST_TURNS]:
@@ -228,7 +228,7 @@ class ChatController(Controller):
 
     def _hear_turn(self, event: events.TurnEvent) -> None:
         id = event.conversation_id
-        turn, here = self.turn_of(id), id == (self.current or NOT_BEGUN)
+        turn, here = self.turn_of(id), id == (self.current or NEW_CHAT_ID)
         known = turn.live_id
         turn.hear(event)
         match event:
@@ -333,5 +333,5 @@ class ChatController(Controller):
         what = _("Deleted the message")
         if followed := len(removed.rows) - 1:
             what = _("Deleted the message and the {followed} after it", followed=number(followed))
-        put_back = self._runtime.chat.put_back
-        self._views.notices.offer_undo(what, lambda: self._runner.start(put_back(removed)))
+        restore_messages = self._runtime.chat.restore_messages
+        self._views.notices.offer_undo(what, lambda: self._runner.start(restore_messages(removed)))

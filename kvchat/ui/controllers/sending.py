@@ -14,7 +14,7 @@ from kvchat.chat.attachments import document_of_text
 from kvchat.chat.events import Event, MessagesChanged, QuestionNotStored, ReplyFinished
 from kvchat.chat.options import NewChat
 from kvchat.chat.record.database import Draft
-from kvchat.chat.record.messages import NOT_BEGUN, QUEUE, Attachment, MessageState
+from kvchat.chat.record.messages import NEW_CHAT_ID, QUEUED_PREFIX, Attachment, MessageState
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.chat.composer import Composer, fits_field
@@ -47,7 +47,7 @@ class DraftController(Controller):
 
         A draft too long for the composer to lay out in time becomes an attachment.
         """
-        self._texts, self._attached = await self._drafts.all(), await self._drafts.attached()
+        self._texts, self._attached = await self._drafts.texts(), await self._drafts.attachments()
         for key in [key for key, text in self._texts.items() if not fits_field(text)]:
             document = await asyncio.to_thread(document_of_text, _(PASTED), self._texts[key])
             self.set(key, "")
@@ -57,19 +57,19 @@ class DraftController(Controller):
         composer.chips.changed.connect(lambda: self.attach(current(), composer.chips.attachments))
 
     def of(self, conversation_id: str | None) -> str:
-        return self._texts.get(conversation_id or NOT_BEGUN, "")
+        return self._texts.get(conversation_id or NEW_CHAT_ID, "")
 
     def attached_to(self, conversation_id: str | None) -> tuple[Attachment, ...]:
-        return self._attached.get(conversation_id or NOT_BEGUN, ())
+        return self._attached.get(conversation_id or NEW_CHAT_ID, ())
 
     def set(self, conversation_id: str | None, text: str) -> None:
-        key = conversation_id or NOT_BEGUN
+        key = conversation_id or NEW_CHAT_ID
         if text != self._texts.get(key, ""):
             self._texts[key] = self._unkept[key] = text
             self._pause.start()
 
     def attach(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None:
-        key = conversation_id or NOT_BEGUN
+        key = conversation_id or NEW_CHAT_ID
         if attachments != self._attached.get(key, ()):
             self._attached[key] = self._unkept_attached[key] = attachments
             self._pause.start()
@@ -80,7 +80,7 @@ class DraftController(Controller):
 
     def sending(self, conversation_id: str | None) -> None:
         """Keep this draft on disk until `sent`: its text is being added to the chat."""
-        self._sending[conversation_id or NOT_BEGUN] += 1
+        self._sending[conversation_id or NEW_CHAT_ID] += 1
 
     def left(self, *conversation_ids: str) -> tuple[Draft, ...]:
         return tuple(Draft(id, self.of(id), self.attached_to(id)) for id in conversation_ids)
@@ -98,7 +98,7 @@ class DraftController(Controller):
 
     def sent(self, conversation_id: str | None) -> None:
         """Store this draft again: its text is in the chat, or back in the composer."""
-        self._sending[conversation_id or NOT_BEGUN] -= 1
+        self._sending[conversation_id or NEW_CHAT_ID] -= 1
         self._pause.start()
 
     def show(self) -> None:
@@ -115,7 +115,7 @@ class DraftController(Controller):
         attached = {key: files for key, files in self._unkept_attached.items() if self._sending[key] <= 0}
         if not texts and not attached:
             return
-        await self._drafts.keep(texts, attached)
+        await self._drafts.store(texts, attached)
         self._told = False
         # drop drafts that did not change while saving
         self._unkept = {key: text for key, text in self._unkept.items() if texts.get(key) is not text}
@@ -174,15 +174,17 @@ class SendController(Controller):
 
     def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
         page = self._page()
-        written_on = page.conversation_id or NOT_BEGUN
-        drafts = [written_on, QUEUE + written_on]
+        written_on = page.conversation_id or NEW_CHAT_ID
+        drafts = [written_on, QUEUED_PREFIX + written_on]
         self._hold(drafts)
         self._runner.start(self._send(text, attachments, page, drafts))
 
     def queued(self, conversation_id: str | None) -> tuple[str, tuple[Attachment, ...]]:
         if conversation_id is None:
             return "", ()
-        return self._drafts.of(QUEUE + conversation_id), self._drafts.attached_to(QUEUE + conversation_id)
+        return self._drafts.of(QUEUED_PREFIX + conversation_id), self._drafts.attached_to(
+            QUEUED_PREFIX + conversation_id
+        )
 
     def serve(
         self,
@@ -224,7 +226,7 @@ class SendController(Controller):
 
     def send_queued(self, conversation_id: str) -> None:
         if any(self.queued(conversation_id)):
-            drafts = [QUEUE + conversation_id]
+            drafts = [QUEUED_PREFIX + conversation_id]
             self._hold(drafts)
             self._deliver(conversation_id, *self.take(conversation_id), drafts)
 
@@ -241,17 +243,17 @@ class SendController(Controller):
                 try:
                     new = await self._runtime.chat.new_chat()
                 except KvchatError as error:
-                    self._give_back(NOT_BEGUN, text, attachments, error)
+                    self._give_back(NEW_CHAT_ID, text, attachments, error)
                     for draft in drafts:
                         self._drafts.sent(draft)
                     return
                 page.conversation_id = new.id
                 self._new.add(new.id)
-                self._hold(more := [new.id, QUEUE + new.id])
+                self._hold(more := [new.id, QUEUED_PREFIX + new.id])
                 drafts += more
-                self._drafts.move(QUEUE + NOT_BEGUN, QUEUE + new.id)
+                self._drafts.move(QUEUED_PREFIX + NEW_CHAT_ID, QUEUED_PREFIX + new.id)
                 if page is self._page():
-                    self._drafts.move(NOT_BEGUN, new.id)
+                    self._drafts.move(NEW_CHAT_ID, new.id)
                     self.begun.emit()
         if page is self._page():
             self._views.transcript.scroll_to_end()
@@ -278,20 +280,20 @@ class SendController(Controller):
     def _give_back(
         self, conversation_id: str, text: str, attachments: tuple[Attachment, ...], error: KvchatError
     ) -> None:
-        if conversation_id == NOT_BEGUN or conversation_id in self._new:  # chat also unsaved
+        if conversation_id == NEW_CHAT_ID or conversation_id in self._new:  # chat also unsaved
             later, files = self.take(conversation_id)
             text, attachments = PAUSE.join(filter(None, (text, later))), (*attachments, *files)
             if conversation_id and (page := self._page()).conversation_id == conversation_id:
                 page.conversation_id = None
-                self._drafts.move(conversation_id, NOT_BEGUN)
+                self._drafts.move(conversation_id, NEW_CHAT_ID)
                 self.withdrawn.emit()
-            conversation_id = NOT_BEGUN
+            conversation_id = NEW_CHAT_ID
         self._drafts.put_before(conversation_id, text, attachments)
         self._views.notices.show_error(error)
 
     def _set_queued(self, conversation_id: str, text: str, attachments: tuple[Attachment, ...]) -> None:
-        self._drafts.set(QUEUE + conversation_id, text)
-        self._drafts.attach(QUEUE + conversation_id, attachments)
+        self._drafts.set(QUEUED_PREFIX + conversation_id, text)
+        self._drafts.attach(QUEUED_PREFIX + conversation_id, attachments)
         self.changed.emit()
 
     def _hear(self, event: Event) -> None:

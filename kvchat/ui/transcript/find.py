@@ -10,7 +10,7 @@ from PySide6.QtGui import QKeyEvent, QTextCursor
 from PySide6.QtWidgets import QFrame, QTextEdit
 from shiboken6 import isValid
 
-from kvchat.chat.record.messages import searched_text
+from kvchat.chat.record.messages import searchable_text
 from kvchat.ui.base.building import label, line_edit, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
@@ -142,7 +142,7 @@ class FindBar(QFrame):
     def _look_for(self, message_id: str | None) -> None:
         """Find the messages that have all words; show the last unless another is named."""
         terms = terms_of(self.field.text())
-        self._hits = [m.id for m in self._page.messages if terms and has_terms(searched_text(m), terms)]
+        self._hits = [m.id for m in self._page.messages if terms and has_terms(searchable_text(m), terms)]
         self._at = self._hits.index(message_id) if message_id in self._hits else len(self._hits) - 1
         self._page.marks.show_terms(terms)
         self._spot = 0

@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvchat.chat.record.messages import UNFINISHED, Message, MessageState, Receipt
+from kvchat.chat.record.messages import UNFINISHED_STATES, Message, MessageState, Receipt
 from kvchat.chat.turn.receipts import Phase, Span, model_of, receipt_details, receipt_line, receipt_sentence, timeline
 from kvchat.engine.speaking.errors import EngineFailed, FailureKind
 from kvchat.engine_host.choice import ModelMissing
@@ -259,7 +259,7 @@ class ReplyFooter(QWidget):
         line.addWidget(label(_(_STATE_WORDS[state]), "small"))
         if state is MessageState.INTERRUPTED:
             line.addWidget(button(_("Try again"), retry, "link", name=_("Try this reply again")))
-        if state in UNFINISHED:
+        if state in UNFINISHED_STATES:
             self._go_on = button(_("Continue"), go_on, "link", name=_("Continue this reply"))
             self._go_on.hide()
             line.addWidget(self._go_on)

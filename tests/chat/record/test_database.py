@@ -113,7 +113,7 @@ def test_a_wrong_clock_changes_no_order_of_replies(database: Database, clock: ty
     assert database.branch(chat)[-1] == replies[1], "the one before it"
     clock.year_now = 2018
     replies.append(said(database, chat, question, Role.ASSISTANT, "2018"))
-    tree.put_back(database, removed.id)
+    tree.restore_messages(database, removed.id)
     assert tree.current_branch(database, chat)[-1].siblings == tuple(reply.id for reply in replies)
     tree.switch(database, chat, question.id)
     assert database.branch(chat)[-1] == replies[-1], "the newest end"
@@ -137,26 +137,26 @@ async def test_drafts_go_with_their_conversation(database: Database) -> None:
     worker = Worker("test")
     drafts = Drafts(database, worker)
     one, other = database.create_conversation("x"), database.create_conversation("y")
-    await drafts.keep({one.id: "Dear", other.id: "湖", "": "Not begun", "gone": "lost"}, {})
+    await drafts.store({one.id: "Dear", other.id: "湖", "": "Not begun", "gone": "lost"}, {})
     note, picture = Attachment("湖.txt", 9, "h", "A lake."), Attachment("a.png", 3, "i", "", b"\x89PN")
-    await drafts.keep({one.id: ""}, {other.id: (note, picture), "": (note,), "gone": (note,), one.id: (picture,)})
-    await drafts.keep({}, {one.id: ()})
-    assert await drafts.attached() == {other.id: (note, picture), "": (note,)}
-    assert await drafts.all() == {other.id: "湖", "": "Not begun"}
+    await drafts.store({one.id: ""}, {other.id: (note, picture), "": (note,), "gone": (note,), one.id: (picture,)})
+    await drafts.store({}, {one.id: ()})
+    assert await drafts.attachments() == {other.id: (note, picture), "": (note,)}
+    assert await drafts.texts() == {other.id: "湖", "": "Not begun"}
     database.delete(other.id)
-    assert await drafts.all() == {"": "Not begun"}
-    assert await drafts.attached() == {"": (note,)}
+    assert await drafts.texts() == {"": "Not begun"}
+    assert await drafts.attachments() == {"": (note,)}
     worker.close()
 
 
 def test_readings_come_from_the_newest_long_prefills(database: Database) -> None:
-    assert not database.readings("m")
+    assert not database.prefill_timings("m")
     chat = database.create_conversation("New chat")
     for receipt in (RECEIPT, dataclasses.replace(RECEIPT, cached_tokens=990)):  # the second read only 10 tokens
         reply = database.append(chat.id, None, Role.ASSISTANT, "", MessageState.STREAMING)
         database.update_reply(dataclasses.replace(reply, state=MessageState.COMPLETE, receipt=receipt))
-    assert [one.ms / one.tokens for one in database.readings("m")] == [2.0]
-    assert not database.readings("another")
+    assert [one.ms / one.tokens for one in database.prefill_timings("m")] == [2.0]
+    assert not database.prefill_timings("another")
 
 
 WRITER = """
@@ -252,7 +252,7 @@ def test_neither_a_start_nor_a_turn_goes_through_all_messages(tmp_path: Path) ->
     with database.reading() as db:
         db.set_trace_callback(asked.append)
     forget_strangers(store.store, database)
-    database.readings("m")
+    database.prefill_timings("m")
     with database.reading() as db:
         db.set_trace_callback(None)
         queries = [query for query in asked if query.lstrip().startswith("SELECT")] + [INTERRUPT_ABANDONED]

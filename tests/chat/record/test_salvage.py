@@ -14,9 +14,9 @@ import pytest
 
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.database_file import ChatsDamaged, doubt_of
+from kvchat.chat.record.database_file import ChatsDamaged, damage_marker
 from kvchat.chat.record.messages import Role
-from kvchat.chat.record.recovery import back_up, backups_of
+from kvchat.chat.record.recovery import back_up, list_backups
 from kvchat.chat.search import find, index_some
 from kvchat.errors import KvchatError
 from kvchat.system.paths import Paths
@@ -48,7 +48,7 @@ def test_thirty_ways_to_damage_a_file() -> None:
 
 
 def test_flipped_bytes_are_said_in_words_and_mended_from_the_backup(paths: Paths) -> None:
-    back_up(paths.database, often=True)
+    back_up(paths.database, repeat_today=True)
     whole = written(paths)
     data, chance = bytearray(paths.database.read_bytes()), random.Random(7)
     for _ in range(200):
@@ -64,7 +64,7 @@ def test_flipped_bytes_are_said_in_words_and_mended_from_the_backup(paths: Paths
 
 
 def test_rows_on_both_sides_of_a_damaged_page_are_found_and_what_is_lost_is_said(paths: Paths) -> None:
-    for backup in backups_of(paths.database):
+    for backup in list_backups(paths.database):
         backup.unlink()
     whole = written(paths)
     lose_a_page(paths)
@@ -97,7 +97,7 @@ def test_a_circle_of_parents_ends(paths: Paths) -> None:
         assert len(database.branch(chat)) == 40
         assert tree.current_branch(database, chat)
         removed = tree.remove(database, branch[10])
-        tree.put_back(database, removed.id)
+        tree.restore_messages(database, removed.id)
     assert repair(paths) is not None
     assert written(paths)["Lakes"] == 40
 
@@ -172,16 +172,16 @@ def test_a_damaged_index_of_words_is_made_anew(paths: Paths) -> None:
 
 
 def test_backups_are_private_few_and_made_only_of_what_changed(paths: Paths) -> None:
-    assert not back_up(paths.database, often=False)  # today has one
-    assert back_up(paths.database, often=True)
-    assert not back_up(paths.database, often=True)  # nothing has changed
-    (today,) = backups_of(paths.database)
+    assert not back_up(paths.database, repeat_today=False)  # today has one
+    assert back_up(paths.database, repeat_today=True)
+    assert not back_up(paths.database, repeat_today=True)  # nothing has changed
+    (today,) = list_backups(paths.database)
     for day in range(1, 6):
         today.with_name(f"chats-2026-01-0{day}.db").write_bytes(today.read_bytes())
     with closing(Database(paths.database)) as database:
         database.create_conversation("New")
-    assert back_up(paths.database, often=True)
-    kept = backups_of(paths.database)
+    assert back_up(paths.database, repeat_today=True)
+    kept = list_backups(paths.database)
     assert [file.name for file in kept[1:]] == ["chats-2026-01-05.db", "chats-2026-01-04.db"]
     assert stat.S_IMODE(today.stat().st_mode) == 0o600
     assert stat.S_IMODE(today.parent.stat().st_mode) == 0o700
@@ -189,36 +189,36 @@ def test_backups_are_private_few_and_made_only_of_what_changed(paths: Paths) -> 
 
 def test_a_backup_of_the_future_does_not_end_the_backups(paths: Paths) -> None:
     """After one look at a wrong date its backup goes first, and each day has one again."""
-    (today,) = backups_of(paths.database)
+    (today,) = list_backups(paths.database)
     ahead = today.with_name("chats-2031-01-01.db")
     later = time.time() + 5 * 365 * 86_400
     today.rename(ahead)
     os.utime(ahead, (later, later))
     with closing(Database(paths.database)) as database:
         database.create_conversation("New")
-    assert back_up(paths.database, often=False)
-    assert backups_of(paths.database) == [today, ahead]
+    assert back_up(paths.database, repeat_today=False)
+    assert list_backups(paths.database) == [today, ahead]
     for day in range(1, 4):
         today.with_name(f"chats-2026-01-0{day}.db").write_bytes(today.read_bytes())
     with closing(Database(paths.database)) as database:
         database.create_conversation("Newer")
-    assert back_up(paths.database, often=True)
-    assert ahead not in backups_of(paths.database)
+    assert back_up(paths.database, repeat_today=True)
+    assert ahead not in list_backups(paths.database)
 
 
 def test_a_damaged_file_does_not_take_the_place_of_a_good_backup(paths: Paths) -> None:
-    (before,) = backups_of(paths.database)
+    (before,) = list_backups(paths.database)
     good = before.read_bytes()
     data = bytearray(paths.database.read_bytes())
     data[8192:] = bytes(len(data) - 8192)
     paths.database.write_bytes(data)
     with pytest.raises(ChatsDamaged):
-        back_up(paths.database, often=True)
-    assert [file.read_bytes() for file in backups_of(paths.database)] == [good]
+        back_up(paths.database, repeat_today=True)
+    assert [file.read_bytes() for file in list_backups(paths.database)] == [good]
 
 
 def test_damage_that_was_met_is_looked_for_at_the_next_start(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvchat.chat.record.database_file.SMALL", 0)
+    monkeypatch.setattr("kvchat.chat.record.database_file.SMALL_FILE_BYTES", 0)
     with closing(Database(paths.database)) as database:
         database.check()  # closed well, and large: believed
     lose_a_page(paths)
@@ -226,11 +226,11 @@ def test_damage_that_was_met_is_looked_for_at_the_next_start(paths: Paths, monke
         database.check()
         with pytest.raises(ChatsDamaged):
             [database.branch(c.id) for c in database.conversations()]
-    assert doubt_of(paths.database).exists()
+    assert damage_marker(paths.database).exists()
     with closing(Database(paths.database)) as database, pytest.raises(ChatsDamaged):
         database.check()
     assert repair(paths) is not None
-    assert not doubt_of(paths.database).exists()
+    assert not damage_marker(paths.database).exists()
 
 
 @pytest.mark.slow

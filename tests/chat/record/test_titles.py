@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kvchat.chat.record.titles import MOST_CHARACTERS, REQUEST, TITLE_LENGTH, is_over, title_from, title_in
+from kvchat.chat.record.titles import (
+    MAX_CHARACTERS,
+    TITLE_LENGTH,
+    TITLE_REQUEST,
+    is_title_complete,
+    parse_title,
+    title_from,
+)
 
 SAID = "How do I bake pancakes without eggs on Sunday? 没有鸡蛋怎么做煎饼？ snake_case Use mashed bananas and soy milk."
 
@@ -30,7 +37,7 @@ SAID = "How do I bake pancakes without eggs on Sunday? 没有鸡蛋怎么做煎�
     ],
 )
 def test_a_title_is_undressed(answer: str, title: str) -> None:
-    assert title_in(answer, SAID) == title
+    assert parse_title(answer, SAID) == title
 
 
 @pytest.mark.parametrize(
@@ -43,27 +50,27 @@ def test_a_title_is_undressed(answer: str, title: str) -> None:
         "\u202e\u200b",
         "Here is a title about pancakes:",
         "Dear pancakes,",
-        REQUEST,
+        TITLE_REQUEST,
         "A title for this chat",
         "This is the chat about the title",
         "The Unyielding Unshakeable",  # nobody said so
         "Pancakes can be made without any eggs if you use a banana",
-        "煎饼" * MOST_CHARACTERS,
+        "煎饼" * MAX_CHARACTERS,
         "<think>Pancakes without eggs",
         "\x00\x1b",
     ],
 )
 def test_what_is_no_title_is_refused(answer: str) -> None:
-    assert title_in(answer, SAID) is None
+    assert parse_title(answer, SAID) is None
 
 
 def test_reading_ends_with_the_title() -> None:
-    assert not is_over("\n\n  Pancakes")
-    assert not is_over("<think>\nfirst\nsecond\n")
-    assert not is_over("<think>\nfirst\n</think>\n\nPancakes")
-    assert not is_over("Here is a title:\n")
-    assert is_over("Here is a title:\n\nPancakes\n")
-    assert is_over("Pancakes\n")
+    assert not is_title_complete("\n\n  Pancakes")
+    assert not is_title_complete("<think>\nfirst\nsecond\n")
+    assert not is_title_complete("<think>\nfirst\n</think>\n\nPancakes")
+    assert not is_title_complete("Here is a title:\n")
+    assert is_title_complete("Here is a title:\n\nPancakes\n")
+    assert is_title_complete("Pancakes\n")
 
 
 @pytest.mark.parametrize(

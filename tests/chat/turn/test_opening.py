@@ -109,7 +109,7 @@ async def test_delete_takes_what_followed_and_undo_brings_it_back(stage: Stage) 
     before = await page(stage, chat)
     removed = await stage.runtime.chat.delete_message(before[2])
     assert await page(stage, chat) == before[:2]
-    await stage.runtime.chat.put_back(removed)
+    await stage.runtime.chat.restore_messages(removed)
     assert await page(stage, chat) == before
     again = await stage.runtime.chat.regenerate(before[1])
     assert again is not None
@@ -117,7 +117,7 @@ async def test_delete_takes_what_followed_and_undo_brings_it_back(stage: Stage) 
     assert await page(stage, chat) == before, "the branch beside it is shown"
     await stage.runtime.chat.delete(chat)
     with pytest.raises(ConversationGone):
-        await stage.runtime.chat.put_back(removed)
+        await stage.runtime.chat.restore_messages(removed)
 
 
 async def test_going_to_a_branch_restores_it_at_once(stage: Stage) -> None:

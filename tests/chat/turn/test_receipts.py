@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import MessageState, Receipt, Role, receipt_json, receipt_of
+from kvchat.chat.record.messages import MessageState, Receipt, Role, parse_receipt, receipt_to_json
 from kvchat.chat.turn.receipts import (
     KINDS,
     LEAST_DAYS,
@@ -101,15 +101,15 @@ def test_a_restore_before_send_is_named_as_not_counted() -> None:
 
 
 def test_a_receipt_comes_back_and_what_makes_no_sense_in_it_is_left_out() -> None:
-    stored = json.loads(receipt_json(WARM))
-    assert receipt_of(json.dumps(stored | {"of_a_newer_version": 3.5})) == WARM
+    stored = json.loads(receipt_to_json(WARM))
+    assert parse_receipt(json.dumps(stored | {"of_a_newer_version": 3.5})) == WARM
     del stored["settle_ms"], stored["save_ms"]
-    assert receipt_of(json.dumps(stored)) == WARM
+    assert parse_receipt(json.dumps(stored)) == WARM
     missed = replace(WARM, miss_reason=Reason(ReasonCode.SET_ASIDE, {"reason": Reason(ReasonCode.HELD_LESS)}))
-    assert receipt_of(receipt_json(missed)) == WARM, "its words would lack figures"
+    assert parse_receipt(receipt_to_json(missed)) == WARM, "its words would lack figures"
     for reason in ("the first reply", {"code": "not-known-yet", "places": {}}, {"code": "hollow"}, 7):
-        assert receipt_of(json.dumps(stored | {"miss_reason": reason})) == WARM
-    assert receipt_of('["no", "receipt"]') is receipt_of('"none"') is receipt_of("7") is None
+        assert parse_receipt(json.dumps(stored | {"miss_reason": reason})) == WARM
+    assert parse_receipt('["no", "receipt"]') is parse_receipt('"none"') is parse_receipt("7") is None
 
 
 def test_a_speed_that_was_not_measured_is_not_told() -> None:
@@ -147,7 +147,7 @@ def written(database: Database, receipt: Receipt | str | None, days_ago: int = 0
     chat = database.create_conversation("A chat")
     reply = database.append(chat.id, None, Role.ASSISTANT, "Baikal.", MessageState.COMPLETE)
     when = datetime.combine(TODAY - timedelta(days=days_ago), at).timestamp()
-    stored = receipt_json(receipt) if isinstance(receipt, Receipt) else receipt
+    stored = receipt_to_json(receipt) if isinstance(receipt, Receipt) else receipt
     database.write("UPDATE messages SET receipt = ?, created_at = ? WHERE id = ?", (stored, when, reply.id))
 
 

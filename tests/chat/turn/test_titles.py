@@ -8,7 +8,7 @@ import pytest
 
 from kvchat.chat.events import ConversationsChanged
 from kvchat.chat.record.messages import Conversation, MessageState, Role
-from kvchat.chat.record.titles import REQUEST
+from kvchat.chat.record.titles import TITLE_REQUEST
 from kvchat.chat.turn import titles as titles_module
 from kvchat.chat.turn.titles import NoTitle, is_due
 from kvchat.engine.speaking.connection import EngineState
@@ -43,7 +43,7 @@ def asked(stage: Stage) -> list[dict[str, Any]]:
     return [
         body
         for body in stage.requests("/v1/chat/completions")
-        if body["messages"][-1]["content"] == REQUEST  # type: ignore[index]
+        if body["messages"][-1]["content"] == TITLE_REQUEST  # type: ignore[index]
     ]
 
 
@@ -134,7 +134,7 @@ async def test_a_name_given_meanwhile_stays(stage: Stage) -> None:
     assert len(asked(stage)) == 1
 
 
-@pytest.mark.parametrize("reply", ["Here is what I think of it:", "x " * 60, REQUEST, "Unshakeable", "it dies"])
+@pytest.mark.parametrize("reply", ["Here is what I think of it:", "x " * 60, TITLE_REQUEST, "Unshakeable", "it dies"])
 async def test_what_is_no_title_is_not_asked_for_again(stage: Stage, reply: str) -> None:
     chat = await begun(stage, reply)
     stage.fake.set(FAKE_DIE_DURING="stream" if reply == "it dies" else None)

@@ -154,13 +154,13 @@ def test_a_question_that_waited_moves_behind_what_was_said_meanwhile(tmp_path: P
         chat = database.create_conversation("x").id
         first = database.append_question(chat, "One")
         mine, later = database.append_question(chat, "Mine"), database.append_question(chat, "Later")
-        assert not database.stand_last(mine.id, {later.id}), "nothing was said meanwhile"
+        assert not database.move_to_end(mine.id, {later.id}), "nothing was said meanwhile"
         database.append(chat, first.id, Role.ASSISTANT, "Reply", MessageState.COMPLETE)
-        assert database.stand_last(mine.id, {later.id})
+        assert database.move_to_end(mine.id, {later.id})
         assert [message.content for message in database.branch(chat)] == ["One", "Reply", "Mine"]
-        assert not database.stand_last(mine.id)
+        assert not database.move_to_end(mine.id)
         database.append(chat, mine.id, Role.ASSISTANT, "To mine", MessageState.COMPLETE)
-        assert database.stand_last(later.id)
+        assert database.move_to_end(later.id)
         told = ["One", "Reply", "Mine", "To mine", "Later"]
         assert [message.content for message in database.branch(chat)] == told
 
@@ -172,5 +172,5 @@ def test_a_question_stays_on_its_branch_where_the_user_has_gone_to_another(tmp_p
         left = database.append(chat, first.id, Role.ASSISTANT, "Left", MessageState.COMPLETE)
         mine = database.append_question(chat, "Mine")
         database.append(chat, first.id, Role.ASSISTANT, "Right", MessageState.COMPLETE)
-        assert not database.stand_last(mine.id)
+        assert not database.move_to_end(mine.id)
         assert [message.id for message in database.path(mine.id)] == [first.id, left.id, mine.id]

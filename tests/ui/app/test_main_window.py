@@ -25,7 +25,7 @@ from kvchat.chat.events import (
 )
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.chat.record.messages import MessageState, Role, receipt_json
+from kvchat.chat.record.messages import MessageState, Role, receipt_to_json
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineError, EngineFailure, FailureKind
 from kvchat.errors import KvchatError
@@ -510,7 +510,7 @@ async def test_an_open_receipt_stays_open_when_it_learns_what_came_after_the_rep
     last = furnished.chat.said("thesis")[-1]
     known = replace(last.receipt, settle_ms=220.0, save_ms=90.0)  # type: ignore[type-var]
     statement = "UPDATE messages SET receipt = ? WHERE id = ?"
-    furnished.chat._do(Database.write, statement, (receipt_json(known), last.id))
+    furnished.chat._do(Database.write, statement, (receipt_to_json(known), last.id))
     furnished.events.publish(MessagesChanged("thesis"))
     await until(lambda: (view := replies(window)[0].receipt) is not None and view.receipt == known)
     receipt = replies(window)[0].receipt
@@ -700,7 +700,7 @@ async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: Fake
 async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
     newest, other = (chat.id for chat in (await furnished.chat.conversations())[:2])
     drafts = {other: "Before: ", newest: "Of another day"}
-    await furnished.chat.drafts.keep(drafts, {})
+    await furnished.chat.drafts.store(drafts, {})
     window = MainWindow(look, furnished.paths.config)
     qtbot.addWidget(window)
     window.show()
@@ -731,7 +731,7 @@ async def test_what_cannot_be_kept_is_told_and_stays_to_be_kept(
     window = joined(runtime, look)
     window.show()
     await window.start()
-    kept, keep = runtime.chat.draft, runtime.chat.drafts.keep
+    kept, keep = runtime.chat.draft, runtime.chat.drafts.store
 
     async def refuse(*_: object) -> None:
         raise StorageFailed("Your chats could not be read or written", "database or disk is full")

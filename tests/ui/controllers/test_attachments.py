@@ -213,7 +213,7 @@ async def test_a_long_paste_before_all_is_imported_is_attached_then(runtime: Fak
 
 async def test_a_draft_too_long_to_lay_out_is_an_attachment_after_a_start(runtime: FakeRuntime, look: Look) -> None:
     chat = runtime.chat.add("One").id
-    await runtime.chat.drafts.keep({chat: "x" * 1_000_000, "": "a usual one"}, {})
+    await runtime.chat.drafts.store({chat: "x" * 1_000_000, "": "a usual one"}, {})
     window = MainWindow(look, runtime.paths.config)
     window.join(runtime)
     await window.start()
@@ -223,7 +223,7 @@ async def test_a_draft_too_long_to_lay_out_is_an_attachment_after_a_start(runtim
     assert window.chat.drafts.of(None) == "a usual one"
     await window.finish()
     assert runtime.chat.draft(chat) == ""
-    assert [one.size for one in (await runtime.chat.drafts.attached())[chat]] == [1_000_000]
+    assert [one.size for one in (await runtime.chat.drafts.attachments())[chat]] == [1_000_000]
     window.deleteLater()
 
 

@@ -209,7 +209,7 @@ async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime,
     qtbot.keyClicks(window.composer.editor, "Another beginning")
     await window.finish()
     window.deleteLater()
-    assert await furnished.chat.drafts.all() == {"lakes": "Unsent words", "": "Another beginning"}
+    assert await furnished.chat.drafts.texts() == {"lakes": "Unsent words", "": "Another beginning"}
     again = joined(furnished, look)
     await again.start()
     assert again.composer.draft == "Unsent words"
@@ -222,7 +222,7 @@ async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime,
     assert again.composer.chips.attachments == (note,)
     qtbot.keyClick(again.composer.editor, Qt.Key.Key_Return)
     await until(lambda: furnished.chat.said("lakes")[-1].attachments == (note,))
-    assert await furnished.chat.drafts.attached() == {}, "nor what was sent with it"
+    assert await furnished.chat.drafts.attachments() == {}, "nor what was sent with it"
     await again.finish()
     again.deleteLater()
 

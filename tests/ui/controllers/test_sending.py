@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import QuestionNotStored
 from kvchat.chat.record.database import Database, Drafts
-from kvchat.chat.record.messages import QUEUE, Attachment, MessageState
+from kvchat.chat.record.messages import QUEUED_PREFIX, Attachment, MessageState
 from kvchat.errors import KvchatError
 from kvchat.system.concurrency import Worker
 from kvchat.ui.app.main_window import MainWindow
@@ -134,7 +134,7 @@ async def test_it_outlives_the_window_and_is_sent_once(furnished: FakeRuntime, l
     async with on_show(furnished, look) as window:
         chat = await answering(window, furnished, qtbot)
         enter(qtbot, window.composer, "later")
-    assert furnished.chat.draft(QUEUE + chat) == "later"
+    assert furnished.chat.draft(QUEUED_PREFIX + chat) == "later"
     furnished.chat._running.clear()  # as after a restart
     async with on_show(furnished, look) as window:
         await until(lambda: window.composer.waiting.isVisible() and window.composer.waiting.send.isVisible())
@@ -144,7 +144,7 @@ async def test_it_outlives_the_window_and_is_sent_once(furnished: FakeRuntime, l
         await until(lambda: len(sent(furnished)) == 2)
         furnished.chat.finish(chat, None)
         await window.chat.drafts.keep()
-        assert furnished.chat.draft(QUEUE + chat) == "", "nothing is left that could be sent again"
+        assert furnished.chat.draft(QUEUED_PREFIX + chat) == "", "nothing is left that could be sent again"
         assert sent(furnished) == ["first", "later"]
 
 
@@ -183,11 +183,11 @@ async def test_a_queued_message_is_on_disk_as_long_as_its_chat(tmp_path: Path, g
     with closing(Database(tmp_path / "chats.db")) as database, closing(Worker("drafts")) as worker:
         chat = database.create_conversation("Chat").id
         drafts, file = Drafts(database, worker), Attachment("a.txt", 1, "h", "text")
-        await drafts.keep({QUEUE + chat: "later"}, {QUEUE + chat: (file,)})
+        await drafts.store({QUEUED_PREFIX + chat: "later"}, {QUEUED_PREFIX + chat: (file,)})
         if gone:
             await worker.run(database.delete, chat)
-        assert (await drafts.all(), await drafts.attached()) == (
-            ({}, {}) if gone else ({QUEUE + chat: "later"}, {QUEUE + chat: (file,)})
+        assert (await drafts.texts(), await drafts.attachments()) == (
+            ({}, {}) if gone else ({QUEUED_PREFIX + chat: "later"}, {QUEUED_PREFIX + chat: (file,)})
         )
 
 
