@@ -86,7 +86,7 @@ class ChatService:
         self.recently_deleted = RecentlyDeleted(
             parts, self.is_answering, self.leave, self.delete, self._permanent_deletion.forget, keep_deleted_s
         )
-        self.library = Library(parts, self._permanent_deletion.forget, over=self.preparing.begin)
+        self.library = Library(parts, self._permanent_deletion.forget, on_slot_changed=self.preparing.begin)
         self.verifying = Verifying(parts, over=self.preparing.begin)
         self.try_out = partial(try_out, parts)
 

@@ -245,10 +245,10 @@ async def _conversation(runtime: Runtime, options: AskOptions) -> str | NewChat:
     if options.on is None:
         return known[0].id if known and not options.new else await runtime.chat.new_chat(options.system)
     library = runtime.chat.library
-    prepared = await library.named(options.on)
+    prepared = await library.find(options.on)
     usage = () if runtime.save_points.problem else (await runtime.save_points.usage()).conversations
-    (standing,) = await library.standings(await runtime.engine.states_now(), usage, only=prepared)
-    if why := standing.why_not:
+    (standing,) = await library.statuses(await runtime.engine.states_now(), usage, only=prepared)
+    if why := standing.reprocess_reason:
         name = calm(options.on)
         if standing.time:
             time = roughly(standing.time)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.chat.events import Event, LibraryChanged
-from kvchat.chat.prepared.documents import CannotPrepare, Prepared
-from kvchat.chat.prepared.library import Standing, TooLongToPrepare
+from kvchat.chat.prepared.documents import PreparationError, PreparedSet
+from kvchat.chat.prepared.library import PreparationTooLong, PreparedStatus
 from kvchat.cli.answering import opened_runtime
 from kvchat.cli.arguments import EngineOptions, PreparedName, PreparedOptions, PrepareOptions
 from kvchat.cli.owned import Commands
@@ -48,7 +48,7 @@ async def prepare(options: PrepareOptions, commands: Commands) -> int:
     return 0
 
 
-async def _meant(runtime: Runtime, options: PrepareOptions) -> Prepared:
+async def _meant(runtime: Runtime, options: PrepareOptions) -> PreparedSet:
     library = runtime.chat.library
     found = next((prepared for prepared in await library.all() if prepared.name == options.name), None)
     if found is not None:
@@ -58,11 +58,11 @@ async def _meant(runtime: Runtime, options: PrepareOptions) -> Prepared:
                 _("It was made from {paths}.", paths=listed(found.paths)),
                 _("Choose another name, or remove it first."),
             )
-            raise CannotPrepare(_("“{name}” already exists", name=options.name), what, advice)
+            raise PreparationError(_("“{name}” already exists", name=options.name), what, advice)
         return found
     if not options.paths:
         title = _("“{name}” does not exist yet", name=options.name)
-        raise CannotPrepare(title, "", _("Specify the files or folders to process."))
+        raise PreparationError(title, "", _("Specify the files or folders to process."))
     now = await runtime.engine.states_now()
     estimate = await library.estimate(options.paths, now)
     expected = (
@@ -71,12 +71,12 @@ async def _meant(runtime: Runtime, options: PrepareOptions) -> Prepared:
         roughly(estimate.time) if estimate.time else "",
     )
     remark(listed(expected))
-    if estimate.too_long:
-        raise TooLongToPrepare(estimate)
+    if estimate.is_too_long:
+        raise PreparationTooLong(estimate)
     return await library.add(options.paths, options.name)
 
 
-def _fields(standing: Standing, folder: Path) -> dict[str, Any]:
+def _fields(standing: PreparedStatus, folder: Path) -> dict[str, Any]:
     prepared = standing.prepared
     return {
         "name": prepared.name,
@@ -90,25 +90,25 @@ def _fields(standing: Standing, folder: Path) -> dict[str, Any]:
         "context_size": prepared.context_size,
         "read_at": prepared.created_at if prepared.is_read else None,
         "stale": bool(standing.changes),
-        "changes": standing.changes.words if standing.changes else "",
-        "ready": not standing.why_not,
-        "why_not": standing.why_not,
+        "changes": standing.changes.text if standing.changes else "",
+        "ready": not standing.reprocess_reason,
+        "why_not": standing.reprocess_reason,
     }
 
 
-def _row(standing: Standing) -> tuple[str, ...]:
+def _row(standing: PreparedStatus) -> tuple[str, ...]:
     prepared, seconds = standing.prepared, roughly(standing.time) if standing.time else _("an unknown time")
     return (
         calm(prepared.name),
         several(len(prepared.sources), "{count} file", "{count} files"),
         several(prepared.tokens, "{count} token", "{count} tokens"),
         size(standing.bytes),
-        _("not ready: {why_not}; processing takes {seconds}", why_not=standing.why_not, seconds=seconds)
-        if standing.why_not
+        _("not ready: {why_not}; processing takes {seconds}", why_not=standing.reprocess_reason, seconds=seconds)
+        if standing.reprocess_reason
         else _("saves {seconds}", seconds=seconds),
         calm(Path(prepared.model).stem),
         _("processed {timestamp}", timestamp=timestamp(prepared.created_at)) if prepared.is_read else "",
-        _("{changes} since then", changes=standing.changes.words) if standing.changes else "",
+        _("{changes} since then", changes=standing.changes.text) if standing.changes else "",
     )
 
 
@@ -119,7 +119,7 @@ async def _opened(commands: Commands, options: EngineOptions) -> Runtime:
 async def show_all(options: PreparedOptions, commands: Commands) -> int:
     runtime = await _opened(commands, options)
     usage = await runtime.save_points.usage()
-    standings = await runtime.chat.library.standings(await runtime.engine.states_now(), usage.conversations)
+    standings = await runtime.chat.library.statuses(await runtime.engine.states_now(), usage.conversations)
     folder = commands.paths.save_points
     nothing = N_(
         "No prepared documents. Run `kvchat prepare PATH... --name NAME` to process documents in advance for new chats."
@@ -132,6 +132,6 @@ async def show_all(options: PreparedOptions, commands: Commands) -> int:
 
 async def remove(options: PreparedName, commands: Commands) -> int:
     library = (await _opened(commands, options)).chat.library
-    await library.remove(await library.named(options.name))
+    await library.remove(await library.find(options.name))
     say(_("“{name}” was removed.", name=calm(options.name)))
     return 0

@@ -12,7 +12,7 @@ import pytest
 
 from kvchat.chat.attachments import document_of_text
 from kvchat.chat.events import Notice
-from kvchat.chat.prepared.documents import Prepared
+from kvchat.chat.prepared.documents import PreparedSet
 from kvchat.chat.record.messages import Message
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore.memory_files import MEMORY_FOLDER
@@ -207,13 +207,13 @@ async def test_recurrent_state_stays_with_its_build(tmp_path):
     assert back.source is Source.DISK
 
 
-async def prepare(app: App, folder: Path, *, read: bool = True) -> Prepared:
+async def prepare(app: App, folder: Path, *, read: bool = True) -> PreparedSet:
     async with app.opened() as runtime:
         made = await runtime.chat.library.add([folder], "Bridges")
         return await runtime.chat.library.read(made) if read else made
 
 
-async def asked(app: App, one: Prepared) -> tuple[str, int, int, Source]:
+async def asked(app: App, one: PreparedSet) -> tuple[str, int, int, Source]:
     """A first question in a new chat after a restart: the reply, tokens cached and in all, and where from."""
 
     async def ask(runtime: Runtime) -> object:

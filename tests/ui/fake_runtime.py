@@ -23,9 +23,8 @@ from kvchat.chat.events import (
     SettingsChanged,
 )
 from kvchat.chat.options import NewChat, Preset, store_preset
-from kvchat.chat.prepared.documents import Changes, Prepared
-from kvchat.chat.prepared.documents import Source as DocumentSource
-from kvchat.chat.prepared.library import Estimate, Ground, Library, Reading, Standing
+from kvchat.chat.prepared.documents import FileChanges, PreparedSet, SourceFile
+from kvchat.chat.prepared.library import ChatDocuments, Estimate, Library, PreparedStatus, ReadingTask
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database, Draft
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
@@ -166,71 +165,71 @@ class FakeDocuments(Library):
 
     def __init__(self, chat: FakeChat) -> None:
         self._chat = chat
-        self.standing: dict[str, Standing] = {}
-        self.reading: dict[str, Reading] = {}
-        self.grounds: dict[str, Ground] = {}  # by conversation
+        self.standing: dict[str, PreparedStatus] = {}
+        self.reading: dict[str, ReadingTask] = {}
+        self.grounds: dict[str, ChatDocuments] = {}  # by conversation
         self.expected: Estimate | None = None  # of whatever is added
         self.refusal: KvchatError | None = None  # of whatever is read
         self.go_on = asyncio.Event()
 
-    def put(self, name: str, *, tokens: int = 0, **known: object) -> Standing:
+    def put(self, name: str, *, tokens: int = 0, **known: object) -> PreparedStatus:
         """Something in the library: read to its end where it has tokens."""
-        sources = tuple(DocumentSource(f"/docs/{number}.md", f"{number}.md", 1, 1, "") for number in range(3))
+        sources = tuple(SourceFile(f"/docs/{number}.md", f"{number}.md", 1, 1, "") for number in range(3))
         read = ("label", None, "/models/SmolLM2-135M-Instruct.gguf", 32_768) if tokens else ("", None, "", 0)
-        one = Prepared(f"p{len(self.standing)}", name, (f"/docs/{name}",), sources, *read, tokens, 36_000.0, NOW)
-        standing = Standing(
+        one = PreparedSet(f"p{len(self.standing)}", name, (f"/docs/{name}",), sources, *read, tokens, 36_000.0, NOW)
+        standing = PreparedStatus(
             one,
             136_000_000 if tokens else 0,
-            Changes(),
+            FileChanges(),
             "" if tokens else "it was not fully processed",
             TimeRange(36, 36),
         )
         self.standing[one.id] = replace(standing, **known)  # type: ignore[arg-type]
         return self.standing[one.id]
 
-    async def names(self) -> dict[str, str]:
+    async def names_by_owner(self) -> dict[str, str]:
         return {one.prepared.owner: one.prepared.name for one in self.standing.values()}
 
-    async def standings(
-        self, now: object, usage: Sequence[ConversationUsage], only: Prepared | None = None
-    ) -> list[Standing]:
+    async def statuses(
+        self, now: object, usage: Sequence[ConversationUsage], only: PreparedSet | None = None
+    ) -> list[PreparedStatus]:
         known = sorted(self.standing.values(), key=lambda one: one.prepared.name)
         return [one for one in known if only is None or one.prepared.id == only.id]
 
-    async def ground_of(self, conversation_id: str) -> Ground | None:
+    async def chat_documents(self, conversation_id: str) -> ChatDocuments | None:
         return self.grounds.get(conversation_id)
 
     async def estimate(self, paths: Sequence[Path], now: object) -> Estimate:
         return self.expected or Estimate(len(paths), 78_000, TimeRange(36, 36))
 
-    def time_left(self, one: Prepared) -> TimeRange | None:
+    def time_left(self, one: PreparedSet) -> TimeRange | None:
         return TimeRange(20, 20)
 
-    async def add(self, paths: Sequence[Path], name: str) -> Prepared:
+    async def add(self, paths: Sequence[Path], name: str) -> PreparedSet:
         made = self.put(name).prepared
         self._chat.events.publish(LibraryChanged())
         return made
 
-    async def read(self, one: Prepared) -> Prepared:
+    async def read(self, one: PreparedSet) -> PreparedSet:
         if self.refusal:
             raise self.refusal
         task = asyncio.ensure_future(self.go_on.wait())
-        self.reading[one.id] = Reading(task, 20_000, 78_000)
+        self.reading[one.id] = ReadingTask(task, 20_000, 78_000)
         self._chat.events.publish(LibraryChanged())
         try:
             await task
             done = replace(one, label="label", tokens=78_000, model="/models/SmolLM2-135M-Instruct.gguf")
-            self.standing[one.id] = Standing(done, 1_800_000_000, Changes(), "", TimeRange(36, 36))
+            self.standing[one.id] = PreparedStatus(done, 1_800_000_000, FileChanges(), "", TimeRange(36, 36))
         finally:
             del self.reading[one.id]
             self._chat.events.publish(LibraryChanged())
         return done
 
-    async def remove(self, one: Prepared) -> None:
+    async def remove(self, one: PreparedSet) -> None:
         del self.standing[one.id]
         self._chat.events.publish(LibraryChanged())
 
-    async def begin(self, one: Prepared) -> Conversation:
+    async def begin(self, one: PreparedSet) -> Conversation:
         return self._chat.add(one.name)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from kvchat.chat.attachments import CannotAttach, document_of_file, is_picture, read_bytes
-from kvchat.chat.prepared.gitignore import Rules, read_rules
+from kvchat.chat.prepared.gitignore import IgnoreRules, read_rules
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment, Conversation, Message, Role, as_datetime, as_text, new_message
 from kvchat.errors import KvchatError
@@ -24,20 +24,20 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.words.language import N_, _, listed, number, several
 from kvchat.words.wording import size
 
-MOST_TEXT = 32_000_000  # characters; more than any context holds
-MOST_FILES = 20_000  # checked at most
-_HEAD = 8192  # bytes of a file checked before reading the rest
+MAX_TEXT_CHARACTERS = 32_000_000  # characters; more than any context holds
+MAX_FILES = 20_000  # checked at most
+_SNIFF_BYTES = 8192  # bytes of a file checked before reading the rest
 
 # After the documents, which come first because only they are long.
 INSTRUCTION = "Answer with the help of these documents."
 
 
-class CannotPrepare(KvchatError):
+class PreparationError(KvchatError):
     """The documents cannot be read or kept."""
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     path: str
     name: str  # shown to the model
     size: int  # bytes
@@ -47,7 +47,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Document:
-    source: Source
+    source: SourceFile
     text: str
 
     @property
@@ -56,7 +56,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Changes:
+class FileChanges:
     changed: int = 0
     added: int = 0
     gone: int = 0
@@ -65,7 +65,7 @@ class Changes:
         return any((self.changed, self.added, self.gone))
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         changed, added, gone = self.changed, self.added, self.gone
         whole = (
             several(changed, "{count} file changed", "{count} files changed"),
@@ -81,33 +81,33 @@ class Changes:
         return listed([whole[there[0]], *(brief[place] for place in there[1:])])
 
 
-def gather(paths: Sequence[Path], before: Sequence[Source] = ()) -> tuple[Document, ...]:
+def read_documents(paths: Sequence[Path], before: Sequence[SourceFile] = ()) -> tuple[Document, ...]:
     """Read all documents, those in `before` first and in that order, so that unchanged ones stay a prefix."""
     places = {source.path: number for number, source in enumerate(before)}
-    files = sorted(_files(paths), key=lambda file: places.get(str(file[0]), len(places)))
+    files = sorted(_find_files(paths), key=lambda file: places.get(str(file[0]), len(places)))
     documents: list[Document] = []
     amount = 0
     for path, name, named in files:
-        if (document := _document(path, name, named=named)) is None:
+        if (document := _read_document(path, name, explicit=named)) is None:
             continue
         documents.append(document)
         amount += len(document.text)
-        if amount > MOST_TEXT:
+        if amount > MAX_TEXT_CHARACTERS:
             sentence = N_("They contain more than {most_text} of text, which is too long for any model.")
-            words = _(sentence, most_text=size(MOST_TEXT))
-            raise CannotPrepare(_("This is too much to prepare"), words, _("Choose only the relevant part."))
+            words = _(sentence, most_text=size(MAX_TEXT_CHARACTERS))
+            raise PreparationError(_("This is too much to prepare"), words, _("Choose only the relevant part."))
     if not documents:
         words, advice = _("No files with text were found."), _("Choose text, code, Markdown or PDF files.")
-        raise CannotPrepare(_("There is nothing to prepare"), words, advice)
+        raise PreparationError(_("There is nothing to prepare"), words, advice)
     return tuple(documents)
 
 
-def changes(paths: Sequence[Path], before: Sequence[Source]) -> Changes:
+def detect_changes(paths: Sequence[Path], before: Sequence[SourceFile]) -> FileChanges:
     known = {source.path: source for source in before}
     try:
-        files = {str(path): (path, name) for path, name, _ in _files(filter(Path.exists, paths))}
-    except CannotPrepare:  # too many files now: rereading reports it
-        return Changes(added=1)
+        files = {str(path): (path, name) for path, name, _ in _find_files(filter(Path.exists, paths))}
+    except PreparationError:  # too many files now: rereading reports it
+        return FileChanges(added=1)
     changed = 0
     for source in (known[path] for path in files.keys() & known.keys()):
         try:
@@ -117,16 +117,16 @@ def changes(paths: Sequence[Path], before: Sequence[Source]) -> Changes:
                 changed += now.st_size != source.size or blake3(read_bytes(path)).hexdigest() != source.hash
         except (OSError, CannotAttach):
             changed += 1
-    new = sum(_document(*files[path], named=False) is not None for path in files.keys() - known.keys())
-    return Changes(changed, new, len(known.keys() - files.keys()))
+    new = sum(_read_document(*files[path], explicit=False) is not None for path in files.keys() - known.keys())
+    return FileChanges(changed, new, len(known.keys() - files.keys()))
 
 
-def _document(path: Path, name: str, *, named: bool) -> Document | None:
-    """Read a file's text; None for a folder's file without text. Raises CannotAttach if `named`."""
+def _read_document(path: Path, name: str, *, explicit: bool) -> Document | None:
+    """Read a file's text; None for a folder's file without text. Raises CannotAttach if `explicit`."""
     try:
-        if not named:
+        if not explicit:
             with path.open("rb") as file:
-                head = file.read(_HEAD)
+                head = file.read(_SNIFF_BYTES)
             if b"\0" in head and not head.startswith((b"%PDF-", b"\xff\xfe", b"\xfe\xff")):
                 return None
         changed = path.stat().st_mtime_ns if path.exists() else 0  # taken before reading, to detect changes meanwhile
@@ -135,31 +135,33 @@ def _document(path: Path, name: str, *, named: bool) -> Document | None:
             raise CannotAttach(path.name, _("It is an image."), _("Prepare text, code, Markdown or PDF files."))
         read = document_of_file(name, data)
     except (CannotAttach, OSError):
-        if named:
+        if explicit:
             raise
         return None
-    return Document(Source(str(path), read.name, read.size, changed, read.hash), read.text)
+    return Document(SourceFile(str(path), read.name, read.size, changed, read.hash), read.text)
 
 
-def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, bool]]:
+def _find_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, bool]]:
     seen: set[Path] = set()
     for path in map(Path.absolute, paths):
         inside = iter((path,))
         if path.is_dir():
             above = [path, *path.parents]
             root = next((number for number, parent in enumerate(above) if (parent / ".git").exists()), 0)
-            inside = _in_folder(path, [rules for parent in above[root:0:-1] for rules in read_rules(parent)])
-        for file in itertools.islice(inside, MOST_FILES + 1 - len(seen)):
+            inside = _walk_folder(path, [rules for parent in above[root:0:-1] for rules in read_rules(parent)])
+        for file in itertools.islice(inside, MAX_FILES + 1 - len(seen)):
             name = str(file.relative_to(path.parent).as_posix())
             if file not in seen:
                 seen.add(file)
                 yield file, os.fsencode(name).decode("utf-8", "replace"), file == path
-            if len(seen) > MOST_FILES:
-                words = _("It contains more than {most_files} files.", most_files=number(MOST_FILES))
-                raise CannotPrepare(_("This is too much to prepare"), words, _("Choose only the relevant subfolder."))
+            if len(seen) > MAX_FILES:
+                words = _("It contains more than {most_files} files.", most_files=number(MAX_FILES))
+                raise PreparationError(
+                    _("This is too much to prepare"), words, _("Choose only the relevant subfolder.")
+                )
 
 
-def _in_folder(folder: Path, rules: Sequence[Rules]) -> Iterator[Path]:
+def _walk_folder(folder: Path, rules: Sequence[IgnoreRules]) -> Iterator[Path]:
     """Walk a folder except what the rules ignore; `rules`: of the folders above, innermost last."""
     rules = (*rules, *read_rules(folder))
     try:
@@ -174,17 +176,17 @@ def _in_folder(folder: Path, rules: Sequence[Rules]) -> Iterator[Path]:
         if entry.name.startswith(".") or entry.is_symlink() or ignored:
             continue
         if is_folder:
-            yield from _in_folder(path, rules)
+            yield from _walk_folder(path, rules)
         elif entry.is_file(follow_symlinks=False):
             yield path
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedSet:
     id: str
     name: str
     paths: tuple[str, ...]  # named by the user
-    sources: tuple[Source, ...]
+    sources: tuple[SourceFile, ...]
     label: str  # of its save points; empty: never read completely
     fingerprint: Fingerprint | None  # of the engine that read them, as are the fields below
     model: str  # path
@@ -202,45 +204,47 @@ class Prepared:
         return bool(self.label)
 
 
-def all_prepared(database: Database) -> list[Prepared]:
+def all_prepared(database: Database) -> list[PreparedSet]:
     rows = database.rows(
         "SELECT id, name, paths, sources, label, fingerprint, model, context_size, tokens, read_ms, created_at"
         " FROM prepared ORDER BY name COLLATE NOCASE"
     )
-    return [prepared for row in rows if (prepared := _prepared_of(row)) is not None]
+    return [prepared for row in rows if (prepared := _prepared_from_row(row)) is not None]
 
 
-def add(database: Database, name: str, paths: Sequence[str], documents: Sequence[Document]) -> Prepared:
+def add(database: Database, name: str, paths: Sequence[str], documents: Sequence[Document]) -> PreparedSet:
     made, now = uuid.uuid4().hex, datetime.now(UTC).timestamp()
     statement = "INSERT OR IGNORE INTO prepared (id, name, paths, sources, texts, created_at) VALUES (?, ?, ?, ?, ?, ?)"
-    if not database.write(statement, (made, name, json.dumps(paths), *_stored(documents), now)):
+    if not database.write(statement, (made, name, json.dumps(paths), *_to_json(documents), now)):
         advice = _("Choose another name, or reprocess the existing one.")
-        raise CannotPrepare(_("“{name}” is already in the library", name=name), "", advice)
+        raise PreparationError(_("“{name}” is already in the library", name=name), "", advice)
     return next(prepared for prepared in all_prepared(database) if prepared.id == made)
 
 
-def finish(database: Database, prepared: Prepared, documents: Sequence[Document]) -> None:
+def finish(database: Database, prepared: PreparedSet, documents: Sequence[Document]) -> None:
     facts = json.dumps(dataclasses.asdict(prepared.fingerprint)) if prepared.fingerprint else None
     database.write(
         "UPDATE prepared SET sources = ?, texts = ?, label = ?, fingerprint = ?, model = ?, context_size = ?,"
         " tokens = ?, read_ms = ?, created_at = ? WHERE id = ?",
         (
-            *(*_stored(documents), prepared.label, facts, prepared.model, prepared.context_size),
+            *(*_to_json(documents), prepared.label, facts, prepared.model, prepared.context_size),
             *(prepared.tokens, prepared.read_ms, prepared.created_at.timestamp(), prepared.id),
         ),
     )
 
 
-def remove(database: Database, prepared: Prepared) -> None:
+def remove(database: Database, prepared: PreparedSet) -> None:
     with database.transaction() as db:
         db.execute("DELETE FROM prepared WHERE id = ?", (prepared.id,))
         db.execute("INSERT OR IGNORE INTO deleted VALUES (?1, ?1)", (prepared.owner,))
 
 
-def begin_chat(database: Database, prepared: Prepared, id: str = "") -> Conversation:
+def create_chat(database: Database, prepared: PreparedSet, id: str = "") -> Conversation:
     row = next(iter(database.rows("SELECT texts FROM prepared WHERE id = ?", (prepared.id,))), None)
     if row is None:
-        raise CannotPrepare(_("“{name}” is no longer in the library", name=prepared.name), "", _("Prepare it again."))
+        raise PreparationError(
+            _("“{name}” is no longer in the library", name=prepared.name), "", _("Prepare it again.")
+        )
     texts = json.loads(as_text(row["texts"]))
     documents = [Document(source, text).attachment for source, text in zip(prepared.sources, texts, strict=True)]
     with database.transaction() as db:
@@ -249,7 +253,7 @@ def begin_chat(database: Database, prepared: Prepared, id: str = "") -> Conversa
     return made
 
 
-def begun_on(database: Database, conversation_id: str) -> tuple[str | None, list[tuple[str, str]]]:
+def chat_documents(database: Database, conversation_id: str) -> tuple[str | None, list[tuple[str, str]]]:
     """Return the id of the set a chat started with, if known, and its documents' names and hashes."""
     query = (
         "SELECT DISTINCT position, name, hash FROM attachments JOIN messages ON messages.id = message_id"
@@ -264,19 +268,19 @@ def system_message(documents: Sequence[Attachment]) -> Message:
     return new_message("", Role.SYSTEM, INSTRUCTION, attachments=documents)
 
 
-def _stored(documents: Sequence[Document]) -> tuple[str, str]:
+def _to_json(documents: Sequence[Document]) -> tuple[str, str]:
     sources = json.dumps([dataclasses.asdict(document.source) for document in documents])
     return sources, json.dumps([document.text for document in documents])
 
 
-def _prepared_of(row: sqlite3.Row) -> Prepared | None:
+def _prepared_from_row(row: sqlite3.Row) -> PreparedSet | None:
     try:
         facts = row["fingerprint"]
-        return Prepared(
+        return PreparedSet(
             as_text(row["id"]),
             as_text(row["name"]),
             tuple(json.loads(row["paths"])),
-            tuple(Source(**source) for source in json.loads(row["sources"])),
+            tuple(SourceFile(**source) for source in json.loads(row["sources"])),
             as_text(row["label"]),
             Fingerprint(**json.loads(facts)) if facts else None,
             as_text(row["model"]),

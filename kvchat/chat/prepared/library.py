@@ -18,7 +18,14 @@ from kvchat.chat.attachments import CannotAttach
 from kvchat.chat.events import ConversationsChanged, LibraryChanged
 from kvchat.chat.options import NewChat
 from kvchat.chat.prepared import documents as record
-from kvchat.chat.prepared.documents import CannotPrepare, Changes, Document, Prepared, gather, system_message
+from kvchat.chat.prepared.documents import (
+    Document,
+    FileChanges,
+    PreparationError,
+    PreparedSet,
+    read_documents,
+    system_message,
+)
 from kvchat.chat.record.messages import Conversation, prompt_content, prompt_messages
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.client import count_until
@@ -38,8 +45,8 @@ from kvchat.words.language import N_, _, listed, number
 from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import TimeRange, percent, tokens_short
 
-LETTERS_A_TOKEN = 3.6  # English and code, roughly, until an engine counts
-SURE_SHARE = 0.5  # lower bound as a share of the guessed tokens
+CHARACTERS_PER_TOKEN = 3.6  # English and code, roughly, until an engine counts
+MIN_TOKEN_SHARE = 0.5  # lower bound as a share of the guessed tokens
 STEP_MS = 500.0  # target time per step: steps are frequent, but smaller ones cost more in total
 _TOO_LONG = N_("Choose a part of it, or a larger context length in the settings if the model and memory allow it.")
 
@@ -49,98 +56,98 @@ class Estimate:
     files: int
     tokens: int
     time: TimeRange | None  # None: unknown
-    room: int | None = None  # tokens the model can read at once, beside a reply; None: unknown
+    available: int | None = None  # tokens the model can read at once, beside a reply; None: unknown
     counted: bool = False  # False: estimated tokens
 
     @property
-    def too_long(self) -> bool:
-        return self.room is not None and self.tokens * (1.0 if self.counted else SURE_SHARE) > self.room
+    def is_too_long(self) -> bool:
+        return self.available is not None and self.tokens * (1.0 if self.counted else MIN_TOKEN_SHARE) > self.available
 
 
-class TooLongToPrepare(CannotPrepare):
+class PreparationTooLong(PreparationError):
     def __init__(self, estimate: Estimate) -> None:
-        tokens, room = tokens_short(estimate.tokens), number(estimate.room or 0)
+        tokens, room = tokens_short(estimate.tokens), number(estimate.available or 0)
         words = _("It has about {tokens} tokens, but only {room} fit in the context.", tokens=tokens, room=room)
         super().__init__(_("This is too long for the model's context"), words, _(_TOO_LONG))
 
 
 @dataclass(frozen=True)
-class Standing:
-    prepared: Prepared
+class PreparedStatus:
+    prepared: PreparedSet
     bytes: int  # blocks on disk, including those shared with chats
-    changes: Changes  # in the files, since they were read
-    why_not: str  # why chats must reread it; empty if they need not
+    changes: FileChanges  # in the files, since they were read
+    reprocess_reason: str  # why chats must reread it; empty if they need not
     time: TimeRange | None  # estimated time; None: unknown
 
 
 @dataclass(frozen=True)
-class Ground:
+class ChatDocuments:
     documents: tuple[str, ...]  # names
-    prepared: Prepared | None  # the chat's set; None: not in the library
-    as_read: bool  # a new chat would get the same documents
+    prepared: PreparedSet | None  # the chat's set; None: not in the library
+    is_current: bool  # a new chat would get the same documents
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadingTask:
     task: asyncio.Future[Any]
     done: int = 0  # tokens
     total: int = 0  # 0: not counted
 
 
-Forget = Callable[[Mapping[str, set[str]]], Coroutine[Any, Any, None]]
+Purge = Callable[[Mapping[str, set[str]]], Coroutine[Any, Any, None]]
 
 
 class Library:
     """Event-loop thread only. All methods raise KvchatError."""
 
-    def __init__(self, parts: TurnParts, forget: Forget, over: Callable[[], object]) -> None:
-        """`forget` deletes an owner's saved state; `over`: called after a slot was used for something else."""
-        self._parts, self._forget, self._over = parts, forget, over
-        self.reading: dict[str, Reading] = {}  # by id
+    def __init__(self, parts: TurnParts, purge: Purge, on_slot_changed: Callable[[], object]) -> None:
+        """`purge` deletes an owner's saved state; `on_slot_changed`: called after a slot was used otherwise."""
+        self._parts, self._purge, self._on_slot_changed = parts, purge, on_slot_changed
+        self.reading: dict[str, ReadingTask] = {}  # by id
 
-    async def all(self) -> list[Prepared]:
+    async def all(self) -> list[PreparedSet]:
         return await self._parts.in_database(record.all_prepared)
 
-    async def named(self, name: str) -> Prepared:
+    async def find(self, name: str) -> PreparedSet:
         found = next((prepared for prepared in await self.all() if prepared.name == name), None)
         if found is None:
             title = _("“{name}” is not in the library", name=name)
-            raise CannotPrepare(title, "", _("Run `kvchat prepared` to list the library."))
+            raise PreparationError(title, "", _("Run `kvchat prepared` to list the library."))
         return found
 
     async def estimate(self, paths: Sequence[Path], now: tuple[Fingerprint, int] | None) -> Estimate:
         """Estimate the cost of preparing files. `now`: the engine's fingerprint and maximum context, if known."""
         fingerprint, limit = now or (None, None)
-        documents = await asyncio.to_thread(gather, paths)
+        documents = await asyncio.to_thread(read_documents, paths)
         message = record.system_message([document.attachment for document in documents])
         text = await asyncio.to_thread(prompt_content, message)  # in small files, names and separators dominate
         room = limit - min(RESERVE_MOST, limit // RESERVE_SHARE) if limit else None
-        tokens, counted = round(len(text) / LETTERS_A_TOKEN), False
+        tokens, counted = round(len(text) / CHARACTERS_PER_TOKEN), False
         if room is not None and self._parts.host.is_ready():
             with contextlib.suppress(KvchatError):
                 engine = (await self._parts.host.ready()).engine
                 tokens, counted = (await count_until(engine.count_tokens, text, room))[0], True
         return Estimate(len(documents), tokens, await self._time(tokens, fingerprint), room, counted)
 
-    async def add(self, paths: Sequence[Path], name: str) -> Prepared:
-        documents = await asyncio.to_thread(gather, paths)
+    async def add(self, paths: Sequence[Path], name: str) -> PreparedSet:
+        documents = await asyncio.to_thread(read_documents, paths)
         named = [str(path.absolute()) for path in paths]
         made = await self._parts.in_database(record.add, name, named, documents)
         self._changed()
         return made
 
-    async def read(self, prepared: Prepared) -> Prepared:
+    async def read(self, prepared: PreparedSet) -> PreparedSet:
         """Read the files as they are now, reusing saved state. Gives way to all other work."""
         if prepared.id in self.reading:
-            raise CannotPrepare(_("“{name}” is already being processed", name=prepared.name), "", "")
+            raise PreparationError(_("“{name}” is already being processed", name=prepared.name), "", "")
         task, refused = asyncio.ensure_future(self._read(prepared)), False
-        self.reading[prepared.id] = Reading(task)
+        self.reading[prepared.id] = ReadingTask(task)
         self._parts.background.begin(asyncio.wait([task]))
         self._changed()
         try:
             return await task
         except KvchatError as error:
-            refused = isinstance(error, CannotPrepare | CannotAttach) and not prepared.is_read
+            refused = isinstance(error, PreparationError | CannotAttach) and not prepared.is_read
             raise
         finally:
             task.cancel()
@@ -148,15 +155,15 @@ class Library:
             del self.reading[prepared.id]
             if refused:
                 await self.remove(prepared)
-            self._over()
+            self._on_slot_changed()
             self._changed()
 
-    async def cancel(self, prepared: Prepared) -> None:
-        await self._stop_reading(prepared)
+    async def cancel(self, prepared: PreparedSet) -> None:
+        await self._cancel_reading(prepared)
         if not prepared.is_read:
             await self.remove(prepared)
 
-    async def _stop_reading(self, prepared: Prepared) -> None:
+    async def _cancel_reading(self, prepared: PreparedSet) -> None:
         if (reading := self.reading.get(prepared.id)) is not None:
             reading.task.cancel()
             await asyncio.wait([reading.task])
@@ -165,67 +172,67 @@ class Library:
         for reading in self.reading.values():
             reading.task.cancel()
 
-    async def remove(self, prepared: Prepared) -> None:
-        await self._stop_reading(prepared)
+    async def remove(self, prepared: PreparedSet) -> None:
+        await self._cancel_reading(prepared)
         await self._parts.in_database(record.remove, prepared)
         self._changed()
         if self._parts.slots.store.problem is None:
             await asyncio.to_thread(self._parts.slots.store.inventory.pin, prepared.owner, False)
-        await self._forget({prepared.owner: {prepared.owner}})
+        await self._purge({prepared.owner: {prepared.owner}})
 
-    async def begin(self, prepared: Prepared) -> Conversation:
-        made = await self._parts.in_database(record.begin_chat, prepared)
+    async def begin(self, prepared: PreparedSet) -> Conversation:
+        made = await self._parts.in_database(record.create_chat, prepared)
         self._parts.events.publish(ConversationsChanged())
         return made
 
-    def new_chat(self, prepared: Prepared) -> NewChat:
-        return NewChat(lambda database, id: record.begin_chat(database, prepared, id))
+    def new_chat(self, prepared: PreparedSet) -> NewChat:
+        return NewChat(lambda database, id: record.create_chat(database, prepared, id))
 
-    async def names(self) -> dict[str, str]:
+    async def names_by_owner(self) -> dict[str, str]:
         rows = await self._parts.worker.run(self._parts.database.rows, "SELECT id, name FROM prepared")
         return {f"prepared:{row['id']}": str(row["name"]) for row in rows}
 
-    async def ground_of(self, conversation_id: str) -> Ground | None:
+    async def chat_documents(self, conversation_id: str) -> ChatDocuments | None:
         """Return the documents a chat started with, or None; imported chats are matched by hash."""
-        begun, documents = await self._parts.in_database(record.begun_on, conversation_id)
+        begun, documents = await self._parts.in_database(record.chat_documents, conversation_id)
         if not documents:
             return None
         names, hashes = zip(*documents, strict=True)
         known = await self.all()
         same = [prepared for prepared in known if tuple(source.hash for source in prepared.sources) == hashes]
         on = next((prepared for prepared in known if prepared.id == begun), None) or next(iter(same), None)
-        return Ground(names, on, on in same)
+        return ChatDocuments(names, on, on in same)
 
-    async def standings(
+    async def statuses(
         self,
         now: tuple[Fingerprint, int] | None,
         usage: Sequence[ConversationUsage],
-        only: Prepared | None = None,
-    ) -> list[Standing]:
+        only: PreparedSet | None = None,
+    ) -> list[PreparedStatus]:
         """Return the state of each set, or of `only` one. `now`: the engine's fingerprint and maximum context."""
         fingerprint, limit = now or (None, None)
         kept = {chat.conversation_id: chat for chat in usage}
         return [
-            Standing(
+            PreparedStatus(
                 prepared,
                 kept[prepared.owner].bytes if prepared.owner in kept else 0,
-                await asyncio.to_thread(record.changes, list(map(Path, prepared.paths)), prepared.sources),
-                why_not_ready(prepared, kept.get(prepared.owner), fingerprint, limit),
+                await asyncio.to_thread(record.detect_changes, list(map(Path, prepared.paths)), prepared.sources),
+                reprocess_reason(prepared, kept.get(prepared.owner), fingerprint, limit),
                 await self._time(prepared.tokens, fingerprint or prepared.fingerprint),
             )
             for prepared in ([only] if only else await self.all())
         ]
 
-    def time_left(self, prepared: Prepared) -> TimeRange | None:
+    def time_left(self, prepared: PreparedSet) -> TimeRange | None:
         reading = self.reading.get(prepared.id)
         return self._parts.slots.restore_cost.speed.forecast(reading.total - reading.done) if reading else None
 
     async def _time(self, tokens: int, fingerprint: Fingerprint | None) -> TimeRange | None:
         return (await self._parts.reading_speed(fingerprint.model)).forecast(tokens) if fingerprint else None
 
-    async def _read(self, prepared: Prepared) -> Prepared:
+    async def _read(self, prepared: PreparedSet) -> PreparedSet:
         parts = self._parts
-        documents = await asyncio.to_thread(gather, list(map(Path, prepared.paths)), prepared.sources)
+        documents = await asyncio.to_thread(read_documents, list(map(Path, prepared.paths)), prepared.sources)
         if parts.slots.store.problem is None:
             await asyncio.to_thread(parts.slots.store.inventory.pin, prepared.owner, True)
         work, again, now = partial(self._read_documents, prepared, documents), False, None
@@ -244,16 +251,16 @@ class Library:
         return now
 
     async def _read_documents(
-        self, prepared: Prepared, documents: Sequence[Document], slot: Slot, wanted: Callable[[], bool]
-    ) -> Prepared | None:
+        self, prepared: PreparedSet, documents: Sequence[Document], slot: Slot, may_continue: Callable[[], bool]
+    ) -> PreparedSet | None:
         """Process the documents and save their states; None if interrupted. Cancellable at any point."""
         parts, skipped = self._parts, list[Reason]()
 
-        def hear(event: SessionEvent) -> None:
+        def on_event(event: SessionEvent) -> None:
             if isinstance(event, SaveSkipped):
                 skipped.append(event.reason)
 
-        exchange = Exchange(parts.slots, slot, parts.host, prepared.owner, hear)
+        exchange = Exchange(parts.slots, slot, parts.host, prepared.owner, on_event)
         messages = prompt_messages([system_message([document.attachment for document in documents])])
         async with exchange.losses_explained():
             lease = await exchange.ready(Request(messages))
@@ -263,11 +270,11 @@ class Library:
             if lease.engine.too_small(needed) and needed <= lease.engine.limit:
                 lease = await exchange.with_room(Request(messages), needed)
             if needed > min(lease.engine.limit, lease.engine.context_size):
-                _refuse(tokens, lease.engine, documents)
+                _raise_too_long(tokens, lease.engine, documents)
             if not (lease.keeps and lease.engine.remembers(tokens)):
                 problem = parts.slots.store.problem
                 why = problem.detail if problem else lease.engine.finding.words
-                raise CannotPrepare(_("Prepared documents cannot be saved on this computer"), why, "")
+                raise PreparationError(_("Prepared documents cannot be saved on this computer"), why, "")
             digest = blake3(repr(lease.engine.fingerprint).encode())
             for document in documents:
                 digest.update(f"{document.source.name}\0{document.source.hash}\0".encode())
@@ -278,7 +285,7 @@ class Library:
                 await lease.settle(stop)  # a longer restored state holds more
                 if await lease.save(stop, label=label, tell=False) is None and skipped:
                     title = _("The prepared documents could not be saved")
-                    raise CannotPrepare(title, skipped[-1].in_a_sentence, "")
+                    raise PreparationError(title, skipped[-1].in_a_sentence, "")
 
             def progress(done: int) -> None:
                 if prepared.id in self.reading:
@@ -286,7 +293,7 @@ class Library:
                     parts.events.publish(LibraryChanged(progress=True))
 
             stops = [stop for stop in parts_of(lease, boundary) if len(stop) >= loaded.expected_cached]
-            if not await read_and_keep(lease, stops, loaded, wanted, keep, progress, STEP_MS):
+            if not await read_and_keep(lease, stops, loaded, may_continue, keep, progress, STEP_MS):
                 return None
             contents, engine = lease.slot.known(lease.engine), lease.engine
         ahead = contents.ahead if contents else NOTHING_AHEAD
@@ -308,7 +315,7 @@ class Library:
         self._parts.events.publish(LibraryChanged())
 
 
-def _refuse(tokens: int, engine: ReadyEngine, documents: Sequence[Document]) -> NoReturn:
+def _raise_too_long(tokens: int, engine: ReadyEngine, documents: Sequence[Document]) -> NoReturn:
     room = engine.limit - engine.reserve(None)
     letters = list(itertools.accumulate(len(document.text) for document in documents))
     fits = sum(so_far * tokens <= room * letters[-1] for so_far in letters)
@@ -318,16 +325,16 @@ def _refuse(tokens: int, engine: ReadyEngine, documents: Sequence[Document]) -> 
         amount = _("the first {fits} of its {count} files fit, {amount}", **places)
     places = {"tokens": number(tokens), "room": number(room), "amount": amount}
     words = _("It has {tokens} tokens, but only {room} fit in the context: {amount}.", **places)
-    raise CannotPrepare(_("This is too long for the model's context"), words, _(_TOO_LONG))
+    raise PreparationError(_("This is too long for the model's context"), words, _(_TOO_LONG))
 
 
-def why_not_ready(
-    prepared: Prepared, usage: ConversationUsage | None, now: Fingerprint | None, limit: int | None
+def reprocess_reason(
+    prepared: PreparedSet, usage: ConversationUsage | None, engine: Fingerprint | None, limit: int | None
 ) -> str:
-    """Return why a chat on it would have to read it first, or "". `now`, `limit`: the engine's."""
+    """Return why a chat on it would have to read it first, or "". `engine`, `limit`: the engine's."""
     if not prepared.is_read or prepared.fingerprint is None:
         return _("it was not fully processed")
-    differences = prepared.fingerprint.differences(now) if now else ()
+    differences = prepared.fingerprint.differences(engine) if engine else ()
     if differences == (Reason(ReasonCode.MODEL),):
         return _("it was processed with another model")
     if limit is not None and prepared.tokens >= limit:

@@ -13,7 +13,7 @@ from kvchat.chat import events
 from kvchat.chat.attachments import document_of_text
 from kvchat.chat.context import ContextUse
 from kvchat.chat.events import Event, MessagesChanged, Notice, ReadingAhead, ReplyFinished
-from kvchat.chat.prepared.library import Ground, Standing
+from kvchat.chat.prepared.library import ChatDocuments, PreparedStatus
 from kvchat.chat.record.messages import Role
 from kvchat.chat.turn.forecasts import Forecast
 from kvchat.library.memory.context_size import ContextChoice
@@ -195,7 +195,7 @@ class GroundController(Controller):
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController, parent: QObject) -> None:
         super().__init__(runtime, views, parent)
         self._chat, self._line = chat, views.documents
-        self._ground: Ground | None = None
+        self._ground: ChatDocuments | None = None
         self._soon = self._timer(_DOCUMENTS_MS, self._load)
         chat.left.connect(self._another_chat)
         self._line.clicked.connect(self._open)
@@ -214,11 +214,11 @@ class GroundController(Controller):
 
     async def _load(self) -> None:
         id, runtime = self._chat.current, self._runtime
-        ground = await runtime.chat.library.ground_of(id) if id else None
+        ground = await runtime.chat.library.chat_documents(id) if id else None
         standing = None
         if ground and ground.prepared:
             usage, now = await runtime.save_points.usage(), await runtime.engine.states_now(runtime.settings.model_path)
-            [standing] = await runtime.chat.library.standings(now, usage.conversations, ground.prepared)
+            [standing] = await runtime.chat.library.statuses(now, usage.conversations, ground.prepared)
         if id != self._chat.current:
             return
         self._ground = ground
@@ -233,14 +233,14 @@ class GroundController(Controller):
         self.library_requested.emit(known.id if known else "")
 
 
-def words_of(ground: Ground, standing: Standing | None, *, keeps: bool) -> tuple[str, str]:
+def words_of(ground: ChatDocuments, standing: PreparedStatus | None, *, keeps: bool) -> tuple[str, str]:
     """Return the documents a chat started with, and a remark. keeps: the chat has its own memory"""
     count = several(len(ground.documents), "{count} document", "{count} documents")
     if standing is None:
         return count, _("no longer in the library")
     text = beside((standing.prepared.name, count))
-    if not ground.as_read:
+    if not ground.is_current:
         return text, _("updated since; this chat keeps the version it started with")
-    if standing.why_not and not keeps:
-        return text, _("needs processing: {why_not}", why_not=standing.why_not)
-    return text, _("{words} since it was processed", words=standing.changes.words) if standing.changes else ""
+    if standing.reprocess_reason and not keeps:
+        return text, _("needs processing: {why_not}", why_not=standing.reprocess_reason)
+    return text, _("{words} since it was processed", words=standing.changes.text) if standing.changes else ""

@@ -14,8 +14,8 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QFileDialog, QWidget
 
 from kvchat.chat.events import EngineChanged, Event, LibraryChanged, SettingsChanged
-from kvchat.chat.prepared.documents import Prepared
-from kvchat.chat.prepared.library import Estimate, Reading, Standing, TooLongToPrepare
+from kvchat.chat.prepared.documents import PreparedSet
+from kvchat.chat.prepared.library import Estimate, PreparationTooLong, PreparedStatus, ReadingTask
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import STRETCH, button, column, label, left_to_right, line_edit, progress_bar, row
@@ -40,7 +40,7 @@ class LibraryWindow(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Library"), parent, size=(680, 520), least=(440, 360))
         self._library = runtime.chat.library
-        self._standings: list[Standing] = []
+        self._standings: list[PreparedStatus] = []
         self._loading = self._due = False
         self._refused: dict[str, KvchatError] = {}  # read errors by id
         self._added = ""  # id to select once it is listed
@@ -77,7 +77,7 @@ class LibraryWindow(Panel):
     async def consider(self, paths: Sequence[Path]) -> None:
         now = await self._runtime.engine.states_now(self._runtime.settings.model_path)
         estimate = await self._library.estimate(paths, now)
-        taken = set((await self._library.names()).values())
+        taken = set((await self._library.names_by_owner()).values())
 
         async def add(name: str) -> None:
             made = await self._library.add(paths, name)
@@ -88,14 +88,14 @@ class LibraryWindow(Panel):
         dialog.accepted.connect(lambda: self.run(add(dialog.name)))
         dialog.open()
 
-    async def _read(self, prepared: Prepared) -> None:
+    async def _read(self, prepared: PreparedSet) -> None:
         try:
             await self._library.read(prepared)
         except KvchatError as error:
             self._refused[prepared.id] = error
             raise
 
-    async def _remove(self, prepared: Prepared) -> None:
+    async def _remove(self, prepared: PreparedSet) -> None:
         await self._library.remove(prepared)
         if (error := self._refused.pop(prepared.id, None)) is not None:
             self.notices.take_back(error)
@@ -126,7 +126,7 @@ class LibraryWindow(Panel):
                 self._due = False
                 usage = await self._runtime.save_points.usage()
                 now = await self._runtime.engine.states_now(self._runtime.settings.model_path)
-                self._standings = await self._library.standings(now, usage.conversations)
+                self._standings = await self._library.statuses(now, usage.conversations)
                 self._show()
         finally:
             self._loading = False
@@ -162,15 +162,15 @@ class LibraryWindow(Panel):
         self.begin.setEnabled(current is not None and current.prepared.is_read)
 
     @property
-    def _current(self) -> Standing | None:
+    def _current(self) -> PreparedStatus | None:
         chosen = self.list.current.value if self.list.current else None
         return next((standing for standing in self._standings if standing.prepared.id == chosen), None)
 
-    def _with_current(self, do: Callable[[Prepared], Coroutine[Any, Any, object]]) -> None:
+    def _with_current(self, do: Callable[[PreparedSet], Coroutine[Any, Any, object]]) -> None:
         if standing := self._current:
             self.run(do(standing.prepared))
 
-    async def _begin(self, prepared: Prepared) -> None:
+    async def _begin(self, prepared: PreparedSet) -> None:
         if prepared.is_read:
             chat = await self._library.begin(prepared)
             self.close()
@@ -189,7 +189,7 @@ class LibraryWindow(Panel):
 
 class AddDialog(Question):
     def __init__(self, parent: QWidget, name: str, estimate: Estimate) -> None:
-        can_be_read = not estimate.too_long
+        can_be_read = not estimate.is_too_long
         self.field, self.words = line_edit(_("Name"), _("Name")), label(estimate_words(estimate), "muted", wraps=True)
         self.field.setText(name)
         self.read = button(_("Add"), self.accept, "primary")
@@ -219,8 +219,8 @@ def name_for(paths: Sequence[Path], taken: Collection[str]) -> str:
 
 def estimate_words(estimate: Estimate) -> str:
     files = several(estimate.files, "{count} file", "{count} files")
-    if estimate.too_long:
-        error = TooLongToPrepare(estimate)
+    if estimate.is_too_long:
+        error = PreparationTooLong(estimate)
         return sentences(files, error.title, error.detail, error.advice)
     tokens = number(round(estimate.tokens, -3 if estimate.tokens >= 10_000 else -2))
     words = _("{files}, about {tokens} tokens.", files=files, tokens=tokens)
@@ -230,25 +230,27 @@ def estimate_words(estimate: Estimate) -> str:
     return sentences(words, _("You can keep chatting meanwhile: your messages take priority."))
 
 
-def row_of(standing: Standing, reading: Reading | None) -> Row:
+def row_of(standing: PreparedStatus, reading: ReadingTask | None) -> Row:
     prepared = standing.prepared
     parts = [several(len(prepared.sources), "{count} file", "{count} files")]
     if prepared.is_read:
         parts += [_("{tokens} tokens", tokens=tokens_short(prepared.tokens)), size(standing.bytes)]
-        parts += [_("saves {time}", time=roughly(standing.time))] if standing.time and not standing.why_not else []
+        parts += (
+            [_("saves {time}", time=roughly(standing.time))] if standing.time and not standing.reprocess_reason else []
+        )
         parts += [Path(prepared.model).stem]
     chip, tone = _("ready"), Tone.GOOD
     if reading is not None:
         share = f"{100 * reading.done // reading.total} %" if reading.total else "…"
         chip, tone = _("processing {share}", share=share), Tone.PLAIN
-    elif standing.why_not:
+    elif standing.reprocess_reason:
         chip, tone = _("needs processing") if prepared.is_read else _("not processed"), Tone.WARN
     elif standing.changes:
         chip, tone = _("files changed"), Tone.WARN
     return Row(prepared.id, prepared.name, beside(parts), chip, tone)
 
 
-def details_of(standing: Standing, reading: Reading | None, left: TimeRange | None, place: Path) -> str:
+def details_of(standing: PreparedStatus, reading: ReadingTask | None, left: TimeRange | None, place: Path) -> str:
     prepared = standing.prepared
     lines = [left_to_right(listed(prepared.paths))]
     if reading is not None:
@@ -265,7 +267,7 @@ def details_of(standing: Standing, reading: Reading | None, left: TimeRange | No
         if standing.bytes:
             words = _("Processed {when}; {size} saved in {place}.", when=when, size=size(standing.bytes), place=there)
         lines.append(words)
-    if changed := standing.changes.words if standing.changes else "":
+    if changed := standing.changes.text if standing.changes else "":
         words = _(
             "{words} since then. Chats start with the processed version. Reprocess to include the changes.",
             words=changed,
@@ -277,7 +279,7 @@ def details_of(standing: Standing, reading: Reading | None, left: TimeRange | No
             "Reprocess to continue from the saved progress."
         )
         lines.append(words)
-    elif why := standing.why_not:
+    elif why := standing.reprocess_reason:
         words = _("A chat with these documents would have to process them first: {why}.", why=why)
         if standing.time:
             time = roughly(standing.time)

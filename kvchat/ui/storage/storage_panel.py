@@ -129,7 +129,7 @@ async def owner_names(chat: ChatService) -> dict[str, str]:
     names = {conversation.id: conversation.title for conversation in await chat.conversations()}
     deleted = await chat.recently_deleted.entries()
     names |= {entry.id: _("{title} (recently deleted)", title=entry.title) for entry in deleted if entry.is_chat}
-    prepared = await chat.library.names()
+    prepared = await chat.library.names_by_owner()
     return names | {owner: _("{name} (library)", name=name) for owner, name in prepared.items()}
 
 

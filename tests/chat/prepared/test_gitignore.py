@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.prepared import gitignore
-from kvchat.chat.prepared.documents import gather
+from kvchat.chat.prepared.documents import read_documents
 from kvchat.chat.prepared.gitignore import read_rules
 
 RULES = """
@@ -66,11 +66,11 @@ def test_no_rule_takes_for_ever(tmp_path: Path, rule: str) -> None:
     deep.mkdir(parents=True)
     (deep / ("a" * 250)).write_text("text")
     (tmp_path / "z.txt").write_text("text")
-    assert gather([tmp_path])
+    assert read_documents([tmp_path])
 
 
 def test_only_a_regular_file_is_read_and_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gitignore, "MOST_BYTES", 20)
+    monkeypatch.setattr(gitignore, "MAX_BYTES", 20)
     (tmp_path / "rules").write_text("*.log\n" + "x" * 30 + "\n*.txt\n")
     (tmp_path / "rules").replace(tmp_path / ".gitignore")
     (rules,) = read_rules(tmp_path)

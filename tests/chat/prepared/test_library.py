@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.prepared.documents import CannotPrepare, Changes
-from kvchat.chat.prepared.library import Ground, why_not_ready
+from kvchat.chat.prepared.documents import FileChanges, PreparationError
+from kvchat.chat.prepared.library import ChatDocuments, reprocess_reason
 from kvchat.chat.record.messages import Role
 from kvchat.session import reading
 from kvchat.session.proof import Source
@@ -26,8 +26,8 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-async def changed(stage: Stage) -> Changes:
-    [one] = await stage.runtime.chat.library.standings(None, ())
+async def changed(stage: Stage) -> FileChanges:
+    [one] = await stage.runtime.chat.library.statuses(None, ())
     return one.changes
 
 
@@ -97,7 +97,7 @@ async def test_what_changed_is_said_and_read_again_from_there_on(stage: Stage, f
     await stage.answered(old.id)
     (folder / "b.md").write_text("The boat. " + STORY)
     (folder / "new.md").write_text("The sea. " + STORY)
-    assert (await changed(stage)).words == "1 file changed, 1 added"
+    assert (await changed(stage)).text == "1 file changed, 1 added"
     stage.runtime.chat.slots.forget()
     before = len(stage.requests("/completion"))
     now = await library.read(one)
@@ -118,20 +118,20 @@ async def test_what_is_longer_than_the_context_is_refused_with_how_much_fits(sta
         (folder / f"c{number}.md").write_text(STORY)
     library = stage.runtime.chat.library
     made = await library.add([folder], "Manual")
-    with pytest.raises(CannotPrepare) as refused:
+    with pytest.raises(PreparationError) as refused:
         await library.read(made)
     assert "of its 10 files fit" in refused.value.detail
     assert not stage.save_points()
     assert not await library.all(), "no entry stays that says that reading can go on"
     estimate = await library.estimate([folder], await stage.runtime.engine.states_now())
     assert estimate.counted
-    assert estimate.too_long
+    assert estimate.is_too_long
 
 
 async def test_what_is_removed_is_gone_and_its_chats_are_not(stage: Stage, folder: Path) -> None:
     library = stage.runtime.chat.library
     one = await library.read(await library.add([folder], "Manual"))
-    with pytest.raises(CannotPrepare):
+    with pytest.raises(PreparationError):
         await library.add([folder], "Manual")
     chat = await library.begin(one)
     await stage.answered(chat.id)
@@ -147,20 +147,20 @@ async def test_what_a_chat_stands_on_is_known_also_when_that_is_read_again_or_re
     library = stage.runtime.chat.library
     one = await library.read(await library.add([folder], "Manual"))
     chat, other = (await library.begin(one)).id, await stage.chat("Be brief.")
-    assert await library.ground_of(other) is None
+    assert await library.chat_documents(other) is None
     names = ("manual/a.md", "manual/b.md")
-    assert await library.ground_of(chat) == Ground(names, one, as_read=True)
+    assert await library.chat_documents(chat) == ChatDocuments(names, one, is_current=True)
     await stage.runtime.chat.options.change_system_prompt(chat, "Be brief.")
-    assert await library.ground_of(chat) == Ground(names, one, as_read=True)
+    assert await library.chat_documents(chat) == ChatDocuments(names, one, is_current=True)
     (folder / "b.md").write_text("The lake. " + STORY)
     now = await library.read(one)
-    assert await library.ground_of(chat) == Ground(names, now, as_read=False)
-    assert [standing.changes for standing in await library.standings(None, (), now)] == [Changes()]
+    assert await library.chat_documents(chat) == ChatDocuments(names, now, is_current=False)
+    assert [standing.changes for standing in await library.statuses(None, (), now)] == [FileChanges()]
     await library.remove(now)
-    assert await library.ground_of(chat) == Ground(names, None, as_read=False)
+    assert await library.chat_documents(chat) == ChatDocuments(names, None, is_current=False)
     (folder / "b.md").write_text("The garden. " + STORY)
     again = await library.add([folder], "The same")
-    assert await library.ground_of(chat) == Ground(names, again, as_read=True)
+    assert await library.chat_documents(chat) == ChatDocuments(names, again, is_current=True)
 
 
 async def test_a_set_that_is_cancelled_before_it_was_read_goes(stage: Stage, folder: Path) -> None:
@@ -179,16 +179,16 @@ async def test_a_restart_finds_it_and_why_it_would_not_be_ready_is_said(stage: S
     library = stage.runtime.chat.library
     one = await library.read(await library.add([folder], "Manual"))
     await stage.restart()
-    found = await stage.runtime.chat.library.named("Manual")
+    found = await stage.runtime.chat.library.find("Manual")
     assert found == one
     now = await stage.runtime.engine.states_now()
     usage = {entry.conversation_id: entry for entry in (await stage.runtime.save_points.usage()).conversations}
     assert usage[one.owner].pinned
-    [standing] = await stage.runtime.chat.library.standings(now, tuple(usage.values()))
-    assert standing.why_not == ""
+    [standing] = await stage.runtime.chat.library.statuses(now, tuple(usage.values()))
+    assert standing.reprocess_reason == ""
     assert (standing.bytes, bool(standing.changes)) == (usage[one.owner].bytes, False)
-    assert "longer than the current context" in why_not_ready(found, usage[one.owner], now[0], 100)
-    assert why_not_ready(found, None, *now) == "its memory was deleted"
+    assert "longer than the current context" in reprocess_reason(found, usage[one.owner], now[0], 100)
+    assert reprocess_reason(found, None, *now) == "its memory was deleted"
     chat = await stage.runtime.chat.library.begin(found)
     receipt = await stage.answered(chat.id, "What of the boat?")
     assert receipt.source is Source.DISK

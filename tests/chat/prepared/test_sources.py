@@ -9,7 +9,7 @@ import pytest
 
 from kvchat.chat.attachments import CannotAttach
 from kvchat.chat.prepared import documents
-from kvchat.chat.prepared.documents import CannotPrepare, changes, gather
+from kvchat.chat.prepared.documents import PreparationError, detect_changes, read_documents
 
 
 def write(folder: Path, **files: str) -> None:
@@ -27,41 +27,44 @@ def test_of_a_repository_what_git_leaves_out_is_left_out(tmp_path: Path) -> None
     (repository / "src" / ".gitignore").write_text("!e.log\n")
     (repository / "picture.bin").write_bytes(b"\0\1\2")
     (repository / "link.md").symlink_to(repository / "a.md")
-    names = [document.source.name for document in gather([repository])]
+    names = [document.source.name for document in read_documents([repository])]
     assert names == ["repo/a.md", "repo/b.py", "repo/src/build/d.py", "repo/src/e.log"]
-    assert [document.source.name for document in gather([repository / "src"])] == ["src/build/d.py", "src/e.log"]
+    assert [document.source.name for document in read_documents([repository / "src"])] == [
+        "src/build/d.py",
+        "src/e.log",
+    ]
 
 
 def test_what_was_read_before_stays_first(tmp_path: Path) -> None:
     write(tmp_path, b_md="b", c_md="c")
-    before = [document.source for document in gather([tmp_path])]
+    before = [document.source for document in read_documents([tmp_path])]
     write(tmp_path, a_md="a")
-    names = [Path(document.source.path).name for document in gather([tmp_path], before)]
+    names = [Path(document.source.path).name for document in read_documents([tmp_path], before)]
     assert names == ["b.md", "c.md", "a.md"]
 
 
 def test_a_file_that_was_only_touched_has_not_changed(tmp_path: Path) -> None:
     write(tmp_path, a_md="a", b_md="b", c_md="c")
-    before = [document.source for document in gather([tmp_path])]
+    before = [document.source for document in read_documents([tmp_path])]
     os.utime(tmp_path / "a.md", ns=(1, 1))
-    assert not changes([tmp_path], before)
+    assert not detect_changes([tmp_path], before)
     (tmp_path / "a.md").write_text("A")
     (tmp_path / "b.md").unlink()
-    assert changes([tmp_path], before).words == "1 file changed, 1 removed"
+    assert detect_changes([tmp_path], before).text == "1 file changed, 1 removed"
     (tmp_path / "c.md").unlink()
-    assert changes([tmp_path / "c.md"], before[2:]).words == "1 file removed"
+    assert detect_changes([tmp_path / "c.md"], before[2:]).text == "1 file removed"
 
 
 def test_bounds_and_what_holds_no_text_are_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.bin").write_bytes(b"\0\1\2")
-    with pytest.raises(CannotPrepare, match="nothing to prepare"):
-        gather([tmp_path])
+    with pytest.raises(PreparationError, match="nothing to prepare"):
+        read_documents([tmp_path])
     with pytest.raises(CannotAttach):
-        gather([tmp_path / "x.bin"])
+        read_documents([tmp_path / "x.bin"])
     write(tmp_path, a_md="a" * 50, b_md="b" * 60)
-    monkeypatch.setattr(documents, "MOST_TEXT", 100)
-    with pytest.raises(CannotPrepare, match="too much"):
-        gather([tmp_path])
-    monkeypatch.setattr(documents, "MOST_FILES", 2)
-    with pytest.raises(CannotPrepare, match="more than 2 files"):
-        gather([tmp_path])
+    monkeypatch.setattr(documents, "MAX_TEXT_CHARACTERS", 100)
+    with pytest.raises(PreparationError, match="too much"):
+        read_documents([tmp_path])
+    monkeypatch.setattr(documents, "MAX_FILES", 2)
+    with pytest.raises(PreparationError, match="more than 2 files"):
+        read_documents([tmp_path])

@@ -9,8 +9,8 @@ from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import LibraryChanged
-from kvchat.chat.prepared.documents import Changes
-from kvchat.chat.prepared.library import Estimate, Ground
+from kvchat.chat.prepared.documents import FileChanges
+from kvchat.chat.prepared.library import ChatDocuments, Estimate
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
@@ -64,7 +64,7 @@ async def test_what_is_added_is_read_with_a_bar_and_a_chat_begins_on_it(
 async def test_what_is_longer_than_the_context_is_said_before_it_is_read(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:
-    furnished.chat.library.expected = Estimate(412, 90_000, TimeRange(36, 36), room=6_144, counted=True)
+    furnished.chat.library.expected = Estimate(412, 90_000, TimeRange(36, 36), available=6_144, counted=True)
     panel = await opened(window, qtbot)
     await panel.consider([tmp_path])
     await until(lambda: panel.findChild(AddDialog) is not None)
@@ -101,8 +101,8 @@ async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     library = furnished.chat.library
-    library.put("a changed one", tokens=5_000, changes=Changes(2, 1))
-    library.put("b of another model", tokens=5_000, why_not="it was processed with another model")
+    library.put("a changed one", tokens=5_000, changes=FileChanges(2, 1))
+    library.put("b of another model", tokens=5_000, reprocess_reason="it was processed with another model")
     library.put("c that was too long")
     panel = await opened(window, qtbot)
     assert [row.chip for row in panel.list.rows] == ["files changed", "needs processing", "not processed"]
@@ -131,7 +131,7 @@ async def test_a_chat_says_what_it_stands_on_and_leads_there(
     library, line = furnished.chat.library, window.documents
     library.put("another", tokens=5_000)
     manual = library.put("桥梁 🌉", tokens=5_000).prepared
-    library.grounds["a"] = Ground(("a.md", "b.md"), manual, as_read=True)
+    library.grounds["a"] = ChatDocuments(("a.md", "b.md"), manual, is_current=True)
     window.chat.open("a")
     await until(line.isVisible)
     assert line.text().strip() == "桥梁 🌉 · 2 documents"
@@ -139,16 +139,19 @@ async def test_a_chat_says_what_it_stands_on_and_leads_there(
     panel = window.side_windows.open_library()
     await until(lambda: panel.list.current is not None and panel.list.current.title == "桥梁 🌉")
     for known, words in (
-        ({"changes": Changes(2)}, "2 files changed since it was processed"),
-        ({"why_not": "it was processed with another model"}, "needs processing: it was processed with another model"),
+        ({"changes": FileChanges(2)}, "2 files changed since it was processed"),
+        (
+            {"reprocess_reason": "it was processed with another model"},
+            "needs processing: it was processed with another model",
+        ),
     ):
-        library.standing[manual.id] = replace(library.standing[manual.id], **{"changes": Changes(), **known})
+        library.standing[manual.id] = replace(library.standing[manual.id], **{"changes": FileChanges(), **known})
         furnished.events.publish(LibraryChanged())
         await until(lambda words=words: line.accessibleName() == f"Documents: 桥梁 🌉 · 2 documents, {words}")
-    library.grounds["a"] = Ground(("a.md", "b.md"), manual, as_read=False)
+    library.grounds["a"] = ChatDocuments(("a.md", "b.md"), manual, is_current=False)
     furnished.events.publish(LibraryChanged())
     await until(lambda: line.accessibleName().endswith("updated since; this chat keeps the version it started with"))
-    library.grounds["a"] = Ground(("a.md", "b.md"), None, as_read=False)
+    library.grounds["a"] = ChatDocuments(("a.md", "b.md"), None, is_current=False)
     furnished.events.publish(LibraryChanged())
     await until(lambda: line.accessibleName() == "Documents: 2 documents, no longer in the library")
     window.chat.open("b")
