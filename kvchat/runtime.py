@@ -17,7 +17,7 @@ from kvchat.chat.turn.receipts import Statistics, read_statistics
 from kvchat.diagnostics import report
 from kvchat.door_service import DoorService
 from kvchat.engine.running.log import EngineLog
-from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
+from kvchat.engine.speaking.connection import DOWN_STATES, EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.setup import EngineSetup
@@ -206,7 +206,7 @@ class Runtime:
         """Check that it is a GGUF and load it, whatever new chats use. Raises KvchatError."""
         await asyncio.to_thread(read_facts, path)
         self._take_model(str(path))
-        if self.engine.status.state in DOWN:
+        if self.engine.status.state in DOWN_STATES:
             await self.start_engine()
         elif self.engine.restart_pending:
             await self.restart_engine()
@@ -221,7 +221,7 @@ class Runtime:
         """Continue the conversations of a missing model with this one. Raises KvchatError."""
         if missing == self.settings.model_path:
             await self.use_model(path)
-        if missing == self.model.path or self.engine.status.state in DOWN:
+        if missing == self.model.path or self.engine.status.state in DOWN_STATES:
             await self.load_model(path)
         else:
             await asyncio.to_thread(read_facts, path)

@@ -19,7 +19,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from kvchat.chat.record.messages import Attachment
-from kvchat.engine.speaking.pictures import MOST_PIXELS, kind_of, pixels
+from kvchat.engine.speaking.pictures import MAX_PIXELS, image_format, image_size
 from kvchat.errors import KvchatError
 from kvchat.system.files import NotAFile, TooLarge, read_plain
 from kvchat.words.language import _, number
@@ -43,24 +43,24 @@ class CannotAttach(KvchatError):
 
 
 def is_picture(data: bytes) -> bool:
-    return kind_of(data) is not None or data.startswith(_OTHERS) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
+    return image_format(data) is not None or data.startswith(_OTHERS) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
 
 
 def picture_of(name: str, data: bytes) -> Attachment:
-    if kind_of(data) is None:
+    if image_format(data) is None:
         what, advice = (
             _("Supported image formats are PNG, JPEG, GIF and BMP."),
             _("Convert the image to PNG, then attach it."),
         )
         raise CannotAttach(name, what, advice)
-    width, height = pixels(data)
+    width, height = image_size(data)
     if not width * height:
         raise CannotAttach(name, _("It is damaged."), _("Save it again with another app, then attach it."))
     advice = _("Attach a smaller version.")
     if len(data) > MOST_PICTURE_BYTES:
         count, most = size_in_words(len(data)), size_in_words(MOST_PICTURE_BYTES)
         raise CannotAttach(name, _("It is {count}; the limit is {most_bytes}.", count=count, most_bytes=most), advice)
-    if not 0 < width * height <= MOST_PIXELS:
+    if not 0 < width * height <= MAX_PIXELS:
         what = _("It has {width} × {height} pixels.", width=number(width), height=number(height))
         raise CannotAttach(name, what, advice)
     return Attachment(name, len(data), blake3(data).hexdigest(), "", data)

@@ -25,7 +25,7 @@ from kvchat.chat.record.messages import (
 )
 from kvchat.chat.record.tree import copy_to_branch
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.speaking.client import count_until
+from kvchat.engine.speaking.client import count_tokens_up_to
 from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.allocator import Rank
@@ -166,7 +166,7 @@ class ContextService:
         used = await self._used(engine, branch) if conversation_id else 0
         counts = []
         if draft.strip() or attachments:
-            counts.append(await count_until(engine.engine.count_tokens, draft, engine.limit))
+            counts.append(await count_tokens_up_to(engine.engine.count_tokens, draft, engine.limit))
         counts += [await self._document(engine, attachment) for attachment in attachments]
         waiting, exact = sum(tokens + TEMPLATE_TOKENS for tokens, _ in counts), all(exact for _, exact in counts)
         new = prompt_messages([*branch, new_message("", Role.USER, draft, attachments=attachments)])
@@ -180,7 +180,7 @@ class ContextService:
 
     async def tokens_of(self, attachment: Attachment) -> _Count:
         """Return an attachment's tokens and whether they were counted; without a ready engine they are estimated."""
-        if not self._parts.host.is_ready(sees=bool(attachment.data)):
+        if not self._parts.host.is_ready(vision=bool(attachment.data)):
             return TOKENS_GUESSED if attachment.data else len(attachment.text.encode()) // BYTES_PER_TOKEN, False
         return await self._document(await self._parts.host.ready(), attachment)
 
@@ -221,7 +221,7 @@ class ContextService:
         """Return True if pictures can be counted now. Raises KvchatError if the model has no vision."""
         chosen = await self._parts.answer_settings(conversation_id) if conversation_id else AnswerSettings()
         await self._parts.host.check_vision(chosen.model)
-        return self._parts.host.is_ready(chosen.model, sees=True)
+        return self._parts.host.is_ready(chosen.model, vision=True)
 
     async def drop_middle(self, conversation_id: str) -> int:
         """Branch without the middle and return the number of messages dropped. Raises KvchatError."""
@@ -302,7 +302,7 @@ class ContextService:
             await self._parts.slots.run(Rank.GROW, owner, grow, wait=False)
 
     async def _document(self, engine: ReadyEngine, attachment: Attachment) -> _Count:
-        if attachment.data and not engine.sees:
+        if attachment.data and not engine.vision:
             return TOKENS_GUESSED, True
         key = (engine.fingerprint.model, attachment.hash)
         known = self._documents.get(key)
@@ -312,7 +312,7 @@ class ContextService:
                 shown = len(await count([ChatMessage("user", "?", pictures=(picture,))]))
                 known = shown - len(await count([ChatMessage("user", "?")])), True
             else:
-                known = await count_until(engine.engine.count_tokens, attachment.text, engine.limit)
+                known = await count_tokens_up_to(engine.engine.count_tokens, attachment.text, engine.limit)
             self._documents[key] = known
         return known
 
@@ -322,7 +322,7 @@ class ContextService:
             return 0
         key, guess = (engine.generation, tuple(messages)), 0
         if self._counted is None or self._counted[0] != key:
-            if not engine.sees:
+            if not engine.vision:
                 guess = TOKENS_GUESSED * sum(len(message.pictures) for message in messages)
                 messages = [replace(message, pictures=()) for message in messages]
             self._counted = key, len(await engine.engine.prompt_tokens(messages)) + guess

@@ -17,7 +17,7 @@ from typing import Any
 
 from kvchat.chat.record.database import ConversationGone, Database
 from kvchat.chat.record.messages import NEW_CHAT_ID, Conversation, Message, Role, new_message
-from kvchat.engine.speaking.wire import MOST_GRAMMAR, MOST_LEVELS, Sampling, levels
+from kvchat.engine.speaking.wire import MAX_GRAMMAR_CHARS, MAX_NESTING, Sampling, nesting_depth
 from kvchat.errors import KvchatError
 from kvchat.session.host import TemplateOptions
 from kvchat.words.language import N_, _, number, with_marks
@@ -103,7 +103,7 @@ def check(options: ChatOptions) -> None:
     if sampling.json_schema and sampling.grammar:
         raise BadOptions(_("A JSON schema and a grammar cannot be used together"), "", _("Remove one of them."))
     text = (sampling.json_schema or "") + (sampling.grammar or "")
-    if len(text) > MOST_GRAMMAR or levels(text) > MOST_LEVELS:
+    if len(text) > MAX_GRAMMAR_CHARS or nesting_depth(text) > MAX_NESTING:
         advice = _("Use a shorter or simpler schema or grammar.")
         raise BadOptions(_("This output format is too long or too deeply nested"), "", advice)
     if sampling.json_schema:

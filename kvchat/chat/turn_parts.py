@@ -105,8 +105,8 @@ class TurnParts:
 
     def drawn(self, given: Sampling | None, options: ChatOptions) -> Sampling:
         """Merge sampling options: as given, the chat's, the settings', the model's (not at temperature 0)."""
-        chosen = (given or ENGINE_DEFAULTS).over(options.sampling).over(self.user_sampling())
-        return chosen if chosen.temperature == 0 else chosen.over(self.model_sampling())
+        chosen = (given or ENGINE_DEFAULTS).with_defaults(options.sampling).with_defaults(self.user_sampling())
+        return chosen if chosen.temperature == 0 else chosen.with_defaults(self.model_sampling())
 
     async def path(self, message_id: str) -> list[Message]:
         return await self.worker.run(self.database.path, message_id)

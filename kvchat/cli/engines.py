@@ -12,8 +12,8 @@ from kvchat.cli.arguments import EngineName, EngineToGet, EngineToTest, JsonOpti
 from kvchat.cli.options import byte_count
 from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import columns, say, show, show_progress
-from kvchat.engine.finding.discovery import EngineEntry, find_engine, take_inventory, usable_engine
-from kvchat.engine.finding.graphics import Backend, find_graphics, install_advice
+from kvchat.engine.finding.discovery import EngineEntry, find_engine, list_engines, usable_engine
+from kvchat.engine.finding.graphics import Backend, detect_graphics, install_advice
 from kvchat.engine_host.setup import EngineSetup, FetchedEngine, Stage, fetched_engines, trial_model
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError
@@ -28,8 +28,8 @@ _JUDGED_BY_ENGINE = ("engine_arguments", "rpc_workers", "engine_url")
 def show_all(options: JsonOptions) -> int:
     paths = resolve_paths()
     fetched = fetched_engines(paths.engines)
-    entries = take_inventory(load_settings(paths.settings_file).engine_path, [engine.location for engine in fetched])
-    graphics = find_graphics()
+    entries = list_engines(load_settings(paths.settings_file).engine_path, [engine.location for engine in fetched])
+    graphics = detect_graphics()
     fields = {
         "engines": [
             {
@@ -45,7 +45,7 @@ def show_all(options: JsonOptions) -> int:
             for entry in entries
         ],
         "fetched": [{"name": engine.name, "path": engine.location.path, "bytes": engine.size} for engine in fetched],
-        "graphics": graphics.makers,
+        "graphics": graphics.vendors,
         "advice": install_advice(graphics),
     }
     show(options.as_json, fields, lines(entries, fetched))
@@ -76,8 +76,8 @@ def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[FetchedEngine] = (
         for engine in fetched
     ]
     if not any(entry.backends for entry in entries):
-        graphics = find_graphics()
-        cards = _(" and ").join(maker.value for maker in graphics.makers)
+        graphics = detect_graphics()
+        cards = _(" and ").join(maker.value for maker in graphics.vendors)
         told += ["", _("GPU: {cards}. To use it:", cards=cards) if cards else _("GPU:"), *install_advice(graphics)]
     return told
 

@@ -19,20 +19,20 @@ EXIT_NOT_EXECUTABLE = 126
 EXIT_PARENT_GONE = 125
 
 _OPTION_PREFIX = "LLAMA_ARG_"  # llama.cpp's common/arg.cpp: all options can be set in the environment
-_KERNEL = "kernel"
-_PIPE = "pipe"
+_KERNEL_MODE = "kernel"
+_PIPE_MODE = "pipe"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_END_WITH_JOB = 0x2000  # winnt.h: JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE
-_EXTENDED_LIMITS = 9  # winnt.h: JobObjectExtendedLimitInformation
+_KILL_ON_JOB_CLOSE = 0x2000  # winnt.h: JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE
+_EXTENDED_LIMIT_INFORMATION = 9  # winnt.h: JobObjectExtendedLimitInformation
 _CREATE_NO_WINDOW = 0x08000000  # winbase.h
 
 
-def command(engine_command: Sequence[str], *, by_pipe: bool | None = None) -> list[str]:
+def command(engine_command: Sequence[str], *, use_pipe: bool | None = None) -> list[str]:
     """Return the command that runs `engine_command` guarded by this process.
 
-    `by_pipe` overrides the platform's default; a pipe needs a standard input that is held open.
+    `use_pipe` overrides the platform's default; a pipe needs a standard input that is held open.
     """
-    mode = _PIPE if (needs_pipe() if by_pipe is None else by_pipe) else _KERNEL
+    mode = _PIPE_MODE if (needs_pipe() if use_pipe is None else use_pipe) else _KERNEL_MODE
     # -I -S: no site-packages or user paths; this script needs neither and starts in a third of the time.
     this = [sys.executable, FLAG] if getattr(sys, "frozen", False) else [sys.executable, "-I", "-S", __file__]
     return [*this, mode, str(os.getpid()), *engine_command]
@@ -46,9 +46,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run `MODE PARENT_PID COMMAND…`; on Linux this returns only when the engine cannot be started."""
     mode, parent, *engine_command = arguments
     try:
-        if mode == _PIPE:
-            return _watch(engine_command)
-        _hold_by_kernel()
+        if mode == _PIPE_MODE:
+            return _run_under_pipe(engine_command)
+        _die_with_parent()
         if os.getppid() != int(parent):  # it died before prctl took effect; nobody would kill us
             return EXIT_PARENT_GONE
         os.execvpe(engine_command[0], engine_command, engine_environment(engine_command[0]))
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_NOT_EXECUTABLE
 
 
-def _hold_by_kernel() -> None:
+def _die_with_parent() -> None:
     """Have the kernel kill us when our parent dies. This survives the exec that follows (prctl(2))."""
     import ctypes
 
@@ -68,7 +68,7 @@ def _hold_by_kernel() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
-def _hold_by_job() -> None:
+def _join_job() -> None:
     """On Windows, join a job with the future engine; it ends when our handle, the last one, closes."""
     if sys.platform == "win32":
         import ctypes
@@ -77,12 +77,12 @@ def _hold_by_job() -> None:
         kernel.CreateJobObjectW.restype = kernel.GetCurrentProcess.restype = ctypes.c_void_p
         job = ctypes.c_void_p(kernel.CreateJobObjectW(None, None))
         limits = (ctypes.c_uint32 * 36)()  # winnt.h: JOBOBJECT_EXTENDED_LIMIT_INFORMATION, 144 bytes on 64 bits
-        limits[4] = _END_WITH_JOB  # BasicLimitInformation.LimitFlags
-        kernel.SetInformationJobObject(job, _EXTENDED_LIMITS, ctypes.byref(limits), ctypes.sizeof(limits))
+        limits[4] = _KILL_ON_JOB_CLOSE  # BasicLimitInformation.LimitFlags
+        kernel.SetInformationJobObject(job, _EXTENDED_LIMIT_INFORMATION, ctypes.byref(limits), ctypes.sizeof(limits))
         kernel.AssignProcessToJobObject(job, ctypes.c_void_p(kernel.GetCurrentProcess()))
 
 
-def no_window() -> int:
+def no_window_flags() -> int:
     """Return creation flags that keep Windows from opening a console window for a program."""
     if sys.platform == "win32":
         import ctypes
@@ -91,7 +91,7 @@ def no_window() -> int:
     return 0
 
 
-def _watch(engine_command: Sequence[str]) -> int:
+def _run_under_pipe(engine_command: Sequence[str]) -> int:
     """Run the engine as a child; kill it when standard input ends. Return its code."""
     import subprocess  # imported only here: this and `threading` take longer to import than all the rest
     import threading
@@ -100,9 +100,12 @@ def _watch(engine_command: Sequence[str]) -> int:
     for name in ("SIGTERM", "SIGINT", "SIGBREAK"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda *_: None)
-    _hold_by_job()
+    _join_job()
     with subprocess.Popen(
-        engine_command, stdin=subprocess.DEVNULL, env=engine_environment(engine_command[0]), creationflags=no_window()
+        engine_command,
+        stdin=subprocess.DEVNULL,
+        env=engine_environment(engine_command[0]),
+        creationflags=no_window_flags(),
     ) as engine:
 
         def kill_at_end_of_input() -> None:

@@ -16,8 +16,8 @@ from kvchat.engine.finding.discovery import (
     list_devices,
     usable_engine,
 )
-from kvchat.engine.running.plan import OPTIONAL, LaunchPlan
-from kvchat.engine.speaking.errors import EngineFailed, worker_gone
+from kvchat.engine.running.plan import OPTIONAL_OPTIONS, LaunchPlan
+from kvchat.engine.speaking.errors import EngineFailed, rpc_server_failure
 from kvchat.errors import KvchatError
 from kvchat.kvstore.memory_files import NOTHING_STAGED, Staged
 from kvchat.kvstore.savepoint import Fingerprint
@@ -152,13 +152,13 @@ def choose_engine(
     slot_path: Path,
     limits: LoadLimits | None = None,
     *,
-    sees: bool = False,
+    vision: bool = False,
     needed: int = 0,
     staged: Staged = NOTHING_STAGED,
 ) -> EngineChoice:
     """Decide how to start an engine. Reads the model's header and asks the engine for its devices.
 
-    `limits`: learned from earlier loads. `sees`: with the model's projector. `needed`: tokens of the chats likely
+    `limits`: learned from earlier loads. `vision`: with the model's projector. `needed`: tokens of the chats likely
     to be answered, reply included; it grows when one needs more. `staged`: what the store has in memory.
     Call it off the event loop. Raises KvchatError.
     """
@@ -169,7 +169,7 @@ def choose_engine(
     stamp = file_stamps(facts.parts)
     location, asked = usable_engine(settings.engine_path)
     extra, workers = user_arguments(settings, location, asked)
-    projector = find_projector(model, extra) if sees else None
+    projector = find_projector(model, extra) if vision else None
     projector_bytes, projector_name = _size_and_identity(projector) if projector else (0, "")
     memory, identity = memory_for(location, workers, staged), model_identity(model)
     build = build_identity(location, asked)
@@ -203,7 +203,7 @@ def choose_engine(
         flash_attention="auto",
         streams=1,
         rope=rope_factors(facts, most.tokens),
-        options=with_file_stamps(arguments.meaning(extra), Path()),
+        options=with_file_stamps(arguments.state_arguments(extra), Path()),
         build="" if promised_strategy(facts, swa_full=swa_full) is Strategy.PLAIN else build,
     )
     per_token = kv_bytes_per_token(facts.kv, plan.kv_type_k, plan.kv_type_v)
@@ -246,36 +246,36 @@ def promised_strategy(facts: GgufFacts, *, swa_full: bool) -> Strategy:
     return Strategy.PLAIN
 
 
-def with_file_stamps(meaning: str, folder: Path) -> str:
+def with_file_stamps(state_arguments: str, folder: Path) -> str:
     """Add the stamps of files that these arguments name: a LoRA adapter may be replaced.
 
     `folder`: where the engine runs. Reads the disk.
     """
-    files = [folder / name for name in arguments.named_files(meaning)]
+    files = [folder / name for name in arguments.named_files(state_arguments)]
     stamps = [f"{size}@{changed}" for size, changed, _ in file_stamps([file for file in files if file.is_file()])]
-    return " ".join((meaning, *stamps))
+    return " ".join((state_arguments, *stamps))
 
 
 def options_to_leave_out(asked: EngineProbe) -> frozenset[str]:
     if asked.options is None:
         return frozenset()
     # In builds of the year before, level 4 logs whole conversations.
-    levels = frozenset() if asked.options.traces else frozenset(("--verbosity",))
-    return asked.options.missing(OPTIONAL) | levels
+    levels = frozenset() if asked.options.has_trace_level else frozenset(("--verbosity",))
+    return asked.options.missing(OPTIONAL_OPTIONS) | levels
 
 
 def user_arguments(
     settings: Settings, location: EngineLocation, asked: EngineProbe
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the user's checked arguments and RPC workers. Raises BadArguments and BadWorkers."""
-    extra = arguments.parse(settings.engine_arguments)
+    extra = arguments.parse_arguments(settings.engine_arguments)
     workers = arguments.parse_workers(settings.rpc_workers)
     if location.path is None and extra:
         raise arguments.BadArguments(_("The embedded engine takes no extra arguments; only llama-server does."))
     no_rpc = location.path is None or (asked.options is not None and asked.options.find("--rpc") is None)
     if workers and no_rpc:
         raise arguments.BadWorkers(_("This engine does not support RPC servers."))
-    arguments.check(extra, asked.options)
+    arguments.check_arguments(extra, asked.options)
     return extra, workers
 
 
@@ -341,7 +341,7 @@ def memory_for(location: EngineLocation, workers: Sequence[str] = (), staged: St
     except EngineNotFound as error:
         if not workers:
             raise
-        if reason := worker_gone(error.detail):
+        if reason := rpc_server_failure(error.detail):
             raise EngineFailed(reason) from error
         said = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
         raise arguments.BadWorkers(_("The engine could not start with these RPC servers: {said}", said=said)) from error

@@ -69,15 +69,15 @@ class ManagedEngine:
         """Raise CannotSee if the model does not support images, KvchatError if it is missing."""
         chosen = model or settings.model_path
         if chosen is not None:
-            await asyncio.to_thread(find_projector, Path(chosen), arguments.parse(settings.engine_arguments))
+            await asyncio.to_thread(find_projector, Path(chosen), arguments.parse_arguments(settings.engine_arguments))
 
     def cannot_see(self) -> CannotSee:
         return CannotSee(_("This model"), _("Its vision file (mmproj) does not support images."))
 
-    async def prepare(self, settings: Settings, *, sees: bool, tokens: int) -> Callable[[], Awaitable[None]]:
+    async def prepare(self, settings: Settings, *, vision: bool, tokens: int) -> Callable[[], Awaitable[None]]:
         """Choose an engine with room for `tokens`, if possible; return the function that starts it."""
         needed = max(tokens, await self._needed())
-        choice = await asyncio.to_thread(self.memory.choose, settings, self._slot_path, sees=sees, needed=needed)
+        choice = await asyncio.to_thread(self.memory.choose, settings, self._slot_path, vision=vision, needed=needed)
 
         async def start() -> None:
             self.memory.starts(choice)
@@ -99,7 +99,7 @@ class ManagedEngine:
         engine, generation = await self.connection.ready(), self.connection.generation
         facts = await engine.facts()
         ready = ReadyEngine(
-            engine=engine.with_projector(choice.projector, facts.media_marker) if facts.sees else engine,
+            engine=engine.with_projector(choice.projector, facts.media_marker) if facts.vision else engine,
             generation=generation,
             slot_path=self._slot_path,
             fingerprint=choice.fingerprint,
@@ -107,7 +107,7 @@ class ManagedEngine:
             kv_bytes_per_token=choice.kv_bytes_per_token,
             finding=Finding(choice.promised, proved=False),
             window=choice.facts.sliding_window or 0,
-            sees=facts.sees,
+            vision=facts.vision,
             slots=tuple(range(choice.plan.slots)),
             model_name=shown_name(choice.facts.path),
             most_context=choice.most.tokens if choice.context.tokens < choice.most.tokens else 0,
@@ -142,9 +142,9 @@ class EngineMemory:
         """Return the memory the store uses. Lists its files: call it off the event loop."""
         return self._store.staging.staged()
 
-    def choose(self, settings: Settings, slot_path: Path, *, sees: bool, needed: int) -> EngineChoice:
+    def choose(self, settings: Settings, slot_path: Path, *, vision: bool, needed: int) -> EngineChoice:
         """Choose an engine and free store memory for it. Raises KvchatError."""
-        choice = choose_engine(settings, slot_path, self.limits, sees=sees, needed=needed, staged=self.staged())
+        choice = choose_engine(settings, slot_path, self.limits, vision=vision, needed=needed, staged=self.staged())
         self._store.restoring.keep_in_memory(choice.context.bars[-1].staging)
         return choice
 
@@ -166,7 +166,7 @@ class EngineMemory:
             for bar in choice.context.bars:
                 is_computer = bar.place == COMPUTER
                 weights, kv, compute = (
-                    actual.on_host(purpose) if is_computer else actual.on(bar.place, purpose)
+                    actual.host_bytes(purpose) if is_computer else actual.device_bytes(bar.place, purpose)
                     for purpose in (Purpose.WEIGHTS, Purpose.KV, Purpose.COMPUTE)
                 )
                 if is_computer and len(choice.context.bars) > 1:
@@ -234,9 +234,9 @@ class ExternalEngine:
         self._process = await asyncio.to_thread(find_server, engine.base_url)
         slots: tuple[SlotState, ...] = ()
         with contextlib.suppress(EngineRefused):  # server runs with --no-slots
-            slots = parse_slots(await engine.look("/slots"))
+            slots = parse_slots(await engine.get("/slots"))
         number, free = slot_for_us(slots)
-        if facts.sees:  # the fingerprint covers the server's arguments, with the projector
+        if facts.vision:  # the fingerprint covers the server's arguments, with the projector
             engine = engine.with_projector("", facts.media_marker)
         ready = ReadyEngine(
             engine.on_slot(number),
@@ -246,7 +246,7 @@ class ExternalEngine:
             facts.context_size,
             0.0,
             Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.OUT_OF_REACH)),
-            sees=facts.sees,
+            vision=facts.vision,
             slots=(number,),
             model_name=shown_name(Path(facts.model_path)) if facts.model_path else "",
         )
@@ -282,7 +282,7 @@ def with_states(ready: ReadyEngine, process: RunningServer, facts: ServerFacts, 
     type_k = process.value_of("-ctk", "--cache-type-k") or "f16"
     type_v = process.value_of("-ctv", "--cache-type-v") or "f16"
     # Any argument may change what a state means; leave out only those known to be harmless.
-    started_with = arguments.meaning_of_server(process.arguments)
+    started_with = arguments.server_state_arguments(process.arguments)
     variables = " ".join(f"{name}={value}" for name, value in process.variables)
     fingerprint = Fingerprint(
         model=identity,

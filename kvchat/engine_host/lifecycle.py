@@ -12,7 +12,7 @@ from pathlib import Path
 from kvchat.engine.running import failure
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.supervisor import EngineSupervisor
-from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
+from kvchat.engine.speaking.connection import DOWN_STATES, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineFailed, EngineGone, FailureKind
 from kvchat.engine_host.choice import ModelMissing, NoModel
 from kvchat.engine_host.engines import EngineMemory, ExternalEngine, ManagedEngine, server_key
@@ -100,9 +100,9 @@ class EngineLifecycle:
     def finding(self) -> Finding | None:
         return self._usable.finding if self._usable else None
 
-    def is_ready(self, model: str | None = None, *, sees: bool = False) -> bool:
+    def is_ready(self, model: str | None = None, *, vision: bool = False) -> bool:
         engine = self._usable
-        return engine is not None and (engine.sees or not sees) and (model is None or not self._runs_another(model))
+        return engine is not None and (engine.vision or not vision) and (model is None or not self._runs_another(model))
 
     def recovers(self) -> bool:
         return self.status.state in (EngineState.STARTING, EngineState.LOADING, EngineState.READY)
@@ -111,12 +111,12 @@ class EngineLifecycle:
         await self._change_hosts()
         if isinstance(self.current, ManagedEngine):
             await self.current.check_vision(self._settings(), model)
-        elif self.is_ready() and not self.is_ready(sees=True):
+        elif self.is_ready() and not self.is_ready(vision=True):
             raise self.current.cannot_see()
 
     async def start(self) -> None:
         await self._change_hosts()
-        await self._start(sees=False, tokens=0)
+        await self._start(vision=False, tokens=0)
 
     async def stop(self) -> None:
         async with self._lock:
@@ -130,7 +130,7 @@ class EngineLifecycle:
         await self._change_hosts()
         if not self.is_external:
             async with self._lock:
-                self._set_override(EngineStatus(EngineState.RESTING))
+                self._set_override(EngineStatus(EngineState.UNLOADED))
                 await self.current.connection.stop()
 
     async def close(self) -> None:
@@ -142,19 +142,19 @@ class EngineLifecycle:
             await self.managed.memory.close()
         await self._end_inspection()
 
-    async def ready(self, model: str | None = None, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
+    async def ready(self, model: str | None = None, *, vision: bool = False, tokens: int = 0) -> ReadyEngine:
         """See `EngineHost.ready`. A user's server has a fixed model and context.
 
         A projector is loaded only on request, and stays as long as the engine.
         """
         await self._change_hosts()
         if model is not None and not self.is_external:
-            await self._change_models(model, restarts=sees and not self.is_ready(sees=True))
-        if sees and not self.is_ready(sees=True):
+            await self._change_models(model, restarts=vision and not self.is_ready(vision=True))
+        if vision and not self.is_ready(vision=True):
             await self.check_vision()
         while True:
             if self._override or self.status.state in (EngineState.STOPPED, EngineState.STOPPING, EngineState.FAILED):
-                await self._start(sees=sees, tokens=tokens)
+                await self._start(vision=vision, tokens=tokens)
             if self._override and self._override.failure:
                 raise EngineFailed(self._override.failure)
             await self.current.connection.ready()
@@ -163,13 +163,13 @@ class EngineLifecycle:
                 running = self._inspection is not None and not self._inspection.done()
                 await asyncio.shield(self._inspection if self._inspection and running else self._inspect())
                 continue
-            if known.sees or not sees:
+            if known.vision or not vision:
                 if known.context_size >= min(tokens, known.limit):
                     return known
-                sees = known.sees
+                vision = known.vision
             elif self.is_external or self._meant_to_see:
                 raise self.current.cannot_see()
-            await self._start_anew(sees=sees, tokens=tokens)
+            await self._start_anew(vision=vision, tokens=tokens)
 
     async def note_restore(self, *, hollow: bool) -> None:
         known, subject = self.known, self._subject
@@ -204,48 +204,48 @@ class EngineLifecycle:
     @property
     def _running_model(self) -> str | None:
         started = self._started_with
-        return None if self.is_external or started is None or self.status.state in DOWN else started.model_path
+        return None if self.is_external or started is None or self.status.state in DOWN_STATES else started.model_path
 
     async def _change_hosts(self) -> None:
         wanted = self.external if self._settings().engine_url else self.managed
-        if wanted is not self.current and self.status.state in DOWN:
+        if wanted is not self.current and self.status.state in DOWN_STATES:
             await self.stop()
             self.current, self._started_with = wanted, None
 
-    async def _start(self, *, sees: bool, tokens: int) -> None:
+    async def _start(self, *, vision: bool, tokens: int) -> None:
         async with self._lock:
             closed = self._closed
-            if closed or self.status.state not in DOWN:
+            if closed or self.status.state not in DOWN_STATES:
                 return
             self._set_override(EngineStatus(EngineState.STARTING))
             self._started_with = settings = self._settings()
-            self._meant_to_see = sees
+            self._meant_to_see = vision
             try:
                 if isinstance(self.current, ManagedEngine):
-                    start = await self.current.prepare(settings, sees=sees, tokens=tokens)
+                    start = await self.current.prepare(settings, vision=vision, tokens=tokens)
                 else:
                     start = await self.current.prepare(settings)
             except KvchatError as error:
                 state = EngineState.STOPPED if isinstance(error, NoModel) else EngineState.FAILED
-                reason = failure.not_started(error)
+                reason = failure.start_failure(error)
                 if isinstance(error, ModelFileMissing):
                     reason = replace(reason, kind=FailureKind.MODEL_MISSING)
                 self._set_override(EngineStatus(state, reason))
                 return
             except BaseException:
-                self._set_override(EngineStatus(EngineState.FAILED, failure.not_prepared()))
+                self._set_override(EngineStatus(EngineState.FAILED, failure.preparation_failure()))
                 raise
             if self._closed:  # meanwhile
                 return
             self._override = None
             await start()
 
-    async def _start_anew(self, *, sees: bool, tokens: int) -> None:
+    async def _start_anew(self, *, vision: bool, tokens: int) -> None:
         """Start an engine, replacing a running one. Completes even if the caller goes away."""
 
         async def start() -> None:
             await self.stop()
-            await self._start(sees=sees, tokens=tokens)
+            await self._start(vision=vision, tokens=tokens)
 
         self._starter = asyncio.create_task(start(), name="starting the engine")
         self._starter.add_done_callback(tell_bug)
@@ -280,7 +280,7 @@ class EngineLifecycle:
                     finding = await self_test(ready)
                     await self._findings.learn(subject, finding)
                 except EngineGone as loss:
-                    reason = await loss.explained()
+                    reason = await loss.explain()
                     if source is self.external or source.connection.status.state in _SAYS_NOTHING:
                         raise reason from loss
                     died = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))

@@ -80,7 +80,7 @@ class AnsweringModel:
 
     async def default_sampling(self, model: str | None) -> Sampling:
         facts = await self._facts_of(model)
-        return self.user_sampling().over(recommended_sampling(facts) if facts else ENGINE_DEFAULTS)
+        return self.user_sampling().with_defaults(recommended_sampling(facts) if facts else ENGINE_DEFAULTS)
 
     async def template_options(self, model: str | None) -> tuple[TemplateOption, ...]:
         facts = await self._facts_of(model)

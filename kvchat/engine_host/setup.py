@@ -24,11 +24,11 @@ from kvchat.engine.finding.discovery import (
     EngineKind,
     EngineLocation,
     installed_engines,
+    list_engines,
     program_name,
-    take_inventory,
     usable_engine,
 )
-from kvchat.engine.finding.graphics import Backend, Graphics, find_graphics
+from kvchat.engine.finding.graphics import Backend, Graphics, detect_graphics
 from kvchat.engine.running.external import parse_address
 from kvchat.engine_host.choice import user_arguments
 from kvchat.engine_host.engines import server_key
@@ -128,9 +128,9 @@ class EngineSetup:
 
     def unused_graphics(self) -> Graphics | None:
         """Return the GPUs the embedded engine leaves unused if it is the only engine. Blocks."""
-        settings, graphics = self._settings(), find_graphics()
+        settings, graphics = self._settings(), detect_graphics()
         chosen = settings.engine_path or settings.engine_url or any(engine.path for engine in installed_engines())
-        return None if chosen or not graphics.makers or graphics.system == "darwin" else graphics
+        return None if chosen or not graphics.vendors or graphics.system == "darwin" else graphics
 
     async def get(self, wanted: Backend | None = None) -> Trial | None:
         """Download an engine for this computer's GPU, test it and select it if it works.
@@ -141,7 +141,7 @@ class EngineSetup:
             return None
 
         async def work() -> tuple[FetchedEngine, Trial]:
-            graphics = await asyncio.to_thread(find_graphics)
+            graphics = await asyncio.to_thread(detect_graphics)
             return await self._fetch_build(await self._find_build(graphics, wanted))
 
         self._tell(Fetching(Stage.ASKING))
@@ -190,7 +190,7 @@ class EngineSetup:
     async def engines(self) -> tuple[EngineEntry, ...]:
         def look() -> tuple[EngineEntry, ...]:
             fetched = [engine.location for engine in fetched_engines(self._engines)]
-            return take_inventory(self._settings().engine_path, fetched)
+            return list_engines(self._settings().engine_path, fetched)
 
         return await asyncio.to_thread(look)
 
@@ -228,7 +228,7 @@ class EngineSetup:
 
     async def _find_build(self, graphics: Graphics, wanted: Backend | None) -> EngineBuild:
         """Find the newest matching build, of the wanted backend if given. Raises KvchatError."""
-        if not graphics.makers:
+        if not graphics.vendors:
             why = _("The embedded engine is as fast as any other on the CPU.")
             raise KvchatError(_("No GPU found"), why, _("If this computer has a GPU, install its driver first."))
         releases = await self._downloader.run(self._github.releases(REPOSITORY))

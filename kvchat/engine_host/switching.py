@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvchat.chat.service import ChatService
 from kvchat.engine.speaking.connection import EngineState
-from kvchat.engine.speaking.vitals import Vitals, take_vitals
+from kvchat.engine.speaking.vitals import Vitals, collect_vitals
 from kvchat.engine_host.choice import Capacity, EngineChoice, ModelJudge, choose_engine, look_at_capacity
 from kvchat.engine_host.lifecycle import EngineLifecycle
 from kvchat.errors import KvchatError
@@ -52,7 +52,7 @@ class SwitchingHost(EngineLifecycle):
 
     async def vitals(self) -> Vitals | None:
         client = self.current.connection.client
-        return await take_vitals(self.engine_pid, client) if client is not None else None
+        return await collect_vitals(self.engine_pid, client) if client is not None else None
 
     @property
     def choice(self) -> EngineChoice | None:
@@ -105,7 +105,7 @@ class SwitchingHost(EngineLifecycle):
     def restart_pending(self) -> bool:
         """True if the running (or failed) engine was started with outdated settings."""
         started = self._started_with
-        if started is None or self.status.state in (EngineState.STOPPED, EngineState.RESTING):
+        if started is None or self.status.state in (EngineState.STOPPED, EngineState.UNLOADED):
             return False
         return differ(started, self._settings(), RESTART_SETTINGS)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.engine.finding.discovery import EngineLocation, EngineNotFound, EngineProbe, list_devices, probe
-from kvchat.engine.finding.graphics import Backend, cannot_be_run, what_is_lacking, why_no_card
+from kvchat.engine.finding.graphics import Backend, cannot_run_error, describe_missing_libraries, undetected_gpu_error
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
@@ -73,13 +73,13 @@ async def try_engine(
             if not (needs and location.path):
                 raise
             # For a downloaded engine, report the packages that provide the missing libraries, not a path.
-            lacking = await asyncio.to_thread(what_is_lacking, location.path)
-            raise cannot_be_run(lacking or error.detail) from error
+            lacking = await asyncio.to_thread(describe_missing_libraries, location.path)
+            raise cannot_run_error(lacking or error.detail) from error
         asked.check(location)
         done(TrialStep(_("Version"), asked.version))
         devices = await asyncio.to_thread(list_devices, location)
         if needs and location.path and all(device.name.startswith(("CPU", "BLAS")) for device in devices):
-            raise await asyncio.to_thread(why_no_card, location.path, needs)
+            raise await asyncio.to_thread(undetected_gpu_error, location.path, needs)
         done(TrialStep(_("Devices"), listed(device.description for device in devices) or _("CPU only")))
         if model is None:
             done(TrialStep(_("Model"), _("No model to test with")))
@@ -93,7 +93,7 @@ async def try_engine(
 async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: Callable[[TrialStep], None]) -> None:
     with tempfile.TemporaryDirectory(prefix="kvchat-trial-", ignore_cleanup_errors=True) as folder:
         plan = LaunchPlan(model, _CONTEXT, Path(folder), left_out=options_to_leave_out(asked))
-        supervisor = EngineSupervisor(log=EngineLog(), policy=RestartPolicy(deaths=1))
+        supervisor = EngineSupervisor(log=EngineLog(), policy=RestartPolicy(max_deaths=1))
         started = time.perf_counter()
         try:
             await supervisor.start(location, plan)
@@ -117,7 +117,7 @@ async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: 
                 raise KvchatError(title, finding.words, advice)
             done(TrialStep(_("Chat memory"), finding.words))
         except EngineGone as error:  # the supervisor may know why the engine died
-            raise await error.explained() from error
+            raise await error.explain() from error
         finally:
             await supervisor.close()
 

@@ -171,12 +171,12 @@ class Answering:
         passage.answering_model = model.name if model else ""
         request = Request(seen, model=model.path if model else None)
         engine: ReadyEngine | None = None
-        if self.host.is_ready(request.model, sees=request.sees):  # without an engine, no slot holds anything
-            engine = await self.host.ready(request.model, sees=request.sees)
+        if self.host.is_ready(request.model, vision=request.vision):  # without an engine, no slot holds anything
+            engine = await self.host.ready(request.model, vision=request.vision)
             before = self._goes_on_from(work, engine)
             if before and await self._answer_in_a_slot(work, request, engine, before):
                 return
-            self.crashes.watch(engine.engine.life)
+            self.crashes.watch(engine.engine.lifetime)
             async with self.crashes.asking(passage.program):
                 await work.render(engine)
         while not await self._answer_in_a_slot(work, request, engine):
@@ -253,7 +253,7 @@ class Answering:
                 await settling.run(lease, partial(_boundary, lease, asked, reply))
             except EngineGone as loss:
                 self.slots.forget()
-                await loss.explained()
+                await loss.explain()
 
 
 async def _boundary(lease: Lease, asked: Asked, reply: Json | None) -> Tokens:

@@ -21,8 +21,8 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
-from kvchat.engine.speaking.pictures import MOST_PIXELS, pixels
-from kvchat.engine.speaking.wire import MOST_GRAMMAR, MOST_LEVELS, levels
+from kvchat.engine.speaking.pictures import MAX_PIXELS, image_size
+from kvchat.engine.speaking.wire import MAX_GRAMMAR_CHARS, MAX_NESTING, nesting_depth
 from kvchat.gateway.dialects.asked import Refused
 from kvchat.gateway.dialects.conversion import Json
 from kvchat.gateway.keys import EVERYBODY, NAMELESS, Keys, program_by
@@ -124,7 +124,7 @@ _LIKELY = ("n_probs", "top_logprobs", "logprobs")
 _PICTURES = re.compile("source|input_.+|.+_url")  # members of a message part that may hold an address
 _FILES = ("url", "image_url", "data", "file_data")  # hold a picture file
 GRAMMARS = ("grammar", "json_schema", "schema", "parameters", "input_schema")
-_TOO_DEEP = f"The body is nested more than {MOST_LEVELS} levels deep."
+_TOO_DEEP = f"The body is nested more than {MAX_NESTING} levels deep."
 
 
 def check_bounds(body: Json, size: int = 0) -> None:
@@ -141,7 +141,7 @@ def check_bounds(body: Json, size: int = 0) -> None:
     places: list[tuple[Any, int, bool]] = [(body, 1, False)]
     while places:
         value, level, in_grammar = places.pop()
-        if level > MOST_LEVELS:
+        if level > MAX_NESTING:
             raise Refused(400, _TOO_DEEP)
         if isinstance(value, list):
             places += [(item, level + 1, in_grammar) for item in value if isinstance(item, dict | list)]
@@ -158,8 +158,8 @@ def check_bounds(body: Json, size: int = 0) -> None:
                             length = len(json.dumps(item, ensure_ascii=False, separators=(",", ":")))
                         except RecursionError:
                             raise Refused(400, _TOO_DEEP) from None
-                        if length > MOST_GRAMMAR:
-                            raise Refused(400, f"A JSON schema may have at most {MOST_GRAMMAR:,} characters.")
+                        if length > MAX_GRAMMAR_CHARS:
+                            raise Refused(400, f"A JSON schema may have at most {MAX_GRAMMAR_CHARS:,} characters.")
                     if name == "multimodal_data":  # beside a completion prompt
                         files = [file for file in item if isinstance(file, str)]
                 size -= sum(map(len, files))
@@ -190,20 +190,20 @@ def _addresses(parts: list[Any]) -> Iterator[str]:
 def _pixels(file: str) -> int:
     """Count the pixels of a base64 image: a few bytes may decode to gigabytes."""
     try:
-        width, height = pixels(base64.b64decode(file.partition(";base64,")[2] or file))
+        width, height = image_size(base64.b64decode(file.partition(";base64,")[2] or file))
     except ValueError:  # no picture: engine reports it
         return 0
-    if width * height > MOST_PIXELS:
-        raise Refused(400, f"A picture may have at most {MOST_PIXELS:,} pixels.")
+    if width * height > MAX_PIXELS:
+        raise Refused(400, f"A picture may have at most {MAX_PIXELS:,} pixels.")
     return width * height
 
 
 def _within(name: str, text: str) -> list[tuple[Any, int, bool]]:
     """Parse a string as the engine would, by its field name: tool call arguments are JSON."""
-    if name in GRAMMARS and len(text) > MOST_GRAMMAR:
-        raise Refused(400, f"A grammar may have at most {MOST_GRAMMAR:,} characters.")
-    if name in ("grammar", "pattern") and levels(text) > MOST_LEVELS:
-        raise Refused(400, f"The brackets of a grammar are nested more than {MOST_LEVELS} levels deep.")
+    if name in GRAMMARS and len(text) > MAX_GRAMMAR_CHARS:
+        raise Refused(400, f"A grammar may have at most {MAX_GRAMMAR_CHARS:,} characters.")
+    if name in ("grammar", "pattern") and nesting_depth(text) > MAX_NESTING:
+        raise Refused(400, f"The brackets of a grammar are nested more than {MAX_NESTING} levels deep.")
     if name in ("arguments", "json_schema"):
         try:
             return [(json.loads(text), 1, True)]

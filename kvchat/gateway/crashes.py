@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from weakref import WeakSet
 
-from kvchat.engine.speaking.errors import EngineGone, FailureKind, Life
+from kvchat.engine.speaking.errors import EngineGone, EngineLifetime, FailureKind
 from kvchat.gateway.dialects.asked import Refused
 
 MOST_CRASHES, WITHIN_S = 3, 600.0  # crashes and seconds until a program is refused
@@ -37,8 +37,8 @@ class Crashes:
         self._crashes: dict[str, list[float]] = {}  # caused by each program
         self._suspected: dict[str, float] = {}  # end times
         self._refused: dict[str, float] = {}  # end times
-        self._lives: WeakSet[Life] = WeakSet()
-        self._life: Life | None = None  # the engine last used, until it ends
+        self._lives: WeakSet[EngineLifetime] = WeakSet()
+        self._life: EngineLifetime | None = None  # the engine last used, until it ends
         self._entry = asyncio.Lock()  # in order of arrival
         self._changed = asyncio.Event()
 
@@ -76,24 +76,24 @@ class Crashes:
             yield
         except (EngineGone, asyncio.CancelledError) as error:
             self._left[program] = self._clock()
-            if isinstance(error, EngineGone) and error.life is not None:
-                self.watch(error.life)
-                if await error.life.ends_soon():  # judged with this program counted
+            if isinstance(error, EngineGone) and error.lifetime is not None:
+                self.watch(error.lifetime)
+                if await error.lifetime.wait_for_end():  # judged with this program counted
                     self._left.pop(program, None)
             raise
         finally:
             self._asking -= Counter([program])
 
-    def watch(self, life: Life) -> None:
+    def watch(self, lifetime: EngineLifetime) -> None:
         def ended() -> None:
-            if life.crashed:
-                self._judge(hung=life.failure is not None and life.failure.kind is FailureKind.HANGS)
+            if lifetime.crashed:
+                self._judge(hung=lifetime.failure is not None and lifetime.failure.kind is FailureKind.HANGS)
             self._life = None
 
-        if life not in self._lives:
-            self._lives.add(life)
-            self._life = life
-            life.on_end(ended)
+        if lifetime not in self._lives:
+            self._lives.add(lifetime)
+            self._life = lifetime
+            lifetime.on_end(ended)
 
     def left(self, program: str) -> None:
         if self._asking[program]:
@@ -128,7 +128,7 @@ class Crashes:
 
     def _just_left(self) -> set[str]:
         """Return the programs whose abandoned requests may still be queued or running in the engine."""
-        now, life = self._clock(), self._life
-        seen_at = now if life is None or life.seen_at is None else life.seen_at
-        self._left = {program: at for program, at in self._left.items() if now - at < LEFT_S or at > seen_at}
+        now, lifetime = self._clock(), self._life
+        responded_at = now if lifetime is None or lifetime.responded_at is None else lifetime.responded_at
+        self._left = {program: at for program, at in self._left.items() if now - at < LEFT_S or at > responded_at}
         return set(self._left)

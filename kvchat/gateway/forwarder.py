@@ -12,8 +12,8 @@ from functools import partial
 
 from kvchat.engine.speaking import wire
 from kvchat.engine.speaking.errors import EngineError
-from kvchat.engine.speaking.pictures import FIRST_ID
-from kvchat.engine.speaking.transport import Answer
+from kvchat.engine.speaking.pictures import FIRST_PICTURE_ID
+from kvchat.engine.speaking.transport import EngineResponse
 from kvchat.engine.speaking.wire import Timings
 from kvchat.gateway.crashes import Crashes
 from kvchat.gateway.dialects.asked import LIMITS, Form, Refused, refusal
@@ -61,7 +61,7 @@ class Forwarder:
 
     async def _send(self) -> Heard | None:
         self.lease = await self.exchange.ready(self.request)
-        self.crashes.watch(self.lease.engine.engine.life)
+        self.crashes.watch(self.lease.engine.engine.lifetime)
         if self.ahead:
             self.ahead = False  # a retry knows the prompt
             slot, engine = self.lease.slot, self.lease.engine
@@ -184,7 +184,7 @@ class Forwarder:
         rate, step_ms = cost.speed.ms_per_token, STEP_MS if self.lease.slots.window_used else ALONE_STEP_MS
         last = len(ids) - (1 if choosy else tail_of(len(ids) - loaded.expected_cached, rate, step_ms))
         # The engine processes a picture in one piece: steps end at the first one.
-        end = next((n for n, token in enumerate(ids[:last]) if token <= FIRST_ID), last)
+        end = next((n for n, token in enumerate(ids[:last]) if token <= FIRST_PICTURE_ID), last)
         missing, heads = end - loaded.expected_cached, await self._heads(loaded)
         is_long = missing >= LEAST_STEPS and (rate is None or missing * rate >= 2 * STEP_MS)
         if not (heads or is_long or (choosy and missing > 0)):
@@ -219,7 +219,7 @@ class Forwarder:
 
     async def _forward(self, *, steps: bool = False, unknown: bool = False) -> Heard | None:
         work, lease, engine, asked = self.work, self.lease, self.lease.engine.engine, self.work.asked
-        rows, begun, heard, ahead = engine.rows.asked(), False, Heard(asked.form, asked.stream), unknown
+        rows, begun, heard, ahead = engine.rows.invalidate(), False, Heard(asked.form, asked.stream), unknown
 
         async def catch_up() -> None:
             nonlocal unknown
@@ -233,7 +233,7 @@ class Forwarder:
             # Several answers use no lease on the slot's state, which may be another owner's.
             reuse = not asked.several or lease.slot.holds(lease.engine.generation) == lease.owner
             body = asked.for_slot(engine.slot, reuse=reuse)
-            async with lease.at_risk(), engine.passed_on(work.path, body, catch_up, patience_s) as answer:
+            async with lease.at_risk(), engine.forward(work.path, body, catch_up, patience_s) as answer:
                 work.passage.status = answer.status_code
                 if unknown and (asked.stream or answer.status_code != 200):
                     await catch_up()
@@ -248,7 +248,7 @@ class Forwarder:
                     with contextlib.suppress(EngineError, GaveWay):
                         await catch_up()
         finally:
-            engine.rows.answered(rows, heard.counts.cache_n if heard.counts else 0)
+            engine.rows.confirm(rows, heard.counts.cache_n if heard.counts else 0)
             self._note(begun=begun, ahead=ahead)
         await self._prove(heard.counts, steps=steps)
         if asked.stream:
@@ -257,7 +257,7 @@ class Forwarder:
             work.outlet.whole(200, self._headers(answer) | headers_of(work.passage.receipt()), body)
         return heard
 
-    def _send_hot(self, answer: Answer, counts: Timings | None, body: bytes) -> None:
+    def _send_hot(self, answer: EngineResponse, counts: Timings | None, body: bytes) -> None:
         """Send a response at once if the engine counts its prompt as cached, and not by an unproven restore."""
         passage, contents = self.work.passage, self.lease.slot.contents
         hot = counts and counts.prompt_n < LEAST_STEPS and not _is_little(counts.cache_n, counts.prompt_tokens)
@@ -266,7 +266,7 @@ class Forwarder:
             passage.prompt = counts.prompt_tokens
             self.work.outlet.whole(200, self._headers(answer) | headers_of(passage.receipt()), body)
 
-    async def _take(self, answer: Answer, heard: Heard) -> bytes:
+    async def _take(self, answer: EngineResponse, heard: Heard) -> bytes:
         outlet = self.work.outlet
         if heard.stream:
             outlet.begin(200, self._headers(answer) | {"cache-control": "no-cache"})
@@ -288,10 +288,10 @@ class Forwarder:
         named = asked.form is Form.PLAIN and asked.model  # embeddings keep the client's model name
         return Usage("" if named else passage.answering_model, passage.read, passage.read_ms)
 
-    async def _refused(self, answer: Answer) -> None:
+    async def _refused(self, answer: EngineResponse) -> None:
         body, form = await answer.aread(), self.work.asked.form
         error = wire.parse_error(body, answer.status_code)
-        if error.crowded_out or (error.by_engine and self.lease.slot.suspect):
+        if error.crowded_out or (error.is_engine_fault and self.lease.slot.suspect):
             raise error
         if form is Form.MESSAGES:
             body = json.dumps(refusal(form, answer.status_code, error.message, error.kind)).encode()
@@ -334,7 +334,7 @@ class Forwarder:
         passage.miss = verdict.miss_reason or (passage.miss if little else None)
         passage.saved_ms = max(0.0, cost.prefill_ms(passage.cached) - passage.restore_ms)
 
-    def _headers(self, answer: Answer) -> dict[str, str]:
+    def _headers(self, answer: EngineResponse) -> dict[str, str]:
         told, passage = {"content-type": answer.headers.get("content-type", "application/json")}, self.work.passage
         receipt = passage.receipt() if passage.found is not None else {"model": passage.answering_model}
         return told | headers_of({name: value for name, value in receipt.items() if name not in PROVED})

@@ -203,7 +203,7 @@ class _Answers:
     async def look(self, request: Request) -> Response:
         try:
             engine = await self._gateway.engine()
-            shown = wire.parse_object(await engine.look(request.scope["path"]))  # request.url may use the Host header
+            shown = wire.parse_object(await engine.get(request.scope["path"]))  # request.url may use the Host header
         except KvchatError as error:
             return _refusal(Refused(503, str(error), "unavailable_error"), None)
         for name in ("model_path", "model_alias"):
@@ -243,8 +243,8 @@ class _Answers:
                 await _understood(form, raw)
                 async with crashes.answering(program):
                     engine = await self._gateway.engine()
-                    crashes.watch(engine.life)
-                    async with crashes.asking(program), engine.passed_on(scope["path"], raw) as answer:
+                    crashes.watch(engine.lifetime)
+                    async with crashes.asking(program), engine.forward(scope["path"], raw) as answer:
                         status, body = answer.status_code, await answer.aread()
         except KvchatError as error:
             status = 502 if isinstance(error, EngineGone) else 503

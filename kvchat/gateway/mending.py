@@ -162,7 +162,7 @@ async def _kept(lease: Lease, rendered: Rendered) -> Prompt | None:
 
 
 async def _text_of(lease: Lease, ids: Tokens) -> str:
-    async with lease.engine.engine.passed_on("/detokenize", json.dumps({"tokens": ids}).encode()) as answer:
+    async with lease.engine.engine.forward("/detokenize", json.dumps({"tokens": ids}).encode()) as answer:
         told = json.loads(await answer.aread()) if answer.status_code == 200 else {}
     return str(told.get("content", "")).strip("\N{REPLACEMENT CHARACTER}")  # from a split character
 

@@ -52,7 +52,7 @@ class Request:
     system: SystemPrompt | None = None  # system prompt, if it may be saved by itself
 
     @property
-    def sees(self) -> bool:
+    def vision(self) -> bool:
         return any(message.pictures for message in self.messages)
 
 
@@ -116,12 +116,12 @@ class Exchange:
                     await self._lost(loss)
                 elif self._gets_more_room(loss):
                     continue
-                if loss.over_restore and not self._afresh:  # retry: the faulty state was set aside
-                    self._tell(RestoreFailed(loss.over_restore))
-                    self._afresh = loss.over_restore
+                if loss.restore_fault and not self._afresh:  # retry: the faulty state was set aside
+                    self._tell(RestoreFailed(loss.restore_fault))
+                    self._afresh = loss.restore_fault
                 elif lost or not (resend and isinstance(loss, EngineGone) and self._host.recovers()):
                     raise
-                lost, self._blameless = True, not loss.over_restore and crashed(loss)
+                lost, self._blameless = True, not loss.restore_fault and crashed(loss)
 
     def _gets_more_room(self, refusal: EngineRefused) -> bool:
         """Reserve more if others took too much of the context meanwhile; False if that was not the cause."""
@@ -193,17 +193,17 @@ class Exchange:
 
     async def ready(self, request: Request, tokens: int = 0) -> Lease:
         """Lease the slot of a ready engine with room for `tokens`, if it can grow so far. Raises KvchatError."""
-        slots, slot, model, sees = self._slots, self._slot, request.model, request.sees
-        is_ready, asked_at, engine = self._host.is_ready(model, sees=sees), time.perf_counter(), None
+        slots, slot, model, vision = self._slots, self._slot, request.model, request.vision
+        is_ready, asked_at, engine = self._host.is_ready(model, vision=vision), time.perf_counter(), None
         if not is_ready:
             self._tell(WaitingForEngine())
         elif not tokens:
-            engine = await self._host.ready(model, sees=sees)
+            engine = await self._host.ready(model, vision=vision)
         if engine is not None and len(engine.slots) == len(slots.all) and slot in slots.all:
             slots.fit(engine, slot)
         else:
             async with slots.alone(slot):  # change the engine only while its other slots are idle
-                engine = await self._host.ready(model, sees=sees, tokens=tokens)
+                engine = await self._host.ready(model, vision=vision, tokens=tokens)
                 slots.fit(engine, slot)
         self.engine_wait_s += time.perf_counter() - asked_at
         self.lease = Lease(slots, slot, engine.rendering(request.template), self._owner, self._tell)
@@ -269,7 +269,7 @@ class Exchange:
 
     async def _lost(self, loss: EngineGone) -> EngineError:
         self._slot.forget()
-        return await loss.explained()
+        return await loss.explain()
 
     def _take(self, chunk: ChatChunk, hear: Hear) -> bool:
         """Forward a chunk, with counts as the requester sees them; True if that is enough."""
@@ -303,4 +303,4 @@ class Exchange:
 
 def crashed(loss: EngineError) -> bool:
     """True if the engine ended without a known outside cause."""
-    return isinstance(loss, EngineGone) and loss.life is not None and loss.life.crashed
+    return isinstance(loss, EngineGone) and loss.lifetime is not None and loss.lifetime.crashed

@@ -25,7 +25,7 @@ class ReadyEngine:
     kv_bytes_per_token: float
     finding: Finding  # restore capabilities
     window: int = 0  # the model's sliding window in tokens; 0: none
-    sees: bool = False  # accepts images
+    vision: bool = False  # accepts images
     most_context: int = 0  # tokens it may grow to after a restart; 0: cannot grow
     slots: tuple[int, ...] = (0,)  # numbers of the slots kvchat uses; `engine` uses the first
     model_name: str = ""  # for display; empty: unknown
@@ -71,16 +71,17 @@ class ReadyEngine:
 
 
 class EngineHost(Protocol):
-    async def ready(self, model: str | None = None, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
+    async def ready(self, model: str | None = None, *, vision: bool = False, tokens: int = 0) -> ReadyEngine:
         """Wait for a ready engine with this model, if given, starting or switching it if needed.
 
-        `sees`: it must accept images. `tokens`: the room it should have, as far as possible; growing empties its slot.
+        `vision`: it must accept images. `tokens`: the room it should have, as far as possible; growing
+        empties its slot.
 
         Call it between turns. Raises KvchatError if there will be none.
         """
         ...
 
-    def is_ready(self, model: str | None = None, *, sees: bool = False) -> bool: ...
+    def is_ready(self, model: str | None = None, *, vision: bool = False) -> bool: ...
 
     async def check_vision(self, model: str | None = None) -> None:
         """Raise a KvchatError with the reason if that model, or the one in use, cannot see images."""

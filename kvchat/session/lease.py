@@ -119,7 +119,7 @@ class Lease:
     async def at_risk(self, reason: ReasonCode = ReasonCode.FAILED_OVER_USE) -> AsyncIterator[None]:
         """Guard a request in the slot: if it fails, set aside the unproved save point restored there.
 
-        The error records this (`over_restore`): the request may be resent and read from the start. A 200 from a
+        The error records this (`restore_fault`): the request may be resent and read from the start. A 200 from a
         restore proves nothing: with a damaged file the engine aborts or fails at the next request.
         """
         try:
@@ -127,13 +127,13 @@ class Lease:
         except EngineError as error:
             point = self.slot.suspect
             if isinstance(error, EngineRefused):
-                at_fault = error.by_engine
+                at_fault = error.is_engine_fault
             else:  # a stopped or killed engine did not fail over its slot's state
-                life = error.life if isinstance(error, EngineGone) else None
-                at_fault = life is None or not await life.ends_soon() or life.crashed
+                lifetime = error.lifetime if isinstance(error, EngineGone) else None
+                at_fault = lifetime is None or not await lifetime.wait_for_end() or lifetime.crashed
             if point is not None and at_fault:
-                error.over_restore, self.slot.suspect = Reason(reason), None
-                await self._set_aside(point, error.over_restore)
+                error.restore_fault, self.slot.suspect = Reason(reason), None
+                await self._set_aside(point, error.restore_fault)
                 if isinstance(error, EngineRefused):
                     self.slot.emptied()
                     with contextlib.suppress(EngineError):  # a stopped engine has no slots
@@ -213,7 +213,7 @@ class Lease:
             except EngineRefused as refusal:
                 reason = Reason(ReasonCode.REFUSED, {"message": refusal.message})
                 slot.emptied()
-                if not refusal.over_restore:
+                if not refusal.restore_fault:
                     await self._set_aside(point, reason)
                 return Miss(reason)
         if answer.tokens != staged.n_tokens:
@@ -337,7 +337,7 @@ class Lease:
         rows, path = engine.engine.rows, engine.slot_path / f"{disk.name_for_engine()}.slot"
         try:
             written = await self._written(path, boundary)
-            grown = Grown(self.slot.save_point, rows.kept) if rows.kept else None
+            grown = Grown(self.slot.save_point, rows.count) if rows.count else None
             prefill_ms, audience = self.slots.restore_cost.prefill_ms(len(boundary)), audience or self.slot.audience
             state = self.owner, engine.fingerprint, boundary, written, prefill_ms, engine.window_to_complete
             point = await self.slots.write(store.saving.take, path, *state, label, grown, audience)
@@ -394,4 +394,4 @@ class Lease:
 
     def _note_save_point(self, point: SavePoint, tokens: int) -> None:
         self.slot.save_point = point.id
-        self.engine.engine.rows.count_as_saved(tokens)
+        self.engine.engine.rows.mark_saved(tokens)

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from kvchat.engine.speaking.pictures import FIRST_ID
+from kvchat.engine.speaking.pictures import FIRST_PICTURE_ID
 from kvchat.kvstore.audience import readable_by
 from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, Tokens, common_prefix
 from kvchat.kvstore.store import BlockStore
@@ -155,7 +155,9 @@ async def plan(
             miss = best.reason
         elif not worth(best.tokens_used - held, best.bytes):
             miss = Reason(ReasonCode.NOT_WORTH_IT)
-        elif not engine.sees and min(best.save_point.tokens) <= FIRST_ID:  # engine without projector rejects it
+        elif (
+            not engine.vision and min(best.save_point.tokens) <= FIRST_PICTURE_ID
+        ):  # engine without projector rejects it
             miss = Reason(ReasonCode.NEEDS_PROJECTOR)
         else:
             return Plan(as_it_is, best)

@@ -15,7 +15,7 @@ from typing import IO, Any, TypeVar
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation, Message, Role
-from kvchat.engine.speaking.pictures import kind_of
+from kvchat.engine.speaking.pictures import image_format
 from kvchat.errors import KvchatError
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import whole_file
@@ -156,7 +156,10 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
             for attachment in message.attachments:
                 name = html.escape(calm(attachment.name))
                 if attachment.data:  # embedded: the page is self-contained
-                    kind, data = (kind_of(attachment.data) or "png").lower(), base64.b64encode(attachment.data).decode()
+                    kind, data = (
+                        (image_format(attachment.data) or "png").lower(),
+                        base64.b64encode(attachment.data).decode(),
+                    )
                     parts.append(f'<p><img src="data:image/{kind};base64,{data}" alt="{name}"></p>')
                 else:
                     parts.append(_folded(name, shown_document(attachment.name, attachment.text)))

@@ -210,7 +210,7 @@ async def _begun(command: list[str], environment: Mapping[str, str], url: str) -
     """A process that answers. Raises BenchFailed."""
     process = await EngineProcess.spawn(command, environment, EngineLog())
     while not await asyncio.to_thread(_is_healthy, url):
-        if await process.ended_within(_LOOK_S):
+        if await process.exits_within(_LOOK_S):
             said = (await process.wait()).last_lines
             raise BenchFailed(f"{Path(command[0]).name} could not be started", "\n".join(said[-3:]))
     return process

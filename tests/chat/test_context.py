@@ -8,7 +8,7 @@ from kvchat.chat.attachments import document_of_text
 from kvchat.chat.context import TEMPLATE_TOKENS, DocumentsTooLong, NothingToDrop, split_branch
 from kvchat.chat.events import QuestionNotStored, TurnFailed
 from kvchat.chat.record.messages import Role, prompt_content
-from kvchat.engine.speaking.client import COUNTED_AT_ONCE
+from kvchat.engine.speaking.client import COUNT_CHUNK_CHARS
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.exchange import PromptTooLong
@@ -77,14 +77,14 @@ async def test_counting_ends_as_soon_as_it_cannot_fit(stage: Stage) -> None:
     assert abs(use.waiting - len(huge.text)) < len(huge.text) // 10, "this engine's tokens are bytes"
     assert await service.context.tokens_of(huge) == (use.waiting - len("Sum it up.") - 2 * TEMPLATE_TOKENS, False)
     asked = stage.requests("/tokenize")[before:]
-    assert max(len(str(one["content"])) for one in asked) <= COUNTED_AT_ONCE
+    assert max(len(str(one["content"])) for one in asked) <= COUNT_CHUNK_CHARS
     assert len([one for one in asked if "some words" in str(one["content"])]) == 1
     assert await service.send(chat, "Sum it up.", attachments=(huge,)) is None
     assert isinstance(stage.of(QuestionNotStored)[-1].error, DocumentsTooLong)
     service.select(chat)
     service.prepare(chat, "Sum it up.", (huge,))
     await service.idle()
-    assert max((len(str(one)) for one in stage.requests("/apply-template")), default=0) < COUNTED_AT_ONCE
+    assert max((len(str(one)) for one in stage.requests("/apply-template")), default=0) < COUNT_CHUNK_CHARS
 
 
 async def test_words_that_cannot_fit_are_refused_without_counting_them(stage: Stage) -> None:
@@ -92,7 +92,7 @@ async def test_words_that_cannot_fit_are_refused_without_counting_them(stage: St
     assert await stage.runtime.chat.send(chat, "some words in lines\n" * 200_000) is None
     assert isinstance(stage.of(TurnFailed)[-1].error, PromptTooLong)
     assert [message.role for message in await stage.runtime.chat.messages(chat)] == [Role.USER]
-    assert max((len(str(one)) for one in stage.requests("/apply-template")), default=0) < COUNTED_AT_ONCE
+    assert max((len(str(one)) for one in stage.requests("/apply-template")), default=0) < COUNT_CHUNK_CHARS
 
 
 async def test_as_much_of_a_document_is_attached_as_there_is_room_for(stage: Stage) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.chat.attachments import MOST_PICTURE_BYTES, CannotAttach, picture_of, read_attachment
 from kvchat.chat.record.messages import MessageState, Role, needs_vision, prompt_messages
-from kvchat.engine.speaking.pictures import pixels
+from kvchat.engine.speaking.pictures import image_size
 from kvchat.engine.speaking.wire import Picture, messages_body
 from kvchat.engine_host.choice import CannotSee, find_projector
 from kvchat.library.model_files import projector_of
@@ -37,7 +37,7 @@ BOMB = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 60_000, 60_000)
     ],
 )
 def test_the_size_stands_in_the_header(data: bytes, size: tuple[int, int]) -> None:
-    assert pixels(data) == size
+    assert image_size(data) == size
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from kvchat.__main__ import main
 from kvchat.cli.doctor import RestoreReport, collect, lines
-from kvchat.engine.finding.discovery import NEEDED_OPTIONS
+from kvchat.engine.finding.discovery import REQUIRED_OPTIONS
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import model_identity
 from kvchat.session.restore_support import Finding, Strategy, Subject, newest_finding, store_finding
@@ -31,7 +31,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
 def engine(tmp_path: Path) -> Path:
     """A program that answers as llama-server does when asked who it is."""
     program = tmp_path / "llama-server"
-    known = "\n".join(f"{name} VALUE" for name in NEEDED_OPTIONS)
+    known = "\n".join(f"{name} VALUE" for name in REQUIRED_OPTIONS)
     program.write_text(
         "#!/bin/sh\n"
         'case "$1" in\n'

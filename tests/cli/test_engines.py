@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.__main__ import main
-from kvchat.engine.finding.graphics import Graphics, Maker
+from kvchat.engine.finding.graphics import GpuVendor, Graphics
 from tests.engine_fixtures import FakeEngine
 from tests.library.engine_archives import tarred
 
@@ -55,7 +55,7 @@ def test_the_trial(home, fake_engine, capsys):
 
 
 def test_getting_one_using_it_and_removing_it(home, fake_engine, github, monkeypatch, capsys):
-    monkeypatch.setattr("kvchat.engine_host.setup.find_graphics", lambda: Graphics("linux", (Maker.AMD,)))
+    monkeypatch.setattr("kvchat.engine_host.setup.detect_graphics", lambda: Graphics("linux", (GpuVendor.AMD,)))
     monkeypatch.setattr("kvchat.library.remote.github.builds_for.__defaults__", ("x86_64",))
     archive = tarred({"llama-b11457/llama-server": fake_engine.path.read_bytes()})
     github.releases = {"b11457": {"llama-b11457-bin-ubuntu-vulkan-x64.tar.gz": archive}}

@@ -52,7 +52,7 @@ async def test_a_text_chat_stays_warm_whether_a_projector_is_loaded_or_not(tmp_p
     async def look_then_read(runtime: Runtime) -> Message | None:
         await runtime.chat.send(shown, "What is this?", GREEDY, attachments=(RED,))
         await runtime.chat.idle()
-        assert (await runtime.engine.ready()).sees
+        assert (await runtime.engine.ready()).vision
         return await runtime.chat.send(text, "And the shortest?", GREEDY)
 
     reply = await app.once(look_then_read)

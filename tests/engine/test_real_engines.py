@@ -48,7 +48,7 @@ def plan(smollm2: Path, tmp_path: Path) -> LaunchPlan:
 
 @pytest.fixture
 async def supervisor() -> AsyncIterator[EngineSupervisor]:
-    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1))
+    supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1))
     yield supervisor
     await supervisor.close()
 
@@ -119,7 +119,7 @@ async def test_what_is_wrong_is_told(
         assert await failure(supervisor, location, replace(plan, model=bad)) is FailureKind.BAD_MODEL
     too_much = replace(plan, context_size=16_000_000)
     assert await failure(supervisor, location, too_much) is FailureKind.OUT_OF_MEMORY
-    impatient = EngineSupervisor(policy=RestartPolicy(deaths=1, port_attempts=1))
+    impatient = EngineSupervisor(policy=RestartPolicy(max_deaths=1, port_attempts=1))
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.1", 0))
         stranger.listen()

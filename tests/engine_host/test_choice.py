@@ -125,13 +125,13 @@ def test_a_load_comes_before_chats_kept_ready(
     crowded = MemoryFacts(300_000_000, all_there_is=GB)
     memory = EngineMemory(LoadLimits(tmp_path / "memory.json"), lambda title, detail: None, bench.store)
     monkeypatch.setattr(choosing, "available_memory", lambda devices=(): crowded)
-    choice = memory.choose(settings, tmp_path, sees=False, needed=0)
+    choice = memory.choose(settings, tmp_path, vision=False, needed=0)
     (bar,) = choice.context.bars
     assert bar.free == crowded.available + held
     assert bar.staging == 0
     assert bench.store.staging.staged().disposable == 0, "it went, for the model is large"
     crowded = replace(crowded, available=10 * GB, all_there_is=12 * GB)
-    (bar,) = memory.choose(settings, tmp_path, sees=False, needed=0).context.bars
+    (bar,) = memory.choose(settings, tmp_path, vision=False, needed=0).context.bars
     assert 0 < bar.staging <= 3 * GB
     bench.save("another", tuple(range(5000, 5300)))
     assert bench.store.staging.staged().disposable > 0

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from kvchat.engine.finding.discovery import EngineLocation
-from kvchat.engine.finding.graphics import Backend, Graphics, Maker
+from kvchat.engine.finding.graphics import Backend, GpuVendor, Graphics
 from kvchat.engine_host import setup as engine_setup
 from kvchat.engine_host.setup import EngineSetup, Fetching, Stage, fetched_engines
 from kvchat.engine_host.trial import Trial
@@ -76,7 +76,7 @@ class Home:
 async def home(
     tmp_path: Path, fake_engine: FakeEngine, github: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Home]:
-    monkeypatch.setattr(engine_setup, "find_graphics", lambda: Graphics("linux", (Maker.NVIDIA,)))
+    monkeypatch.setattr(engine_setup, "detect_graphics", lambda: Graphics("linux", (GpuVendor.NVIDIA,)))
     monkeypatch.setattr(engine_setup, "installed_starter", lambda: None)
     monkeypatch.setattr(engine_setup.builds_for, "__defaults__", ("x86_64",))
     monkeypatch.setattr(downloader, "WAITS_S", (0.0, 0.0))
@@ -112,7 +112,7 @@ async def test_it_is_fetched_tried_out_and_used(home: Home, github: FakeHub, mon
     with pytest.raises(KvchatError, match="No SYCL engine"):
         await home.setup.get(Backend.SYCL)
     asked = len(github.requests)
-    monkeypatch.setattr(engine_setup, "find_graphics", lambda: Graphics("linux", ()))
+    monkeypatch.setattr(engine_setup, "detect_graphics", lambda: Graphics("linux", ()))
     with pytest.raises(KvchatError, match="No GPU found"):
         await home.setup.get()
     assert len(github.requests) == asked

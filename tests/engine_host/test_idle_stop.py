@@ -15,7 +15,7 @@ from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.running import ask, running
 
-RESTING, READY = EngineState.RESTING, EngineState.READY
+UNLOADED, READY = EngineState.UNLOADED, EngineState.READY
 LONG = "Tell me again, and at length, how a cache of keys and values comes to know what was said before. " * 20
 
 
@@ -37,7 +37,7 @@ async def test_an_idle_engine_rests_and_the_next_message_finds_everything_warm(
     chat = (await runtime.chat.new_conversation()).id
     await ask(runtime, chat, LONG)
     async with resting_at_once(runtime):
-        await until(lambda: runtime.engine.status.state is RESTING)
+        await until(lambda: runtime.engine.status.state is UNLOADED)
         await until(lambda: runtime.engine.engine_pid is None)
     assert [request for request in fake_engine.requests() if "action=save" in request["path"]]
     second = await ask(runtime, chat, "And then?")
@@ -49,7 +49,7 @@ async def test_an_idle_engine_rests_and_the_next_message_finds_everything_warm(
 async def test_with_the_first_message_means_not_before(tmp_path: Path, fake_engine: FakeEngine) -> None:
     async with running(tmp_path, fake_engine, engine_start="message") as runtime:
         await runtime.begin()
-        assert runtime.engine.status.state is RESTING
+        assert runtime.engine.status.state is UNLOADED
         assert not runtime.engine.restart_pending
         assert fake_engine.launches() == []
         await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello")
@@ -73,7 +73,7 @@ async def test_messages_that_come_while_it_stops_are_answered(runtime: Runtime) 
     async with resting_at_once(runtime):
         for turn in range(3):
             assert (await ask(runtime, chat, f"Message {turn}")).content == f"You said: Message {turn}"
-            await until(lambda: runtime.engine.status.state is RESTING)
+            await until(lambda: runtime.engine.status.state is UNLOADED)
 
 
 async def test_a_message_that_comes_before_it_stops_leaves_the_slot_hot(runtime: Runtime) -> None:

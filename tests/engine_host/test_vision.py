@@ -101,7 +101,7 @@ def test_a_projector_takes_memory_and_is_no_part_of_what_a_state_means(
     stage = Stage(tmp_path, fake_engine, model)
     blind = choose_engine(stage.settings, tmp_path)
     add_projector(stage)
-    seeing = choose_engine(stage.settings, tmp_path, sees=True)
+    seeing = choose_engine(stage.settings, tmp_path, vision=True)
     assert seeing.fingerprint == blind.fingerprint
     assert seeing.subject != blind.subject  # whether restoring works is found out for each
     assert seeing.context.needed - blind.context.needed == 5_000_000
@@ -109,7 +109,7 @@ def test_a_projector_takes_memory_and_is_no_part_of_what_a_state_means(
     limits = LoadLimits(tmp_path / "limits.json")
     limits.learn(seeing.circumstances, 2048, ran_out=True)  # with the projector
     assert choose_engine(stage.settings, tmp_path, limits).limit is None
-    assert choose_engine(stage.settings, tmp_path, limits, sees=True).limit is not None
+    assert choose_engine(stage.settings, tmp_path, limits, vision=True).limit is not None
     larger = [choice.larger(2048, choice.memory, None) for choice in (seeing, blind)]
     assert larger[0]
     assert larger[1]

@@ -17,8 +17,8 @@ import httpx2
 import pytest
 
 from kvchat.engine.running.supervisor import RestartPolicy
-from kvchat.engine.speaking.errors import EngineFailure, EngineGone, FailureKind, Life
-from kvchat.gateway.checks import MOST_GRAMMAR, MOST_LEVELS, MOST_LIKELY, MOST_LISTED, MOST_TEXT, check_bounds
+from kvchat.engine.speaking.errors import EngineFailure, EngineGone, EngineLifetime, FailureKind
+from kvchat.gateway.checks import MAX_GRAMMAR_CHARS, MAX_NESTING, MOST_LIKELY, MOST_LISTED, MOST_TEXT, check_bounds
 from kvchat.gateway.crashes import LEFT_S, REFUSED_S, WITHIN_S, Crashes
 from kvchat.gateway.dialects.asked import Refused
 from kvchat.gateway.requests import Stage
@@ -118,9 +118,9 @@ async def test_a_loss_is_explained_by_the_life_it_belongs_to(at: OpenDoor, fake_
     host, connection = at.runtime.engine, at.runtime.engine.managed.connection
     engine, generation = await connection.ready(), connection.generation
     with pytest.raises(EngineGone, match="was lost") as loss:
-        await engine._http.call("POST", "/v1/chat/completions", chat_body(BOMB))
+        await engine._http.request_json("POST", "/v1/chat/completions", chat_body(BOMB))
     await until(lambda: connection.generation > generation and host.is_ready())
-    assert "crashed" in str(await loss.value.explained())
+    assert "crashed" in str(await loss.value.explain())
 
 
 class Clock:
@@ -132,8 +132,8 @@ class Clock:
 
 async def crash(crashes: Crashes, *programs: str, failure: EngineFailure | None = CRASHED) -> None:
     """With these at the engine."""
-    life, ended = Life(), asyncio.Event()
-    crashes.watch(life)
+    lifetime, ended = EngineLifetime(), asyncio.Event()
+    crashes.watch(lifetime)
 
     async def one(program: str) -> None:
         async with crashes.asking(program):
@@ -141,7 +141,7 @@ async def crash(crashes: Crashes, *programs: str, failure: EngineFailure | None 
 
     asking = [asyncio.ensure_future(one(program)) for program in programs]
     await asyncio.sleep(0)
-    life.end(failure)
+    lifetime.end(failure)
     ended.set()
     await asyncio.gather(*asking)
 
@@ -198,9 +198,9 @@ async def test_who_hung_up_on_what_keeps_the_engine_busy_for_ever() -> None:
     clock = Clock()
     judge = Crashes(clock=clock)
     for number in range(4):
-        life = Life()
-        judge.watch(life)
-        clock.now = life.seen_at = clock.now + 1.0
+        lifetime = EngineLifetime()
+        judge.watch(lifetime)
+        clock.now = lifetime.responded_at = clock.now + 1.0
         with contextlib.suppress(asyncio.CancelledError):
             async with judge.asking("hostile"):
                 clock.now += 1.0
@@ -211,21 +211,21 @@ async def test_who_hung_up_on_what_keeps_the_engine_busy_for_ever() -> None:
             judge._asking["friend"] += 1
         else:
             assert not judge._may_begin("friend"), "it would be taken for what the engine hangs of"
-        life.end(HUNG)
+        lifetime.end(HUNG)
         judge._asking.clear()
         assert judge._may_begin("friend")
     assert is_refused(judge, "hostile")
     assert not is_refused(judge, "friend")
-    judge.watch(life := Life())
+    judge.watch(lifetime := EngineLifetime())
     judge._suspected["hostile"], judge._left["hostile"] = clock.now + 100.0, clock.now
     clock.now += LEFT_S
-    life.seen_at = clock.now
+    lifetime.responded_at = clock.now
     assert judge._may_begin("friend"), "the engine has answered since"
 
 
-def deep(levels: int) -> Any:
+def deep(nesting_depth: int) -> Any:
     value: Any = 1
-    for _ in range(levels):
+    for _ in range(nesting_depth):
         value = [value]
     return value
 
@@ -242,15 +242,17 @@ def pictured(*files: str) -> list[dict[str, Any]]:
 
 
 OUT_OF_BOUNDS: dict[str, dict[str, Any]] = {
-    "a template's option": {"chat_template_kwargs": {"a": deep(MOST_LEVELS)}},
-    "a tool": {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": deep(MOST_LEVELS)}}}]},
+    "a template's option": {"chat_template_kwargs": {"a": deep(MAX_NESTING)}},
+    "a tool": {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": deep(MAX_NESTING)}}}]},
     "a call's arguments": {"messages": [{"tool_calls": [{"function": {"arguments": "[" * 300 + "]" * 300}}]}]},
     "a call's endless arguments": {"messages": [{"function": {"arguments": "[" * 90_000 + "]" * 90_000}}]},
-    "a long grammar": {"grammar": "root ::= " + '"a" ' * (MOST_GRAMMAR // 4)},
+    "a long grammar": {"grammar": "root ::= " + '"a" ' * (MAX_GRAMMAR_CHARS // 4)},
     "a grammar's brackets": {"grammar": "root ::= " + "(" * 300 + '"a"' + ")" * 300},
-    "a template's grammar": {"chat_template_kwargs": {"grammar": "x" * (MOST_GRAMMAR + 1)}},
-    "a schema": {"json_schema": {"enum": ["x" * MOST_GRAMMAR]}},
-    "a format": {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * MOST_GRAMMAR]}}}},
+    "a template's grammar": {"chat_template_kwargs": {"grammar": "x" * (MAX_GRAMMAR_CHARS + 1)}},
+    "a schema": {"json_schema": {"enum": ["x" * MAX_GRAMMAR_CHARS]}},
+    "a format": {
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * MAX_GRAMMAR_CHARS]}}}
+    },
     "a long text": {"messages": [{"role": "user", "content": "a " * (MOST_TEXT // 2)}]},
     "many messages": {"messages": [{"role": "user", "content": "a"}] * (MOST_LISTED + 1)},
     "many stop words": {"stop": ["a"] * (MOST_LISTED + 1)},
@@ -304,7 +306,7 @@ async def test_no_picture_is_fetched_for_a_client(at: OpenDoor, fake_engine: Fak
 def test_what_programs_send_is_within_bounds() -> None:
     for _, body in REQUESTS.values():
         check_bounds(body)
-    check_bounds({"grammar": "root ::= " + "(" * 150 + '"a"' + ")" * 150, "messages": deep(MOST_LEVELS - 2)})
+    check_bounds({"grammar": "root ::= " + "(" * 150 + '"a"' + ")" * 150, "messages": deep(MAX_NESTING - 2)})
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * MOST_TEXT}}
     check_bounds({"messages": [{"role": "user", "content": [picture]}]}, MOST_TEXT + 200)
     check_bounds({"messages": pictured(*[drawn(6_000, 6_000)] * 13)})
@@ -313,4 +315,4 @@ def test_what_programs_send_is_within_bounds() -> None:
     check_bounds({"messages": [{"role": "assistant", "content": [called, cited]}]})
     check_bounds({"prompt": [7] * (MOST_LISTED + 1), "logprobs": True, "top_logprobs": MOST_LIKELY})
     with pytest.raises(Refused):
-        check_bounds({"messages": deep(MOST_LEVELS + 1)})
+        check_bounds({"messages": deep(MAX_NESTING + 1)})

@@ -299,7 +299,7 @@ async def test_messages_are_answered_in_the_slot_that_was_chosen_for_them(
                 answer = await at.client.post("/v1/messages", json=body)
                 said.append({"role": "assistant", "content": answer.json()["content"]})
                 engine = (await at.runtime.engine.ready()).engine
-                slots = json.loads(await engine.look("/slots"))
+                slots = json.loads(await engine.get("/slots"))
                 last = max(slots, key=lambda slot: slot.get("id_task", -1))
                 assert last["id"] == at.last.slot, [turn, words]
                 used.add(last["id"])

@@ -11,8 +11,15 @@ from typing import cast
 
 import pytest
 
-from kvchat.engine.speaking.client import LlamaServerClient, SlotRows
-from kvchat.engine.speaking.errors import EngineError, EngineFailure, EngineGone, EngineRefused, FailureKind, Life
+from kvchat.engine.speaking.client import LlamaServerClient, UnchangedRows
+from kvchat.engine.speaking.errors import (
+    EngineError,
+    EngineFailure,
+    EngineGone,
+    EngineLifetime,
+    EngineRefused,
+    FailureKind,
+)
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
 from kvchat.kvstore.store import BlockStore
@@ -30,7 +37,7 @@ class Script:
     """An engine that says what it was given to say. An exception in the script is raised there."""
 
     def __init__(self, *script: ChatChunk | Exception) -> None:
-        self.script, self.rows, self.hangs = script, SlotRows(), asyncio.Event()
+        self.script, self.rows, self.hangs = script, UnchangedRows(), asyncio.Event()
 
     def on_slot(self, slot: int, owner: str = "") -> Script:
         return self
@@ -54,10 +61,10 @@ class Room:
     engines: list[ReadyEngine]
     sizes: list[int] = field(default_factory=list)  # asked for
 
-    def is_ready(self, model: str | None = None, *, sees: bool = False) -> bool:
+    def is_ready(self, model: str | None = None, *, vision: bool = False) -> bool:
         return False
 
-    async def ready(self, model: str | None = None, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
+    async def ready(self, model: str | None = None, *, vision: bool = False, tokens: int = 0) -> ReadyEngine:
         self.sizes.append(tokens)
         return self.engines.pop(0) if len(self.engines) > 1 else self.engines[0]
 
@@ -69,8 +76,8 @@ class Room:
 
 def lost() -> EngineGone:
     error = EngineGone("It is gone", "", "")
-    error.life = Life()
-    error.life.end(EngineFailure(FailureKind.OUT_OF_MEMORY, "It ran out of memory", "", ""))
+    error.lifetime = EngineLifetime()
+    error.lifetime.end(EngineFailure(FailureKind.OUT_OF_MEMORY, "It ran out of memory", "", ""))
     return error
 
 

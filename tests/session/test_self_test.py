@@ -32,7 +32,7 @@ async def found(
     """The self-test's answer; it must have left nothing behind."""
     path = engine_path(engine)
     location = EngineLocation(EngineKind.LLAMA_SERVER, Path(path)) if path else EngineLocation(EngineKind.EMBEDDED)
-    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1))
+    supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1))
     await supervisor.start(location, LaunchPlan(tiny_model(architecture, window), 2048, folder, extra=extra))
     try:
         client = await supervisor.ready()

@@ -179,7 +179,7 @@ async def cold_engine(folder: Path, model: Path, engine: str | None, context: in
     kind = EngineLocation(EngineKind.LLAMA_SERVER, Path(engine)) if engine else EngineLocation(EngineKind.EMBEDDED)
     slots = folder / "cold"
     slots.mkdir()
-    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1))
+    supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1))
     await supervisor.start(kind, LaunchPlan(model, context, slots, kv_type_k="f32", kv_type_v="f32"))
     try:
         client = await supervisor.ready()

@@ -529,7 +529,7 @@ class FakeEngine(SwitchingHost):
     def __init__(self, runtime: FakeRuntime) -> None:
         self._runtime = runtime
 
-    def is_ready(self, model: str | None = None, *, sees: bool = False) -> bool:
+    def is_ready(self, model: str | None = None, *, vision: bool = False) -> bool:
         return False
 
     async def states_now(self, model: str | None = None) -> None:

@@ -26,7 +26,7 @@ from kvchat.chat.context import ContextUse
 from kvchat.chat.options import Preset
 from kvchat.chat.prepared.library import Estimate
 from kvchat.chat.record.messages import Conversation, MessageState, Role
-from kvchat.engine.finding.graphics import Graphics, Maker
+from kvchat.engine.finding.graphics import GpuVendor, Graphics
 from kvchat.engine.running.failure import foreign_server, hangs
 from kvchat.engine.speaking import vitals
 from kvchat.engine.speaking.connection import EngineState
@@ -378,9 +378,9 @@ async def _first_run(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[
     yield "first run, nothing", window
     runtime.models.there = [a_model(runtime.paths.data, "Apple-8B", 5 * GB), a_model(runtime.paths.data, "Fig-1B", GB)]
     page, inside = window.first_start, [EngineLocation(EngineKind.EMBEDDED)]
-    card = Graphics("linux", (Maker.AMD,))
+    card = Graphics("linux", (GpuVendor.AMD,))
     with (
-        patch.object(setup, "find_graphics", lambda: card),
+        patch.object(setup, "detect_graphics", lambda: card),
         patch.object(setup, "installed_engines", lambda: inside),
     ):
         window.show_first_start()

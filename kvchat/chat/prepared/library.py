@@ -28,7 +28,7 @@ from kvchat.chat.prepared.documents import (
 )
 from kvchat.chat.record.messages import Conversation, prompt_content, prompt_messages
 from kvchat.chat.turn_parts import TurnParts
-from kvchat.engine.speaking.client import count_until
+from kvchat.engine.speaking.client import count_tokens_up_to
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, Fingerprint, Tokens
@@ -126,7 +126,7 @@ class Library:
         if room is not None and self._parts.host.is_ready():
             with contextlib.suppress(KvchatError):
                 engine = (await self._parts.host.ready()).engine
-                tokens, counted = (await count_until(engine.count_tokens, text, room))[0], True
+                tokens, counted = (await count_tokens_up_to(engine.count_tokens, text, room))[0], True
         return Estimate(len(documents), tokens, await self._time(tokens, fingerprint), room, counted)
 
     async def add(self, paths: Sequence[Path], name: str) -> PreparedSet:
@@ -241,7 +241,7 @@ class Library:
                 now = await parts.slots.run(Rank.DOCUMENTS, prepared.owner, work)
             except EngineError as error:
                 loss = error.__cause__ or error
-                if again or not (isinstance(loss, EngineError) and loss.over_restore):
+                if again or not (isinstance(loss, EngineError) and loss.restore_fault):
                     raise
                 again = True  # the faulty state is set aside
         await parts.in_database(record.finish, now, documents)

@@ -45,7 +45,7 @@ async def try_out(parts: TurnParts, conversation_id: str, fingerprint: Fingerpri
     chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
     messages = prompt_messages(branch)
     request = Request(messages, model=chosen.model, template=chosen.options.template)
-    if not start and not parts.host.is_ready(chosen.model, sees=needs_vision(messages)):
+    if not start and not parts.host.is_ready(chosen.model, vision=needs_vision(messages)):
         return TriedOut(waits=True)
 
     async def work(slot: Slot, _wanted: Callable[[], bool]) -> TriedOut:
@@ -54,8 +54,8 @@ async def try_out(parts: TurnParts, conversation_id: str, fingerprint: Fingerpri
             lease = await parts.exchange(slot, conversation_id).ready(request)
             return await _tried(lease, messages, fingerprint)
         except KvchatError as error:
-            if isinstance(error, EngineError) and error.over_restore:
-                return TriedOut(reason=error.over_restore)
+            if isinstance(error, EngineError) and error.restore_fault:
+                return TriedOut(reason=error.restore_fault)
             message = sentences(error.title, error.detail).rstrip(".。")
             return TriedOut(reason=Reason(ReasonCode.ERROR, {"message": message}), waits=True)
         finally:
@@ -142,7 +142,7 @@ class Verifying:
                 if await parts.worker.run(parts.database.conversation, conversation_id) is None:  # deleted
                     continue
                 chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
-                if not parts.host.is_ready(chosen.model, sees=needs_vision(prompt_messages(branch))):
+                if not parts.host.is_ready(chosen.model, vision=needs_vision(prompt_messages(branch))):
                     continue
                 if await self._run(conversation_id, SPARE_MS):
                     await self._replace(conversation_id)

@@ -161,7 +161,7 @@ class Preparing:
             return False
         chosen, branch = await parts.beginning(None if owner == NEW_CHAT_ID else owner)
         messages = prompt_messages(branch)
-        if not parts.host.is_ready(chosen.model, sees=needs_vision(messages)):
+        if not parts.host.is_ready(chosen.model, vision=needs_vision(messages)):
             return False  # only a message loads another model or projector
         if not ends_with_reply(branch) and any(message.role is not Role.SYSTEM for message in branch):
             return False

@@ -133,7 +133,7 @@ class Titles:
                 await lease.settle(boundary)
         except KvchatError as error:
             loss = error.__cause__ or error
-            if not (isinstance(loss, EngineError) and loss.over_restore):  # the cause is set aside: retry
+            if not (isinstance(loss, EngineError) and loss.restore_fault):  # the cause is set aside: retry
                 attempt.answer = attempt.answer or ""
 
     async def _question(self, attempt: _Attempt, exchange: Exchange) -> tuple[Request, Tokens] | None:
@@ -141,7 +141,7 @@ class Titles:
         parts, conversation_id = self._parts, attempt.conversation_id
         chosen = await parts.answer_settings(conversation_id)
         history = prompt_messages(attempt.branch)
-        if not ends_with_reply(attempt.branch) or not parts.host.is_ready(chosen.model, sees=needs_vision(history)):
+        if not ends_with_reply(attempt.branch) or not parts.host.is_ready(chosen.model, vision=needs_vision(history)):
             return None
         messages = [*history, ChatMessage(Role.USER.value, TITLE_REQUEST)]
         request = Request(messages, model=chosen.model, template=chosen.options.template)

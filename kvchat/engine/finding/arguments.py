@@ -12,7 +12,7 @@ from kvchat.errors import KvchatError
 from kvchat.words.language import N_, _, sentences
 
 _NAME = re.compile(r"-{1,2}[A-Za-z][\w-]*")
-_END_OF_HEAD = re.compile(r"(?<![,\s])\s{2,}")  # a comma and spaces separate names, spaces alone the description
+_DESCRIPTION_GAP = re.compile(r"(?<![,\s])\s{2,}")  # a comma and spaces separate names, spaces alone the description
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,18 @@ class Option:
 @dataclass(frozen=True)
 class KnownOptions:
     options: tuple[Option, ...]
-    traces: bool = False  # log levels go up to "trace"; lower ones log no conversation
+    has_trace_level: bool = False  # log levels go up to "trace"; lower ones log no conversation
 
     def find(self, name: str) -> Option | None:
         """Return the option of that name; llama.cpp takes `--ctx_size` for `--ctx-size`."""
-        wanted = plain(name)
+        wanted = normalize_name(name)
         return next((option for option in self.options if wanted in option.names), None)
 
     def missing(self, names: Iterable[str]) -> frozenset[str]:
         return frozenset(name for name in names if self.find(name) is None)
 
 
-def plain(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Spell an option's name as --help does (common/arg.cpp replaces underscores in long options)."""
     return name.replace("_", "-") if name.startswith("--") else name
 
@@ -50,14 +50,14 @@ def parse_help(text: str) -> KnownOptions | None:
     """
     found = []
     for line in text.splitlines():
-        head, names = _END_OF_HEAD.split(line, maxsplit=1)[0], list[str]()
+        head, names = _DESCRIPTION_GAP.split(line, maxsplit=1)[0], list[str]()
         while match := _NAME.match(head):
             names.append(match[0])
             head = head[match.end() :].lstrip(", ")
         if names:
             values = 2 if re.fullmatch(r"[A-Z]+ [A-Z]+", head) else 1 if head else 0
             found.append(Option(tuple(names), values))
-    options = KnownOptions(tuple(found), traces="4: trace" in text)
+    options = KnownOptions(tuple(found), has_trace_level="4: trace" in text)
     return None if options.missing(("--model", "--port")) else options
 
 
@@ -76,28 +76,28 @@ class BadWorkers(KvchatError):
 
 
 _LOCAL = N_("kvchat allows access to the engine from this computer only")
-_SETTING = N_("it has its own setting")
-_SAVE_POINTS = N_("chat memory depends on it")
-_MODEL = N_("the model is chosen in the window")
-_FOREIGN = N_("kvchat uses the engine only for chats")
-_WATCHES = N_("kvchat monitors the engine with it")
-_ENDS = N_("the engine would print information and exit")
+_HAS_OWN_SETTING = N_("it has its own setting")
+_FOR_MEMORY = N_("chat memory depends on it")
+_CHOSEN_IN_WINDOW = N_("the model is chosen in the window")
+_CHATS_ONLY = N_("kvchat uses the engine only for chats")
+_FOR_MONITORING = N_("kvchat monitors the engine with it")
+_PRINTS_AND_EXITS = N_("the engine would print information and exit")
 
 # One spelling each: the build's --help lists the others.
-_OWNED = {
+_RESERVED = {
     _LOCAL: "--host --port --reuse-port --path --api-prefix --api-key --api-key-file --ssl-key-file --ssl-cert-file"
     " --cors-origins --cors-methods --cors-headers --cors-credentials",
-    _SETTING: "-c --ctx-size -ctk --cache-type-k -ctv --cache-type-v --rpc",
-    _SAVE_POINTS: "--slot-save-path -np --parallel -kvu --kv-unified -b --batch-size -cram --cache-ram --cache-prompt"
+    _HAS_OWN_SETTING: "-c --ctx-size -ctk --cache-type-k -ctv --cache-type-v --rpc",
+    _FOR_MEMORY: "--slot-save-path -np --parallel -kvu --kv-unified -b --batch-size -cram --cache-ram --cache-prompt"
     " --cache-reuse --context-shift --cache-idle-slots --sleep-idle-seconds",
-    _MODEL: "-m --model -mu --model-url -hf -hfr --hf-repo -hff --hf-file -hft --hf-token -dr --docker-repo"
+    _CHOSEN_IN_WINDOW: "-m --model -mu --model-url -hf -hfr --hf-repo -hff --hf-file -hft --hf-token -dr --docker-repo"
     " --models-dir --models-preset --models-max --models-autoload",
-    _FOREIGN: "--ui --webui --ui-config --ui-config-file --ui-mcp-proxy"
+    _CHATS_ONLY: "--ui --webui --ui-config --ui-config-file --ui-mcp-proxy"
     " --tools --tools-runtime --mcp-servers-config --mcp-servers-json -ag --agent --jinja --media-path",
-    _WATCHES: "--metrics --slots --props --log-disable --log-file",
-    _ENDS: "-h --help --usage --version --list-devices -cl --cache-list --completion-bash",
+    _FOR_MONITORING: "--metrics --slots --props --log-disable --log-file",
+    _PRINTS_AND_EXITS: "-h --help --usage --version --list-devices -cl --cache-list --completion-bash",
 }
-_REASONS = {name: reason for reason, names in _OWNED.items() for name in names.split()}
+_RESERVED_REASONS = {name: reason for reason, names in _RESERVED.items() for name in names.split()}
 
 # Affect speed, placement or sampling, but not the meaning of saved KV state.
 _HARMLESS = (
@@ -114,7 +114,7 @@ _HARMLESS = (
 )
 
 
-def parse(text: str) -> tuple[str, ...]:
+def parse_arguments(text: str) -> tuple[str, ...]:
     """Split the arguments as a shell would. Raises BadArguments when a quote is not closed."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""
@@ -126,16 +126,16 @@ def parse(text: str) -> tuple[str, ...]:
         raise BadArguments(_("A closing quotation mark is missing.")) from error
 
 
-def check(arguments: Sequence[str], known: KnownOptions | None) -> None:
+def check_arguments(arguments: Sequence[str], known: KnownOptions | None) -> None:
     """Reject options that kvchat sets itself or this build lacks. Raises BadArguments.
 
     Without the build's list (`known` None), only the former are rejected.
     """
-    for name, values in _grouped(arguments):
+    for name, values in _group_by_option(arguments):
         if not name.startswith("-"):
             raise BadArguments(_('"{name}" is not an option; options start with a dash.', name=name))
         option = known.find(name) if known else None
-        if reason := _reason(name, option.names if option else ()):
+        if reason := _reserved_reason(name, option.names if option else ()):
             raise BadArguments(_("{name} cannot be set here: {reason}.", name=name, reason=_(reason)))
         if known is None:
             continue
@@ -143,24 +143,28 @@ def check(arguments: Sequence[str], known: KnownOptions | None) -> None:
             hint = _("Use a space instead of the equals sign.") if "=" in name else ""
             raise BadArguments(sentences(_("This engine does not support the option {name}.", name=name), hint))
         if len(values) != option.values:
-            counts = {"count": _count(option.values), "count2": _count(len(values))}
+            counts = {"count": _describe_count(option.values), "count2": _describe_count(len(values))}
             raise BadArguments(_("{name} takes {count}, but got {count2}.", name=name, **counts))
 
 
-def meaning(arguments: Sequence[str]) -> str:
+def state_arguments(arguments: Sequence[str]) -> str:
     """Return the arguments that change what a saved KV state means; empty for most."""
-    return _without(arguments, frozenset(_HARMLESS.split()))
+    return _excluding(arguments, frozenset(_HARMLESS.split()))
 
 
-def meaning_of_server(arguments: Sequence[str]) -> str:
-    """Like `meaning`, for a server started by others: also drops its address, key and model."""
-    elsewhere = {name for name, reason in _REASONS.items() if reason in (_LOCAL, _MODEL, _FOREIGN, _WATCHES)}
-    return _without(arguments, elsewhere | {"--slot-save-path"} | frozenset(_HARMLESS.split()))
+def server_state_arguments(arguments: Sequence[str]) -> str:
+    """Like `state_arguments`, for a server started by others: also drops its address, key and model."""
+    elsewhere = {
+        name
+        for name, reason in _RESERVED_REASONS.items()
+        if reason in (_LOCAL, _CHOSEN_IN_WINDOW, _CHATS_ONLY, _FOR_MONITORING)
+    }
+    return _excluding(arguments, elsewhere | {"--slot-save-path"} | frozenset(_HARMLESS.split()))
 
 
-def named_files(meaning: str) -> tuple[str, ...]:
+def named_files(state_arguments: str) -> tuple[str, ...]:
     """Return possible file names in it: a LoRA adapter is `path`, `path,path` or `path:scale`."""
-    words = [part for word in shlex.split(meaning) for part in {word, *word.split(",")}]
+    words = [part for word in shlex.split(state_arguments) for part in {word, *word.split(",")}]
     return tuple(sorted({name for word in words for name in (word, word.rpartition(":")[0]) if name}))
 
 
@@ -178,12 +182,16 @@ def parse_workers(text: str) -> tuple[str, ...]:
     return workers
 
 
-def _without(arguments: Sequence[str], names: Set[str]) -> str:
-    told = [(name, values) for name, values in _grouped(arguments) if plain(name).partition("=")[0] not in names]
-    return shlex.join(word for name, values in told for word in (plain(name), *values))
+def _excluding(arguments: Sequence[str], names: Set[str]) -> str:
+    told = [
+        (name, values)
+        for name, values in _group_by_option(arguments)
+        if normalize_name(name).partition("=")[0] not in names
+    ]
+    return shlex.join(word for name, values in told for word in (normalize_name(name), *values))
 
 
-def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _group_by_option(arguments: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each option with its values. Negative numbers are values; any other dash begins an option."""
     at = 0
     while at < len(arguments):
@@ -194,11 +202,11 @@ def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
         at = end
 
 
-def _reason(name: str, other_names: Sequence[str]) -> str | None:
-    spellings = {plain(name.partition("=")[0]), *other_names}
+def _reserved_reason(name: str, other_names: Sequence[str]) -> str | None:
+    spellings = {normalize_name(name.partition("=")[0]), *other_names}
     spellings |= {f"--{spelling[5:]}" for spelling in spellings if spelling.startswith("--no-")}
-    return next((_REASONS[spelling] for spelling in spellings if spelling in _REASONS), None)
+    return next((_RESERVED_REASONS[spelling] for spelling in spellings if spelling in _RESERVED_REASONS), None)
 
 
-def _count(values: int) -> str:
+def _describe_count(values: int) -> str:
     return {0: _("no value"), 1: _("one value")}.get(values, _("{count} values", count=values))

@@ -25,7 +25,7 @@ from kvchat.system.files import in_time, stamp_of
 from kvchat.system.paths import expanded
 from kvchat.words.language import N_, _, listed
 
-_ASK_TIMEOUT_S = 30.0
+_COMMAND_TIMEOUT_S = 30.0
 
 
 class EngineKind(Enum):
@@ -69,7 +69,7 @@ def find_engine(settings_path: str | None) -> EngineLocation:
     if settings_path and not embedded_only:
         path = expanded(settings_path)
         try:
-            return EngineLocation(EngineKind.LLAMA_SERVER, in_time(lambda: _checked(path)))
+            return EngineLocation(EngineKind.LLAMA_SERVER, in_time(lambda: _resolve_program(path)))
         except OSError as error:
             raise EngineNotFound(_("The engine was not found"), f"{path}: {error.strerror}.", _(_ADVICE)) from error
     for engine in installed_engines():
@@ -85,15 +85,15 @@ def find_engine(settings_path: str | None) -> EngineLocation:
 def installed_engines() -> list[EngineLocation]:
     """List this machine's engines, each program once, in order of preference, the embedded one last."""
     programs: dict[Path, Path] = {}  # by resolved path
-    for folder in install_places():
+    for folder in search_folders():
         program = folder / program_name()
-        if _is_program(program):
+        if _is_executable(program):
             programs.setdefault(program.resolve(), program.absolute())
     found = [EngineLocation(EngineKind.LLAMA_SERVER, program) for program in programs.values()]
     return [*found, EngineLocation(EngineKind.EMBEDDED)] if importlib.util.find_spec("xllamacpp") else found
 
 
-def install_places() -> list[Path]:
+def search_folders() -> list[Path]:
     """List the folders searched for llama-server, in order: PATH, then installers' folders."""
     folders = [Path(part) for part in os.environ.get("PATH", "").split(os.pathsep) if part]
     home = Path.home()
@@ -121,7 +121,7 @@ def engine_version(location: EngineLocation) -> str:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # bundles may lack package metadata
             return f"xllamacpp {importlib.metadata.version('xllamacpp')}"
         return "xllamacpp"
-    answer = _ask([str(location.path), "--version"])
+    answer = _run_command([str(location.path), "--version"])
     lines = [line.strip() for line in answer.splitlines() if line.strip()]
     return next((line for line in lines if line.startswith("version")), lines[-1] if lines else "unknown")
 
@@ -132,9 +132,9 @@ def list_devices(location: EngineLocation, workers: Sequence[str] = ()) -> tuple
     Blocks. Raises EngineNotFound when the engine cannot be run.
     """
     if location.path is None:
-        return parse_embedded_devices(_ask(embedded.command(embedded.DEVICES)))
+        return parse_embedded_devices(_run_command(embedded.command(embedded.DEVICES)))
     shared = ["--rpc", ",".join(workers)] if workers else []  # must come first: --list-devices exits
-    return parse_devices(_ask([str(location.path), *shared, "--list-devices"]))
+    return parse_devices(_run_command([str(location.path), *shared, "--list-devices"]))
 
 
 def parse_devices(text: str) -> tuple[Device, ...]:
@@ -162,18 +162,18 @@ def parse_embedded_devices(text: str) -> tuple[Device, ...]:
         return ()
 
 
-def _checked(path: Path) -> Path:
+def _resolve_program(path: Path) -> Path:
     title, name = _("The engine was not found"), program_name()
     if len(path.parts) == 1 and (found := shutil.which(str(path))):
         return Path(found)
     if not path.exists():
         raise EngineNotFound(title, _("{path} does not exist.", path=path), _(_ADVICE))
     if path.is_dir():
-        if _is_program(path / name):
+        if _is_executable(path / name):
             return (path / name).absolute()
         why = _("The folder {path} does not contain {program_name}.", path=path, program_name=name)
         raise EngineNotFound(title, why, _(_ADVICE))
-    if not _is_program(path):
+    if not _is_executable(path):
         why = _("{path} is not executable.", path=path)
         raise EngineNotFound(_("The engine cannot run"), why, _(_ADVICE))
     return path.absolute()
@@ -186,14 +186,14 @@ def program_name() -> str:
     return "llama-server.exe" if sys.platform == "win32" else "llama-server"
 
 
-def _is_program(path: Path) -> bool:
+def _is_executable(path: Path) -> bool:
     try:
         return path.is_file() and os.access(path, os.X_OK)
     except OSError:
         return False
 
 
-def _ask(command: list[str]) -> str:
+def _run_command(command: list[str]) -> str:
     """Run a short-lived engine command and return all its output, both streams. Raises EngineNotFound."""
     try:
         done = subprocess.run(
@@ -201,7 +201,7 @@ def _ask(command: list[str]) -> str:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=_ASK_TIMEOUT_S,
+            timeout=_COMMAND_TIMEOUT_S,
             env=parent_guard.engine_environment(command[0]) | {"GGML_NO_BACKTRACE": "1"},  # it would hide the reason
             check=False,
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # Windows
@@ -218,14 +218,14 @@ def _ask(command: list[str]) -> str:
 # First build known to report in every answer how much of the prompt came from its cache (`cache_n`, llama.cpp
 # pull requests 15827 and 15879, September 2025). Without it no restore can be verified.
 MINIMUM_BUILD = 6451
-NEEDED_OPTIONS = ("--model", "--host", "--port", "--ctx-size", "--batch-size", "--slot-save-path", "--parallel")
+REQUIRED_OPTIONS = ("--model", "--host", "--port", "--ctx-size", "--batch-size", "--slot-save-path", "--parallel")
 
 
 class EngineTooOld(KvchatError):
-    def __init__(self, location: EngineLocation, lacks: str) -> None:
+    def __init__(self, location: EngineLocation, reason: str) -> None:
         super().__init__(
             _("This engine is too old"),
-            f"{location}: {lacks}",
+            f"{location}: {reason}",
             _("Install a newer llama-server, or choose the embedded engine in the settings."),
         )
 
@@ -241,7 +241,7 @@ class EngineProbe:
         if self.build is not None and self.build < MINIMUM_BUILD:
             builds = {"build": self.build, "minimum_build": MINIMUM_BUILD}
             raise EngineTooOld(location, _("It is build {build}; kvchat needs {minimum_build} or newer.", **builds))
-        lacking = self.options.missing(NEEDED_OPTIONS) if self.options else frozenset()
+        lacking = self.options.missing(REQUIRED_OPTIONS) if self.options else frozenset()
         if lacking:
             raise EngineTooOld(location, _("It does not support {lacking}.", lacking=listed(sorted(lacking))))
 
@@ -260,12 +260,12 @@ def probe(location: EngineLocation) -> EngineProbe:
     """Query the engine, once per version of its file. Raises EngineNotFound if it is none or cannot be run."""
     if location.path is None:
         return EngineProbe(engine_version(location), None, None)
-    return _probed(location, stamp_of(location.path))
+    return _cached_probe(location, stamp_of(location.path))
 
 
 @functools.lru_cache(16)
-def _probed(location: EngineLocation, _stamp: tuple[int, int, int]) -> EngineProbe:
-    options = parse_help(_ask([str(location.path), "--help"]))
+def _cached_probe(location: EngineLocation, _stamp: tuple[int, int, int]) -> EngineProbe:
+    options = parse_help(_run_command([str(location.path), "--help"]))
     if options is None:
         raise EngineNotFound(
             _("This is not a llama-server"),
@@ -276,12 +276,12 @@ def _probed(location: EngineLocation, _stamp: tuple[int, int, int]) -> EnginePro
     return EngineProbe(version.removeprefix("version: "), build_number(version), options)
 
 
-def build_identity(location: EngineLocation, asked: EngineProbe) -> str:
+def build_identity(location: EngineLocation, probed: EngineProbe) -> str:
     """Identify an engine build by its version or, if that has no number, the program's stamp."""
-    if location.path is None or asked.build is not None:
-        return asked.version
+    if location.path is None or probed.build is not None:
+        return probed.version
     size, changed_ns, _ = stamp_of(location.path)
-    return f"{asked.version}, {size} bytes of {changed_ns}"
+    return f"{probed.version}, {size} bytes of {changed_ns}"
 
 
 def usable_engine(settings_path: str | None) -> tuple[EngineLocation, EngineProbe]:
@@ -293,12 +293,12 @@ def usable_engine(settings_path: str | None) -> tuple[EngineLocation, EngineProb
     refusal: KvchatError | None = None
     for location in candidates or [find_engine(settings_path)]:
         try:
-            asked = probe(location)
-            asked.check(location)
+            probed = probe(location)
+            probed.check(location)
         except (EngineTooOld, EngineNotFound) as error:
             refusal = refusal or error
         else:
-            return location, asked
+            return location, probed
     assert refusal is not None
     raise refusal
 
@@ -319,12 +319,12 @@ class EngineEntry:
         return tuple(dict.fromkeys(name for name in names if name != "CPU"))
 
 
-def take_inventory(settings_path: str | None, fetched: Iterable[EngineLocation] = ()) -> tuple[EngineEntry, ...]:
+def list_engines(settings_path: str | None, downloaded: Iterable[EngineLocation] = ()) -> tuple[EngineEntry, ...]:
     """List every engine found, the configured one first. Raises nothing: errors are in the entries.
 
-    `fetched`: engines downloaded by kvchat, which no search would find.
+    `downloaded`: engines downloaded by kvchat, which no search would find.
     """
-    found = [*fetched, *installed_engines()]
+    found = [*downloaded, *installed_engines()]
     with contextlib.suppress(KvchatError):  # reported when it starts
         found = [find_engine(settings_path), *found] if settings_path else found
     programs: dict[Path | None, EngineLocation] = {}  # by resolved path, since one may have two names
@@ -337,9 +337,9 @@ def take_inventory(settings_path: str | None, fetched: Iterable[EngineLocation] 
     entries = []
     for location in programs.values():
         try:
-            asked = probe(location)
-            asked.check(location)
-            about = asked.version, asked.build, list_devices(location)
+            probed = probe(location)
+            probed.check(location)
+            about = probed.version, probed.build, list_devices(location)
             entries.append(EngineEntry(location, location == chosen, *about))
         except KvchatError as error:
             entries.append(EngineEntry(location, location == chosen, problem=error))

@@ -25,14 +25,14 @@ _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _WINDOWS_LIBRARIES = {"nvcuda.dll": "NVIDIA", "amdhip64.dll": "AMD", "ze_loader.dll": "Intel"}
 
 
-class Maker(Enum):
+class GpuVendor(Enum):
     NVIDIA = "NVIDIA"
     AMD = "AMD"
     INTEL = "Intel"
     APPLE = "Apple"
 
 
-_PCI_VENDORS = {0x10DE: Maker.NVIDIA, 0x1002: Maker.AMD, 0x8086: Maker.INTEL}  # pci-ids.ucw.cz
+_PCI_VENDORS = {0x10DE: GpuVendor.NVIDIA, 0x1002: GpuVendor.AMD, 0x8086: GpuVendor.INTEL}  # pci-ids.ucw.cz
 
 
 class Backend(Enum):
@@ -43,33 +43,33 @@ class Backend(Enum):
     METAL = "Metal"
 
 
-_SUITS = {  # best first. Vulkan comes with every driver; ROCm and SYCL mostly need the maker's libraries
-    Maker.NVIDIA: (Backend.CUDA, Backend.VULKAN),
-    Maker.AMD: (Backend.VULKAN, Backend.ROCM),
-    Maker.INTEL: (Backend.VULKAN, Backend.SYCL),
-    Maker.APPLE: (Backend.METAL,),
+_VENDOR_BACKENDS = {  # best first. Vulkan comes with every driver; ROCm and SYCL mostly need the vendor's libraries
+    GpuVendor.NVIDIA: (Backend.CUDA, Backend.VULKAN),
+    GpuVendor.AMD: (Backend.VULKAN, Backend.ROCM),
+    GpuVendor.INTEL: (Backend.VULKAN, Backend.SYCL),
+    GpuVendor.APPLE: (Backend.METAL,),
 }
 
 
 @dataclass(frozen=True)
 class Graphics:
     system: str  # "linux", "darwin" or "win32"
-    makers: tuple[Maker, ...]
+    vendors: tuple[GpuVendor, ...]
     nvidia_driver: bool = True  # False: NVIDIA card on Linux without NVIDIA's driver
 
 
-def find_graphics() -> Graphics:
+def detect_graphics() -> Graphics:
     """Detect GPUs: on Linux from /sys, elsewhere by what the driver installed; no program is run."""
     if sys.platform == "darwin":
-        return Graphics(sys.platform, (Maker.APPLE,) if platform.machine() == "arm64" else ())
+        return Graphics(sys.platform, (GpuVendor.APPLE,) if platform.machine() == "arm64" else ())
     if sys.platform == "win32":
         folder = Path("C:/Windows/System32")
-        found = {Maker(maker) for library, maker in _WINDOWS_LIBRARIES.items() if (folder / library).exists()}
-        return Graphics(sys.platform, _ordered(found))
-    return Graphics("linux", linux_makers(_PCI_DEVICES), _NVIDIA_DRIVER.exists())
+        found = {GpuVendor(vendor) for library, vendor in _WINDOWS_LIBRARIES.items() if (folder / library).exists()}
+        return Graphics(sys.platform, _sorted_vendors(found))
+    return Graphics("linux", linux_gpu_vendors(_PCI_DEVICES), _NVIDIA_DRIVER.exists())
 
 
-def linux_makers(devices: Path) -> tuple[Maker, ...]:
+def linux_gpu_vendors(devices: Path) -> tuple[GpuVendor, ...]:
     found = set()
     for device in devices.glob("*"):
         try:
@@ -78,43 +78,43 @@ def linux_makers(devices: Path) -> tuple[Maker, ...]:
             continue
         if kind >> 16 == _DISPLAY_CLASS and vendor in _PCI_VENDORS:
             found.add(_PCI_VENDORS[vendor])
-    return _ordered(found)
+    return _sorted_vendors(found)
 
 
-def suiting(graphics: Graphics) -> tuple[Backend, ...]:
-    return tuple(dict.fromkeys(backend for maker in graphics.makers for backend in _SUITS[maker]))
+def suitable_backends(graphics: Graphics) -> tuple[Backend, ...]:
+    return tuple(dict.fromkeys(backend for vendor in graphics.vendors for backend in _VENDOR_BACKENDS[vendor]))
 
 
 def install_advice(graphics: Graphics) -> tuple[str, ...]:
-    if not graphics.makers:
+    if not graphics.vendors:
         words = _("No supported GPU was found; the embedded engine is as fast as any other on this computer.")
         return (words,)
-    best, *others = (backend.value for backend in suiting(graphics))
+    best, *others = (backend.value for backend in suitable_backends(graphics))
     steps = [_("Run `kvchat engines get` to download and test an engine for {best}.", best=best)]
     if others:
         name = others[0].lower()
         steps[0] += " " + _("For {other}, run `kvchat engines get {name}`.", name=name, other=others[0])
-    return tuple(filter(None, (driver_first(graphics), *steps)))
+    return tuple(filter(None, (driver_advice(graphics), *steps)))
 
 
-def driver_first(graphics: Graphics) -> str:
+def driver_advice(graphics: Graphics) -> str:
     """Return what must be installed before an engine can use the GPU, or ""."""
-    if Maker.NVIDIA in graphics.makers and not graphics.nvidia_driver:
+    if GpuVendor.NVIDIA in graphics.vendors and not graphics.nvidia_driver:
         return _("Install the NVIDIA driver first; engines cannot use the GPU without it.")
     return ""
 
 
-def _ordered(makers: set[Maker]) -> tuple[Maker, ...]:
-    return tuple(maker for maker in Maker if maker in makers)
+def _sorted_vendors(vendors: set[GpuVendor]) -> tuple[GpuVendor, ...]:
+    return tuple(vendor for vendor in GpuVendor if vendor in vendors)
 
 
 _TIMEOUT_S = 20.0
-_LACKS = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
-_NEEDS_SYSTEM = re.compile(r"version `(GLIBC(?:XX)?_[\d.]+)' not found")
-_SYSTEM = N_("a newer Linux")
+_MISSING_LIBRARY = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
+_MISSING_GLIBC = re.compile(r"version `(GLIBC(?:XX)?_[\d.]+)' not found")
+_NEWER_SYSTEM = N_("a newer Linux")
 
 # Packages that provide a library, by its name's prefix. Names are Debian's and Ubuntu's.
-_BRINGS = {
+_PROVIDERS = {
     "libcuda.so": N_("the NVIDIA driver (Debian: nvidia-driver)"),
     "libvulkan.so": N_("the Vulkan loader (Debian: libvulkan1) and the GPU’s Vulkan driver (mesa-vulkan-drivers)"),
     "libgomp.so": N_("the OpenMP library (Debian: libgomp1)"),
@@ -130,7 +130,7 @@ _BRINGS = {
     "libmkl": N_("Intel oneAPI"),
     "libze_loader": N_("the Intel Level Zero loader (Debian: libze1)"),
 }
-_DRIVERS = {  # fixes for undetected cards, if no library is missing
+_DRIVER_HINTS = {  # fixes for undetected cards, if no library is missing
     Backend.CUDA: N_("The NVIDIA driver is not running, or the driver or the GPU is too old for this engine."),
     Backend.VULKAN: N_(
         "No Vulkan driver for the GPU was found (Debian: mesa-vulkan-drivers; for NVIDIA, the NVIDIA driver)."
@@ -144,30 +144,34 @@ _DRIVERS = {  # fixes for undetected cards, if no library is missing
 }
 
 
-_AGAIN = N_("Fix this problem and try again, or choose another backend; the download is kept.")
+_RETRY_ADVICE = N_("Fix this problem and try again, or choose another backend; the download is kept.")
 
 
-def cannot_be_run(why: str) -> KvchatError:
-    return KvchatError(_("The engine cannot run on this computer"), why, _(_AGAIN))
+def cannot_run_error(reason: str) -> KvchatError:
+    return KvchatError(_("The engine cannot run on this computer"), reason, _(_RETRY_ADVICE))
 
 
-def why_no_card(program: Path, backend: Backend) -> KvchatError:
+def undetected_gpu_error(program: Path, backend: Backend) -> KvchatError:
     """Explain why the engine has no device of that kind. Blocks while `ldd` runs."""
-    why = what_is_lacking(program) or _(_DRIVERS[backend])
-    return KvchatError(_("The engine does not detect the GPU"), why, _(_AGAIN))
+    reason = describe_missing_libraries(program) or _(_DRIVER_HINTS[backend])
+    return KvchatError(_("The engine does not detect the GPU"), reason, _(_RETRY_ADVICE))
 
 
-def what_is_lacking(program: Path) -> str:
+def describe_missing_libraries(program: Path) -> str:
     """Return which libraries an engine is missing and what provides them, or "".
 
     Blocks while `ldd` runs.
     """
     lacking = missing_libraries(program.parent)
-    if _SYSTEM in lacking:
-        return _("This build needs {system} than this one: {lacking}.", system=_(_SYSTEM), lacking=lacking[_SYSTEM])
+    if _NEWER_SYSTEM in lacking:
+        return _(
+            "This build needs {system} than this one: {lacking}.",
+            system=_(_NEWER_SYSTEM),
+            lacking=lacking[_NEWER_SYSTEM],
+        )
     if not lacking:
         return ""
-    known = {next((words for start, words in _BRINGS.items() if name.startswith(start)), "") for name in lacking}
+    known = {next((words for start, words in _PROVIDERS.items() if name.startswith(start)), "") for name in lacking}
     brought = _(" and ").join(sorted(_(words) for words in known if words))
     return _("It is missing {lacking}.", lacking=listed(sorted(lacking))) + (
         " " + _("This is part of {brought}.", brought=brought) if brought else ""
@@ -175,7 +179,7 @@ def what_is_lacking(program: Path) -> str:
 
 
 def missing_libraries(folder: Path) -> dict[str, str]:
-    """Return the dependencies missing for the engine libraries in a folder; under `_SYSTEM`, a newer system's.
+    """Return the dependencies missing for the engine libraries in a folder; under `_NEWER_SYSTEM`, a newer system's.
 
     Empty if `ldd` cannot tell.
     """
@@ -194,7 +198,7 @@ def missing_libraries(folder: Path) -> dict[str, str]:
                 check=False,
             )
             text = done.stdout.decode("utf-8", "replace")
-            found |= {name: name for name in _LACKS.findall(text) if not (folder / name).exists()}
-            if too_old := _NEEDS_SYSTEM.search(text):
-                found[_SYSTEM] = too_old[1].replace("_", " ")
+            found |= {name: name for name in _MISSING_LIBRARY.findall(text) if not (folder / name).exists()}
+            if too_old := _MISSING_GLIBC.search(text):
+                found[_NEWER_SYSTEM] = too_old[1].replace("_", " ")
     return found

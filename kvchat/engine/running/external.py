@@ -20,7 +20,7 @@ import psutil
 from kvchat.engine.finding.discovery import MINIMUM_BUILD, build_number
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
-from kvchat.engine.speaking.errors import EngineFailure, EngineGone, EngineRefused, FailureKind, NotOurEngine
+from kvchat.engine.speaking.errors import EngineFailure, EngineGone, EngineRefused, FailureKind, ForeignServer
 from kvchat.errors import KvchatError
 from kvchat.settings import MOST_CONTEXT
 from kvchat.words.language import N_, _
@@ -42,15 +42,15 @@ class ServerAddress:
 
 
 @dataclass(frozen=True)
-class ReachPolicy:
+class PollPolicy:
     """Times for the server search, in seconds."""
 
-    unreachable_s: float = 4.0  # time without a first answer before reporting none
-    returns_s: float = 20.0  # the same after an earlier answer: it may restart
+    unreachable_after_s: float = 4.0  # time without a first answer before reporting none
+    return_timeout_s: float = 20.0  # the same after an earlier answer: it may restart
     poll_s: float = 1.0
-    every_s: float = 10.0  # between checks of a responding server
-    answer_s: float = 20.0
-    misses: int = 3
+    check_interval_s: float = 10.0  # between checks of a responding server
+    response_timeout_s: float = 20.0
+    max_misses: int = 3
 
 
 def parse_address(text: str) -> str:
@@ -71,17 +71,17 @@ def parse_address(text: str) -> str:
 
 
 class ExternalServer(EngineConnection):
-    def __init__(self, generations: Iterator[int], policy: ReachPolicy | None = None) -> None:
+    def __init__(self, generations: Iterator[int], policy: PollPolicy | None = None) -> None:
         super().__init__(generations)
-        self._policy = policy or ReachPolicy()
+        self._policy = policy or PollPolicy()
         self._task: asyncio.Task[None] | None = None
-        self._doubt = asyncio.Event()  # a request failed: check the server immediately
+        self._check_now = asyncio.Event()  # a request failed: check the server immediately
 
     async def connect(self, address: ServerAddress) -> None:
         """Look for the server from now on. Returns at once: `ready` and listeners get the result."""
         await self.stop()
         self._publish(EngineStatus(EngineState.STARTING))
-        self._task = asyncio.create_task(self._follow(address), name="external engine")
+        self._task = asyncio.create_task(self._monitor(address), name="external engine")
 
     async def stop(self) -> None:
         """Disconnect. The server keeps running."""
@@ -91,73 +91,73 @@ class ExternalServer(EngineConnection):
             self._task = None
         self._publish(EngineStatus(EngineState.STOPPED))
 
-    async def _follow(self, address: ServerAddress) -> None:
-        in_doubt = self._doubt.set
+    async def _monitor(self, address: ServerAddress) -> None:
+        in_doubt = self._check_now.set
         client = LlamaServerClient(
-            address.url, address.key, on_fault=lambda _: in_doubt(), on_silence=in_doubt, alone=False
+            address.url, address.key, on_fault=lambda _: in_doubt(), on_silence=in_doubt, exclusive=False
         )
         lost: EngineFailure | None = None
         try:
             while True:
-                refusal = await self._find(client, lost)
+                refusal = await self._wait_until_ready(client, lost)
                 if refusal is not None:
                     self._publish(EngineStatus(EngineState.FAILED, refusal))
                     return
                 self.generation = next(self._generations)
-                client.begin_life()
-                self._begin(client, EngineStatus(EngineState.READY))
-                await self._until_lost(client)
-                self._client, lost = None, _gone(address.url)
+                client.begin_lifetime()
+                self._set_ready(client, EngineStatus(EngineState.READY))
+                await self._wait_until_lost(client)
+                self._client, lost = None, _unreachable(address.url)
         finally:
             self._client = None
             await client.aclose()
 
-    async def _find(self, client: LlamaServerClient, lost: EngineFailure | None) -> EngineFailure | None:
+    async def _wait_until_ready(self, client: LlamaServerClient, lost: EngineFailure | None) -> EngineFailure | None:
         self._publish(EngineStatus(EngineState.STARTING, lost))
         policy, now = self._policy, time.monotonic
-        until = now() + (policy.returns_s if lost else policy.unreachable_s)
+        until = now() + (policy.return_timeout_s if lost else policy.unreachable_after_s)
         while True:
             try:
-                if await client.is_loaded(min(policy.answer_s, max(policy.poll_s, until - now()))):
-                    return await _unfit(client)
+                if await client.is_loaded(min(policy.response_timeout_s, max(policy.poll_s, until - now()))):
+                    return await _find_incompatibility(client)
                 self._publish(EngineStatus(EngineState.LOADING, lost))
-                until = now() + policy.returns_s
-            except NotOurEngine:
-                return _no_llama_server(client.base_url)
+                until = now() + policy.return_timeout_s
+            except ForeignServer:
+                return _not_llama_server(client.base_url)
             except EngineGone:
-                gone = _gone(client.base_url)
+                gone = _unreachable(client.base_url)
                 if now() >= until:
                     return gone
                 self._publish(EngineStatus(EngineState.STARTING, gone))  # report before retrying
             await asyncio.sleep(min(policy.poll_s, max(0.0, until - now())))
 
-    async def _until_lost(self, client: LlamaServerClient) -> None:
+    async def _wait_until_lost(self, client: LlamaServerClient) -> None:
         misses = 0
-        while misses < self._policy.misses:
-            pause = self._policy.every_s if misses == 0 else self._policy.poll_s
+        while misses < self._policy.max_misses:
+            pause = self._policy.check_interval_s if misses == 0 else self._policy.poll_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self._doubt.wait()
-            self._doubt.clear()
+                    await self._check_now.wait()
+            self._check_now.clear()
             try:
-                if not await client.is_loaded(self._policy.answer_s):
+                if not await client.is_loaded(self._policy.response_timeout_s):
                     return  # restarted: the slot's state is lost
                 misses = 0
-            except (EngineGone, NotOurEngine):
+            except (EngineGone, ForeignServer):
                 misses += 1
 
 
-async def _unfit(client: LlamaServerClient) -> EngineFailure | None:
+async def _find_incompatibility(client: LlamaServerClient) -> EngineFailure | None:
     try:
         facts = await client.facts()
     except EngineRefused as refusal:
         if refusal.status in (401, 403):
             return _failure(_("The server rejected the API key"), refusal.message)
-        return _no_llama_server(client.base_url)
+        return _not_llama_server(client.base_url)
     except EngineGone as gone:
         return _failure(gone.title, gone.detail)
     if not 0 < facts.context_size <= MOST_CONTEXT:
-        return _no_llama_server(client.base_url)
+        return _not_llama_server(client.base_url)
     build = build_number(facts.build)
     if build is not None and build < MINIMUM_BUILD:
         return EngineFailure(
@@ -169,11 +169,11 @@ async def _unfit(client: LlamaServerClient) -> EngineFailure | None:
     return None
 
 
-def _gone(url: str) -> EngineFailure:
+def _unreachable(url: str) -> EngineFailure:
     return _failure(_("The server is not responding"), _("There is no response from {url}.", url=url))
 
 
-def _no_llama_server(url: str) -> EngineFailure:
+def _not_llama_server(url: str) -> EngineFailure:
     return _failure(_("This is not a llama-server"), _("Another program is running at {url}.", url=url))
 
 

@@ -12,7 +12,7 @@ from kvchat.engine.finding.arguments import BadArguments, BadWorkers
 from kvchat.engine.finding.discovery import EngineNotFound, EngineTooOld
 from kvchat.engine.running.external import BadAddress
 from kvchat.engine.running.plan import LaunchPlan
-from kvchat.engine.running.process import Outcome
+from kvchat.engine.running.process import ProcessExit
 from kvchat.engine.speaking import errors
 from kvchat.engine.speaking.errors import (
     LOG_ADVICE,
@@ -24,7 +24,7 @@ from kvchat.engine.speaking.errors import (
     FailureKind,
     find_line,
     last_error,
-    said_last,
+    with_last_output,
 )
 from kvchat.errors import KvchatError
 from kvchat.words.language import _, number, sentences
@@ -32,22 +32,22 @@ from kvchat.words.language import _, number, sentences
 _WINDOWS_DLL_NOT_FOUND = 0xC0000135
 _WINDOWS_ILLEGAL_INSTRUCTION = 0xC000001D
 
-_FROM_OUTSIDE = {getattr(signal, name, None) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")} - {None}
+_EXTERNAL_SIGNALS = {getattr(signal, name, None) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")} - {None}
 
 
-def explain(outcome: Outcome, *, was_ready: bool = False) -> EngineFailure:
+def explain_exit(outcome: ProcessExit, *, was_ready: bool = False) -> EngineFailure:
     """Explain why a process ended unasked. `was_ready`: it had been serving before."""
     lines = outcome.last_lines
-    failure = _by_start(outcome, lines)
-    if failure is None and outcome.signal not in _FROM_OUTSIDE:  # a killed engine logs no reason
-        failure = errors.why(lines, was_ready=was_ready)
+    failure = _startup_failure(outcome, lines)
+    if failure is None and outcome.signal not in _EXTERNAL_SIGNALS:  # a killed engine logs no reason
+        failure = errors.diagnose(lines, was_ready=was_ready)
     return (
         failure
-        or _by_signal(outcome, lines)
+        or _signal_failure(outcome, lines)
         or EngineFailure(
             FailureKind.EXITED,
             _("The engine stopped unexpectedly"),
-            said_last(_("It exited with code {code}.", code=outcome.code), lines),
+            with_last_output(_("It exited with code {code}.", code=outcome.code), lines),
             _(LOG_ADVICE),
         )
     )
@@ -57,7 +57,9 @@ def timed_out(seconds: float, lines: Sequence[str]) -> EngineFailure:
     return EngineFailure(
         FailureKind.TIMED_OUT,
         _("The engine did not start"),
-        said_last(_("It showed no progress for {seconds} seconds and was stopped.", seconds=f"{seconds:.0f}"), lines),
+        with_last_output(
+            _("It showed no progress for {seconds} seconds and was stopped.", seconds=f"{seconds:.0f}"), lines
+        ),
         _("The model may be on a slow or sleeping disk. Try again, or try a smaller model."),
     )
 
@@ -91,7 +93,7 @@ def cannot_spawn(error: OSError) -> EngineFailure:
     )
 
 
-def bug(error: BaseException) -> EngineFailure:
+def internal_error(error: BaseException) -> EngineFailure:
     return EngineFailure(
         FailureKind.EXITED,
         _("kvchat lost track of the engine"),
@@ -100,14 +102,14 @@ def bug(error: BaseException) -> EngineFailure:
     )
 
 
-def given_up(reason: EngineFailure, deaths: int) -> EngineFailure:
+def retries_exhausted(reason: EngineFailure, deaths: int) -> EngineFailure:
     if deaths < 2:
         return reason
     left_alone = _("It stopped {deaths} times, so kvchat does not restart it again.", deaths=deaths)
     return dataclasses.replace(reason, detail=sentences(reason.detail, left_alone))
 
 
-def smaller(reason: EngineFailure, plan: LaunchPlan) -> EngineFailure:
+def retrying_smaller(reason: EngineFailure, plan: LaunchPlan) -> EngineFailure:
     tokens = number(plan.context_size)
     advice = _("kvchat is restarting it with a context length of {tokens} tokens.", tokens=tokens)
     if plan.without_gpu:
@@ -119,7 +121,7 @@ def smaller(reason: EngineFailure, plan: LaunchPlan) -> EngineFailure:
     return dataclasses.replace(reason, advice=advice)
 
 
-def _by_start(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
+def _startup_failure(outcome: ProcessExit, lines: Sequence[str]) -> EngineFailure | None:
     library = find_line(MISSING_LIBRARY, lines)
     if library is not None or outcome.code == _WINDOWS_DLL_NOT_FOUND:
         return EngineFailure(
@@ -148,7 +150,7 @@ def _by_start(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
     return None
 
 
-def _by_signal(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
+def _signal_failure(outcome: ProcessExit, lines: Sequence[str]) -> EngineFailure | None:
     if outcome.signal is None:
         return None
     try:
@@ -156,7 +158,7 @@ def _by_signal(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
     except ValueError:
         name = _("signal {number}", number=outcome.signal)
     if name == "SIGKILL":
-        if outcome.memory_ran_out:
+        if outcome.out_of_memory:
             return OUT_OF_MEMORY.failure(_("The system killed it because memory ran out."))
         return EngineFailure(
             FailureKind.KILLED,
@@ -168,7 +170,7 @@ def _by_signal(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
         return EngineFailure(
             FailureKind.CRASHED,
             _("The engine crashed"),
-            said_last(_("It was terminated by {name}.", name=name), lines),
+            with_last_output(_("It was terminated by {name}.", name=name), lines),
             _(LOG_ADVICE),
         )
     return EngineFailure(
@@ -179,7 +181,7 @@ def _by_signal(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
     )
 
 
-def not_prepared() -> EngineFailure:
+def preparation_failure() -> EngineFailure:
     return EngineFailure(
         FailureKind.EXITED,
         _("The engine could not be started"),
@@ -188,7 +190,7 @@ def not_prepared() -> EngineFailure:
     )
 
 
-def not_started(error: KvchatError) -> EngineFailure:
+def start_failure(error: KvchatError) -> EngineFailure:
     if isinstance(error, EngineFailed):
         return error.failure
     kinds = {

@@ -21,12 +21,12 @@ from typing import BinaryIO
 
 from kvchat.system.concurrency import LAST_MOMENT_S
 
-START = "kvchat starts "  # start of the log line for an engine start
+START_MARKER = "kvchat starts "  # start of the log line for an engine start
 _LINE_END = re.compile(r"\r\n|\n|\r")
 # Do not wait for a reader if the log is a pipe.
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NONBLOCK", 0)
-_LONGEST_LINE = 4_000  # characters; longer lines are cut to limit memory use
-_MOST_UNWRITTEN = 5_000  # lines waiting for the disk; further lines are dropped
+_OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NONBLOCK", 0)
+_MAX_LINE_CHARS = 4_000  # characters; longer lines are cut to limit memory use
+_MAX_QUEUED_LINES = 5_000  # lines waiting for the disk; further lines are dropped
 
 
 class EngineLog:
@@ -37,41 +37,41 @@ class EngineLog:
         self._lines: deque[str] = deque(maxlen=lines)
         self._file = _LogFile(path, file_bytes) if path is not None else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._rest = ""
-        self._quotes = False  # it quoted a request: more of it may follow
-        self.added = 0  # lines added
+        self._partial_line = ""
+        self._in_quotation = False  # it quoted a request: more of it may follow
+        self.line_count = 0  # lines added
         self.bytes_seen = 0  # grows with any output, including progress dots without a line end
 
     @property
     def lines(self) -> tuple[str, ...]:
         """The last lines, newest last, with an unfinished one."""
-        rest = self._without_request(self._rest)
+        rest = self._strip_request(self._partial_line)
         return (*self._lines, rest) if rest else tuple(self._lines)
 
     @property
     def since_start(self) -> tuple[str, ...]:
         lines = self.lines
-        starts = [number for number, line in enumerate(lines) if line.startswith(START)]
+        starts = [number for number, line in enumerate(lines) if line.startswith(START_MARKER)]
         return lines[starts[-1] :] if starts else lines
 
-    def added_since(self, before: int) -> tuple[str, ...]:
-        more = min(self.added - before, len(self._lines))
+    def lines_since(self, before: int) -> tuple[str, ...]:
+        more = min(self.line_count - before, len(self._lines))
         return tuple(self._lines)[-more:] if more > 0 else ()
 
     def feed(self, data: bytes) -> None:
         """Add output, cut anywhere."""
         self.bytes_seen += len(data)
-        *finished, self._rest = _LINE_END.split(self._rest + self._decoder.decode(data))
+        *finished, self._partial_line = _LINE_END.split(self._partial_line + self._decoder.decode(data))
         for line in finished:
             self._add(line)
-        self._rest = self._rest[:_LONGEST_LINE]
+        self._partial_line = self._partial_line[:_MAX_LINE_CHARS]
 
     def note(self, line: str) -> None:
         self.end_line()
         self._add(line)
 
     def end_line(self) -> None:
-        rest, self._rest = self._rest + self._decoder.decode(b"", final=True), ""
+        rest, self._partial_line = self._partial_line + self._decoder.decode(b"", final=True), ""
         self._decoder.reset()
         if rest:
             self._add(rest)
@@ -81,33 +81,33 @@ class EngineLog:
             self._file.close()
 
     def _add(self, line: str) -> None:
-        if line.startswith(START):
-            self._quotes = False
-        kept = self._without_request(line[:_LONGEST_LINE])
-        self._quotes = self._quotes or _QUOTES.search(line) is not None
+        if line.startswith(START_MARKER):
+            self._in_quotation = False
+        kept = self._strip_request(line[:_MAX_LINE_CHARS])
+        self._in_quotation = self._in_quotation or _REQUEST_QUOTE.search(line) is not None
         if kept is None:
             return
-        self.added += 1
+        self.line_count += 1
         self._lines.append(kept)
         if self._file is not None:
             self._file.add(kept)
 
-    def _without_request(self, line: str) -> str | None:
+    def _strip_request(self, line: str) -> str | None:
         """Cut off quoted request text; None for a line that may be part of a quotation.
 
         A grammar that does not parse is printed in full, its lines between those of the log.
         """
-        if match := _QUOTES.search(line):
+        if match := _REQUEST_QUOTE.search(line):
             return f"{line[: match.end()]}…"
-        return line if not self._quotes or _LEVEL.match(line) or _LAST_WORDS.match(line) else None
+        return line if not self._in_quotation or _LEVEL_PREFIX.match(line) or _CRASH_OUTPUT.match(line) else None
 
 
 class _LogFile:
     """Writes lines in its own thread: a hung disk would block the window along with the engine's output."""
 
-    def __init__(self, path: Path, most_bytes: int) -> None:
-        self._path, self._most_bytes = path, most_bytes
-        self._lines: queue.Queue[str | None] = queue.Queue(_MOST_UNWRITTEN)
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self._path, self._max_bytes = path, max_bytes
+        self._lines: queue.Queue[str | None] = queue.Queue(_MAX_QUEUED_LINES)
         self._thread: threading.Thread | None = None
         self._file: BinaryIO | None = None
 
@@ -134,9 +134,9 @@ class _LogFile:
     def _write(self, line: str) -> None:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._file = os.fdopen(os.open(self._path, _FLAGS, 0o600), "ab", buffering=0)
+            self._file = os.fdopen(os.open(self._path, _OPEN_FLAGS, 0o600), "ab", buffering=0)
         self._file.write(line.encode("utf-8", "replace") + b"\n")
-        if self._file.tell() >= self._most_bytes:
+        if self._file.tell() >= self._max_bytes:
             self._close_file()
             self._path.replace(self._path.with_name(self._path.name + ".1"))
 
@@ -147,18 +147,18 @@ class _LogFile:
 
 
 # llama.cpp quotes requests or derived text after these words (tools/server, common, llama-grammar.cpp).
-_QUOTES = re.compile(
+_REQUEST_QUOTE = re.compile(
     r"got (?:another )?exception: |error (?:parsing|printing) grammar: |after accepting piece: |not as expected: "
     r"|(?:downloading image from|loading image from local file|Responses tool type) '|\bwhat\(\): "
     r"|Failed to (?:apply|convert|format|initialize|parse|render)[\w ]*: "
 )
 # Standard error of a dying engine, without log level: kvchat finds the reason here.
-_LAST_WORDS = re.compile(
+_CRASH_OUTPUT = re.compile(
     r"kvchat|terminate called|[\w./\\:-]+\.(?:c|h|m|cc|cu|cpp|hpp)\w*:\d+: |(?:CUDA|ROCm|MUSA|HIP|SYCL) error|ggml_"
 )
 # "0.00.296.764 E ggml_…": minutes, seconds, milli- and microseconds, level (llama.cpp's common/log.cpp).
-_LEVEL = re.compile(r"^(?:\d+\.)+\d+ ([DIWE]) ")
-_TROUBLE = re.compile(r"\berror\b|\bfailed\b|GGML_ASSERT|GGML_ABORT|terminate called", re.IGNORECASE)
+_LEVEL_PREFIX = re.compile(r"^(?:\d+\.)+\d+ ([DIWE]) ")
+_ERROR_WORDS = re.compile(r"\berror\b|\bfailed\b|GGML_ASSERT|GGML_ABORT|terminate called", re.IGNORECASE)
 
 
 class Level(IntEnum):
@@ -168,16 +168,16 @@ class Level(IntEnum):
     ERROR = 3
 
 
-_LETTERS = {"D": Level.DETAIL, "I": Level.INFO, "W": Level.WARNING, "E": Level.ERROR}
+_LEVEL_LETTERS = {"D": Level.DETAIL, "I": Level.INFO, "W": Level.WARNING, "E": Level.ERROR}
 
 
-def at_least(lines: Iterable[str], least: Level) -> list[str]:
+def filter_by_level(lines: Iterable[str], minimum: Level) -> list[str]:
     """Return the lines of that level or above. One without is an error if it reads like one, else as the last."""
     level, wanted = Level.INFO, []
     for line in lines:
-        match = _LEVEL.match(line)
-        level = _LETTERS[match[1]] if match else level
-        if level >= least or (not match and _TROUBLE.search(line)):
+        match = _LEVEL_PREFIX.match(line)
+        level = _LEVEL_LETTERS[match[1]] if match else level
+        if level >= minimum or (not match and _ERROR_WORDS.search(line)):
             wanted.append(line)
     return wanted
 
@@ -203,8 +203,8 @@ _BUFFER = re.compile(
     r":\s+(?P<place>\S+) (?:DSV4 \S+ )? *(?P<what>model|KV|RS|state|compute|output) buffer size += +(?P<mib>[\d.]+) MiB"
 )
 _OFFLOADED = re.compile(r"load_tensors: offloaded (?P<layers>\d+)/(?P<all>\d+) layers to GPU")
-_EXPERTS_LEFT = re.compile(r"fit_impl: +- (?P<place>\S+) .*: +\d+ layers \( *(?P<experts>\d+) overflowing\)")  # --fit
-_HOST_PLACE = re.compile(r"CPU|.*_Host|BLAS", re.IGNORECASE)  # CPU_Mapped, CPU_REPACK; CUDA_Host is host memory, too
+_CPU_EXPERTS = re.compile(r"fit_impl: +- (?P<place>\S+) .*: +\d+ layers \( *(?P<experts>\d+) overflowing\)")  # --fit
+_HOST_DEVICE = re.compile(r"CPU|.*_Host|BLAS", re.IGNORECASE)  # CPU_Mapped, CPU_REPACK; CUDA_Host is host memory, too
 
 
 @dataclass(frozen=True)
@@ -232,10 +232,10 @@ class Allocations:
     buffers: tuple[Buffer, ...]
     placement: Placement | None  # None: CPU only, or not reported
 
-    def on_host(self, purpose: Purpose) -> int:
-        return sum(b.bytes for b in self.buffers if b.purpose is purpose and _HOST_PLACE.match(b.place))
+    def host_bytes(self, purpose: Purpose) -> int:
+        return sum(b.bytes for b in self.buffers if b.purpose is purpose and _HOST_DEVICE.match(b.place))
 
-    def on(self, place: str, purpose: Purpose) -> int:
+    def device_bytes(self, place: str, purpose: Purpose) -> int:
         """Return the bytes on one GPU, under its own name or as in "MTL0_Mapped" and "RPC0[den:50052]"."""
         own = re.compile(rf"{re.escape(place)}([_\[].*)?")
         return sum(b.bytes for b in self.buffers if b.purpose is purpose and own.fullmatch(b.place))
@@ -250,7 +250,7 @@ def read_allocations(lines: Iterable[str]) -> Allocations | None:
         if match := _BUFFER.search(line):
             size = round(float(match["mib"]) * MIB)
             buffers.append(Buffer(match["place"], _PURPOSES[match["what"]], size))
-        elif match := _EXPERTS_LEFT.search(line):
+        elif match := _CPU_EXPERTS.search(line):
             experts[match["place"]] = int(match["experts"])
         elif match := _OFFLOADED.search(line):
             placement = Placement(int(match["layers"]), int(match["all"]), sum(experts.values()))

@@ -15,7 +15,7 @@ from kvchat.engine import embedded
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 
 # Options that kvchat can do without: a build that lacks one has no such feature to turn off.
-OPTIONAL = (
+OPTIONAL_OPTIONS = (
     "--kv-unified",
     "--cache-ram",
     "--metrics",
@@ -28,7 +28,7 @@ OPTIONAL = (
     "--ctx-checkpoints",
 )
 NO_ORIGIN = "https://kvchat.invalid"  # impossible as a web page's origin (RFC 2606): blocks all pages
-TRACE = 4  # llama-server's log level: logs memory use but no conversations
+TRACE_VERBOSITY = 4  # llama-server's log level: logs memory use but no conversations
 
 # Copies of a sliding window or recurrent state that the engine keeps to go back to. Newer builds write all into a save:
 # with their default of 32, a save of 4K tokens was seven times as large (b11549, gemma3), and the store can go back
@@ -82,7 +82,7 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         ("--cors-origins", NO_ORIGIN),
         # The engine measures GPUs and places the model. Without a GPU it would read the header for nothing.
         ("--fit", "off" if plan.fit_target is None else "on"),
-        ("--verbosity", str(TRACE)),
+        ("--verbosity", str(TRACE_VERBOSITY)),
         ("--ctx-checkpoints", str(CONTEXT_CHECKPOINTS)),
     ]
     if plan.fit_target is not None:
@@ -132,7 +132,7 @@ def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
         "ui": False,
         "cors_origins": NO_ORIGIN,
         "fit_params": sys.platform == "darwin",  # on other systems it is CPU-only
-        "verbosity": TRACE,
+        "verbosity": TRACE_VERBOSITY,
         "n_ctx_checkpoints": CONTEXT_CHECKPOINTS,
     }
     if plan.projector is not None:

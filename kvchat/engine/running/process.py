@@ -17,10 +17,10 @@ from kvchat.engine.running.log import EngineLog
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProcessExit:
     code: int  # exit code; -n: killed by signal n
     last_lines: tuple[str, ...] = ()  # last output, newest last
-    memory_ran_out: bool = False  # the system ran out of memory and killed a process meanwhile
+    out_of_memory: bool = False  # the system ran out of memory and killed a process meanwhile
 
     @property
     def signal(self) -> int | None:
@@ -34,10 +34,10 @@ _DRAIN_S = 1.0  # time to read a dead process's last output
 
 
 @dataclass(frozen=True)
-class Ladder:
+class StopTimeouts:
     """Seconds to end after the first and the second request, before being killed."""
 
-    ask_s: float = 2.0  # right after a request, often only the next step works; all is saved by then
+    interrupt_s: float = 2.0  # right after a request, often only the next step works; all is saved by then
     terminate_s: float = 2.0
 
 
@@ -48,32 +48,32 @@ class EngineProcess:
     cannot outlive the app.
     """
 
-    def __init__(self, transport: asyncio.SubprocessTransport, events: _Events, log: EngineLog) -> None:
+    def __init__(self, transport: asyncio.SubprocessTransport, events: _ProcessProtocol, log: EngineLog) -> None:
         """Take over a process just started; use `spawn`."""
         self._transport, self._events, self._log = transport, events, log
-        self._oom_kills_before = _oom_kills()
-        self._memory_ran_out = False
-        self._life = asyncio.create_task(self._live(), name=f"engine process {self.pid}")
+        self._oom_kills_before = _count_oom_kills()
+        self._out_of_memory = False
+        self._end_task = asyncio.create_task(self._run_to_end(), name=f"engine process {self.pid}")
 
     @classmethod
     async def spawn(
-        cls, command: Sequence[str], environment: Mapping[str, str], log: EngineLog, *, by_pipe: bool | None = None
+        cls, command: Sequence[str], environment: Mapping[str, str], log: EngineLog, *, use_pipe: bool | None = None
     ) -> EngineProcess:
         """Start `command`. Call it from the main thread's loop: on Linux the guard watches the spawning thread.
 
-        `by_pipe` selects the other kind of guard (for tests). Raises OSError if not even the guard can be started;
+        `use_pipe` selects the other kind of guard (for tests). Raises OSError if not even the guard can be started;
         a missing command ends with code 127 instead.
         """
-        held_by_pipe = parent_guard.needs_pipe() if by_pipe is None else by_pipe
+        held_by_pipe = parent_guard.needs_pipe() if use_pipe is None else use_pipe
         transport, events = await asyncio.get_running_loop().subprocess_exec(
-            lambda: _Events(log),
-            *parent_guard.command(command, by_pipe=held_by_pipe),
+            lambda: _ProcessProtocol(log),
+            *parent_guard.command(command, use_pipe=held_by_pipe),
             stdin=asyncio.subprocess.PIPE if held_by_pipe else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=dict(environment),
             start_new_session=True,
-            creationflags=_NEW_GROUP | parent_guard.no_window(),
+            creationflags=_NEW_GROUP | parent_guard.no_window_flags(),
         )
         return cls(transport, events, log)
 
@@ -84,32 +84,32 @@ class EngineProcess:
 
     @property
     def running(self) -> bool:
-        return not self._life.done()
+        return not self._end_task.done()
 
-    async def wait(self) -> Outcome:
+    async def wait(self) -> ProcessExit:
         """Wait until it ended and its output is read. Safe for several callers, and to cancel."""
-        await asyncio.shield(self._life)
-        said = self._log.added_since(self._events.added_before)[-_LAST_LINES:]
-        return Outcome(self._transport.get_returncode() or 0, said, self._memory_ran_out)
+        await asyncio.shield(self._end_task)
+        said = self._log.lines_since(self._events.added_before)[-_LAST_LINES:]
+        return ProcessExit(self._transport.get_returncode() or 0, said, self._out_of_memory)
 
-    async def ended_within(self, seconds: float) -> bool:
-        await asyncio.wait({self._life}, timeout=seconds)
+    async def exits_within(self, seconds: float) -> bool:
+        await asyncio.wait({self._end_task}, timeout=seconds)
         return not self.running
 
-    async def stop(self, ladder: Ladder | None = None) -> Outcome:
+    async def stop(self, stop_timeouts: StopTimeouts | None = None) -> ProcessExit:
         """Ask, then terminate, then kill. If cancelled, kill it at once and wait for its end."""
-        ladder = ladder or Ladder()
+        stop_timeouts = stop_timeouts or StopTimeouts()
         try:
             # llama-server exits immediately on the second SIGTERM.
-            for again, patience in ((False, ladder.ask_s), (True, ladder.terminate_s)):
+            for again, patience in ((False, stop_timeouts.interrupt_s), (True, stop_timeouts.terminate_s)):
                 if self.running:
                     self._signal(again=again)
-                if await self.ended_within(patience):
+                if await self.exits_within(patience):
                     break
         finally:
             if self.running:
                 self._kill()
-                await asyncio.wait({self._life})
+                await asyncio.wait({self._end_task})
         return await self.wait()
 
     def _signal(self, *, again: bool) -> None:
@@ -139,13 +139,13 @@ class EngineProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # PermissionError: a macOS zombie
             os.killpg(self.pid, number)
 
-    async def _live(self) -> None:
+    async def _run_to_end(self) -> None:
         try:
             await self._events.exited.wait()
             with contextlib.suppress(TimeoutError):
                 # A grandchild may keep the pipe open; do not wait for it.
                 await asyncio.wait_for(self._events.output_ended.wait(), _DRAIN_S)
-            self._memory_ran_out = _oom_kills() > self._oom_kills_before
+            self._out_of_memory = _count_oom_kills() > self._oom_kills_before
         finally:
             if not self._events.exited.is_set():  # cancelled: the loop is closing
                 self._kill()
@@ -153,12 +153,12 @@ class EngineProcess:
             self._log.end_line()
 
 
-class _Events(asyncio.SubprocessProtocol):
+class _ProcessProtocol(asyncio.SubprocessProtocol):
     """Records asyncio's process events. (Its own `Process.wait` waits for whoever holds the pipe.)"""
 
     def __init__(self, log: EngineLog) -> None:
         self.exited, self.output_ended = asyncio.Event(), asyncio.Event()
-        self.added_before, self._log = log.added, log
+        self.added_before, self._log = log.line_count, log
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         self._log.feed(data)
@@ -171,7 +171,7 @@ class _Events(asyncio.SubprocessProtocol):
         self.exited.set()
 
 
-def _oom_kills() -> int:
+def _count_oom_kills() -> int:
     """Return Linux's count of out-of-memory kills so far; 0 if unavailable (proc(5), vmstat)."""
     try:
         counters = Path("/proc/vmstat").read_text("ascii")

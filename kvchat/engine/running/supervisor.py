@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running import failure
-from kvchat.engine.running.log import START, EngineLog
+from kvchat.engine.running.log import START_MARKER, EngineLog
 from kvchat.engine.running.plan import Invocation, LaunchPlan, prepare
-from kvchat.engine.running.process import EngineProcess, Ladder
+from kvchat.engine.running.process import EngineProcess, StopTimeouts
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import (
@@ -26,32 +26,32 @@ from kvchat.engine.speaking.errors import (
     EngineGone,
     EngineSilent,
     FailureKind,
-    NotOurEngine,
+    ForeignServer,
 )
 from kvchat.words.language import _
 
 
 @dataclass(frozen=True)
-class WatchPolicy:
-    """Times of a watch, in seconds; generous, because a busy computer is no fault."""
+class MonitorPolicy:
+    """Times for monitoring, in seconds; generous, because a busy computer is no fault."""
 
-    every_s: float = 10.0
-    answer_s: float = 20.0  # timeout for /health
-    misses: int = 4  # misses in a row for a hang
-    asleep_s: float = 30.0  # the wall clock jumped this far ahead: the computer slept
-    stuck_s: float = 300.0  # twice this long without finishing a batch or save is a hang: some grammars never end
+    check_interval_s: float = 10.0
+    response_timeout_s: float = 20.0  # timeout for /health
+    max_misses: int = 4  # misses in a row for a hang
+    sleep_gap_s: float = 30.0  # the wall clock jumped this far ahead: the computer slept
+    stuck_timeout_s: float = 300.0  # twice this without finishing a batch or save is a hang: some grammars never end
     silence_s: float = 600.0  # a reply silent for this long hangs; prefill reports each batch
-    worried_every_s: float = 2.0  # a reply stalled: check at once, to detect a hang within a minute
-    worried_answer_s: float = 12.0
+    alert_interval_s: float = 2.0  # a reply stalled: check at once, to detect a hang within a minute
+    alert_timeout_s: float = 12.0
 
 
-class Watch:
-    def __init__(self, policy: WatchPolicy, log: EngineLog, wall: Callable[[], float] = time.time) -> None:
+class EngineMonitor:
+    def __init__(self, policy: MonitorPolicy, log: EngineLog, wall: Callable[[], float] = time.time) -> None:
         """`wall` is a clock that keeps running during sleep."""
         self._policy, self._log, self._wall = policy, log, wall
         self._reported: EngineFailure | None = None
-        self._worried = False
-        self._news = asyncio.Event()
+        self._alerted = False
+        self._wake = asyncio.Event()
 
     def report(self, error: EngineError) -> None:
         reason = None  # a dead process gives its own reason
@@ -61,64 +61,65 @@ class Watch:
             reason = error.failure
         if reason is not None and self._reported is None:
             self._reported = reason
-            self._news.set()
+            self._wake.set()
 
-    def worry(self) -> None:
+    def check_now(self) -> None:
         """Check the engine now, not in its turn, because its reply went silent."""
-        if not self._worried:
-            self._worried = True
-            self._news.set()
+        if not self._alerted:
+            self._alerted = True
+            self._wake.set()
 
-    async def until_ailing(self, client: LlamaServerClient) -> EngineFailure:
+    async def wait_for_failure(self, client: LlamaServerClient) -> EngineFailure:
         """Wait until the process is unusable and return why. Cancel it if the process ended by itself."""
-        stuck, misses = asyncio.create_task(self._until_stuck(client), name="engine-loop-watch"), 0
-        stuck.add_done_callback(lambda _: self._news.set())
+        stuck, misses = asyncio.create_task(self._wait_until_stuck(client), name="engine-loop-watch"), 0
+        stuck.add_done_callback(lambda _: self._wake.set())
         try:
-            while misses < self._policy.misses:
-                before, pause = self._wall(), self._policy.worried_every_s if self._worried else self._policy.every_s
+            while misses < self._policy.max_misses:
+                before, policy = self._wall(), self._policy
+                pause = policy.alert_interval_s if self._alerted else policy.check_interval_s
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
-                        await self._news.wait()
-                self._news.clear()
+                        await self._wake.wait()
+                self._wake.clear()
                 if self._reported is not None:
                     return self._reported
                 if stuck.done():
                     break
-                if self._wall() - before - pause > self._policy.asleep_s:
+                if self._wall() - before - pause > self._policy.sleep_gap_s:
                     self._log.note(_("kvchat: the computer woke from sleep; checking if the engine still responds"))
                     misses = 0  # earlier misses were due to sleep
                 try:
-                    await client.is_loaded(self._policy.worried_answer_s if self._worried else self._policy.answer_s)
+                    await client.is_loaded(policy.alert_timeout_s if self._alerted else policy.response_timeout_s)
                     misses = 0
                 except EngineError as error:  # any other error is a response
                     misses = misses + 1 if isinstance(error, EngineGone) else 0
-                self._worried = self._worried and misses > 0
+                self._alerted = self._alerted and misses > 0
             return failure.hangs()
         finally:
             stuck.cancel()
             await asyncio.wait({stuck})
 
-    async def _until_stuck(self, client: LlamaServerClient) -> None:
+    async def _wait_until_stuck(self, client: LlamaServerClient) -> None:
         """Wait until the engine's loop gives no answer for longer than any batch lasts."""
         misses = 0
         while misses < 2:  # one miss may be the computer falling asleep
             asked_at = time.monotonic()
             try:
-                await client.look("/metrics", self._policy.stuck_s)
-                misses, client.life.seen_at = 0, asked_at
+                await client.get("/metrics", self._policy.stuck_timeout_s)
+                misses, client.lifetime.responded_at = 0, asked_at
             except EngineSilent:
                 misses += 1
                 continue
-            except EngineError:  # it responds, or the watch detects that it does not
-                misses, client.life.seen_at = 0, None
-            await asyncio.sleep(self._policy.every_s)
+            except EngineError:  # it responds, or the monitor detects that it does not
+                misses, client.lifetime.responded_at = 0, None
+            await asyncio.sleep(self._policy.check_interval_s)
 
 
 _FIRST_POLL_S = 0.05
-_LONGEST_POLL_S = 0.5
+_MAX_POLL_S = 0.5
 
 # Restarting would fail the same way.
-_FINAL = {
+_PERMANENT_FAILURES = {
     FailureKind.BAD_MODEL,
     FailureKind.MODEL_MISSING,
     FailureKind.MISSING_LIBRARY,
@@ -132,15 +133,15 @@ _FINAL = {
 class RestartPolicy:
     """Limits and delays for restarting a dead engine. Times in seconds."""
 
-    deaths: int = 5  # maximum within `window_s`, or in a row without becoming ready
+    max_deaths: int = 5  # maximum within `window_s`, or in a row without becoming ready
     window_s: float = 300.0
     first_delay_s: float = 1.0
-    longest_delay_s: float = 30.0
+    max_delay_s: float = 30.0
     port_attempts: int = 5
     silence_s: float = 300.0  # a loading engine without output for this long hangs
 
     def delay_s(self, deaths: int) -> float:
-        return min(self.first_delay_s * 2.0 ** (deaths - 1), self.longest_delay_s)
+        return min(self.first_delay_s * 2.0 ** (deaths - 1), self.max_delay_s)
 
 
 @dataclass(frozen=True)
@@ -160,8 +161,8 @@ class EngineSupervisor(EngineConnection):
         *,
         log: EngineLog | None = None,
         policy: RestartPolicy | None = None,
-        watch: WatchPolicy | None = None,
-        ladder: Ladder | None = None,
+        monitor_policy: MonitorPolicy | None = None,
+        stop_timeouts: StopTimeouts | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         generations: Iterator[int] | None = None,
@@ -170,7 +171,8 @@ class EngineSupervisor(EngineConnection):
         super().__init__(generations or itertools.count(1))
         self.log = log or EngineLog()
         self.plan: LaunchPlan | None = None  # once launched, with the actual port
-        self._policy, self._watch, self._ladder = policy or RestartPolicy(), watch or WatchPolicy(), ladder or Ladder()
+        self._policy, self._monitor_policy = policy or RestartPolicy(), monitor_policy or MonitorPolicy()
+        self._stop_timeouts = stop_timeouts or StopTimeouts()
         self._clock, self._sleep = clock, sleep
         self._step_down: StepDown | None = None
         self._serial = asyncio.Lock()
@@ -217,7 +219,7 @@ class EngineSupervisor(EngineConnection):
         error = None if task.cancelled() else task.exception()
         if error is not None:
             task.get_loop().call_exception_handler({"message": "the engine supervisor broke", "exception": error})
-            self._publish(EngineStatus(EngineState.FAILED, failure.bug(error)))
+            self._publish(EngineStatus(EngineState.FAILED, failure.internal_error(error)))
 
     async def _run(self, location: EngineLocation, plan: LaunchPlan) -> None:
         deaths: deque[float] = deque()
@@ -228,7 +230,8 @@ class EngineSupervisor(EngineConnection):
             too_large = death.failure.kind is FailureKind.OUT_OF_MEMORY and not death.was_ready
             smaller = self._step_down() if self._step_down and too_large else None
             if smaller is not None:
-                plan, status = smaller, EngineStatus(EngineState.STARTING, failure.smaller(death.failure, smaller))
+                plan, reason = smaller, failure.retrying_smaller(death.failure, smaller)
+                status = EngineStatus(EngineState.STARTING, reason)
                 self._publish(status)
                 continue
             now = self._clock()
@@ -237,8 +240,9 @@ class EngineSupervisor(EngineConnection):
                 deaths.popleft()
             never_ready = 0 if death.was_ready else never_ready + 1
             count = max(len(deaths), never_ready)
-            if too_large or death.failure.kind in _FINAL or count >= self._policy.deaths:
-                self._publish(EngineStatus(EngineState.FAILED, failure.given_up(death.failure, count), count - 1))
+            if too_large or death.failure.kind in _PERMANENT_FAILURES or count >= self._policy.max_deaths:
+                reason = failure.retries_exhausted(death.failure, count)
+                self._publish(EngineStatus(EngineState.FAILED, reason, count - 1))
                 return
             status = EngineStatus(EngineState.STARTING, death.failure, restart_attempt=count)
             self._publish(status)
@@ -247,61 +251,63 @@ class EngineSupervisor(EngineConnection):
     async def _start_once(self, location: EngineLocation, plan: LaunchPlan, status: EngineStatus) -> _Death:
         """Run one process on the first port not taken between our choice and the engine's bind."""
         for _again in range(self._policy.port_attempts):
-            death = await self._live(prepare(location, plan), status)
+            death = await self._run_process(prepare(location, plan), status)
             if death.failure.kind is not FailureKind.PORT_TAKEN:
                 break
             plan = dataclasses.replace(plan, port=0)
         return death
 
-    async def _live(self, invocation: Invocation, status: EngineStatus) -> _Death:
+    async def _run_process(self, invocation: Invocation, status: EngineStatus) -> _Death:
         """Run one process until its death. If cancelled, stop it first."""
-        self.log.note(START + shlex.join(invocation.command))
+        self.log.note(START_MARKER + shlex.join(invocation.command))
         try:
             process = await EngineProcess.spawn(invocation.command, invocation.environment, self.log)
         except OSError as error:
             return _Death(failure.cannot_spawn(error), was_ready=False)
         self.generation = next(self._generations)
         self.plan, self._process = invocation.plan, process
-        watch = Watch(self._watch, self.log)
+        monitor = EngineMonitor(self._monitor_policy, self.log)
         client = LlamaServerClient(
             invocation.base_url,
             invocation.key,
-            hang_guard_s=self._watch.silence_s,
-            on_fault=watch.report,
-            on_silence=watch.worry,
+            silence_timeout_s=self._monitor_policy.silence_s,
+            on_fault=monitor.report,
+            on_silence=monitor.check_now,
         )
         try:
-            reason = await self._bring_up(process, client, invocation.plan.port, status)
+            reason = await self._wait_until_ready(process, client, invocation.plan.port, status)
             if reason is not None:
                 model = invocation.plan.model
                 if reason.kind is FailureKind.BAD_MODEL and not await asyncio.to_thread(model.exists):
                     reason = failure.model_missing(model)
                 return _Death(reason, was_ready=False)
-            self._begin(client, EngineStatus(EngineState.READY, restart_attempt=status.restart_attempt))
-            return _Death(await self._look_after(process, client, watch), was_ready=True)
+            self._set_ready(client, EngineStatus(EngineState.READY, restart_attempt=status.restart_attempt))
+            return _Death(await self._monitor(process, client, monitor), was_ready=True)
         finally:
             self._client = None
             try:
-                await process.stop(self._ladder)
+                await process.stop(self._stop_timeouts)
             finally:
                 await client.aclose()
 
-    async def _look_after(self, process: EngineProcess, client: LlamaServerClient, watch: Watch) -> EngineFailure:
+    async def _monitor(
+        self, process: EngineProcess, client: LlamaServerClient, monitor: EngineMonitor
+    ) -> EngineFailure:
         ending = asyncio.create_task(process.wait(), name="engine ending")
-        ailing = asyncio.create_task(watch.until_ailing(client), name=_("engine monitor"))
+        failing = asyncio.create_task(monitor.wait_for_failure(client), name=_("engine monitor"))
         try:
-            await asyncio.wait({ending, ailing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ending, failing}, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
-                return failure.explain(ending.result(), was_ready=True)
+                return failure.explain_exit(ending.result(), was_ready=True)
             self._client = None
-            self._publish(EngineStatus(EngineState.STARTING, ailing.result()))  # before stopping it, which may be slow
-            return ailing.result()
+            self._publish(EngineStatus(EngineState.STARTING, failing.result()))  # before stopping it, which may be slow
+            return failing.result()
         finally:
-            for task in (ending, ailing):
+            for task in (ending, failing):
                 task.cancel()
-            await asyncio.wait({ending, ailing})
+            await asyncio.wait({ending, failing})
 
-    async def _bring_up(
+    async def _wait_until_ready(
         self, process: EngineProcess, client: LlamaServerClient, port: int, status: EngineStatus
     ) -> EngineFailure | None:
         delay, seen, progress_at = _FIRST_POLL_S, -1, self._clock()
@@ -311,7 +317,7 @@ class EngineSupervisor(EngineConnection):
                     await client.verify()
                     return None
                 self._publish(dataclasses.replace(status, state=EngineState.LOADING))
-            except NotOurEngine:
+            except ForeignServer:
                 return failure.foreign_server(port)
             except EngineGone:
                 pass  # not listening yet
@@ -319,6 +325,6 @@ class EngineSupervisor(EngineConnection):
                 seen, progress_at = self.log.bytes_seen, self._clock()
             elif self._clock() - progress_at > self._policy.silence_s:
                 return failure.timed_out(self._policy.silence_s, self.log.lines)
-            await process.ended_within(delay)
-            delay = min(delay * 1.3, _LONGEST_POLL_S)
-        return failure.explain(await process.wait())
+            await process.exits_within(delay)
+            delay = min(delay * 1.3, _MAX_POLL_S)
+        return failure.explain_exit(await process.wait())

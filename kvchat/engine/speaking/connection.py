@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineFailure, Life
+from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineFailure, EngineLifetime
 from kvchat.words.language import N_, _
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 class EngineState(Enum):
     STOPPED = N_("stopped")
-    RESTING = N_("unloaded")  # stopped to save memory; the next message starts it
+    UNLOADED = N_("unloaded")  # stopped to save memory; the next message starts it
     STARTING = N_("starting")
     LOADING = N_("loading")
     READY = N_("ready")
@@ -25,7 +25,7 @@ class EngineState(Enum):
     FAILED = N_("failed")
 
 
-DOWN = (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED)  # no engine, and none starting
+DOWN_STATES = (EngineState.STOPPED, EngineState.UNLOADED, EngineState.FAILED)  # no engine, and none starting
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class EngineConnection:
         self._listeners: list[Callable[[EngineStatus], None]] = []
         self._changed = asyncio.Event()
         self._client: LlamaServerClient | None = None
-        self._life: Life | None = None  # of the ready engine
+        self._lifetime: EngineLifetime | None = None  # of the ready engine
 
     @property
     def status(self) -> EngineStatus:
@@ -76,18 +76,18 @@ class EngineConnection:
                 raise EngineError(_("The engine is stopped"), "", _("Start the engine, then try again."))
             await self._changed.wait()
 
-    def _begin(self, client: LlamaServerClient, status: EngineStatus) -> None:
-        self._client, self._life = client, client.life
+    def _set_ready(self, client: LlamaServerClient, status: EngineStatus) -> None:
+        self._client, self._lifetime = client, client.lifetime
         self._publish(status)
 
     def _publish(self, status: EngineStatus) -> None:
         if status == self._status:
             return
         self._status = status
-        if self._life is not None and status.state is not EngineState.READY:
+        if self._lifetime is not None and status.state is not EngineState.READY:
             on_purpose = status.state in (EngineState.STOPPING, EngineState.STOPPED)
-            self._life.end(None if on_purpose else status.failure)
-            self._life = None
+            self._lifetime.end(None if on_purpose else status.failure)
+            self._lifetime = None
         self._changed.set()
         self._changed = asyncio.Event()
         for listener in tuple(self._listeners):

@@ -15,7 +15,7 @@ from kvchat.words.reasons import Reason
 # llama-server's errors (tools/server/server-context.cpp and server-common.cpp of b11434).
 TOO_LONG, CROWDED_OUT = "exceed_context_size_error", "Context size has been exceeded"
 _SERVER_ERROR = 500  # HTTP
-LOSS_NOTICED_S = 10.0  # time to notice that a process died
+LOSS_DETECTION_S = 10.0  # time to notice that a process died
 
 
 class FailureKind(Enum):
@@ -45,10 +45,10 @@ class EngineFailure:
 
 
 # Not caused by requests: the process was killed, or other hardware failed.
-_FROM_OUTSIDE = (FailureKind.KILLED, FailureKind.GPU_LOST, FailureKind.WORKER_LOST)
+_EXTERNAL_CAUSES = (FailureKind.KILLED, FailureKind.GPU_LOST, FailureKind.WORKER_LOST)
 
 
-class Life:
+class EngineLifetime:
     """One engine process from ready to its end, or one period in which the user's server answers.
 
     Ends once, with the reason. Event-loop thread only.
@@ -58,14 +58,14 @@ class Life:
 
     def __init__(self) -> None:
         self.failure: EngineFailure | None = None  # None if stopped on purpose
-        self.seen_at: float | None = None  # time.monotonic() of the last request that its main loop answered
+        self.responded_at: float | None = None  # time.monotonic() of the last request that its main loop answered
         self._ended = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
 
     @property
     def crashed(self) -> bool:
         """True if it ended and a request or a restored state may be the cause."""
-        return self.failure is not None and self.failure.kind not in _FROM_OUTSIDE
+        return self.failure is not None and self.failure.kind not in _EXTERNAL_CAUSES
 
     def end(self, failure: EngineFailure | None) -> None:
         """Record the end and call its listeners. A second end is ignored."""
@@ -83,10 +83,10 @@ class Life:
         else:
             self._listeners.append(listener)
 
-    async def ends_soon(self) -> bool:
-        """Wait up to LOSS_NOTICED_S for the end; False if it goes on."""
+    async def wait_for_end(self) -> bool:
+        """Wait up to LOSS_DETECTION_S for the end; False if it goes on."""
         try:
-            async with asyncio.timeout(LOSS_NOTICED_S):
+            async with asyncio.timeout(LOSS_DETECTION_S):
                 await self._ended.wait()
         except TimeoutError:
             return False
@@ -94,21 +94,21 @@ class Life:
 
 
 class EngineError(KvchatError):
-    over_restore: Reason | None = None  # an unverified restored state may be the cause and is set aside
+    restore_fault: Reason | None = None  # an unverified restored state may be the cause and is set aside
 
 
 class EngineGone(EngineError):
     """The connection failed or broke off: the engine died, hangs or was stopped."""
 
-    life: Life | None = None  # the engine's life; None outside a client
+    lifetime: EngineLifetime | None = None  # the engine's life; None outside a client
 
-    async def explained(self) -> EngineError:
+    async def explain(self) -> EngineError:
         """Wait for the reason why the engine ended; return it, or this error if the engine goes on."""
-        if self.life is None or not await self.life.ends_soon():
+        if self.lifetime is None or not await self.lifetime.wait_for_end():
             return self
-        if self.life.failure is None:  # stopped by the user
+        if self.lifetime.failure is None:  # stopped by the user
             return EngineError(_("The engine was stopped"), "", _("It restarts with your next message."))
-        return EngineFailed(self.life.failure)
+        return EngineFailed(self.lifetime.failure)
 
 
 class EngineSilent(EngineGone):
@@ -133,12 +133,12 @@ class EngineRefused(EngineError):
         return CROWDED_OUT in self.message
 
     @property
-    def by_engine(self) -> bool:
+    def is_engine_fault(self) -> bool:
         """True if the engine or its slot's content is at fault, not the request."""
         return self.status >= _SERVER_ERROR and not self.crowded_out
 
 
-class NotOurEngine(EngineError):
+class ForeignServer(EngineError):
     """The server that answers is not ours."""
 
 
@@ -168,8 +168,8 @@ _WORKER_GONE = re.compile(r"ggml-rpc\S*: (?:Failed to connect to (?P<worker>\S+)
 
 
 class _Rule:
-    def __init__(self, words: str, kind: FailureKind, title: str, advice: str) -> None:
-        self.pattern = re.compile(words, re.IGNORECASE)
+    def __init__(self, pattern: str, kind: FailureKind, title: str, advice: str) -> None:
+        self.pattern = re.compile(pattern, re.IGNORECASE)
         self._kind, self._title, self._advice = kind, title, advice
 
     def failure(self, line: str) -> EngineFailure:
@@ -206,7 +206,7 @@ _WORKER_LOST = _Rule(
         "servers in the settings."
     ),
 )
-_DYING = (
+_RUNTIME_RULES = (
     OUT_OF_MEMORY,
     _GPU_LOST,
     _WORKER_LOST,
@@ -218,7 +218,7 @@ _DYING = (
         LOG_ADVICE,
     ),
 )
-_STARTING = (
+_STARTUP_RULES = (
     _Rule(
         r"couldn't bind HTTP server socket|Address already in use",
         FailureKind.PORT_TAKEN,
@@ -256,20 +256,20 @@ _STARTING = (
 )
 
 
-def why(lines: Sequence[str], *, was_ready: bool) -> EngineFailure | None:
+def diagnose(lines: Sequence[str], *, was_ready: bool) -> EngineFailure | None:
     """Return why the engine ended, if logged. Order matters: out of memory also logs "failed to load"."""
-    for rule in _DYING if was_ready else _DYING + _STARTING:
+    for rule in _RUNTIME_RULES if was_ready else _RUNTIME_RULES + _STARTUP_RULES:
         if (line := find_line(rule.pattern, lines)) is not None:
             return rule.failure(line)
     return None
 
 
-def worker_gone(text: str) -> EngineFailure | None:
+def rpc_server_failure(text: str) -> EngineFailure | None:
     line = find_line(_WORKER_GONE, text.splitlines())
     return _WORKER_LOST.failure(line) if line else None
 
 
-def broken(status: int, message: str) -> EngineFailure | None:
+def fatal_failure(status: int, message: str) -> EngineFailure | None:
     """Return why an engine that answers this can no longer work; None for a normal refusal."""
     if _GPU_LOST.pattern.search(message):
         return _GPU_LOST.failure(message)
@@ -299,6 +299,6 @@ def _clean(line: str) -> str:
     return _PREFIX.sub("", line).strip()
 
 
-def said_last(sentence: str, lines: Sequence[str]) -> str:
+def with_last_output(sentence: str, lines: Sequence[str]) -> str:
     line = last_error(lines)
     return _("{sentence} Last output: {line}", sentence=sentence, line=line) if line else sentence

@@ -22,18 +22,18 @@ from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage, Picture, prompt_body
 from kvchat.words.language import _
 
-MOST_PIXELS = 40_000_000  # three bytes each when decoded in the engine
-_LOOKS = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"BM": "BMP"}  # supported formats
-FIRST_ID = -2  # −1 is llama-server's placeholder
-KEPT_BYTES = 64_000_000  # recent pictures, reread when the slot is settled
-_DUMMY = Picture(b"\x89PNG")  # templates ignore picture contents
+MAX_PIXELS = 40_000_000  # three bytes each when decoded in the engine
+_SIGNATURES = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"BM": "BMP"}  # supported formats
+FIRST_PICTURE_ID = -2  # −1 is llama-server's placeholder
+CACHE_BYTES = 64_000_000  # recent pictures, reread when the slot is settled
+_PLACEHOLDER = Picture(b"\x89PNG")  # templates ignore picture contents
 
 Call = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # POST a body to a path
 Tokenize = Callable[[str, bool], Awaitable[tuple[int, ...]]]  # ids of a text; True adds the special ones of prompts
 
 
-def cannot_show(why: str) -> EngineRefused:
-    return EngineRefused(200, _("Images cannot be used: {why}.", why=why))
+def pictures_unusable(reason: str) -> EngineRefused:
+    return EngineRefused(200, _("Images cannot be used: {why}.", why=reason))
 
 
 class PicturePrompts:
@@ -46,7 +46,7 @@ class PicturePrompts:
         self._known: dict[Picture, tuple[int, ...]] = {}  # last used last
 
     async def tokens(self, prompt: str, pictures: Sequence[Picture]) -> tuple[int, ...]:
-        texts = self._texts(prompt, len(pictures))
+        texts = self._split_at_markers(prompt, len(pictures))
         ids = list(await self._tokenize(texts[0], True))
         for picture, text in zip(pictures, texts[1:], strict=True):
             ids += await self._ids(picture)
@@ -57,7 +57,7 @@ class PicturePrompts:
         special = await self._tokenize("", True)
         text, data = "", []
         for at, run in _runs(tokens):
-            if run[0] <= FIRST_ID:
+            if run[0] <= FIRST_PICTURE_ID:
                 pictures = self._pictures_in(run)
                 text += self._marker * len(pictures)
                 data += [base64.b64encode(picture.data).decode() for picture in pictures]
@@ -70,33 +70,33 @@ class PicturePrompts:
                 text += words
         return {"prompt_string": text, "multimodal_data": data}
 
-    def _texts(self, prompt: str, pictures: int) -> list[str]:
+    def _split_at_markers(self, prompt: str, pictures: int) -> list[str]:
         texts = prompt.split(self._marker)
         if len(texts) != pictures + 1:
-            raise cannot_show(_("the model’s chat template does not support images"))
+            raise pictures_unusable(_("the model’s chat template does not support images"))
         return texts
 
     async def _ids(self, picture: Picture) -> tuple[int, ...]:
-        ids = self._known.pop(picture, None) or await self._measured(picture)
+        ids = self._known.pop(picture, None) or await self._measure(picture)
         self._known[picture] = ids
-        while len(self._known) > 1 and sum(len(known.data) for known in self._known) > KEPT_BYTES:
+        while len(self._known) > 1 and sum(len(known.data) for known in self._known) > CACHE_BYTES:
             del self._known[next(iter(self._known))]
         return ids
 
-    async def _measured(self, picture: Picture) -> tuple[int, ...]:
+    async def _measure(self, picture: Picture) -> tuple[int, ...]:
         alone = [ChatMessage("user", "", pictures=(picture,))]
         try:
             answer = await self._call("/v1/chat/completions/input_tokens", prompt_body(alone))
         except EngineRefused as refusal:
             if refusal.status in (404, 501):
-                raise cannot_show(_("this engine cannot count image tokens; a newer one can")) from refusal
+                raise pictures_unusable(_("this engine cannot count image tokens; a newer one can")) from refusal
             raise
-        rendered = await self._call("/apply-template", prompt_body(without_pictures(alone)))
-        first, second = self._texts(str(rendered.get("prompt")), 1)
+        rendered = await self._call("/apply-template", prompt_body(with_placeholder_pictures(alone)))
+        first, second = self._split_at_markers(str(rendered.get("prompt")), 1)
         words = len(await self._tokenize(first, True)) + len(await self._tokenize(second, False))
         count = int(answer.get("input_tokens") or 0) - words
         if count <= 0:
-            raise cannot_show(_("the engine does not report how many tokens an image takes"))
+            raise pictures_unusable(_("the engine does not report how many tokens an image takes"))
         return picture_ids(self._projector, picture, count)
 
     def _pictures_in(self, run: tuple[int, ...]) -> list[Picture]:
@@ -104,7 +104,7 @@ class PicturePrompts:
         while rest:
             picture = next((known for known, ids in self._known.items() if rest[: len(ids)] == ids), None)
             if picture is None:
-                raise cannot_show(_("an image is no longer available"))
+                raise pictures_unusable(_("an image is no longer available"))
             found.append(picture)
             rest = rest[len(self._known[picture]) :]
         return found
@@ -114,32 +114,32 @@ def picture_ids(projector: str, picture: Picture, count: int) -> tuple[int, ...]
     """Return `count` ids that stand for a picture: −2 and below, within 31 bits."""
     # Include the count: if another build makes more tokens, these must not be a prefix of those.
     digest = blake3(f"{projector}\0{count}\0".encode() + picture.data).digest(length=4 * count)
-    ids: list[int] = (FIRST_ID - (np.frombuffer(digest, "<i4") & 0x3FFFFFFF)).tolist()
+    ids: list[int] = (FIRST_PICTURE_ID - (np.frombuffer(digest, "<i4") & 0x3FFFFFFF)).tolist()
     return tuple(ids)
 
 
-def without_pictures(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    return [replace(message, pictures=(_DUMMY,) * len(message.pictures)) for message in messages]
+def with_placeholder_pictures(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    return [replace(message, pictures=(_PLACEHOLDER,) * len(message.pictures)) for message in messages]
 
 
 def _runs(tokens: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
     at = 0
-    for _kind, group in groupby(tokens, lambda token: token <= FIRST_ID):
+    for _kind, group in groupby(tokens, lambda token: token <= FIRST_PICTURE_ID):
         run = tuple(group)
         yield at, run
         at += len(run)
 
 
-def kind_of(data: bytes) -> str | None:
+def image_format(data: bytes) -> str | None:
     """Return "PNG", "JPEG", "GIF" or "BMP"; None if engines cannot read it."""
-    kind = next((kind for look, kind in _LOOKS.items() if data.startswith(look)), None)
+    kind = next((kind for look, kind in _SIGNATURES.items() if data.startswith(look)), None)
     return None if kind == "BMP" and data[6:10] != bytes(4) else kind  # text can start with BM
 
 
-def pixels(data: bytes) -> tuple[int, int]:
+def image_size(data: bytes) -> tuple[int, int]:
     """Return width and height from the file's header; 0, 0 if it has none."""
     try:
-        match kind_of(data):
+        match image_format(data):
             case "PNG":
                 return struct.unpack_from(">II", data, 16)
             case "GIF":

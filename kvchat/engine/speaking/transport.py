@@ -19,36 +19,43 @@ import h11
 import httpx2
 
 from kvchat.engine.speaking import errors, wire
-from kvchat.engine.speaking.errors import EngineBroken, EngineError, EngineGone, EngineRefused, EngineSilent, Life
+from kvchat.engine.speaking.errors import (
+    EngineBroken,
+    EngineError,
+    EngineGone,
+    EngineLifetime,
+    EngineRefused,
+    EngineSilent,
+)
 from kvchat.engine.speaking.wire import ChatChunk
 from kvchat.system.files import collect
 from kvchat.words.language import N_, _
 
-MOST_ANSWER = 64_000_000  # bytes of a complete response; the longest prompt takes a tenth
-CONNECT_S = 5.0
-PAUSE_S = 0.03  # between stream reads: much shorter than between page updates
-WORRY_S = 10.0  # silence after output started
-QUICK_S = 60.0  # for calls without computing; may wait for a running batch
-_LAST_WORDS_S = 0.5  # on close, for data left in a reply's connection
+MAX_RESPONSE_BYTES = 64_000_000  # bytes of a complete response; the longest prompt takes a tenth
+CONNECT_TIMEOUT_S = 5.0
+READ_INTERVAL_S = 0.03  # between stream reads: much shorter than between page updates
+SILENCE_CHECK_S = 10.0  # silence after output started
+QUICK_TIMEOUT_S = 60.0  # for calls without computing; may wait for a running batch
+_DRAIN_TIMEOUT_S = 0.5  # on close, for data left in a reply's connection
 _READ_BYTES = 65_536
 _WRITE_BYTES = 1_000_000
 _GONE_ADVICE = N_("kvchat restarts it automatically. Send the message again.")
 
 
-class Answer:
+class EngineResponse:
     """A response whose head has arrived. Read it once: read errors are EngineGone and EngineSilent."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, silence_s: float, life: Life
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, silence_s: float, lifetime: EngineLifetime
     ) -> None:
         self.status_code = 0
         self.headers: Mapping[str, str] = {}
-        self._reader, self._writer, self._silence_s, self._life = reader, writer, silence_s, life
+        self._reader, self._writer, self._silence_s, self._lifetime = reader, writer, silence_s, lifetime
         self._http = h11.Connection(h11.CLIENT)
-        self._hurry: asyncio.Event | None = None
+        self._closing: asyncio.Event | None = None
         self._on_silence: Callable[[], None] | None = None
 
-    def drop(self) -> None:
+    def abort(self) -> None:
         self._writer.transport.abort()
 
     async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> None:
@@ -61,10 +68,10 @@ class Answer:
                     async with asyncio.timeout(self._silence_s):
                         await self._writer.drain()
                 except TimeoutError as error:
-                    raise _silent(self._life) from error
+                    raise _silent_error(self._lifetime) from error
             self._writer.write(data[at : at + _WRITE_BYTES])
 
-    async def begin(self) -> None:
+    async def read_head(self) -> None:
         while not self.status_code:
             if isinstance(head := await self._next(), h11.Response):
                 self.status_code = head.status_code
@@ -83,44 +90,46 @@ class Answer:
     async def aread(self) -> bytes:
         return b"".join([data async for data in self.aiter_raw()])
 
-    def read_in_batches(self, hurry: asyncio.Event, on_silence: Callable[[], None]) -> None:
-        """Pause before each further read until `hurry` is set, and call `on_silence` during long silences.
+    def read_in_batches(self, closing: asyncio.Event, on_silence: Callable[[], None]) -> None:
+        """Pause before each further read until `closing` is set, and call `on_silence` during long silences.
 
         Data waits in the operating system's buffer, where it stays readable even if the engine is gone.
         """
-        self._hurry, self._on_silence = hurry, on_silence
+        self._closing, self._on_silence = closing, on_silence
 
     async def _next(self) -> object:
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 self._http.receive_data(await self._receive())
         except TimeoutError as error:
-            raise _silent(self._life) from error
+            raise _silent_error(self._lifetime) from error
         except (h11.RemoteProtocolError, OSError) as error:
-            raise _gone(
-                self._life, _("The connection to the engine was lost"), str(error) or type(error).__name__
+            raise _gone_error(
+                self._lifetime, _("The connection to the engine was lost"), str(error) or type(error).__name__
             ) from error
         if isinstance(event, h11.ConnectionClosed):
-            raise _gone(self._life, _("The connection to the engine was lost"), _("The engine closed the connection."))
+            raise _gone_error(
+                self._lifetime, _("The connection to the engine was lost"), _("The engine closed the connection.")
+            )
         return event
 
     async def _receive(self) -> bytes:
-        if self._hurry is None or self._on_silence is None:
+        if self._closing is None or self._on_silence is None:
             async with asyncio.timeout(self._silence_s):
                 return await self._reader.read(_READ_BYTES)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PAUSE_S):
-                await self._hurry.wait()
+            async with asyncio.timeout(READ_INTERVAL_S):
+                await self._closing.wait()
         self._writer.transport.resume_reading()  # type: ignore[attr-defined]
         waited = 0.0
-        while waited + WORRY_S < self._silence_s:
+        while waited + SILENCE_CHECK_S < self._silence_s:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WORRY_S):
+                async with asyncio.timeout(SILENCE_CHECK_S):
                     data = await self._reader.read(_READ_BYTES)
                 self._writer.transport.pause_reading()  # type: ignore[attr-defined]
                 return data
             self._on_silence()
-            waited += WORRY_S
+            waited += SILENCE_CHECK_S
         async with asyncio.timeout(self._silence_s - waited):
             return await self._reader.read(_READ_BYTES)
 
@@ -132,53 +141,53 @@ class Transport:
         self,
         base_url: str,
         key: str,
-        hang_guard_s: float,
+        silence_timeout_s: float,
         on_fault: Callable[[EngineError], None],
         on_silence: Callable[[], None],
     ) -> None:
         """See `LlamaServerClient`."""
-        self.life = Life()
+        self.lifetime = EngineLifetime()
         self._url = urlsplit(base_url)
         self._authorization = {"Authorization": f"Bearer {key}"} if key else {}
-        self._hang_guard_s = hang_guard_s
+        self._silence_timeout_s = silence_timeout_s
         self._on_fault, self._on_silence = on_fault, on_silence
         self._closing = asyncio.Event()
-        self._under_way: set[Answer] = set()
+        self._open_responses: set[EngineResponse] = set()
         self._streams: set[asyncio.Future[None]] = set()
 
     async def close(self) -> None:
         """Drop all connections after reading a dead engine's last output."""
         self._closing.set()
         if self._streams:
-            await asyncio.wait(self._streams, timeout=_LAST_WORDS_S)
-        for answer in tuple(self._under_way):
-            answer.drop()
+            await asyncio.wait(self._streams, timeout=_DRAIN_TIMEOUT_S)
+        for answer in tuple(self._open_responses):
+            answer.abort()
 
-    async def knock(self, path: str, timeout_s: float) -> int:
+    async def get_status(self, path: str, timeout_s: float) -> int:
         """GET without the key, which a stranger listening there must not get; return the status."""
-        async with self._ask("GET", path, b"", {}, timeout_s) as answer:
-            await answer.begin()
+        async with self._open("GET", path, b"", {}, timeout_s) as answer:
+            await answer.read_head()
             return answer.status_code
 
-    async def call(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = QUICK_S
+    async def request_json(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = QUICK_TIMEOUT_S
     ) -> dict[str, Any]:
-        return wire.parse_object(await self.answer(method, path, body, timeout_s=timeout_s))
+        return wire.parse_object(await self.request(method, path, body, timeout_s=timeout_s))
 
-    async def answer(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = QUICK_S
+    async def request(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = QUICK_TIMEOUT_S
     ) -> bytes:
         content = b"" if body is None else _json(body)
-        async with self.passed_on(path, content, method=method, silence_s=timeout_s) as response:
-            answer = await _whole(response)
+        async with self.forward(path, content, method=method, silence_s=timeout_s) as response:
+            answer = await _read_all(response)
         if response.status_code != 200:
-            fault = self._fault(wire.parse_error(answer, response.status_code))
+            fault = self._engine_fault(wire.parse_error(answer, response.status_code))
             self._on_fault(fault)
             raise fault
         return answer
 
     @contextlib.asynccontextmanager
-    async def passed_on(
+    async def forward(
         self,
         path: str,
         body: bytes,
@@ -187,21 +196,21 @@ class Transport:
         silence_s: float,
         meanwhile: Callable[[], Awaitable[None]] | None = None,
         patience_s: float = 0.0,
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[EngineResponse]:
         """Send a request; yield the response, whatever its status, to be read with `aiter_raw`.
 
         `meanwhile` runs while the server works, if its response has not begun after `patience_s`; an error there
         drops the request.
         """
         headers = self._authorization | {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        async with self._ask(method, path, body, headers, silence_s) as answer:
+        async with self._open(method, path, body, headers, silence_s) as answer:
             if meanwhile is not None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(patience_s):
-                        await answer.begin()
+                        await answer.read_head()
                 if not answer.status_code:
                     await meanwhile()
-            await answer.begin()
+            await answer.read_head()
             yield answer
 
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
@@ -211,9 +220,9 @@ class Transport:
         begun = ended = False
         rest = b""
         try:
-            async with self.passed_on(path, _json(body), silence_s=self._hang_guard_s) as answer:
+            async with self.forward(path, _json(body), silence_s=self._silence_timeout_s) as answer:
                 if answer.status_code != 200:
-                    raise self._fault(wire.parse_error(await _whole(answer), answer.status_code))
+                    raise self._engine_fault(wire.parse_error(await _read_all(answer), answer.status_code))
                 while data := await answer.read():
                     *lines, rest = (rest + data).split(b"\n")
                     for line in lines:
@@ -222,7 +231,7 @@ class Transport:
                         event = line.removeprefix(b"data:").strip().decode("utf-8", "replace")
                         chunk = wire.parse_event(event)
                         if isinstance(chunk, EngineRefused):
-                            raise self._fault(chunk)
+                            raise self._engine_fault(chunk)
                         ended = ended or wire.ends_stream(event)
                         if chunk is None:
                             continue
@@ -231,7 +240,9 @@ class Transport:
                             answer.read_in_batches(self._closing, self._on_silence)
                         yield chunk
             if not ended:
-                raise _gone(self.life, _("The connection to the engine was lost"), _("The response ended early."))
+                raise _gone_error(
+                    self.lifetime, _("The connection to the engine was lost"), _("The response ended early.")
+                )
         except EngineError as error:
             self._on_fault(error)
             raise
@@ -240,50 +251,50 @@ class Transport:
             done.set_result(None)
 
     @contextlib.asynccontextmanager
-    async def _ask(
+    async def _open(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], silence_s: float
-    ) -> AsyncIterator[Answer]:
-        """Send a request; call `begin` on the response. Leaving early drops the connection."""
+    ) -> AsyncIterator[EngineResponse]:
+        """Send a request; call `read_head` on the response. Leaving early drops the connection."""
         if self._closing.is_set():
-            raise _gone(self.life, _("The engine is no longer running"), _("It was stopped or restarted."))
+            raise _gone_error(self.lifetime, _("The engine is no longer running"), _("It was stopped or restarted."))
         url, secure = self._url, self._url.scheme == "https"
         try:
-            async with asyncio.timeout(min(CONNECT_S, silence_s)):
+            async with asyncio.timeout(min(CONNECT_TIMEOUT_S, silence_s)):
                 reader, writer = await asyncio.open_connection(
-                    url.hostname, url.port or (443 if secure else 80), ssl=_certificates() if secure else None
+                    url.hostname, url.port or (443 if secure else 80), ssl=_tls_context() if secure else None
                 )
         except OSError as error:  # TimeoutError is one
             reason = str(error) or _("It does not accept connections.")
-            raise _gone(self.life, _("The engine cannot be reached"), reason) from error
-        answer = Answer(reader, writer, silence_s, self.life)
-        self._under_way.add(answer)
+            raise _gone_error(self.lifetime, _("The engine cannot be reached"), reason) from error
+        answer = EngineResponse(reader, writer, silence_s, self.lifetime)
+        self._open_responses.add(answer)
         told = {"Host": url.netloc, "Content-Length": str(len(body)), "Connection": "close"}
         try:
             await answer.send(method, url.path + path, told | dict(headers), body)
             yield answer
         finally:
-            self._under_way.discard(answer)
-            answer.drop()
+            self._open_responses.discard(answer)
+            answer.abort()
 
-    def _fault(self, refusal: EngineRefused) -> EngineRefused | EngineBroken:
-        reason = errors.broken(refusal.status, refusal.message)
+    def _engine_fault(self, refusal: EngineRefused) -> EngineRefused | EngineBroken:
+        reason = errors.fatal_failure(refusal.status, refusal.message)
         if reason is None:
             return refusal
         broken = EngineBroken(reason)
-        broken.life = self.life
+        broken.lifetime = self.lifetime
         return broken
 
 
 @functools.cache
-def _certificates() -> ssl.SSLContext:
+def _tls_context() -> ssl.SSLContext:
     """TLS context for a server the user runs elsewhere. Slow to create."""
     return httpx2.create_ssl_context(trust_env=False)
 
 
-async def _whole(answer: Answer) -> bytes:
+async def _read_all(answer: EngineResponse) -> bytes:
     try:
         async with contextlib.aclosing(answer.aiter_raw()) as pieces:
-            return await collect(pieces, MOST_ANSWER)
+            return await collect(pieces, MAX_RESPONSE_BYTES)
     except ValueError as error:
         raise EngineRefused(answer.status_code, _("The response is invalid")) from error
 
@@ -292,13 +303,13 @@ def _json(body: dict[str, Any]) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def _gone(life: Life, title: str, detail: str) -> EngineGone:
+def _gone_error(lifetime: EngineLifetime, title: str, detail: str) -> EngineGone:
     error = EngineGone(title, detail, _(_GONE_ADVICE))
-    error.life = life
+    error.lifetime = lifetime
     return error
 
 
-def _silent(life: Life) -> EngineSilent:
+def _silent_error(lifetime: EngineLifetime) -> EngineSilent:
     error = EngineSilent(_("The engine is not responding"), _("It has not responded for too long."), _(_GONE_ADVICE))
-    error.life = life
+    error.lifetime = lifetime
     return error

@@ -17,9 +17,9 @@ from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.system.files import parse_json
 
-_NVIDIA_SMI_S = 5.0
+_NVIDIA_SMI_TIMEOUT_S = 5.0
 _NO_WINDOW: int = getattr(subprocess, "CREATE_NO_WINDOW", 0)  # Windows only: avoids opening a console window
-_MEASURABLE_S = 0.02  # a one-token reply reports a microsecond: no valid rate
+_MIN_MEASURABLE_S = 0.02  # a one-token reply reports a microsecond: no valid rate
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ class Vitals:
     speed: Speed
 
 
-async def take_vitals(pid: int | None, client: LlamaServerClient) -> Vitals:
+async def collect_vitals(pid: int | None, client: LlamaServerClient) -> Vitals:
     """Query the engine. Raises nothing: unknown values are None."""
-    memory, graphics = await asyncio.to_thread(_memory, pid) if pid is not None else (None, None)
+    memory, graphics = await asyncio.to_thread(_process_memory, pid) if pid is not None else (None, None)
     slot, speed = None, Speed(None, None)
     with contextlib.suppress(EngineError):
-        slots = parse_slots(await client.look("/slots"))
-        if slots := slots if client.alone else slots[client.slot : client.slot + 1]:
+        slots = parse_slots(await client.get("/slots"))
+        if slots := slots if client.exclusive else slots[client.slot : client.slot + 1]:
             busy, tokens = any(slot.busy for slot in slots), sum(slot.tokens for slot in slots)
             slot = SlotState(busy, tokens, max(slot.context_size for slot in slots))
-        speed = parse_metrics((await client.look("/metrics")).decode("utf-8", "replace"))
+        speed = parse_metrics((await client.get("/metrics")).decode("utf-8", "replace"))
     return Vitals(pid, memory, graphics, slot, speed)
 
 
@@ -77,7 +77,7 @@ def parse_metrics(text: str) -> Speed:
 
     def rate(tokens: str, seconds: str) -> float | None:
         passed = counters.get(seconds, 0.0)
-        return counters.get(tokens, 0.0) / passed if passed >= _MEASURABLE_S else None
+        return counters.get(tokens, 0.0) / passed if passed >= _MIN_MEASURABLE_S else None
 
     return Speed(
         rate("prompt_tokens_total", "prompt_seconds_total"),
@@ -85,7 +85,7 @@ def parse_metrics(text: str) -> Speed:
     )
 
 
-def _memory(pid: int) -> tuple[int | None, int | None]:
+def _process_memory(pid: int) -> tuple[int | None, int | None]:
     """Return a process's RAM and GPU memory, children included: it may be the engine's guard."""
     try:
         process = psutil.Process(pid)
@@ -117,12 +117,14 @@ def drm_memory(pids: Iterable[int], proc: Path = Path("/proc")) -> int | None:
                 fields = dict(re.findall(r"^([\w-]+):\s*(.*)$", file.read_text("utf-8", "replace"), re.MULTILINE))
                 if "drm-client-id" not in fields:
                     continue
-                sizes = [_kib(value) for name, value in fields.items() if re.match(r"drm-(memory|total)-vram", name)]
+                sizes = [
+                    _parse_bytes(value) for name, value in fields.items() if re.match(r"drm-(memory|total)-vram", name)
+                ]
                 clients[fields.get("drm-pdev", ""), fields["drm-client-id"]] = max(sizes, default=0)
     return sum(clients.values()) if clients else None
 
 
-def _kib(value: str) -> int:
+def _parse_bytes(value: str) -> int:
     match = re.match(r"(\d+)\s*(KiB|MiB)?", value)
     return int(match[1]) * {None: 1, "KiB": 1 << 10, "MiB": 1 << 20}[match[2]] if match else 0
 
@@ -134,7 +136,7 @@ def _nvidia_smi(query: str) -> str:
     command = [program, f"--query-{query}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(
-            command, capture_output=True, timeout=_NVIDIA_SMI_S, check=False, creationflags=_NO_WINDOW
+            command, capture_output=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=False, creationflags=_NO_WINDOW
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -19,11 +19,11 @@ from kvchat.system.files import parse_json
 
 Body = dict[str, Any]
 
-_MOST_NUMBER = 2.0**53
-_PIECE = 200_000  # bytes of token ids
+_MAX_NUMBER = 2.0**53
+_CHUNK_BYTES = 200_000  # bytes of token ids
 # llama-server parses recursively, and its stack overflows.
-MOST_LEVELS = 200  # objects and lists in a body; brackets in a grammar
-MOST_GRAMMAR = 50_000  # characters of a grammar, or of a JSON schema converted to one
+MAX_NESTING = 200  # objects and lists in a body; brackets in a grammar
+MAX_GRAMMAR_CHARS = 50_000  # characters of a grammar, or of a JSON schema converted to one
 _BRACKET = re.compile(r"[()\[\]{}]")
 
 
@@ -86,7 +86,7 @@ class ChatMessage:
     pictures: tuple[Picture, ...] = ()  # placed before the text
 
 
-def levels(text: str) -> int:
+def nesting_depth(text: str) -> int:
     level = most = 0
     for bracket in _BRACKET.findall(text):
         level += 1 if bracket in "([{" else -1
@@ -111,7 +111,7 @@ class Sampling:
     json_schema: str | None = None  # schema for the reply, as JSON text
     grammar: str | None = None  # GBNF; not together with a schema
 
-    def over(self, other: Sampling) -> Sampling:
+    def with_defaults(self, other: Sampling) -> Sampling:
         own = {name: value for name, value in vars(self).items() if value is not None}
         return replace(other, **own)
 
@@ -133,7 +133,7 @@ class ServerFacts:
     model_path: str
     build: str
     total_slots: int
-    sees: bool  # a vision projector is loaded
+    vision: bool  # a vision projector is loaded
     media_marker: str  # placeholder for a picture in a prompt
     end_token: str = ""  # text of the end-of-text token
 
@@ -248,7 +248,7 @@ def parse_facts(body: dict[str, Any]) -> ServerFacts:
         model_path=_str(body, "model_path"),
         build=_str(body, "build_info"),
         total_slots=_int(body, "total_slots"),
-        sees=_dict(body, "modalities").get("vision") is True,
+        vision=_dict(body, "modalities").get("vision") is True,
         media_marker=_str(body, "media_marker") or "<__media__>",  # missing in builds of the year before
         end_token=_str(body, "eos_token"),
     )
@@ -260,7 +260,7 @@ def parse_tokens(answer: bytes) -> tuple[int, ...] | None:
     if not 0 <= at < end:
         return None
     while at < end:
-        comma = answer.find(b",", at + _PIECE, end)
+        comma = answer.find(b",", at + _CHUNK_BYTES, end)
         stop = end if comma < 0 else comma
         try:
             tokens += json.loads(b"[%b]" % answer[at + 1 : stop])
@@ -276,7 +276,7 @@ def _int(body: dict[str, Any], name: str) -> int:
 
 def _float(body: dict[str, Any], name: str) -> float:
     value = body.get(name)
-    return float(value) if isinstance(value, int | float) and abs(value) < _MOST_NUMBER else 0.0  # not NaN
+    return float(value) if isinstance(value, int | float) and abs(value) < _MAX_NUMBER else 0.0  # not NaN
 
 
 def _str(body: dict[str, Any], name: str) -> str:

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from kvchat import __version__
-from kvchat.engine.finding.graphics import Backend, Graphics, suiting
+from kvchat.engine.finding.graphics import Backend, Graphics, suitable_backends
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloader import Order
 from kvchat.library.remote.hub import MOST_ANSWER, HubError, HubFile, HubPart, Unreachable, answer
@@ -178,7 +178,7 @@ def builds_for(
     """Return the newest build of each kind for these GPUs, best kind first. `releases`: newest first."""
     newest = (
         next((build for release in releases for build in _builds(release, backend, graphics.system, machine)), None)
-        for backend in suiting(graphics)
+        for backend in suitable_backends(graphics)
     )
     return tuple(filter(None, newest))
 

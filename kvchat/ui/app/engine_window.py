@@ -7,7 +7,7 @@ from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
 from PySide6.QtWidgets import QCheckBox, QFormLayout, QLabel, QPlainTextEdit, QTabWidget, QWidget
 
 from kvchat.chat.events import EngineChanged, Event, FirstToken, Prefilling, ReplyFinished, Speed
-from kvchat.engine.running.log import Level, at_least
+from kvchat.engine.running.log import Level, filter_by_level
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.runtime import Runtime
@@ -147,7 +147,7 @@ class LogPage(QWidget):
 
     def _show(self) -> None:
         """Append only new lines, to keep a selection."""
-        wanted = at_least(self._lines, Level(self.level.currentData()))
+        wanted = filter_by_level(self._lines, Level(self.level.currentData()))
         bar = self.text.verticalScrollBar()
         at = bar.value()
         self._showing = True

@@ -100,7 +100,7 @@ class Tray(QObject):
             self.icon.setToolTip(tooltip)
         self.hide.setVisible(self._window.isVisible())
         running = state in (EngineState.READY, EngineState.LOADING, EngineState.STARTING)
-        self.start.setEnabled(state in (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED))
+        self.start.setEnabled(state in (EngineState.STOPPED, EngineState.UNLOADED, EngineState.FAILED))
         self.stop.setEnabled(running)
         self.restart.setEnabled(running or state is EngineState.FAILED)
 

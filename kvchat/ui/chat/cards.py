@@ -30,7 +30,7 @@ class EngineCard(Card):
         """Show the engine's state. `missing`: no model file; `fetchable`: its download source is known."""
         state, failure = status.state, status.failure
         failed = state is EngineState.FAILED
-        if state in (EngineState.READY, EngineState.RESTING):
+        if state in (EngineState.READY, EngineState.UNLOADED):
             self.hide()
             return
         if failure is not None and failed:

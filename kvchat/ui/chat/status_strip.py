@@ -114,7 +114,7 @@ class EngineDot(QWidget):
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        theme, off = self._look.theme, (EngineState.STOPPED, EngineState.STOPPING, EngineState.RESTING)
+        theme, off = self._look.theme, (EngineState.STOPPED, EngineState.STOPPING, EngineState.UNLOADED)
         colour = theme.muted if self._state in off else theme.accent
         if self._state is EngineState.FAILED:
             colour = theme.bad

@@ -10,7 +10,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QComboBox, QWidget
 
-from kvchat.engine.finding.graphics import Backend, Graphics, driver_first, suiting
+from kvchat.engine.finding.graphics import Backend, Graphics, driver_advice, suitable_backends
 from kvchat.engine_host.setup import EngineSetup, Fetching, Stage
 from kvchat.engine_host.trial import TrialStep
 from kvchat.errors import KvchatError
@@ -98,14 +98,14 @@ class EngineOffer(QWidget):
             if graphics is not None:
                 title = _("{cards}: use it to get replies several times faster", cards=cards(graphics))
                 self.title.setText(title)
-                self.words.setText(sentences(driver_first(graphics), _(PROMISE)))
+                self.words.setText(sentences(driver_advice(graphics), _(PROMISE)))
                 self.show_choices(graphics)
             self.setVisible(graphics is not None or self._engines.fetching is not None)
 
         self._start(look())
 
     def show_choices(self, graphics: Graphics) -> None:
-        backends = suiting(graphics)
+        backends = suitable_backends(graphics)
         chosen = self.choice.currentData()
         if [self.choice.itemData(at) for at in range(self.choice.count())] != list(backends):
             self.choice.clear()
@@ -145,7 +145,7 @@ class EngineOffer(QWidget):
 
 
 def cards(graphics: Graphics) -> str:
-    return _("{makers} GPU", makers=_(" and ").join(maker.value for maker in graphics.makers))
+    return _("{makers} GPU", makers=_(" and ").join(maker.value for maker in graphics.vendors))
 
 
 def _words(now: Fetching) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
 from kvchat.engine.finding.discovery import EngineEntry, EngineKind, EngineLocation
-from kvchat.engine.finding.graphics import Graphics, driver_first, find_graphics
+from kvchat.engine.finding.graphics import Graphics, detect_graphics, driver_advice
 from kvchat.engine_host.setup import FetchedEngine, fetched_engines
 from kvchat.engine_host.trial import TrialStep
 from kvchat.runtime import Runtime
@@ -88,7 +88,7 @@ class EnginePage(SettingsPage):
         with_engine = self._looked_with
         fetched = await asyncio.to_thread(fetched_engines, self.runtime.paths.engines)
         found = await self._engines.engines()
-        self._graphics = await asyncio.to_thread(find_graphics)  # a driver can be slow
+        self._graphics = await asyncio.to_thread(detect_graphics)  # a driver can be slow
         if with_engine == self._looked_with:
             self.found = found
             self.fetched.show_engines(fetched)
@@ -108,7 +108,7 @@ class EnginePage(SettingsPage):
         if self.found:
             self.engine.say("\n".join(_described(entry) for entry in self.found))
         graphics = self._graphics
-        self.card.setVisible(graphics is not None and bool(graphics.makers))
+        self.card.setVisible(graphics is not None and bool(graphics.vendors))
         if graphics is not None:
             self.card.say(_card_words(graphics, self.found))
             self.offer.show_choices(graphics)
@@ -208,7 +208,7 @@ def _card_words(graphics: Graphics, found: Sequence[EngineEntry]) -> str:
     if chosen is not None and chosen.backends:
         words = [_("The current engine uses it.")]
     else:
-        words = [_("An engine that supports it generates replies several times faster."), driver_first(graphics)]
+        words = [_("An engine that supports it generates replies several times faster."), driver_advice(graphics)]
     return sentences(cards(graphics), *words, _(PROMISE))
 
 

@@ -7,12 +7,12 @@ from kvchat.engine.finding.arguments import (
     BadWorkers,
     KnownOptions,
     Option,
-    check,
-    meaning,
-    meaning_of_server,
-    parse,
+    check_arguments,
+    parse_arguments,
     parse_help,
     parse_workers,
+    server_state_arguments,
+    state_arguments,
 )
 
 KNOWN = KnownOptions(
@@ -28,11 +28,11 @@ KNOWN = KnownOptions(
 
 
 def test_taken_apart_as_a_shell_would() -> None:
-    assert parse("--lora '/a b/c.gguf'  -t 4") == ("--lora", "/a b/c.gguf", "-t", "4")
-    assert parse("--chat-template #x") == ("--chat-template", "#x")
-    assert parse(" ") == ()
+    assert parse_arguments("--lora '/a b/c.gguf'  -t 4") == ("--lora", "/a b/c.gguf", "-t", "4")
+    assert parse_arguments("--chat-template #x") == ("--chat-template", "#x")
+    assert parse_arguments(" ") == ()
     with pytest.raises(BadArguments, match="closing quotation mark"):
-        parse("--lora 'a")
+        parse_arguments("--lora 'a")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_taken_apart_as_a_shell_would() -> None:
 @pytest.mark.parametrize("known", [KNOWN, None])
 def test_what_kvchat_owns_is_refused_with_the_reason(text: str, reason: str, known: KnownOptions | None) -> None:
     with pytest.raises(BadArguments) as refused:
-        check(parse(text), known)
+        check_arguments(parse_arguments(text), known)
     assert text.split()[0] in refused.value.detail
     assert reason in refused.value.detail
 
@@ -74,21 +74,24 @@ def test_what_kvchat_owns_is_refused_with_the_reason(text: str, reason: str, kno
     ],
 )
 def test_what_the_build_would_die_of_is_refused_in_words(text: str, words: str) -> None:
-    check(parse("-t 4 --prio -1 --lora x --swa-full"), KNOWN)
+    check_arguments(parse_arguments("-t 4 --prio -1 --lora x --swa-full"), KNOWN)
     with pytest.raises(BadArguments) as refused:
-        check(parse(text), KNOWN)
+        check_arguments(parse_arguments(text), KNOWN)
     assert words in refused.value.detail
 
 
 def test_only_what_changes_a_state_is_part_of_its_meaning() -> None:
-    assert meaning(parse("-t 4 -ngl 99 --prio -1")) == ""
-    assert meaning(parse("-t 4 --rope_scaling yarn --temp 0 --lora 'a b'")) == "--rope-scaling yarn --lora 'a b'"
+    assert state_arguments(parse_arguments("-t 4 -ngl 99 --prio -1")) == ""
+    assert (
+        state_arguments(parse_arguments("-t 4 --rope_scaling yarn --temp 0 --lora 'a b'"))
+        == "--rope-scaling yarn --lora 'a b'"
+    )
 
 
 def test_a_servers_address_and_key_are_no_part_of_what_its_states_mean() -> None:
     command = "-m /m.gguf --host 0.0.0.0 --port 80 --api-key s3cret --slot-save-path /s -c 4096 -t 4 -fa on --metrics"
-    assert meaning_of_server(parse(command)) == "-c 4096 -fa on"
-    assert meaning_of_server(parse("--api-key=s3cret")) == ""
+    assert server_state_arguments(parse_arguments(command)) == "-c 4096 -fa on"
+    assert server_state_arguments(parse_arguments("--api-key=s3cret")) == ""
 
 
 @pytest.mark.parametrize("text", ["den", "den:", ":1", "den:0", "den:65536", "a/b:1", "http://den:1", "::1:2", "-x:1;"])
@@ -128,7 +131,7 @@ def test_every_spelling_and_how_many_values_follow() -> None:
     assert known.find("-t_") is None
     assert known.missing(("--model", "--cache-ram", "--jinja")) == {"--cache-ram", "--jinja"}
     newer = parse_help(HELP + "-lv,   --verbosity N   threshold:\n   - 4: trace (more info)\n")
-    assert (known.traces, newer.traces) == (False, True)
+    assert (known.has_trace_level, newer.has_trace_level) == (False, True)
 
 
 @pytest.mark.parametrize("text", ["", "usage: other [-h]\n", "-h, --help   something else\n", "\0\n--\n-\n---"])

@@ -16,12 +16,12 @@ from kvchat.engine.finding.discovery import (
     build_number,
     engine_version,
     find_engine,
-    install_places,
     list_devices,
+    list_engines,
     parse_devices,
     parse_embedded_devices,
     probe,
-    take_inventory,
+    search_folders,
     usable_engine,
 )
 from tests.engine_fixtures import FakeEngine, make_fake_engine
@@ -32,7 +32,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Says which folders are searched, and whether the embedded engine is installed."""
 
     def has(*places: Path, embedded: bool = True) -> None:
-        monkeypatch.setattr(probing, "install_places", lambda: places)
+        monkeypatch.setattr(probing, "search_folders", lambda: places)
         monkeypatch.setattr(probing.importlib.util, "find_spec", lambda name: embedded or None)
 
     return has
@@ -70,7 +70,7 @@ def test_a_wrong_path_in_the_settings_is_said_not_passed_over(tmp_path: Path, ki
 
 def test_path_comes_before_the_usual_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.pathsep.join(["/first", "", "/second"]))
-    places = install_places()
+    places = search_folders()
     assert places[:2] == [Path("/first"), Path("/second")]
     assert Path("/usr/local/bin") in places[2:]
 
@@ -147,7 +147,7 @@ def test_left_to_choose_kvchat_passes_over_what_it_cannot_use(tmp_path: Path, mo
 @pytest.mark.engine
 def test_the_real_llama_server_tells_its_options(real_llama_server: EngineLocation) -> None:
     options = probe(real_llama_server).options
-    assert options.missing((*probing.NEEDED_OPTIONS, "--kv-unified", "--cache-ram", "--cors-origins")) == frozenset()
+    assert options.missing((*probing.REQUIRED_OPTIONS, "--kv-unified", "--cache-ram", "--cors-origins")) == frozenset()
     assert len(options.options) > 100
 
 
@@ -161,7 +161,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeEngine, Fa
 
 
 def test_each_engine_with_what_it_is_or_what_is_wrong(two: tuple[FakeEngine, FakeEngine]) -> None:
-    old, good = take_inventory(None)
+    old, good = list_engines(None)
     assert (old.chosen, good.chosen) == (False, True)
     assert "too old" in old.problem.title
     assert (good.version, good.backends) == ("0 (fake)", ("FAKE",))
@@ -173,8 +173,8 @@ def test_the_one_in_the_settings_comes_first_and_is_not_listed_twice(
 ) -> None:
     other_name = tmp_path / "link"
     other_name.symlink_to(two[1].path)
-    entries = take_inventory(str(other_name))
+    entries = list_engines(str(other_name))
     assert [entry.location.path for entry in entries] == [other_name, two[0].path]
     assert entries[0].chosen
-    assert not any(entry.chosen for entry in take_inventory(str(two[0].path)))
-    assert len(take_inventory("/nowhere")) == 2
+    assert not any(entry.chosen for entry in list_engines(str(two[0].path)))
+    assert len(list_engines("/nowhere")) == 2

@@ -8,13 +8,13 @@ import pytest
 
 from kvchat.engine.finding.graphics import (
     Backend,
+    GpuVendor,
     Graphics,
-    Maker,
-    find_graphics,
+    detect_graphics,
     install_advice,
-    linux_makers,
+    linux_gpu_vendors,
     missing_libraries,
-    why_no_card,
+    undetected_gpu_error,
 )
 
 
@@ -32,21 +32,21 @@ def test_display_controllers_and_nothing_else(tmp_path: Path) -> None:
     device(tmp_path, "0000:03:00.0", "0x030000", "0x1234")  # QEMU's
     device(tmp_path, "0000:04:00.0", "nonsense", "0x1002")
     (tmp_path / "0000:05:00.0").mkdir()
-    assert linux_makers(tmp_path) == (Maker.NVIDIA, Maker.INTEL)
-    assert linux_makers(tmp_path / "missing") == ()
-    assert install_advice(find_graphics())  # this computer's
+    assert linux_gpu_vendors(tmp_path) == (GpuVendor.NVIDIA, GpuVendor.INTEL)
+    assert linux_gpu_vendors(tmp_path / "missing") == ()
+    assert install_advice(detect_graphics())  # this computer's
 
 
 @pytest.mark.parametrize(
     ("graphics", "told", "not_told"),
     [
-        (Graphics("linux", (Maker.NVIDIA,)), "test an engine for CUDA", "driver first"),
-        (Graphics("linux", (Maker.NVIDIA,)), "`kvchat engines get vulkan`", "driver first"),
-        (Graphics("linux", (Maker.NVIDIA,), nvidia_driver=False), "driver first", "Metal"),
-        (Graphics("linux", (Maker.AMD,), nvidia_driver=False), "test an engine for Vulkan", "NVIDIA"),
-        (Graphics("linux", (Maker.INTEL,)), "`kvchat engines get sycl`", "CUDA"),
-        (Graphics("win32", (Maker.AMD,)), "`kvchat engines get rocm`", "CUDA"),
-        (Graphics("darwin", (Maker.APPLE,)), "for Metal", "Vulkan"),
+        (Graphics("linux", (GpuVendor.NVIDIA,)), "test an engine for CUDA", "driver first"),
+        (Graphics("linux", (GpuVendor.NVIDIA,)), "`kvchat engines get vulkan`", "driver first"),
+        (Graphics("linux", (GpuVendor.NVIDIA,), nvidia_driver=False), "driver first", "Metal"),
+        (Graphics("linux", (GpuVendor.AMD,), nvidia_driver=False), "test an engine for Vulkan", "NVIDIA"),
+        (Graphics("linux", (GpuVendor.INTEL,)), "`kvchat engines get sycl`", "CUDA"),
+        (Graphics("win32", (GpuVendor.AMD,)), "`kvchat engines get rocm`", "CUDA"),
+        (Graphics("darwin", (GpuVendor.APPLE,)), "for Metal", "Vulkan"),
         (Graphics("linux", ()), "as fast as any other", "Vulkan"),
     ],
 )
@@ -97,7 +97,7 @@ def test_the_library_is_named_and_what_brings_it(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, words: str
 ) -> None:
     ldd_prints(tmp_path, monkeypatch, NOT_FOUND.format(library))
-    assert words in why_no_card(engine / "llama-server", Backend.CUDA).detail
+    assert words in undetected_gpu_error(engine / "llama-server", Backend.CUDA).detail
     (engine / library).write_bytes(b"")
     assert missing_libraries(engine) == {}, "a library beside it is not lacking"
 
@@ -105,12 +105,12 @@ def test_the_library_is_named_and_what_brings_it(
 def test_a_system_that_is_too_old(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "./llama-server: /lib/libc.so.6: version `GLIBC_2.38' not found (required by ./llama-server)\n"
     ldd_prints(tmp_path, monkeypatch, text, of="llama-server")
-    assert "newer Linux than this one: GLIBC 2.38" in why_no_card(engine / "llama-server", Backend.CUDA).detail
+    assert "newer Linux than this one: GLIBC 2.38" in undetected_gpu_error(engine / "llama-server", Backend.CUDA).detail
 
 
 @pytest.mark.parametrize("backend", Backend)
 def test_with_all_libraries_it_is_the_driver(engine: Path, tmp_path: Path, backend: Backend) -> None:
     assert missing_libraries(tmp_path) == {}
-    error = why_no_card(tmp_path / "llama-server", backend)
+    error = undetected_gpu_error(tmp_path / "llama-server", backend)
     assert error.title == "The engine does not detect the GPU"
     assert error.detail.endswith(".")

@@ -16,7 +16,7 @@ import pytest
 from kvchat.engine.running.external import (
     BadAddress,
     ExternalServer,
-    ReachPolicy,
+    PollPolicy,
     RunningServer,
     ServerAddress,
     find_server,
@@ -26,17 +26,19 @@ from kvchat.engine.running.external import (
 from kvchat.engine.running.plan import free_port
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineError, EngineFailed
-from kvchat.engine.speaking.transport import MOST_ANSWER
+from kvchat.engine.speaking.transport import MAX_RESPONSE_BYTES
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.users_server import UsersServer
 
-IMPATIENT = ReachPolicy(unreachable_s=0.3, poll_s=0.02, every_s=0.05, answer_s=5.0, misses=2)
-PATIENT = replace(IMPATIENT, unreachable_s=30.0)
+IMPATIENT = PollPolicy(
+    unreachable_after_s=0.3, poll_s=0.02, check_interval_s=0.05, response_timeout_s=5.0, max_misses=2
+)
+PATIENT = replace(IMPATIENT, unreachable_after_s=30.0)
 
 
 @contextlib.asynccontextmanager
-async def attached(address: ServerAddress, policy: ReachPolicy = IMPATIENT) -> AsyncIterator[ExternalServer]:
+async def attached(address: ServerAddress, policy: PollPolicy = IMPATIENT) -> AsyncIterator[ExternalServer]:
     engine = ExternalServer(count(1), policy)
     await engine.connect(address)
     try:
@@ -79,7 +81,7 @@ async def test_nobody_there_is_said_and_not_waited_for_for_ever() -> None:
 async def test_an_address_where_nothing_answers_is_said_within_seconds() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes the connection and never says a word
         address = ServerAddress(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        async with attached(address, ReachPolicy()) as engine:
+        async with attached(address, PollPolicy()) as engine:
             with pytest.raises(EngineFailed, match="is not responding"):
                 await asyncio.wait_for(engine.ready(), 60)
 
@@ -110,7 +112,7 @@ async def test_a_slow_load_is_waited_for(fake_engine: FakeEngine) -> None:
         b'{"default_generation_settings": {"n_ctx": 1e999}}',
         b'{"default_generation_settings": {"n_ctx": -5}}',
         b'{"n_ctx": 100000000000}',
-        b" " * (MOST_ANSWER + 1),
+        b" " * (MAX_RESPONSE_BYTES + 1),
     ],
     ids=lambda answer: answer[:60].decode().strip() or "large",
 )

@@ -10,7 +10,7 @@ import pytest
 from kvchat.engine import embedded
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running import failure
-from kvchat.engine.running.process import Outcome
+from kvchat.engine.running.process import ProcessExit
 from kvchat.engine.speaking import errors
 from kvchat.engine.speaking.errors import FailureKind
 
@@ -103,7 +103,7 @@ DYLD = "dyld[99]: Library not loaded: @rpath/libllama.dylib"
     ],
 )
 def test_kinds(code: int, log: str, kind: FailureKind) -> None:
-    told = failure.explain(Outcome(code, tuple(log.splitlines())))
+    told = failure.explain_exit(ProcessExit(code, tuple(log.splitlines())))
     assert told.kind is kind
     assert told.title
     assert told.detail
@@ -111,12 +111,12 @@ def test_kinds(code: int, log: str, kind: FailureKind) -> None:
 
 
 def test_the_detail_is_the_first_telling_line_without_its_prefix() -> None:
-    told = failure.explain(Outcome(1, tuple(NOT_A_MODEL.splitlines())))
+    told = failure.explain_exit(ProcessExit(1, tuple(NOT_A_MODEL.splitlines())))
     assert told.detail == "gguf_init_from_reader: invalid magic characters: 'hell', expected 'GGUF'"
     lines = ("0.00.001.000 E srv x: it broke", "0.00.002.000 I bye")
-    assert failure.explain(Outcome(3, lines)).detail == "It exited with code 3. Last output: it broke"
+    assert failure.explain_exit(ProcessExit(3, lines)).detail == "It exited with code 3. Last output: it broke"
     crashed = WORKER_DIED.replace("ggml-rpc.cpp:566: Remote RPC server", "ggml.c:9: A thing").splitlines()
-    told = failure.explain(Outcome(-6, tuple(crashed)))  # the backtrace is no reason
+    told = failure.explain_exit(ProcessExit(-6, tuple(crashed)))  # the backtrace is no reason
     assert (told.kind, told.detail) == (
         FailureKind.CRASHED,
         "/src/ggml.c:9: A thing crashed or returned malformed response",
@@ -124,32 +124,32 @@ def test_the_detail_is_the_first_telling_line_without_its_prefix() -> None:
 
 
 def test_a_worker_that_is_gone_is_named() -> None:
-    absent = failure.explain(Outcome(-6, tuple(WORKER_ABSENT.splitlines())))
+    absent = failure.explain_exit(ProcessExit(-6, tuple(WORKER_ABSENT.splitlines())))
     assert absent.kind is FailureKind.WORKER_LOST
     assert absent.detail == "There is no response from the RPC server den:50052."
-    assert errors.worker_gone(WORKER_ABSENT) == absent
-    assert errors.worker_gone(NOT_A_MODEL) is None
-    lost = failure.explain(Outcome(-6, tuple(WORKER_DIED.splitlines())), was_ready=True)
+    assert errors.rpc_server_failure(WORKER_ABSENT) == absent
+    assert errors.rpc_server_failure(NOT_A_MODEL) is None
+    lost = failure.explain_exit(ProcessExit(-6, tuple(WORKER_DIED.splitlines())), was_ready=True)
     assert (lost.kind, lost.detail) == (FailureKind.WORKER_LOST, "An RPC server has stopped.")
 
 
 def test_old_words_do_not_explain_a_sudden_death() -> None:
     """An engine that served for hours has said many things; SIGKILL leaves no last word."""
     lines = ("failed to allocate a little", "error: invalid argument: temperature")
-    assert failure.explain(Outcome(-signal.SIGKILL, lines), was_ready=True).kind is FailureKind.KILLED
-    assert failure.explain(Outcome(-signal.SIGKILL, memory_ran_out=True)).kind is FailureKind.OUT_OF_MEMORY
+    assert failure.explain_exit(ProcessExit(-signal.SIGKILL, lines), was_ready=True).kind is FailureKind.KILLED
+    assert failure.explain_exit(ProcessExit(-signal.SIGKILL, out_of_memory=True)).kind is FailureKind.OUT_OF_MEMORY
     lines = ("error: invalid argument: temperature", "GGML_ASSERT(x) failed")
-    assert failure.explain(Outcome(-signal.SIGABRT, lines), was_ready=True).kind is FailureKind.CRASHED
-    assert failure.explain(Outcome(1, lines[:1]), was_ready=True).kind is FailureKind.EXITED
+    assert failure.explain_exit(ProcessExit(-signal.SIGABRT, lines), was_ready=True).kind is FailureKind.CRASHED
+    assert failure.explain_exit(ProcessExit(1, lines[:1]), was_ready=True).kind is FailureKind.EXITED
 
 
 def test_giving_up_says_how_often() -> None:
-    reason = failure.explain(Outcome(-signal.SIGSEGV))
-    assert "5 times" in failure.given_up(reason, 5).detail
-    assert failure.given_up(reason, 1) == reason
+    reason = failure.explain_exit(ProcessExit(-signal.SIGSEGV))
+    assert "5 times" in failure.retries_exhausted(reason, 5).detail
+    assert failure.retries_exhausted(reason, 1) == reason
     cut = dataclasses.replace(reason, detail="the file may be incomplete")
     assert (
-        failure.given_up(cut, 5).detail
+        failure.retries_exhausted(cut, 5).detail
         == "the file may be incomplete. It stopped 5 times, so kvchat does not restart it again."
     )
 
@@ -159,7 +159,7 @@ def test_refusals_are_known_by_what_llama_server_b11434_says(real_llama_server: 
     server = (real_llama_server.path.parent / "libllama-server-impl.so").read_bytes()
     assert all(words.encode() in server for words in (errors.TOO_LONG, errors.CROWDED_OUT, "Compute error"))
     crowded = errors.EngineRefused(500, f"{errors.CROWDED_OUT}.")
-    assert (crowded.crowded_out, crowded.too_long, crowded.by_engine) == (True, False, False)
+    assert (crowded.crowded_out, crowded.too_long, crowded.is_engine_fault) == (True, False, False)
     long = errors.EngineRefused(400, "the request exceeds the available context size", errors.TOO_LONG)
-    assert (long.crowded_out, long.too_long, long.by_engine) == (False, True, False)
-    assert errors.EngineRefused(500, "failed").by_engine
+    assert (long.crowded_out, long.too_long, long.is_engine_fault) == (False, True, False)
+    assert errors.EngineRefused(500, "failed").is_engine_fault

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.running.log import MIB, EngineLog, Level, Placement, Purpose, at_least, read_allocations
+from kvchat.engine.running.log import MIB, EngineLog, Level, Placement, Purpose, filter_by_level, read_allocations
 
 
 def test_lines_are_put_together_however_they_are_cut() -> None:
@@ -24,8 +24,8 @@ def test_lines_are_put_together_however_they_are_cut() -> None:
 def test_memory_is_bounded_in_lines_and_in_line_length() -> None:
     log = EngineLog(lines=3)
     log.feed(b"1\n2\n3\n4\n")
-    assert log.lines == log.added_since(0) == ("2", "3", "4")
-    assert (log.added_since(3), log.added_since(4)) == (("4",), ())
+    assert log.lines == log.lines_since(0) == ("2", "3", "4")
+    assert (log.lines_since(3), log.lines_since(4)) == (("4",), ())
     for _ in range(100):
         log.feed(b"x" * 1000)
     assert len(log.lines[-1]) <= 4_000
@@ -70,9 +70,9 @@ terminate called after throwing an instance
 
 
 def test_levels_and_what_continues_a_line() -> None:
-    assert len(at_least(LINES, Level.DETAIL)) == 9
-    assert at_least(LINES, Level.WARNING) == [LINES[3], LINES[4], LINES[5], LINES[7]]
-    assert at_least(LINES, Level.ERROR) == [LINES[4], LINES[5], LINES[7]]
+    assert len(filter_by_level(LINES, Level.DETAIL)) == 9
+    assert filter_by_level(LINES, Level.WARNING) == [LINES[3], LINES[4], LINES[5], LINES[7]]
+    assert filter_by_level(LINES, Level.ERROR) == [LINES[4], LINES[5], LINES[7]]
 
 
 QUOTED = """\
@@ -105,7 +105,7 @@ def test_nothing_of_a_refused_request_is_kept(tmp_path: Path, size: int) -> None
         shown |= set(log.lines[-1:])
     log.close()
     written = (tmp_path / "engine.log").read_text("utf-8").splitlines()
-    heard = log.added_since(0)
+    heard = log.lines_since(0)
     assert list(log.lines) == list(heard) == written
     assert not [line for line in (*heard, *shown) if "unspeakable" in line]
     for kept in ("all slots are idle", "failed to parse grammar", "got exception: …", "stop processing", "GGML_ASSERT"):
@@ -145,16 +145,16 @@ REPACKED = """\
 def test_a_gpu_load() -> None:
     found = read_allocations(GPU.splitlines())
     assert found.placement == Placement(11, 17)
-    assert (found.on_host(Purpose.KV), found.on("Vulkan0", Purpose.KV)) == (96 * MIB, 160 * MIB)
-    assert found.on_host(Purpose.WEIGHTS) == round(303.85 * MIB)
-    assert found.on_host(Purpose.COMPUTE) == round(0.19 * MIB) + round(24.01 * MIB)
+    assert (found.host_bytes(Purpose.KV), found.device_bytes("Vulkan0", Purpose.KV)) == (96 * MIB, 160 * MIB)
+    assert found.host_bytes(Purpose.WEIGHTS) == round(303.85 * MIB)
+    assert found.host_bytes(Purpose.COMPUTE) == round(0.19 * MIB) + round(24.01 * MIB)
     elsewhere = read_allocations(GPU.replace("Vulkan0", "RPC0[den:50052]").splitlines())
-    assert elsewhere.on("RPC0", Purpose.KV) == 160 * MIB
-    assert elsewhere.on("RPC", Purpose.KV) == 0
-    assert read_allocations(HYBRID.splitlines()).on_host(Purpose.KV) == round(772.5 * MIB)  # with recurrent state
-    assert read_allocations(REPACKED.splitlines()).on_host(Purpose.WEIGHTS) == 632 * MIB  # mapped pages are given up
+    assert elsewhere.device_bytes("RPC0", Purpose.KV) == 160 * MIB
+    assert elsewhere.device_bytes("RPC", Purpose.KV) == 0
+    assert read_allocations(HYBRID.splitlines()).host_bytes(Purpose.KV) == round(772.5 * MIB)  # with recurrent state
+    assert read_allocations(REPACKED.splitlines()).host_bytes(Purpose.WEIGHTS) == 632 * MIB  # mapped pages are given up
     unmapped = read_allocations(REPACKED.replace("CPU_Mapped", "       CPU").splitlines())
-    assert unmapped.on_host(Purpose.WEIGHTS) == round(1173.6 * MIB)
+    assert unmapped.host_bytes(Purpose.WEIGHTS) == round(1173.6 * MIB)
     assert read_allocations(["srv  llama_server: model loaded", "llama_context: n_ctx = 4096"]) is None
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.engine import parent_guard
 from kvchat.engine.running.log import EngineLog
-from kvchat.engine.running.process import EngineProcess, Ladder
+from kvchat.engine.running.process import EngineProcess, StopTimeouts
 from tests.engine.waiting import is_alive, until
 
 LONG_S = 120.0  # what it does in time it does sooner
@@ -25,9 +25,9 @@ def python(code: str) -> list[str]:
 READY_THEN_SLEEP = "print('up', flush=True); time.sleep(600)"
 
 
-async def spawn(command: list[str], *, by_pipe: bool = False) -> tuple[EngineProcess, EngineLog]:
+async def spawn(command: list[str], *, use_pipe: bool = False) -> tuple[EngineProcess, EngineLog]:
     log = EngineLog()
-    return await EngineProcess.spawn(command, dict(os.environ), log, by_pipe=by_pipe), log
+    return await EngineProcess.spawn(command, dict(os.environ), log, use_pipe=use_pipe), log
 
 
 async def test_the_outcome_has_the_code_and_the_last_lines_of_both_streams() -> None:
@@ -49,31 +49,31 @@ async def test_lines_of_an_earlier_process_do_not_count() -> None:
     assert log.lines == ("first", "second")
 
 
-@pytest.mark.parametrize("by_pipe", [False, True])
+@pytest.mark.parametrize("use_pipe", [False, True])
 @pytest.mark.parametrize(
-    ("handler", "ladder", "code"),
+    ("handler", "stop_timeouts", "code"),
     [
-        ("", Ladder(LONG_S, LONG_S), -signal.SIGTERM),
+        ("", StopTimeouts(LONG_S, LONG_S), -signal.SIGTERM),
         (
             "n = []\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(1) if n else n.append(1))\n",
-            Ladder(1.0, LONG_S),
+            StopTimeouts(1.0, LONG_S),
             1,
         ),
-        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", Ladder(0.3, 0.3), -signal.SIGKILL),
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", StopTimeouts(0.3, 0.3), -signal.SIGKILL),
     ],
     ids=["asked", "asked again", "killed"],
 )
-async def test_the_ladder(handler: str, ladder: Ladder, code: int, by_pipe: bool) -> None:
-    process, log = await spawn(python(handler + READY_THEN_SLEEP), by_pipe=by_pipe)
+async def test_the_ladder(handler: str, stop_timeouts: StopTimeouts, code: int, use_pipe: bool) -> None:
+    process, log = await spawn(python(handler + READY_THEN_SLEEP), use_pipe=use_pipe)
     await until(lambda: "up" in log.lines)
-    assert (await process.stop(ladder)).code == code
+    assert (await process.stop(stop_timeouts)).code == code
     assert not is_alive(process.pid)
 
 
 async def test_a_cancelled_stop_still_kills() -> None:
     process, log = await spawn(python("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY_THEN_SLEEP))
     await until(lambda: "up" in log.lines)
-    stopping = asyncio.create_task(process.stop(Ladder(600, 600)))
+    stopping = asyncio.create_task(process.stop(StopTimeouts(600, 600)))
     await until(lambda: stopping.get_coro().cr_await is not None)  # type: ignore[union-attr]
     stopping.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -81,9 +81,9 @@ async def test_a_cancelled_stop_still_kills() -> None:
     assert (await process.wait()).signal == signal.SIGKILL
 
 
-@pytest.mark.parametrize("by_pipe", [False, True])
-async def test_a_program_that_is_not_there(tmp_path: Path, by_pipe: bool) -> None:
-    process, _ = await spawn([str(tmp_path / "nothing")], by_pipe=by_pipe)
+@pytest.mark.parametrize("use_pipe", [False, True])
+async def test_a_program_that_is_not_there(tmp_path: Path, use_pipe: bool) -> None:
+    process, _ = await spawn([str(tmp_path / "nothing")], use_pipe=use_pipe)
     outcome = await process.wait()
     assert outcome.code == parent_guard.EXIT_NOT_FOUND
     assert outcome.last_lines[-1].endswith("nothing: not found")
@@ -107,7 +107,7 @@ from kvchat.engine.running.process import EngineProcess
 async def main():
     log = EngineLog()
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
-    await EngineProcess.spawn([sys.executable, "-I", "-S", "-c", code], dict(os.environ), log, by_pipe=BY_PIPE)
+    await EngineProcess.spawn([sys.executable, "-I", "-S", "-c", code], dict(os.environ), log, use_pipe=BY_PIPE)
     while not log.lines:
         await asyncio.sleep(0.01)
     print(log.lines[0], flush=True)
@@ -116,9 +116,9 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("by_pipe", [False, True])
-async def test_no_engine_outlives_an_app_killed_with_sigkill(by_pipe: bool) -> None:
-    app_code = APP.replace("BY_PIPE", str(by_pipe))
+@pytest.mark.parametrize("use_pipe", [False, True])
+async def test_no_engine_outlives_an_app_killed_with_sigkill(use_pipe: bool) -> None:
+    app_code = APP.replace("BY_PIPE", str(use_pipe))
     app = await asyncio.create_subprocess_exec(sys.executable, "-c", app_code, stdout=asyncio.subprocess.PIPE)
     engine = int(await app.stdout.readline())
     assert is_alive(engine)
@@ -128,7 +128,7 @@ async def test_no_engine_outlives_an_app_killed_with_sigkill(by_pipe: bool) -> N
 
 
 async def test_an_engine_whose_parent_died_before_the_guard_held_does_not_start() -> None:
-    command = parent_guard.command(python("print('started')"), by_pipe=False)
+    command = parent_guard.command(python("print('started')"), use_pipe=False)
     command[command.index("kernel") + 1] = "1"  # not the parent it finds
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()

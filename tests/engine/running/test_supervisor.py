@@ -14,7 +14,7 @@ import pytest
 
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
-from kvchat.engine.running.process import Ladder
+from kvchat.engine.running.process import StopTimeouts
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineGone, FailureKind
@@ -25,15 +25,17 @@ STARTING, LOADING, READY = EngineState.STARTING, EngineState.LOADING, EngineStat
 STOPPING, STOPPED, FAILED = EngineState.STOPPING, EngineState.STOPPED, EngineState.FAILED
 
 
-QUICK = Ladder(0.5, 0.3)
+QUICK = StopTimeouts(0.5, 0.3)
 
 
 class Watched:
     """A supervisor whose back-off takes no time, and everything it said."""
 
-    def __init__(self, policy: RestartPolicy | None = None, ladder: Ladder = QUICK) -> None:
+    def __init__(self, policy: RestartPolicy | None = None, stop_timeouts: StopTimeouts = QUICK) -> None:
         self.said, self.delays, self.now = list[EngineStatus](), list[float](), 0.0
-        self.supervisor = EngineSupervisor(policy=policy, ladder=ladder, clock=lambda: self.now, sleep=self._sleep)
+        self.supervisor = EngineSupervisor(
+            policy=policy, stop_timeouts=stop_timeouts, clock=lambda: self.now, sleep=self._sleep
+        )
         self.supervisor.subscribe(self.said.append)
 
     async def ready(self, fake: FakeEngine) -> EngineSupervisor:
@@ -52,14 +54,14 @@ class Watched:
 
 
 @pytest.fixture
-def ladder() -> Ladder:
+def stop_timeouts() -> StopTimeouts:
     """What ends when it is asked to does so sooner."""
-    return Ladder(120.0, 120.0)
+    return StopTimeouts(120.0, 120.0)
 
 
 @pytest.fixture
-async def watched(ladder: Ladder) -> AsyncIterator[Watched]:
-    watched = Watched(ladder=ladder)
+async def watched(stop_timeouts: StopTimeouts) -> AsyncIterator[Watched]:
+    watched = Watched(stop_timeouts=stop_timeouts)
     yield watched
     await watched.supervisor.close()
     assert watched.supervisor.pid is None
@@ -116,7 +118,7 @@ async def test_one_process_at_a_time_each_of_a_new_generation_with_a_new_key(
     assert first.key != second.key
 
 
-@pytest.mark.parametrize("ladder", [QUICK])
+@pytest.mark.parametrize("stop_timeouts", [QUICK])
 async def test_a_cancelled_stop_leaves_nothing_behind(watched: Watched, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_IGNORE_SIGTERM=1)
     supervisor = await watched.ready(fake_engine)
@@ -225,7 +227,7 @@ async def test_a_strangers_server_is_never_taken_for_ours(watched: Watched, fake
 
 async def test_ports_are_not_tried_for_ever(fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_PORT_TAKEN_TIMES=1000)
-    watched = Watched(RestartPolicy(deaths=2, port_attempts=3))
+    watched = Watched(RestartPolicy(max_deaths=2, port_attempts=3))
     failed = await failure_of(watched.supervisor, fake_engine.location, fake_engine.plan)
     assert failed.failure.kind is FailureKind.PORT_TAKEN
     assert len(fake_engine.launches()) == 6
@@ -253,7 +255,7 @@ async def test_a_hanging_load_times_out_but_a_slow_one_does_not(fake_engine: Fak
         looks += hangs
         return 3600.0 * (supervisor.log.bytes_seen + looks)
 
-    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1), ladder=QUICK, clock=clock)
+    supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1), stop_timeouts=QUICK, clock=clock)
     fake_engine.set(FAKE_SLOW_LOAD=0.5)
     await supervisor.start(fake_engine.location, fake_engine.plan)
     await supervisor.ready()

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from kvchat.engine.running.log import EngineLog
-from kvchat.engine.running.process import Ladder
-from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy, Watch, WatchPolicy
+from kvchat.engine.running.process import StopTimeouts
+from kvchat.engine.running.supervisor import EngineMonitor, EngineSupervisor, MonitorPolicy, RestartPolicy
 from kvchat.engine.speaking import transport
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
@@ -22,13 +22,13 @@ from tests.engine.waiting import is_alive, until
 from tests.engine_fixtures import FakeEngine
 
 # An answer may take long on a busy machine; a process that is stopped never gives one.
-CLOSE = WatchPolicy(every_s=0.05, answer_s=20.0, misses=2)
+CLOSE = MonitorPolicy(check_interval_s=0.05, response_timeout_s=20.0, max_misses=2)
 
 
 @contextlib.asynccontextmanager
-async def watched(fake: FakeEngine, policy: WatchPolicy = CLOSE) -> AsyncIterator[EngineSupervisor]:
+async def watched(fake: FakeEngine, policy: MonitorPolicy = CLOSE) -> AsyncIterator[EngineSupervisor]:
     restart = RestartPolicy(first_delay_s=0.01)
-    supervisor = EngineSupervisor(policy=restart, watch=policy, ladder=Ladder(0.2, 0.2))
+    supervisor = EngineSupervisor(policy=restart, monitor_policy=policy, stop_timeouts=StopTimeouts(0.2, 0.2))
     await supervisor.start(fake.location, fake.plan)
     await supervisor.ready()
     try:
@@ -53,8 +53,8 @@ def failures(said: list[EngineStatus]) -> list[FailureKind]:
 async def test_an_engine_frozen_in_mid_reply_is_asked_at_once(
     fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "WORRY_S", 0.2)
-    patient = WatchPolicy(every_s=3600.0, misses=2, worried_every_s=0.05, worried_answer_s=1.0)
+    monkeypatch.setattr(transport, "SILENCE_CHECK_S", 0.2)
+    patient = MonitorPolicy(check_interval_s=3600.0, max_misses=2, alert_interval_s=0.05, alert_timeout_s=1.0)
     fake_engine.set(FAKE_REPLY="one two three four", FAKE_HOLD_DURING="stream")
     async with watched(fake_engine, patient) as supervisor:
         frozen, said = supervisor.pid, list[EngineStatus]()
@@ -75,7 +75,7 @@ async def test_an_engine_frozen_in_mid_reply_is_asked_at_once(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="stops the process by a signal")
 async def test_a_frozen_engine_is_replaced(fake_engine: FakeEngine) -> None:
-    async with watched(fake_engine, replace(CLOSE, answer_s=1.0)) as supervisor:
+    async with watched(fake_engine, replace(CLOSE, response_timeout_s=1.0)) as supervisor:
         said: list[EngineStatus] = []
         supervisor.subscribe(said.append)
         frozen = supervisor.pid
@@ -88,13 +88,13 @@ async def test_a_frozen_engine_is_replaced(fake_engine: FakeEngine) -> None:
 
 async def test_an_engine_whose_loop_takes_no_question_is_replaced(fake_engine: FakeEngine) -> None:
     """/health is answered by another thread: it says that all is well while a grammar keeps the loop busy for ever."""
-    async with watched(fake_engine, replace(CLOSE, stuck_s=1.0)) as supervisor:
-        life = (await supervisor.ready()).life
-        await until(lambda: life.seen_at is not None)
+    async with watched(fake_engine, replace(CLOSE, stuck_timeout_s=1.0)) as supervisor:
+        lifetime = (await supervisor.ready()).lifetime
+        await until(lambda: lifetime.responded_at is not None)
         fake_engine.set(FAKE_HOLD_DURING="loop")
-        await until(lambda: life.failure is not None)
-        assert life.crashed
-        assert life.failure.kind is FailureKind.HANGS
+        await until(lambda: lifetime.failure is not None)
+        assert lifetime.crashed
+        assert lifetime.failure.kind is FailureKind.HANGS
         fake_engine.set(FAKE_HOLD_DURING=None)
         await ask(await supervisor.ready())
 
@@ -150,7 +150,7 @@ async def test_after_sleep_the_engine_is_asked_and_its_old_silence_forgiven(fake
     async with watched(fake_engine) as supervisor:
         log = EngineLog()
         engine = await supervisor.ready()
-        watching = asyncio.create_task(Watch(CLOSE, log, Clock().wall).until_ailing(engine))  # type: ignore[arg-type]
+        watching = asyncio.create_task(EngineMonitor(CLOSE, log, Clock().wall).wait_for_failure(engine))  # type: ignore[arg-type]
         await until(lambda: len(log.lines) >= 3)
         assert set(log.lines) == {"kvchat: the computer woke from sleep; checking if the engine still responds"}
         assert not watching.done()

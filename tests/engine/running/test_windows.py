@@ -76,7 +76,7 @@ def test_guard_and_engine_are_in_a_job_that_ends_with_the_guard(
 
 def test_in_a_terminal_the_engine_shares_the_console_by_which_it_is_asked_to_stop(windows: Windows) -> None:
     windows(GetConsoleWindow=1)
-    assert parent_guard.no_window() == 0
+    assert parent_guard.no_window_flags() == 0
 
 
 @pytest.mark.parametrize("console", [True, False])

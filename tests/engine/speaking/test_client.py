@@ -25,8 +25,8 @@ from cryptography.x509.oid import NameOID
 from kvchat.engine.running.plan import free_port
 from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking import transport, wire
-from kvchat.engine.speaking.client import MANY, LlamaServerClient
-from kvchat.engine.speaking.errors import EngineBroken, EngineError, EngineGone, EngineRefused, NotOurEngine
+from kvchat.engine.speaking.client import THREAD_PARSE_BYTES, LlamaServerClient
+from kvchat.engine.speaking.errors import EngineBroken, EngineError, EngineGone, EngineRefused, ForeignServer
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
@@ -95,7 +95,7 @@ async def test_the_ids_of_a_long_prompt_are_not_read_on_the_thread_of_the_window
     parse, read_on = wire.parse_tokens, dict[bool, threading.Thread]()
 
     def noted(answer: bytes) -> tuple[int, ...] | None:
-        read_on[len(answer) > MANY] = threading.current_thread()
+        read_on[len(answer) > THREAD_PARSE_BYTES] = threading.current_thread()
         return parse(answer)
 
     monkeypatch.setattr(wire, "parse_tokens", noted)
@@ -138,7 +138,7 @@ async def test_a_wrong_key_and_a_prompt_that_does_not_fit_are_refused(client: Ll
         with pytest.raises(EngineRefused) as refusal:
             await stranger.facts()
         assert refusal.value.status == 401
-        with pytest.raises(NotOurEngine):
+        with pytest.raises(ForeignServer):
             await stranger.verify()
 
 
@@ -182,11 +182,11 @@ async def test_all_that_a_killed_engine_said_is_heard(
 async def test_the_first_word_waits_for_nothing_and_later_ones_come_together(
     fake_engine: FakeEngine, client: LlamaServerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "PAUSE_S", 3600)
+    monkeypatch.setattr(transport, "READ_INTERVAL_S", 3600)
     fake_engine.set(FAKE_REPLY="word " * 1000, FAKE_TOKEN_DELAY=0.005)
     async with contextlib.aclosing(client.chat(HELLO, Sampling())) as chunks:
         assert await anext(chunk.text async for chunk in chunks if chunk.text) == "word"
-    monkeypatch.setattr(transport, "PAUSE_S", 0.5)
+    monkeypatch.setattr(transport, "READ_INTERVAL_S", 0.5)
     fake_engine.set(FAKE_REPLY="word " * 40, FAKE_TOKEN_DELAY=0.005)
     came = [time.monotonic() async for chunk in client.chat(HELLO, Sampling()) if chunk.text]
     assert len(came) == 41
@@ -195,7 +195,9 @@ async def test_the_first_word_waits_for_nothing_and_later_ones_come_together(
 
 async def test_a_hanging_stream_is_gone(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_HANG_DURING="stream")
-    async with contextlib.aclosing(LlamaServerClient(str(client.base_url), client.key, hang_guard_s=0.2)) as impatient:
+    async with contextlib.aclosing(
+        LlamaServerClient(str(client.base_url), client.key, silence_timeout_s=0.2)
+    ) as impatient:
         with pytest.raises(EngineGone, match="is not responding"):
             await all_chunks(impatient)
 
@@ -248,7 +250,7 @@ async def test_nobody_there_is_gone_and_no_proxy_is_used(
 async def test_the_key_is_not_shown_to_a_server_that_asks_for_none() -> None:
     async with scripted(200, '{"status": "ok"}') as (client, seen):
         assert await client.is_loaded()
-        with pytest.raises(NotOurEngine):
+        with pytest.raises(ForeignServer):
             await client.verify()
     assert len(seen) == 2
     assert all(client.key not in head for head in seen)
@@ -265,7 +267,7 @@ async def test_a_reply_over_https_from_a_server_whose_certificate_is_trusted(
     async with scripted(200, body, tls) as (client, seen):
         with pytest.raises(EngineGone):
             await all_chunks(client)
-        monkeypatch.setattr(transport, "_certificates", lambda: ssl.create_default_context(cafile=file))
+        monkeypatch.setattr(transport, "_tls_context", lambda: ssl.create_default_context(cafile=file))
         assert [chunk.text for chunk in await all_chunks(client)] == ["Hello"]
         assert "Authorization: Bearer secret" in seen[0]
 
@@ -305,13 +307,13 @@ async def test_a_stopped_engine_is_gone_in_the_middle_of_a_reply(
 
 
 async def test_a_request_cancelled_at_whatever_moment_leaves_no_connection() -> None:
-    answered = asyncio.Event()
+    confirm = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-            answered.set()
+            confirm.set()
             await reader.read()  # till the client goes
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
@@ -326,7 +328,7 @@ async def test_a_request_cancelled_at_whatever_moment_leaves_no_connection() -> 
         asking.cancel()
         await asyncio.wait([asking])
     await until(lambda: not [one for one in psutil.Process().net_connections() if one.raddr and one.raddr.port == port])
-    assert answered.is_set()
+    assert confirm.is_set()
     await client.aclose()
     server.close()
 
@@ -336,22 +338,22 @@ def told_timings(cached: int) -> str:
     return f'data: {{"content": "", "stop": true, "timings": {{{numbers}}}}}\n\n'
 
 
-@pytest.mark.parametrize(("cached", "kept"), [(100, 100), (150, 100), (40, 40), (0, 0)])
-async def test_rows_are_kept_as_far_as_the_engine_reused_them(cached: int, kept: int) -> None:
+@pytest.mark.parametrize(("cached", "count"), [(100, 100), (150, 100), (40, 40), (0, 0)])
+async def test_rows_are_kept_as_far_as_the_engine_reused_them(cached: int, count: int) -> None:
     async with scripted(200, told_timings(cached)) as (client, _):
-        client.rows.count_as_saved(100)
+        client.rows.mark_saved(100)
         await client.with_template({"thinking": True}).prefill([1, 2, 3])
-        assert client.rows.kept == kept
-        client.rows.alone = False  # where others ask too nothing is ever known
-        client.rows.count_as_saved(100)
-        assert client.rows.kept == 0
+        assert client.rows.count == count
+        client.rows.exclusive = False  # where others ask too nothing is ever known
+        client.rows.mark_saved(100)
+        assert client.rows.count == 0
 
 
 @pytest.mark.parametrize("status", [200, 500])
 async def test_after_a_request_that_failed_nothing_is_known_of_the_rows(status: int) -> None:
     async with scripted(status, "data: {}\n\n") as (client, _):
         for change in (client.prefill([1, 2]), client.erase_slot(), client.restore_slot("a.slot")):
-            client.rows.count_as_saved(100)
+            client.rows.mark_saved(100)
             with contextlib.suppress(EngineError):
                 await change
-            assert client.rows.kept == 0
+            assert client.rows.count == 0

@@ -30,7 +30,7 @@ def question(*pictures: Picture) -> ChatMessage:
 async def engine(request: pytest.FixtureRequest, smollm2: Path, tmp_path: Path) -> AsyncIterator[LlamaServerClient]:
     name = "embedded_engine" if request.param is EngineKind.EMBEDDED else "real_llama_server"
     location: EngineLocation = request.getfixturevalue(name)
-    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1))
+    supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1))
     model = seeing(smollm2)
     await supervisor.start(
         location, LaunchPlan(model, 1024, tmp_path, projector=model.with_name(f"mmproj-{model.name}"))
@@ -38,7 +38,7 @@ async def engine(request: pytest.FixtureRequest, smollm2: Path, tmp_path: Path) 
     engine = await supervisor.ready()
     assert isinstance(engine, LlamaServerClient)
     facts = await engine.facts()
-    assert facts.sees
+    assert facts.vision
     yield engine.with_projector("projector", facts.media_marker)
     await supervisor.close()
 
@@ -129,7 +129,7 @@ async def test_what_cannot_be_said_again_is_refused(pictures_of: PicturePrompts)
 async def test_only_so_many_pictures_are_kept_at_hand(
     pictures_of: PicturePrompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvchat.engine.speaking.pictures.KEPT_BYTES", len(RED.data) + len(GREEN.data))
+    monkeypatch.setattr("kvchat.engine.speaking.pictures.CACHE_BYTES", len(RED.data) + len(GREEN.data))
     first = await pictures_of.tokens("<m>", [RED])
     await pictures_of.tokens("<m><m>", [GREEN, Picture(png(0, 0, 255))])
     with pytest.raises(EngineRefused, match="no longer available"):

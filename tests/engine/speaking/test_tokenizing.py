@@ -8,7 +8,7 @@ import pytest
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor
-from kvchat.engine.speaking.client import LlamaServerClient, PromptTokens
+from kvchat.engine.speaking.client import LlamaServerClient, PromptTokenizer
 from kvchat.engine.speaking.wire import ChatMessage
 
 END, END_ID = "<|end|>", 7
@@ -39,32 +39,34 @@ def engine() -> Engine:
 
 
 @pytest.fixture
-def prompts(engine: Engine) -> PromptTokens:
-    prompts = PromptTokens(engine.tokenize)
+def prompts(engine: Engine) -> PromptTokenizer:
+    prompts = PromptTokenizer(engine.tokenize)
     prompts.end = END
     return prompts
 
 
-async def test_a_history_is_tokenised_once(engine: Engine, prompts: PromptTokens) -> None:
-    await prompts.of(HISTORY + "<|say|>A question")
-    await prompts.of(HISTORY + f"<|say|>A question{END}<|say|>A reply{END}<|say|>A")  # tries whether that holds
+async def test_a_history_is_tokenised_once(engine: Engine, prompts: PromptTokenizer) -> None:
+    await prompts.tokenize(HISTORY + "<|say|>A question")
+    await prompts.tokenize(HISTORY + f"<|say|>A question{END}<|say|>A reply{END}<|say|>A")  # tries whether that holds
     before = len(engine.asked)
     for text in (f"A question{END}<|say|>A reply{END}<|say|>7", f"A question{END}<|say|>A reply{END}<|say|>Next?"):
-        assert await prompts.of(HISTORY + "<|say|>" + text) == await Engine().tokenize(HISTORY + "<|say|>" + text, True)
+        assert await prompts.tokenize(HISTORY + "<|say|>" + text) == await Engine().tokenize(
+            HISTORY + "<|say|>" + text, True
+        )
     assert max(map(len, engine.asked[before:])) < 40
 
 
 async def test_where_a_text_cannot_be_cut_all_of_it_is_asked_for() -> None:
     engine = Engine(splits=False)
-    prompts = PromptTokens(engine.tokenize)
+    prompts = PromptTokenizer(engine.tokenize)
     prompts.end = END
     for more in ("one", "two", "three"):
-        assert await prompts.of(HISTORY + more) == await Engine(splits=False).tokenize(HISTORY + more, True)
+        assert await prompts.tokenize(HISTORY + more) == await Engine(splits=False).tokenize(HISTORY + more, True)
     assert engine.asked[-1] == HISTORY + "three"
     engine = Engine()
-    prompts = PromptTokens(engine.tokenize)  # it does not know the end token
+    prompts = PromptTokenizer(engine.tokenize)  # it does not know the end token
     for more in ("one", "two", "two"):
-        await prompts.of(HISTORY + more)
+        await prompts.tokenize(HISTORY + more)
     assert engine.asked == [HISTORY + "one", HISTORY + "two"], "the same text is not asked for twice"
 
 
@@ -83,9 +85,9 @@ async def test_the_real_engine_tokenises_parts_as_it_does_the_whole(
         for words in said:
             history.append(ChatMessage("user", words * 20))
             whole = engine.on_slot(0)
-            whole._prompts = PromptTokens(whole._tokens)
+            whole._prompts = PromptTokenizer(whole._tokenize_text)
             assert await engine.prompt_tokens(history) == await whole.prompt_tokens(history)
             history.append(ChatMessage("assistant", f" reply {words}"))
-        assert engine._prompts._holds
+        assert engine._prompts._can_cut
     finally:
         await supervisor.close()

@@ -12,11 +12,11 @@ from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.vitals import (
     SlotState,
     Speed,
+    collect_vitals,
     drm_memory,
     nvidia_memory,
     parse_metrics,
     parse_slots,
-    take_vitals,
 )
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
 
@@ -73,7 +73,7 @@ async def test_a_real_engine_tells_all_of_it(real_llama_server: EngineLocation, 
         async with contextlib.aclosing(engine.chat([ChatMessage("user", "Hello")], Sampling(max_tokens=4))) as chunks:
             async for _ in chunks:
                 pass
-        vitals = await take_vitals(supervisor.pid, engine)
+        vitals = await collect_vitals(supervisor.pid, engine)
     finally:
         await supervisor.close()
     assert vitals.memory is not None
@@ -82,4 +82,4 @@ async def test_a_real_engine_tells_all_of_it(real_llama_server: EngineLocation, 
     assert vitals.slot.tokens > 4
     assert vitals.speed.prefill
     assert vitals.speed.decode
-    assert await take_vitals(None, engine) == type(vitals)(None, None, None, None, Speed(None, None))
+    assert await collect_vitals(None, engine) == type(vitals)(None, None, None, None, Speed(None, None))

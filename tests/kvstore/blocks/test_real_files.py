@@ -55,7 +55,7 @@ def models() -> Iterator[dict[str, Path]]:
 
 @pytest.fixture
 async def supervisor() -> AsyncIterator[EngineSupervisor]:
-    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1))
+    supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1))
     yield supervisor
     await supervisor.close()
 

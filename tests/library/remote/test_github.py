@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.finding.graphics import Backend, Graphics, Maker
+from kvchat.engine.finding.graphics import Backend, GpuVendor, Graphics
 from kvchat.library.remote import github as github_module
 from kvchat.library.remote.github import REPOSITORY, GitHub, Release, about, backend_of, builds_for
 from kvchat.library.remote.hub import HubError, HubPart, Unreachable
@@ -35,49 +35,51 @@ NEWEST = Release("b11457", tuple(HubPart(name, 10, "0" * 64) for name in NAMES.s
 OLD = Release("b10240", (HubPart("llama-b10240-bin-win-hip-radeon-x64.zip", 10, "0" * 64),))
 
 
-def files(system: str, *makers: Maker, machine: str = "x86_64", releases: tuple[Release, ...] = (NEWEST,)) -> list[str]:
+def files(
+    system: str, *vendors: GpuVendor, machine: str = "x86_64", releases: tuple[Release, ...] = (NEWEST,)
+) -> list[str]:
     """The builds, by what differs in the names of their files."""
-    builds = builds_for(Graphics(system, makers), releases, machine)
+    builds = builds_for(Graphics(system, vendors), releases, machine)
     names = [" + ".join(part.path for part in build.order.file.parts) for build in builds]
     return [re.sub(r"llama-b11457-bin-|\.zip|\.tar\.gz", "", name) for name in names]
 
 
 @pytest.mark.parametrize(
-    ("system", "makers", "machine", "expected"),
+    ("system", "vendors", "machine", "expected"),
     [
         (
-            *("linux", (Maker.NVIDIA, Maker.INTEL), "x86_64"),
+            *("linux", (GpuVendor.NVIDIA, GpuVendor.INTEL), "x86_64"),
             ["ubuntu-cuda-12.8-x64 + cudart-ubuntu-cuda-12.8-x64", "ubuntu-vulkan-x64", "ubuntu-sycl-fp16-x64"],
         ),
         (
-            *("linux", (Maker.NVIDIA,), "aarch64"),
+            *("linux", (GpuVendor.NVIDIA,), "aarch64"),
             ["ubuntu-cuda-13.4-arm64 + cudart-ubuntu-cuda-13.4-arm64", "ubuntu-vulkan-arm64"],
         ),
-        ("linux", (Maker.AMD,), "x86_64", ["ubuntu-vulkan-x64", "ubuntu-rocm-10.0-x64"]),
+        ("linux", (GpuVendor.AMD,), "x86_64", ["ubuntu-vulkan-x64", "ubuntu-rocm-10.0-x64"]),
         (
-            *("win32", (Maker.NVIDIA,), "AMD64"),
+            *("win32", (GpuVendor.NVIDIA,), "AMD64"),
             ["win-cuda-12.4-x64 + cudart-llama-bin-win-cuda-12.4-x64", "win-vulkan-x64"],
         ),
-        ("win32", (Maker.INTEL,), "AMD64", ["win-vulkan-x64", "win-sycl-x64"]),
-        ("darwin", (Maker.APPLE,), "arm64", ["macos-arm64"]),
+        ("win32", (GpuVendor.INTEL,), "AMD64", ["win-vulkan-x64", "win-sycl-x64"]),
+        ("darwin", (GpuVendor.APPLE,), "arm64", ["macos-arm64"]),
         ("linux", (), "x86_64", []),
-        ("linux", (Maker.AMD,), "riscv64", []),
+        ("linux", (GpuVendor.AMD,), "riscv64", []),
     ],
 )
 def test_what_suits_the_card_comes_first(
-    system: str, makers: tuple[Maker, ...], machine: str, expected: list[str]
+    system: str, vendors: tuple[GpuVendor, ...], machine: str, expected: list[str]
 ) -> None:
-    assert files(system, *makers, machine=machine) == expected
+    assert files(system, *vendors, machine=machine) == expected
 
 
 def test_an_older_release_has_what_the_newest_lacks() -> None:
     newest = Release("b11457", tuple(file for file in NEWEST.files if "rocm" not in file.path))
-    found = files("win32", Maker.AMD, releases=(newest, OLD))
+    found = files("win32", GpuVendor.AMD, releases=(newest, OLD))
     assert found == ["win-vulkan-x64", "llama-b10240-bin-win-hip-radeon-x64"]
 
 
 def test_names_and_sizes() -> None:
-    builds = builds_for(Graphics("linux", (Maker.NVIDIA,)), (NEWEST,), "x86_64")
+    builds = builds_for(Graphics("linux", (GpuVendor.NVIDIA,)), (NEWEST,), "x86_64")
     assert [(build.name, build.size) for build in builds] == [
         ("llama.cpp-b11457-cuda-12.8", 20),
         ("llama.cpp-b11457-vulkan", 10),

@@ -14,7 +14,7 @@ from PySide6.QtGui import QColor, QImage
 from PySide6.QtWidgets import QApplication
 
 from kvchat.chat.attachments import CannotAttach, picture_of
-from kvchat.engine.speaking.pictures import kind_of, pixels
+from kvchat.engine.speaking.pictures import image_format, image_size
 from kvchat.ui.attachments.chips import HEIGHT, WIDEST, PictureTile, tile_size
 from kvchat.ui.attachments.pictures import LONGEST_SIDE, decoded, of_image, prepared, shape
 from kvchat.ui.base.theme import Look
@@ -36,7 +36,7 @@ def test_the_same_picture_is_the_same_whatever_its_file_says_beside_it(qapp: QAp
     plain = prepared("a.png", png())
     with_more = prepared("b.png", png() + b"and whatever somebody has appended")
     assert plain.data == with_more.data
-    assert kind_of(plain.data) == "PNG"
+    assert image_format(plain.data) == "PNG"
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP"])
@@ -44,15 +44,15 @@ def test_every_kind_becomes_what_engines_read(qapp: QApplication, kind: str) -> 
     image = QImage(50, 40, QImage.Format.Format_RGB32)
     image.fill(QColor("teal"))
     made = prepared("picture", encoded(image, kind))
-    assert pixels(made.data) == (50, 40)
+    assert image_size(made.data) == (50, 40)
 
 
 def test_a_large_picture_is_made_smaller_and_a_noisy_one_a_jpeg(qapp: QApplication) -> None:
     large = QImage(4000, 1000, QImage.Format.Format_ARGB32)
     large.fill(Qt.GlobalColor.transparent)
-    assert pixels(prepared("wide.png", encoded(large, "PNG")).data) == (LONGEST_SIDE, 384)
+    assert image_size(prepared("wide.png", encoded(large, "PNG")).data) == (LONGEST_SIDE, 384)
     noise = QImage(Random(0).randbytes(2_400_000), 1000, 800, 3000, QImage.Format.Format_RGB888)
-    assert kind_of(of_image("noise", noise).data) == "JPEG"
+    assert image_format(of_image("noise", noise).data) == "JPEG"
 
 
 @pytest.mark.parametrize("data", [SVG, BOMB, png()[:60], b"", b"GIF89a"])
@@ -82,7 +82,7 @@ def test_a_turned_photo_is_upright(qapp: QApplication) -> None:
     exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"  # orientation 6: by a quarter
     photo = turned[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + turned[2:]
     assert shape(photo) == QSize(20, 40)
-    assert pixels(prepared("photo.jpg", photo).data) == (20, 40)
+    assert image_size(prepared("photo.jpg", photo).data) == (20, 40)
     small = decoded(photo, QSize(10, 10))
     assert small is not None
     assert small.size() == QSize(5, 10)

@@ -15,8 +15,8 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import TurnFailed
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
-from kvchat.engine.finding.graphics import Graphics, Maker
-from kvchat.engine.running.failure import not_started
+from kvchat.engine.finding.graphics import GpuVendor, Graphics
+from kvchat.engine.running.failure import start_failure
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineFailed
 from kvchat.engine_host.choice import NoModel
@@ -61,7 +61,7 @@ async def test_what_is_written_before_there_is_a_model_waits_for_one(runtime: Fa
     window.chat.sending.send("Hello")
     await until(lambda: [call for call in runtime.chat.calls if call[0] == "send"])
     chat = next(call[1] for call in runtime.chat.calls if call[0] == "send")
-    failure = not_started(NoModel())
+    failure = start_failure(NoModel())
     runtime.set_engine(EngineState.STOPPED, failure=failure)
     runtime.events.publish(TurnFailed(chat, EngineFailed(failure)))
     runtime.chat.finish(chat, None)
@@ -179,7 +179,7 @@ async def test_the_starter_model_is_fetched_with_its_progress_cancelled_and_used
 def with_card(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
     """A computer with a card and the engine inside kvchat alone."""
     for module in ("kvchat.engine_host.setup", "kvchat.ui.settings.engines"):
-        monkeypatch.setattr(f"{module}.find_graphics", lambda: Graphics("linux", (Maker.AMD,)))
+        monkeypatch.setattr(f"{module}.detect_graphics", lambda: Graphics("linux", (GpuVendor.AMD,)))
     monkeypatch.setattr("kvchat.engine_host.setup.installed_engines", lambda: [EngineLocation(EngineKind.EMBEDDED)])
     return runtime
 
@@ -214,8 +214,8 @@ async def test_a_card_that_would_go_unused_is_offered_an_engine(
 async def test_a_driver_that_is_missing_is_told_before_anything_is_fetched(
     with_card: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nouveau = Graphics("linux", (Maker.NVIDIA,), nvidia_driver=False)
-    monkeypatch.setattr("kvchat.engine_host.setup.find_graphics", lambda: nouveau)
+    nouveau = Graphics("linux", (GpuVendor.NVIDIA,), nvidia_driver=False)
+    monkeypatch.setattr("kvchat.engine_host.setup.detect_graphics", lambda: nouveau)
     window.show_first_start()
     await until(lambda: window.first_start.offer.words.text().startswith("Install the NVIDIA driver first"))
 

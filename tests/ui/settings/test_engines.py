@@ -13,7 +13,7 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
-from kvchat.engine.finding.graphics import Graphics, Maker
+from kvchat.engine.finding.graphics import GpuVendor, Graphics
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.settings import engines as settings_engines
@@ -72,13 +72,13 @@ async def test_a_trial_is_told_step_by_step(page: EnginePage) -> None:
     await until(page.test.isEnabled)
 
 
-@pytest.mark.parametrize("makers", [(Maker.NVIDIA, Maker.AMD), ()])
+@pytest.mark.parametrize("vendors", [(GpuVendor.NVIDIA, GpuVendor.AMD), ()])
 async def test_an_offer_where_there_is_a_card(
-    page: EnginePage, monkeypatch: pytest.MonkeyPatch, makers: tuple[Maker, ...]
+    page: EnginePage, monkeypatch: pytest.MonkeyPatch, vendors: tuple[GpuVendor, ...]
 ) -> None:
-    monkeypatch.setattr(settings_engines, "find_graphics", lambda: Graphics("linux", makers, nvidia_driver=False))
+    monkeypatch.setattr(settings_engines, "detect_graphics", lambda: Graphics("linux", vendors, nvidia_driver=False))
     page.showEvent(QShowEvent())
-    if makers:
+    if vendors:
         await until(page.card.isVisible)
         assert "NVIDIA and AMD GPU." in page.card.words.text()
         assert "Install the NVIDIA driver first" in page.card.words.text()
@@ -95,7 +95,7 @@ def released(github: FakeHub, fake_engine: FakeEngine, monkeypatch: pytest.Monke
     monkeypatch.setattr("kvchat.engine_host.setup.installed_starter", lambda: None)
     monkeypatch.setattr("kvchat.library.remote.github.builds_for.__defaults__", ("x86_64",))
     for module in ("kvchat.engine_host.setup", "kvchat.ui.settings.engines"):
-        monkeypatch.setattr(f"{module}.find_graphics", lambda: Graphics("linux", (Maker.AMD,)))
+        monkeypatch.setattr(f"{module}.detect_graphics", lambda: Graphics("linux", (GpuVendor.AMD,)))
     files = {"llama-b11457/llama-server": fake_engine.path.read_bytes(), "llama-b11457/filler": randbytes(500_000)}
     github.releases = {"b11457": {"llama-b11457-bin-ubuntu-vulkan-x64.tar.gz": tarred(files)}}
     return github

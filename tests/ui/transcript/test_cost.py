@@ -23,7 +23,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import Event, ReplyDelta
 from kvchat.chat.record.messages import Message, MessageState, Role
-from kvchat.engine.speaking.transport import PAUSE_S
+from kvchat.engine.speaking.transport import READ_INTERVAL_S
 from kvchat.settings import Settings
 from kvchat.ui.base.theme import Look
 from kvchat.ui.transcript.reply_view import ReplyView
@@ -128,7 +128,7 @@ async def test_a_streaming_reply_is_cheap(tmp_path: Path, fake_engine: FakeEngin
         f"\n{len(came):,} tokens in {ended - began:.1f} s: {(after - before) / len(came) * TOKENS_PER_S:.1%} of a core"
         f" at {TOKENS_PER_S} tokens/s"
     )
-    assert gulps < 1.2 * (ended - began) / PAUSE_S + 5, "the event loop woke up for nearly every token"
+    assert gulps < 1.2 * (ended - began) / READ_INTERVAL_S + 5, "the event loop woke up for nearly every token"
 
 
 PAINTED = "Some **words**.\n\n```python\nprint(1)\n```\n\n- one\n- two\n\n```\nand\n```\n\nand words."
