@@ -26,9 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return embedded.main(rest)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # the parent may ignore it on purpose
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to clean up during imports
-    from kvchat.cli.terminal import listen, run_process
+    from kvchat.cli.terminal import install_signal_handlers, run_process
 
-    return run_process(lambda: _main(sys.argv[1:], listen))
+    return run_process(lambda: _main(sys.argv[1:], install_signal_handlers))
 
 
 def _main(arguments: Sequence[str], ready: Callable[[], None] = lambda: None) -> int:
@@ -48,7 +48,7 @@ def _main(arguments: Sequence[str], ready: Callable[[], None] = lambda: None) ->
 
 def _asked(arguments: Sequence[str], ready: Callable[[], None]) -> int:
     from kvchat.cli.arguments import parse
-    from kvchat.cli.options import Place
+    from kvchat.cli.options import CommandKind
     from kvchat.settings import load_settings
     from kvchat.system.paths import resolve_paths
     from kvchat.words.language import speak
@@ -57,7 +57,7 @@ def _asked(arguments: Sequence[str], ready: Callable[[], None]) -> int:
     reports = arguments[0] in ("bench", "doctor")  # helpers read these, too
     speak("en" if reports else load_settings(resolve_paths().settings_file).language)
     command, options = parse(["open", *arguments] if _is_to_open(arguments[0]) else arguments)
-    if command.place is Place.WINDOW:
+    if command.kind is CommandKind.WINDOW:
         what, quick = getattr(options, "what", ()), command.name == "quick"
         return _window(what, quick=quick, starter=options.starter, hidden=options.hidden)()
     from kvchat.cli.owned import run

@@ -22,7 +22,7 @@ from PySide6.QtWidgets import QApplication
 
 from kvchat import __version__
 from kvchat.chat.record.database import Database, Drafts, store_drafts
-from kvchat.cli.owned import Commands, InUse, show_running_window
+from kvchat.cli.owned import Commands, DataFolderInUse, show_running_window
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings
 from kvchat.system.concurrency import Threads, Worker
@@ -87,13 +87,13 @@ def run(*, starter: bool, hidden: bool, request: StartRequest = _IN_FRONT) -> in
 
 
 def _claim(ownership: Ownership, paths: Paths, request: StartRequest) -> bool:
-    """Claim the folder; False if a running window has it and was shown. Raises InUse."""
+    """Claim the folder; False if a running window has it and was shown. Raises DataFolderInUse."""
     deadline = time.monotonic() + _COMMAND_S
     while not ownership.claim():
         if show_running_window(paths, request):
             return False
         if time.monotonic() > deadline and (owner := owner_of(paths.data)) is not None:
-            raise InUse(owner.name, owner.pid)
+            raise DataFolderInUse(owner.name, owner.pid)
         time.sleep(_AGAIN_S)
     return True
 
@@ -169,7 +169,7 @@ async def _run(
     requests, commands = _Requests(request), Commands(paths, _("the kvchat window"))
     qt.asked.connect(requests.hear)
     commands.show_window = requests.hear
-    ownership.listen(commands.welcome)
+    ownership.listen(commands.serve_connection)
     if (paths.data / RESTORING).exists():
         from kvchat.transfer.backup import finish_restore
 
@@ -204,7 +204,7 @@ async def _run(
 
         async with commands.opening():
             if (runtime := await opened(paths, settings, drafts.close)) is not None:
-                commands.opened(runtime)
+                commands.set_runtime(runtime)
     except KvchatError as error:
         await drafts.close()
         await say(error)

@@ -12,23 +12,23 @@ from kvchat.cli.options import (
     COMMANDS,
     STANDARD_STREAM,
     Command,
-    NoQuestion,
+    InvalidQuestion,
     Options,
-    apart,
+    async_command,
     build_parser,
-    byte_count,
+    check_reachable,
     flag,
-    here,
-    named_path,
     option,
-    owner,
+    owner_command,
+    parse_path,
+    parse_positive,
+    parse_size,
     positional,
-    positive,
     read_passphrase,
     read_question,
-    setting,
-    wait_for,
-    window,
+    setting_parser,
+    sync_command,
+    window_command,
 )
 from kvchat.engine.finding.graphics import Backend
 from kvchat.settings import NAMES as SETTING_NAMES
@@ -42,22 +42,22 @@ class JsonOptions(Options):
 
 class EngineOptions(Options):
     model: Path | None = option(
-        "--model", "PATH", N_("GGUF file of the model (default: from the settings)"), type=named_path
+        "--model", "PATH", N_("GGUF file of the model (default: from the settings)"), type=parse_path
     )
     engine: Path | None = option(
-        "--engine", "PATH", N_("llama-server to use (default: found automatically)"), type=named_path
+        "--engine", "PATH", N_("llama-server to use (default: found automatically)"), type=parse_path
     )
     starter: bool = flag("--starter", N_("download the starter model if no model is chosen"))
 
 
-@window("quick", words=N_("open the Quick question window; bind this command to a desktop shortcut"))
-@window("", words=N_("Chat with a local llama-server and save the memory of every chat."))
+@window_command("quick", help=N_("open the Quick question window; bind this command to a desktop shortcut"))
+@window_command("", help=N_("Chat with a local llama-server and save the memory of every chat."))
 class WindowOptions(Options):
     starter: bool = flag("--starter", N_("download the starter model (98 MB) without asking if no model is chosen"))
     hidden: bool = flag("--hidden", N_("start in the tray, without opening the window"))
 
 
-@window("open", words=N_("open chats, models, documents and kvchat:// links in the window"))
+@window_command("open", help=N_("open chats, models, documents and kvchat:// links in the window"))
 class OpenOptions(WindowOptions):
     what: tuple[str, ...] = positional(
         "FILE",
@@ -67,7 +67,7 @@ class OpenOptions(WindowOptions):
     )
 
 
-@owner("ask", "answering:ask", N_("ask a question or chat in the terminal"))
+@owner_command("ask", "answering:ask", N_("ask a question or chat in the terminal"))
 class AskOptions(EngineOptions, JsonOptions):
     new: bool = flag("--new", N_("start a new chat"), group="which")
     chat_id: str | None = option("--chat", "ID", N_("continue this chat (default: the newest)"), group="which")
@@ -79,26 +79,26 @@ class AskOptions(EngineOptions, JsonOptions):
         "--attach", "FILE", N_("text, PDF or image file to attach; repeatable"), (), type=Path, action="append"
     )
     max_tokens: int | None = option(
-        "--max-tokens", "N", N_("stop the reply after N tokens"), type=setting("max_tokens", int)
+        "--max-tokens", "N", N_("stop the reply after N tokens"), type=setting_parser("max_tokens", int)
     )
     temperature: float | None = option(
         "--temperature",
         "T",
         N_("sampling temperature; 0 always picks the most likely token"),
-        type=setting("temperature", float),
+        type=setting_parser("temperature", float),
     )
-    seed: int | None = option("--seed", "N", N_("sampling seed"), type=setting("seed", int))
+    seed: int | None = option("--seed", "N", N_("sampling seed"), type=setting_parser("seed", int))
     prompt: str | None = positional(
         "PROMPT", N_("question, or - for standard input (default: chat in the terminal)"), None, nargs="?"
     )
 
-    def ready(self) -> AskOptions:
-        """Read the question; `-`, or no prompt without a terminal, means standard input. Raises NoQuestion."""
+    def with_input(self) -> AskOptions:
+        """Read the question; `-`, or no prompt without a terminal, means standard input. Raises InvalidQuestion."""
         if self.prompt is None and sys.stdin.isatty() and not self.as_json:
             return self
         prompt = read_question() if self.prompt is None or self.prompt == "-" else self.prompt
         if not prompt.strip():
-            raise NoQuestion(
+            raise InvalidQuestion(
                 _("No question was given"),
                 _("The text is empty."),
                 _("Type the question after the command, or use - to read it from standard input."),
@@ -106,7 +106,7 @@ class AskOptions(EngineOptions, JsonOptions):
         return replace(self, prompt=prompt)
 
 
-@owner(
+@owner_command(
     "serve",
     "answering:serve",
     N_("run the API server until Ctrl+C; prints “ready” and the address once it accepts requests"),
@@ -115,69 +115,73 @@ class ServeOptions(EngineOptions):
     host: str | None = option(
         "--host", "ADDRESS", N_("address to listen on (default: 127.0.0.1); any other requires an API key")
     )
-    port: int | None = option("--port", "N", "default: 8737", type=setting("door_port", int))
-    slots: int | None = option("--slots", "N", N_("process up to N requests in parallel"), type=setting("slots", int))
+    port: int | None = option("--port", "N", "default: 8737", type=setting_parser("door_port", int))
+    slots: int | None = option(
+        "--slots", "N", N_("process up to N requests in parallel"), type=setting_parser("slots", int)
+    )
     key_file: Path | None = option(
         "--key-file", "FILE", N_("file readable only by you, with one KEY or APP:KEY per line"), type=Path
     )
 
 
-@owner("prepare", "prepared:prepare", N_("process documents in advance for new chats"))
+@owner_command("prepare", "prepared:prepare", N_("process documents in advance for new chats"))
 class PrepareOptions(EngineOptions):
     paths: Sequence[Path] = positional(
-        "PATH", N_("files or folders (default: reprocess the documents of this name)"), (), type=named_path, nargs="*"
+        "PATH", N_("files or folders (default: reprocess the documents of this name)"), (), type=parse_path, nargs="*"
     )
     name: str = option("--name", "NAME", N_("name in the library"), "", required=True)
 
 
-@owner("prepared", "prepared:show_all", N_("list prepared documents with their disk use and time saved"))
+@owner_command("prepared", "prepared:list_prepared", N_("list prepared documents with their disk use and time saved"))
 class PreparedOptions(EngineOptions, JsonOptions):
     pass
 
 
-@owner("prepared remove", "prepared:remove", N_("remove prepared documents"))
-class PreparedName(EngineOptions):
+@owner_command("prepared remove", "prepared:remove", N_("remove prepared documents"))
+class PreparedNameOptions(EngineOptions):
     name: str = positional("NAME", N_("name of the prepared documents"))
 
 
-@apart("bench", "bench:bench", N_("measure the speedup from save points with your model"))
+@async_command("bench", "bench:bench", N_("measure the speedup from save points with your model"))
 class BenchOptions(EngineOptions, JsonOptions):
-    tokens: int | None = option("--tokens", "N", N_("length of the chat in tokens"), type=positive)
+    tokens: int | None = option("--tokens", "N", N_("length of the chat in tokens"), type=parse_positive)
 
 
-owner("store", "store:show_all", N_("show, prune or verify save points"))(JsonOptions)
+owner_command("store", "store:show_usage", N_("show, prune or verify save points"))(JsonOptions)
 
 
-@owner("store prune", "store:prune", N_("delete the least valuable save points to reach a target size"))
+@owner_command("store prune", "store:prune", N_("delete the least valuable save points to reach a target size"))
 class PruneOptions(JsonOptions):
     target_bytes: int = option(
-        "--to", "BYTES", N_("target size: 500MB, 2GB or bytes"), 0, type=byte_count, required=True
+        "--to", "BYTES", N_("target size: 500MB, 2GB or bytes"), 0, type=parse_size, required=True
     )
     dry_run: bool = flag("--dry-run", N_("show what pruning would delete, without deleting it"))
 
 
-owner("store verify", "store:verify", N_("check the hash of every block and set damaged ones aside"))(JsonOptions)
+owner_command("store verify", "store:verify", N_("check the hash of every block and set damaged ones aside"))(
+    JsonOptions
+)
 
 
-@owner("store forget", "store:forget", N_("delete the save points of an app"))
+@owner_command("store forget", "store:forget", N_("delete the save points of an app"))
 class ProgramOptions(JsonOptions):
     program: str = positional("PROGRAM", N_("name as listed"))
 
 
-here("engines", "engines:show_all", N_("list, test, download or remove engines"))(JsonOptions)
+sync_command("engines", "engines:print_engines", N_("list, test, download or remove engines"))(JsonOptions)
 
 
-@apart("engines test", "engines:test", N_("test an engine with a small model, including save and restore"))
-class EngineToTest(JsonOptions):
+@async_command("engines test", "engines:test", N_("test an engine with a small model, including save and restore"))
+class TestEngineOptions(JsonOptions):
     path: str | None = positional(
         "PATH", N_('path of a llama-server, or "embedded" (default: the engine in use)'), None, type=str, nargs="?"
     )
 
 
-@owner(
+@owner_command(
     "engines get", "engines:get", N_("download an engine that uses the GPU; Ctrl+C pauses, the same command resumes")
 )
-class EngineToGet(JsonOptions):
+class GetEngineOptions(JsonOptions):
     backend: str | None = positional(
         None,
         N_("backend (default: the best one for the GPU)"),
@@ -187,23 +191,25 @@ class EngineToGet(JsonOptions):
     )
 
 
-@owner("engines remove", "engines:remove", N_("delete a downloaded engine"))
-class EngineName(JsonOptions):
+@owner_command("engines remove", "engines:remove", N_("delete a downloaded engine"))
+class EngineNameOptions(JsonOptions):
     name: str = positional("NAME", N_("name as listed"))
 
 
-@apart("models", "models:show_all", N_("list models on this machine, search for and download others"))
+@async_command("models", "models:list_models", N_("list models on this machine, search for and download others"))
 class ModelsOptions(JsonOptions):
     folders: tuple[Path, ...] = option(
         "--folder", "DIR", N_("also search this folder; repeatable"), (), type=Path, action="append"
     )
 
 
-here("models suggest", "models:suggest", N_("suggest models for this machine, without network access"))(JsonOptions)
+sync_command("models suggest", "models:suggest", N_("suggest models for this machine, without network access"))(
+    JsonOptions
+)
 
 
-@apart("models search", "models:search", N_("search Hugging Face"))
-class SearchWords(JsonOptions):
+@async_command("models search", "models:search", N_("search Hugging Face"))
+class SearchModelsOptions(JsonOptions):
     words: tuple[str, ...] = positional("WORDS", N_("words in the name of the repository"), (), nargs="+")
 
 
@@ -211,49 +217,51 @@ class RepositoryOptions(Options):
     repository: str = positional("OWNER/NAME[:QUANT]", N_("for example ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"))
 
 
-@apart("models files", "models:files", N_("list the models in a repository with their size and fit"))
+@async_command("models files", "models:files", N_("list the models in a repository with their size and fit"))
 class FilesOptions(RepositoryOptions, JsonOptions):
     pass
 
 
-@owner("models get", "models:get", N_("download a model; Ctrl+C pauses, the same command resumes"))
-class ModelToGet(RepositoryOptions):
+@owner_command("models get", "models:get", N_("download a model; Ctrl+C pauses, the same command resumes"))
+class GetModelOptions(RepositoryOptions):
     use: bool = flag("--use", N_("use the model for new chats"))
 
 
-@owner("models use", "models:use", N_("use a model on this machine for new chats"))
-class ModelToUse(JsonOptions):
+@owner_command("models use", "models:use", N_("use a model on this machine for new chats"))
+class UseModelOptions(JsonOptions):
     words: tuple[str, ...] = positional(
         "NAME", N_("name as listed or part of it, or path of a GGUF file"), (), nargs="+"
     )
 
 
-@here("models token", "models:token", N_("save an access token for gated models, read from standard input"))
+@sync_command("models token", "models:token", N_("save an access token for gated models, read from standard input"))
 class TokenOptions(Options):
     forget: bool = flag("--forget", N_("delete the saved access token"))
 
 
-here("chats", "chats:show_all", N_("list, show, rename or delete chats"))(JsonOptions)
+sync_command("chats", "chats:list_chats", N_("list, show, rename or delete chats"))(JsonOptions)
 
 
-@here(
-    "chats show", "chats:show_one", N_("print a chat as Markdown; with --json, print the complete chat like `export`")
+@sync_command(
+    "chats show", "chats:show_chat", N_("print a chat as Markdown; with --json, print the complete chat like `export`")
 )
-class OneChat(JsonOptions):
+class ChatOptions(JsonOptions):
     chat: str = positional("ID", N_("chat id as listed, or its first characters"))
 
 
-@owner("chats rename", "chats:rename", N_("rename a chat"))
-class RenameOptions(OneChat):
+@owner_command("chats rename", "chats:rename", N_("rename a chat"))
+class RenameOptions(ChatOptions):
     title: str = positional("TITLE", N_("new title"))
 
 
-@owner("chats delete", "chats:delete", N_("delete chats; Recently deleted in the window can restore them for a while"))
-class SomeChats(JsonOptions):
+@owner_command(
+    "chats delete", "chats:delete", N_("delete chats; Recently deleted in the window can restore them for a while")
+)
+class ChatsOptions(JsonOptions):
     chats: tuple[str, ...] = positional("ID", N_("chat id as listed, or its first characters"), (), nargs="+")
 
 
-@here("search", "chats:search", N_("search all chats and attachments"))
+@sync_command("search", "chats:search", N_("search all chats and attachments"))
 class SearchOptions(JsonOptions):
     words: tuple[str, ...] = positional(
         "WORDS", N_('words or prefixes, all of which must occur; use "quotes" for an exact phrase'), (), nargs="+"
@@ -266,7 +274,7 @@ class PassphraseOptions(Options):
     )
 
 
-@here("export", "chats:export", N_("export chats to a file"))
+@sync_command("export", "chats:export", N_("export chats to a file"))
 class ExportOptions(PassphraseOptions):
     target: Path = positional(
         "FILE", N_("output file, whose extension sets the format; - for standard output"), STANDARD_STREAM, type=Path
@@ -283,25 +291,25 @@ class ExportOptions(PassphraseOptions):
     )
 
 
-@owner("import", "chats:take_in", N_("import chats from kvchat, ChatGPT, Claude, Open WebUI or LM Studio"))
+@owner_command("import", "chats:import_chats", N_("import chats from kvchat, ChatGPT, Claude, Open WebUI or LM Studio"))
 class ImportOptions(PassphraseOptions):
     files: tuple[Path, ...] = positional(
         "FILE", N_("JSON or zip files, folders, or chats exported with memory"), (), type=Path, nargs="+"
     )
     passphrase: str = ""
 
-    def ready(self) -> ImportOptions:
+    def with_input(self) -> ImportOptions:
         """Read the passphrase; wait for hung files here, not in the owner process. Raises KvchatError."""
-        wait_for(self.files)
+        check_reachable(self.files)
         return replace(self, passphrase=read_passphrase(self.passphrase_file))
 
 
-@here("backup", "chats:backup", N_("back up chats and settings to a zip file"))
+@sync_command("backup", "chats:backup", N_("back up chats and settings to a zip file"))
 class BackupOptions(Options):
     target: Path = positional("FILE", N_("output file; - for standard output"), STANDARD_STREAM, type=Path)
 
 
-@owner("restore", "chats:restore", N_("restore a backup; the replaced files are kept"))
+@owner_command("restore", "chats:restore", N_("restore a backup; the replaced files are kept"))
 class RestoreOptions(Options):
     source: Path = positional("FILE", "", STANDARD_STREAM, type=Path)
     with_engine: bool = flag(
@@ -309,34 +317,34 @@ class RestoreOptions(Options):
     )
 
 
-owner(
+owner_command(
     "repair", "chats:repair_chats", N_("repair a damaged chat database with the help of the newest automatic backup")
 )(Options)
-here("settings", "engines:show_settings", N_("list, print, change or reset settings"))(JsonOptions)
+sync_command("settings", "engines:show_settings", N_("list, print, change or reset settings"))(JsonOptions)
 
 
-@owner("settings reset", "engines:reset", N_("reset a setting to its default"))
-@here("settings get", "engines:show_one", N_("print a setting"))
-class SettingName(JsonOptions):
+@owner_command("settings reset", "engines:reset", N_("reset a setting to its default"))
+@sync_command("settings get", "engines:show_setting", N_("print a setting"))
+class SettingOptions(JsonOptions):
     name: str = positional("NAME", N_("name of the setting as listed"), choices=SETTING_NAMES)
 
 
-@owner("settings set", "engines:change", N_("change a setting"))
-class SettingValue(SettingName):
+@owner_command("settings set", "engines:change", N_("change a setting"))
+class ChangeSettingOptions(SettingOptions):
     values: tuple[str, ...] = positional(
         "VALUE", N_("new value; a size such as 20GB, several values for a list"), (), nargs="+"
     )
 
 
-@here("doctor", "doctor:doctor", N_("show diagnostics for this machine"))
+@sync_command("doctor", "doctor:doctor", N_("show diagnostics for this machine"))
 class DoctorOptions(JsonOptions):
     model: Path | None = option(
-        "--model", "PATH", N_("GGUF file to check (default: from the settings)"), type=named_path
+        "--model", "PATH", N_("GGUF file to check (default: from the settings)"), type=parse_path
     )
     retest: bool = flag("--retest", N_("repeat the restore test at the next start"))
 
 
-@here("completion", "arguments:print_completion", N_("print a shell completion script"))
+@sync_command("completion", "arguments:print_completion", N_("print a shell completion script"))
 class ShellOptions(Options):
     shell: str = positional(None, 'for ~/.bashrc: eval "$(kvchat completion bash)"', choices=("bash", "zsh", "tcsh"))
 
@@ -349,7 +357,7 @@ def parse(arguments: Sequence[str]) -> tuple[Command, Any]:
     return command, command.options(**values)
 
 
-def command_named(name: str) -> Command:
+def find_command(name: str) -> Command:
     return COMMANDS[name]
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from kvchat.chat.events import Event, QuestionNotStored, TurnFailed
 from kvchat.chat.record.messages import Message, Receipt
-from kvchat.cli.answering import NoModelForCommand, show_starter, with_options
+from kvchat.cli.answering import NoModelForCommand, apply_options, show_starter_progress
 from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.owned import Commands
-from kvchat.cli.terminal import columns, remark, show
+from kvchat.cli.terminal import columns, print_err, print_result
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from kvchat.errors import KvchatError
 from kvchat.library.remote.starter import fetch_starter
@@ -113,11 +113,11 @@ async def bench_home(
     options: BenchOptions, context_size: int | None = None, reply_tokens: int = REPLY_TOKENS
 ) -> AsyncIterator[BenchHome]:
     paths = resolve_paths()
-    settings = with_options(load_settings(paths.settings_file), options)
+    settings = apply_options(load_settings(paths.settings_file), options)
     if not (settings.model_path or settings.engine_url):
         if not options.starter:
             raise NoModelForCommand
-        model = await fetch_starter(paths.ensure().models, show_starter)
+        model = await fetch_starter(paths.ensure().models, show_starter_progress)
         settings = dataclasses.replace(settings, model_path=str(model))
     context_size = context_size or settings.context_size
     # One slot: this measures how a chat is restored into it.
@@ -154,18 +154,20 @@ async def bench(options: BenchOptions, commands: Commands) -> int:
     """Measure and print; progress goes to standard error. Raises KvchatError."""
     async with bench_home(options) as home:
         figures = await _measure(home, options.tokens or TOKENS)
-    return show(options.as_json, figures, lines(figures))
+    return print_result(options.as_json, figures, lines(figures))
 
 
 async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
     """Return the figures. Times in ms, medians of all rounds; sizes in bytes. `--json` prints these names."""
-    remark(f"Building a chat of about {tokens:,} tokens …")
+    print_err(f"Building a chat of about {tokens:,} tokens …")
     chat_id = (await home.runtime.chat.new_conversation()).id
     await home.ask(chat_id, await home.notes(tokens - 2 * len(QUESTIONS) * REPLY_TOKENS))
     hot, warm, restored, written = list[Reply](), list[Reply](), list[Reply](), list[int]()
     for number, question in enumerate(QUESTIONS):
         # The slot starts at the turn boundary before the question and ends at the one after it.
-        remark(f"Round {number + 1} of {len(QUESTIONS)}: hot, then after a restart of the engine, then of everything …")
+        print_err(
+            f"Round {number + 1} of {len(QUESTIONS)}: hot, then after a restart of the engine, then of everything …"
+        )
         hot.append(await home.ask(chat_id, question, keep=False))
         await home.restart_engine()
         warm.append(await home.ask(chat_id, None, keep=False))
@@ -176,7 +178,7 @@ async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
         written.append(usage.bytes_written - before.bytes_written)
     home.check_saved(1 + len(QUESTIONS))
 
-    remark("Cold: after a restart, without save points …")
+    print_err("Cold: after a restart, without save points …")
     await home.runtime.save_points.delete(chat_id)
     await home.restart_engine()
     cold = await home.ask(chat_id, None, keep=False)

@@ -14,18 +14,18 @@ from kvchat.chat.record.messages import Conversation
 from kvchat.chat.search import find, index_some
 from kvchat.cli.arguments import (
     BackupOptions,
+    ChatOptions,
+    ChatsOptions,
     ExportOptions,
     ImportOptions,
     JsonOptions,
-    OneChat,
     RenameOptions,
     RestoreOptions,
     SearchOptions,
-    SomeChats,
 )
 from kvchat.cli.options import STANDARD_STREAM, Options, read_passphrase
 from kvchat.cli.owned import Commands
-from kvchat.cli.terminal import columns, remark, say, show, show_progress, shows_text
+from kvchat.cli.terminal import columns, print_err, print_out, print_result, show_progress, stdout_is_tty
 from kvchat.errors import KvchatError
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer.backup import finish_restore, lay_ready, make_backup, repair, write_backup
@@ -35,13 +35,13 @@ from kvchat.words.language import N_, _, mark, number, several
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import one_line, size, timestamp
 
-NOTHING_FOUND = 1  # as in grep
-SHOWN = 8  # letters of an id that identify a chat
-_MOST_CANDIDATES = 10
+EXIT_NOT_FOUND = 1  # as in grep
+ID_PREFIX_LENGTH = 8  # letters of an id that identify a chat
+_MAX_CANDIDATES = 10
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
-def named_chat(known: Sequence[Conversation], name: str) -> Conversation:
+def find_chat(known: Sequence[Conversation], name: str) -> Conversation:
     """Return the chat with this id, or the only one whose id starts with it. Raises KvchatError."""
     found = [chat for chat in known if name and chat.id.startswith(name)]
     exact = [chat for chat in found if chat.id == name]
@@ -50,8 +50,8 @@ def named_chat(known: Sequence[Conversation], name: str) -> Conversation:
     advice = _("Run `kvchat chats` to list the chats, and enter more characters of the id.")
     if not found:
         raise KvchatError(_("No chat has the id {name}", name=name), "", advice)
-    letters = max(SHOWN, len(name) + 4)
-    shown = [f"{chat.id[:letters]}  {one_line(calm(chat.title))}" for chat in found[:_MOST_CANDIDATES]]
+    letters = max(ID_PREFIX_LENGTH, len(name) + 4)
+    shown = [f"{chat.id[:letters]}  {one_line(calm(chat.title))}" for chat in found[:_MAX_CANDIDATES]]
     more = [mark("…")] if len(found) > len(shown) else []
     raise KvchatError(_("Several chat ids start with {name}", name=name), "\n".join([*shown, *more]), advice)
 
@@ -60,40 +60,40 @@ def _database(paths: Paths) -> closing[Database]:
     return closing(Database(paths.ensure().database))
 
 
-def show_all(options: JsonOptions) -> int:
+def list_chats(options: JsonOptions) -> int:
     with _database(resolve_paths()) as database:
         known = database.conversations()
     lines = columns(list(map(_row, known))) or [_("No chats yet. Run `kvchat ask` to start one.")]
-    return show(options.as_json, {"chats": known}, lines)
+    return print_result(options.as_json, {"chats": known}, lines)
 
 
 def _row(chat: Conversation) -> tuple[str, ...]:
-    return chat.id[:SHOWN], timestamp(chat.updated_at), one_line(calm(chat.title)), calm(chat.folder or "")
+    return chat.id[:ID_PREFIX_LENGTH], timestamp(chat.updated_at), one_line(calm(chat.title)), calm(chat.folder or "")
 
 
-def show_one(options: OneChat) -> int:
+def show_chat(options: ChatOptions) -> int:
     form = ExportForm.JSON if options.as_json else ExportForm.MARKDOWN
     with _database(resolve_paths()) as database:
-        chat = named_chat(database.conversations(), options.chat)
+        chat = find_chat(database.conversations(), options.chat)
         write_export(database, [chat.id], form, sys.stdout.buffer, zipped=False)
     return 0
 
 
 async def rename(options: RenameOptions, commands: Commands) -> int:
     chats = (await commands.runtime()).chat
-    meant = named_chat(await chats.conversations(), options.chat)
+    meant = find_chat(await chats.conversations(), options.chat)
     title = options.title.strip()
     if not title:
         raise KvchatError(_("A chat needs a title"), _("The text is empty."), _("Type the title after the chat id."))
     await chats.rename(meant.id, title)
     renamed = await chats.conversation(meant.id) or meant
-    return show(options.as_json, {"chats": [renamed]}, ["  ".join(_row(renamed)).strip()])
+    return print_result(options.as_json, {"chats": [renamed]}, ["  ".join(_row(renamed)).strip()])
 
 
-async def delete(options: SomeChats, commands: Commands) -> int:
+async def delete(options: ChatsOptions, commands: Commands) -> int:
     runtime = await commands.runtime()
     known = await runtime.chat.conversations()
-    meant = [named_chat(known, name) for name in options.chats]
+    meant = [find_chat(known, name) for name in options.chats]
     await runtime.chat.recently_deleted.delete([chat.id for chat in meant])
     days = runtime.settings.keep_deleted_days
     kept = _("not kept in Recently deleted")
@@ -104,7 +104,7 @@ async def delete(options: SomeChats, commands: Commands) -> int:
         )
     count = several(len(meant), "{count} chat", "{count} chats")
     words = _("{count} deleted; {kept}.", count=count, kept=kept)
-    return show(options.as_json, {"chats": meant}, [words])
+    return print_result(options.as_json, {"chats": meant}, [words])
 
 
 def search(options: SearchOptions) -> int:
@@ -116,14 +116,14 @@ def search(options: SearchOptions) -> int:
     for hit in found:
         lines.append(f"{hit.conversation_id}  {one_line(calm(hit.title))}")
         if line := hit.excerpt:
-            for start, end in reversed(hit.marks) if shows_text() else ():
+            for start, end in reversed(hit.marks) if stdout_is_tty() else ():
                 line = f"{line[:start]}{_BOLD}{line[start:end]}{_PLAIN}{line[end:]}"
             lines.append(f"    {line}")
     if found or options.as_json:
-        show(options.as_json, {"chats": found}, lines)
+        print_result(options.as_json, {"chats": found}, lines)
     if not found:
-        remark(_("Nothing found."))
-    return 0 if found else NOTHING_FOUND
+        print_err(_("Nothing found."))
+    return 0 if found else EXIT_NOT_FOUND
 
 
 def export(options: ExportOptions) -> int:
@@ -135,12 +135,14 @@ def export(options: ExportOptions) -> int:
     form = ExportForm(options.form) if options.form else ExportForm.of(options.target)
     with _database(paths) as database:
         known = database.conversations()
-        chosen = [chat.id for chat in ([named_chat(known, options.chat_id)] if options.chat_id else known)]
+        chosen = [chat.id for chat in ([find_chat(known, options.chat_id)] if options.chat_id else known)]
         if options.target == STANDARD_STREAM:
             write_export(database, chosen, form, sys.stdout.buffer, zipped=len(chosen) != 1)
             return 0
         count = export_file(database, chosen, form, options.target)
-    say(_("exported {count} to {target}", count=several(count, "{count} chat", "{count} chats"), target=options.target))
+    print_out(
+        _("exported {count} to {target}", count=several(count, "{count} chat", "{count} chats"), target=options.target)
+    )
     return 0
 
 
@@ -150,24 +152,24 @@ def _export_with_memory(paths: Paths, options: ExportOptions) -> int:
         raise KvchatError(title, "", _("Specify the chat with --chat, and omit --form."))
     passphrase = read_passphrase(options.passphrase_file)
     with _database(paths) as database:
-        chat = named_chat(database.conversations(), options.chat_id)
+        chat = find_chat(database.conversations(), options.chat_id)
         tell = partial(show_progress, _("Exporting:"))
         written = export_with_memory(database, paths.save_points, chat.id, options.target, passphrase, tell)
     sealed = _("encrypted with the passphrase") if passphrase else _("not encrypted")
     sentence = N_("exported 1 chat with memory ({written}) to {target}; {sealed}")
-    say(_(sentence, written=size(written), target=options.target, sealed=sealed))
+    print_out(_(sentence, written=size(written), target=options.target, sealed=sealed))
     return 0
 
 
-async def take_in(options: ImportOptions, commands: Commands) -> int:
+async def import_chats(options: ImportOptions, commands: Commands) -> int:
     transfer = (await commands.runtime()).transfer
     report = await transfer.take_in(options.files, lambda done, total: None, options.passphrase, start=True)
     for problem in report.problems:
-        remark(str(problem))
+        print_err(str(problem))
     count = several(len(report.imported), "{count} chat", "{count} chats")
-    say(_("imported {count}; {known} already existed", count=count, known=number(report.known)))
+    print_out(_("imported {count}; {known} already existed", count=count, known=number(report.known)))
     for words in report.told:
-        say(words)
+        print_out(words)
     return 1 if report.problems else 0
 
 
@@ -180,21 +182,23 @@ def backup(options: BackupOptions) -> int:
         facts = make_backup(paths, options.target)
     count = several(facts.conversations, "{count} chat", "{count} chats")
     sentence = N_("backed up {conversations} ({size}) to {target}")
-    say(_(sentence, conversations=count, size=size(facts.size), target=options.target))
+    print_out(_(sentence, conversations=count, size=size(facts.size), target=options.target))
     return 0
 
 
 async def restore(options: RestoreOptions, commands: Commands) -> int:
-    async with commands.alone():
+    async with commands.exclusive():
         facts = await asyncio.to_thread(lay_ready, commands.paths, options.source, with_engine=options.with_engine)
         replaced: Path | None = await asyncio.to_thread(finish_restore, commands.paths)
     count = several(facts.conversations, "{count} chat", "{count} chats")
-    say(_("restored {conversations}; the replaced files are in {replaced}", conversations=count, replaced=replaced))
+    print_out(
+        _("restored {conversations}; the replaced files are in {replaced}", conversations=count, replaced=replaced)
+    )
     return 0
 
 
 async def repair_chats(options: Options, commands: Commands) -> int:
-    async with commands.alone():
+    async with commands.exclusive():
         repaired = await asyncio.to_thread(repair, commands.paths)
-    say(repaired.words if repaired else _("The chat database is intact; nothing was changed."))
+    print_out(repaired.words if repaired else _("The chat database is intact; nothing was changed."))
     return 0

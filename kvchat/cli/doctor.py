@@ -18,7 +18,7 @@ from typing import Any
 from kvchat import __version__
 from kvchat.cli import no_display
 from kvchat.cli.arguments import DoctorOptions
-from kvchat.cli.terminal import show
+from kvchat.cli.terminal import print_result
 from kvchat.engine.finding.arguments import parse_workers
 from kvchat.engine.finding.discovery import Device, build_identity, find_engine, list_devices, usable_engine
 from kvchat.engine_host.choice import memory_for
@@ -129,14 +129,14 @@ def doctor(options: DoctorOptions) -> int:
     if options.retest and settings.model_path:
         forget_model(paths.restore_findings, model_identity(Path(settings.model_path)))
     report = collect(paths, settings)
-    show(options.as_json, report, lines(report))
+    print_result(options.as_json, report, lines(report))
     return 0 if report.healthy else 1
 
 
 def collect(paths: Paths, settings: Settings) -> DoctorReport:
     """Collect the report. Blocks for a second or so: asks the engine for its version and devices."""
-    engine, memory = _look_at_engine(settings)
-    model, context = _look_at_model(settings, memory, LoadLimits(paths.load_limits), engine.build)
+    engine, memory = _inspect_engine(settings)
+    model, context = _inspect_model(settings, memory, LoadLimits(paths.load_limits), engine.build)
     identity = model_identity(Path(model.path)) if model.usable and model.path else None
     # For any engine build: a broken one may not report its own.
     newest = newest_finding(paths.restore_findings, identity) if identity else None
@@ -169,7 +169,7 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
     )
 
 
-def _look_at_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
+def _inspect_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
     if settings.engine_url:
         return EngineReport(True, SERVER, settings.engine_url, _ATTACHED), available_memory()
     try:
@@ -188,7 +188,7 @@ def _look_at_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
     return dataclasses.replace(told, kind=location.kind.value, path=path), memory
 
 
-def _look_at_model(
+def _inspect_model(
     settings: Settings, memory: MemoryFacts, limits: LoadLimits, build: str
 ) -> tuple[ModelReport, ContextChoice | None]:
     if settings.model_path is None:

@@ -8,10 +8,17 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from kvchat.cli.arguments import EngineName, EngineToGet, EngineToTest, JsonOptions, SettingName, SettingValue
-from kvchat.cli.options import byte_count
+from kvchat.cli.arguments import (
+    ChangeSettingOptions,
+    EngineNameOptions,
+    GetEngineOptions,
+    JsonOptions,
+    SettingOptions,
+    TestEngineOptions,
+)
+from kvchat.cli.options import parse_size
 from kvchat.cli.owned import Commands
-from kvchat.cli.terminal import columns, say, show, show_progress
+from kvchat.cli.terminal import columns, print_out, print_result, show_progress
 from kvchat.engine.finding.discovery import EngineEntry, find_engine, list_engines, usable_engine
 from kvchat.engine.finding.graphics import Backend, detect_graphics, install_advice
 from kvchat.engine_host.setup import EngineSetup, FetchedEngine, Stage, fetched_engines, trial_model
@@ -22,10 +29,10 @@ from kvchat.system.paths import resolve_paths
 from kvchat.words.language import _
 from kvchat.words.wording import size
 
-_JUDGED_BY_ENGINE = ("engine_arguments", "rpc_workers", "engine_url")
+_CHECKED_BY_ENGINE = ("engine_arguments", "rpc_workers", "engine_url")
 
 
-def show_all(options: JsonOptions) -> int:
+def print_engines(options: JsonOptions) -> int:
     paths = resolve_paths()
     fetched = fetched_engines(paths.engines)
     entries = list_engines(load_settings(paths.settings_file).engine_path, [engine.location for engine in fetched])
@@ -48,25 +55,25 @@ def show_all(options: JsonOptions) -> int:
         "graphics": graphics.vendors,
         "advice": install_advice(graphics),
     }
-    show(options.as_json, fields, lines(entries, fetched))
+    print_result(options.as_json, fields, lines(entries, fetched))
     return 0 if any(entry.chosen for entry in entries) else 1
 
 
 def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[FetchedEngine] = ()) -> list[str]:
-    told = []
+    rows = []
     for entry in entries:
-        told.append(f"{'*' if entry.chosen else ' '} {entry.location}")
+        rows.append(f"{'*' if entry.chosen else ' '} {entry.location}")
         if entry.problem:
-            told.append(f"    {entry.problem}")
+            rows.append(f"    {entry.problem}")
             continue
-        told.append(f"    {entry.version}")
+        rows.append(f"    {entry.version}")
         for device in entry.devices:
             memory = f" ({size(device.total_bytes)})" if device.total_bytes else ""
-            told.append(f"    {device.name}: {device.description}{memory}")
+            rows.append(f"    {device.name}: {device.description}{memory}")
         if not entry.devices:
-            told.append("    " + _("CPU only"))
-    told = told or [_("No engine was found.")]
-    told += [
+            rows.append("    " + _("CPU only"))
+    rows = rows or [_("No engine was found.")]
+    rows += [
         "  "
         + _(
             "Downloaded: {name} ({size}); to delete: `kvchat engines remove {name}`",
@@ -78,30 +85,30 @@ def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[FetchedEngine] = (
     if not any(entry.backends for entry in entries):
         graphics = detect_graphics()
         cards = _(" and ").join(maker.value for maker in graphics.vendors)
-        told += ["", _("GPU: {cards}. To use it:", cards=cards) if cards else _("GPU:"), *install_advice(graphics)]
-    return told
+        rows += ["", _("GPU: {cards}. To use it:", cards=cards) if cards else _("GPU:"), *install_advice(graphics)]
+    return rows
 
 
-async def test(options: EngineToTest, commands: Commands) -> int:
+async def test(options: TestEngineOptions, commands: Commands) -> int:
     settings = commands.settings
     location = find_engine(options.path) if options.path else usable_engine(settings.engine_path)[0]
 
-    def tell(step: TrialStep) -> None:
+    def report_progress(step: TrialStep) -> None:
         if not options.as_json:
             _show_step(step)
 
     if not options.as_json:
-        say(str(location))
-    trial = await try_engine(location, trial_model(commands.paths, settings), tell)
+        print_out(str(location))
+    trial = await try_engine(location, trial_model(commands.paths, settings), report_progress)
     if options.as_json:
-        show(True, _trial_fields(location, trial), ())
+        print_result(True, _trial_fields(location, trial), ())
     return 0 if trial.works else 1
 
 
 def _show_step(step: TrialStep) -> None:
-    say(f"{'!' if step.error else ' '} {step.name}: {step.detail}".rstrip(": "))
+    print_out(f"{'!' if step.error else ' '} {step.name}: {step.detail}".rstrip(": "))
     if step.error and step.error.advice:
-        say(f"    {step.error.advice}")
+        print_out(f"    {step.error.advice}")
 
 
 def _trial_fields(engine: object, trial: Trial) -> dict[str, Any]:
@@ -125,20 +132,20 @@ async def _setup(commands: Commands) -> AsyncIterator[EngineSetup]:
         await setup.close()
 
 
-async def remove(options: EngineName, commands: Commands) -> int:
+async def remove(options: EngineNameOptions, commands: Commands) -> int:
     async with _setup(commands) as setup:
         await setup.remove(options.name)
-    return show(options.as_json, {"removed": options.name}, [_("{name} was removed.", name=options.name)])
+    return print_result(options.as_json, {"removed": options.name}, [_("{name} was removed.", name=options.name)])
 
 
-async def get(options: EngineToGet, commands: Commands) -> int:
+async def get(options: GetEngineOptions, commands: Commands) -> int:
     wanted = next((backend for backend in Backend if backend.value.lower() == options.backend), None)
     stage: Stage | None = None
     shown = 0
 
     async with _setup(commands) as setup:
 
-        def tell() -> None:
+        def report_progress() -> None:
             nonlocal stage, shown
             now = setup.fetching
             if now is None or options.as_json:
@@ -147,16 +154,16 @@ async def get(options: EngineToGet, commands: Commands) -> int:
                 stage = now.stage
                 if stage is Stage.FETCHING:
                     build, source = now.build, setup.source
-                    say(_("{name} ({size}) from {source}", name=build.name, size=size(build.size), source=source))
+                    print_out(_("{name} ({size}) from {source}", name=build.name, size=size(build.size), source=source))
                 elif stage is Stage.TRYING:
-                    say(_("Testing:"))
+                    print_out(_("Testing:"))
             if now.build and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):
                 show_progress(f"{_(now.stage.value).capitalize()}:", now.done, now.build.size)
             for step in now.steps[shown:]:
                 _show_step(step)
             shown = len(now.steps)
 
-        unsubscribe = setup.subscribe(tell)
+        unsubscribe = setup.subscribe(report_progress)
         try:
             trial = await setup.get(wanted)
         finally:
@@ -171,7 +178,7 @@ async def get(options: EngineToGet, commands: Commands) -> int:
         "The new engine is not used; the previous engine stays in use. Run the command again to "
         "repeat the test without a download."
     )
-    show(options.as_json, _trial_fields(path, trial), [used if trial.works else kept])
+    print_result(options.as_json, _trial_fields(path, trial), [used if trial.works else kept])
     return 0 if trial.works else 1
 
 
@@ -179,49 +186,50 @@ def show_settings(options: JsonOptions) -> int:
     settings, usual = load_settings(resolve_paths().settings_file), Settings()
     values = {name: getattr(settings, name) for name in NAMES}
     rows = [
-        (name, _shown(value), "" if value == getattr(usual, name) else _("changed")) for name, value in values.items()
+        (name, _format_value(value), "" if value == getattr(usual, name) else _("changed"))
+        for name, value in values.items()
     ]
-    return show(options.as_json, values, columns(rows))
+    return print_result(options.as_json, values, columns(rows))
 
 
-def show_one(options: SettingName) -> int:
+def show_setting(options: SettingOptions) -> int:
     value = getattr(load_settings(resolve_paths().settings_file), options.name)
-    return show(options.as_json, {options.name: value}, [_shown(value)])
+    return print_result(options.as_json, {options.name: value}, [_format_value(value)])
 
 
-async def reset(options: SettingName, commands: Commands) -> int:
-    return await _put(options, getattr(Settings(), options.name), commands)
+async def reset(options: SettingOptions, commands: Commands) -> int:
+    return await _save_setting(options, getattr(Settings(), options.name), commands)
 
 
-async def change(options: SettingValue, commands: Commands) -> int:
-    name, value = options.name, _value(options.name, options.values)
+async def change(options: ChangeSettingOptions, commands: Commands) -> int:
+    name, value = options.name, _parse_value(options.name, options.values)
     why = why_not(name, value) if value != getattr(Settings(), name) else ""
-    if not why and value and name in _JUDGED_BY_ENGINE:
-        why = await EngineSetup(commands.paths, lambda: commands.settings, _unused).why_not(name, value)
+    if not why and value and name in _CHECKED_BY_ENGINE:
+        why = await EngineSetup(commands.paths, lambda: commands.settings, _ignore).why_not(name, value)
     if why:
         advice = _("Run `kvchat settings reset {name}` to restore the default.", name=name)
         raise KvchatError(_("Invalid value for {name}", name=name), why, advice)
-    return await _put(options, value, commands)
+    return await _save_setting(options, value, commands)
 
 
-async def _unused(path: str | None) -> None: ...
+async def _ignore(path: str | None) -> None: ...
 
 
-async def _put(options: SettingName, value: Any, commands: Commands) -> int:
+async def _save_setting(options: SettingOptions, value: Any, commands: Commands) -> int:
     await commands.change_settings(**{options.name: value})
-    return show(options.as_json, {options.name: value}, [f"{options.name}: {_shown(value)}"])
+    return print_result(options.as_json, {options.name: value}, [f"{options.name}: {_format_value(value)}"])
 
 
-def _value(name: str, words: Sequence[str]) -> Any:
-    usual, first = getattr(Settings(), name), words[0]
+def _parse_value(name: str, texts: Sequence[str]) -> Any:
+    usual, first = getattr(Settings(), name), texts[0]
     if isinstance(usual, tuple):
-        return tuple(words)
-    if len(words) != 1:
-        given = _("{count} values were given.", count=len(words))
+        return tuple(texts)
+    if len(texts) != 1:
+        given = _("{count} values were given.", count=len(texts))
         raise KvchatError(_("{name} takes one value", name=name), given, _("Put the value in quotes."))
     if name.endswith("_bytes"):
         try:
-            return byte_count(first)
+            return parse_size(first)
         except argparse.ArgumentTypeError as error:
             raise KvchatError(_("Invalid value for {name}", name=name), f"{error}.") from error
     try:
@@ -232,7 +240,7 @@ def _value(name: str, words: Sequence[str]) -> Any:
     return first if text else number
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None or value == "" or value == ():
         return "-"
     if isinstance(value, bool):

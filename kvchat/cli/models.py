@@ -12,15 +12,15 @@ from typing import Any
 
 from kvchat.cli.arguments import (
     FilesOptions,
+    GetModelOptions,
     JsonOptions,
     ModelsOptions,
-    ModelToGet,
-    ModelToUse,
-    SearchWords,
+    SearchModelsOptions,
     TokenOptions,
+    UseModelOptions,
 )
 from kvchat.cli.owned import Commands
-from kvchat.cli.terminal import columns, current_terminal, say, show, show_progress
+from kvchat.cli.terminal import columns, current_terminal, print_out, print_result, show_progress
 from kvchat.engine_host.choice import ModelJudge, look_at_capacity
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
@@ -36,10 +36,10 @@ from kvchat.system.paths import resolve_paths
 from kvchat.words.language import _, listed, number, several
 from kvchat.words.wording import size, tokens_short
 
-LONGEST_TOKEN = 1000  # characters
+MAX_TOKEN_LENGTH = 1000  # characters
 
 
-class NoSuchFile(KvchatError):
+class ModelNotFound(KvchatError):
     """The repository has no such model, or several; lists its models."""
 
 
@@ -49,16 +49,16 @@ def _library(commands: Commands, folders: Sequence[Path] = ()) -> ModelLibrary:
     )
 
 
-async def show_all(options: ModelsOptions, commands: Commands) -> int:
+async def list_models(options: ModelsOptions, commands: Commands) -> int:
     for folder in options.folders:
         if not is_folder(folder):
-            raise NoSuchFile(_("The folder does not exist"), str(folder), _("Specify an existing folder."))
+            raise ModelNotFound(_("The folder does not exist"), str(folder), _("Specify an existing folder."))
     models: list[JudgedModel] = []
     settings = commands.settings
     judge = ModelJudge(settings, look_at_capacity(settings), LoadLimits(commands.paths.load_limits))
     unreadable = await _library(commands, options.folders).find(judge, models.append)
     models.sort(key=lambda judged: (judged.judgement is None, judged.model.name.lower()))
-    return show(options.as_json, {"models": list(map(_fields, models))}, list_lines(models, unreadable))
+    return print_result(options.as_json, {"models": list(map(_fields, models))}, list_lines(models, unreadable))
 
 
 def list_lines(models: Sequence[JudgedModel], unreadable: Sequence[UnreadableFolder]) -> list[str]:
@@ -122,10 +122,10 @@ def suggest(options: JsonOptions) -> int:
     ]
     title = _("For a GPU with {tier} GB:", tier=tier) if tier else _("For a computer without a large GPU:")
     lines = [title, *columns(rows), _("Download one with `kvchat models get NAME`.")]
-    return show(options.as_json, {"memory_gb": tier, "suggestions": fitting}, lines)
+    return print_result(options.as_json, {"memory_gb": tier, "suggestions": fitting}, lines)
 
 
-async def search(options: SearchWords, commands: Commands) -> int:
+async def search(options: SearchModelsOptions, commands: Commands) -> int:
     what = " ".join(options.words)
     found = await _library(commands).hub.search(what)
     account = _("sign-in required")
@@ -134,11 +134,11 @@ async def search(options: SearchWords, commands: Commands) -> int:
         for hit in found
     ]
     nothing = _("No repositories with GGUF files match “{what}” on Hugging Face.", what=what)
-    return show(options.as_json, {"models": found}, columns(rows) or [nothing])
+    return print_result(options.as_json, {"models": found}, columns(rows) or [nothing])
 
 
 async def files(options: FilesOptions, commands: Commands) -> int:
-    name, _quantisation = _parts(options.repository)
+    name, _quantisation = _parse_repository(options.repository)
     repository = await _library(commands).hub.repository(name)
     memory = look_at_capacity(commands.settings).memory
     verdicts = [(file, judge_size(file.size, memory).verdict) for file in repository.files]
@@ -148,37 +148,37 @@ async def files(options: FilesOptions, commands: Commands) -> int:
     if rows and repository.gated:
         lines.append(_("This model is gated: add an access token with `kvchat models token`."))
     fields = {"repository": repository.repository, "revision": repository.revision, "files": judged}
-    return show(options.as_json, fields, lines)
+    return print_result(options.as_json, fields, lines)
 
 
-async def get(options: ModelToGet, commands: Commands) -> int:
-    name, quantisation = _parts(options.repository)
+async def get(options: GetModelOptions, commands: Commands) -> int:
+    name, quantisation = _parse_repository(options.repository)
     hub = _library(commands).hub
     repository = await hub.repository(name)
-    file = chosen_file(repository, quantisation)
+    file = select_file(repository, quantisation)
 
-    def tell(done: int, rate: float, checking: bool) -> None:
+    def report_progress(done: int, rate: float, checking: bool) -> None:
         show_progress(_("Checking:") if checking else _("Downloading:"), done, file.size)
 
     order = Order(repository.repository, repository.revision, file)
     downloader = Downloader("models")
     try:
-        path = await downloader.fetch(order, commands.paths.models, hub, tell)
+        path = await downloader.fetch(order, commands.paths.models, hub, report_progress)
     finally:
         await downloader.close()
-    say(str(path))
+    print_out(str(path))
     if options.use:
         await _use(commands, path)
     return 0
 
 
-async def use(options: ModelToUse, commands: Commands) -> int:
+async def use(options: UseModelOptions, commands: Commands) -> int:
     name, terminal = " ".join(options.words), current_terminal.get()
     path = (terminal.folder if terminal else Path.cwd()) / name
     if not await asyncio.to_thread(path.is_file):
-        path = await _found(_library(commands), name)
+        path = await _find_model(_library(commands), name)
     await _use(commands, path)
-    return show(options.as_json, {"model_path": path}, [_("New chats use {path}.", path=path)])
+    return print_result(options.as_json, {"model_path": path}, [_("New chats use {path}.", path=path)])
 
 
 async def _use(commands: Commands, path: Path) -> None:
@@ -189,7 +189,7 @@ async def _use(commands: Commands, path: Path) -> None:
         await commands.change_settings(model_path=str(path))
 
 
-async def _found(library: ModelLibrary, name: str) -> Path:
+async def _find_model(library: ModelLibrary, name: str) -> Path:
     judged: list[JudgedModel] = []
     await library.find(lambda facts: judge_size(facts.size, available_memory()), judged.append)
     models = {found.model.path: found.model.name for found in judged if found.model.facts}
@@ -201,12 +201,12 @@ async def _found(library: ModelLibrary, name: str) -> Path:
     title = _("Several models match “{name}”", name=name)
     if not found:
         title = _("No model on this machine matches “{name}”", name=name)
-    raise NoSuchFile(
+    raise ModelNotFound(
         title, _("Available: {there}.", there=there), _("Specify one of them, or the path of a GGUF file.")
     )
 
 
-def chosen_file(repository: HubRepository, quantisation: str) -> HubFile:
+def select_file(repository: HubRepository, quantisation: str) -> HubFile:
     """Return the model of that quantisation or name; by default Q4_K_M or the only one. Raises NoSuchFile."""
     wanted = quantisation.lower()
     fitting = [file for file in repository.files if wanted in (file.quantisation.lower(), file.name.lower()) and wanted]
@@ -216,20 +216,20 @@ def chosen_file(repository: HubRepository, quantisation: str) -> HubFile:
     if len(fitting) == 1:
         return fitting[0]
     there = listed(file.quantisation or file.name for file in repository.files) or _("no compatible models")
-    raise NoSuchFile(
+    raise ModelNotFound(
         _("{repository} has no such file", repository=repository.repository) if wanted else _("No file was specified"),
         _("Available: {there}.", there=there),
         _("Specify one, for example `kvchat models get {repository}:Q8_0`.", repository=repository.repository),
     )
 
 
-def _parts(text: str) -> tuple[str, str]:
+def _parse_repository(text: str) -> tuple[str, str]:
     name, quantisation = text, ""
     if "://" not in text:
         name, _colon, quantisation = text.partition(":")
     if (repository := repository_in(name)) is None:
         advice = _("Use the form OWNER/NAME; run `kvchat models search` to find repositories.")
-        raise NoSuchFile(_("This is not a repository"), _("“{name}”", name=name), advice)
+        raise ModelNotFound(_("This is not a repository"), _("“{name}”", name=name), advice)
     return repository, quantisation
 
 
@@ -238,9 +238,9 @@ def token(options: TokenOptions) -> int:
     kept = ModelLibrary(paths, lambda: ()).token
     if options.forget:
         kept.forget()
-        say(_("The access token was deleted."))
+        print_out(_("The access token was deleted."))
         return 0
     # Not an argument: all users of the machine can see those.
-    value = getpass.getpass(_("Access token: ")) if sys.stdin.isatty() else sys.stdin.readline(LONGEST_TOKEN)
-    say(_("Saved in {save}.", save=_(kept.save(value))))
+    value = getpass.getpass(_("Access token: ")) if sys.stdin.isatty() else sys.stdin.readline(MAX_TOKEN_LENGTH)
+    print_out(_("Saved in {save}.", save=_(kept.save(value))))
     return 0

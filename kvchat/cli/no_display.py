@@ -65,14 +65,14 @@ def explain(problem: DisplayProblem, *, starter: bool) -> int:
     )
     if not starter:
         return 1
-    from kvchat.cli.arguments import AskOptions, command_named
+    from kvchat.cli.arguments import AskOptions, find_command
     from kvchat.cli.owned import run
 
     if sys.stdin.isatty():
         print(_("Chatting in the terminal instead."), file=sys.stderr)
-        return run(command_named("ask"), AskOptions(new=True, starter=True))
+        return run(find_command("ask"), AskOptions(new=True, starter=True))
     print(_("Asking the starter model one question instead: {greeting}", greeting=GREETING), file=sys.stderr)
-    return run(command_named("ask"), AskOptions(prompt=GREETING, new=True, max_tokens=GREETING_TOKENS, starter=True))
+    return run(find_command("ask"), AskOptions(prompt=GREETING, new=True, max_tokens=GREETING_TOKENS, starter=True))
 
 
 def _missing(libraries: Iterable[str]) -> DisplayProblem | None:

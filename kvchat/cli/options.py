@@ -22,26 +22,26 @@ from kvchat.words.language import N_, _, number
 from kvchat.words.wording import size
 
 STANDARD_STREAM = Path("-")
-MOST_QUESTION = 64_000_000  # bytes, as for an attached file
-MOST_PASSPHRASE = 64_000  # bytes of its file
-_UNREAD = re.compile("[\ud800-\udfff]")  # Python's surrogateescape
+MAX_QUESTION_BYTES = 64_000_000  # as for an attached file
+MAX_PASSPHRASE_BYTES = 64_000
+_SURROGATES = re.compile("[\ud800-\udfff]")  # Python's surrogateescape
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}  # decimal, like all sizes in kvchat
 
-_CODES = N_(
+_EXIT_CODES = N_(
     "Exit codes: 0 success; 1 failure, no results or a problem found (see standard error); 2 invalid "
     "command line; 130 and 143 ended by Ctrl+C or SIGTERM; 141 output closed by its reader."
 )
-_LISTED = N_("actions (default: list)")
-_ACTIONS = {  # headings of action lists
+_LIST_HEADING = N_("actions (default: list)")
+_ACTION_HEADINGS = {  # headings of action lists
     "store": N_("actions (default: show the store)"),
-    "engines": _LISTED,
-    "chats": _LISTED,
-    "settings": _LISTED,
+    "engines": _LIST_HEADING,
+    "chats": _LIST_HEADING,
+    "settings": _LIST_HEADING,
     "models": N_("actions (default: list the models on this machine)"),
-    "prepared": _LISTED,
+    "prepared": _LIST_HEADING,
 }
 # argparse's own messages: it finds no translation catalog, so kvchat supplies one.
-_ARGPARSE = (
+_ARGPARSE_MESSAGES = (
     *(N_("usage: "), N_("positional arguments"), N_("options"), N_("show this help message and exit")),
     *(N_("show program's version number and exit"), N_("%(prog)s: error: %(message)s\n")),
     *(N_("argument %(argument_name)s: %(message)s"), N_("the following arguments are required: %s")),
@@ -50,15 +50,15 @@ _ARGPARSE = (
 )
 
 
-class NoQuestion(KvchatError):
+class InvalidQuestion(KvchatError):
     """There is nothing to ask."""
 
 
-class Place(Enum):
+class CommandKind(Enum):
     WINDOW = "window"  # in the application
-    HERE = "here"  # a function of the options, in the main thread; may only read data
-    APART = "apart"  # a coroutine function of the options and `Commands`; no data folder
-    OWNER = "owner"  # as APART, in the process that owns the data folder
+    SYNC = "sync"  # a function of the options, in the main thread; may only read data
+    ASYNC = "async"  # a coroutine function of the options and `Commands`; no data folder
+    OWNER = "owner"  # as ASYNC, in the process that owns the data folder
 
 
 @dataclass_transform(frozen_default=True)
@@ -69,60 +69,66 @@ class Options:
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True)(cls)
 
-    def ready(self) -> Any:
+    def with_input(self) -> Any:
         """Return the options with what only the started process can read. Raises KvchatError."""
         return self
 
 
 @dataclass(frozen=True)
 class Command:
-    place: Place
+    kind: CommandKind
     name: str  # as typed: "store prune"
-    does: str  # module and function in kvchat.cli
-    words: str
+    target: str  # module and function in kvchat.cli
+    help: str
     options: type[Options]
 
-    def function(self) -> Callable[..., Any]:
-        module, _colon, function = self.does.partition(":")
-        found: Callable[..., Any] = getattr(importlib.import_module(f"kvchat.cli.{module}"), function)
-        return found
+    def load_function(self) -> Callable[..., Any]:
+        module, _colon, attribute = self.target.partition(":")
+        function: Callable[..., Any] = getattr(importlib.import_module(f"kvchat.cli.{module}"), attribute)
+        return function
 
 
 COMMANDS: dict[str, Command] = {}  # by name; filled by `arguments`
-_Kind = TypeVar("_Kind", bound=type[Options])
+_OptionsType = TypeVar("_OptionsType", bound=type[Options])
 
 
-def _command(place: Place, name: str, does: str, words: str) -> Callable[[_Kind], _Kind]:
-    def declare(options: _Kind) -> _Kind:
-        COMMANDS[name] = Command(place, name, does, words, options)
+def _command(kind: CommandKind, name: str, target: str, help: str) -> Callable[[_OptionsType], _OptionsType]:
+    def declare(options: _OptionsType) -> _OptionsType:
+        COMMANDS[name] = Command(kind, name, target, help, options)
         return options
 
     return declare
 
 
-here, apart, owner = (partial(_command, place) for place in (Place.HERE, Place.APART, Place.OWNER))
-window = partial(_command, Place.WINDOW, does="")
+sync_command, async_command, owner_command = (
+    partial(_command, kind) for kind in (CommandKind.SYNC, CommandKind.ASYNC, CommandKind.OWNER)
+)
+window_command = partial(_command, CommandKind.WINDOW, target="")
 
 
 # Option fields. `more` goes to argparse; options in one `group` are exclusive.
 
 
-def option(name: str, metavar: str | None, words: str, default: Any = None, **more: Any) -> Any:
-    return field(default=default, metadata={"name": name, "metavar": metavar, "help": words, "type": text} | more)
+def option(name: str, metavar: str | None, help: str, default: Any = None, **more: Any) -> Any:
+    return field(
+        default=default, metadata={"name": name, "metavar": metavar, "help": help, "type": decode_argument} | more
+    )
 
 
-def positional(metavar: str | None, words: str, default: Any = "", **more: Any) -> Any:
-    return field(default=default, metadata={"metavar": metavar, "help": words, "type": text, "default": None} | more)
+def positional(metavar: str | None, help: str, default: Any = "", **more: Any) -> Any:
+    return field(
+        default=default, metadata={"metavar": metavar, "help": help, "type": decode_argument, "default": None} | more
+    )
 
 
-def flag(name: str, words: str, **more: Any) -> Any:
-    return field(default=False, metadata={"name": name, "help": words, "action": "store_true"} | more)
+def flag(name: str, help: str, **more: Any) -> Any:
+    return field(default=False, metadata={"name": name, "help": help, "action": "store_true"} | more)
 
 
 # Value parsers. argparse turns their errors into usage messages.
 
 
-def positive(digits: str) -> int:
+def parse_positive(digits: str) -> int:
     value = int(digits)
     if not 1 <= value <= MOST_CONTEXT:
         raise argparse.ArgumentTypeError(
@@ -131,7 +137,7 @@ def positive(digits: str) -> int:
     return value
 
 
-def setting(name: str, read: Callable[[str], float]) -> Callable[[str], float]:
+def setting_parser(name: str, read: Callable[[str], float]) -> Callable[[str], float]:
     def number(digits: str) -> float:
         value = read(digits)
         if why := why_not(name, value):
@@ -141,32 +147,32 @@ def setting(name: str, read: Callable[[str], float]) -> Callable[[str], float]:
     return number
 
 
-def text(words: str) -> str:
+def decode_argument(argument: str) -> str:
     """Decode text of another locale as UTF-8; show invalid bytes as such."""
-    if not _UNREAD.search(words):
-        return words
-    return os.fsencode(words).decode("utf-8", "replace")
+    if not _SURROGATES.search(argument):
+        return argument
+    return os.fsencode(argument).decode("utf-8", "replace")
 
 
-def named_path(name: str) -> Path:
+def parse_path(name: str) -> Path:
     """Parse a path that can be stored: a chat remembers its model by it."""
-    if text(name) != name:
+    if decode_argument(name) != name:
         raise argparse.ArgumentTypeError(
-            _("the name {text} is not valid UTF-8; rename the file or folder", text=repr(text(name)))
+            _("the name {text} is not valid UTF-8; rename the file or folder", text=repr(decode_argument(name)))
         )
     return Path(name)
 
 
-def byte_count(words: str) -> int:
+def parse_size(text: str) -> int:
     """Parse a size such as "2GB", "1.5 gb", "500M" or "1000000"."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", words, re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", text, re.IGNORECASE)
     if match is None:
         raise argparse.ArgumentTypeError(
-            _("{words} is not a valid size; use a form such as 500MB or 2GB", words=repr(words))
+            _("{words} is not a valid size; use a form such as 500MB or 2GB", words=repr(text))
         )
     size_bytes = float(match[1]) * _UNITS[match[2].upper()]
     if size_bytes > MOST_BYTES:
-        raise argparse.ArgumentTypeError(_("{words} is too large", words=repr(words)))
+        raise argparse.ArgumentTypeError(_("{words} is too large", words=repr(text)))
     return round(size_bytes)
 
 
@@ -174,11 +180,11 @@ def byte_count(words: str) -> int:
 
 
 def read_question() -> str:
-    given = sys.stdin.buffer.read(MOST_QUESTION + 1) if sys.stdin else b""
-    if len(given) > MOST_QUESTION:
-        raise NoQuestion(
+    given = sys.stdin.buffer.read(MAX_QUESTION_BYTES + 1) if sys.stdin else b""
+    if len(given) > MAX_QUESTION_BYTES:
+        raise InvalidQuestion(
             _("The question is too long"),
-            _("It is larger than {most_question}.", most_question=size(MOST_QUESTION)),
+            _("It is larger than {most_question}.", most_question=size(MAX_QUESTION_BYTES)),
             _("Shorten the question."),
         )
     return given.decode("utf-8-sig", "replace").replace("\0", "")
@@ -189,7 +195,7 @@ def read_passphrase(file: Path | None) -> str:
     if file is None:
         return ""
     try:
-        whole = sys.stdin.readline() if file == STANDARD_STREAM else read_plain(file, MOST_PASSPHRASE).decode()
+        whole = sys.stdin.readline() if file == STANDARD_STREAM else read_plain(file, MAX_PASSPHRASE_BYTES).decode()
     except (OSError, ValueError) as error:
         raise KvchatError(
             _("The passphrase could not be read"), f"{file}: {error}.", _("Specify a text file.")
@@ -200,7 +206,7 @@ def read_passphrase(file: Path | None) -> str:
     return passphrase
 
 
-def wait_for(files: tuple[Path, ...]) -> None:
+def check_reachable(files: tuple[Path, ...]) -> None:
     """Raise KvchatError for a file on a hung disk; other errors are reported by its reader."""
     for file in files:
         try:
@@ -217,7 +223,7 @@ def wait_for(files: tuple[Path, ...]) -> None:
 def build_parser() -> argparse.ArgumentParser:
     argparse._ = _  # type: ignore[attr-defined]  # it asks gettext's own domain: https://bugs.python.org/issue12711
     title = _("commands (default: open the window)")
-    parser = argparse.ArgumentParser("kvchat", epilog=_(_CODES), argument_default=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser("kvchat", epilog=_(_EXIT_CODES), argument_default=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"kvchat {__version__}")
     _describe(parser, COMMANDS[""])
     lists = {"": parser.add_subparsers(metavar="COMMAND", title=title)}
@@ -225,16 +231,16 @@ def build_parser() -> argparse.ArgumentParser:
         if not command.name:
             continue
         before, _space, name = command.name.rpartition(" ")
-        made = lists[before].add_parser(name, help=_(command.words), argument_default=argparse.SUPPRESS)
+        made = lists[before].add_parser(name, help=_(command.help), argument_default=argparse.SUPPRESS)
         _describe(made, command)
-        if command.name in _ACTIONS:
-            title = _(_ACTIONS[command.name])
+        if command.name in _ACTION_HEADINGS:
+            title = _(_ACTION_HEADINGS[command.name])
             lists[command.name] = made.add_subparsers(metavar="ACTION", title=title)
     return parser
 
 
 def _describe(parser: argparse.ArgumentParser, command: Command) -> None:
-    parser.description = _(command.words)
+    parser.description = _(command.help)
     parser.set_defaults(command=command.name)
     groups: dict[str, argparse._ActionsContainer] = {}
     for known in fields(command.options):

@@ -22,16 +22,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvchat.cli.options import STANDARD_STREAM, Command, Place
+from kvchat.cli.options import STANDARD_STREAM, Command, CommandKind
 from kvchat.cli.terminal import (
     FAILED,
     INTERRUPTED,
-    Ended,
+    SignalReceived,
     Terminal,
     current_terminal,
-    remark,
-    take_each_interrupt,
-    take_signals,
+    print_err,
+    set_interrupt_handler,
+    set_signal_handler,
 )
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings, save_settings
@@ -43,11 +43,11 @@ from kvchat.words.language import _
 if TYPE_CHECKING:
     from kvchat.runtime import Runtime
 
-_AGAIN_S = 0.1  # between attempts while the owner starts or quits
-_LOOK_S = 0.3  # poll for signals on Windows, and for any that arrives just before a wait
+_RETRY_INTERVAL_S = 0.1  # between attempts while the owner starts or quits
+_POLL_INTERVAL_S = 0.3  # poll for signals on Windows, and for any that arrives just before a wait
 
 
-class InUse(KvchatError):
+class DataFolderInUse(KvchatError):
     def __init__(self, name: str, pid: int) -> None:
         super().__init__(
             _("kvchat is already running"),
@@ -66,9 +66,9 @@ class Commands:
         self._opening = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._running: dict[asyncio.Task[None], Terminal] = {}
-        self.own: Terminal | None = None  # for this process's command
-        self.lasts = False  # its command runs until told to end
-        self.begun = asyncio.Event()  # a command
+        self.own_terminal: Terminal | None = None  # for this process's command
+        self.is_long_running = False  # its command runs until told to end
+        self.started = asyncio.Event()  # a command
         self._closed = False
 
     @property
@@ -77,8 +77,8 @@ class Commands:
         return self._runtime.settings if self._runtime else load_settings(self.paths.settings_file)
 
     @property
-    def is_own(self) -> bool:
-        return self.own is not None and current_terminal.get() is self.own
+    def is_local(self) -> bool:
+        return self.own_terminal is not None and current_terminal.get() is self.own_terminal
 
     @property
     def is_open(self) -> bool:
@@ -101,15 +101,15 @@ class Commands:
         async with self._opening:
             yield self._runtime
 
-    def opened(self, runtime: Runtime) -> None:
+    def set_runtime(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     @contextlib.asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
-        """Hold the folder with no runtime open. Raises InUse."""
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Hold the folder with no runtime open. Raises DataFolderInUse."""
         async with self.opening() as runtime:
             if runtime is not None:
-                raise InUse(self.name, os.getpid())
+                raise DataFolderInUse(self.name, os.getpid())
             yield
 
     async def change_settings(self, **changes: Any) -> None:
@@ -120,24 +120,24 @@ class Commands:
             settings = dataclasses.replace(await asyncio.to_thread(lambda: self.settings), **changes)
             await asyncio.to_thread(save_settings, self.paths.settings_file, settings)
 
-    def welcome(self, connection: Connection) -> None:
+    def serve_connection(self, connection: Connection) -> None:
         """Run a client's command in its own thread until it disconnects."""
-        self.serve(Terminal(connection))
+        self.serve_terminal(Terminal(connection))
 
-    def serve(self, terminal: Terminal) -> None:
+    def serve_terminal(self, terminal: Terminal) -> None:
         try:
-            name, options, *about = terminal.receive()
-            terminal.about(*about)
+            name, options, *client = terminal.receive()
+            terminal.set_client(*client)
             self._loop.call_soon_threadsafe(self._begin, terminal, name, options)
             while (message := terminal.receive()) != ("bye",):
-                self._loop.call_soon_threadsafe(terminal.hear, message)
+                self._loop.call_soon_threadsafe(terminal.handle_message, message)
         except (OSError, EOFError, RuntimeError):  # client or loop gone
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(terminal.hear, ("end", INTERRUPTED))
+                self._loop.call_soon_threadsafe(terminal.handle_message, ("end", INTERRUPTED))
         finally:
             terminal.close()
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         while self._running:
             await asyncio.wait(self._running)
 
@@ -146,14 +146,14 @@ class Commands:
         for task, terminal in self._running.items():
             terminal.fail(KvchatError(_("kvchat quit before the command finished"), "", _("Try again.")))
             task.cancel()
-        await self.idle()
+        await self.wait_until_idle()
 
     def _begin(self, terminal: Terminal, name: str, options: object) -> None:
-        if self._closed or (name == "open" and not (self.show_window or self.lasts)):
+        if self._closed or (name == "open" and not (self.show_window or self.is_long_running)):
             terminal.send("gone")  # it can own the folder soon
             return
         terminal.send("begun")
-        self.begun.set()
+        self.started.set()
         task = self._loop.create_task(self._run(terminal, name, options))
         terminal.end = task.cancel
         self._running[task] = terminal
@@ -162,42 +162,42 @@ class Commands:
     async def _run(self, terminal: Terminal, name: str, options: object) -> None:
         current_terminal.set(terminal)
         try:
-            terminal.send("done", await self._done(name, options))
+            terminal.send("done", await self._execute(name, options))
         except asyncio.CancelledError:
             terminal.send("done", terminal.ended_by)
         except KvchatError as error:
             terminal.fail(error)
         except Exception:
-            remark(traceback.format_exc())
+            print_err(traceback.format_exc())
             terminal.send("done", FAILED)
 
-    async def _done(self, name: str, options: Any) -> int:
+    async def _execute(self, name: str, options: Any) -> int:
         if name == "open":
             if self.show_window is None:
-                raise InUse(self.name, os.getpid())
+                raise DataFolderInUse(self.name, os.getpid())
             self.show_window(options)
             return 0
 
-        def find() -> Callable[[Any, Commands], Awaitable[int]]:
-            from kvchat.cli.arguments import command_named
+        def load() -> Callable[[Any, Commands], Awaitable[int]]:
+            from kvchat.cli.arguments import find_command
 
-            return command_named(name).function()
+            return find_command(name).load_function()
 
-        return int(await (await asyncio.to_thread(find))(options, self))
+        return int(await (await asyncio.to_thread(load))(options, self))
 
 
 def show_running_window(paths: Paths, request: StartRequest) -> bool:
-    """Return True if there is a window, after sending it `request`. Raises InUse."""
+    """Return True if there is a window, after sending it `request`. Raises DataFolderInUse."""
     connection = connect(paths.data)
     if connection is None:
         return False
     let_come_to_front()
-    with contextlib.suppress(NotBegun):
-        return attend(connection, "open", request) == 0
+    with contextlib.suppress(NotStarted):
+        return run_client(connection, "open", request) == 0
     return False
 
 
-class NotBegun(Exception):
+class NotStarted(Exception):
     """The owner ended before it began the command."""
 
 
@@ -206,34 +206,34 @@ def run(command: Command, options: Any) -> int:
 
     Raises KvchatError.
     """
-    options, paths = options.ready(), resolve_paths()
-    if command.place is Place.HERE:
-        return int(command.function()(options))
-    if command.place is Place.APART:
-        return _attend_own(None, paths, command.name, options)
+    options, paths = options.with_input(), resolve_paths()
+    if command.kind is CommandKind.SYNC:
+        return int(command.load_function()(options))
+    if command.kind is CommandKind.ASYNC:
+        return _run_locally(None, paths, command.name, options)
     paths.ensure()
     while True:
         ownership = Ownership(paths.data, _title(command.name))
         if ownership.claim():
-            return _attend_own(ownership, paths, command.name, options)
+            return _run_locally(ownership, paths, command.name, options)
         if (connection := connect(paths.data)) is not None:
-            with contextlib.suppress(NotBegun):
-                return attend(connection, command.name, options)
-        time.sleep(_AGAIN_S)
+            with contextlib.suppress(NotStarted):
+                return run_client(connection, command.name, options)
+        time.sleep(_RETRY_INTERVAL_S)
 
 
 def _title(name: str) -> str:
     return f"kvchat {name.split()[0]}"
 
 
-def _attend_own(ownership: Ownership | None, paths: Paths, name: str, options: object) -> int:
+def _run_locally(ownership: Ownership | None, paths: Paths, name: str, options: object) -> int:
     """Run a command on a loop in another thread, until it and those of guests are done.
 
     This thread handles signals, input and output. The loop's thread owns the folder, if needed.
     """
     ours, theirs = Pipe()
 
-    def own() -> None:
+    def run_loop() -> None:
         terminal = Terminal(theirs)
         try:
             asyncio.run(_serve(ownership, paths, name, terminal))
@@ -242,17 +242,17 @@ def _attend_own(ownership: Ownership | None, paths: Paths, name: str, options: o
                 ownership.release()
             terminal.send("gone")
 
-    threading.Thread(target=own, name="owner", daemon=True).start()
-    return attend(ours, name, options, is_owner=True)
+    threading.Thread(target=run_loop, name="owner", daemon=True).start()
+    return run_client(ours, name, options, is_owner=True)
 
 
-def attend(connection: Connection, name: str, options: object, *, is_owner: bool = False) -> int:
+def run_client(connection: Connection, name: str, options: object, *, is_owner: bool = False) -> int:
     """Print the command's output and send it typed input until it is done; return the exit code.
 
     `is_owner`: this process owns the data and closes everything before it ends. Raises KvchatError, NotBegun.
     """
     with contextlib.suppress(OSError):  # owner quitting: no answer
-        connection.send((name, _absolute(options), str(Path.cwd()), tuple(map(_is_terminal, range(3)))))
+        connection.send((name, _with_absolute_paths(options), str(Path.cwd()), tuple(map(_is_terminal, range(3)))))
     messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
 
     def receive() -> None:
@@ -267,19 +267,19 @@ def attend(connection: Connection, name: str, options: object, *, is_owner: bool
     code: int | None = None
     failed: KvchatError | None = None
 
-    def take(number: int) -> None:
+    def on_signal(number: int) -> None:
         if not reads:
             # put() may interrupt get() in this thread. An exception could lose a message or escape in between.
             messages.put(("signal", number))
         elif converses and number == signal.SIGINT:
             raise KeyboardInterrupt
         else:
-            raise Ended(number)
+            raise SignalReceived(number)
 
-    take_signals(take)
+    set_signal_handler(on_signal)
     while is_owner or (code is None and not failed):
         try:
-            message = messages.get(timeout=_LOOK_S)
+            message = messages.get(timeout=_POLL_INTERVAL_S)
         except queue.Empty:
             continue
         match message:
@@ -291,12 +291,12 @@ def attend(connection: Connection, name: str, options: object, *, is_owner: bool
                 print(text, end="", file=sys.stderr, flush=True)
             case ("converse",):
                 converses = True
-                take_each_interrupt(take)
+                set_interrupt_handler(on_signal)
             case ("read", prompt):
                 reads = True
                 try:
-                    line = _line(prompt)
-                except Ended as ended:
+                    line = _read_line(prompt)
+                except SignalReceived as ended:
                     messages.put(("signal", ended.number))
                     continue
                 finally:
@@ -321,7 +321,7 @@ def attend(connection: Connection, name: str, options: object, *, is_owner: bool
     if code is not None:
         return code
     if not begun:
-        raise NotBegun
+        raise NotStarted
     raise KvchatError(
         _("kvchat ended unexpectedly while running this command"),
         _("Your input is saved."),
@@ -332,7 +332,7 @@ def attend(connection: Connection, name: str, options: object, *, is_owner: bool
 async def _serve(ownership: Ownership | None, paths: Paths, name: str, terminal: Terminal) -> None:
     asyncio.get_running_loop().set_default_executor(Threads())
     commands = Commands(paths, _title(name))
-    commands.own = terminal
+    commands.own_terminal = terminal
     if ownership is not None:
         from kvchat.transfer.backup import finish_restore
 
@@ -341,18 +341,18 @@ async def _serve(ownership: Ownership | None, paths: Paths, name: str, terminal:
         except KvchatError as error:
             terminal.fail(error)
             return
-        ownership.listen(commands.welcome)
-    threading.Thread(target=commands.serve, args=(terminal,), name="own-command", daemon=True).start()
-    await commands.begun.wait()
-    await commands.idle()
+        ownership.listen(commands.serve_connection)
+    threading.Thread(target=commands.serve_terminal, args=(terminal,), name="own-command", daemon=True).start()
+    await commands.started.wait()
+    await commands.wait_until_idle()
     if ownership is not None:
         ownership.stop_listening()
-        await commands.idle()
+        await commands.wait_until_idle()
     if commands.is_open:
         await (await commands.runtime()).close()
 
 
-def _absolute(options: Any) -> Any:
+def _with_absolute_paths(options: Any) -> Any:
     def absolute(value: Any) -> Any:
         if isinstance(value, tuple | list):
             return tuple(map(absolute, value))
@@ -370,12 +370,12 @@ def _is_terminal(stream: int) -> bool:
     return False
 
 
-def _line(prompt: str) -> str | None:
+def _read_line(prompt: str) -> str | None:
     try:
         if sys.stdin.isatty():
             return input(prompt)
         return sys.stdin.readline() or None
-    except Ended:
+    except SignalReceived:
         raise
     except KeyboardInterrupt:
         print(file=sys.stderr)

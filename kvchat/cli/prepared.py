@@ -9,10 +9,10 @@ from typing import Any
 from kvchat.chat.events import Event, LibraryChanged
 from kvchat.chat.prepared.documents import PreparationError, PreparedSet
 from kvchat.chat.prepared.library import PreparationTooLong, PreparedStatus
-from kvchat.cli.answering import opened_runtime
-from kvchat.cli.arguments import EngineOptions, PreparedName, PreparedOptions, PrepareOptions
+from kvchat.cli.answering import open_command_runtime
+from kvchat.cli.arguments import EngineOptions, PreparedNameOptions, PreparedOptions, PrepareOptions
 from kvchat.cli.owned import Commands
-from kvchat.cli.terminal import columns, padded, remark, say, show, shows_progress
+from kvchat.cli.terminal import columns, padded, print_err, print_out, print_result, stderr_is_tty
 from kvchat.runtime import Runtime
 from kvchat.words.language import N_, _, listed, number, several
 from kvchat.words.safe_text import calm
@@ -20,35 +20,35 @@ from kvchat.words.wording import duration, roughly, size, timestamp
 
 
 async def prepare(options: PrepareOptions, commands: Commands) -> int:
-    runtime = await opened_runtime(commands, options)
-    library, meant = runtime.chat.library, await _meant(runtime, options)
+    runtime = await open_command_runtime(commands, options)
+    library, document = runtime.chat.library, await _find_or_add(runtime, options)
 
-    def hear(event: Event) -> None:
-        reading = library.reading.get(meant.id)
-        if isinstance(event, LibraryChanged) and shows_progress() and reading is not None:
+    def handle_event(event: Event) -> None:
+        reading = library.reading.get(document.id)
+        if isinstance(event, LibraryChanged) and stderr_is_tty() and reading is not None:
             done, total = number(reading.done), number(reading.total)
             amount = _("{done} of {total} tokens", done=done, total=total) if reading.total else ""
-            remark("\r" + _("Processing: {amount}", amount=padded(amount, 30)), end="")
+            print_err("\r" + _("Processing: {amount}", amount=padded(amount, 30)), end="")
 
-    unsubscribe = runtime.events.subscribe(hear)
+    unsubscribe = runtime.events.subscribe(handle_event)
     try:
-        now = await library.read(meant)
-        if commands.is_own:
+        now = await library.read(document)
+        if commands.is_local:
             await runtime.chat.idle()
     finally:
         unsubscribe()
-    if shows_progress():
-        remark("")
+    if stderr_is_tty():
+        print_err("")
     what = (
         several(len(now.sources), "{count} file", "{count} files"),
         _("{tokens} tokens", tokens=number(now.tokens)),
         _("processed in {time}", time=duration(now.read_ms)) if now.read_ms else "",
     )
-    say(_("“{name}” is prepared: {what}.", name=calm(now.name), what=listed(what)))
+    print_out(_("“{name}” is prepared: {what}.", name=calm(now.name), what=listed(what)))
     return 0
 
 
-async def _meant(runtime: Runtime, options: PrepareOptions) -> PreparedSet:
+async def _find_or_add(runtime: Runtime, options: PrepareOptions) -> PreparedSet:
     library = runtime.chat.library
     found = next((prepared for prepared in await library.all() if prepared.name == options.name), None)
     if found is not None:
@@ -70,7 +70,7 @@ async def _meant(runtime: Runtime, options: PrepareOptions) -> PreparedSet:
         _("about {tokens} tokens", tokens=number(estimate.tokens)),
         roughly(estimate.time) if estimate.time else "",
     )
-    remark(listed(expected))
+    print_err(listed(expected))
     if estimate.is_too_long:
         raise PreparationTooLong(estimate)
     return await library.add(options.paths, options.name)
@@ -112,12 +112,12 @@ def _row(standing: PreparedStatus) -> tuple[str, ...]:
     )
 
 
-async def _opened(commands: Commands, options: EngineOptions) -> Runtime:
-    return await (opened_runtime(commands, options) if options.model or options.engine else commands.runtime())
+async def _runtime_for(commands: Commands, options: EngineOptions) -> Runtime:
+    return await (open_command_runtime(commands, options) if options.model or options.engine else commands.runtime())
 
 
-async def show_all(options: PreparedOptions, commands: Commands) -> int:
-    runtime = await _opened(commands, options)
+async def list_prepared(options: PreparedOptions, commands: Commands) -> int:
+    runtime = await _runtime_for(commands, options)
     usage = await runtime.save_points.usage()
     standings = await runtime.chat.library.statuses(await runtime.engine.states_now(), usage.conversations)
     folder = commands.paths.save_points
@@ -127,11 +127,11 @@ async def show_all(options: PreparedOptions, commands: Commands) -> int:
     lines = [_(nothing)]
     if standings:
         lines = [_("Saved in {save_points}", save_points=folder), *columns(list(map(_row, standings)))]
-    return show(options.as_json, {"prepared": [_fields(standing, folder) for standing in standings]}, lines)
+    return print_result(options.as_json, {"prepared": [_fields(standing, folder) for standing in standings]}, lines)
 
 
-async def remove(options: PreparedName, commands: Commands) -> int:
-    library = (await _opened(commands, options)).chat.library
+async def remove(options: PreparedNameOptions, commands: Commands) -> int:
+    library = (await _runtime_for(commands, options)).chat.library
     await library.remove(await library.find(options.name))
-    say(_("“{name}” was removed.", name=calm(options.name)))
+    print_out(_("“{name}” was removed.", name=calm(options.name)))
     return 0

@@ -15,7 +15,7 @@ from kvchat.chat.prepared.documents import all_prepared
 from kvchat.chat.record.database import Database
 from kvchat.cli.arguments import JsonOptions, ProgramOptions, PruneOptions
 from kvchat.cli.owned import Commands
-from kvchat.cli.terminal import as_json, columns, padded, say, show, show_progress, width
+from kvchat.cli.terminal import columns, padded, print_out, print_result, show_progress, to_json, width
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan, StoreUsage, VerifyReport, kept_for, program_of
 from kvchat.kvstore.store import BlockStore
@@ -31,43 +31,43 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Titles = Mapping[str, str]  # by conversation id
-Saved = Mapping[str, float]  # seconds by conversation id
-TITLE_WIDTH = 40  # characters
+SecondsSaved = Mapping[str, float]  # seconds by conversation id
+MAX_TITLE_LENGTH = 40  # characters
 
 
 @dataclass(frozen=True)
-class _Opened:
+class _StoreContext:
     paths: Paths
     settings: Settings
     store: BlockStore
     titles: Titles
-    saved: Saved
+    saved: SecondsSaved
 
 
-async def _do(commands: Commands, do: Callable[[_Opened], int]) -> int:
+async def _run_on_store(commands: Commands, run: Callable[[_StoreContext], int]) -> int:
     """Run `do` in a thread; without a runtime, open only the store, so damaged chats do not matter."""
 
-    def do_with(store: BlockStore) -> int:
+    def run_with(store: BlockStore) -> int:
         titles: dict[str, str] = {}
-        saved: Saved = {}
+        saved: SecondsSaved = {}
         with contextlib.suppress(KvchatError), closing(Database(paths.database)) as database:
             titles = {conversation.id: conversation.title for conversation in database.conversations()}
             titles |= {prepared.owner: _("Prepared: {name}", name=prepared.name) for prepared in all_prepared(database)}
             saved = database.seconds_saved()
-        return do(_Opened(paths, settings, store, titles, saved))
+        return run(_StoreContext(paths, settings, store, titles, saved))
 
     async with commands.opening() as runtime:
         paths, settings = commands.paths, await asyncio.to_thread(lambda: commands.settings)
         # Use the app's warm-tier budget: without it, memory left by a killed kvchat would be discarded.
         store = runtime.save_points.store if runtime else await asyncio.to_thread(open_store, paths, settings)
         try:
-            return await asyncio.to_thread(do_with, store)
+            return await asyncio.to_thread(run_with, store)
         finally:
             if runtime is None:
                 await asyncio.to_thread(store.close)
 
 
-def _timed(paths: Paths, usage: StoreUsage) -> StoreUsage:
+def _with_times(paths: Paths, usage: StoreUsage) -> StoreUsage:
     speeds = {model: ReadingSpeed() for model in models_in(usage)}
     with contextlib.suppress(KvchatError), closing(Database(paths.database)) as database:
         for model, speed in speeds.items():
@@ -75,29 +75,29 @@ def _timed(paths: Paths, usage: StoreUsage) -> StoreUsage:
     return timed(usage, speeds)
 
 
-async def show_all(options: JsonOptions, commands: Commands) -> int:
-    def do(opened: _Opened) -> int:
+async def show_usage(options: JsonOptions, commands: Commands) -> int:
+    def run(opened: _StoreContext) -> int:
         usage = dataclasses.replace(
-            _timed(opened.paths, opened.store.inventory.usage()), chat_bytes=long_chat(opened.settings)
+            _with_times(opened.paths, opened.store.inventory.usage()), chat_bytes=long_chat(opened.settings)
         )
         titles, saved = opened.titles, opened.saved
         chats = [
-            _named(chat.conversation_id, titles, chat) | {"seconds_saved": saved.get(chat.conversation_id, 0.0)}
+            _with_title(chat.conversation_id, titles, chat) | {"seconds_saved": saved.get(chat.conversation_id, 0.0)}
             for chat in usage.conversations
         ]
         fields = dataclasses.asdict(usage) | {"conversations": len(chats), "by_conversation": chats}
         fields["shared_savings_bytes"] = _shared_savings(usage)
-        return show(options.as_json, fields, usage_lines(usage, titles, saved))
+        return print_result(options.as_json, fields, usage_lines(usage, titles, saved))
 
-    return await _do(commands, do)
+    return await _run_on_store(commands, run)
 
 
 async def prune(options: PruneOptions, commands: Commands) -> int:
-    def do(opened: _Opened) -> int:
+    def run(opened: _StoreContext) -> int:
         store, titles, target = opened.store, opened.titles, options.target_bytes
-        plan = timed_plan(store.inventory.plan_prune(target), _timed(opened.paths, opened.store.inventory.usage()))
+        plan = timed_plan(store.inventory.plan_prune(target), _with_times(opened.paths, opened.store.inventory.usage()))
         if not options.as_json:
-            say("\n".join(plan_lines(plan, titles, target, dry_run=options.dry_run)))
+            print_out("\n".join(plan_lines(plan, titles, target, dry_run=options.dry_run)))
         freed = store.inventory.prune(plan) if plan.save_point_ids and not options.dry_run else 0
         if options.as_json:
             fields = {
@@ -107,38 +107,38 @@ async def prune(options: PruneOptions, commands: Commands) -> int:
                 "bytes_freed": plan.bytes_freed if options.dry_run else freed,
                 "bytes_left": plan.bytes_left,
                 "reading": plan.reading,
-                "by_conversation": [_named(chat.conversation_id, titles, chat) for chat in plan.conversations],
+                "by_conversation": [_with_title(chat.conversation_id, titles, chat) for chat in plan.conversations],
             }
-            say(as_json(fields))
+            print_out(to_json(fields))
         elif freed:
-            say(_("Freed {freed}.", freed=size(freed)))
+            print_out(_("Freed {freed}.", freed=size(freed)))
         return 0
 
-    return await _do(commands, do)
+    return await _run_on_store(commands, run)
 
 
 async def verify(options: JsonOptions, commands: Commands) -> int:
-    def do(opened: _Opened) -> int:
+    def run(opened: _StoreContext) -> int:
         report = opened.store.inventory.verify(partial(show_progress, _("Verifying:")))
         left = {chat.conversation_id: chat.save_points for chat in opened.store.inventory.usage().conversations}
         losses = [
-            _named(lost.conversation_id, opened.titles, lost)
+            _with_title(lost.conversation_id, opened.titles, lost)
             | {"reason": lost.reason.english, "code": lost.reason.code}
             | {"save_points_left": left.get(lost.conversation_id, 0), "cold": not left.get(lost.conversation_id)}
             for lost in report.losses
         ]
         figures = {"blocks": report.blocks, "bytes": report.bytes, "bad_blocks": report.bad_blocks}
         fields = figures | {"clean": report.clean, "by_conversation": losses}
-        show(options.as_json, fields, report_lines(report, left, opened.titles))
+        print_result(options.as_json, fields, report_lines(report, left, opened.titles))
         return 0 if report.clean else 1
 
-    return await _do(commands, do)
+    return await _run_on_store(commands, run)
 
 
 async def forget(options: ProgramOptions, commands: Commands) -> int:
     """Delete a program's save points. Raises KvchatError if there are none."""
 
-    def do(opened: _Opened) -> int:
+    def run(opened: _StoreContext) -> int:
         kept = opened.store.inventory.usage().conversations
         programs = sorted(filter(None, (program_of(chat.conversation_id) for chat in kept)))
         if options.program not in programs:
@@ -148,12 +148,12 @@ async def forget(options: ProgramOptions, commands: Commands) -> int:
             )
         freed = opened.store.inventory.delete_conversation(kept_for(options.program))
         fields = {"program": options.program, "bytes_freed": freed}
-        return show(options.as_json, fields, [_("Freed {freed}.", freed=size(freed))])
+        return print_result(options.as_json, fields, [_("Freed {freed}.", freed=size(freed))])
 
-    return await _do(commands, do)
+    return await _run_on_store(commands, run)
 
 
-def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
+def usage_lines(usage: StoreUsage, titles: Titles, saved: SecondsSaved) -> list[str]:
     programs = [chat for chat in usage.conversations if program_of(chat.conversation_id)]
     chats = several(len(usage.conversations) - len(programs), "{count} chat", "{count} chats")
     if programs:
@@ -191,7 +191,7 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
     return [*lines, "", *columns([_usage_row(chat, titles, saved) for chat in usage.conversations])]
 
 
-def _usage_row(chat: ConversationUsage, titles: Titles, saved: Saved) -> tuple[str, ...]:
+def _usage_row(chat: ConversationUsage, titles: Titles, saved: SecondsSaved) -> tuple[str, ...]:
     choices = (
         (_("pinned"), chat.pinned),
         (_("never saved"), chat.never_save),
@@ -219,7 +219,7 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
     else:
         verb, left = _("Would delete") if dry_run else _("Deleting"), size(plan.bytes_left)
         count = several(len(plan.save_point_ids), "{count} save point", "{count} save points")
-        freed, time = size(plan.bytes_freed), _rereading(plan.reading)
+        freed, time = size(plan.bytes_freed), _format_reprocessing(plan.reading)
         rows = [
             (
                 _title(chat.conversation_id, titles),
@@ -227,8 +227,8 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
                 size(chat.bytes_freed),
                 ""
                 if chat.save_points_left
-                else _("time to reprocess: {rereading}", rereading=_rereading(chat.reading)),
-                _left(chat.save_points_left),
+                else _("time to reprocess: {rereading}", rereading=_format_reprocessing(chat.reading)),
+                _format_left(chat.save_points_left),
             )
             for chat in plan.conversations
         ]
@@ -252,7 +252,7 @@ def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) 
         (
             _title(chat.conversation_id, titles),
             _("{save_points} lost", save_points=several(chat.save_points, "{count} save point", "{count} save points")),
-            _left(left.get(chat.conversation_id, 0)),
+            _format_left(left.get(chat.conversation_id, 0)),
             chat.reason.words,
         )
         for chat in report.losses
@@ -260,7 +260,7 @@ def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) 
     return lines + columns(rows)
 
 
-def _named(conversation_id: str, titles: Titles, value: DataclassInstance) -> dict[str, Any]:
+def _with_title(conversation_id: str, titles: Titles, value: DataclassInstance) -> dict[str, Any]:
     fields = {"conversation_id": conversation_id, "title": titles.get(conversation_id)}
     return fields | dataclasses.asdict(value)
 
@@ -269,12 +269,12 @@ def _title(conversation_id: str, titles: Titles) -> str:
     program = program_of(conversation_id)
     title = _("App: {program}", program=program) if program else titles.get(conversation_id, conversation_id)
     title = one_line(calm(title))
-    return title if len(title) <= TITLE_WIDTH else title[: TITLE_WIDTH - 1] + "…"
+    return title if len(title) <= MAX_TITLE_LENGTH else title[: MAX_TITLE_LENGTH - 1] + "…"
 
 
-def _left(save_points: int) -> str:
+def _format_left(save_points: int) -> str:
     return _("{count} left", count=number(save_points)) if save_points else _("none left")
 
 
-def _rereading(time: TimeRange | None) -> str:
+def _format_reprocessing(time: TimeRange | None) -> str:
     return roughly(time) if time else _("unknown")

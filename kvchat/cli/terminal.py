@@ -34,7 +34,7 @@ from kvchat.words.wording import size
 FAILED = 1  # argparse exits with 2
 INTERRUPTED, TERMINATED, NO_READER = 130, 143, 141  # 128 + signal, as in shells
 _M_ARENA_MAX = -8
-DEAF_S = 1.5  # how long a signal may wait
+SIGNAL_TIMEOUT_S = 1.5  # how long a signal may wait
 
 
 class Terminal:
@@ -45,23 +45,23 @@ class Terminal:
         self.stop: Callable[[], object] | None = None  # called on Ctrl+C instead of `end`
         self.end: Callable[[], object] = lambda: None
         self.ended_by = INTERRUPTED  # exit code of an ended command
-        self.asks = self.shows_text = self.shows_progress = False  # unless it is a terminal
+        self.is_interactive = self.stdout_is_tty = self.stderr_is_tty = False  # unless it is a terminal
         self._connection = connection
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self._outbox: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         threading.Thread(target=self._send_all, name="terminal", daemon=True).start()
 
-    def about(self, folder: str, is_tty: tuple[bool, bool, bool]) -> None:
+    def set_client(self, folder: str, is_tty: tuple[bool, bool, bool]) -> None:
         self.folder = Path(folder)
-        self.shows_text, self.shows_progress = is_tty[1:]
-        self.asks = is_tty[0] and is_tty[2]
+        self.stdout_is_tty, self.stderr_is_tty = is_tty[1:]
+        self.is_interactive = is_tty[0] and is_tty[2]
 
     def receive(self) -> tuple[Any, ...]:
         """Return the client's next message. Blocks. Raises OSError, and EOFError on disconnect."""
         message: tuple[Any, ...] = self._connection.recv()
         return message
 
-    def hear(self, message: tuple[Any, ...]) -> None:
+    def handle_message(self, message: tuple[Any, ...]) -> None:
         match message:
             case ("line", line):
                 self._lines.put_nowait(line)
@@ -95,36 +95,36 @@ class Terminal:
 current_terminal: ContextVar[Terminal | None] = ContextVar("current_terminal", default=None)
 
 
-def say(text: str = "", end: str = "\n") -> None:
+def print_out(text: str = "", end: str = "\n") -> None:
     if (terminal := current_terminal.get()) is not None:
         terminal.send("out", text + end)
     else:
         print(text, end=end, flush=True)
 
 
-def remark(text: str, end: str = "\n") -> None:
+def print_err(text: str, end: str = "\n") -> None:
     if (terminal := current_terminal.get()) is not None:
         terminal.send("err", text + end)
     else:
         print(text, end=end, file=sys.stderr, flush=True)
 
 
-def shows_text() -> bool:
+def stdout_is_tty() -> bool:
     terminal = current_terminal.get()
-    return sys.stdout.isatty() if terminal is None else terminal.shows_text
+    return sys.stdout.isatty() if terminal is None else terminal.stdout_is_tty
 
 
-def shows_progress() -> bool:
+def stderr_is_tty() -> bool:
     terminal = current_terminal.get()
-    return sys.stderr.isatty() if terminal is None else terminal.shows_progress
+    return sys.stderr.isatty() if terminal is None else terminal.stderr_is_tty
 
 
-def show(wants_json: bool, fields: object, lines: Iterable[str]) -> int:
-    say(as_json(fields) if wants_json else "\n".join(lines))
+def print_result(wants_json: bool, fields: object, lines: Iterable[str]) -> int:
+    print_out(to_json(fields) if wants_json else "\n".join(lines))
     return 0
 
 
-def as_json(fields: object) -> str:
+def to_json(fields: object) -> str:
     """Return JSON: enums as their values, paths as text, times in ISO 8601."""
 
     def plain(value: object) -> object:
@@ -151,18 +151,18 @@ def padded(text: str, cells: int) -> str:
     return text + " " * (cells - width(text))
 
 
-def show_progress(what: str, done: int, total: int) -> None:
+def show_progress(label: str, done: int, total: int) -> None:
     """Show bytes done of a total on one rewritten line of standard error; on terminals only."""
-    if shows_progress():
+    if stderr_is_tty():
         amount = _("{done} of {total}", done=size(done), total=size(total)) if total else ""
         end = "\n" if total and done == total else ""
-        remark(f"\r{what} {padded(amount, 24)}", end)
+        print_err(f"\r{label} {padded(amount, 24)}", end)
 
 
 # Running the process: termination on request, and exit codes.
 
 
-class Ended(KeyboardInterrupt):
+class SignalReceived(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number, self.code = number, 128 + number
@@ -173,7 +173,7 @@ def run_process(work: Callable[[], int]) -> NoReturn:
 
     Hung threads are not waited for. Until `work` calls `listen`, a signal ends the process.
     """
-    told = _streams()
+    recorder = _prepare_streams()
     try:
         Path.home()
     except RuntimeError:  # the user has no home folder, as in some containers
@@ -185,76 +185,76 @@ def run_process(work: Callable[[], int]) -> NoReturn:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
     try:
         code = work()
-    except SystemExit as ended:  # argparse
-        code = ended.code if isinstance(ended.code, int) else FAILED
-    except KeyboardInterrupt as ended:
-        code = getattr(ended, "code", INTERRUPTED)
+    except SystemExit as error:  # argparse
+        code = error.code if isinstance(error.code, int) else FAILED
+    except KeyboardInterrupt as error:
+        code = getattr(error, "code", INTERRUPTED)
     except BaseException:
         traceback.print_exc()
         code = FAILED
     with suppress(AttributeError, OSError, ValueError):
         sys.stdout.flush()
-        if told and told.fault and not code:
-            if isinstance(told.fault, BrokenPipeError):  # the reader stopped early
+        if recorder and recorder.fault and not code:
+            if isinstance(recorder.fault, BrokenPipeError):  # the reader stopped early
                 code = NO_READER
             else:
-                why = _("It is closed") if told.fault.errno == errno.EBADF else told.fault.strerror
+                why = _("It is closed") if recorder.fault.errno == errno.EBADF else recorder.fault.strerror
                 print(_("kvchat: The output could not be written\n  {why}.", why=why), file=sys.stderr)
                 code = FAILED
         sys.stderr.flush()
     os._exit(code)
 
 
-def listen() -> None:
+def install_signal_handlers() -> None:
     """Make Ctrl+C and SIGTERM raise Ended, so that work is cleaned up; a second one ends the process.
 
     A signal that the main thread does not receive, as in a folder that is gone, also ends it.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _hear)
+            signal.signal(number, _handle_signal)
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
 
-    def end_the_deaf(theirs: socket.socket = theirs) -> None:  # `theirs` is only kept open
+    def exit_if_unhandled(theirs: socket.socket = theirs) -> None:  # `theirs` is only kept open
         while number := ours.recv(1)[0]:
-            if number in (signal.SIGINT, signal.SIGTERM) and not _heard.wait(DEAF_S):
+            if number in (signal.SIGINT, signal.SIGTERM) and not _signal_received.wait(SIGNAL_TIMEOUT_S):
                 os._exit(128 + number)
 
-    threading.Thread(target=end_the_deaf, name="signals", daemon=True).start()
+    threading.Thread(target=exit_if_unhandled, name="signals", daemon=True).start()
 
 
-def _hear(number: int, frame: FrameType | None) -> None:
-    _heard.set()
+def _handle_signal(number: int, frame: FrameType | None) -> None:
+    _signal_received.set()
     for handled in (signal.SIGINT, signal.SIGTERM):
         signal.signal(handled, signal.SIG_DFL)
-    _take_signal(number)
+    _signal_handler(number)
 
 
-def _raise_ended(number: int) -> None:
-    raise Ended(number)
+def _raise_signal(number: int) -> None:
+    raise SignalReceived(number)
 
 
-_heard = threading.Event()
-_take_signal: Callable[[int], object] = _raise_ended
+_signal_received = threading.Event()
+_signal_handler: Callable[[int], object] = _raise_signal
 
 
-def take_signals(take: Callable[[int], object]) -> None:
+def set_signal_handler(handler: Callable[[int], object]) -> None:
     """On a signal, call `take` in the main thread, at any point, instead of raising Ended."""
-    global _take_signal
-    _take_signal = take
+    global _signal_handler
+    _signal_handler = handler
 
 
-def take_each_interrupt(take: Callable[[int], object]) -> None:
+def set_interrupt_handler(handler: Callable[[int], object]) -> None:
     """Call `take` on each Ctrl+C, also while a line is typed; it ends nothing."""
     signal.set_wakeup_fd(-1)  # here an interrupt does not mean quitting
-    signal.signal(signal.SIGINT, lambda number, frame: take(number))
+    signal.signal(signal.SIGINT, lambda number, frame: handler(number))
     with suppress(ImportError):  # Windows needs none
         import readline  # noqa: F401  # input() edits lines with it
 
 
-def _streams() -> _Told | None:
+def _prepare_streams() -> _ErrorRecorder | None:
     """Make standard output and error accept any text, shown as well as possible, and open missing streams."""
     for number in range(3):  # else the next opened file would get a closed one's number
         with suppress(OSError):
@@ -265,22 +265,22 @@ def _streams() -> _Told | None:
         sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
     elif isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
-    told = None
+    recorder = None
     for name in ("stderr", "stdout"):
         stream = getattr(sys, name)
         if stream is None and os.name == "nt":  # no console
             continue
         if stream is None:
-            told = _Told(io.FileIO(1 if name == "stdout" else 2, "w", closefd=False))
+            recorder = _ErrorRecorder(io.FileIO(1 if name == "stdout" else 2, "w", closefd=False))
         else:
-            told = _Told(getattr(stream.buffer, "raw", stream.buffer))  # unbuffered: already raw
-        at_once = name == "stderr" or told.isatty() or bool(stream and stream.write_through)
+            recorder = _ErrorRecorder(getattr(stream.buffer, "raw", stream.buffer))  # unbuffered: already raw
+        at_once = name == "stderr" or recorder.isatty() or bool(stream and stream.write_through)
         encoding = stream.encoding if stream else "utf-8"
-        setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(told), encoding, "replace", line_buffering=at_once))
-    return told
+        setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(recorder), encoding, "replace", line_buffering=at_once))
+    return recorder
 
 
-class _Told(io.RawIOBase):
+class _ErrorRecorder(io.RawIOBase):
     def __init__(self, raw: io.RawIOBase) -> None:
         self._raw = raw
         self.fault: OSError | None = None

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import TOKENS
-from kvchat.cli.options import byte_count
-from kvchat.cli.terminal import as_json
+from kvchat.cli.options import parse_size
+from kvchat.cli.terminal import to_json
 from tests.bench import after_restart, gateway, person, shared_prompt, size
 
 
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--chats", type=int, default=20, help="of shared-prompt")
     parser.add_argument("--turns", type=int, default=40, help="of growth")
     parser.add_argument("--part", choices=person.PARTS, help="of person; default: all")
-    parser.add_argument("--size", type=byte_count, default=size.SIZE_BYTES, help="of size: bytes of the generated file")
+    parser.add_argument("--size", type=parse_size, default=size.SIZE_BYTES, help="of size: bytes of the generated file")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--engine", type=Path)
     parser.add_argument("--starter", action="store_true")
@@ -48,7 +48,7 @@ def main() -> None:
             measuring = shared_prompt.measure(options, given.chats)
         case _:
             measuring = size.measure(options, given.size)
-    print(as_json(asyncio.run(measuring)))
+    print(to_json(asyncio.run(measuring)))
 
 
 if __name__ == "__main__":

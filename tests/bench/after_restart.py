@@ -7,7 +7,7 @@ from typing import Any
 from kvchat.chat.record.messages import Role
 from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import Reply, bench_home
-from kvchat.cli.terminal import remark
+from kvchat.cli.terminal import print_err
 
 REPLY_TOKENS = 12
 QUESTIONS = ("Who was first?", "And who came after that?", "Was it a long day?")
@@ -21,13 +21,13 @@ async def measure(options: BenchOptions) -> dict[str, Any]:
     """
     async with bench_home(options, reply_tokens=REPLY_TOKENS) as home:
         chat = await home.runtime.chat.new_conversation(await home.notes(options.tokens))
-        remark(f"Building a chat of about {options.tokens:,} tokens …")
+        print_err(f"Building a chat of about {options.tokens:,} tokens …")
         for question in QUESTIONS[:2]:
             await home.ask(chat.id, question)
         hot = await home.ask(chat.id, QUESTIONS[2], keep=False)
         replies: dict[str, Reply] = {}
         for name in ("next turn", "regenerate", "edit", "branch"):
-            remark(f"After a restart: {name} …")
+            print_err(f"After a restart: {name} …")
             await home.restart()
             asked = [message for message in await home.runtime.chat.messages(chat.id) if message.role is Role.USER]
             if name == "edit":

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import THINGS, BenchFailed, bench_home
-from kvchat.cli.terminal import remark
+from kvchat.cli.terminal import print_err
 from kvchat.system.paths import resolve_paths
 from tests.bench.doors import Address, Answer, Body, Door, Ours, others
 
@@ -66,7 +66,7 @@ class _Run:
         asked directly. `disk_ratio`: by the rows of the conversation's tokens.
         """
         door = self.door
-        remark(f"{door.name}: {TURNS} turns …")
+        print_err(f"{door.name}: {TURNS} turns …")
         where = await door.open(1)
         cold = await self._turn(self.one, where)
         hot, restarted = [], []
@@ -79,11 +79,11 @@ class _Run:
         last, disk = hot[-1], await door.disk_bytes()
         overhead, first_byte = await self._overheads(where)
 
-        remark(f"{door.name}: two clients …")
+        print_err(f"{door.name}: two clients …")
         await self._turn(self.other, where)
         turns = (self.one, self.other) * ALTERNATIONS
         alternating = [await self._turn(client, where) for client in turns]
-        remark(f"{door.name}: killed …")
+        print_err(f"{door.name}: killed …")
         where, killed = await self._killed(where)
         in_two: list[Answer] = []
         if door.most_slots > 1:

@@ -23,7 +23,7 @@ from kvchat.chat.events import Event, ReadingAhead
 from kvchat.chat.record.messages import Receipt
 from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import PEOPLE, THINGS, BenchHome, bench_home
-from kvchat.cli.terminal import remark
+from kvchat.cli.terminal import print_err
 
 PARTS = ("switch", "paste", "documents", "busy")
 ROUNDS = 3
@@ -93,12 +93,12 @@ async def _switch(home: BenchHome, sender: Sender, tokens: int) -> dict[str, Any
     """Leave a chat for another one, with a restart in between; it is loaded from its save point on disk."""
     chat = (await home.runtime.chat.new_conversation(await home.notes(tokens))).id
     other = (await home.runtime.chat.new_conversation()).id
-    remark(f"Building a chat of about {tokens:,} tokens …")
+    print_err(f"Building a chat of about {tokens:,} tokens …")
     await home.ask(chat, question(0))
     await home.ask(other, question(1))
     hot, switched, at_once = list[Receipt](), list[Receipt](), list[Receipt]()
     for number in range(2, 2 + 4 * ROUNDS, 4):
-        remark(f"Round {len(hot) + 1} of {ROUNDS}: hot, after a switch, and after one at once …")
+        print_err(f"Round {len(hot) + 1} of {ROUNDS}: hot, after a switch, and after one at once …")
         home.runtime.chat.select(chat)
         await home.runtime.chat.idle()
         hot.append(await sender.write(chat, question(number)))
@@ -135,7 +135,7 @@ async def _paste(home: BenchHome, sender: Sender) -> dict[str, Any]:
                 begun.set()
 
     home.runtime.events.subscribe(hear)
-    remark(f"A paste of {PASTE:,} tokens: sent at once, after it was read ahead, and in the middle of that …")
+    print_err(f"A paste of {PASTE:,} tokens: sent at once, after it was read ahead, and in the middle of that …")
     chat = (await home.runtime.chat.new_conversation()).id
     await home.ask(chat, question(0))
     home.runtime.chat.select(chat)
@@ -167,7 +167,7 @@ async def _paste(home: BenchHome, sender: Sender) -> dict[str, Any]:
 
 async def _documents(home: BenchHome, sender: Sender, tokens: int) -> dict[str, Any]:
     """Prepare documents of so many tokens, then begin chats on them."""
-    remark(f"Reading documents of about {tokens:,} tokens …")
+    print_err(f"Reading documents of about {tokens:,} tokens …")
     before = await home.runtime.save_points.usage()
     with tempfile.TemporaryDirectory(prefix="kvchat-bench-") as folder:
         file = Path(folder) / "notes.md"
@@ -178,14 +178,14 @@ async def _documents(home: BenchHome, sender: Sender, tokens: int) -> dict[str, 
         await home.runtime.chat.idle()
         own = 0
         for number in range(CHATS):
-            remark(f"Chat {number + 1} of {CHATS} …")
+            print_err(f"Chat {number + 1} of {CHATS} …")
             chat = await library.begin(prepared)
             await home.ask(chat.id, f"{number}. {await home.notes(OWN_TOKENS, 1000 * number)}")
             own += home.saved[-1].tokens - prepared.tokens
         after = await home.runtime.save_points.usage()
         hot, first = list[Receipt](), list[Receipt]()
         for number in range(ROUNDS):
-            remark(f"A new chat on them, round {number + 1} of {ROUNDS}: after a restart, hot …")
+            print_err(f"A new chat on them, round {number + 1} of {ROUNDS}: after a restart, hot …")
             await home.restart()
             for receipts, asked in ((first, 2 * number), (hot, 2 * number + 1)):
                 chat = await home.runtime.chat.library.begin(prepared)
@@ -207,7 +207,7 @@ async def _documents(home: BenchHome, sender: Sender, tokens: int) -> dict[str, 
 
 async def _busy(home: BenchHome, sender: Sender) -> None:
     """Send messages beside programs that use all cores; the forecasts know speeds from before they began."""
-    remark("Forecasts while other programs keep all cores busy …")
+    print_err("Forecasts while other programs keep all cores busy …")
     chat = (await home.runtime.chat.new_conversation()).id
     for number, tokens in enumerate(BUSY_MESSAGES[:3]):
         await home.ask(chat, await home.notes(tokens, 50_000 + 1000 * number))

@@ -8,7 +8,7 @@ from typing import Any
 from kvchat.chat.record.messages import Role
 from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import PEOPLE, REPLY_TOKENS, THINGS, BenchHome, Reply, bench_home, ttft, ttft_ratio
-from kvchat.cli.terminal import remark
+from kvchat.cli.terminal import print_err
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.kvstore.savepoint import common_prefix
 
@@ -26,7 +26,7 @@ async def growth(options: BenchOptions, turns: int) -> dict[str, Any]:
         chat = await home.runtime.chat.new_conversation(await home.notes(options.tokens))
         disk, written = list[int](), list[int]()
         for turn in range(1, turns + 1):
-            remark(f"Turn {turn} of {turns} …")
+            print_err(f"Turn {turn} of {turns} …")
             who, what = PEOPLE[turn % len(PEOPLE)], THINGS[turn % len(THINGS)]
             await home.ask(chat.id, f"What did {who} do with the {what} on day {turn * 3}?")
             home.check_saved(turn)
@@ -53,7 +53,7 @@ async def measure(options: BenchOptions, chats: int) -> dict[str, Any]:
     async with bench_home(options) as home:
         system = await home.notes(options.tokens)
         for number in range(1, chats + 1):
-            remark(f"Chat {number} of {chats} …")
+            print_err(f"Chat {number} of {chats} …")
             text = await home.notes(OWN_TOKENS - REPLY_TOKENS, 1000 * number)
             await _new_chat(home, system, f"{number}. {text}", keep=True)
             home.check_saved(number)
@@ -61,14 +61,14 @@ async def measure(options: BenchOptions, chats: int) -> dict[str, Any]:
 
         hot, restored, ahead = [], [], []
         for number in range(ROUNDS):
-            remark(f"New chats, round {number + 1} of {ROUNDS}: after a restart, looked at after a restart, hot …")
+            print_err(f"New chats, round {number + 1} of {ROUNDS}: after a restart, looked at after a restart, hot …")
             await home.restart()
             restored.append(await _new_chat(home, system, _question(3 * number)))
             await home.restart()
             ahead.append(await _new_chat(home, system, _question(3 * number + 1), look=True))
             hot.append(await _new_chat(home, system, _question(3 * number + 2)))
 
-        remark("A new chat without save points …")
+        print_err("A new chat without save points …")
         await home.runtime.save_points.delete(None)
         await home.restart()
         cold = await _new_chat(home, system, _question(3 * ROUNDS))

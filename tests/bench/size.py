@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import BenchFailed, BenchHome, bench_home
-from kvchat.cli.terminal import remark
+from kvchat.cli.terminal import print_err
 from kvchat.kvstore import disk
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, MemoryRoom
 from kvchat.kvstore.savepoint import Bounds, Fingerprint, Grown, RestorePlan, SavePoint, StagedFile, Tier, Tokens
@@ -74,14 +74,14 @@ async def measure(options: BenchOptions, made_bytes: int) -> dict[str, Any]:
 
 
 async def _restored(home: BenchHome, tokens: int) -> dict[str, Any]:
-    remark(f"Reading a chat of {tokens:,} tokens, as long as that takes …")
+    print_err(f"Reading a chat of {tokens:,} tokens, as long as that takes …")
     chat_id = (await home.runtime.chat.new_conversation()).id
     await home.ask(chat_id, await home.notes(tokens))
     home.check_saved(1)
     times: list[float] = []
     own: list[float] = []
     for number in range(ROUNDS):
-        remark(f"From disk after a restart, round {number + 1} of {ROUNDS} …")
+        print_err(f"From disk after a restart, round {number + 1} of {ROUNDS} …")
         await home.restart()
         receipt = (await home.ask(chat_id, QUESTION if not number else None, keep=False)).receipt
         if receipt.source is not Source.DISK:
@@ -164,7 +164,7 @@ class _Made:
     def measure(self) -> dict[str, Any]:
         """Put a made file through the store, beside `cp` of it. Raises BenchFailed, StoreRefused, OSError."""
         original = self._folder / "original.slot"
-        remark(f"The store alone: a made file of {size(len(self._tokens) * TOKEN_BYTES)} …")
+        print_err(f"The store alone: a made file of {size(len(self._tokens) * TOKEN_BYTES)} …")
         made_bytes = write_slot_file(original, self._tokens)
         before = _own_memory()
         with self._watched() as peak:
@@ -173,18 +173,18 @@ class _Made:
         return figures | {"peak_staging_bytes": peak[0], "peak_memory_growth_bytes": growth}
 
     def _measure(self, original: Path, made_bytes: int) -> dict[str, Any]:
-        remark("Absorbing, beside a plain copy …")
+        print_err("Absorbing, beside a plain copy …")
         _run("cat", original)
         cat_ms = _timed(lambda: _run("cat", original))
         copied_ms = _timed(lambda: self._copied_to_disk(original))
         write = partial(_run, "cp", original)
         first, absorb_ms, absorb_cpu_ms, _ = self._absorbed(self._tokens, write, None)
-        remark("The next turn …")
+        print_err("The next turn …")
         longer = (*self._tokens, *range(1, TURN + 1))
         grown = Grown(first.id, len(self._tokens))  # as the engine says that it kept all rows
         second, _, next_cpu_ms, written = self._absorbed(longer, lambda path: write_slot_file(path, longer), grown)
         warm_ms = max(self._warm_ms)
-        remark("Putting it together again, beside a plain copy …")
+        print_err("Putting it together again, beside a plain copy …")
         self._store.close()
         self._open()
         first_rebuild_ms = self._staged(first)

@@ -24,7 +24,7 @@ def running_owner(paths: Paths, name: str = "kvchat serve") -> Iterator[Runtime]
         assert ownership.claim()
         commands = Commands(paths, name)
         opened.append(await commands.runtime(load_settings(paths.settings_file)))
-        ownership.listen(commands.welcome)
+        ownership.listen(commands.serve_connection)
         is_open.set()
         await asyncio.to_thread(ends.wait)
         ownership.stop_listening()

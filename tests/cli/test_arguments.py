@@ -16,25 +16,25 @@ from kvchat.__main__ import main
 from kvchat.cli.arguments import (
     AskOptions,
     BenchOptions,
+    ChangeSettingOptions,
     FilesOptions,
+    GetModelOptions,
     JsonOptions,
     ModelsOptions,
-    ModelToGet,
-    PreparedName,
+    PreparedNameOptions,
     ProgramOptions,
     PruneOptions,
-    SearchWords,
-    SettingValue,
+    SearchModelsOptions,
     TokenOptions,
     WindowOptions,
     build_parser,
     parse,
 )
-from kvchat.cli.options import COMMANDS, NoQuestion, Place
+from kvchat.cli.options import COMMANDS, CommandKind, InvalidQuestion
 
 
 def parse_ask(*arguments: str) -> AskOptions:
-    options: AskOptions = parse(["ask", *arguments])[1].ready()
+    options: AskOptions = parse(["ask", *arguments])[1].with_input()
     return options
 
 
@@ -60,11 +60,11 @@ def test_no_question_is_a_conversation_on_a_terminal_and_standard_input_elsewher
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a question")))
     assert parse_ask("--new") == AskOptions(prompt="a question", new=True)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    with pytest.raises(NoQuestion):
+    with pytest.raises(InvalidQuestion):
         parse_ask("--new")
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     assert parse_ask("--new") == AskOptions(new=True)
-    with pytest.raises(NoQuestion):
+    with pytest.raises(InvalidQuestion):
         parse_ask("--json")
 
 
@@ -109,12 +109,16 @@ def test_nonsense_is_refused_with_a_usage_message(arguments, capsys):
         ("store --json verify", "store verify", JsonOptions(as_json=True)),
         ("store prune --to 2GB --dry-run", "store prune", PruneOptions(target_bytes=2 * 10**9, dry_run=True)),
         ("models --folder a --folder b", "models", ModelsOptions(folders=(Path("a"), Path("b")))),
-        ("models search gemma 3", "models search", SearchWords(words=("gemma", "3"))),
-        ("models get org/x:Q8_0 --use", "models get", ModelToGet(repository="org/x:Q8_0", use=True)),
+        ("models search gemma 3", "models search", SearchModelsOptions(words=("gemma", "3"))),
+        ("models get org/x:Q8_0 --use", "models get", GetModelOptions(repository="org/x:Q8_0", use=True)),
         ("models files org/x --json", "models files", FilesOptions(repository="org/x", as_json=True)),
         ("models token --forget", "models token", TokenOptions(forget=True)),
-        ("prepared --model m remove x", "prepared remove", PreparedName(model=Path("m"), name="x")),
-        ("settings set model_folders a b", "settings set", SettingValue(name="model_folders", values=("a", "b"))),
+        ("prepared --model m remove x", "prepared remove", PreparedNameOptions(model=Path("m"), name="x")),
+        (
+            "settings set model_folders a b",
+            "settings set",
+            ChangeSettingOptions(name="model_folders", values=("a", "b")),
+        ),
     ],
 )
 def test_words_become_options(words, name, options):
@@ -124,8 +128,8 @@ def test_words_become_options(words, name, options):
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.name)
 def test_each_command_has_something_that_does_it(command):
-    if command.place is not Place.WINDOW:
-        assert inspect.iscoroutinefunction(command.function()) is (command.place is not Place.HERE)
+    if command.kind is not CommandKind.WINDOW:
+        assert inspect.iscoroutinefunction(command.load_function()) is (command.kind is not CommandKind.SYNC)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +152,7 @@ def test_nonsense_is_a_usage_error(words, capsys):
 )
 def test_a_question_that_is_none_is_refused(given, monkeypatch):
     monkeypatch.setattr("sys.stdin", given if given is None else io.TextIOWrapper(io.BytesIO(given)))
-    with pytest.raises(NoQuestion):
+    with pytest.raises(InvalidQuestion):
         parse_ask("-")
 
 

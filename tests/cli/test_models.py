@@ -15,7 +15,7 @@ import pytest
 from keyring.backends import fail
 
 from kvchat.__main__ import main
-from kvchat.cli.models import NoSuchFile, chosen_file
+from kvchat.cli.models import ModelNotFound, select_file
 from kvchat.library.memory.demand import DeviceMemory, MemoryFacts
 from kvchat.library.remote.hub import HubFile, HubPart, HubRepository
 from kvchat.library.remote.starter import SUGGESTIONS, tier_for
@@ -126,15 +126,15 @@ def repository(*kinds: str) -> HubRepository:
 
 
 def test_which_file_is_meant():
-    assert chosen_file(repository("Q4_K_M", "Q8_0"), "").quantisation == "Q4_K_M"
-    assert chosen_file(repository("Q8_0"), "").quantisation == "Q8_0"
-    assert chosen_file(repository("Q4_K_M", "Q8_0"), "q8_0").quantisation == "Q8_0"
-    assert chosen_file(repository("Q4_K_M", "Q8_0"), "Thing-Q8_0").quantisation == "Q8_0"
-    with pytest.raises(NoSuchFile, match="no such file") as caught:
-        chosen_file(repository("Q4_K_M", "Q8_0"), "Q2_K")
+    assert select_file(repository("Q4_K_M", "Q8_0"), "").quantisation == "Q4_K_M"
+    assert select_file(repository("Q8_0"), "").quantisation == "Q8_0"
+    assert select_file(repository("Q4_K_M", "Q8_0"), "q8_0").quantisation == "Q8_0"
+    assert select_file(repository("Q4_K_M", "Q8_0"), "Thing-Q8_0").quantisation == "Q8_0"
+    with pytest.raises(ModelNotFound, match="no such file") as caught:
+        select_file(repository("Q4_K_M", "Q8_0"), "Q2_K")
     assert "Q4_K_M, Q8_0" in caught.value.detail
-    with pytest.raises(NoSuchFile, match="No file"):
-        chosen_file(repository("Q5_0", "Q8_0"), "")
+    with pytest.raises(ModelNotFound, match="No file"):
+        select_file(repository("Q5_0", "Q8_0"), "")
 
 
 def test_one_that_is_here_is_chosen_by_a_part_of_its_name_or_its_path(home, tmp_path, capsys):

@@ -230,20 +230,20 @@ def test_a_signal_between_two_waits_of_a_command_is_passed_on():
 import os, random, signal, sys, threading, time
 from multiprocessing import Pipe
 from kvchat.cli import owned, terminal
-owned._LOOK_S = 0.0005  # the wait ends all the time
+owned._POLL_INTERVAL_S = 0.0005  # the wait ends all the time
 sys.setswitchinterval(0.0001)
 def occupy():
     while True: sum(range(300))
 threading.Thread(target=occupy, daemon=True).start()
-terminal.listen()
+terminal.install_signal_handlers()
 for _ in range(60):
-    terminal.take_signals(None)
-    signal.signal(signal.SIGINT, terminal._hear)
+    terminal.set_signal_handler(None)
+    signal.signal(signal.SIGINT, terminal._handle_signal)
     ours, theirs = Pipe()
     heard = []
     def own(theirs, heard):
         theirs.recv()
-        while terminal._take_signal is None: time.sleep(0.001)
+        while terminal._signal_handler is None: time.sleep(0.001)
         time.sleep(random.random() / 100)
         os.kill(os.getpid(), signal.SIGINT)
         heard.append(theirs.recv())
@@ -251,7 +251,7 @@ for _ in range(60):
         heard.append(theirs.recv())
         theirs.close()
     threading.Thread(target=own, args=(theirs, heard), daemon=True).start()
-    assert owned.attend(ours, "x", None) == 0
+    assert owned.run_client(ours, "x", None) == 0
     assert heard[:1] == [("end", 130)], heard
 print("done", flush=True)
 os._exit(0)

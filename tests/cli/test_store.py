@@ -109,7 +109,7 @@ def test_other_programs_are_named_counted_and_forgotten(filled, capsys):
 
 
 def test_a_dry_run_tells_and_removes_nothing(filled, capsys, monkeypatch):
-    monkeypatch.setattr(Database, "readings", lambda self, model: [Reading(1000, 1000.0)])
+    monkeypatch.setattr(Database, "prefill_timings", lambda self, model: [Reading(1000, 1000.0)])
     before = filled.kept.block_files()
     assert main(["store", "prune", "--to", "0", "--dry-run"]) == 0
     text = capsys.readouterr().out

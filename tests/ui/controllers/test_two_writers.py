@@ -33,8 +33,8 @@ async def opened(home: Home, look: Look) -> AsyncIterator[Open]:
         await window.runtime.engine.ready()
         ownership, commands = Ownership(paths.data, "the kvchat window"), Commands(paths, "the kvchat window")
         assert ownership.claim()
-        commands.opened(window.runtime)
-        ownership.listen(commands.welcome)
+        commands.set_runtime(window.runtime)
+        ownership.listen(commands.serve_connection)
         yield window
         ownership.stop_listening()
         await commands.close()
