@@ -13,7 +13,7 @@ from kvchat.chat.events import ConversationsChanged, EngineChanged, EventBus, No
 from kvchat.chat.record.database import INTERRUPT_ABANDONED, Database
 from kvchat.chat.record.recovery import DailyBackups
 from kvchat.chat.service import ChatService
-from kvchat.chat.turn.receipts import Statistics, read_statistics
+from kvchat.chat.turn.receipts import ReplyStatistics, read_statistics
 from kvchat.diagnostics import report
 from kvchat.door_service import DoorService
 from kvchat.engine.running.log import EngineLog
@@ -102,7 +102,12 @@ class Runtime:
         )
         self.engines = EngineSetup(paths=paths, settings=in_force, use=self.use_engine, notify=self._notify)
         self.transfer = TransferService(
-            paths=paths, database=database, worker=worker, events=self.events, store=store, try_out=self.chat.try_out
+            paths=paths,
+            database=database,
+            worker=worker,
+            events=self.events,
+            store=store,
+            try_out=self.chat.try_imported_memory,
         )
         self.door = DoorService(
             paths=paths,
@@ -133,7 +138,7 @@ class Runtime:
         """Tokens above which restoring pays off; None until measured."""
         return self.engine.break_even(self.chat.slots.restore_cost)
 
-    async def statistics(self) -> Statistics:
+    async def statistics(self) -> ReplyStatistics:
         return await asyncio.to_thread(read_statistics, self.paths.database)
 
     async def engine_vitals(self) -> Vitals | None:
@@ -165,7 +170,7 @@ class Runtime:
             await (self.start_engine() if self.settings.engine_start == "app" else self.engine.rest())
         self._background.begin(self.door.follow())
         self._background.begin(self._idle_stop.run())
-        self.chat.titles.begin(lambda: self.settings.model_titles)
+        self.chat.title_generator.enable(lambda: self.settings.model_titles)
 
     async def serve(self) -> None:
         """Wait until the engine is ready, for `kvchat serve`. Raises KvchatError."""

@@ -22,10 +22,10 @@ from kvchat.chat.record.tree import RemovedMessages
 from kvchat.chat.search import Finder
 from kvchat.chat.turn import turns
 from kvchat.chat.turn.forecasts import Forecasts
-from kvchat.chat.turn.imported_memory import Verifying, try_out
-from kvchat.chat.turn.preparing import Preparing
-from kvchat.chat.turn.titles import Titles
-from kvchat.chat.turn.turn import Beginning, Turn
+from kvchat.chat.turn.imported_memory import MemoryVerifier, try_imported_memory
+from kvchat.chat.turn.read_ahead import ReadAhead
+from kvchat.chat.turn.titles import TitleGenerator
+from kvchat.chat.turn.turn import Turn, TurnStart
 from kvchat.chat.turn.turns import Turns
 from kvchat.chat.turn_parts import TurnParts, Unwritten
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
@@ -62,7 +62,7 @@ class ChatService:
         self.events, self.slots = events, Slots(store)
         self._database, self._worker, self._store = database, worker, store
         self.unwritten = Unwritten(database, worker, events)
-        self._background = Background(lambda busy: self.titles.hear(busy))
+        self._background = Background(lambda busy: self.title_generator.on_busy_changed(busy))
         self.parts = parts = TurnParts(
             database=database,
             worker=worker,
@@ -76,23 +76,23 @@ class ChatService:
             new_chats_model=model,
             why_not_read=why_not_read,
         )
-        self.titles, self.forecasts = Titles(parts), Forecasts(parts)
+        self.title_generator, self.forecasts = TitleGenerator(parts), Forecasts(parts)
         self.drafts, self.finder = Drafts(database, worker), Finder(database, worker)
-        self.preparing = Preparing(parts)
+        self.read_ahead = ReadAhead(parts)
         self.context = ContextService(parts, self.is_answering)
         self.options = OptionsService(parts, self.is_answering)
-        self.turns = Turns(parts, self.context, over=self.preparing.begin)
+        self.turns = Turns(parts, self.context, on_slot_changed=self.read_ahead.start)
         self._permanent_deletion = PermanentDeletion(parts, self.finder)
         self.recently_deleted = RecentlyDeleted(
             parts, self.is_answering, self.leave, self.delete, self._permanent_deletion.forget, keep_deleted_s
         )
-        self.library = Library(parts, self._permanent_deletion.forget, on_slot_changed=self.preparing.begin)
-        self.verifying = Verifying(parts, over=self.preparing.begin)
-        self.try_out = partial(try_out, parts)
+        self.library = Library(parts, self._permanent_deletion.forget, on_slot_changed=self.read_ahead.start)
+        self.memory_verifier = MemoryVerifier(parts, on_slot_changed=self.read_ahead.start)
+        self.try_imported_memory = partial(try_imported_memory, parts)
 
     @property
     def answering(self) -> tuple[str, ...]:
-        return self.turns.answering
+        return self.turns.answering_chats
 
     @property
     def busy(self) -> str | None:
@@ -165,19 +165,19 @@ class ChatService:
     def leave(self, conversation_id: str) -> None:
         self.stop(conversation_id)
         self.turns.end_settling(conversation_id)
-        self.preparing.leave(conversation_id)
-        self.verifying.leave(conversation_id)
+        self.read_ahead.deselect(conversation_id)
+        self.memory_verifier.cancel(conversation_id)
 
     def select(self, conversation_id: str) -> None:
-        self.preparing.select(conversation_id)
+        self.read_ahead.select(conversation_id)
 
     def prepare(self, conversation_id: str | None, draft: str, attachments: tuple[Attachment, ...] = ()) -> None:
-        self.preparing.write(conversation_id or NEW_CHAT_ID, draft, attachments)
+        self.read_ahead.set_draft(conversation_id or NEW_CHAT_ID, draft, attachments)
 
     def engine_ready(self) -> None:
         self._background.used()
-        if not self.turns.any:
-            self.preparing.begin()
+        if not self.turns.has_turns:
+            self.read_ahead.start()
 
     def send(
         self,
@@ -186,54 +186,54 @@ class ChatService:
         sampling: Sampling | None = None,
         *,
         attachments: tuple[Attachment, ...] = (),
-        keep: bool = True,
+        save: bool = True,
         new: NewChat | None = None,
         drafts: Sequence[Draft] = (),
-        waits: Callable[[], None] | None = None,
+        on_start: Callable[[], None] | None = None,
     ) -> asyncio.Future[Message | None]:
         """Store the user's message, then run a turn. The future's result is the reply, or None.
 
         Documents that cannot fit are refused before anything is stored. `new`: the chat, if it is created with the
         message; `drafts`: what remains of the source drafts. All of that is stored, or nothing.
-        `keep` False: the turn is neither settled nor saved, for measuring. `waits`: called when the turn begins; only
+        `save` False: the turn is neither settled nor saved, for measuring. `on_start`: called when it begins; only
         with it may the turn wait for a reply in the same chat.
         """
         turn = Turn(
             self.parts,
             conversation_id,
-            lambda: turns.ask(self._database, conversation_id, text, attachments, new, drafts),
+            lambda: turns.store_question(self._database, conversation_id, text, attachments, new, drafts),
             sampling,
-            keep=keep,
-            words=text,
+            save=save,
+            text=text,
             attachments=attachments,
-            begins_chat=new is not None,
-            waits=waits,
+            creates_chat=new is not None,
+            on_start=on_start,
         )
-        return self.turns.begin(turn)
+        return self.turns.start(turn)
 
     def retry(
-        self, conversation_id: str, sampling: Sampling | None = None, *, keep: bool = True
+        self, conversation_id: str, sampling: Sampling | None = None, *, save: bool = True
     ) -> asyncio.Future[Message | None]:
-        def begin() -> Beginning:
-            return turns.last_question(self._database, self._database.branch(conversation_id))
+        def begin() -> TurnStart:
+            return turns.select_last_question(self._database, self._database.branch(conversation_id))
 
-        return self.turns.begin(Turn(self.parts, conversation_id, begin, sampling, keep=keep))
+        return self.turns.start(Turn(self.parts, conversation_id, begin, sampling, save=save))
 
     def regenerate(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
-        def begin() -> Beginning:
-            return turns.last_question(self._database, self._database.path(reply.id))
+        def begin() -> TurnStart:
+            return turns.select_last_question(self._database, self._database.path(reply.id))
 
-        return self.turns.begin(Turn(self.parts, reply.conversation_id, begin, sampling))
+        return self.turns.start(Turn(self.parts, reply.conversation_id, begin, sampling))
 
     def go_on(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
-        begin = partial(turns.go_on, self._database, reply)
-        return self.turns.begin(Turn(self.parts, reply.conversation_id, begin, sampling))
+        begin = partial(turns.resume_reply, self._database, reply)
+        return self.turns.start(Turn(self.parts, reply.conversation_id, begin, sampling))
 
     def edit(
-        self, question: Message, text: str, sampling: Sampling | None = None, *, keep: bool = True
+        self, question: Message, text: str, sampling: Sampling | None = None, *, save: bool = True
     ) -> asyncio.Future[Message | None]:
-        begin = partial(turns.ask_instead, self._database, question, text)
-        return self.turns.begin(Turn(self.parts, question.conversation_id, begin, sampling, keep=keep, words=text))
+        begin = partial(turns.store_edited_question, self._database, question, text)
+        return self.turns.start(Turn(self.parts, question.conversation_id, begin, sampling, save=save, text=text))
 
     async def edit_reply(self, reply: Message, text: str) -> Message:
         """Replace a reply with the user's text without asking the model; the old one stays on its branch."""
@@ -255,7 +255,7 @@ class ChatService:
 
     async def restore_messages(self, removed: RemovedMessages) -> None:
         await self.recently_deleted.restore_messages(removed.conversation_id, removed.id)
-        self.preparing.changed(removed.conversation_id)
+        self.read_ahead.on_branch_changed(removed.conversation_id)
 
     def forget_left_behind(self) -> None:
         """Delete what an earlier run had no time for, and what has expired."""
@@ -272,7 +272,7 @@ class ChatService:
 
     async def idle(self) -> None:
         await self._background.idle()
-        await self.titles.idle()
+        await self.title_generator.idle()
 
     async def rest(self, stop: Callable[[], Awaitable[bool]]) -> None:
         """Save everything and stop the engine between turns. `stop` returns True if it did."""
@@ -283,8 +283,8 @@ class ChatService:
 
     def close(self) -> None:
         """Stop replies and reading ahead; `idle` then waits for saving to finish."""
-        self.preparing.select(None)
-        self.titles.close()
+        self.read_ahead.select(None)
+        self.title_generator.close()
         self.stop_all()
         self.recently_deleted.close()
         self.finder.close()
@@ -296,5 +296,5 @@ class ChatService:
             raise StillAnswering
         result = await self._worker.run(write, *args, **kwargs)
         self.events.publish(MessagesChanged(conversation_id))
-        self.preparing.changed(conversation_id)
+        self.read_ahead.on_branch_changed(conversation_id)
         return result

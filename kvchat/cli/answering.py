@@ -210,7 +210,7 @@ class ChatSession:
         if self.runtime.chat.is_answering(self.chat_id):
             print_err(_(WAITING_MESSAGE))
         reply = await self.runtime.chat.send(
-            self.chat_id, question, self.sampling, attachments=attachments, new=self.new, waits=self.printer.begin
+            self.chat_id, question, self.sampling, attachments=attachments, new=self.new, on_start=self.printer.begin
         )
         if self.new and await self.runtime.chat.conversation(self.chat_id):
             self.new = None

@@ -68,8 +68,8 @@ class BenchHome:
     async def ask(self, chat_id: str, text: str | None, *, keep: bool = True) -> Reply:
         chat = self.runtime.chat
         if text is None:
-            return await self.reply(chat.retry(chat_id, self.greedy, keep=keep))
-        return await self.reply(chat.send(chat_id, text, self.greedy, keep=keep))
+            return await self.reply(chat.retry(chat_id, self.greedy, save=keep))
+        return await self.reply(chat.send(chat_id, text, self.greedy, save=keep))
 
     def check_saved(self, times: int) -> None:
         if len(self.saved) != times:

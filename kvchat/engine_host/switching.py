@@ -182,7 +182,7 @@ class IdleStop:
             if self._is_due():
                 await self.chat.rest(self._stop)
             elif min(self.chat.idle_s, self.others_idle_s()) >= SPARE_AFTER_S:
-                await self.chat.verifying.in_spare_time()
+                await self.chat.memory_verifier.verify_when_idle()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.look_s):
                     await self._ended.wait()

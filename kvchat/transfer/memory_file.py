@@ -28,7 +28,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from kvchat.chat.record.database import Database
-from kvchat.chat.turn.imported_memory import TriedOut
+from kvchat.chat.turn.imported_memory import MemoryTest
 from kvchat.errors import KvchatError
 from kvchat.kvstore import exchange
 from kvchat.kvstore.exchange import BadMemory, Contents, Manifest, from_json, to_json
@@ -139,7 +139,7 @@ class Brought:
     bytes: int
 
 
-def told_of(brought: Brought, tried: TriedOut) -> str:
+def told_of(brought: Brought, tried: MemoryTest) -> str:
     tokens, bytes_ = several(brought.n_tokens, "{count} token", "{count} tokens"), size_in_words(brought.bytes)
     came = _("Its memory was imported: {tokens}, {size}.", tokens=tokens, size=bytes_)
     if model := calm(brought.model):
@@ -147,13 +147,13 @@ def told_of(brought: Brought, tried: TriedOut) -> str:
             "Its memory was imported: {tokens}, {size}, created with {model}.", tokens=tokens, size=bytes_, model=model
         )
     came = sentences(came, _(NOT_VERIFIED))
-    if tried.waits:
+    if tried.is_pending:
         why = _("It could not be tested yet: {reason}.", reason=tried.reason.words) if tried.reason else ""
         return sentences(came, why or _("kvchat tests it with the next message in this chat."))
     if tried.reason:
         return _("{came} This computer must reprocess the chat: {reason}.", came=came, reason=tried.reason.words)
     works = N_("{came} A test on this computer succeeded: {tokens} of {of} tokens need no reprocessing.")
-    return _(works, came=came, tokens=number(tried.tokens), of=number(tried.of))
+    return _(works, came=came, tokens=number(tried.tokens), of=number(tried.total))
 
 
 class NothingKept(KvchatError):

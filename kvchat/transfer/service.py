@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvchat.chat.events import ConversationsChanged, EventBus
 from kvchat.chat.record.database import Database
-from kvchat.chat.turn.imported_memory import TriedOut
+from kvchat.chat.turn.imported_memory import MemoryTest
 from kvchat.kvstore.exchange import Manifest
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import BlockStore
@@ -22,7 +22,7 @@ from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.importing import ImportReport, import_paths
 from kvchat.transfer.memory_file import NothingKept, export_with_memory, memory_to_export, told_of
 
-TryOut = Callable[[str, Fingerprint, bool], Awaitable[TriedOut]]  # conversation id; fingerprint; may start an engine
+TryOut = Callable[[str, Fingerprint, bool], Awaitable[MemoryTest]]  # conversation id; fingerprint; may start an engine
 
 
 class TransferService:

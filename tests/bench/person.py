@@ -42,7 +42,7 @@ class Sender:
         self.errors: list[float] = []  # relative errors of the forecasts
 
     async def ask(self, chat: str, text: str) -> Receipt:
-        told = await self._home.runtime.chat.forecasts.of_message(chat, text)
+        told = await self._home.runtime.chat.forecasts.forecast_message(chat, text)
         self._home.runtime.chat.prepare(chat, "")
         receipt = (await self._home.ask(chat, text)).receipt
         if told is not None and told.wait is not None:

@@ -171,7 +171,7 @@ def use(paths: Paths) -> set[str]:
 
 
 def _ask(database: Database, conversation_id: str) -> None:
-    beginning = turns.ask(database, conversation_id, "And now?")
+    beginning = turns.store_question(database, conversation_id, "And now?")
     database.move_to_end(beginning.question_id)
     path = database.path(beginning.question_id)
     assert path[-1].content == "And now?", "the question was lost"

@@ -60,7 +60,7 @@ class Stage:
 
     async def ask(self, chat: str, text: str = QUESTION, *, keep: bool = True) -> Message | None:
         """Send, wait for the reply, and for the save after it."""
-        reply = await self.runtime.chat.send(chat, text, Sampling(temperature=0.0), keep=keep)
+        reply = await self.runtime.chat.send(chat, text, Sampling(temperature=0.0), save=keep)
         await self.runtime.chat.idle()
         return reply
 

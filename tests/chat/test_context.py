@@ -55,11 +55,11 @@ async def test_a_message_has_as_many_tokens_in_the_meter_the_forecast_and_the_re
     await stage.answered(chat)
     for here, text, files in ((chat, "And then?", ()), (chat, "Sum it up.", (RIVER,)), (None, "Hello? " * 90, ())):
         use = await service.context.use(here, text, files)
-        forecast = await service.forecasts.of_message(here, text, files)
+        forecast = await service.forecasts.forecast_message(here, text, files)
         reply = await service.send(here or await stage.chat(), text, attachments=files)
         await service.idle()
         read = reply.receipt.prompt_tokens - reply.receipt.cached_tokens
-        assert forecast.to_read == read
+        assert forecast.tokens_to_read == read
         if here:  # a role is named before the message or after it
             assert abs(use.waiting - read) <= TEMPLATE_TOKENS
         else:

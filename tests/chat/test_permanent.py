@@ -169,16 +169,16 @@ async def test_a_title_by_the_model_goes_with_the_words_it_has_from_a_message(st
 
     _, first, question, last = await stage.runtime.chat.messages(chat)
     for made, left in (("River and garden", "River and garden"), ("The quokka's river", title_from(QUESTION))):
-        titles.make_due(database, chat)
-        assert titles.settle(database, chat, made, first.id)
+        titles.mark_title_due(database, chat)
+        assert titles.store_title(database, chat, made, first.id)
         removed = await stage.runtime.chat.delete_message(question)
         assert await title_of(stage, chat) == left
         await stage.runtime.chat.restore_messages(removed)
         assert await title_of(stage, chat) == made
-    titles.make_due(database, chat)
+    titles.mark_title_due(database, chat)
     await stage.runtime.chat.delete_message(question)
-    assert not titles.settle(database, chat, "Made of a quokka before it went", last.id)
-    assert titles.is_due(database, chat)
+    assert not titles.store_title(database, chat, "Made of a quokka before it went", last.id)
+    assert titles.is_title_due(database, chat)
 
 
 def test_copies_made_before_a_migration_do_not_stay(tmp_path: Path) -> None:

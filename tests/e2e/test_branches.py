@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from kvchat.chat.record.messages import Message, MessageState, prompt_messages
-from kvchat.chat.turn.titles import is_due
+from kvchat.chat.turn.titles import is_title_due
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.wire import ChatMessage, Sampling, chat_body, prompt_body
 from kvchat.runtime import Runtime
@@ -118,10 +118,10 @@ async def after_a_title_a_turn_is_as_warm_and_says_the_same(runtime: Runtime, ho
         point.n_tokens for point in StoreContents(home).save_points() if point.conversation_id == conversation
     )
 
-    chat.titles.begin(lambda: True)
-    chat.titles.come()
+    chat.title_generator.enable(lambda: True)
+    chat.title_generator.generate_due()
     await chat.idle()
-    assert not await runtime._worker.run(is_due, runtime._database, conversation), "the model was asked"
+    assert not await runtime._worker.run(is_title_due, runtime._database, conversation), "the model was asked"
     reply = await chat.send(conversation, "And the shortest?", GREEDY)
     await chat.idle()
     assert reply is not None

@@ -57,7 +57,7 @@ async def test_equal_replies_say_something(tmp_path, architecture):
     app = App(tmp_path / "home", tiny_model(architecture, WINDOWS.get(architecture), heeds=True), "embedded")
     chats = [await app.new(SYSTEM), await app.new("Answer from these notes alone.\n" + notes(60, start=500))]
     replies = [
-        await app.once(lambda runtime, c=chat: runtime.chat.send(c, "Which is the longest?", FEW_WORDS, keep=False))
+        await app.once(lambda runtime, c=chat: runtime.chat.send(c, "Which is the longest?", FEW_WORDS, save=False))
         for chat in chats
     ]
     assert replies[0].content != replies[1].content

@@ -47,7 +47,7 @@ async def test_the_starter_does_not_loop_formats_are_followed_and_a_chat_comes_b
         runtime.events.subscribe(told.append)
         for question in QUESTIONS:
             conversation = (await chat.new_conversation()).id
-            reply = await chat.send(conversation, question, Sampling(max_tokens=200, seed=1), keep=False)
+            reply = await chat.send(conversation, question, Sampling(max_tokens=200, seed=1), save=False)
             assert reply is not None
             assert repeated(reply.content) < 0.2, reply.content
 

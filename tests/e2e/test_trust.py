@@ -178,7 +178,7 @@ async def test_a_forged_chat_serves_nobody_else_and_is_replaced_when_it_is_verif
         assert {one.conversation_id for one in (await ours.save_points.usage()).conversations if one.imported} == {
             imported
         }
-        await ours.chat.verifying.verify(imported)
+        await ours.chat.memory_verifier.verify(imported)
         assert not any(one.imported for one in (await ours.save_points.usage()).conversations)
         receipt = await said(ours, imported, "Thank you.")
         assert (receipt.imported, receipt.cached_tokens > 2 * FEW) == (False, True), "it is the user's own now"
@@ -203,7 +203,7 @@ async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_f
                 answers.append(asyncio.ensure_future(said(ours, other.id, "Stop, please.")))
 
         unsubscribe = ours.events.subscribe(ask)
-        await ours.chat.verifying.in_spare_time()
+        await ours.chat.memory_verifier.verify_when_idle()
         assert answers, "it had begun"
         assert await marked(ours) == {imported}, "and ended for the message"
         assert (await answers[0]).source.value == "warm", "the chat of which is loaded again"
@@ -219,16 +219,16 @@ async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_f
 
 @pytest.mark.parametrize("why", ["switched off", "too long"])
 async def test_not_every_chat_is_verified_in_spare_time(tmp_path, forged, monkeypatch, why):
-    monkeypatch.setattr(imported_memory, "SPARE_MS", imported_memory.SPARE_MS if why == "switched off" else 1.0)
+    monkeypatch.setattr(imported_memory, "MAX_SPARE_MS", imported_memory.MAX_SPARE_MS if why == "switched off" else 1.0)
     read_ahead = "never" if why == "switched off" else "always"
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead=read_ahead)
     async with opened(tmp_path / "home", chosen) as ours:
         [imported] = (await ours.transfer.take_in([forged], lambda done, total: None, start=True)).imported
         ours.chat.slots.restore_cost.speed.readings.extend(AS_LARGE)
         for _ in range(2):
-            await ours.chat.verifying.in_spare_time()
+            await ours.chat.memory_verifier.verify_when_idle()
         assert await marked(ours) == {imported}
-        await ours.chat.verifying.verify(imported)
+        await ours.chat.memory_verifier.verify(imported)
         assert not await marked(ours)
 
 
@@ -250,12 +250,12 @@ async def test_a_chat_deleted_while_it_is_verified_ends_that_without_an_error(tm
                     deletions.append(asyncio.ensure_future(deleted))
 
         ours.events.subscribe(delete)
-        assert not await ours.chat.verifying.verify(imported)
+        assert not await ours.chat.memory_verifier.verify(imported)
         await deletions[0]
         assert len(steps) <= 4, "it is not read to its end"
         if not for_good:
             await ours.chat.recently_deleted.restore_chats([imported])
             assert await marked(ours) == {imported}
-            assert await ours.chat.verifying.verify(imported)
+            assert await ours.chat.memory_verifier.verify(imported)
         await ours.chat.idle()
         assert not await marked(ours)

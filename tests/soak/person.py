@@ -15,7 +15,7 @@ from unittest import mock
 
 from kvchat.chat.events import Event, ReadingAhead
 from kvchat.chat.record.messages import Message, MessageState, Role, prompt_messages
-from kvchat.chat.turn import preparing
+from kvchat.chat.turn import read_ahead
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
@@ -148,7 +148,7 @@ async def run(
         model_path=str(model), engine_path=engine, context_size=CONTEXT, free_floor_bytes=0, model_titles=False,
         read_ahead="always", kv_type="f32", slots=slots,
     )  # fmt: skip
-    with mock.patch.multiple(preparing, PAUSE_S=0.05, DWELL_S=0.1):
+    with mock.patch.multiple(read_ahead, TYPING_PAUSE_S=0.05, DWELL_S=0.1):
         async with opened(folder / "home", settings) as runtime:
             person = Person(runtime, random.Random(seed))
             await person.begin()

@@ -14,7 +14,7 @@ import pytest
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation
-from kvchat.chat.turn.imported_memory import TriedOut
+from kvchat.chat.turn.imported_memory import MemoryTest
 from kvchat.kvstore.savepoint import Bounds, Miss, RestorePlan, StoreRefused
 from kvchat.system.concurrency import Stopped
 from kvchat.transfer.importing import ImportReport, import_paths
@@ -288,10 +288,10 @@ def test_it_takes_little_memory(make: Made, tmp_path: Path, passphrase: str) -> 
 def test_the_words(here: tuple[Home, Conversation], make: Made, tmp_path: Path) -> None:
     there = make("there")
     [brought] = there.take_in(exported(*here, tmp_path / "chat.kvchat")).memories
-    assert "A test on this computer succeeded: 698 of 700 tokens" in told_of(brought, TriedOut(698, 700))
-    assert told_of(brought, TriedOut(waits=True)).endswith("kvchat tests it with the next message in this chat.")
+    assert "A test on this computer succeeded: 698 of 700 tokens" in told_of(brought, MemoryTest(698, 700))
+    assert told_of(brought, MemoryTest(is_pending=True)).endswith("kvchat tests it with the next message in this chat.")
     said = told_of(
-        brought, TriedOut(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": (Reason(ReasonCode.MODEL),)}))
+        brought, MemoryTest(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": (Reason(ReasonCode.MODEL),)}))
     )
     assert said.endswith("This computer must reprocess the chat: it was saved with a different model.")
     assert isinstance(there.bench.find((*TOKENS, 9999), conversation=here[1].id), RestorePlan)

@@ -32,7 +32,7 @@ from kvchat.chat.record.tree import RemovedMessages
 from kvchat.chat.service import ChatService
 from kvchat.chat.turn import turns
 from kvchat.chat.turn.forecasts import Forecast, Forecasts
-from kvchat.chat.turn.receipts import KINDS, Replies, Statistics
+from kvchat.chat.turn.receipts import REPLY_KINDS, DailyReplies, ReplyStatistics
 from kvchat.door_service import DoorService, InEngine
 from kvchat.engine.finding.discovery import Device, EngineEntry, EngineKind, EngineLocation
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
@@ -99,10 +99,12 @@ def a_model(folder: Path, name: str, size: int, source: ModelSource = ModelSourc
     return FoundModel(folder / f"{name}.gguf", f"{name}-Q4_K_M", source, size, facts)
 
 
-def counted(first_day: date = TODAY) -> Statistics:
+def counted(first_day: date = TODAY) -> ReplyStatistics:
     """Ten replies of each kind on `first_day`."""
     saved = {READ_AGAIN: 0.0}
-    return Statistics(tuple(Replies(first_day, kind, 10, saved.get(kind, 90.0), 5.0) for kind in KINDS), TODAY)
+    return ReplyStatistics(
+        tuple(DailyReplies(first_day, kind, 10, saved.get(kind, 90.0), 5.0) for kind in REPLY_KINDS), TODAY
+    )
 
 
 class FakeContext(ContextService):
@@ -144,12 +146,12 @@ class FakeForecasts(Forecasts):
         self.message: Forecast | None = None  # of whatever is being written
         self.asked: list[list[str]] = []
 
-    async def of_chats(self, models: dict[str, str | None]) -> dict[str, Forecast]:
+    async def forecast_chats(self, models: dict[str, str | None]) -> dict[str, Forecast]:
         self.asked.append(list(models))
         waits = {id: TimeRange(ms / 1000, ms / 1000) for id, ms in self.ms.items()}
         return {id: Forecast(self._source(id), 0, waits.get(id)) for id in models}
 
-    async def of_message(
+    async def forecast_message(
         self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment] = ()
     ) -> Forecast | None:
         return self.message
@@ -244,19 +246,19 @@ class FakeChat(ChatService):
         self.ahead: str | None = None  # is answered, and the others wait
         self.disk = asyncio.Lock()  # held by a test: no conversation begins meanwhile
         self.refuse: KvchatError | None = None  # raised instead of beginning a conversation
-        self.counted = Statistics((), TODAY)
+        self.counted = ReplyStatistics((), TODAY)
         self._ids = count(1)
         worker = Worker("chats")
         database, store = worker.call(Database, paths.database), open_store_or_none(paths, Settings())
         parts = {"database": database, "worker": worker, "store": store, "host": host, "events": events}
         super().__init__(**parts, keep_deleted_s=lambda: 7 * 86_400.0)  # type: ignore[arg-type]
         self.context: FakeContext = FakeContext(self.calls)
-        self.titles.name = self._name  # type: ignore[method-assign]
+        self.title_generator.generate = self._name  # type: ignore[method-assign]
         self.library: FakeDocuments = FakeDocuments(self)
         self.slots.ahead_of = lambda chat: self.ahead if chat != self.ahead else None  # type: ignore[method-assign]
-        self.turns.go_first = lambda chat: self.calls.append(("go_first", chat))  # type: ignore[method-assign]
-        self.preparing.stop = lambda chat: self.calls.append(("stop reading ahead", chat))  # type: ignore[method-assign]
-        self.verifying = SimpleNamespace(verify=self._verify, leave=lambda chat: None)  # type: ignore[assignment]
+        self.turns.prioritize = lambda chat: self.calls.append(("go_first", chat))  # type: ignore[method-assign]
+        self.read_ahead.stop = lambda chat: self.calls.append(("stop reading ahead", chat))  # type: ignore[method-assign]
+        self.memory_verifier = SimpleNamespace(verify=self._verify, cancel=lambda chat: None)  # type: ignore[assignment]
 
     @property
     def answering(self) -> tuple[str, ...]:
@@ -311,24 +313,24 @@ class FakeChat(ChatService):
         sampling: Sampling | None = None,
         *,
         attachments: tuple[Attachment, ...] = (),
-        keep: bool = True,
+        save: bool = True,
         new: NewChat | None = None,
         drafts: Sequence[Draft] = (),
-        waits: Callable[[], None] | None = None,
+        on_start: Callable[[], None] | None = None,
     ) -> asyncio.Future[Message | None]:
         self.calls.append(("send", conversation_id, text))
-        self._do(turns.ask, conversation_id, text, attachments, new, drafts)
+        self._do(turns.store_question, conversation_id, text, attachments, new, drafts)
         return self._begin(conversation_id)
 
     def retry(
-        self, conversation_id: str, sampling: Sampling | None = None, *, keep: bool = True
+        self, conversation_id: str, sampling: Sampling | None = None, *, save: bool = True
     ) -> asyncio.Future[Message | None]:
         self.calls.append(("retry", conversation_id))
         return self._begin(conversation_id)
 
     def regenerate(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
         self.calls.append(("regenerate", reply.id))
-        self._do(lambda database: turns.last_question(database, database.path(reply.id)))
+        self._do(lambda database: turns.select_last_question(database, database.path(reply.id)))
         return self._begin(reply.conversation_id)
 
     def go_on(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
@@ -339,10 +341,10 @@ class FakeChat(ChatService):
         return self._begin(reply.conversation_id)
 
     def edit(
-        self, question: Message, text: str, sampling: Sampling | None = None, *, keep: bool = True
+        self, question: Message, text: str, sampling: Sampling | None = None, *, save: bool = True
     ) -> asyncio.Future[Message | None]:
         self.calls.append(("edit", question.id, text))
-        self._do(turns.ask_instead, question, text)
+        self._do(turns.store_edited_question, question, text)
         return self._begin(question.conversation_id)
 
     async def edit_reply(self, reply: Message, text: str) -> Message:
@@ -717,7 +719,7 @@ class FakeRuntime(Runtime):
     async def raise_context(self, tokens: int) -> None:
         self.calls.append(("raise_context", tokens))
 
-    async def statistics(self) -> Statistics:
+    async def statistics(self) -> ReplyStatistics:
         return self.chat.counted
 
     async def diagnostics(self) -> str:

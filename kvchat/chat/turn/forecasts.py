@@ -30,68 +30,70 @@ from kvchat.session.slot import plan
 from kvchat.words.language import N_, _, several
 from kvchat.words.wording import STILL_LOADED, TimeRange, roughly
 
-NOTICEABLE_S = 1.0  # shorter waits are hidden
-_RESTORED = (Source.WARM, Source.DISK)
+MIN_SHOWN_S = 1.0  # shorter waits are hidden
+_RESTORED_SOURCES = (Source.WARM, Source.DISK)
 
 
 @dataclass(frozen=True)
 class Forecast:
     source: Source  # where the chat's state will come from
-    to_read: int  # tokens after Send
+    tokens_to_read: int  # tokens after Send
     wait: TimeRange | None = None  # for the first token; None: unknown
-    begun: bool = True  # chat has messages
+    has_messages: bool = True  # chat has messages
 
     @property
-    def noticeable(self) -> bool:
-        return self.wait is not None and self.wait.most >= NOTICEABLE_S
+    def is_noticeable(self) -> bool:
+        return self.wait is not None and self.wait.most >= MIN_SHOWN_S
 
     @property
-    def of_chat(self) -> str:
-        if not self.begun:
+    def chat_text(self) -> str:
+        if not self.has_messages:
             return _("no messages yet")
-        where = _(_WHERE[self.source])
-        if self.wait and self.noticeable:
+        where = _(_SOURCE_LABELS[self.source])
+        if self.wait and self.is_noticeable:
             return _("{where}: replies in {time}", where=where, time=roughly(self.wait))
-        return f"{where}: {_(_OTHERWISE[self.source])}" if self.source in _OTHERWISE else where
+        return f"{where}: {_(_SHORT_WAIT_LABELS[self.source])}" if self.source in _SHORT_WAIT_LABELS else where
 
     @property
-    def of_message(self) -> str:
+    def message_text(self) -> str:
         """Text for a draft: "about 4 s: 2,100 tokens to read"; empty if the wait is unnoticeable."""
-        if self.wait is None or not self.noticeable:
+        if self.wait is None or not self.is_noticeable:
             return ""
         time = roughly(self.wait)
-        if self.source in _RESTORED:
+        if self.source in _RESTORED_SOURCES:
             return several(
-                self.to_read,
+                self.tokens_to_read,
                 "{time}: loading the chat memory, {count} token to process",
                 "{time}: loading the chat memory, {count} tokens to process",
                 time=time,
             )
-        return several(self.to_read, "{time}: {count} token to process", "{time}: {count} tokens to process", time=time)
+        return several(
+            self.tokens_to_read, "{time}: {count} token to process", "{time}: {count} tokens to process", time=time
+        )
 
 
-_WHERE = {
+_SOURCE_LABELS = {
     Source.AHEAD: STILL_LOADED,
     Source.HOT: STILL_LOADED,
     Source.WARM: N_("remembered, in memory"),
     Source.DISK: N_("remembered, on disk"),
     Source.COLD: N_("must be reprocessed"),
 }
-_OTHERWISE = dict.fromkeys(_RESTORED, N_("replies in a moment")) | {
+_SHORT_WAIT_LABELS = dict.fromkeys(_RESTORED_SOURCES, N_("replies in a moment")) | {
     Source.AHEAD: N_("replies immediately"),
     Source.HOT: N_("replies immediately"),
 }
 
 
-SHORT_MESSAGE = 32  # minimum tokens of a message
-MOST_MESSAGES = 256  # messages checked per branch
+MIN_MESSAGE_TOKENS = 32  # minimum tokens of a message
+MAX_MESSAGES = 256  # messages checked per branch
 
 
 @dataclass(frozen=True)
-class _Said:
+class _MessageTokens:
     id: str
     tokens: int  # a guess
-    upto: int | None  # tokens up to its end, from its receipt, if any
+    tokens_through: int | None  # tokens up to its end, from its receipt, if any
     receipt: Receipt | None
 
 
@@ -100,9 +102,9 @@ class Forecasts:
 
     def __init__(self, parts: TurnParts) -> None:
         self._parts = parts
-        self._recalled: float | None = None  # ms per restored byte in earlier runs
+        self._stored_restore_rate: float | None = None  # ms per restored byte in earlier runs
 
-    async def of_chats(self, models: dict[str, str | None]) -> dict[str, Forecast]:
+    async def forecast_chats(self, models: dict[str, str | None]) -> dict[str, Forecast]:
         """Forecast each chat's next reply, in two queries for all; `models`: path of the answering model by chat."""
         parts = self._parts
         branches = await parts.in_database(_branches, list(models))
@@ -114,7 +116,7 @@ class Forecasts:
         forecasts = {}
         for chat, model in models.items():
             engine, branch = engines[model], branches.get(chat, [])
-            last = next((said.receipt.model for said in branch if said.receipt), "")
+            last = next((message.receipt.model for message in branch if message.receipt), "")
             speed = await parts.reading_speed(engine.fingerprint.model if engine else last)
             fits = [
                 point
@@ -124,13 +126,13 @@ class Forecasts:
             slot = parts.slots.of(chat)
             contents = slot.known(engine) if slot and engine else None
             held = len(contents.tokens) if contents else None
-            forecast = _of_chat(branch, fits, held, speed, await self._restore_rate())
-            if len(branch) == 1 and branch[0].upto is None:  # others may share its beginning
-                forecast = await self.of_message(chat, "") or forecast
+            forecast = _forecast_chat(branch, fits, held, speed, await self._restore_rate())
+            if len(branch) == 1 and branch[0].tokens_through is None:  # others may share its beginning
+                forecast = await self.forecast_message(chat, "") or forecast
             forecasts[chat] = forecast
         return forecasts
 
-    async def of_message(
+    async def forecast_message(
         self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment] = ()
     ) -> Forecast | None:
         """Forecast the reply to this message if sent now; None without a ready engine or with pictures."""
@@ -166,23 +168,25 @@ class Forecasts:
     async def _restore_rate(self) -> float:
         """Return the measured ms per byte of this run or an earlier one, or 0."""
         now = self._parts.slots.restore_cost.restore_ms_per_byte
-        if now is None and self._recalled is None:
-            self._recalled = await self._parts.worker.run(self._parts.database.restore_ms_per_byte) or 0.0
-        return now if now is not None else self._recalled or 0.0
+        if now is None and self._stored_restore_rate is None:
+            self._stored_restore_rate = await self._parts.worker.run(self._parts.database.restore_ms_per_byte) or 0.0
+        return now if now is not None else self._stored_restore_rate or 0.0
 
 
-def _of_chat(
-    branch: Sequence[_Said], kept: Collection[Kept], held: int | None, speed: ReadingSpeed, restore_rate: float
+def _forecast_chat(
+    branch: Sequence[_MessageTokens], kept: Collection[Kept], held: int | None, speed: ReadingSpeed, restore_rate: float
 ) -> Forecast:
     if not branch:
-        return Forecast(Source.COLD, 0, begun=False)
-    last = next((n for n, said in enumerate(branch) if said.upto is not None), len(branch))
-    whole = sum(said.tokens for said in branch[:last]) + (branch[last].upto or 0 if last < len(branch) else 0)
+        return Forecast(Source.COLD, 0, has_messages=False)
+    last = next((n for n, message in enumerate(branch) if message.tokens_through is not None), len(branch))
+    whole = sum(message.tokens for message in branch[:last]) + (
+        branch[last].tokens_through or 0 if last < len(branch) else 0
+    )
     source, left, size = Source.COLD, whole, 0
     if held is not None:
         source, left = Source.HOT, max(0, whole - held)
     else:
-        here = {said.id for said in branch}
+        here = {message.id for message in branch}
         best = max(
             (point for point in kept if point.message_id in here),
             key=lambda point: (point.tokens, point.tier is Tier.WARM),
@@ -190,10 +194,10 @@ def _of_chat(
         )
         if best is not None:
             source, left, size = SOURCES[best.tier], max(0, whole - best.tokens), best.bytes
-    return Forecast(source, left, speed.forecast(left + SHORT_MESSAGE, size * restore_rate))
+    return Forecast(source, left, speed.forecast(left + MIN_MESSAGE_TOKENS, size * restore_rate))
 
 
-def _branches(database: Database, chats: Sequence[str]) -> dict[str, list[_Said]]:
+def _branches(database: Database, chats: Sequence[str]) -> dict[str, list[_MessageTokens]]:
     query = """
         WITH RECURSIVE up (chat, id, parent, depth) AS (
             SELECT c.id, m.id, m.parent_id, 0 FROM conversations c JOIN messages m ON m.id = c.leaf_id
@@ -205,11 +209,13 @@ def _branches(database: Database, chats: Sequence[str]) -> dict[str, list[_Said]
             (SELECT sum(length(CAST(text AS BLOB))) FROM attachments WHERE message_id = up.id), 0)
         FROM up JOIN messages USING (id) ORDER BY chat, depth
     """
-    branches: dict[str, list[_Said]] = {}
-    for chat, id, told, size in database.rows(query, (json.dumps(list(chats)), MOST_MESSAGES)):
+    branches: dict[str, list[_MessageTokens]] = {}
+    for chat, id, told, size in database.rows(query, (json.dumps(list(chats)), MAX_MESSAGES)):
         receipt, tokens = parse_receipt(told) if told else None, (size or 0) // BYTES_PER_TOKEN + TEMPLATE_TOKENS
-        upto = None
+        tokens_through = None
         if receipt is not None:  # the next prompt leaves out thinking
-            upto = receipt.prompt_tokens + (receipt.predicted_tokens if receipt.thinking_ms is None else tokens)
-        branches.setdefault(str(chat), []).append(_Said(str(id), tokens, upto, receipt))
+            tokens_through = receipt.prompt_tokens + (
+                receipt.predicted_tokens if receipt.thinking_ms is None else tokens
+            )
+        branches.setdefault(str(chat), []).append(_MessageTokens(str(id), tokens, tokens_through, receipt))
     return branches

@@ -29,106 +29,108 @@ from kvchat.session.slot import Slot
 from kvchat.words.language import _, sentences
 from kvchat.words.reasons import Reason, ReasonCode
 
-BEYOND = 4  # tokens appended to the restored state, as in the self-test
+PROBE_TOKENS = 4  # tokens appended to the restored state, as in the self-test
 
 
 @dataclass(frozen=True)
-class TriedOut:
+class MemoryTest:
     tokens: int = 0  # history tokens restored
-    of: int = 0  # tokens in the history
+    total: int = 0  # tokens in the history
     reason: Reason | None = None  # why nothing was restored or tried
-    waits: bool = False  # not tried: no engine is ready yet
+    is_pending: bool = False  # not tried: no engine is ready yet
 
 
-async def try_out(parts: TurnParts, conversation_id: str, fingerprint: Fingerprint, start: bool) -> TriedOut:
+async def try_imported_memory(
+    parts: TurnParts, conversation_id: str, fingerprint: Fingerprint, start: bool
+) -> MemoryTest:
     """Prove that the chat's memory is usable; the slot is empty afterwards. `start`: start an engine."""
     chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
     messages = prompt_messages(branch)
     request = Request(messages, model=chosen.model, template=chosen.options.template)
     if not start and not parts.host.is_ready(chosen.model, vision=needs_vision(messages)):
-        return TriedOut(waits=True)
+        return MemoryTest(is_pending=True)
 
-    async def work(slot: Slot, _wanted: Callable[[], bool]) -> TriedOut:
+    async def work(slot: Slot, _may_continue: Callable[[], bool]) -> MemoryTest:
         lease: Lease | None = None
         try:
             lease = await parts.exchange(slot, conversation_id).ready(request)
-            return await _tried(lease, messages, fingerprint)
+            return await _test_memory(lease, messages, fingerprint)
         except KvchatError as error:
             if isinstance(error, EngineError) and error.restore_fault:
-                return TriedOut(reason=error.restore_fault)
+                return MemoryTest(reason=error.restore_fault)
             message = sentences(error.title, error.detail).rstrip(".。")
-            return TriedOut(reason=Reason(ReasonCode.ERROR, {"message": message}), waits=True)
+            return MemoryTest(reason=Reason(ReasonCode.ERROR, {"message": message}), is_pending=True)
         finally:
             if lease is not None:
-                await _empty(lease)
+                await _erase_slot(lease)
 
     tried = await parts.slots.run(Rank.TRY_OUT, conversation_id, work, wait=start)
-    return tried or TriedOut(waits=True)
+    return tried or MemoryTest(is_pending=True)
 
 
-async def _tried(lease: Lease, messages: list[ChatMessage], fingerprint: Fingerprint) -> TriedOut:
+async def _test_memory(lease: Lease, messages: list[ChatMessage], fingerprint: Fingerprint) -> MemoryTest:
     differences = fingerprint.differences(lease.engine.fingerprint)
     if differences:
-        return TriedOut(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": differences}))
-    await _empty(lease)
+        return MemoryTest(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": differences}))
+    await _erase_slot(lease)
     boundary = await lease.boundary(messages)
-    if len(boundary) + BEYOND >= lease.engine.context_size:
+    if len(boundary) + PROBE_TOKENS >= lease.engine.context_size:
         places = {"tokens": len(boundary), "context_size": lease.engine.context_size}
-        return TriedOut(reason=Reason(ReasonCode.LONGER_THAN_CONTEXT, places))
+        return MemoryTest(reason=Reason(ReasonCode.LONGER_THAN_CONTEXT, places))
     loaded = await lease.load_boundary(boundary)
     if loaded.restore is None:
-        return TriedOut(reason=loaded.miss_reason or Reason(ReasonCode.NOT_WORTH_IT))
-    more = (await lease.engine.engine.prompt_tokens([ChatMessage("user", "A")]))[:BEYOND]
+        return MemoryTest(reason=loaded.miss_reason or Reason(ReasonCode.NOT_WORTH_IT))
+    more = (await lease.engine.engine.prompt_tokens([ChatMessage("user", "A")]))[:PROBE_TOKENS]
     read = await lease.read((*boundary, *more))
     verdict = await lease.prove(loaded, read.cache_n, read.prompt_tokens)
     if verdict.hollow:
-        return TriedOut(reason=verdict.miss_reason)
-    return TriedOut(read.cache_n, len(boundary))
+        return MemoryTest(reason=verdict.miss_reason)
+    return MemoryTest(read.cache_n, len(boundary))
 
 
-async def _empty(lease: Lease) -> None:
+async def _erase_slot(lease: Lease) -> None:
     lease.slot.forget()
     with contextlib.suppress(EngineError):  # a dead engine has no state
         await lease.engine.engine.erase_slot()
     lease.slot.emptied()
 
 
-SPARE_MS = 600_000.0  # longer reads are verified only on request
+MAX_SPARE_MS = 600_000.0  # longer reads are verified only on request
 
 
-class CannotVerify(KvchatError):
-    def __init__(self, why: str) -> None:
+class VerificationError(KvchatError):
+    def __init__(self, reason: str) -> None:
         super().__init__(
-            _("The memory of this chat could not be verified"), why, _("The memory stays marked as imported.")
+            _("The memory of this chat could not be verified"), reason, _("The memory stays marked as imported.")
         )
 
 
-class Verifying:
+class MemoryVerifier:
     """Verifies imported memory, chat by chat. Event-loop thread only."""
 
-    def __init__(self, parts: TurnParts, over: Callable[[], None]) -> None:
-        """`over`: called when a slot may hold another chat than before."""
-        self._parts, self._over = parts, over
-        self._put_off: set[str] = set()  # chats not retried in spare time
-        self._under_way: set[str] = set()  # chats being verified
+    def __init__(self, parts: TurnParts, on_slot_changed: Callable[[], None]) -> None:
+        """`on_slot_changed`: called when a slot may hold another chat than before."""
+        self._parts, self._on_slot_changed = parts, on_slot_changed
+        self._postponed: set[str] = set()  # chats not retried in spare time
+        self._in_progress: set[str] = set()  # chats being verified
 
     async def verify(self, conversation_id: str) -> bool:
         """Read the chat in spare time, then delete its imported memory; False if the chat was deleted meanwhile."""
         try:
             while not await self._run(conversation_id, math.inf):
-                if conversation_id not in self._under_way:
+                if conversation_id not in self._in_progress:
                     return False
         except KvchatError:
-            if conversation_id in self._under_way:
+            if conversation_id in self._in_progress:
                 raise
             return False
         await self._replace(conversation_id)
         return True
 
-    def leave(self, conversation_id: str) -> None:
-        self._under_way.discard(conversation_id)
+    def cancel(self, conversation_id: str) -> None:
+        self._in_progress.discard(conversation_id)
 
-    async def in_spare_time(self) -> None:
+    async def verify_when_idle(self) -> None:
         """Verify one chat with the loaded model; an interrupted attempt continues next time."""
         parts = self._parts
         if await asyncio.to_thread(parts.why_not_read):
@@ -137,26 +139,26 @@ class Verifying:
             waiting = await asyncio.to_thread(parts.slots.store.inventory.imported)
         except StoreRefused:
             return
-        for conversation_id in sorted(waiting - self._put_off):
+        for conversation_id in sorted(waiting - self._postponed):
             try:
                 if await parts.worker.run(parts.database.conversation, conversation_id) is None:  # deleted
                     continue
                 chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
                 if not parts.host.is_ready(chosen.model, vision=needs_vision(prompt_messages(branch))):
                     continue
-                if await self._run(conversation_id, SPARE_MS):
+                if await self._run(conversation_id, MAX_SPARE_MS):
                     await self._replace(conversation_id)
             except KvchatError:  # not a user request
-                self._put_off.add(conversation_id)
+                self._postponed.add(conversation_id)
             return
 
-    async def _run(self, conversation_id: str, most_ms: float) -> bool | None:
-        """Return True if the whole chat was read. Raises CannotVerify if that takes over `most_ms`."""
-        asked_for = math.isinf(most_ms)
-        self._under_way.add(conversation_id)
-        rank = Rank.DOCUMENTS if asked_for else Rank.VERIFY
-        work = partial(self._read, conversation_id, most_ms)
-        return await self._parts.slots.run(rank, conversation_id, work, wait=asked_for)
+    async def _run(self, conversation_id: str, max_ms: float) -> bool | None:
+        """Return True if the whole chat was read. Raises VerificationError if that takes over `max_ms`."""
+        is_requested = math.isinf(max_ms)
+        self._in_progress.add(conversation_id)
+        rank = Rank.DOCUMENTS if is_requested else Rank.VERIFY
+        work = partial(self._read, conversation_id, max_ms)
+        return await self._parts.slots.run(rank, conversation_id, work, wait=is_requested)
 
     async def _replace(self, conversation_id: str) -> None:
         parts, slots = self._parts, self._parts.slots
@@ -166,33 +168,33 @@ class Verifying:
                 slot.forget()  # erased before its next use
         await slots.write(slots.store.inventory.delete_imported, conversation_id)
         parts.events.publish(ConversationsChanged())
-        self._over()
+        self._on_slot_changed()
 
-    async def _read(self, conversation_id: str, most_ms: float, slot: Slot, wanted: Callable[[], bool]) -> bool:
+    async def _read(self, conversation_id: str, max_ms: float, slot: Slot, wanted: Callable[[], bool]) -> bool:
         """Read the chat on from its verified part and save it; False if interrupted."""
         parts = self._parts
         chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
         if not ends_with_reply(branch):
-            raise CannotVerify(_("The last message has no reply yet."))
+            raise VerificationError(_("The last message has no reply yet."))
         request = Request(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
         exchange, events, costs = parts.exchange(slot, conversation_id), parts.events, parts.slots.restore_cost
         async with exchange.losses_explained():
             lease = await exchange.ready(request)
             boundary = await lease.boundary(request.messages)
             needed = len(boundary) + lease.engine.reserve(None)
-            if lease.engine.too_small(needed) and math.isinf(most_ms):
+            if lease.engine.too_small(needed) and math.isinf(max_ms):
                 lease = await exchange.with_room(request, needed)
             if len(boundary) >= lease.engine.context_size:
                 raise PromptTooLong(len(boundary), lease.engine.limit)
             if not lease.keeps:
-                raise CannotVerify(_("Chat memory cannot be saved with this engine and model."))
+                raise VerificationError(_("Chat memory cannot be saved with this engine and model."))
             loaded = await lease.load(boundary, reader=CHATS)
             done, saved = loaded.expected_cached, False
 
-            def goes_on() -> bool:
-                if costs.prefill_ms(len(boundary) - done) > most_ms:
-                    raise CannotVerify("")
-                return wanted() and conversation_id in self._under_way
+            def may_continue() -> bool:
+                if costs.prefill_ms(len(boundary) - done) > max_ms:
+                    raise VerificationError("")
+                return wanted() and conversation_id in self._in_progress
 
             async def keep(stop: Tokens) -> None:
                 nonlocal saved
@@ -207,9 +209,9 @@ class Verifying:
 
             try:
                 stops = [stop for stop in parts_of(lease, boundary) if len(stop) >= done]
-                read = await read_and_keep(lease, stops, loaded, goes_on, keep, progress)
+                read = await read_and_keep(lease, stops, loaded, may_continue, keep, progress)
             finally:
                 events.publish(ReadingAhead(conversation_id, len(boundary), len(boundary), draft=False))
         if read and not saved:
-            raise CannotVerify(_("The reprocessed chat memory could not be saved."))
+            raise VerificationError(_("The reprocessed chat memory could not be saved."))
         return read

@@ -30,24 +30,24 @@ from kvchat.words.wording import (
     size,
 )
 
-WHERE = {
+SOURCE_LABELS = {
     Source.AHEAD: READ_AHEAD,
     Source.HOT: STILL_LOADED,
     Source.WARM: REMEMBERED,
     Source.DISK: REMEMBERED,
     Source.COLD: READ_AGAIN,
 }
-IMPORTED = N_("imported memory, not verified")
-UNUSED = N_("the loaded memory was not used")
-_IN_FULL = {  # technical terms
+IMPORTED_LABEL = N_("imported memory, not verified")
+UNUSED_MEMORY = N_("the loaded memory was not used")
+_SOURCE_DETAILS = {  # technical terms
     Source.AHEAD: N_("ahead: processed before Send"),
     Source.HOT: N_("hot: in the engine’s slot"),
     Source.WARM: N_("warm: restored from memory"),
     Source.DISK: N_("restored from disk, confirmed by the engine’s token count"),
     Source.COLD: N_("cold: processed from the beginning"),
 }
-_LEAST_WAIT_MS = 500.0  # not shown if shorter
-_LEAST_SAVING_MS = 100.0  # smaller savings are not shown
+_MIN_WAIT_MS = 500.0  # not shown if shorter
+_MIN_SAVING_MS = 100.0  # smaller savings are not shown
 
 
 class Phase(Enum):
@@ -60,63 +60,63 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True)
-class Span:
+class PhaseSpan:
     phase: Phase
     ms: float
     before_send: bool = False  # not part of the wait
 
     @property
-    def words(self) -> str:
-        return _(_AHEAD.get(self.phase, self.phase.value) if self.before_send else self.phase.value)
+    def label(self) -> str:
+        return _(_AHEAD_LABELS.get(self.phase, self.phase.value) if self.before_send else self.phase.value)
 
 
-_AHEAD = {Phase.LOADING: N_("Loaded ahead"), Phase.READING: N_("Processed ahead")}
+_AHEAD_LABELS = {Phase.LOADING: N_("Loaded ahead"), Phase.READING: N_("Processed ahead")}
 
 
-def timeline(receipt: Receipt) -> tuple[Span, ...]:
+def timeline(receipt: Receipt) -> tuple[PhaseSpan, ...]:
     writing = 1000 * receipt.predicted_tokens / receipt.tokens_per_second if receipt.tokens_per_second else 0.0
     steps = (
-        Span(Phase.LOADING, receipt.restore_ms if receipt.prefetched else 0.0, before_send=True),
-        Span(Phase.READING, receipt.read_ahead_ms, before_send=True),
-        Span(Phase.LOADING, 0.0 if receipt.prefetched else receipt.restore_ms),
-        Span(Phase.READING, receipt.prefill_ms),
-        Span(Phase.FIRST_TOKEN, receipt.first_token_ms),
-        Span(Phase.WRITING, writing),
-        Span(Phase.SETTLING, receipt.settle_ms or 0.0),
-        Span(Phase.SAVING, receipt.save_ms or 0.0),
+        PhaseSpan(Phase.LOADING, receipt.restore_ms if receipt.prefetched else 0.0, before_send=True),
+        PhaseSpan(Phase.READING, receipt.read_ahead_ms, before_send=True),
+        PhaseSpan(Phase.LOADING, 0.0 if receipt.prefetched else receipt.restore_ms),
+        PhaseSpan(Phase.READING, receipt.prefill_ms),
+        PhaseSpan(Phase.FIRST_TOKEN, receipt.first_token_ms),
+        PhaseSpan(Phase.WRITING, writing),
+        PhaseSpan(Phase.SETTLING, receipt.settle_ms or 0.0),
+        PhaseSpan(Phase.SAVING, receipt.save_ms or 0.0),
     )
     return tuple(step for step in steps if step.ms > 0)
 
 
-def where_from(verdict: Verdict, cached: int, prompt: int, earlier: int = 0) -> str:
+def source_label(verdict: Verdict, cached: int, prompt: int, earlier: int = 0) -> str:
     if verdict.miss_reason == Reason(ReasonCode.FIRST_REPLY):
         return _(FIRST_REPLY)
     if verdict.miss_reason == Reason(ReasonCode.NOTHING_ALIKE):  # a program's first request
         return _(READ)
-    where = _(WHERE[verdict.source])
+    where = _(SOURCE_LABELS[verdict.source])
     most = PROVED_SHARE if verdict.source is Source.AHEAD else 0.5
     if verdict.source is Source.COLD or cached >= max(most * prompt, PROVED_SHARE * earlier):
         return where
     return _("{where} in part", where=where) if cached >= LEAST_SHARE * prompt else _(READ)
 
 
-def verdict_of(receipt: Receipt) -> Verdict:
+def receipt_verdict(receipt: Receipt) -> Verdict:
     return Verdict(receipt.source, receipt.hollow, receipt.miss_reason)
 
 
-def where_told(receipt: Receipt) -> str:
-    return where_from(verdict_of(receipt), receipt.cached_tokens, receipt.prompt_tokens, receipt.earlier_tokens)
+def receipt_source_label(receipt: Receipt) -> str:
+    return source_label(receipt_verdict(receipt), receipt.cached_tokens, receipt.prompt_tokens, receipt.earlier_tokens)
 
 
 def receipt_line(receipt: Receipt) -> str:
-    where = where_told(receipt)
+    where = receipt_source_label(receipt)
     if receipt.hollow:
-        where = f"{where}: {_(UNUSED)}"
-    foreign = [_(IMPORTED)] if receipt.imported else []
-    return beside((brief(receipt.ttft_ms), where, *foreign, *_waits(receipt), model_of(receipt)))
+        where = f"{where}: {_(UNUSED_MEMORY)}"
+    foreign = [_(IMPORTED_LABEL)] if receipt.imported else []
+    return beside((brief(receipt.ttft_ms), where, *foreign, *_wait_labels(receipt), receipt_model(receipt)))
 
 
-def model_of(receipt: Receipt) -> str:
+def receipt_model(receipt: Receipt) -> str:
     return calm(receipt.model_name)
 
 
@@ -125,7 +125,7 @@ def receipt_sentence(receipt: Receipt) -> str:
     parts = [duration(receipt.ttft_ms)]
     if receipt.hollow:
         again = several(read, "reprocessed {count} token", "reprocessed {count} tokens")
-        parts.append(f"{again}: {_(UNUSED)}")
+        parts.append(f"{again}: {_(UNUSED_MEMORY)}")
     elif receipt.source is Source.COLD:
         parts.append(several(read, "processed {count} token", "processed {count} tokens"))
         if receipt.miss_reason:
@@ -142,34 +142,36 @@ def receipt_sentence(receipt: Receipt) -> str:
         if ahead:
             done.append(_("{tokens} processed ahead", tokens=number(ahead)))
         parts.append(listed(done))
-        if receipt.saved_ms is not None and receipt.saved_ms >= _LEAST_SAVING_MS:
+        if receipt.saved_ms is not None and receipt.saved_ms >= _MIN_SAVING_MS:
             saved_s = receipt.saved_ms / 1000  # round to the estimate's precision
             time = _("{seconds} s", seconds=f"{saved_s:.0f}") if 10 <= saved_s < 100 else duration(receipt.saved_ms)
             parts.append(_("saved about {time}", time=time))
-    return beside([*parts, *_waits(receipt)])
+    return beside([*parts, *_wait_labels(receipt)])
 
 
 def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
     read, cached = receipt.prompt_tokens - receipt.cached_tokens, receipt.cached_tokens
-    full = _("hollow restore: the loaded memory was not used") if receipt.hollow else _(_IN_FULL[receipt.source])
-    written, prompt = _tokens(receipt.predicted_tokens), _tokens(receipt.prompt_tokens)
+    full = _("hollow restore: the loaded memory was not used") if receipt.hollow else _(_SOURCE_DETAILS[receipt.source])
+    written, prompt = _format_tokens(receipt.predicted_tokens), _format_tokens(receipt.prompt_tokens)
     if receipt.tokens_per_second:
         written = _("{tokens} at {speed}", tokens=written, speed=per_second(receipt.tokens_per_second))
     kept = number(cached)
     prompt = _("{tokens}: {read} processed, {kept} remembered", tokens=prompt, read=number(read), kept=kept)
-    ahead = _("{tokens} in {time}", tokens=_tokens(receipt.read_ahead_tokens), time=duration(receipt.read_ahead_ms))
+    ahead = _(
+        "{tokens} in {time}", tokens=_format_tokens(receipt.read_ahead_tokens), time=duration(receipt.read_ahead_ms)
+    )
     ahead = _("{what} (before you pressed Send, not counted)", what=ahead)
-    reading = _("{time} for {tokens}", time=duration(receipt.prefill_ms), tokens=_tokens(read))
+    reading = _("{time} for {tokens}", time=duration(receipt.prefill_ms), tokens=_format_tokens(read))
     lines = [
         (_("Time to first token"), duration(receipt.ttft_ms)),
-        ("  " + _("Loading (restore)"), _restore(receipt)),
+        ("  " + _("Loading (restore)"), _format_restore(receipt)),
         *([("  " + _("Processed ahead"), ahead)] if receipt.read_ahead_tokens else []),
         ("  " + _("Processing (prefill)"), reading),
         ("  " + _("First token and overhead"), duration(receipt.first_token_ms)),
         (_("Prompt"), prompt),
         (_("Reply"), written),
-        *([(_("Model"), model_of(receipt))] if receipt.model_name else []),
-        (_("Source"), f"{where_told(receipt)}{mark('; ')}{full}"),
+        *([(_("Model"), receipt_model(receipt))] if receipt.model_name else []),
+        (_("Source"), f"{receipt_source_label(receipt)}{mark('; ')}{full}"),
     ]
     if receipt.imported:
         lines.append(
@@ -181,9 +183,9 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
         if receipt.save_ms is not None:
             words = _("finalized in {time}, saved in {saved}", time=settled, saved=duration(receipt.save_ms))
         lines.append((_("After the reply"), words))
-    if receipt.queue_wait_ms >= _LEAST_WAIT_MS:
+    if receipt.queue_wait_ms >= _MIN_WAIT_MS:
         lines.append((_("Waited for another reply (not counted)"), duration(receipt.queue_wait_ms)))
-    if receipt.engine_wait_ms >= _LEAST_WAIT_MS:
+    if receipt.engine_wait_ms >= _MIN_WAIT_MS:
         lines.append((_("Waited for the engine to start (not counted)"), duration(receipt.engine_wait_ms)))
     if receipt.saved_ms is not None:
         lines.append((_("Time saved (estimate)"), duration(receipt.saved_ms)))
@@ -192,19 +194,19 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
     return tuple(lines)
 
 
-def _waits(receipt: Receipt) -> list[str]:
+def _wait_labels(receipt: Receipt) -> list[str]:
     queued, started = receipt.queue_wait_ms, receipt.engine_wait_ms
     return [
-        *([_("waited {time} for another reply", time=brief(queued))] if queued >= _LEAST_WAIT_MS else []),
-        *([_("waited {time} for the engine to start", time=brief(started))] if started >= _LEAST_WAIT_MS else []),
+        *([_("waited {time} for another reply", time=brief(queued))] if queued >= _MIN_WAIT_MS else []),
+        *([_("waited {time} for the engine to start", time=brief(started))] if started >= _MIN_WAIT_MS else []),
     ]
 
 
-def _tokens(count: int) -> str:
+def _format_tokens(count: int) -> str:
     return several(count, "{count} token", "{count} tokens")
 
 
-def _restore(receipt: Receipt) -> str:
+def _format_restore(receipt: Receipt) -> str:
     if not receipt.restore_ms:
         return _("nothing to load")
     words = duration(receipt.restore_ms)
@@ -213,18 +215,18 @@ def _restore(receipt: Receipt) -> str:
     return _("{what} (before you pressed Send, not counted)", what=words) if receipt.prefetched else words
 
 
-MOST_DAYS, LEAST_DAYS = 90, 14  # including today; fewer would plot as one wide bar
-_PARTLY = "partly"  # some of the previous reply's prompt was not reused
-_KINDS = {
+MAX_DAYS, MIN_DAYS = 90, 14  # including today; fewer would plot as one wide bar
+_PARTIAL = "partly"  # some of the previous reply's prompt was not reused
+_KIND_LABELS = {
     Source.HOT.value: STILL_LOADED,
     Source.AHEAD.value: READ_AHEAD,
     Source.WARM.value: REMEMBERED,
     Source.DISK.value: N_("remembered from disk"),
-    _PARTLY: N_("read again in part"),
+    _PARTIAL: N_("read again in part"),
     "": FIRST_REPLY,
     Source.COLD.value: READ_AGAIN,
 }
-KINDS = tuple(_KINDS.values())  # sources of replies, fastest first
+REPLY_KINDS = tuple(_KIND_LABELS.values())  # sources of replies, fastest first
 _QUERY = """
     SELECT date(created_at, 'unixepoch', 'localtime') AS day,
         CASE WHEN receipt ->> '$.source' <> 'cold'
@@ -238,7 +240,7 @@ _QUERY = """
 
 
 @dataclass(frozen=True)
-class Replies:
+class DailyReplies:
     """The replies of one day and kind. Times in seconds."""
 
     day: date
@@ -249,41 +251,43 @@ class Replies:
 
 
 @dataclass(frozen=True)
-class Statistics:
-    replies: tuple[Replies, ...]
+class ReplyStatistics:
+    replies: tuple[DailyReplies, ...]
     today: date
 
     @cached_property
     def days(self) -> tuple[date, ...]:
         first = min((replies.day for replies in self.replies), default=self.today)
-        back = min(max((self.today - first).days, LEAST_DAYS - 1), MOST_DAYS - 1)
+        back = min(max((self.today - first).days, MIN_DAYS - 1), MAX_DAYS - 1)
         return tuple(self.today - timedelta(days=ago) for ago in range(back, -1, -1))
 
     @cached_property
     def count(self) -> int:
         return sum(replies.count for replies in self.replies)
 
-    def on(self, day: date) -> tuple[int, float]:
+    def day_totals(self, day: date) -> tuple[int, float]:
         that_day = [replies for replies in self.replies if replies.day == day]
         return sum(replies.count for replies in that_day), sum(replies.saved_s for replies in that_day)
 
-    def of_kind(self, kind: str) -> tuple[int, float, float]:
+    def kind_totals(self, kind: str) -> tuple[int, float, float]:
         some = [replies for replies in self.replies if replies.kind == kind]
         count = sum(replies.count for replies in some)
         waited_s = sum(replies.first_token_s for replies in some)
         return count, sum(replies.saved_s for replies in some), waited_s / max(count, 1)
 
 
-def read_statistics(file: Path, today: date | None = None) -> Statistics:
+def read_statistics(file: Path, today: date | None = None) -> ReplyStatistics:
     """Sum the receipts in the chats' file, on a separate connection. Raises StorageFailed."""
     today = today or date.today()
-    since = datetime.combine(today - timedelta(days=MOST_DAYS - 1), datetime.min.time()).timestamp()
+    since = datetime.combine(today - timedelta(days=MAX_DAYS - 1), datetime.min.time()).timestamp()
     with closing(Database(file)) as database:
-        rows = database.rows(_QUERY, (PROVED_SHARE, _PARTLY, ReasonCode.FIRST_REPLY, since, today.isoformat()))
+        rows = database.rows(_QUERY, (PROVED_SHARE, _PARTIAL, ReasonCode.FIRST_REPLY, since, today.isoformat()))
     sums: defaultdict[tuple[date, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
     for day, source, first, *figures in rows:
-        kind = FIRST_REPLY if first else _KINDS.get(source or " ")
+        kind = FIRST_REPLY if first else _KIND_LABELS.get(source or " ")
         if kind and all(map(math.isfinite, figures)):
             key = date.fromisoformat(day), kind
             sums[key] = [a + b for a, b in zip(sums[key], figures, strict=True)]
-    return Statistics(tuple(Replies(*key, int(count), *seconds) for key, (count, *seconds) in sums.items()), today)
+    return ReplyStatistics(
+        tuple(DailyReplies(*key, int(count), *seconds) for key, (count, *seconds) in sums.items()), today
+    )

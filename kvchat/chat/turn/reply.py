@@ -18,11 +18,11 @@ from kvchat.system.concurrency import Worker
 from kvchat.words.language import _
 
 FLUSH_INTERVAL_S = 0.5  # maximum loss in a crash
-SILENT_S, SILENT_READING_S = 5.0, 60.0  # minimum silence to report while writing, while reading
+SILENT_S, SILENT_PREFILL_S = 5.0, 60.0  # minimum silence to report while writing, while reading
 SPEED_INTERVAL_S = 0.25  # between speed updates
 
 
-class Echo:
+class EchoFilter:
     """Removes the repeated part of an unfinished reply from a stream.
 
     llama.cpp b11434 sends it in one piece with the first new token, b11549 does not send it (both measured).
@@ -32,20 +32,20 @@ class Echo:
         self._text, self._thinking = text, thinking
         self._thinking_over = bool(text)  # then any further thinking is the echo
 
-    def removed_from(self, chunk: ChatChunk) -> ChatChunk:
+    def strip(self, chunk: ChatChunk) -> ChatChunk:
         """Return the chunk without the echo. Pass each chunk once, in order."""
         if chunk.thinking and self._thinking:
-            new = _after(self._thinking, chunk.thinking)
+            new = _without_prefix(self._thinking, chunk.thinking)
             self._thinking = ""
             # The template adds its own line break before the end mark of thinking.
             chunk = replace(chunk, thinking=new.strip() if self._thinking_over else new)
         if chunk.text and self._text:
-            chunk = replace(chunk, text=_after(self._text, chunk.text))
+            chunk = replace(chunk, text=_without_prefix(self._text, chunk.text))
             self._text = ""
         return chunk
 
 
-def _after(known: str, text: str) -> str:
+def _without_prefix(known: str, text: str) -> str:
     for beginning in (known, known.rstrip(), known.strip()):
         if beginning and text.startswith(beginning):
             return text[len(beginning) :]
@@ -59,7 +59,7 @@ class ReplyWriter:
     """
 
     def __init__(self, message: Message, sent_at: float, database: Database, worker: Worker, events: EventBus) -> None:
-        self.message = self.before = message
+        self.message = self.original = message
         self._text, self._thinking = list[str](), list[str]()
         self._timings: Timings | None = None
         self._ttft_ms: float | None = None
@@ -69,35 +69,36 @@ class ReplyWriter:
         self.earlier_tokens = 0  # as in the receipt
         self.queue_wait_s = 0.0  # waiting for another conversation's turn; not part of it either
         self._loaded = NOTHING_LOADED  # how the slot was prepared
-        self._asked = False  # waiting for output of the engine
+        self._awaiting_output = False  # waiting for output of the engine
         self._steps: list[Step] = []  # several if outgrown or crowded out
-        self._sent_at = self._heard_at = sent_at  # time.perf_counter() at Send and at the engine's last output
+        self._sent_at = self._last_output_at = sent_at  # time.perf_counter() at Send and at the engine's last output
         self._longest_gap_s, self._silent = 0.0, False
         self._database = database
         self._worker = worker
         self._events = events
         self._unwritten = False
-        self._speed_told_at = 0.0
+        self._speed_sent_at = 0.0
 
     @property
     def predicted_tokens(self) -> int:
         return sum(step.timings.predicted_n for step in self._steps)
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self._text and not self._thinking
 
-    def written(self, state: MessageState, receipt: Receipt | None = None) -> Message:
-        content = self.before.content + "".join(self._text)
-        thinking = self.before.thinking + "".join(self._thinking)
-        return replace(self.before, content=content, thinking=thinking, state=state, receipt=receipt)
+    def snapshot(self, state: MessageState, receipt: Receipt | None = None) -> Message:
+        content = self.original.content + "".join(self._text)
+        thinking = self.original.thinking + "".join(self._thinking)
+        return replace(self.original, content=content, thinking=thinking, state=state, receipt=receipt)
 
-    def answered(self, step: Step | None) -> None:
-        self._asked = False
+    def add_step(self, step: Step | None) -> None:
+        self._awaiting_output = False
         self._steps += [step] if step else []
 
-    def asked(self, loaded: Loaded | None, engine_wait_s: float) -> None:
-        self._asked, self._engine_wait_s, self._heard_at = loaded is not None, engine_wait_s, time.perf_counter()
+    def on_request_sent(self, loaded: Loaded | None, engine_wait_s: float) -> None:
+        self._awaiting_output, self._engine_wait_s = loaded is not None, engine_wait_s
+        self._last_output_at = time.perf_counter()
         if loaded is None:
             return
         self._loaded = loaded
@@ -107,7 +108,7 @@ class ReplyWriter:
             self.queue_wait_s = max(0.0, self.queue_wait_s - restore.ms_since(self._sent_at) / 1000)
 
     @contextlib.asynccontextmanager
-    async def written_along(self) -> AsyncIterator[None]:
+    async def periodic_flush(self) -> AsyncIterator[None]:
         flusher = asyncio.create_task(self._flush_regularly())
         try:
             yield
@@ -116,7 +117,7 @@ class ReplyWriter:
             await asyncio.wait([flusher])
 
     async def finish(self, state: MessageState, receipt: Receipt | None) -> Message:
-        self.message = self.written(state, receipt or self.before.receipt)
+        self.message = self.snapshot(state, receipt or self.original.receipt)
         await self._worker.run(self._database.update_reply, self.message)
         return self.message
 
@@ -127,7 +128,7 @@ class ReplyWriter:
         loaded, timings, verdict = self._steps[0].loaded, self._steps[0].timings, self._steps[0].verdict
         writing_ms = sum(step.timings.predicted_ms for step in self._steps)
         written = replace(timings, predicted_n=self.predicted_tokens, predicted_ms=writing_ms)
-        restore, cached, earlier = loaded.restore, timings.cache_n, self.before.receipt
+        restore, cached, earlier = loaded.restore, timings.cache_n, self.original.receipt
         in_ttft = restore.ms_since(self._sent_at) if restore else 0.0
         ahead = restore is not None and restore.finished_at <= self._sent_at
         # Prefill time saved, including the reply's earlier parts. Continuing from the slot saves nothing: stopping
@@ -159,13 +160,13 @@ class ReplyWriter:
             model=model,
         )
 
-    def take(self, chunk: ChatChunk) -> None:
+    def add_chunk(self, chunk: ChatChunk) -> None:
         conversation, now = self.message.conversation_id, time.perf_counter()
-        gap, self._heard_at = now - self._heard_at, now
+        gap, self._last_output_at = now - self._last_output_at, now
         if self._silent:
             self._silent = False
             self._events.publish(Silent(conversation, 0.0))
-        elif not self.empty:
+        elif not self.is_empty:
             self._longest_gap_s = max(self._longest_gap_s, gap)
         self._timings = timings = chunk.timings or self._timings
         if progress := chunk.progress:
@@ -173,7 +174,7 @@ class ReplyWriter:
         text, thinking = chunk.text, chunk.thinking
         if not (text or thinking):
             return
-        first, self._unwritten = self.empty, True
+        first, self._unwritten = self.is_empty, True
         if thinking:
             if self._thinking_since is None:
                 self._thinking_since = now
@@ -191,10 +192,10 @@ class ReplyWriter:
                 FirstToken(conversation, self._ttft_ms, cached, prompt, verdict, restored, self.earlier_tokens)
             )
             # listeners may not have the beginning
-            text, thinking = self.before.content + text, self.before.thinking + thinking
+            text, thinking = self.original.content + text, self.original.thinking + thinking
         self._events.publish(ReplyDelta(conversation, self.message.id, text, thinking, self._thinking_ms))
-        if timings and now - self._speed_told_at >= SPEED_INTERVAL_S:
-            self._speed_told_at = now
+        if timings and now - self._speed_sent_at >= SPEED_INTERVAL_S:
+            self._speed_sent_at = now
             used = timings.prompt_tokens + timings.predicted_n
             self._events.publish(Speed(conversation, timings.tokens_per_second, used))
 
@@ -202,14 +203,14 @@ class ReplyWriter:
         warned = False
         while True:
             await asyncio.sleep(FLUSH_INTERVAL_S)
-            silent, usual = time.perf_counter() - self._heard_at, 4 * self._longest_gap_s
-            if self._asked and silent >= max(usual, SILENT_READING_S if self.empty else SILENT_S):
+            silent, usual = time.perf_counter() - self._last_output_at, 4 * self._longest_gap_s
+            if self._awaiting_output and silent >= max(usual, SILENT_PREFILL_S if self.is_empty else SILENT_S):
                 self._silent = True
                 self._events.publish(Silent(self.message.conversation_id, silent))
             if not self._unwritten:
                 continue
             self._unwritten = False
-            partial = self.written(MessageState.STREAMING)
+            partial = self.snapshot(MessageState.STREAMING)
             try:
                 await self._worker.run(self._database.update_reply, partial)
             except StorageFailed as error:

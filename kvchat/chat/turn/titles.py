@@ -27,7 +27,7 @@ from kvchat.system.concurrency import Background
 from kvchat.words.language import _
 
 IDLE_S = 3.0  # time without requests
-_HELD_SHARE = 0.9  # minimum share of the chat in the slot, to avoid rereading
+_MIN_HELD_SHARE = 0.9  # minimum share of the chat in the slot, to avoid rereading
 _TITLE_TOKENS, _THINKING_TOKENS = 40, 512
 _READ_CHARACTERS = 20_000  # per message, to check that a title fits the chat
 # Understood by most thinking models' chat templates; a template that knows neither renders the same prompt.
@@ -39,49 +39,49 @@ class NoTitle(KvchatError):
 
 
 @dataclass
-class _Attempt:
+class _TitleAttempt:
     conversation_id: str
     branch: list[Message]
     answer: str | None = None  # None: the model was not available
     title: str | None = None  # in the answer
 
 
-class Titles:
+class TitleGenerator:
     """Names new chats while idle. Event-loop thread only."""
 
     def __init__(self, parts: TurnParts) -> None:
         self._parts = parts
-        self._wanted: Callable[[], bool] = lambda: False
+        self._is_enabled: Callable[[], bool] = lambda: False
         self._timer: asyncio.TimerHandle | None = None
         self._background = Background()
 
-    def begin(self, wanted: Callable[[], bool]) -> None:
-        self._wanted = wanted
+    def enable(self, is_enabled: Callable[[], bool]) -> None:
+        self._is_enabled = is_enabled
 
-    def hear(self, busy: bool) -> None:
+    def on_busy_changed(self, busy: bool) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not busy and self._wanted():
-            self._timer = asyncio.get_running_loop().call_later(IDLE_S, self.come)
+        if not busy and self._is_enabled():
+            self._timer = asyncio.get_running_loop().call_later(IDLE_S, self.generate_due)
 
-    def come(self) -> None:
-        if self._wanted():
-            self._background.begin(self._name_in_spare_time(self._parts.slots.owners()))
+    def generate_due(self) -> None:
+        if self._is_enabled():
+            self._background.begin(self._generate_when_idle(self._parts.slots.owners()))
 
     async def idle(self) -> None:
         await self._background.idle()
 
     def close(self) -> None:
-        self._wanted = lambda: False
-        self.hear(True)
+        self._is_enabled = lambda: False
+        self.on_busy_changed(True)
 
-    async def name(self, conversation_id: str) -> None:
+    async def generate(self, conversation_id: str) -> None:
         """Have the model name the chat, replacing any title. Raises NoTitle and StorageFailed."""
         parts = self._parts
         await self.idle()  # a naming in progress would block this one, and be ended by it
-        await parts.in_database(make_due, conversation_id)
-        attempt = await self._attempt(conversation_id, give_up=True)
+        await parts.in_database(mark_title_due, conversation_id)
+        attempt = await self._generate(conversation_id, give_up=True)
         if attempt.answer is None:
             what = _("The model is busy or has not processed this chat yet.")
             raise NoTitle(
@@ -90,44 +90,46 @@ class Titles:
         if attempt.title is None:
             raise NoTitle(_("The model did not suggest a title"), "", _("The chat keeps its current title."))
 
-    async def _name_in_spare_time(self, conversation_ids: list[str]) -> None:
+    async def _generate_when_idle(self, conversation_ids: list[str]) -> None:
         parts = self._parts
         for id in conversation_ids:
             with contextlib.suppress(KvchatError):
-                if await parts.in_database(is_due, id) and self._wanted():
-                    await self._attempt(id, give_up=False)
+                if await parts.in_database(is_title_due, id) and self._is_enabled():
+                    await self._generate(id, give_up=False)
 
-    async def _attempt(self, conversation_id: str, *, give_up: bool) -> _Attempt:
+    async def _generate(self, conversation_id: str, *, give_up: bool) -> _TitleAttempt:
         """Ask the model and store the title, or none. `give_up`: also without an answer, so that it is not retried."""
         parts = self._parts
         branch = await parts.branch(conversation_id)
-        attempt, end = _Attempt(conversation_id, branch), branch[-1] if branch else None
+        attempt, end = _TitleAttempt(conversation_id, branch), branch[-1] if branch else None
         if end and end.state in (MessageState.COMPLETE, MessageState.EDITED):
-            await parts.slots.run(Rank.TITLE, conversation_id, lambda slot, _: self._ask(attempt, slot), wait=False)
+            await parts.slots.run(
+                Rank.TITLE, conversation_id, lambda slot, _: self._request_title(attempt, slot), wait=False
+            )
         texts = (text for m in branch for text in (m.content, *(a.text for a in m.attachments)))
         attempt.title = parse_title(attempt.answer or "", " ".join(text[:_READ_CHARACTERS] for text in texts))
         due = attempt.answer is not None or give_up
-        if due and await parts.in_database(settle, conversation_id, attempt.title, end.id if end else None):
+        if due and await parts.in_database(store_title, conversation_id, attempt.title, end.id if end else None):
             parts.events.publish(ConversationsChanged())
         return attempt
 
-    async def _ask(self, attempt: _Attempt, slot: Slot) -> None:
+    async def _request_title(self, attempt: _TitleAttempt, slot: Slot) -> None:
         exchange = self._parts.exchange(slot, attempt.conversation_id)
         try:
             async with exchange.losses_explained():
-                if (question := await self._question(attempt, exchange)) is None:
+                if (question := await self._title_request(attempt, exchange)) is None:
                     return
                 request, boundary = question
                 lease = await exchange.prepare(request)
-                if exchange.loaded.expected_cached < _HELD_SHARE * len(boundary):
+                if exchange.loaded.expected_cached < _MIN_HELD_SHARE * len(boundary):
                     return
                 said: list[str] = []
 
-                def hear(chunk: ChatChunk) -> bool:
+                def on_chunk(chunk: ChatChunk) -> bool:
                     said.append(chunk.text)
                     return is_title_complete("".join(said))
 
-                await exchange.ask(request, hear)
+                await exchange.ask(request, on_chunk)
                 attempt.answer = "".join(said)
                 await lease.load_boundary(boundary)
                 await lease.settle(boundary)
@@ -136,7 +138,7 @@ class Titles:
             if not (isinstance(loss, EngineError) and loss.restore_fault):  # the cause is set aside: retry
                 attempt.answer = attempt.answer or ""
 
-    async def _question(self, attempt: _Attempt, exchange: Exchange) -> tuple[Request, Tokens] | None:
+    async def _title_request(self, attempt: _TitleAttempt, exchange: Exchange) -> tuple[Request, Tokens] | None:
         """Return the question and its turn boundary; None if the chat would have to be read again."""
         parts, conversation_id = self._parts, attempt.conversation_id
         chosen = await parts.answer_settings(conversation_id)
@@ -165,17 +167,17 @@ class Titles:
         return replace(quiet, sampling=lambda: Sampling(most_tokens, temperature=0.0)), boundary
 
 
-def is_due(database: Database, conversation_id: str) -> bool:
+def is_title_due(database: Database, conversation_id: str) -> bool:
     query = "SELECT 1 FROM conversations WHERE id = ? AND title_due AND deleted_at IS NULL"
     return bool(database.rows(query, (conversation_id,)))
 
 
-def make_due(database: Database, conversation_id: str) -> None:
+def mark_title_due(database: Database, conversation_id: str) -> None:
     """Have the model title this chat, whoever set the present title. Raises StorageFailed."""
     database.write("UPDATE conversations SET title_due = 1 WHERE id = ?", (conversation_id,))
 
 
-def settle(database: Database, conversation_id: str, title: str | None, end: str | None) -> bool:
+def store_title(database: Database, conversation_id: str, title: str | None, end: str | None) -> bool:
     """Store the model's title, or none, and do not retry; True if changed. Skipped if message `end` is gone."""
     statement = (
         "UPDATE conversations SET title_due = 0, title = ifnull(?1, title),"

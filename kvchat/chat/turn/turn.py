@@ -23,7 +23,7 @@ from kvchat.chat.record.messages import (
     prompt_messages,
     receipt_to_json,
 )
-from kvchat.chat.turn.reply import Echo, ReplyWriter
+from kvchat.chat.turn.reply import EchoFilter, ReplyWriter
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError, EngineRefused
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
@@ -39,7 +39,7 @@ from kvchat.words.language import N_, _, number
 
 
 @dataclass(frozen=True)
-class Beginning:
+class TurnStart:
     question_id: str
     unfinished: Message | None = None  # the reply to continue; None: a new reply
 
@@ -51,32 +51,33 @@ class Turn:
         self,
         parts: TurnParts,
         conversation_id: str,
-        begin: Callable[[], Beginning],
+        store_question: Callable[[], TurnStart],
         sampling: Sampling | None,
         *,
-        keep: bool = True,
-        words: str | None = None,
+        save: bool = True,
+        text: str | None = None,
         attachments: tuple[Attachment, ...] = (),
-        begins_chat: bool = False,
-        waits: Callable[[], None] | None = None,
+        creates_chat: bool = False,
+        on_start: Callable[[], None] | None = None,
     ) -> None:
-        """`begin` stores the question, with `words` and `attachments`. `keep` False: neither settle nor save."""
+        """`store_question` stores it with `text` and `attachments`. `save` False: neither settle nor save."""
         self.conversation_id = conversation_id
-        self.begin, self.words, self.attachments, self.begins_chat = begin, words, attachments, begins_chat
-        self.beginning: Beginning | None = None  # set before `run`
-        self.waits = waits  # called at its start; None: the chat must be idle
+        self.store_question, self.text, self.attachments = store_question, text, attachments
+        self.creates_chat = creates_chat
+        self.start: TurnStart | None = None  # set before `run`
+        self.on_start = on_start  # called at its start; None: the chat must be idle
         self.answered = False  # the turn may still be saving
         self._answering = Interruption()
-        self._tell = parts.events.of_chat(conversation_id)
+        self._notify = parts.events.of_chat(conversation_id)
         self._exchange: Exchange  # set with the slot
-        self._settling = Settling(self._tell)
+        self._settling = Settling(self._notify)
         self.stopped = False  # by the user
-        self.behind_another = False  # another reply is first
+        self.is_queued = False  # another reply is first
         self._sent_at = time.perf_counter()
         self._queued_s = 0.0
         self._sampling = sampling  # for this reply only
-        self._drawn = ENGINE_DEFAULTS
-        self._keeps = keep
+        self._chosen_sampling = ENGINE_DEFAULTS
+        self._saves = save
         self._parts = parts
         self._reply: ReplyWriter | None = None
 
@@ -88,15 +89,15 @@ class Turn:
         self._settling.supersede()
 
     @property
-    def answering(self) -> bool:
+    def is_answering(self) -> bool:
         return self._answering.task is not None
 
-    async def run(self, done: Callable[[Message | None], None]) -> None:
-        """Answer, call `done` with the reply or None, then settle and save. Publishes KvchatErrors, raises none."""
+    async def run(self, on_reply: Callable[[Message | None], None]) -> None:
+        """Answer, call `on_reply` with the reply or None, then settle and save. Publishes KvchatErrors, raises none."""
         slots = self._parts.slots
         async with slots.needed(self.conversation_id, await self._prompt()) as slot:
-            self._exchange = Exchange(slots, slot, self._parts.host, self.conversation_id, self._hear)
-            self._queued_s = time.perf_counter() - self._sent_at if self.behind_another else 0.0
+            self._exchange = Exchange(slots, slot, self._parts.host, self.conversation_id, self._on_event)
+            self._queued_s = time.perf_counter() - self._sent_at if self.is_queued else 0.0
             reply: Message | None = None
             try:
                 reply = await self._answer()
@@ -109,14 +110,14 @@ class Turn:
                         self._parts.events.publish(Notice(failed.title, failed.told))
             finally:
                 self.answered = True
-                done(reply)
-            if reply is not None and self._keeps:
+                on_reply(reply)
+            if reply is not None and self._saves:
                 with slots.settling(slot, self.supersede, self._settling.hurry):
                     await self._settle(reply)
 
     async def _prompt(self) -> Tokens:
         """Return the prompt's ids if another owner's slot may hold most of them, as for a new chat."""
-        parts, beginning = self._parts, self.beginning
+        parts, beginning = self._parts, self.start
         if not beginning or len(parts.slots.all) == 1 or parts.slots.of(self.conversation_id):
             return ()
         with contextlib.suppress(KvchatError):  # the next engine request or chat read reports it
@@ -135,16 +136,16 @@ class Turn:
             async with self._exchange.losses_explained():
                 message = await self._answering.run(self._stream())
         except EngineRefused as refusal:
-            if (self._drawn.grammar or self._drawn.json_schema) and "grammar" in refusal.message:
+            if (self._chosen_sampling.grammar or self._chosen_sampling.json_schema) and "grammar" in refusal.message:
                 raise FormatRefused(refusal.message) from refusal
             advice = _("Try again. If it happens every time, the model's chat template may not suit this chat.")
             raise EngineError(_("The engine rejected the chat"), refusal.message, advice) from refusal
         return message if message is not None else await self._close_reply(MessageState.STOPPED)
 
     async def _stream(self) -> Message | None:
-        assert self.beginning is not None
-        parts, exchange, unfinished = self._parts, self._exchange, self.beginning.unfinished
-        path = await parts.path(unfinished.id if unfinished else self.beginning.question_id)
+        assert self.start is not None
+        parts, exchange, unfinished = self._parts, self._exchange, self.start.unfinished
+        path = await parts.path(unfinished.id if unfinished else self.start.question_id)
         messages = prompt_messages(path, continues_reply=unfinished is not None)
         if not messages:
             raise ConversationGone
@@ -153,7 +154,7 @@ class Turn:
             await run(database.reopen, unfinished)
             begun = unfinished
         else:
-            where = self.conversation_id, self.beginning.question_id
+            where = self.conversation_id, self.start.question_id
             begun = await run(database.append, *where, Role.ASSISTANT, "", MessageState.STREAMING)
         self._reply = reply = ReplyWriter(begun, self._sent_at, database, parts.worker, parts.events)
         reply.queue_wait_s = self._queued_s
@@ -162,64 +163,66 @@ class Turn:
         chosen = await parts.answer_settings(self.conversation_id)
 
         async def is_shared() -> bool:
-            await self._recall_rate()
+            await self._prefill_rate()
             return await run(database.shares_system_prompt, path[0].content, reply.message.id)
 
-        has_system = self._keeps and path[0].role is Role.SYSTEM
+        has_system = self._saves and path[0].role is Role.SYSTEM
         system, template = SystemPrompt(path[0].id, is_shared) if has_system else None, chosen.options.template
-        request = Request(messages, lambda: self._draw(chosen, reply), chosen.model, template, system)
-        async with reply.written_along():
-            await self._say(request, reply)
+        request = Request(messages, lambda: self._choose_sampling(chosen, reply), chosen.model, template, system)
+        async with reply.periodic_flush():
+            await self._request_reply(request, reply)
             while exchange.outgrown and exchange.step:
-                written = reply.written(MessageState.STREAMING)
+                written = reply.snapshot(MessageState.STREAMING)
                 messages = prompt_messages(
                     [*(message for message in path if message.id != written.id), written], continues_reply=True
                 )
-                if self._keeps:
+                if self._saves:
                     await exchange.save_what_fits(messages, written.id)
-                await self._say(replace(request, messages=messages, system=None), reply)
+                await self._request_reply(replace(request, messages=messages, system=None), reply)
         limited = exchange.finish_reason == "length"
         return await self._close_reply(MessageState.LIMITED if limited else MessageState.COMPLETE)
 
-    async def _say(self, request: Request, reply: ReplyWriter) -> None:
+    async def _request_reply(self, request: Request, reply: ReplyWriter) -> None:
         last = request.messages[-1]
-        echo = Echo(last.content, last.thinking) if last.role == Role.ASSISTANT.value else None
+        echo = EchoFilter(last.content, last.thinking) if last.role == Role.ASSISTANT.value else None
         try:
-            await self._exchange.answer(request, lambda chunk: reply.take(echo.removed_from(chunk) if echo else chunk))
+            await self._exchange.answer(request, lambda chunk: reply.add_chunk(echo.strip(chunk) if echo else chunk))
         finally:
-            reply.answered(self._exchange.step)
+            reply.add_step(self._exchange.step)
 
-    def _draw(self, chosen: AnswerSettings, reply: ReplyWriter) -> Sampling:
+    def _choose_sampling(self, chosen: AnswerSettings, reply: ReplyWriter) -> Sampling:
         """Return the sampling for a ready engine; tokens of earlier requests count towards the limit."""
         drawn, said = self._parts.drawn(self._sampling, chosen.options), reply.predicted_tokens
         if drawn.max_tokens is not None and said:
             drawn = replace(drawn, max_tokens=max(1, drawn.max_tokens - said))
-        self._drawn = drawn
+        self._chosen_sampling = drawn
         return drawn
 
-    async def _recall_rate(self) -> float | None:
+    async def _prefill_rate(self) -> float | None:
         parts, engine = self._parts, self._exchange.engine
         return (await parts.reading_speed(engine.fingerprint.model)).ms_per_token if engine else None
 
-    def _hear(self, event: SessionEvent) -> None:
+    def _on_event(self, event: SessionEvent) -> None:
         if self._reply is not None:
-            self._reply.asked(event.loaded if isinstance(event, Asked) else None, self._exchange.engine_wait_s)
-        self._tell(event)
+            self._reply.on_request_sent(
+                event.loaded if isinstance(event, Asked) else None, self._exchange.engine_wait_s
+            )
+        self._notify(event)
 
     async def _close_reply(self, state: MessageState) -> Message | None:
         reply, parts = self._reply, self._parts
         if reply is None:
             return None
-        if reply.empty and state is not MessageState.COMPLETE:
-            if reply.before.state is MessageState.STREAMING:
+        if reply.is_empty and state is not MessageState.COMPLETE:
+            if reply.original.state is MessageState.STREAMING:
                 await parts.worker.run(parts.database.remove_leaf, reply.message)
             else:  # continued reply
-                await parts.worker.run(parts.database.update_reply, reply.before)
+                await parts.worker.run(parts.database.update_reply, reply.original)
             parts.events.publish(MessagesChanged(self.conversation_id))
             return None
         receipt, exchange = None, self._exchange
         if (engine := exchange.engine) is not None:
-            receipt = reply.receipt(engine.fingerprint.model, await self._recall_rate())
+            receipt = reply.receipt(engine.fingerprint.model, await self._prefill_rate())
         if receipt is not None and engine is not None:
             foreign = exchange.lease is not None and is_imported(exchange.lease.slot.audience)
             imported = bool(receipt.cached_tokens and foreign)

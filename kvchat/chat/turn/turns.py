@@ -20,20 +20,20 @@ from kvchat.chat.record.database import Database, Draft, store_drafts
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import AWAITS_MODEL, WRITTEN_HERE, Attachment, Message, MessageState, Role
 from kvchat.chat.record.titles import title_from
-from kvchat.chat.turn.turn import Beginning, Turn
+from kvchat.chat.turn.turn import Turn, TurnStart
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.errors import KvchatError
 from kvchat.words.language import _
 
 
-def ask(
+def store_question(
     database: Database,
     conversation_id: str,
     text: str,
     attachments: Sequence[Attachment] = (),
     new: NewChat | None = None,
     drafts: Sequence[Draft] = (),
-) -> Beginning:
+) -> TurnStart:
     """Store the user's next message; the first names the chat. `drafts`: what remains of the source drafts."""
     with database.transaction():
         if new is not None and database.conversation(conversation_id) is None:
@@ -44,42 +44,42 @@ def ask(
             database.rename(conversation_id, title_from(text or attachments[0].name), by_user=False)
         texts = {draft.conversation_id: draft.text for draft in drafts}
         store_drafts(database, texts, {draft.conversation_id: draft.attachments for draft in drafts})
-    return Beginning(question.id)
+    return TurnStart(question.id)
 
 
-def ask_instead(database: Database, question: Message, text: str) -> Beginning:
+def store_edited_question(database: Database, question: Message, text: str) -> TurnStart:
     where, complete = (question.conversation_id, question.parent_id), MessageState.COMPLETE
-    return Beginning(database.append(*where, Role.USER, text, complete, question.attachments).id)
+    return TurnStart(database.append(*where, Role.USER, text, complete, question.attachments).id)
 
 
-def go_on(database: Database, reply: Message) -> Beginning:
-    question = last_question(database, database.path(reply.id))
+def resume_reply(database: Database, reply: Message) -> TurnStart:
+    question = select_last_question(database, database.path(reply.id))
     database.set_leaf(reply.conversation_id, reply.id)
-    return Beginning(question.question_id, unfinished=reply)
+    return TurnStart(question.question_id, unfinished=reply)
 
 
-def last_question(database: Database, path: list[Message]) -> Beginning:
+def select_last_question(database: Database, path: list[Message]) -> TurnStart:
     questions = [message for message in path if message.role is Role.USER]
     if not questions:
         raise KvchatError(_("There is no message to reply to"), "", _("Write a message first."))
     database.set_leaf(questions[-1].conversation_id, questions[-1].id)
-    return Beginning(questions[-1].id)
+    return TurnStart(questions[-1].id)
 
 
 class Turns:
     """Starts, stops and tracks turns. Event-loop thread only."""
 
-    def __init__(self, parts: TurnParts, context: ContextService, over: Callable[[], None]) -> None:
-        self._parts, self._context, self._over = parts, context, over
+    def __init__(self, parts: TurnParts, context: ContextService, on_slot_changed: Callable[[], None]) -> None:
+        self._parts, self._context, self._on_slot_changed = parts, context, on_slot_changed
         self._turns: list[Turn] = []  # until their saves end
 
     @property
-    def any(self) -> bool:
+    def has_turns(self) -> bool:
         return bool(self._turns)
 
     @property
-    def answering(self) -> tuple[str, ...]:
-        return tuple(turn.conversation_id for turn in self._turns if turn.answering)
+    def answering_chats(self) -> tuple[str, ...]:
+        return tuple(turn.conversation_id for turn in self._turns if turn.is_answering)
 
     def is_answering(self, conversation_id: str) -> bool:
         return any(turn.conversation_id == conversation_id and not turn.answered for turn in self._turns)
@@ -89,7 +89,7 @@ class Turns:
             if conversation_id in (None, turn.conversation_id):
                 turn.stop()
 
-    def go_first(self, conversation_id: str) -> None:
+    def prioritize(self, conversation_id: str) -> None:
         """Answer this conversation next; the current reply is stopped and can be continued."""
         other = self._parts.slots.ahead_of(conversation_id)
         self._parts.slots.put_first(conversation_id)
@@ -101,13 +101,13 @@ class Turns:
             if turn.conversation_id == conversation_id and turn.answered:
                 turn.supersede()
 
-    def begin(self, turn: Turn) -> asyncio.Future[Message | None]:
-        turn.behind_another = any(
+    def start(self, turn: Turn) -> asyncio.Future[Message | None]:
+        turn.is_queued = any(
             other.conversation_id != turn.conversation_id or not other.answered for other in self._turns
         )
         self._turns.append(turn)
         reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
-        if turn.waits is not None:  # `stop` would also end another command's reply in this chat
+        if turn.on_start is not None:  # `stop` would also end another command's reply in this chat
             reply.add_done_callback(lambda reply: turn.stop() if reply.cancelled() else None)
         self._parts.background.begin(self._run(turn, reply))
         return reply
@@ -118,66 +118,66 @@ class Turns:
                 reply.set_result(message)
 
         try:
-            turn.beginning = await self._stored(turn)
-            if turn.beginning is not None:
+            turn.start = await self._store_question(turn)
+            if turn.start is not None:
                 chat, events = turn.conversation_id, self._parts.events
                 model = (await self._parts.answer_settings(chat)).model
                 async with self._parts.slots.turn(
                     chat, model, lambda ahead: events.publish(WaitingForChat(chat, ahead))
                 ):
-                    if turn.waits is not None:
+                    if turn.on_start is not None:
                         others = [other for other in self._turns if other is not turn and not other.answered]
-                        later = {other.beginning.question_id for other in others if other.waits and other.beginning}
+                        later = {other.start.question_id for other in others if other.on_start and other.start}
                         with contextlib.suppress(StorageFailed):  # it stays put and is answered there
-                            database, question = self._parts.database, turn.beginning.question_id
+                            database, question = self._parts.database, turn.start.question_id
                             if await self._parts.worker.run(database.move_to_end, question, later):
                                 events.publish(MessagesChanged(chat))
                         if not turn.stopped:
-                            turn.waits()
+                            turn.on_start()
                     await turn.run(done)
-                self._over()
+                self._on_slot_changed()
                 await self._parts.absorb()
         except StorageFailed as error:  # from the answer settings; turns report their own
             self._parts.events.publish(TurnFailed(turn.conversation_id, error))
         finally:
-            if turn.beginning is not None and not (reply.done() and reply.result()):
-                await self._give_up(turn, turn.beginning)
+            if turn.start is not None and not (reply.done() and reply.result()):
+                await self._mark_unanswered(turn, turn.start)
             done(None)
             self._turns.remove(turn)
 
-    async def _stored(self, turn: Turn) -> Beginning | None:
+    async def _store_question(self, turn: Turn) -> TurnStart | None:
         """Store the question first; None if that failed, and the text goes back to the sender."""
         conversation_id, parts = turn.conversation_id, self._parts
         try:
             others = [other for other in self._turns if other is not turn and other.conversation_id == conversation_id]
-            if turn.waits is None and not all(other.answered for other in others):
+            if turn.on_start is None and not all(other.answered for other in others):
                 raise StillAnswering
             self.end_settling(conversation_id)
             await parts.unwritten.write()
             if turn.attachments:
-                chat = None if turn.begins_chat else conversation_id
-                await self._context.check_fits(chat, turn.words or "", turn.attachments)
+                chat = None if turn.creates_chat else conversation_id
+                await self._context.check_fits(chat, turn.text or "", turn.attachments)
             model = parts.new_chats_model()
 
-            def store() -> Beginning:
+            def store() -> TurnStart:
                 with parts.database.transaction():
-                    beginning = turn.begin()
+                    beginning = turn.store_question()
                     if model:
                         remember_model(parts.database, conversation_id, model, replace=False)
                     return beginning
 
             beginning = await parts.worker.run(store)
         except KvchatError as error:
-            if turn.words is None:
+            if turn.text is None:
                 parts.events.publish(TurnFailed(conversation_id, error))
             else:
-                parts.events.publish(QuestionNotStored(conversation_id, turn.words, error, turn.attachments))
+                parts.events.publish(QuestionNotStored(conversation_id, turn.text, error, turn.attachments))
             return None
         parts.events.publish(ConversationsChanged())
         parts.events.publish(MessagesChanged(conversation_id))
         return beginning
 
-    async def _give_up(self, turn: Turn, beginning: Beginning) -> None:
+    async def _mark_unanswered(self, turn: Turn, beginning: TurnStart) -> None:
         """Mark an unanswered question as waiting for a model or for nobody."""
         with contextlib.suppress(StorageFailed):
             model = (await self._parts.answer_settings(turn.conversation_id)).model

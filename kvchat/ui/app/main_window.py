@@ -277,7 +277,9 @@ class MainWindow(QMainWindow):
             "rename": self._rename,
             "sidebar": self.place.toggle_sidebar,
             "full-screen": self.place.toggle_full_screen,
-            "name": lambda: self._with_open(lambda id: self.runner.start(self.runtime.chat.titles.name(id))),
+            "name": lambda: self._with_open(
+                lambda id: self.runner.start(self.runtime.chat.title_generator.generate(id))
+            ),
             "delete": lambda: self._with_open(lambda id: self.sidebar.delete_requested.emit([id])),
             "undo": self.notices.undo_last,
             "deleted": self.side_windows.open_deleted,

@@ -69,7 +69,7 @@ class ContextMeter(QWidget):
 
     def show_use(self, use: ContextUse | None, forecast: Forecast | None = None) -> None:
         """Show how full the context is and how long the reply would wait; None if unknown."""
-        wait = forecast.of_message if forecast else ""
+        wait = forecast.message_text if forecast else ""
         self.wait.set_text(wait)
         self.wait.setVisible(bool(wait))
         self.bar.setVisible(use is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvchat.chat import events as chat
-from kvchat.chat.turn.receipts import UNUSED, WHERE, verdict_of, where_from, where_told
+from kvchat.chat.turn.receipts import SOURCE_LABELS, UNUSED_MEMORY, receipt_source_label, receipt_verdict, source_label
 from kvchat.session import events as session
 from kvchat.session.proof import Source, Verdict
 from kvchat.words.language import N_, _, mark, number, several
@@ -93,7 +93,7 @@ class TurnStory:
                 self._fresh()
                 self._reading_ended()
                 if (verdict := event.verdict) is not None:
-                    where = where_from(verdict, event.cached_tokens, event.prompt_tokens, event.earlier_tokens)
+                    where = source_label(verdict, event.cached_tokens, event.prompt_tokens, event.earlier_tokens)
                     self._say_where(verdict, where, event.restore_ms)
                 self._say("ttft", _("first token after {ttft_ms}", ttft_ms=duration(event.ttft_ms)))
             case chat.Speed(tokens_per_second=speed) if speed:  # 0 until measured
@@ -123,7 +123,7 @@ class TurnStory:
                 self._say("restore", _("loaded {count} in {ms}", count=size(count), ms=duration(ms)))
             case session.RestoreFailed(reason=reason, hollow=hollow):
                 self._restored, self._failed = None, None if hollow else reason
-                unused = f"{_(READ_AGAIN)}{mark(': ')}{_(UNUSED)}"
+                unused = f"{_(READ_AGAIN)}{mark(': ')}{_(UNUSED_MEMORY)}"
                 words = unused if hollow else _("not loaded: {reason}", reason=reason.words)
                 self._say("restore", words, "warn")
 
@@ -150,16 +150,17 @@ class TurnStory:
         else:
             if (receipt := event.receipt) is not None:
                 restored_ms = 0.0 if receipt.prefetched else receipt.restore_ms
-                self._say_where(verdict_of(receipt), where_told(receipt), restored_ms)
+                self._say_where(receipt_verdict(receipt), receipt_source_label(receipt), restored_ms)
             if (speed := self._remarks.get("speed")) is not None:
                 exact = receipt.tokens_per_second if receipt else None
                 self._say("speed", per_second(exact) if exact else speed.text)
         self._restored = self._failed = None
 
     def _say_where(self, verdict: Verdict, where: str, restored_ms: float) -> None:
-        more, tone = "", "good" if verdict.source is not Source.COLD and where == _(WHERE[verdict.source]) else ""
+        is_reused = verdict.source is not Source.COLD and where == _(SOURCE_LABELS[verdict.source])
+        more, tone = "", "good" if is_reused else ""
         if verdict.hollow:
-            more, tone = _(UNUSED), "warn"
+            more, tone = _(UNUSED_MEMORY), "warn"
         elif verdict.source is Source.COLD and self._failed:
             more, tone = self._failed.words, "warn"
         elif verdict.source in (Source.WARM, Source.DISK) and where != _(READ) and self._restored:

@@ -59,7 +59,7 @@ class ChatController(Controller):
 
         for changed in (views.composer.editor.textChanged, views.composer.chips.changed):
             changed.connect(prepare)
-        views.strip.stop.clicked.connect(lambda: runtime.chat.preparing.stop(self.current or NEW_CHAT_ID))
+        views.strip.stop.clicked.connect(lambda: runtime.chat.read_ahead.stop(self.current or NEW_CHAT_ID))
         views.transcript.retry_requested.connect(self.retry)
         views.transcript.tail.first.clicked.connect(self.go_first)
         self.models = QMenu(views.transcript)
@@ -150,7 +150,7 @@ class ChatController(Controller):
                 _("Reply to this chat first?"),
                 _("This stops the reply in “{title}”. You can continue it later.", title=title),
                 _("Reply here first"),
-                lambda: self._runtime.chat.turns.go_first(here),
+                lambda: self._runtime.chat.turns.prioritize(here),
                 keep=_("Wait"),
             )
 

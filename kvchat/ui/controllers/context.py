@@ -82,7 +82,7 @@ class ContextController(Controller):
         self._shown = number
         self._show(use)
         fits = written and not (use and use.over)
-        forecast = await chat.forecasts.of_message(conversation_id, draft, attachments) if fits else None
+        forecast = await chat.forecasts.forecast_message(conversation_id, draft, attachments) if fits else None
         if conversation_id == self._chat.current and number == self._shown:
             self._forecast = forecast
             self._show(self._use)

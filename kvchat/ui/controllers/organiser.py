@@ -47,7 +47,7 @@ class OrganiserController(Controller):
         runtime, id, add = self._runtime, chat.id, menu.addAction
         of_one = [
             add(_("Rename"), rename),
-            add(words_of("name"), lambda: self._runner.start(runtime.chat.titles.name(id))),
+            add(words_of("name"), lambda: self._runner.start(runtime.chat.title_generator.generate(id))),
             settings := add(words_of("chat-settings"), lambda: self.settings_requested.emit(id)),
         ]
         menu.addSeparator()
@@ -100,7 +100,7 @@ class OrganiserController(Controller):
         self._runner.start(work())
 
     async def _verify(self, id: str) -> None:
-        if await self._runtime.chat.verifying.verify(id):
+        if await self._runtime.chat.memory_verifier.verify(id):
             self._views.notices.tell(_("The memory of this chat was verified"), self._chat.conversations.title(id))
 
     async def show_imported(self, ids: list[str]) -> None:

@@ -114,5 +114,5 @@ class SidebarController(Controller):
 
     async def _foresee(self) -> None:
         chats, self._unforetold = self._unforetold, {}
-        self._forecasts |= await self._runtime.chat.forecasts.of_chats(chats)
+        self._forecasts |= await self._runtime.chat.forecasts.forecast_chats(chats)
         self._sidebar.list.viewport().update()

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from kvchat.chat.record.messages import Receipt
-from kvchat.chat.turn.receipts import where_told
+from kvchat.chat.turn.receipts import receipt_source_label
 from kvchat.gateway.medicine.rules import RULES
 from kvchat.gateway.requests import Passage, Stage, Sum, Total
 from kvchat.kvstore.savepoint import program_of
@@ -132,7 +132,7 @@ def source_of(passage: Passage) -> Source:
 
 def chip_of(passage: Passage) -> str:
     receipt = receipt_of(passage)
-    return where_told(receipt) if receipt else ""
+    return receipt_source_label(receipt) if receipt else ""
 
 
 _MOST = 50  # requests kept per program

@@ -157,7 +157,7 @@ class Row:
 
     @property
     def state(self) -> str:
-        told = [self.forecast.of_chat] if self.forecast else []
+        told = [self.forecast.chat_text] if self.forecast else []
         return listed([*told, *(words for _, words in self.badges)])
 
 
@@ -263,7 +263,7 @@ class ConversationDelegate(ItemDelegate):
         """
         side, rect = self.look.px(_BADGE), option.rect
         names = [name for name, _words in row.badges]
-        if row.forecast and row.forecast.noticeable:
+        if row.forecast and row.forecast.is_noticeable:
             names.append("clock")
         for number, name in enumerate(names, 1):
             box = QRect(rect.right() - 8 - number * side, rect.center().y() - side // 2 + 1, side, side)

@@ -21,7 +21,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QGridLayout, QSizePolicy, QWidget
 
 from kvchat.chat.events import Event, ReplyFinished
-from kvchat.chat.turn.receipts import KINDS, Statistics
+from kvchat.chat.turn.receipts import REPLY_KINDS, ReplyStatistics
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import STRETCH, button, clear, column, label, row
 from kvchat.ui.base.tasks import TaskRunner
@@ -147,7 +147,7 @@ EMPTY = N_("No replies yet. This page will show how much reprocessing time your 
 class SavedPanel(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _(TIME_SAVED), parent, size=(620, 620), least=(420, 380))
-        self.shown: Statistics | None = None
+        self.shown: ReplyStatistics | None = None
         self.total, self.estimate = label(kind="title", wraps=True), label(kind="muted", wraps=True)
         self.saved = DayBars(look, _("Time saved per day"), lambda seconds: rough_duration(seconds) if seconds else "0")
         self.day = label(kind="small", wraps=True)
@@ -180,11 +180,11 @@ class SavedPanel(Panel):
         super().showEvent(event)
         self._leave.setFocus()
 
-    def show_statistics(self, statistics: Statistics) -> None:
+    def show_statistics(self, statistics: ReplyStatistics) -> None:
         self.shown = statistics
         self._page.setVisible(bool(statistics.count))
         self.empty.setVisible(not statistics.count)
-        saved = [statistics.on(day)[1] for day in statistics.days]
+        saved = [statistics.day_totals(day)[1] for day in statistics.days]
         unit = next((seconds for seconds in (3600, 60) if max(saved) > seconds), 1)
         self.saved.show_days(statistics.days, saved, unit)
         total = _("{time} saved", time=roughly(sum(saved)))
@@ -212,12 +212,12 @@ class SavedPanel(Panel):
         self.saved.point(day)
         self.saved.setAccessibleDescription(words)
 
-    def _fill_kinds(self, statistics: Statistics) -> None:
+    def _fill_kinds(self, statistics: ReplyStatistics) -> None:
         clear(self.kinds)
         for place, words in enumerate((_("replies"), _("time to first token"), _("saved")), 1):
             self.kinds.addWidget(label(words, "small", wraps=True), 0, place, Qt.AlignmentFlag.AlignRight)
-        for kind in KINDS:
-            count, saved, first = statistics.of_kind(kind)
+        for kind in REPLY_KINDS:
+            count, saved, first = statistics.kind_totals(kind)
             if not count:
                 continue
             line = self.kinds.rowCount()
@@ -226,10 +226,10 @@ class SavedPanel(Panel):
                 self.kinds.addWidget(label(words, wraps=True), line, place, Qt.AlignmentFlag.AlignRight)
 
 
-def _of_day(statistics: Statistics, place: int) -> str:
+def _of_day(statistics: ReplyStatistics, place: int) -> str:
     """Return a day in words: "22 November: 34 replies, about 3 min saved"."""
     day = statistics.days[place]
-    count, saved = statistics.on(day)
+    count, saved = statistics.day_totals(day)
     parts = [several(count, "{count} reply", "{count} replies") if count else _("no replies")]
     if saved:
         parts.append(_("{time} saved", time=roughly(saved)))

@@ -23,7 +23,15 @@ from PySide6.QtWidgets import (
 )
 
 from kvchat.chat.record.messages import UNFINISHED_STATES, Message, MessageState, Receipt
-from kvchat.chat.turn.receipts import Phase, Span, model_of, receipt_details, receipt_line, receipt_sentence, timeline
+from kvchat.chat.turn.receipts import (
+    Phase,
+    PhaseSpan,
+    receipt_details,
+    receipt_line,
+    receipt_model,
+    receipt_sentence,
+    timeline,
+)
 from kvchat.engine.speaking.errors import EngineFailed, FailureKind
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
@@ -147,7 +155,7 @@ class MessageActions(QWidget):
 class TimelineBar(RoundBar):
     """Steps side by side, as wide as their duration; those before Send are paler."""
 
-    def __init__(self, look: Look, steps: Sequence[Span], width: int = 200, height: int = 10) -> None:
+    def __init__(self, look: Look, steps: Sequence[PhaseSpan], width: int = 200, height: int = 10) -> None:
         super().__init__(look, width, height)
         self._steps = steps
 
@@ -173,9 +181,9 @@ class TimelineBar(RoundBar):
 
 
 class Timeline(QWidget):
-    def __init__(self, look: Look, steps: Sequence[Span]) -> None:
+    def __init__(self, look: Look, steps: Sequence[PhaseSpan]) -> None:
         super().__init__()
-        self.words = [f"{step.words} {duration(step.ms)}" for step in steps]
+        self.words = [f"{step.label} {duration(step.ms)}" for step in steps]
         legend = FlowLayout(spacing=3)
         for step, words in zip(steps, self.words, strict=True):
             mark = TimelineBar(look, [step], _MARK, _MARK)
@@ -236,7 +244,7 @@ class ReplyFooter(QWidget):
             self._lines.addWidget(self.receipt)
         elif message.receipt is not None and message.receipt.model_name:
             model = ElidedLabel("small")
-            model.set_text(model_of(message.receipt))
+            model.set_text(receipt_model(message.receipt))
             self._lines.addWidget(model)
         self._actions = actions
         end = Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignRight

@@ -14,7 +14,7 @@ STORY = "A long story of the river and the garden. " * 20
 
 
 async def told(stage: Stage, *chats: str) -> list[Forecast]:
-    forecasts = await stage.runtime.chat.forecasts.of_chats(dict.fromkeys(chats))
+    forecasts = await stage.runtime.chat.forecasts.forecast_chats(dict.fromkeys(chats))
     return [forecasts[chat] for chat in chats]
 
 
@@ -27,9 +27,9 @@ async def test_each_chat_tells_where_it_is(stage: Stage) -> None:
     await stage.answered(first, STORY)
     await stage.answered(second, STORY)
     forecasts = await told(stage, empty, cold, first, second)
-    assert [one.begun for one in forecasts] == [False, True, True, True]
+    assert [one.has_messages for one in forecasts] == [False, True, True, True]
     assert [one.source for one in forecasts[1:]] == [Source.COLD, Source.WARM, Source.HOT]
-    assert forecasts[1].to_read > 200 > 20 > max(one.to_read for one in forecasts[2:])
+    assert forecasts[1].tokens_to_read > 200 > 20 > max(one.tokens_to_read for one in forecasts[2:])
     stage.runtime._store.restoring.keep_in_memory(0)
     assert [one.source for one in await told(stage, first)] == [Source.DISK]
     stage.runtime._store.inventory.delete_all()
@@ -48,36 +48,36 @@ async def test_a_branch_whose_end_was_not_saved_tells_what_is_to_be_read_after_t
     assert forecast.source in (Source.WARM, Source.DISK)
     receipt = await stage.answered(chat, "Go on.")
     assert receipt.cached_tokens == before
-    assert forecast.to_read == pytest.approx(receipt.prompt_tokens - before, rel=0.3)
+    assert forecast.tokens_to_read == pytest.approx(receipt.prompt_tokens - before, rel=0.3)
 
 
 async def test_what_is_told_of_a_message_is_what_its_reply_then_finds(stage: Stage) -> None:
     chat, other = await stage.chat(), await stage.chat()
     forecasts = stage.runtime.chat.forecasts
-    assert await forecasts.of_message(chat, "Hello?") is None  # no engine is ready
+    assert await forecasts.forecast_message(chat, "Hello?") is None  # no engine is ready
     await stage.answered(chat, STORY)
     for text, source in (("And then?", Source.HOT), (f"{STORY} And now?", Source.WARM)):
         if source is not Source.HOT:
             await stage.answered(other)
-        forecast = await forecasts.of_message(chat, text)
+        forecast = await forecasts.forecast_message(chat, text)
         receipt = await stage.answered(chat, text)
         assert forecast.source is receipt.source is source
-        assert forecast.to_read == pytest.approx(
+        assert forecast.tokens_to_read == pytest.approx(
             receipt.prompt_tokens - receipt.cached_tokens, abs=16
         )  # how the reply begins
-    new = await forecasts.of_message(None, STORY.swapcase())
-    assert (new.source, new.to_read > 200) == (Source.COLD, True)
+    new = await forecasts.forecast_message(None, STORY.swapcase())
+    assert (new.source, new.tokens_to_read > 200) == (Source.COLD, True)
 
 
 async def test_what_was_read_ahead_does_not_count(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
-    before = await stage.runtime.chat.forecasts.of_message(chat, STORY)
+    before = await stage.runtime.chat.forecasts.forecast_message(chat, STORY)
     stage.runtime.chat.select(chat)
     stage.runtime.chat.prepare(chat, STORY)
     await stage.runtime.chat.idle()
-    after = await stage.runtime.chat.forecasts.of_message(chat, STORY)
-    assert after.to_read < 30 < 200 < before.to_read
+    after = await stage.runtime.chat.forecasts.forecast_message(chat, STORY)
+    assert after.tokens_to_read < 30 < 200 < before.tokens_to_read
 
 
 def after(least: float, most: float | None = None) -> TimeRange:
@@ -85,19 +85,19 @@ def after(least: float, most: float | None = None) -> TimeRange:
 
 
 def test_only_a_wait_that_would_be_noticed_is_told() -> None:
-    assert Forecast(Source.HOT, 0, after(0.4)).of_message == ""
-    assert Forecast(Source.HOT, 0, after(0.4)).of_chat == "still loaded: replies immediately"
-    assert Forecast(Source.COLD, 2100).of_chat == "must be reprocessed"
+    assert Forecast(Source.HOT, 0, after(0.4)).message_text == ""
+    assert Forecast(Source.HOT, 0, after(0.4)).chat_text == "still loaded: replies immediately"
+    assert Forecast(Source.COLD, 2100).chat_text == "must be reprocessed"
     cold = Forecast(Source.COLD, 2100, after(4.2))
-    assert cold.of_chat == "must be reprocessed: replies in about 4 s"
-    assert cold.of_message == "about 4 s: 2,100 tokens to process"
-    assert Forecast(Source.DISK, 12, after(1.6)).of_message == (
+    assert cold.chat_text == "must be reprocessed: replies in about 4 s"
+    assert cold.message_text == "about 4 s: 2,100 tokens to process"
+    assert Forecast(Source.DISK, 12, after(1.6)).message_text == (
         "about 2 s: loading the chat memory, 12 tokens to process"
     )
-    assert Forecast(Source.WARM, 0, after(0.2)).of_chat == "remembered, in memory: replies in a moment"
-    assert Forecast(Source.COLD, 0, begun=False).of_chat == "no messages yet"
+    assert Forecast(Source.WARM, 0, after(0.2)).chat_text == "remembered, in memory: replies in a moment"
+    assert Forecast(Source.COLD, 0, has_messages=False).chat_text == "no messages yet"
     varied = Forecast(Source.COLD, 2100, after(59, 170))
-    assert (varied.of_chat, varied.of_message) == (
+    assert (varied.chat_text, varied.message_text) == (
         "must be reprocessed: replies in 1 to 3 min",
         "1 to 3 min: 2,100 tokens to process",
     )

@@ -472,7 +472,7 @@ async def test_who_waits_knows_for_whom_and_can_be_put_first(stage: Stage) -> No
     assert {event.other for event in stage.of(WaitingForChat)} == {talking}
     chat = stage.runtime.chat
     assert [chat.slots.ahead_of(id) for id in (talking, second, third)] == [None, talking, talking]
-    chat.turns.go_first(third)
+    chat.turns.prioritize(third)
     stopped = await one  # or the reply ends by itself on a busy machine
     stage.fake.set(FAKE_HOLD_DURING=None)
     assert stopped.state is MessageState.STOPPED
@@ -495,7 +495,7 @@ async def test_a_database_that_fails_before_the_reply_is_said_and_no_bug(
     chat, other = await stage.chat(), await stage.chat()
     await stage.answered(chat)
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
-    reading, ask = database.reading, turns.ask
+    reading, ask = database.reading, turns.store_question
 
     def fail_after_these() -> contextlib.AbstractContextManager[sqlite3.Connection]:
         left[0] -= 1
@@ -503,12 +503,12 @@ async def test_a_database_that_fails_before_the_reply_is_said_and_no_bug(
             raise StorageFailed("Your chats could not be read or written", "disk I/O error")
         return reading()
 
-    def ask_and_fail(*question: Any) -> turns.Beginning:
+    def ask_and_fail(*question: Any) -> turns.TurnStart:
         beginning = ask(*question)
         monkeypatch.setattr(database, "reading", fail_after_these)
         return beginning
 
-    monkeypatch.setattr(turns, "ask", ask_and_fail)
+    monkeypatch.setattr(turns, "store_question", ask_and_fail)
     reply = await stage.runtime.chat.send(other, "And then?")
     await stage.runtime.chat.idle()
     monkeypatch.undo()

@@ -12,9 +12,9 @@ import pytest
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import MessageState, Receipt, Role, parse_receipt, receipt_to_json
 from kvchat.chat.turn.receipts import (
-    KINDS,
-    LEAST_DAYS,
-    MOST_DAYS,
+    MAX_DAYS,
+    MIN_DAYS,
+    REPLY_KINDS,
     Phase,
     read_statistics,
     receipt_details,
@@ -118,7 +118,7 @@ def test_a_speed_that_was_not_measured_is_not_told() -> None:
 
 def test_the_timeline_goes_from_before_send_to_after_the_reply() -> None:
     whole = replace(AHEAD, settle_ms=220.0, save_ms=90.0)
-    assert [(step.words, round(step.ms)) for step in timeline(whole)] == [
+    assert [(step.label, round(step.ms)) for step in timeline(whole)] == [
         ("Processed ahead", 9500),
         ("Loading", 21),
         ("Processing", 200),
@@ -127,7 +127,7 @@ def test_the_timeline_goes_from_before_send_to_after_the_reply() -> None:
         ("Finalizing", 220),
         ("Saving", 90),
     ]
-    assert timeline(replace(whole, prefetched=True))[0].words == "Loaded ahead"
+    assert timeline(replace(whole, prefetched=True))[0].label == "Loaded ahead"
     assert [step.phase for step in timeline(COLD)][-1] is Phase.WRITING
     assert ("After the reply", "finalized in 0.22 s, saved in 90 ms") in receipt_details(whole)
     assert ("After the reply", "finalized in 0.22 s, not saved") in receipt_details(replace(whole, save_ms=None))
@@ -162,7 +162,7 @@ def test_replies_are_added_up_by_what_they_went_on_from(database: Database) -> N
     for reason in (ReasonCode.FIRST_REPLY, ReasonCode.NOTHING_SAVED):
         written(database, a_miss(reason))
     found = read_statistics(database.file, TODAY)
-    assert [found.of_kind(kind) for kind in KINDS] == [
+    assert [found.kind_totals(kind) for kind in REPLY_KINDS] == [
         (2, 60.0, 0.3),
         (1, 30.0, 0.3),
         (1, 30.0, 0.3),
@@ -176,22 +176,22 @@ def test_replies_are_added_up_by_what_they_went_on_from(database: Database) -> N
 def test_days_are_those_of_the_clock_here_and_of_the_last_ones_only(database: Database) -> None:
     written(database, A_RECEIPT, 0, time(23, 59, 59))
     written(database, A_RECEIPT, 1, time(0, 0, 1))
-    written(database, A_RECEIPT, MOST_DAYS - 1, time(0, 0, 1))
-    written(database, A_RECEIPT, MOST_DAYS, time(23, 59, 59))
+    written(database, A_RECEIPT, MAX_DAYS - 1, time(0, 0, 1))
+    written(database, A_RECEIPT, MAX_DAYS, time(23, 59, 59))
     written(database, A_RECEIPT, -1)  # by a clock that was wrong
     found = read_statistics(database.file, TODAY)
-    some = TODAY, TODAY - timedelta(days=1), TODAY - timedelta(days=MOST_DAYS - 1)
+    some = TODAY, TODAY - timedelta(days=1), TODAY - timedelta(days=MAX_DAYS - 1)
     assert {one.day for one in found.replies} == set(some)
-    assert [found.on(day) for day in some] == [(1, 30.0)] * 3
-    assert found.on(TODAY - timedelta(days=2)) == (0, 0)
-    assert len(found.days) == MOST_DAYS
+    assert [found.day_totals(day) for day in some] == [(1, 30.0)] * 3
+    assert found.day_totals(TODAY - timedelta(days=2)) == (0, 0)
+    assert len(found.days) == MAX_DAYS
     assert found.days[-1] == TODAY
 
 
 def test_a_new_user_sees_a_fortnight(database: Database) -> None:
-    assert len(read_statistics(database.file, TODAY).days) == LEAST_DAYS
+    assert len(read_statistics(database.file, TODAY).days) == MIN_DAYS
     written(database, A_RECEIPT)
-    assert len(read_statistics(database.file, TODAY).days) == LEAST_DAYS
+    assert len(read_statistics(database.file, TODAY).days) == MIN_DAYS
 
 
 @pytest.mark.parametrize(

@@ -23,5 +23,5 @@ def test_thinking_is_timed_from_its_first_token_to_the_first_of_the_reply(monkey
     chunks = {10.0: "Let me", 15.0: " think", 22.3: "", 30.0: ""}
     for now, thinking in chunks.items():
         monkeypatch.setattr(time, "perf_counter", lambda now=now: now)
-        writer.take(ChatChunk(thinking=thinking, text="" if thinking else "Yes"))
+        writer.add_chunk(ChatChunk(thinking=thinking, text="" if thinking else "Yes"))
     assert [e.thinking_ms for e in told if isinstance(e, ReplyDelta)] == [None, None, 12_300.0, 12_300.0]

@@ -51,7 +51,7 @@ async def test_what_was_saved_from_one_slot_is_restored_into_another(two: Stage)
         await two.answered(chat, topic)
     slots = two.runtime.chat.slots
     assert [slots.of(chat) for chat in chats] == [None, slots.all[1], slots.all[0]]
-    foretold = await two.runtime.chat.forecasts.of_chats(dict.fromkeys(chats))
+    foretold = await two.runtime.chat.forecasts.forecast_chats(dict.fromkeys(chats))
     assert [foretold[chat].source is Source.HOT for chat in chats] == [False, True, True]
     await two.answered(chats[1], "Go on.")
     receipt = await two.answered(chats[2], "Go on.")

@@ -10,7 +10,7 @@ from kvchat.chat.events import ConversationsChanged
 from kvchat.chat.record.messages import Conversation, MessageState, Role
 from kvchat.chat.record.titles import TITLE_REQUEST
 from kvchat.chat.turn import titles as titles_module
-from kvchat.chat.turn.titles import NoTitle, is_due
+from kvchat.chat.turn.titles import NoTitle, is_title_due
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.wire import Sampling
 from tests.chat.stage import QUESTION, Stage
@@ -23,13 +23,13 @@ async def begun(stage: Stage, reply: str = TITLE) -> str:
     """A chat with one reply; from then on the model answers with `reply`."""
     chat = await stage.chat()
     await stage.answered(chat)
-    stage.runtime.chat.titles.begin(lambda: True)
+    stage.runtime.chat.title_generator.enable(lambda: True)
     stage.fake.set(FAKE_REPLY=reply)
     return chat
 
 
 async def have_time(stage: Stage) -> None:
-    stage.runtime.chat.titles.come()
+    stage.runtime.chat.title_generator.generate_due()
     await stage.runtime.chat.idle()
 
 
@@ -48,7 +48,7 @@ def asked(stage: Stage) -> list[dict[str, Any]]:
 
 
 async def due(stage: Stage, chat: str) -> bool:
-    return await stage.runtime._worker.run(is_due, stage.runtime._database, chat)
+    return await stage.runtime._worker.run(is_title_due, stage.runtime._database, chat)
 
 
 async def test_a_new_chat_is_named_soon_after_its_first_reply(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,10 +108,10 @@ async def test_a_message_ends_it_at_once_and_finds_the_slot_as_it_was(
     chat = await begun(stage, "a " * 100)
     saved = stage.save_points()[-1]
     stage.fake.set(FAKE_TOKEN_DELAY=0.3)  # six seconds for all that it may say
-    stage.runtime.chat.titles.come()
+    stage.runtime.chat.title_generator.generate_due()
     await stage.until(lambda: asked(stage))
     sent = stage.runtime.chat.send(chat, "And the harbour?")
-    await stage.runtime.chat.titles.idle()
+    await stage.runtime.chat.title_generator.idle()
     stage.fake.set(FAKE_TOKEN_DELAY=None, FAKE_REPLY=TITLE)
     reply = await sent
     await stage.runtime.chat.idle()
@@ -125,7 +125,7 @@ async def test_a_message_ends_it_at_once_and_finds_the_slot_as_it_was(
 async def test_a_name_given_meanwhile_stays(stage: Stage) -> None:
     chat = await begun(stage)
     stage.fake.set(FAKE_TOKEN_DELAY=0.2)
-    stage.runtime.chat.titles.come()
+    stage.runtime.chat.title_generator.generate_due()
     await stage.until(lambda: asked(stage))
     await stage.runtime.chat.rename(chat, "Mine")
     await stage.runtime.chat.idle()
@@ -151,16 +151,16 @@ async def test_a_reply_that_was_cut_off_is_waited_for(stage: Stage) -> None:
     reply = await stage.runtime.chat.send(chat, QUESTION, Sampling(max_tokens=4))
     await stage.runtime.chat.idle()
     assert reply.state is MessageState.LIMITED
-    stage.runtime.chat.titles.begin(lambda: True)
+    stage.runtime.chat.title_generator.enable(lambda: True)
     await have_time(stage)
     assert not asked(stage)
 
 
 async def test_only_chats_begun_here_are_named_and_only_if_that_is_wished(stage: Stage) -> None:
     chat = await begun(stage)
-    stage.runtime.chat.titles.begin(lambda: False)
+    stage.runtime.chat.title_generator.enable(lambda: False)
     await have_time(stage)
-    stage.runtime.chat.titles.begin(lambda: True)
+    stage.runtime.chat.title_generator.enable(lambda: True)
     database = stage.runtime._database
     imported = await stage.runtime._worker.run(database.create_conversation, "From elsewhere")
     complete = MessageState.COMPLETE
@@ -187,7 +187,7 @@ async def test_what_is_thought_first_is_no_title(stage: Stage) -> None:
 async def test_closing_does_not_wait_for_a_title(stage: Stage) -> None:
     chat = await begun(stage)
     stage.fake.set(FAKE_TOKEN_DELAY=3600)
-    stage.runtime.chat.titles.come()
+    stage.runtime.chat.title_generator.generate_due()
     await stage.until(lambda: asked(stage))
     assert await due(stage, chat)
     await stage.runtime.close()
@@ -196,7 +196,7 @@ async def test_closing_does_not_wait_for_a_title(stage: Stage) -> None:
 async def test_the_user_can_have_any_chat_named(stage: Stage) -> None:
     chat = await begun(stage)
     await stage.runtime.chat.rename(chat, "Mine")
-    await stage.runtime.chat.titles.name(chat)
+    await stage.runtime.chat.title_generator.generate(chat)
     assert ((await shown(stage, chat)).title, (await shown(stage, chat)).title_by_user) == (TITLE, False)
 
 
@@ -207,7 +207,7 @@ async def test_where_that_fails_the_name_stays_and_the_user_is_told(stage: Stage
     if not asked_at_all:
         await stage.runtime.stop_engine()
     with pytest.raises(NoTitle):
-        await stage.runtime.chat.titles.name(chat)
+        await stage.runtime.chat.title_generator.generate(chat)
     assert len(asked(stage)) == asked_at_all
     assert ((await shown(stage, chat)).title, (await shown(stage, chat)).title_by_user) == ("Mine", True)
     assert not await due(stage, chat)
@@ -216,7 +216,7 @@ async def test_where_that_fails_the_name_stays_and_the_user_is_told(stage: Stage
 async def test_a_chat_that_is_being_named_anyway_can_be_named_by_the_user_too(stage: Stage) -> None:
     chat = await begun(stage)
     stage.fake.set(FAKE_TOKEN_DELAY=0.1)
-    stage.runtime.chat.titles.come()
+    stage.runtime.chat.title_generator.generate_due()
     await stage.until(lambda: asked(stage))
-    await stage.runtime.chat.titles.name(chat)
+    await stage.runtime.chat.title_generator.generate(chat)
     assert (await shown(stage, chat)).title == TITLE

@@ -125,7 +125,7 @@ async def test_stop_ends_the_waiting_and_keeps_the_words(stage: Stage, fake_engi
     first = stage.runtime.chat.send(chat, "One")
     await stage.until(lambda: stage.runtime.chat.answering)
     begun: list[bool] = []
-    waiting = stage.runtime.chat.send(chat, "Two", waits=lambda: begun.append(True))
+    waiting = stage.runtime.chat.send(chat, "Two", on_start=lambda: begun.append(True))
     await stage.until(
         lambda: "Two" in stage.home.joinpath("data", "conversations.db-wal").read_bytes().decode("latin-1")
     )

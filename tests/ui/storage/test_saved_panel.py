@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import ReplyFinished
-from kvchat.chat.turn.receipts import KINDS, MOST_DAYS
+from kvchat.chat.turn.receipts import MAX_DAYS, REPLY_KINDS
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.storage.saved_panel import SavedPanel
 from tests.ui.fake_runtime import TODAY, FakeRuntime, a_receipt, counted
@@ -64,14 +64,14 @@ async def test_the_sums_and_where_they_come_from(furnished: FakeRuntime, window:
     assert panel.total.text() == "About 9 min saved"
     assert panel.estimate.text() == "Less waiting in the last 14 days, over 70 replies."
     shown = labels(panel)
-    for kind in KINDS:
+    for kind in REPLY_KINDS:
         assert shown[shown.index(kind) + 1 : shown.index(kind) + 3][0] == "10"
 
 
 async def test_arrow_keys_and_the_pointer_tell_of_a_day(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
-    furnished.chat.counted = counted(TODAY - timedelta(days=MOST_DAYS - 1))
+    furnished.chat.counted = counted(TODAY - timedelta(days=MAX_DAYS - 1))
     panel = await opened(window)
     panel.saved.setFocus()
     qtbot.keyClick(panel.saved, Qt.Key.Key_Left)
@@ -79,7 +79,7 @@ async def test_arrow_keys_and_the_pointer_tell_of_a_day(
     qtbot.keyClick(panel.saved, Qt.Key.Key_Home)
     assert panel.day.text() == panel.saved.accessibleDescription() == "23 August: 70 replies; about 9 min saved"
     assert panel.saved.day == 0
-    for x, day in ((panel.saved.width() - 12, MOST_DAYS - 1), (2, -1)):
+    for x, day in ((panel.saved.width() - 12, MAX_DAYS - 1), (2, -1)):
         move = QMouseEvent(QEvent.Type.MouseMove, QPointF(x, 40), QPointF(x, 40), NONE, NONE, Qt.KeyboardModifier(0))
         QApplication.sendEvent(panel.saved, move)
         assert panel.saved.day == day

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from kvchat.chat.events import NotReadAhead, ReadingAhead
-from kvchat.chat.turn import preparing
+from kvchat.chat.turn import read_ahead
 from kvchat.session import reading
 from kvchat.session.events import SaveSkipped
 from kvchat.session.proof import Source
@@ -22,8 +22,8 @@ DRAFT = "What came of the garden in the end, and who looked after it when the ri
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing, "DWELL_S", 0.05)
-    monkeypatch.setattr(preparing, "PAUSE_S", 0.05)
+    monkeypatch.setattr(read_ahead, "DWELL_S", 0.05)
+    monkeypatch.setattr(read_ahead, "TYPING_PAUSE_S", 0.05)
     monkeypatch.setattr(reading, "MOST_STEP", 64)
 
 
@@ -33,7 +33,7 @@ async def shown(stage: Stage, chat: str) -> None:
 
 async def written(stage: Stage, chat: str | None, draft: str) -> None:
     stage.runtime.chat.prepare(chat, draft)
-    await stage.until(lambda: stage.runtime.chat.preparing._timer is None)
+    await stage.until(lambda: stage.runtime.chat.read_ahead._timer is None)
     await stage.runtime.chat.idle()
 
 
@@ -155,7 +155,7 @@ async def test_what_is_read_ahead_can_be_stopped_until_it_is_opened_again(stage:
     stage.fake.set(FAKE_BATCH_DELAY=0.05)
     stage.runtime.chat.select(chat)
     await stage.until(lambda: stage.of(ReadingAhead))
-    stage.runtime.chat.preparing.stop(chat)
+    stage.runtime.chat.read_ahead.stop(chat)
     await stage.runtime.chat.idle()
     assert not stage.save_points()
     stage.runtime.chat.select(other)

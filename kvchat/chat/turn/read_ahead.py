@@ -36,10 +36,10 @@ from kvchat.session.restore_cost import LEAST_GAIN
 from kvchat.session.slot import Slot
 from kvchat.words.reasons import Reason, ReasonCode
 
-PAUSE_S = 0.6  # delay after the last draft change
-AT_ONCE = 400  # characters; more at once were pasted
+TYPING_PAUSE_S = 0.6  # delay after the last draft change
+PASTE_CHARACTERS = 400  # characters; more at once were pasted
 DWELL_S = 1.0  # time on a chat before it is read if nothing can be restored
-UNSTABLE = 8  # tokens at a draft's end that typing may change
+UNSTABLE_TOKENS = 8  # tokens at a draft's end that typing may change
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ class _Target:
 
 
 @dataclass
-class _Work:
+class _PrefillJob:
     target: _Target
-    wanted: Callable[[], bool]
+    may_continue: Callable[[], bool]
     lease: Lease
     branch: list[Message]
     boundary: Tokens
     draft: Tokens = field(default=())  # the boundary and the draft's stable part, or empty
 
 
-class Preparing:
+class ReadAhead:
     """Reads ahead in the background while idle. Event-loop thread only."""
 
     def __init__(self, parts: TurnParts) -> None:
@@ -73,8 +73,8 @@ class Preparing:
         self._due = asyncio.Event()  # there may be work
         self._running = False
         self._timer: asyncio.TimerHandle | None = None
-        self._not_kept: dict[str, int] = {}  # boundary lengths for which saving failed, by chat
-        self._told: Reason | None = None  # last reported reason
+        self._failed_saves: dict[str, int] = {}  # boundary lengths for which saving failed, by chat
+        self._reported_reason: Reason | None = None  # last reported reason
 
     def select(self, conversation_id: str | None) -> None:
         self._stopped = None
@@ -82,9 +82,9 @@ class Preparing:
             self._target = None
         elif self._target is None or self._target.conversation_id != conversation_id:
             self._target = _Target(conversation_id)
-        self.begin()
+        self.start()
 
-    def write(self, conversation_id: str, draft: str, attachments: tuple[Attachment, ...]) -> None:
+    def set_draft(self, conversation_id: str, draft: str, attachments: tuple[Attachment, ...]) -> None:
         """Read a draft ahead when typing pauses, a paste at once."""
         target, before = _Target(conversation_id, draft, attachments), self._target
         if before is None or conversation_id != before.conversation_id:
@@ -95,46 +95,46 @@ class Preparing:
             return
         self._target = target
         self._forget_timer()
-        if len(draft) >= len(before.draft) + AT_ONCE or attachments != before.attachments:
-            self.begin()
+        if len(draft) >= len(before.draft) + PASTE_CHARACTERS or attachments != before.attachments:
+            self.start()
         else:
-            self._timer = asyncio.get_running_loop().call_later(PAUSE_S, self.begin)
+            self._timer = asyncio.get_running_loop().call_later(TYPING_PAUSE_S, self.start)
 
-    def leave(self, conversation_id: str) -> None:
+    def deselect(self, conversation_id: str) -> None:
         if self._target and self._target.conversation_id == conversation_id:
             self.select(None)
 
-    def changed(self, conversation_id: str) -> None:
+    def on_branch_changed(self, conversation_id: str) -> None:
         if self._target and self._target.conversation_id == conversation_id:
-            self.begin()
+            self.start()
 
     def stop(self, conversation_id: str) -> None:
         self._stopped = conversation_id
         self._parts.slots.end()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self._forget_timer()
         self._due.set()
         self._parts.slots.end(Rank.PREPARE, but=self._target.conversation_id if self._target else None)
         if self._target and not self._running:
             self._running = True
-            self._parts.background.begin(self._prepare_all())
+            self._parts.background.begin(self._run())
 
     def _forget_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    async def _prepare_all(self) -> None:
+    async def _run(self) -> None:
         events, slots = self._parts.events, self._parts.slots
         try:
             while self._due.is_set() and (target := self._target):
                 self._due.clear()
                 for read in (False, True):
-                    if read and not await self._stays(target):
+                    if read and not await self._should_read(target):
                         break
-                    work = functools.partial(self._prepare, target.conversation_id, read)
-                    if await slots.run(Rank.PREPARE, target.conversation_id, work, beside=not read) is None:
+                    job = functools.partial(self._prepare, target.conversation_id, read)
+                    if await slots.run(Rank.PREPARE, target.conversation_id, job, beside=not read) is None:
                         self._due.set()  # interrupted by other work
                         break
         except KvchatError as error:
@@ -142,10 +142,10 @@ class Preparing:
         finally:
             self._running = False
 
-    async def _stays(self, target: _Target) -> bool:
+    async def _should_read(self, target: _Target) -> bool:
         if reason := await asyncio.to_thread(self._parts.why_not_read):  # battery check may be slow
-            if reason != self._told and (target.attachments or len(target.draft) >= AT_ONCE):
-                self._told = reason
+            if reason != self._reported_reason and (target.attachments or len(target.draft) >= PASTE_CHARACTERS):
+                self._reported_reason = reason
                 self._parts.events.publish(NotReadAhead(target.conversation_id, reason))
             return False
         if self._stopped == target.conversation_id:
@@ -155,7 +155,7 @@ class Preparing:
                 await asyncio.wait_for(self._due.wait(), DWELL_S)
         return not self._due.is_set()
 
-    async def _prepare(self, owner: str, read: bool, slot: Slot, wanted: Callable[[], bool]) -> bool:
+    async def _prepare(self, owner: str, read: bool, slot: Slot, may_continue: Callable[[], bool]) -> bool:
         parts, target = self._parts, self._target
         if target is None or target.conversation_id != owner:
             return False
@@ -168,79 +168,81 @@ class Preparing:
         request = Request(messages, model=chosen.model, template=chosen.options.template)
         try:
             lease = await parts.exchange(slot, owner).ready(request)
-            return await self._work(_Work(target, wanted, lease, branch, await lease.boundary(messages)), read)
+            return await self._run_job(
+                _PrefillJob(target, may_continue, lease, branch, await lease.boundary(messages)), read
+            )
         except EngineError:
             slot.forget()
             return False
 
-    async def _work(self, work: _Work, read: bool) -> bool:
-        lease, boundary = work.lease, work.boundary
+    async def _run_job(self, job: _PrefillJob, read: bool) -> bool:
+        lease, boundary = job.lease, job.boundary
         if len(boundary) >= lease.engine.context_size:
             return False  # answering makes room for it
-        pictures = needs_vision(prompt_messages([*work.branch, work.target.message]))
-        work.draft = () if pictures else await self._stable(work)
-        loaded = await lease.load((*(work.draft or boundary), NEXT))
-        if not read or pictures or not work.wanted():
+        pictures = needs_vision(prompt_messages([*job.branch, job.target.message]))
+        job.draft = () if pictures else await self._stable_prefix(job)
+        loaded = await lease.load((*(job.draft or boundary), NEXT))
+        if not read or pictures or not job.may_continue():
             return True
         missing = len(boundary) - loaded.expected_cached
         stopped_short = loaded.ahead.tokens and loaded.expected_cached == len(boundary)  # without being saved
-        unsaved = stopped_short and self._may_keep(work) and not await lease.is_kept(boundary)
-        if work.branch and (missing >= LEAST_GAIN or unsaved):
-            label = work.branch[-1].id
+        unsaved = stopped_short and self._may_save(job) and not await lease.is_kept(boundary)
+        if job.branch and (missing >= LEAST_GAIN or unsaved):
+            label = job.branch[-1].id
 
             async def keep(stop: Tokens) -> None:
-                if self._may_keep(work) and not await lease.is_kept(stop):
+                if self._may_save(job) and not await lease.is_kept(stop):
                     await lease.settle(stop)
                     if await lease.save(stop, label=label, tell=stop == boundary) is None:
-                        self._not_kept[lease.owner] = len(boundary)
+                        self._failed_saves[lease.owner] = len(boundary)
 
-            if not await self._read(work, [boundary], loaded, keep, draft=False):
+            if not await self._read(job, [boundary], loaded, keep, draft=False):
                 return False
             self._parts.background.begin(self._parts.absorb())
-            loaded = await lease.load((*(work.draft or boundary), NEXT))
-        if len(work.draft) - loaded.expected_cached >= LEAST_GAIN:
+            loaded = await lease.load((*(job.draft or boundary), NEXT))
+        if len(job.draft) - loaded.expected_cached >= LEAST_GAIN:
             if not lease.engine.can_cut:  # discarding the draft must not cost more than reading it saves
                 cost = await lease.cost_of_return(boundary)
-                gain = lease.slots.restore_cost.prefill_ms(len(work.draft) - len(boundary))
+                gain = lease.slots.restore_cost.prefill_ms(len(job.draft) - len(boundary))
                 if cost is None or cost > gain:
                     reason = Reason(ReasonCode.COSTS_MORE)
-                    self._parts.events.publish(NotReadAhead(work.target.conversation_id, reason))
+                    self._parts.events.publish(NotReadAhead(job.target.conversation_id, reason))
                     return False
-            return await self._read(work, [work.draft], loaded, draft=True)
+            return await self._read(job, [job.draft], loaded, draft=True)
         return True
 
-    def _may_keep(self, work: _Work) -> bool:
+    def _may_save(self, job: _PrefillJob) -> bool:
         """Return False if saving failed before at this length, to avoid repeated attempts and reports."""
-        remembers = work.lease.keeps and work.lease.engine.remembers(len(work.boundary))
-        return remembers and self._not_kept.get(work.lease.owner) != len(work.boundary)
+        remembers = job.lease.keeps and job.lease.engine.remembers(len(job.boundary))
+        return remembers and self._failed_saves.get(job.lease.owner) != len(job.boundary)
 
     async def _read(
-        self, work: _Work, stops: Sequence[Tokens], loaded: Loaded, keep: Keep = nothing, *, draft: bool
+        self, job: _PrefillJob, stops: Sequence[Tokens], loaded: Loaded, keep: Keep = nothing, *, draft: bool
     ) -> bool:
-        conversation_id, events, end = work.target.conversation_id, self._parts.events, len(stops[-1])
+        conversation_id, events, end = job.target.conversation_id, self._parts.events, len(stops[-1])
         begun = reached = min(loaded.expected_cached, end)
 
-        def tell(done: int) -> None:
+        def on_progress(done: int) -> None:
             nonlocal reached
             reached = done
             if done < end:
                 events.publish(ReadingAhead(conversation_id, done - begun, end - begun, draft))
 
-        tell(begun)
+        on_progress(begun)
         try:
-            return await read_and_keep(work.lease, stops, loaded, work.wanted, keep, tell)
+            return await read_and_keep(job.lease, stops, loaded, job.may_continue, keep, on_progress)
         finally:
             events.publish(ReadingAhead(conversation_id, reached - begun, reached - begun, draft))
 
-    async def _stable(self, work: _Work) -> Tokens:
+    async def _stable_prefix(self, job: _PrefillJob) -> Tokens:
         """Return the turn boundary plus the draft without its last tokens; empty for no or a short draft."""
-        target, engine = work.target, work.lease.engine
+        target, engine = job.target, job.lease.engine
         if not target.draft.strip() and not target.attachments:
             return ()
         if engine.cannot_hold(len(target.draft) + sum(len(item.text) for item in target.attachments)):
             return ()
-        tokens, _end = await engine.engine.growing_tokens(prompt_messages([*work.branch, target.message]))
-        stable = tokens[: max(len(work.boundary), len(tokens) - UNSTABLE)]
-        if common_prefix(stable, work.boundary) < len(work.boundary) or len(stable) >= engine.context_size:
+        tokens, _end = await engine.engine.growing_tokens(prompt_messages([*job.branch, target.message]))
+        stable = tokens[: max(len(job.boundary), len(tokens) - UNSTABLE_TOKENS)]
+        if common_prefix(stable, job.boundary) < len(job.boundary) or len(stable) >= engine.context_size:
             return ()
         return stable
