@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from pathlib import Path
 
-from kvchat.chat.deletion import forget_strangers, purge_left_behind
+from kvchat.chat.deletion import purge_abandoned, purge_orphans
 from kvchat.chat.events import ConversationsChanged, EngineChanged, EventBus, Notice, SettingsChanged
 from kvchat.chat.record.database import INTERRUPT_ABANDONED, Database
 from kvchat.chat.record.recovery import DailyBackups
@@ -95,10 +95,10 @@ class Runtime:
             model=self.model.for_new_chats,
             model_sampling=self.model.own_sampling,
             keep_deleted_s=lambda: self.settings.keep_deleted_s,
-            why_not_read=self._why_not_read,
+            read_ahead_off_reason=self._why_not_read,
         )
         self.save_points = StoreService(
-            paths=paths, store=store, settings=in_force, speed=self.chat.parts.reading_speed
+            paths=paths, store=store, settings=in_force, speed=self.chat.turn_context.prefill_speed
         )
         self.engines = EngineSetup(paths=paths, settings=in_force, use=self.use_engine, notify=self._notify)
         self.transfer = TransferService(
@@ -117,7 +117,7 @@ class Runtime:
             model=self.model,
             models=self.models,
             notify=self._notify,
-            absorb=self.chat.parts.absorb,
+            absorb=self.chat.turn_context.absorb,
         )
         self._idle_stop = IdleStop(
             minutes=lambda: self.settings.idle_minutes,
@@ -161,7 +161,7 @@ class Runtime:
             self._notify(problem.title, problem.told)
         self._backups.start()
         self._background.begin(self._learn_names())
-        self.chat.forget_left_behind()
+        self.chat.resume_deletions()
         # The window opens with the newest conversation: use its model, if it still exists.
         newest = next(iter(await self.chat.conversations()), None)
         if newest is not None and newest.model and await asyncio.to_thread(Path(newest.model).exists):
@@ -174,7 +174,7 @@ class Runtime:
 
     async def serve(self) -> None:
         """Wait until the engine is ready, for `kvchat serve`. Raises KvchatError."""
-        self.chat.forget_left_behind()
+        self.chat.resume_deletions()
         async with self.chat.slots.alone():
             await self.engine.ready()
         self._background.begin(self._idle_stop.run())
@@ -242,7 +242,7 @@ class Runtime:
             finally:
                 if differ(before, settings, BOUND_SETTINGS):
                     await self.save_points.keep_to(self.settings)
-                self.chat.recently_deleted.look_after()
+                self.chat.recently_deleted.schedule_purge()
                 await self.door.changed(before, settings)
 
     async def close(self) -> None:
@@ -264,7 +264,7 @@ class Runtime:
         await self.engine.close()
         await finishing.in_time(self.chat.idle(), SAVE_PATIENCE_S)
         await self._background.idle()
-        await self.chat.unwritten.close()
+        await self.chat.unsaved_replies.close()
         await self._backups.close()
         await finishing.in_time(asyncio.to_thread(self._store.close, finishing.cancelled.is_set), SAVE_PATIENCE_S)
         await asyncio.to_thread(self._log.close)
@@ -307,7 +307,7 @@ class Runtime:
     def _engine_changed(self, status: EngineStatus) -> None:
         self.events.publish(EngineChanged(status))
         if status.state is EngineState.READY:
-            self.chat.engine_ready()
+            self.chat.on_engine_ready()
 
 
 async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
@@ -318,7 +318,7 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
     try:
         await worker.run(database.check)
         await worker.run(database.write, INTERRUPT_ABANDONED, ())
-        await worker.run(purge_left_behind, database, settings.keep_deleted_s)
+        await worker.run(purge_abandoned, database, settings.keep_deleted_s)
     except BaseException:
         await worker.run(database.close)
         raise
@@ -326,7 +326,7 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
     store = await asyncio.to_thread(open_store_or_none, paths, settings)
     if store.problem is None:
         with suppress(StoreRefused):  # retried at the next start
-            await worker.run(forget_strangers, store, database)
+            await worker.run(purge_orphans, store, database)
             await asyncio.to_thread(keep_within_bounds, paths, settings, store)  # delete what has become too old
     if settings.model_path:
         await asyncio.to_thread(name_of_blob, Path(settings.model_path))

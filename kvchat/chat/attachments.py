@@ -25,91 +25,97 @@ from kvchat.system.files import NotAFile, TooLarge, read_plain
 from kvchat.words.language import _, number
 from kvchat.words.wording import size as size_in_words
 
-MOST_BYTES = 64_000_000
-PDF_PATIENCE_S = 60.0
-_HEAD = 16_384  # bytes checked to tell text from binary
-_OFFICE = frozenset((".docx", ".xlsx", ".pptx", ".odt", ".ods", ".odp", ".doc", ".xls", ".ppt", ".epub"))
-MOST_PICTURE_BYTES = 10_000_000
-TOKENS_GUESSED = 1000  # per picture, until the model counts it: 256 to 3,000
-_OTHERS = (b"II*\0", b"MM\0*")  # TIFF
+MAX_FILE_BYTES = 64_000_000
+PDF_TIMEOUT_S = 60.0
+_SNIFF_BYTES = 16_384  # bytes checked to tell text from binary
+_OFFICE_SUFFIXES = frozenset((".docx", ".xlsx", ".pptx", ".odt", ".ods", ".odp", ".doc", ".xls", ".ppt", ".epub"))
+MAX_PICTURE_BYTES = 10_000_000
+ESTIMATED_PICTURE_TOKENS = 1000  # per picture, until the model counts it: 256 to 3,000
+_TIFF_SIGNATURES = (b"II*\0", b"MM\0*")  # TIFF
 
 
 logging.getLogger("pypdf").addHandler(logging.NullHandler())  # else it prints warnings about the file
 
 
-class CannotAttach(KvchatError):
-    def __init__(self, name: str, why: str, advice: str) -> None:
-        super().__init__(_("“{name}” cannot be attached", name=name), why, advice)
+class AttachmentError(KvchatError):
+    def __init__(self, name: str, reason: str, advice: str) -> None:
+        super().__init__(_("“{name}” cannot be attached", name=name), reason, advice)
 
 
 def is_picture(data: bytes) -> bool:
-    return image_format(data) is not None or data.startswith(_OTHERS) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
+    return (
+        image_format(data) is not None
+        or data.startswith(_TIFF_SIGNATURES)
+        or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
+    )
 
 
-def picture_of(name: str, data: bytes) -> Attachment:
+def picture_attachment(name: str, data: bytes) -> Attachment:
     if image_format(data) is None:
         what, advice = (
             _("Supported image formats are PNG, JPEG, GIF and BMP."),
             _("Convert the image to PNG, then attach it."),
         )
-        raise CannotAttach(name, what, advice)
+        raise AttachmentError(name, what, advice)
     width, height = image_size(data)
     if not width * height:
-        raise CannotAttach(name, _("It is damaged."), _("Save it again with another app, then attach it."))
+        raise AttachmentError(name, _("It is damaged."), _("Save it again with another app, then attach it."))
     advice = _("Attach a smaller version.")
-    if len(data) > MOST_PICTURE_BYTES:
-        count, most = size_in_words(len(data)), size_in_words(MOST_PICTURE_BYTES)
-        raise CannotAttach(name, _("It is {count}; the limit is {most_bytes}.", count=count, most_bytes=most), advice)
+    if len(data) > MAX_PICTURE_BYTES:
+        count, most = size_in_words(len(data)), size_in_words(MAX_PICTURE_BYTES)
+        raise AttachmentError(
+            name, _("It is {count}; the limit is {most_bytes}.", count=count, most_bytes=most), advice
+        )
     if not 0 < width * height <= MAX_PIXELS:
         what = _("It has {width} × {height} pixels.", width=number(width), height=number(height))
-        raise CannotAttach(name, what, advice)
+        raise AttachmentError(name, what, advice)
     return Attachment(name, len(data), blake3(data).hexdigest(), "", data)
 
 
 def read_attachment(path: Path) -> Attachment:
     data = read_bytes(path)
     name = os.fsencode(path.name).decode("utf-8", "replace")  # invalid text cannot be stored
-    return picture_of(name, data) if is_picture(data) else document_of_file(name, data)
+    return picture_attachment(name, data) if is_picture(data) else document_from_bytes(name, data)
 
 
 def read_bytes(path: Path) -> bytes:
     try:
-        return read_plain(path, MOST_BYTES)
+        return read_plain(path, MAX_FILE_BYTES)
     except OSError as error:
         advice = _("Check the permissions of the file.")
         if isinstance(error, NotAFile):
             advice = _("Attach one or more files instead.")
         elif isinstance(error, TooLarge):
             advice = _("Attach only the relevant part.")
-        raise CannotAttach(path.name, f"{error.strerror or error}.", advice) from error
+        raise AttachmentError(path.name, f"{error.strerror or error}.", advice) from error
 
 
-def document_of_file(name: str, data: bytes) -> Attachment:
+def document_from_bytes(name: str, data: bytes) -> Attachment:
     if data[:1024].lstrip().startswith(b"%PDF-"):
-        return _attachment(name, data, _pdf_text(name, data))
-    if Path(name).suffix.lower() in _OFFICE:
-        raise CannotAttach(
+        return _document_attachment(name, data, _extract_pdf_text(name, data))
+    if Path(name).suffix.lower() in _OFFICE_SUFFIXES:
+        raise AttachmentError(
             name, _("kvchat supports text and PDF files."), _("Save it as a PDF or text file, then attach that file.")
         )
-    return _attachment(name, data, _decoded(name, data))
+    return _document_attachment(name, data, _decode(name, data))
 
 
-def document_of_text(name: str, text: str) -> Attachment:
-    return _attachment(name, text.encode(), text)
+def document_from_text(name: str, text: str) -> Attachment:
+    return _document_attachment(name, text.encode(), text)
 
 
-def _attachment(name: str, data: bytes, text: str) -> Attachment:
+def _document_attachment(name: str, data: bytes, text: str) -> Attachment:
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").encode("utf-8", "replace").decode()
     if not text.strip():
-        raise CannotAttach(name, _("It contains no text."), _("Attach a file that contains text."))
+        raise AttachmentError(name, _("It contains no text."), _("Attach a file that contains text."))
     return Attachment(name, len(data), blake3(data).hexdigest(), text)
 
 
-def _decoded(name: str, data: bytes) -> str:
+def _decode(name: str, data: bytes) -> str:
     for mark, encoding in ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):
         if data.startswith(mark):
             return data.decode(encoding, "replace")
-    if b"\0" not in data[:_HEAD]:
+    if b"\0" not in data[:_SNIFF_BYTES]:
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError:
@@ -119,29 +125,29 @@ def _decoded(name: str, data: bytes) -> str:
             if best is not None:
                 return str(best)
     what, advice = _("It contains no text that kvchat can read."), _("Attach a text, code, Markdown, CSV or PDF file.")
-    raise CannotAttach(name, what, advice)
+    raise AttachmentError(name, what, advice)
 
 
-def _pdf_text(name: str, data: bytes) -> str:
+def _extract_pdf_text(name: str, data: bytes) -> str:
     from pypdf import PdfReader  # takes a third of a second to import
 
-    deadline = time.monotonic() + PDF_PATIENCE_S
+    deadline = time.monotonic() + PDF_TIMEOUT_S
     pages: list[str] = []
     try:
         reader = PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
             what, advice = _("It is password-protected."), _("Save it without a password, then attach it.")
-            raise CannotAttach(name, what, advice)
+            raise AttachmentError(name, what, advice)
         for page in reader.pages:
             if time.monotonic() > deadline:
-                raise CannotAttach(name, _("Extracting its text takes too long."), _("Attach fewer pages."))
+                raise AttachmentError(name, _("Extracting its text takes too long."), _("Attach fewer pages."))
             pages.append(page.extract_text().strip())
     except KvchatError:
         raise
     except Exception as error:  # a damaged PDF can raise anything
         what = _("The PDF is damaged or not supported ({name}).", name=type(error).__name__)
-        raise CannotAttach(name, what, _("Save it again with another app, or attach its text.")) from error
+        raise AttachmentError(name, what, _("Save it again with another app, or attach its text.")) from error
     if not any(pages):
         advice = _("Run text recognition (OCR) on it first.")
-        raise CannotAttach(name, _("Its pages are images without text."), advice)
+        raise AttachmentError(name, _("Its pages are images without text."), advice)
     return "\n\n".join(pages)

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from kvchat.chat.attachments import TOKENS_GUESSED, document_of_text
+from kvchat.chat.attachments import ESTIMATED_PICTURE_TOKENS, document_from_text
 from kvchat.chat.options import AnswerSettings
 from kvchat.chat.record.database import ORDER_BY_LAST_USED, Database
 from kvchat.chat.record.messages import (
@@ -24,7 +24,7 @@ from kvchat.chat.record.messages import (
     prompt_messages,
 )
 from kvchat.chat.record.tree import copy_to_branch
-from kvchat.chat.turn_parts import TurnParts
+from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.speaking.client import count_tokens_up_to
 from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
@@ -35,10 +35,10 @@ from kvchat.session.slot import Slot
 from kvchat.words.language import N_, _, number, sentences
 
 SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
-PART = N_("Beginning of {name}")  # a truncated document
-LEAST_PART = 64  # tokens; a shorter part is useless
-USED_LAST = 3  # chats likely to be continued: the context starts large enough for each
-BUDGET_SHARES = (2, 4, 8, 0)  # the last turns get 1/n of the context's tokens; 0: the last turn alone
+TRUNCATED_NAME = N_("Beginning of {name}")  # a truncated document
+MIN_PART_TOKENS = 64  # tokens; a shorter part is useless
+RECENT_CHATS = 3  # chats likely to be continued: the context starts large enough for each
+BUDGET_DIVISORS = (2, 4, 8, 0)  # the last turns get 1/n of the context's tokens; 0: the last turn alone
 BYTES_PER_TOKEN = 4  # rough, until an engine counts
 TEMPLATE_TOKENS = 8  # rough template overhead per message
 
@@ -53,11 +53,11 @@ class NothingToDrop(KvchatError):
 
 
 class DocumentsTooLong(KvchatError):
-    def __init__(self, names: Sequence[str], use: ContextUse) -> None:
+    def __init__(self, names: Sequence[str], use: ContextUsage) -> None:
         title = _("“{name}” does not fit in the model's context", name=names[0])
         if len(names) > 1:
             title = _("The {count} attached files do not fit in the model's context", count=len(names))
-        waiting, limit = number(use.waiting), number(use.limit)
+        waiting, limit = number(use.pending), number(use.limit)
         there = _("This message has {waiting} tokens; the context length is {limit}.", waiting=waiting, limit=limit)
         taken = _("The chat already uses {used}.", used=number(use.used)) if use.used else ""
         advice = _("Attach only the relevant part, or choose a larger context length in the settings.")
@@ -65,23 +65,23 @@ class DocumentsTooLong(KvchatError):
 
 
 @dataclass(frozen=True)
-class ContextUse:
+class ContextUsage:
     used: int  # the conversation so far
-    waiting: int  # the draft and its attachments
+    pending: int  # the draft and its attachments
     reserve: int  # for the reply
     limit: int
-    estimated: bool = False  # counting stopped early: `waiting` cannot fit
+    estimated: bool = False  # counting stopped early: `pending` cannot fit
 
     @property
     def free(self) -> int:
-        return self.limit - self.used - self.waiting - self.reserve
+        return self.limit - self.used - self.pending - self.reserve
 
     @property
-    def over(self) -> bool:
-        return self.used + self.waiting >= self.limit
+    def is_over_limit(self) -> bool:
+        return self.used + self.pending >= self.limit
 
     @property
-    def tight(self) -> bool:
+    def is_tight(self) -> bool:
         return self.free < 0
 
 
@@ -92,7 +92,7 @@ class Split:
     recent: tuple[Message, ...]
 
 
-def tokens_guessed(branch: Sequence[Message]) -> int:
+def estimate_tokens(branch: Sequence[Message]) -> int:
     """Estimate a branch's tokens from its last receipt and the bytes since, without an engine."""
     counted = next((i for i in range(len(branch) - 1, -1, -1) if branch[i].receipt), -1)
     receipt = branch[counted].receipt if counted >= 0 else None
@@ -100,7 +100,7 @@ def tokens_guessed(branch: Sequence[Message]) -> int:
     return known + sum(
         len(prompt_content(message).encode()) // BYTES_PER_TOKEN
         + TEMPLATE_TOKENS
-        + TOKENS_GUESSED * len(pictures_of(message))
+        + ESTIMATED_PICTURE_TOKENS * len(pictures_of(message))
         for message in branch[counted + 1 :]
     )
 
@@ -126,18 +126,18 @@ def split_branch(branch: Sequence[Message], sizes: Sequence[int], budget: int) -
     return Split(tuple(branch[:opening]), tuple(branch[opening:cut]), tuple(branch[cut:]))
 
 
-class StillAnswering(KvchatError):
+class ReplyInProgress(KvchatError):
     def __init__(self) -> None:
         super().__init__(
             _("The reply to the last message is still being generated"), "", _("Wait for the reply, or stop it.")
         )
 
 
-_Count = tuple[int, bool]  # tokens of a text; True if counted completely
+_TokenCount = tuple[int, bool]  # tokens of a text; True if counted completely
 
 
 @dataclass(frozen=True)
-class _Case:
+class _Reduction:
     engine: ReadyEngine
     chosen: AnswerSettings
     sampling: Sampling
@@ -150,60 +150,61 @@ class _Case:
 
 
 class ContextService:
-    def __init__(self, parts: TurnParts, is_answering: Callable[[str], bool]) -> None:
-        self._parts, self._is_answering = parts, is_answering
-        self._counted: tuple[object, int] | None = None  # the last counted branch and its tokens
-        self._documents: dict[tuple[str, str], _Count] = {}  # by model and file hash
+    def __init__(self, turn_context: TurnContext, is_answering: Callable[[str], bool]) -> None:
+        self._turn_context, self._is_answering = turn_context, is_answering
+        self._branch_count: tuple[object, int] | None = None  # the last counted branch and its tokens
+        self._document_counts: dict[tuple[str, str], _TokenCount] = {}  # by model and file hash
 
-    async def use(
+    async def usage(
         self, conversation_id: str | None, draft: str = "", attachments: Sequence[Attachment] = ()
-    ) -> ContextUse | None:
+    ) -> ContextUsage | None:
         """Return how full the context is with this draft and its attachments, or None while no engine is ready."""
-        chosen, branch = await self._parts.beginning(conversation_id)
-        if not self._parts.host.is_ready(chosen.model):
+        chosen, branch = await self._turn_context.settings_and_branch(conversation_id)
+        if not self._turn_context.host.is_ready(chosen.model):
             return None
-        engine = (await self._parts.host.ready(chosen.model)).rendering(chosen.options.template)
-        used = await self._used(engine, branch) if conversation_id else 0
+        engine = (await self._turn_context.host.ready(chosen.model)).rendering(chosen.options.template)
+        used = await self._count_branch(engine, branch) if conversation_id else 0
         counts = []
         if draft.strip() or attachments:
             counts.append(await count_tokens_up_to(engine.engine.count_tokens, draft, engine.limit))
-        counts += [await self._document(engine, attachment) for attachment in attachments]
+        counts += [await self._count_document(engine, attachment) for attachment in attachments]
         waiting, exact = sum(tokens + TEMPLATE_TOKENS for tokens, _ in counts), all(exact for _, exact in counts)
         new = prompt_messages([*branch, new_message("", Role.USER, draft, attachments=attachments)])
         if counts and exact and used + waiting < engine.limit and not needs_vision(new):
             ids, end = await engine.engine.growing_tokens(new)
             waiting = max(len(ids) + end - used, 0)
-        reserve = engine.reserve(self._parts.drawn(None, chosen.options).max_tokens)
+        reserve = engine.reserve(self._turn_context.merge_sampling(None, chosen.options).max_tokens)
         if engine.too_small(tokens := used + waiting + reserve):
-            self._parts.background.begin(self._grow_ahead(conversation_id or "", chosen.model, tokens))
-        return ContextUse(used, waiting, reserve, engine.limit, not exact)
+            self._turn_context.background.begin(self._enlarge_context(conversation_id or "", chosen.model, tokens))
+        return ContextUsage(used, waiting, reserve, engine.limit, not exact)
 
-    async def tokens_of(self, attachment: Attachment) -> _Count:
+    async def count_tokens(self, attachment: Attachment) -> _TokenCount:
         """Return an attachment's tokens and whether they were counted; without a ready engine they are estimated."""
-        if not self._parts.host.is_ready(vision=bool(attachment.data)):
-            return TOKENS_GUESSED if attachment.data else len(attachment.text.encode()) // BYTES_PER_TOKEN, False
-        return await self._document(await self._parts.host.ready(), attachment)
+        if not self._turn_context.host.is_ready(vision=bool(attachment.data)):
+            estimate = len(attachment.text.encode()) // BYTES_PER_TOKEN
+            return ESTIMATED_PICTURE_TOKENS if attachment.data else estimate, False
+        return await self._count_document(await self._turn_context.host.ready(), attachment)
 
     async def check_fits(self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]) -> None:
         """Raise DocumentsTooLong if these cannot fit, KvchatError for pictures if the model lacks vision."""
         if any(attachment.data for attachment in attachments) and not await self.check_vision(conversation_id):
             attachments = [attachment for attachment in attachments if not attachment.data]  # not countable yet
-        use = await self.use(conversation_id, draft, attachments)
-        if use is not None and use.over:
+        use = await self.usage(conversation_id, draft, attachments)
+        if use is not None and use.is_over_limit:
             raise DocumentsTooLong([attachment.name for attachment in attachments], use)
 
-    async def with_part(
+    async def truncate_longest(
         self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]
     ) -> tuple[Attachment, ...]:
         """Truncate the longest attached text so that all fits with room for a reply. Raises KvchatError."""
-        sizes = [0 if item.data else (await self.tokens_of(item))[0] for item in attachments]
+        sizes = [0 if item.data else (await self.count_tokens(item))[0] for item in attachments]
         place = sizes.index(max(sizes))
         whole, part = attachments[place], attachments[place]
-        use = await self.use(conversation_id, draft, attachments)
+        use = await self.usage(conversation_id, draft, attachments)
         while use is not None and use.free < 0:
-            tokens, _counted = await self.tokens_of(part)
+            tokens, _exact = await self.count_tokens(part)
             host = tokens + use.free - TEMPLATE_TOKENS
-            if host < LEAST_PART:
+            if host < MIN_PART_TOKENS:
                 raise KvchatError(
                     _("No part of “{name}” fits", name=whole.name),
                     _("The chat already fills nearly the whole context."),
@@ -212,45 +213,45 @@ class ContextService:
             beginning = part.text[: min(int(len(part.text) * host / tokens), len(part.text) - 1)]
             line = beginning.rfind("\n")
             beginning = beginning[:line] if line > len(beginning) * 0.8 else beginning
-            part = document_of_text(_(PART, name=whole.name), beginning)
+            part = document_from_text(_(TRUNCATED_NAME, name=whole.name), beginning)
             attachments = [*attachments[:place], part, *attachments[place + 1 :]]
-            use = await self.use(conversation_id, draft, attachments)
+            use = await self.usage(conversation_id, draft, attachments)
         return tuple(attachments)
 
     async def check_vision(self, conversation_id: str | None) -> bool:
         """Return True if pictures can be counted now. Raises KvchatError if the model has no vision."""
-        chosen = await self._parts.answer_settings(conversation_id) if conversation_id else AnswerSettings()
-        await self._parts.host.check_vision(chosen.model)
-        return self._parts.host.is_ready(chosen.model, vision=True)
+        chosen = await self._turn_context.answer_settings(conversation_id) if conversation_id else AnswerSettings()
+        await self._turn_context.host.check_vision(chosen.model)
+        return self._turn_context.host.is_ready(chosen.model, vision=True)
 
     async def drop_middle(self, conversation_id: str) -> int:
         """Branch without the middle and return the number of messages dropped. Raises KvchatError."""
-        async with self._parts.slots.needed(conversation_id) as slot:  # the chat may use another model
-            case = await self._begin(conversation_id, slot)
-            for share in BUDGET_SHARES:
-                split = split_branch(case.branch, case.sizes, case.engine.limit // share if share else 0)
-                if await case.fits(prompt_messages([*split.opening, *split.recent])):
-                    await self._branch_off(split, ())
+        async with self._turn_context.slots.needed(conversation_id) as slot:  # the chat may use another model
+            reduction = await self._start_reduction(conversation_id, slot)
+            for share in BUDGET_DIVISORS:
+                split = split_branch(reduction.branch, reduction.sizes, reduction.engine.limit // share if share else 0)
+                if await reduction.fits(prompt_messages([*split.opening, *split.recent])):
+                    await self._create_branch(split, ())
                     return len(split.middle)
         raise NothingToDrop
 
     async def summarise(self, conversation_id: str) -> int:
         """Branch with the model's summary of the middle; return the number of messages replaced."""
-        async with self._parts.slots.needed(conversation_id) as slot:
-            case = await self._begin(conversation_id, slot)
-            split = split_branch(case.branch, case.sizes, case.engine.limit // 4)
+        async with self._turn_context.slots.needed(conversation_id) as slot:
+            reduction = await self._start_reduction(conversation_id, slot)
+            split = split_branch(reduction.branch, reduction.sizes, reduction.engine.limit // 4)
             while True:  # shorten the middle until it fits with the summary
                 messages = [*prompt_messages([*split.opening, *split.middle]), ChatMessage("user", SUMMARY_REQUEST)]
-                if await case.fits(messages):
+                if await reduction.fits(messages):
                     break
                 last = max(i for i, message in enumerate(split.middle) if message.role is Role.USER)
                 if not last:
                     raise NothingToDrop
                 split = Split(split.opening, split.middle[:last], split.middle[last:] + split.recent)
-            plain = replace(case.sampling, max_tokens=case.reserve, stop=None, json_schema=None, grammar=None)
+            plain = replace(reduction.sampling, max_tokens=reduction.reserve, stop=None, json_schema=None, grammar=None)
             said: list[str] = []
-            exchange = self._parts.exchange(slot, conversation_id)
-            request = Request(messages, lambda: plain, case.chosen.model, case.chosen.options.template)
+            exchange = self._turn_context.exchange(slot, conversation_id)
+            request = Request(messages, lambda: plain, reduction.chosen.model, reduction.chosen.options.template)
             async with exchange.losses_explained():
                 await exchange.answer(request, lambda chunk: said.append(chunk.text))
             if not (summary := "".join(said).strip()):
@@ -258,7 +259,7 @@ class ContextService:
                     _("The model did not write a summary"), "", _("Try again, or drop older messages instead.")
                 )
             both = (Role.USER, SUMMARY_REQUEST), (Role.ASSISTANT, summary)
-            await self._branch_off(split, [new_message(conversation_id, *said) for said in both])
+            await self._create_branch(split, [new_message(conversation_id, *said) for said in both])
             return len(split.middle)
 
     async def tokens_needed(self, model: str | None) -> int:
@@ -267,45 +268,45 @@ class ContextService:
         def used_last(database: Database) -> list[list[Message]]:
             query = "SELECT id FROM conversations WHERE deleted_at IS NULL AND ifnull(model, ?1) IS ?1"
             query = f"{query} {ORDER_BY_LAST_USED} LIMIT ?2"
-            return [database.branch(row["id"]) for row in database.rows(query, (model, USED_LAST))]
+            return [database.branch(row["id"]) for row in database.rows(query, (model, RECENT_CHATS))]
 
         try:
-            branches = await self._parts.in_database(used_last)
+            branches = await self._turn_context.run_in_database(used_last)
         except KvchatError:
             return 0
-        return max(map(tokens_guessed, branches), default=0) + RESERVE_MOST
+        return max(map(estimate_tokens, branches), default=0) + RESERVE_MOST
 
-    async def _begin(self, conversation_id: str, slot: Slot) -> _Case:
+    async def _start_reduction(self, conversation_id: str, slot: Slot) -> _Reduction:
         if self._is_answering(conversation_id):
-            raise StillAnswering
-        parts = self._parts
-        chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
-        exchange = Exchange(parts.slots, slot, parts.host, conversation_id)
+            raise ReplyInProgress
+        turn_context = self._turn_context
+        chosen, branch = await turn_context.answer_settings(conversation_id), await turn_context.branch(conversation_id)
+        exchange = Exchange(turn_context.slots, slot, turn_context.host, conversation_id)
         request = Request(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
         engine = (await exchange.ready(request)).engine
         sizes = [
             await engine.engine.count_tokens(prompt_content(message))
             + TEMPLATE_TOKENS
-            + TOKENS_GUESSED * len(pictures_of(message))
+            + ESTIMATED_PICTURE_TOKENS * len(pictures_of(message))
             for message in branch
         ]
-        sampling = parts.drawn(None, chosen.options)
-        return _Case(engine, chosen, sampling, branch, sizes, engine.reserve(sampling.max_tokens))
+        sampling = turn_context.merge_sampling(None, chosen.options)
+        return _Reduction(engine, chosen, sampling, branch, sizes, engine.reserve(sampling.max_tokens))
 
-    async def _grow_ahead(self, owner: str, model: str | None, tokens: int) -> None:
+    async def _enlarge_context(self, owner: str, model: str | None, tokens: int) -> None:
         """Restart the engine with room for an unsent draft, if it is not in use."""
 
-        async def grow(slot: Slot, _wanted: Callable[[], bool]) -> None:
-            await self._parts.exchange(slot, owner).with_room(Request((), model=model), tokens)
+        async def enlarge(slot: Slot, _wanted: Callable[[], bool]) -> None:
+            await self._turn_context.exchange(slot, owner).with_room(Request((), model=model), tokens)
 
         with contextlib.suppress(KvchatError):  # the next request reports it
-            await self._parts.slots.run(Rank.GROW, owner, grow, wait=False)
+            await self._turn_context.slots.run(Rank.GROW, owner, enlarge, wait=False)
 
-    async def _document(self, engine: ReadyEngine, attachment: Attachment) -> _Count:
+    async def _count_document(self, engine: ReadyEngine, attachment: Attachment) -> _TokenCount:
         if attachment.data and not engine.vision:
-            return TOKENS_GUESSED, True
+            return ESTIMATED_PICTURE_TOKENS, True
         key = (engine.fingerprint.model, attachment.hash)
-        known = self._documents.get(key)
+        known = self._document_counts.get(key)
         if known is None or (not known[1] and known[0] <= engine.limit):
             if attachment.data:  # tokens the picture adds
                 count, picture = engine.engine.prompt_tokens, Picture(attachment.data)
@@ -313,24 +314,24 @@ class ContextService:
                 known = shown - len(await count([ChatMessage("user", "?")])), True
             else:
                 known = await count_tokens_up_to(engine.engine.count_tokens, attachment.text, engine.limit)
-            self._documents[key] = known
+            self._document_counts[key] = known
         return known
 
-    async def _used(self, engine: ReadyEngine, branch: Sequence[Message]) -> int:
+    async def _count_branch(self, engine: ReadyEngine, branch: Sequence[Message]) -> int:
         messages = prompt_messages(branch)
         if not messages:
             return 0
         key, guess = (engine.generation, tuple(messages)), 0
-        if self._counted is None or self._counted[0] != key:
+        if self._branch_count is None or self._branch_count[0] != key:
             if not engine.vision:
-                guess = TOKENS_GUESSED * sum(len(message.pictures) for message in messages)
+                guess = ESTIMATED_PICTURE_TOKENS * sum(len(message.pictures) for message in messages)
                 messages = [replace(message, pictures=()) for message in messages]
-            self._counted = key, len(await engine.engine.prompt_tokens(messages)) + guess
-        return self._counted[1]
+            self._branch_count = key, len(await engine.engine.prompt_tokens(messages)) + guess
+        return self._branch_count[1]
 
-    async def _branch_off(self, split: Split, said: Sequence[Message]) -> None:
-        parts, conversation_id = self._parts, split.recent[0].conversation_id
+    async def _create_branch(self, split: Split, summary: Sequence[Message]) -> None:
+        turn_context, conversation_id = self._turn_context, split.recent[0].conversation_id
         parent = split.opening[-1].id if split.opening else None
-        copies = [*said, *split.recent]
-        await parts.in_database(copy_to_branch, parent, copies, split.recent[-1].id)
-        parts.changed(conversation_id)
+        copies = [*summary, *split.recent]
+        await turn_context.run_in_database(copy_to_branch, parent, copies, split.recent[-1].id)
+        turn_context.publish_changes(conversation_id)

@@ -1,10 +1,10 @@
 """Archive, folders and deletion: restorable for a while, then permanent.
 
 **Recently deleted.** A deleted chat is hidden; a deleted message and those after it move to the table `removed`.
-Both keep their save points and can be restored for `keep_s` (if 0: for `UNDO_S` or until quit).
+Both keep their save points and can be restored for `keep_s` (if 0: for `UNDO_PERIOD_S` or until quit).
 
 **A wrong clock deletes nothing early.** `deleted_s` sums the time between checks (hourly), each interval counted as
-at most `_most_s`. An entry expires when `keep_s` has passed by the clock and by that sum.
+at most `_max_interval_s`. An entry expires when `keep_s` has passed by the clock and by that sum.
 
 **Permanent deletion** also deletes the save points that end in the entry, its words in the index (SQLite and FTS5
 overwrite them) and titles made from it. What a killed run left behind is deleted at the next start.
@@ -21,22 +21,22 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from kvchat.chat.context import StillAnswering
+from kvchat.chat.context import ReplyInProgress
 from kvchat.chat.events import ConversationsChanged, Notice
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import as_datetime, as_text
 from kvchat.chat.record.recovery import scrub_backups
 from kvchat.chat.record.tree import removed_messages
-from kvchat.chat.search import Finder, beginning
-from kvchat.chat.turn_parts import TurnParts
+from kvchat.chat.search import Finder, leading_excerpt
+from kvchat.chat.turn_context import TurnContext
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import program_of
 from kvchat.kvstore.store import BlockStore
 from kvchat.words.language import _
 from kvchat.words.safe_text import calm
 
-AGAIN_S = 300.0  # retry delay after a failed deletion
+RETRY_DELAY_S = 300.0  # retry delay after a failed deletion
 
 
 class PermanentDeletion:
@@ -45,41 +45,41 @@ class PermanentDeletion:
     Failures are reported once and retried, in this run and at the next start.
     """
 
-    def __init__(self, parts: TurnParts, finder: Finder) -> None:
-        self._parts, self._finder = parts, finder
+    def __init__(self, turn_context: TurnContext, finder: Finder) -> None:
+        self._turn_context, self._finder = turn_context, finder
         self._overwriting = False
-        self._gone: set[str] = set()  # ids whose text is to be overwritten
-        self._again: asyncio.TimerHandle | None = None
-        self._told = False
+        self._pending_ids: set[str] = set()  # ids whose text is to be overwritten
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._reported = False
 
-    async def left_behind(self) -> None:
-        with self._tried_again():
-            if deleted := await self._parts.in_database(_deleted):
-                await self.forget(deleted)
+    async def resume(self) -> None:
+        with self._retry_on_error():
+            if deleted := await self._turn_context.run_in_database(_deleted_ids):
+                await self.purge(deleted)
 
     def close(self) -> None:
-        if self._again is not None:
-            self._again.cancel()
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
 
-    async def forget(self, deleted: Mapping[str, set[str]]) -> None:
+    async def purge(self, deleted: Mapping[str, set[str]]) -> None:
         """Forget messages by conversation: all of it if its own id is among them."""
-        slots = self._parts.slots
-        with self._tried_again():
+        slots = self._turn_context.slots
+        with self._retry_on_error():
             await slots.apart(deleted)
             begun = [
                 slots.discard(chat) if chat in gone else slots.discard_messages(chat, gone)
                 for chat, gone in deleted.items()
             ]
             await asyncio.gather(*begun)  # may wait for another process: keep slots free meanwhile
-            self._gone = self._gone.union(*deleted.values())
+            self._pending_ids = self._pending_ids.union(*deleted.values())
             if self._overwriting:
                 return  # the running call repeats
-            database, run = self._parts.database, self._parts.worker.run
+            database, run = self._turn_context.database, self._turn_context.worker.run
             self._overwriting = True
             try:
-                while self._gone:
-                    ids, self._gone = self._gone, set()
-                    await self._finder.forget()
+                while self._pending_ids:
+                    ids, self._pending_ids = self._pending_ids, set()
+                    await self._finder.purge_deleted()
                     await run(database.checkpoint)
                     await asyncio.to_thread(scrub_backups, database.file, ids)
                     await run(database.write, "DELETE FROM deleted WHERE id = ?", *((id,) for id in ids))
@@ -87,27 +87,29 @@ class PermanentDeletion:
                 self._overwriting = False
 
     @contextlib.contextmanager
-    def _tried_again(self) -> Iterator[None]:
+    def _retry_on_error(self) -> Iterator[None]:
         try:
             yield
         except KvchatError as error:
-            if not self._told:
+            if not self._reported:
                 words = _(
                     "{title}. {detail} kvchat will try again.", title=error.title.rstrip("."), detail=error.detail
                 )
-                self._parts.events.publish(Notice(_("Some deleted data has not been erased yet"), words))
-            self._told = True
+                self._turn_context.events.publish(Notice(_("Some deleted data has not been erased yet"), words))
+            self._reported = True
             self.close()
             loop = asyncio.get_running_loop()
-            self._again = loop.call_later(AGAIN_S, lambda: self._parts.background.begin(self.left_behind()))
+            self._retry_timer = loop.call_later(
+                RETRY_DELAY_S, lambda: self._turn_context.background.begin(self.resume())
+            )
 
 
-def forget_strangers(store: BlockStore, database: Database) -> None:
+def purge_orphans(store: BlockStore, database: Database) -> None:
     """Delete save points of deleted chats, left by a killed run. Raises StorageFailed and StoreRefused."""
     by = database.file_id()
     new = store.inventory.unseen(by)
     # Read afterwards, to include what another process has just saved.
-    gone = _deleted(database)
+    gone = _deleted_ids(database)
     for conversation_id, messages in new.messages.items():
         if program_of(conversation_id):
             continue  # the database has no program requests
@@ -129,29 +131,29 @@ def forget_strangers(store: BlockStore, database: Database) -> None:
     store.inventory.seen(by, new)
 
 
-def _deleted(database: Database) -> dict[str, set[str]]:
+def _deleted_ids(database: Database) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for row in database.rows("SELECT conversation_id, id FROM deleted"):
         found.setdefault(row["conversation_id"], set()).add(row["id"])
     return found
 
 
-UNDO_S = 30.0  # undo period if the settings keep nothing
-_LEFT_BEHIND_S = 600.0  # by now, nobody waits to undo a deletion
-_EARLIEST_S = 1_700_000_000  # seconds since 1970: older than kvchat
-_LOOK_EVERY_S = 3600.0  # interval for final deletions
-_SEEN = "(SELECT deleted_s + max(0, min(?1 - ifnull(deleted_seen, {}), ?2)))"  # ?1: now, ?2: `_most_s`
+UNDO_PERIOD_S = 30.0  # undo period if the settings keep nothing
+_ABANDONED_AFTER_S = 600.0  # by now, nobody waits to undo a deletion
+_EARLIEST_TIMESTAMP = 1_700_000_000  # seconds since 1970: older than kvchat
+_CHECK_INTERVAL_S = 3600.0  # interval for final deletions
+_ELAPSED_SQL = "(SELECT deleted_s + max(0, min(?1 - ifnull(deleted_seen, {}), ?2)))"  # ?1: now, ?2: `_max_interval_s`
 
 
 @dataclass(frozen=True)
-class Deleted:
+class DeletedEntry:
     id: str  # of the chat or first message
     conversation_id: str
     title: str  # of the chat
     messages: int  # restored by undo: the whole chat, or a message and its replies
-    words: str  # start of the first message; empty for a whole chat
+    text: str  # start of the first message; empty for a whole chat
     deleted_at: datetime
-    gone_at: datetime  # final deletion time
+    expires_at: datetime  # final deletion time
 
     @property
     def is_chat(self) -> bool:
@@ -163,28 +165,29 @@ class RecentlyDeleted:
 
     def __init__(
         self,
-        parts: TurnParts,
+        turn_context: TurnContext,
         is_answering: Callable[[str], bool],
-        leave: Callable[[str], None],
+        stop_work: Callable[[str], None],
         purge_chat: Callable[[str], Awaitable[None]],
         purge_messages: Callable[[Mapping[str, set[str]]], Awaitable[None]],
         keep_s: Callable[[], float],
     ) -> None:
-        """`leave` stops what runs for a chat; `purge_…` delete for good what the tables no longer have.
+        """`stop_work` stops what runs for a chat; `purge_…` delete for good what the tables no longer have.
 
         `keep_s`: 0 to keep nothing.
         """
-        self._parts, self._is_answering, self._leave, self._keep_s = parts, is_answering, leave, keep_s
+        self._turn_context, self._is_answering = turn_context, is_answering
+        self._stop_work, self._keep_s = stop_work, keep_s
         self._purge_chat, self._purge_messages = purge_chat, purge_messages
         self._timer: asyncio.TimerHandle | None = None
-        self._looks_at = 0.0  # loop time; timers of Qt's loop do not report theirs
+        self._due_at = 0.0  # loop time; timers of Qt's loop do not report theirs
         self._deleted_here: set[str] = set()  # in this run; deleted at exit if no retention is set
 
-    async def entries(self) -> list[Deleted]:
-        return await self._parts.in_database(entries, self._keep_s() or UNDO_S)
+    async def entries(self) -> list[DeletedEntry]:
+        return await self._turn_context.run_in_database(entries, self._keep_s() or UNDO_PERIOD_S)
 
-    async def restore(self, entry: Deleted) -> None:
-        """Restore the entry. Raises ConversationGone, StillAnswering and KvchatError."""
+    async def restore(self, entry: DeletedEntry) -> None:
+        """Restore the entry. Raises ConversationGone, ReplyInProgress and KvchatError."""
         if entry.is_chat:
             await self.restore_chats([entry.id])
         else:
@@ -193,118 +196,122 @@ class RecentlyDeleted:
     async def restore_chats(self, ids: Sequence[str]) -> None:
         await self._hide(ids, None)
         self._deleted_here.difference_update(ids)
-        self._parts.events.publish(ConversationsChanged())
+        self._turn_context.events.publish(ConversationsChanged())
 
     async def restore_messages(self, conversation_id: str, first_id: str) -> None:
         if self._is_answering(conversation_id):
-            raise StillAnswering
-        await self._parts.in_database(tree.restore_messages, first_id)
+            raise ReplyInProgress
+        await self._turn_context.run_in_database(tree.restore_messages, first_id)
         self._deleted_here.discard(first_id)
-        self._parts.changed(conversation_id)
+        self._turn_context.publish_changes(conversation_id)
 
-    async def delete_now(self, wanted: Sequence[Deleted]) -> None:
-        for entry in wanted:
+    async def delete_now(self, entries: Sequence[DeletedEntry]) -> None:
+        for entry in entries:
             if entry.is_chat:
                 await self._purge_chat(entry.id)
             else:
-                ids = await self._parts.in_database(tree.delete_removed, entry.id)
+                ids = await self._turn_context.run_in_database(tree.delete_removed, entry.id)
                 await self._purge_messages({entry.conversation_id: ids})
             self._deleted_here.discard(entry.id)
-        self._parts.events.publish(ConversationsChanged())
+        self._turn_context.events.publish(ConversationsChanged())
 
     async def delete(self, ids: Sequence[str]) -> None:
         for id in ids:
-            self._leave(id)
+            self._stop_work(id)
         await self._hide(ids, time.time())
-        self.added(ids)
-        self._parts.events.publish(ConversationsChanged())
+        self.add(ids)
+        self._turn_context.events.publish(ConversationsChanged())
 
-    def added(self, ids: Sequence[str]) -> None:
+    def add(self, ids: Sequence[str]) -> None:
         self._deleted_here.update(ids)
-        self.look_after(self._keep_s() or UNDO_S)
+        self.schedule_purge(self._keep_s() or UNDO_PERIOD_S)
 
-    def look_after(self, seconds: float = 0.0) -> None:
+    def schedule_purge(self, seconds: float = 0.0) -> None:
         """Delete expired entries after `seconds`, then regularly."""
 
-        def look() -> None:
+        def check() -> None:
             self._timer = None
-            self._parts.background.begin(self._let_go())
+            self._turn_context.background.begin(self._purge_expired())
 
         loop = asyncio.get_running_loop()
-        at = loop.time() + min(seconds, _LOOK_EVERY_S)
+        at = loop.time() + min(seconds, _CHECK_INTERVAL_S)
         if self._timer is not None:
-            if self._looks_at <= at:
+            if self._due_at <= at:
                 return
             self._timer.cancel()
-        self._timer, self._looks_at = loop.call_at(at, look), at
+        self._timer, self._due_at = loop.call_at(at, check), at
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if not self._keep_s() and self._deleted_here:
-            self._parts.background.begin(self._let_go(set(self._deleted_here)))
+            self._turn_context.background.begin(self._purge_expired(set(self._deleted_here)))
 
     async def _hide(self, ids: Sequence[str], at: float | None) -> None:
         statement = "UPDATE conversations SET deleted_at = ?, deleted_s = 0, deleted_seen = NULL WHERE id = ?"
-        await self._parts.worker.run(self._parts.database.write, statement, *((at, id) for id in ids))
+        await self._turn_context.worker.run(self._turn_context.database.write, statement, *((at, id) for id in ids))
 
-    async def _let_go(self, these: set[str] | None = None) -> None:
+    async def _purge_expired(self, these: set[str] | None = None) -> None:
         with contextlib.suppress(KvchatError):
-            kept = await self._parts.in_database(_look, self._keep_s() or UNDO_S)
+            kept = await self._turn_context.run_in_database(_check_entries, self._keep_s() or UNDO_PERIOD_S)
             now = as_datetime(time.time())
-            due = [entry for entry in kept if (entry.gone_at <= now if these is None else entry.id in these)]
+            due = [entry for entry in kept if (entry.expires_at <= now if these is None else entry.id in these)]
             if due:
                 await self.delete_now(due)
-            left = [entry.gone_at for entry in kept if entry.gone_at > now]
+            left = [entry.expires_at for entry in kept if entry.expires_at > now]
             if left and these is None:
-                self.look_after((min(left) - now).total_seconds())
+                self.schedule_purge((min(left) - now).total_seconds())
 
 
-def entries(database: Database, keep_s: float) -> list[Deleted]:
+def entries(database: Database, keep_s: float) -> list[DeletedEntry]:
     now = time.time()
-    seen = now, _most_s(keep_s)
+    seen = now, _max_interval_s(keep_s)
     chats = f"""
-        SELECT id, title, deleted_at, {_SEEN.format("deleted_at")}, (
+        SELECT id, title, deleted_at, {_ELAPSED_SQL.format("deleted_at")}, (
             SELECT count(*) FROM messages WHERE conversation_id = conversations.id AND role <> 'system'
         ) FROM conversations WHERE deleted_at IS NOT NULL
     """
     found = []
     for id, title, deleted_at, seen_s, messages in database.rows(chats, seen):
         times = _times(deleted_at, seen_s, keep_s, now)
-        found.append(Deleted(as_text(id), as_text(id), calm(as_text(title)), messages, "", *times))
-    of_messages = dict(map(tuple, database.rows(f"SELECT id, {_SEEN.format('removed_at')} FROM removed", seen)))
+        found.append(DeletedEntry(as_text(id), as_text(id), calm(as_text(title)), messages, "", *times))
+    of_messages = dict(map(tuple, database.rows(f"SELECT id, {_ELAPSED_SQL.format('removed_at')} FROM removed", seen)))
     for removed in tree.removed_messages(database):
-        words = beginning(removed.text).text
+        words = leading_excerpt(removed.text).text
         times = _times(removed.removed_at, of_messages.get(removed.id), keep_s, now)
         count = len(removed.rows)
-        found.append(Deleted(removed.id, removed.conversation_id, calm(removed.title_now), count, words or "…", *times))
+        found.append(
+            DeletedEntry(removed.id, removed.conversation_id, calm(removed.title_now), count, words or "…", *times)
+        )
     return sorted(found, key=lambda entry: entry.deleted_at, reverse=True)
 
 
-def purge_left_behind(database: Database, keep_s: float) -> None:
+def purge_abandoned(database: Database, keep_s: float) -> None:
     with contextlib.suppress(KvchatError):
-        for entry in _look(database, max(keep_s, _LEFT_BEHIND_S)):
-            if entry.gone_at.timestamp() <= time.time():
+        for entry in _check_entries(database, max(keep_s, _ABANDONED_AFTER_S)):
+            if entry.expires_at.timestamp() <= time.time():
                 database.delete(entry.id) if entry.is_chat else tree.delete_removed(database, entry.id)
 
 
-def _look(database: Database, keep_s: float) -> list[Deleted]:
+def _check_entries(database: Database, keep_s: float) -> list[DeletedEntry]:
     if found := entries(database, keep_s):
         for table, at in (("conversations", "deleted_at"), ("removed", "removed_at")):
-            statement = f"UPDATE {table} SET deleted_s = {_SEEN.format(at)}, deleted_seen = ?1 WHERE {at} IS NOT NULL"
-            database.write(statement, (time.time(), _most_s(keep_s)))
+            statement = (
+                f"UPDATE {table} SET deleted_s = {_ELAPSED_SQL.format(at)}, deleted_seen = ?1 WHERE {at} IS NOT NULL"
+            )
+            database.write(statement, (time.time(), _max_interval_s(keep_s)))
     return found
 
 
-def _most_s(keep_s: float) -> float:
+def _max_interval_s(keep_s: float) -> float:
     """Return the cap on the time counted between two checks, above one run's check interval."""
-    return max(keep_s / 7, 2 * _LOOK_EVERY_S)
+    return max(keep_s / 7, 2 * _CHECK_INTERVAL_S)
 
 
 def _times(deleted_at: object, seen_s: object, keep_s: float, now: float) -> tuple[datetime, datetime]:
     """Return when it was deleted and when it expires. An invalid or future time counts as now."""
-    sane = isinstance(deleted_at, int | float) and _EARLIEST_S <= deleted_at <= now + _LEFT_BEHIND_S
+    sane = isinstance(deleted_at, int | float) and _EARLIEST_TIMESTAMP <= deleted_at <= now + _ABANDONED_AFTER_S
     at = deleted_at if sane and isinstance(deleted_at, int | float) else now
     seen = seen_s if isinstance(seen_s, int | float) and 0 <= seen_s < math.inf else 0.0
     unseen = now - at - seen

@@ -15,7 +15,7 @@ from kvchat.words.reasons import Reason
 
 
 @dataclass(frozen=True)
-class _OfChat:
+class _ChatEvent:
     conversation_id: str
 
 
@@ -40,36 +40,36 @@ class LibraryChanged:
 
 
 @dataclass(frozen=True)
-class MessagesChanged(_OfChat):
+class MessagesChanged(_ChatEvent):
     """The messages on a conversation's current branch changed other than by a ReplyDelta."""
 
 
 @dataclass(frozen=True)
-class WaitingForChat(_OfChat):
-    other: str
+class WaitingForChat(_ChatEvent):
+    other_chat: str
 
 
 @dataclass(frozen=True)
-class Prefilling(_OfChat):
+class Prefilling(_ChatEvent):
     done: int  # tokens, with cached ones
     total: int
     cached: int
 
 
 @dataclass(frozen=True)
-class ReadingAhead(_OfChat):
+class ReadAheadProgress(_ChatEvent):
     done: int  # tokens, of those to be read
     total: int  # equal to `done`: finished, perhaps early
     draft: bool  # True: the draft; False: the chat
 
 
 @dataclass(frozen=True)
-class NotReadAhead(_OfChat):
+class ReadAheadSkipped(_ChatEvent):
     reason: Reason
 
 
 @dataclass(frozen=True)
-class FirstToken(_OfChat):
+class FirstToken(_ChatEvent):
     """The reply has begun. Token counts are the engine's own: a high `cached_tokens` proves a restore."""
 
     ttft_ms: float
@@ -81,7 +81,7 @@ class FirstToken(_OfChat):
 
 
 @dataclass(frozen=True)
-class ReplyDelta(_OfChat):
+class ReplyDelta(_ChatEvent):
     message_id: str
     text: str
     thinking: str
@@ -89,20 +89,20 @@ class ReplyDelta(_OfChat):
 
 
 @dataclass(frozen=True)
-class Speed(_OfChat):
+class Speed(_ChatEvent):
     tokens_per_second: float
     context_used: int  # tokens
 
 
 @dataclass(frozen=True)
-class Silent(_OfChat):
+class EngineSilent(_ChatEvent):
     """The engine has been silent for so long; 0 when it resumes."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
-class ReplyFinished(_OfChat):
+class ReplyFinished(_ChatEvent):
     """The reply is complete (or stopped) and on disk."""
 
     message_id: str
@@ -110,14 +110,14 @@ class ReplyFinished(_OfChat):
 
 
 @dataclass(frozen=True)
-class TurnFailed(_OfChat):
+class TurnFailed(_ChatEvent):
     """The turn ended without a complete reply. The user's message and any partial reply are on disk."""
 
     error: KvchatError
 
 
 @dataclass(frozen=True)
-class QuestionNotStored(_OfChat):
+class QuestionNotStored(_ChatEvent):
     """The message could not be stored, so nothing was sent: the sender must get its text back."""
 
     text: str
@@ -145,13 +145,13 @@ class Notice:
 TurnEvent = (
     SessionEvent
     | WaitingForChat
-    | ReadingAhead
-    | NotReadAhead
+    | ReadAheadProgress
+    | ReadAheadSkipped
     | Prefilling
     | FirstToken
     | ReplyDelta
     | Speed
-    | Silent
+    | EngineSilent
     | ReplyFinished
     | TurnFailed
 )
@@ -192,9 +192,9 @@ class EventBus:
                 message = f"A listener broke over {type(event).__name__}"
                 loop.call_exception_handler({"message": message, "exception": error})
 
-    def of_chat(self, conversation_id: str) -> Tell:
-        def tell(event: SessionEvent) -> None:
+    def for_chat(self, conversation_id: str) -> Tell:
+        def notify(event: SessionEvent) -> None:
             if not isinstance(event, Asked):  # internal to session and reply
                 self.publish(replace(event, conversation_id=conversation_id))
 
-        return tell
+        return notify

@@ -40,92 +40,94 @@ class AnswerSettings:
     options: ChatOptions = NO_OPTIONS
 
 
-class BadOptions(KvchatError):
+class InvalidOptions(KvchatError):
     """The options are invalid."""
 
 
-class FormatRefused(KvchatError):
+class OutputFormatRejected(KvchatError):
     """The engine rejected the output format: only it knows which grammars it supports."""
 
-    def __init__(self, said: str) -> None:
+    def __init__(self, engine_message: str) -> None:
         super().__init__(
             _("The engine does not support this chat's output format"),
-            _("The engine reported: {said}.", said=said),
+            _("The engine reported: {said}.", said=engine_message),
             _("Your message is saved. Correct the grammar or schema in the chat settings (⋯), then try again."),
         )
 
 
 @dataclass(frozen=True)
-class Range:
-    words: str
-    least: float
-    most: float
-    whole: bool = False
+class OptionRange:
+    label: str
+    minimum: float
+    maximum: float
+    is_integer: bool = False
 
-    def why_not(self, value: float) -> str:
-        if self.whole and value != int(value):
-            return _("{words} must be a whole number.", words=_(self.words))
-        if not math.isfinite(value) or not self.least <= value <= self.most:
-            least, most = _figure(self.least), _figure(self.most)
-            return _("{words} must be between {least} and {most}.", words=_(self.words), least=least, most=most)
+    def validation_error(self, value: float) -> str:
+        if self.is_integer and value != int(value):
+            return _("{words} must be a whole number.", words=_(self.label))
+        if not math.isfinite(value) or not self.minimum <= value <= self.maximum:
+            least, most = _format_number(self.minimum), _format_number(self.maximum)
+            return _("{words} must be between {least} and {most}.", words=_(self.label), least=least, most=most)
         return ""
 
 
-def _figure(value: float) -> str:
+def _format_number(value: float) -> str:
     return number(value) if value == int(value) else with_marks(f"{value:.10g}")
 
 
 # Narrower than llama.cpp's limits: beyond these, models produce only noise.
-RANGES: dict[str, Range] = {
-    "temperature": Range(N_("Temperature"), 0, 2),
-    "top_k": Range("Top-k", 0, 1000, whole=True),
-    "top_p": Range("Top-p", 0, 1),
-    "min_p": Range("Min-p", 0, 1),
-    "repeat_penalty": Range(N_("Repeat penalty"), 0.5, 2),
-    "presence_penalty": Range(N_("Presence penalty"), -2, 2),
-    "frequency_penalty": Range(N_("Frequency penalty"), -2, 2),
-    "seed": Range(N_("Seed"), -1, 2**32 - 1, whole=True),  # llama.cpp's uint32_t; -1: random
-    "max_tokens": Range(N_("Max tokens"), 1, 2**24, whole=True),
+RANGES: dict[str, OptionRange] = {
+    "temperature": OptionRange(N_("Temperature"), 0, 2),
+    "top_k": OptionRange("Top-k", 0, 1000, is_integer=True),
+    "top_p": OptionRange("Top-p", 0, 1),
+    "min_p": OptionRange("Min-p", 0, 1),
+    "repeat_penalty": OptionRange(N_("Repeat penalty"), 0.5, 2),
+    "presence_penalty": OptionRange(N_("Presence penalty"), -2, 2),
+    "frequency_penalty": OptionRange(N_("Frequency penalty"), -2, 2),
+    "seed": OptionRange(N_("Seed"), -1, 2**32 - 1, is_integer=True),  # llama.cpp's uint32_t; -1: random
+    "max_tokens": OptionRange(N_("Max tokens"), 1, 2**24, is_integer=True),
 }
-MOST_STOPS = 16  # stop words
+MAX_STOP_WORDS = 16  # stop words
 
 
-def check(options: ChatOptions) -> None:
-    """Raise BadOptions. Of a schema or a grammar only the JSON or the root is checked; the engine checks the rest."""
+def validate_options(options: ChatOptions) -> None:
+    """Raise InvalidOptions. Only a schema's JSON and a grammar's root are checked; the engine checks the rest."""
     sampling = options.sampling
     for name, bounds in RANGES.items():
         value = getattr(sampling, name)
-        if value is not None and (why := bounds.why_not(value)):
-            raise BadOptions(why.removesuffix("."), "", _("Change the number, or leave the field empty."))
-    if len(sampling.stop or ()) > MOST_STOPS or not all(sampling.stop or ()):
-        title = _("Use at most {most_stops} stop words, none of them empty", most_stops=MOST_STOPS)
-        raise BadOptions(title, "", _("Remove extra or empty stop words."))
+        if value is not None and (why := bounds.validation_error(value)):
+            raise InvalidOptions(why.removesuffix("."), "", _("Change the number, or leave the field empty."))
+    if len(sampling.stop or ()) > MAX_STOP_WORDS or not all(sampling.stop or ()):
+        title = _("Use at most {most_stops} stop words, none of them empty", most_stops=MAX_STOP_WORDS)
+        raise InvalidOptions(title, "", _("Remove extra or empty stop words."))
     if sampling.json_schema and sampling.grammar:
-        raise BadOptions(_("A JSON schema and a grammar cannot be used together"), "", _("Remove one of them."))
+        raise InvalidOptions(_("A JSON schema and a grammar cannot be used together"), "", _("Remove one of them."))
     text = (sampling.json_schema or "") + (sampling.grammar or "")
     if len(text) > MAX_GRAMMAR_CHARS or nesting_depth(text) > MAX_NESTING:
         advice = _("Use a shorter or simpler schema or grammar.")
-        raise BadOptions(_("This output format is too long or too deeply nested"), "", advice)
+        raise InvalidOptions(_("This output format is too long or too deeply nested"), "", advice)
     if sampling.json_schema:
         try:
             schema = json.loads(sampling.json_schema)
         except (ValueError, RecursionError) as error:
             title, advice = _("The JSON schema is not valid JSON"), _("Correct it and try again.")
-            raise BadOptions(title, f"{error}.", advice) from None
+            raise InvalidOptions(title, f"{error}.", advice) from None
         if not isinstance(schema, dict):
-            raise BadOptions(_("The JSON schema is not a JSON object"), "", _("It must begin with { and end with }."))
+            raise InvalidOptions(
+                _("The JSON schema is not a JSON object"), "", _("It must begin with { and end with }.")
+            )
     if sampling.grammar and "root" not in sampling.grammar:
         advice = _("Every GBNF grammar needs one: root ::= …")
-        raise BadOptions(_("The grammar has no rule named root"), "", advice)
+        raise InvalidOptions(_("The grammar has no rule named root"), "", advice)
 
 
-def options_json(options: ChatOptions) -> str:
+def options_to_json(options: ChatOptions) -> str:
     sampling = {name: value for name, value in dataclasses.asdict(options.sampling).items() if value is not None}
     known = {"sampling": sampling, "template": dict(options.template)}
     return json.dumps({name: value for name, value in known.items() if value}) if any(known.values()) else ""
 
 
-def options_from(text: str) -> ChatOptions:
+def options_from_json(text: str) -> ChatOptions:
     try:
         stored = json.loads(text or "{}")
         template = stored.get("template", {}).items()
@@ -134,14 +136,14 @@ def options_from(text: str) -> ChatOptions:
             if (value := stored.get("sampling", {}).get(name)) is None:
                 continue
             if name in RANGES:
-                sampling[name] = int(value) if RANGES[name].whole else float(value)
+                sampling[name] = int(value) if RANGES[name].is_integer else float(value)
             else:
                 sampling[name] = tuple(map(str, value)) if name == "stop" else str(value)
         options = ChatOptions(
             Sampling(**sampling),
             tuple(sorted((str(name), value) for name, value in template if isinstance(value, bool | str))),
         )
-        check(options)
+        validate_options(options)
     except (ValueError, TypeError, AttributeError, RecursionError, KvchatError):
         return ChatOptions()
     return options
@@ -162,12 +164,12 @@ class Preset:
 def presets(database: Database) -> list[Preset]:
     query = "SELECT name, system, model, options, is_default, id FROM presets ORDER BY name COLLATE NOCASE, name"
     return [
-        Preset(name, system, model, options_from(options), bool(is_default), id)
+        Preset(name, system, model, options_from_json(options), bool(is_default), id)
         for name, system, model, options, is_default, id in database.rows(query)
     ]
 
 
-def of_a_new_chat(database: Database) -> tuple[AnswerSettings, list[Message]]:
+def new_chat_settings(database: Database) -> tuple[AnswerSettings, list[Message]]:
     preset = next((preset for preset in presets(database) if preset.is_default), None)
     if preset is None:
         return AnswerSettings(), []
@@ -176,7 +178,7 @@ def of_a_new_chat(database: Database) -> tuple[AnswerSettings, list[Message]]:
 
 
 def store_preset(database: Database, preset: Preset) -> Preset:
-    """Insert or update a preset; only one is the default. Raises BadOptions and StorageFailed."""
+    """Insert or update a preset; only one is the default. Raises InvalidOptions and StorageFailed."""
     kept = replace(preset, id=preset.id or uuid.uuid4().hex, name=preset.name.strip() or "Preset")
     statement = (
         "INSERT OR REPLACE INTO presets (name, system, model, options, is_default, id) VALUES (?, ?, ?, ?, ?, ?)"
@@ -184,23 +186,23 @@ def store_preset(database: Database, preset: Preset) -> Preset:
     with database.transaction() as db:
         if db.execute("SELECT 1 FROM presets WHERE name = ? AND id != ?", (kept.name, kept.id)).fetchone():
             title = _("A preset named “{name}” already exists", name=kept.name)
-            raise BadOptions(title, "", _("Choose another name."))
+            raise InvalidOptions(title, "", _("Choose another name."))
         if kept.is_default:
             db.execute("UPDATE presets SET is_default = 0")
-        values = kept.name, kept.system, kept.model, options_json(kept.options), kept.is_default, kept.id
+        values = kept.name, kept.system, kept.model, options_to_json(kept.options), kept.is_default, kept.id
         db.execute(statement, values)
     return kept
 
 
 def answer_settings(database: Database, conversation_id: str) -> AnswerSettings:
     for row in database.rows("SELECT model, options FROM conversations WHERE id = ?", (conversation_id,)):
-        return AnswerSettings(row["model"], options_from(row["options"]))
+        return AnswerSettings(row["model"], options_from_json(row["options"]))
     return AnswerSettings()
 
 
 def store_options(database: Database, conversation_id: str, options: ChatOptions) -> None:
     statement = "UPDATE conversations SET options = ? WHERE id = ?"
-    if not database.write(statement, (options_json(options), conversation_id)):
+    if not database.write(statement, (options_to_json(options), conversation_id)):
         raise ConversationGone
 
 
@@ -208,18 +210,18 @@ def store_options(database: Database, conversation_id: str, options: ChatOptions
 class NewChat:
     """A chat stored together with its first question, so that a full disk leaves no empty chat."""
 
-    make: Callable[[Database, str], object]  # stores it under that id; raises KvchatError
+    create: Callable[[Database, str], object]  # stores it under that id; raises KvchatError
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def answered_by(self, model: str) -> NewChat:
-        def make(database: Database, id: str) -> None:
-            self.make(database, id)
+    def with_model(self, model: str) -> NewChat:
+        def create(database: Database, id: str) -> None:
+            self.create(database, id)
             remember_model(database, id, model, replace=True)
 
-        return replace(self, make=make)
+        return replace(self, create=create)
 
 
-def begin_with(database: Database, title: str, preset: Preset, id: str = "") -> Conversation:
+def create_chat_from_preset(database: Database, title: str, preset: Preset, id: str = "") -> Conversation:
     with database.transaction():
         made = database.create_conversation(title, preset.system or None, id=id)
         store_options(database, made.id, preset.options)

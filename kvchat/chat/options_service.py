@@ -6,19 +6,19 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvchat.chat.context import StillAnswering
+from kvchat.chat.context import ReplyInProgress
 from kvchat.chat.options import (
-    BadOptions,
     ChatOptions,
+    InvalidOptions,
     Preset,
-    check,
     presets,
     store_options,
     store_preset,
+    validate_options,
 )
 from kvchat.chat.record.messages import MessageState, Role, new_message
 from kvchat.chat.record.tree import copy_to_branch
-from kvchat.chat.turn_parts import TurnParts
+from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.words.language import _
 
@@ -26,26 +26,26 @@ from kvchat.words.language import _
 class OptionsService:
     """Chat options. Event-loop thread only; all methods raise KvchatError."""
 
-    def __init__(self, parts: TurnParts, is_answering: Callable[[str], bool]) -> None:
-        self._parts = parts
+    def __init__(self, turn_context: TurnContext, is_answering: Callable[[str], bool]) -> None:
+        self._turn_context = turn_context
         self._is_answering = is_answering
 
     async def change(self, conversation_id: str, options: ChatOptions) -> None:
-        await self.check(options)
-        before = (await self._parts.answer_settings(conversation_id)).options.template
-        if options.template != before and await self.begun(conversation_id):
-            raise BadOptions(
+        await self.validate(options)
+        before = (await self._turn_context.answer_settings(conversation_id)).options.template
+        if options.template != before and await self.has_messages(conversation_id):
+            raise InvalidOptions(
                 _("The model options of a chat cannot be changed after its first message"),
                 _("They are part of the beginning of the prompt."),
                 _("Start a new chat to use other options."),
             )
-        await self._parts.in_database(store_options, conversation_id, options)
+        await self._turn_context.run_in_database(store_options, conversation_id, options)
 
-    async def begun(self, conversation_id: str) -> bool:
-        return any(message.role is not Role.SYSTEM for message in await self._parts.branch(conversation_id))
+    async def has_messages(self, conversation_id: str) -> bool:
+        return any(message.role is not Role.SYSTEM for message in await self._turn_context.branch(conversation_id))
 
     async def system_prompt(self, conversation_id: str) -> str:
-        branch = await self._parts.branch(conversation_id)
+        branch = await self._turn_context.branch(conversation_id)
         return branch[0].content if branch and branch[0].role is Role.SYSTEM else ""
 
     async def change_system_prompt(self, conversation_id: str, text: str) -> bool:
@@ -54,8 +54,8 @@ class OptionsService:
         Existing messages are copied below the new prompt, which the model reads once. The old branch stays in the tree.
         """
         if self._is_answering(conversation_id):
-            raise StillAnswering
-        parts, branch = self._parts, await self._parts.branch(conversation_id)
+            raise ReplyInProgress
+        turn_context, branch = self._turn_context, await self._turn_context.branch(conversation_id)
         before = branch[0] if branch and branch[0].role is Role.SYSTEM else None
         text = text.strip()
         if text == (before.content if before else ""):
@@ -65,35 +65,35 @@ class OptionsService:
         if said:
             system = [new_message(conversation_id, Role.SYSTEM, text, attachments=documents)]
             system = system if text or documents else []
-            await parts.in_database(copy_to_branch, None, [*system, *said], said[-1].id)
+            await turn_context.run_in_database(copy_to_branch, None, [*system, *said], said[-1].id)
         else:
             if before:
-                await parts.worker.run(parts.database.remove_leaf, before)
+                await turn_context.worker.run(turn_context.database.remove_leaf, before)
             if text or documents:
                 message = conversation_id, None, Role.SYSTEM, text, MessageState.COMPLETE, documents
-                await parts.worker.run(parts.database.append, *message)
-        parts.changed(conversation_id)
+                await turn_context.worker.run(turn_context.database.append, *message)
+        turn_context.publish_changes(conversation_id)
         return bool(said)
 
-    async def check(self, options: ChatOptions) -> None:
-        """Raise BadOptions for invalid options; a ready engine also checks a JSON schema."""
-        check(options)
-        if not options.sampling.json_schema or not self._parts.host.is_ready():
+    async def validate(self, options: ChatOptions) -> None:
+        """Raise InvalidOptions for invalid options; a ready engine also checks a JSON schema."""
+        validate_options(options)
+        if not options.sampling.json_schema or not self._turn_context.host.is_ready():
             return
         try:
-            engine = await self._parts.host.ready()
+            engine = await self._turn_context.host.ready()
             await engine.engine.check_schema(options.sampling.json_schema)
         except EngineRefused as refusal:
             said = refusal.message.rpartition("JSON schema error at ")[2]
             advice = _("Correct it and try again.")
-            raise BadOptions(_("The engine does not support this JSON schema"), said, advice) from None
+            raise InvalidOptions(_("The engine does not support this JSON schema"), said, advice) from None
 
     async def presets(self) -> list[Preset]:
-        return await self._parts.in_database(presets)
+        return await self._turn_context.run_in_database(presets)
 
     async def store_preset(self, preset: Preset) -> Preset:
-        await self.check(preset.options)
-        return await self._parts.in_database(store_preset, preset)
+        await self.validate(preset.options)
+        return await self._turn_context.run_in_database(store_preset, preset)
 
     async def duplicate_preset(self, preset: Preset) -> Preset:
         base, taken = _("{name} copy", name=preset.name), {other.name for other in await self.presets()}
@@ -102,7 +102,9 @@ class OptionsService:
         return await self.store_preset(replace(preset, id="", is_default=False, name=name))
 
     async def delete_preset(self, preset: Preset) -> None:
-        await self._parts.worker.run(self._parts.database.write, "DELETE FROM presets WHERE id = ?", (preset.id,))
+        await self._turn_context.worker.run(
+            self._turn_context.database.write, "DELETE FROM presets WHERE id = ?", (preset.id,)
+        )
 
     async def default_preset(self) -> Preset | None:
         return next((preset for preset in await self.presets() if preset.is_default), None)

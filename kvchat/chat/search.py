@@ -53,7 +53,7 @@ def excerpt(text: str, terms: Sequence[Term], *, markdown: bool) -> Excerpt | No
     begin = max(at[0] - _BEFORE - _MARGIN, 0)
     piece = text[begin : at[1] + _AFTER + _MARGIN]
     in_code = len(_FENCE.findall(text, 0, begin)) % 2 == 1
-    readings = (plain(piece, code=in_code), piece) if markdown else (piece,)
+    readings = (strip_markdown(piece, code=in_code), piece) if markdown else (piece,)
     for reading in readings:
         line = one_line(calm(reading))
         if found := spans(line, terms):
@@ -65,31 +65,31 @@ def excerpt(text: str, terms: Sequence[Term], *, markdown: bool) -> Excerpt | No
     return Excerpt(line, tuple(spans(line, terms)))
 
 
-def beginning(text: str, terms: Sequence[Term] = ()) -> Excerpt:
+def leading_excerpt(text: str, terms: Sequence[Term] = ()) -> Excerpt:
     line = one_line(calm(text[: _BEFORE + _AFTER + _MARGIN]))[: _BEFORE + _AFTER]
     return Excerpt(line, tuple(spans(line, terms)))
 
 
-def plain(piece: str, *, code: bool = False) -> str:
+def strip_markdown(piece: str, *, code: bool = False) -> str:
     """Strip the markup from a piece of Markdown, cut anywhere; `code`: it begins in a fenced block."""
 
-    def prose(part: str) -> str:
+    def strip_part(part: str) -> str:
         rows = _ROW.sub(lambda row: row[0].replace("|", " "), _LINE.sub("", part))
         return _INLINE.sub(lambda found: found["code"] or found["words"] or found["escaped"] or "", rows)
 
     parts = _FENCE.split(piece)
-    return "\n".join(part if (i % 2 == 1) is not code else prose(part) for i, part in enumerate(parts))
+    return "\n".join(part if (i % 2 == 1) is not code else strip_part(part) for i, part in enumerate(parts))
 
 
-MOST_CHATS = 100  # per search
-_MOST_MESSAGES = 500  # newest messages checked per search
-_AT_ONCE = 200  # messages per index transaction: some 20 ms
-_TEXT_AT_ONCE = 400_000  # characters: documents exceed messages
-_PAGES, _ALL = 200, -200  # index pages rewritten per transaction
-_READING_S = 0.02  # time to read documents for one search's excerpts
-_READ_MOST = 200_000  # characters per document
+MAX_CHATS = 100  # per search
+_MAX_MESSAGES = 500  # newest messages checked per search
+_BATCH_MESSAGES = 200  # messages per index transaction: some 20 ms
+_BATCH_CHARACTERS = 400_000  # characters: documents exceed messages
+_MERGE_PAGES, _FULL_MERGE_PAGES = 200, -200  # index pages rewritten per transaction
+_DOCUMENT_BUDGET_S = 0.02  # time to read documents for one search's excerpts
+_MAX_DOCUMENT_CHARACTERS = 200_000  # characters per document
 
-_NEWEST = """
+_HITS_QUERY = """
     SELECT conversation_id, message_id FROM searched_words
     CROSS JOIN searched ON number = searched_words.rowid CROSS JOIN conversations ON conversations.id = conversation_id
     WHERE searched_words MATCH ? AND deleted_at IS NULL ORDER BY searched_words.rowid DESC LIMIT ?
@@ -97,7 +97,7 @@ _NEWEST = """
 
 
 @dataclass(frozen=True)
-class FoundChat:
+class ChatHit:
     conversation_id: str
     title: str
     message_ids: tuple[str, ...]  # newest first; empty if only the title matches
@@ -107,10 +107,10 @@ class FoundChat:
 
 
 @dataclass(frozen=True)
-class Found:
+class ChatSearchResult:
     """Search results: titles first, then the newest messages."""
 
-    chats: tuple[FoundChat, ...]
+    chats: tuple[ChatHit, ...]
     complete: bool  # all messages were indexed
 
 
@@ -122,30 +122,30 @@ class Finder:
         self._worker = worker
         self._indexing: asyncio.Task[None] | None = None
 
-    async def find(self, query: str) -> Found:
+    async def find(self, query: str) -> ChatSearchResult:
         """Return chats with all query words in the title or in one message. Raises StorageFailed."""
-        complete = not await self._worker.run(index_some, self._database)
+        complete = not await self._worker.run(index_batch, self._database)
         if not complete:
-            self.begin_indexing()
-        return Found(await self._worker.run(find, self._database, query), complete)
+            self.start_indexing()
+        return ChatSearchResult(await self._worker.run(find, self._database, query), complete)
 
-    def begin_indexing(self) -> None:
+    def start_indexing(self) -> None:
         if self._indexing is None or self._indexing.done():
             self._indexing = asyncio.create_task(self._index_in_background())
 
-    async def forget(self) -> None:
+    async def purge_deleted(self) -> None:
         """Purge deleted words from the index, which only marks them as gone."""
         await self._index_all()
-        pages = _ALL
-        while await self._worker.run(merge_some, self._database, pages):
-            pages = _PAGES
+        pages = _FULL_MERGE_PAGES
+        while await self._worker.run(merge_pages, self._database, pages):
+            pages = _MERGE_PAGES
 
     def close(self) -> None:
         if self._indexing is not None:
             self._indexing.cancel()
 
     async def _index_all(self) -> None:
-        while await self._worker.run(index_some, self._database):
+        while await self._worker.run(index_batch, self._database):
             pass
 
     async def _index_in_background(self) -> None:
@@ -153,7 +153,7 @@ class Finder:
             await self._index_all()
 
 
-def index_some(database: Database) -> bool:
+def index_batch(database: Database) -> bool:
     stale = """
         SELECT number, message_id IS NULL AS is_title, coalesce(content, title) AS text, (
             SELECT group_concat(name || char(10) || text, char(10)) FROM attachments
@@ -165,11 +165,11 @@ def index_some(database: Database) -> bool:
     words: list[tuple[int, str, str]] = []
     length = 0
     with database.reading() as db:
-        for row in db.execute(stale, (_AT_ONCE,)):
+        for row in db.execute(stale, (_BATCH_MESSAGES,)):
             text = spread("\n".join(map(as_text, filter(None, (row["text"], row["documents"])))))
             words.append((row["number"], text, "") if row["is_title"] else (row["number"], "", text))
             length += len(text)
-            if length > _TEXT_AT_ONCE:
+            if length > _BATCH_CHARACTERS:
                 break
     if not words:
         return False
@@ -180,12 +180,12 @@ def index_some(database: Database) -> bool:
             db.executemany("INSERT INTO searched_words (rowid, title, body) VALUES (?, ?, ?)", words)
             db.executemany("UPDATE searched SET stale = 0 WHERE number = ?", numbers)
     except (ChatsDamaged, sqlite3.IntegrityError):
-        begin_anew(database)
+        rebuild_index(database)
         return True
-    return len(words) == _AT_ONCE or length > _TEXT_AT_ONCE
+    return len(words) == _BATCH_MESSAGES or length > _BATCH_CHARACTERS
 
 
-def begin_anew(database: Database) -> None:
+def rebuild_index(database: Database) -> None:
     with database.transaction() as db:
         made = db.execute("SELECT sql FROM sqlite_master WHERE name = 'searched_words'").fetchone()[0]
         db.execute("DROP TABLE searched_words")
@@ -193,7 +193,7 @@ def begin_anew(database: Database) -> None:
         db.execute("UPDATE searched SET stale = 1")
 
 
-def merge_some(database: Database, pages: int) -> bool:
+def merge_pages(database: Database, pages: int) -> bool:
     """Merge part of the index; True if there is more. Negative `pages` begin a merge (FTS5's `merge`)."""
     with database.transaction() as db:
         before = db.total_changes
@@ -201,31 +201,31 @@ def merge_some(database: Database, pages: int) -> bool:
         return db.total_changes - before >= 2
 
 
-def find(database: Database, query: str) -> tuple[FoundChat, ...]:
+def find(database: Database, query: str) -> tuple[ChatHit, ...]:
     """Find the chats with all query words in the title or in one message, as far as they are indexed."""
     terms = terms_of(query)
     if not terms:
         return ()
     try:
-        return _find(database, terms)
+        return _find_terms(database, terms)
     except ChatsDamaged:
-        begin_anew(database)
-        while index_some(database):
+        rebuild_index(database)
+        while index_batch(database):
             pass
-        return _find(database, terms)
+        return _find_terms(database, terms)
 
 
-def _find(database: Database, terms: tuple[Term, ...]) -> tuple[FoundChat, ...]:
+def _find_terms(database: Database, terms: tuple[Term, ...]) -> tuple[ChatHit, ...]:
     expression = " AND ".join(term.expression for term in terms)
     hits: dict[str, list[str]] = {}
     with database.reading() as db:
-        for column, most in (("title", MOST_CHATS), ("body", _MOST_MESSAGES)):
-            for row in db.execute(_NEWEST, (f"{{{column}}} : ({expression})", most)):
+        for column, most in (("title", MAX_CHATS), ("body", _MAX_MESSAGES)):
+            for row in db.execute(_HITS_QUERY, (f"{{{column}}} : ({expression})", most)):
                 messages = hits.setdefault(row["conversation_id"], [])
                 if row["message_id"]:
                     messages.append(row["message_id"])
         excerpts = _Excerpts(db, terms)
-        return tuple(excerpts.found(id, tuple(messages)) for id, messages in list(hits.items())[:MOST_CHATS])
+        return tuple(excerpts.chat_hit(id, tuple(messages)) for id, messages in list(hits.items())[:MAX_CHATS])
 
 
 class _Excerpts:
@@ -235,33 +235,33 @@ class _Excerpts:
         self._db, self._terms = db, terms
         self._spent_s = 0.0
 
-    def found(self, conversation_id: str, messages: tuple[str, ...]) -> FoundChat:
+    def chat_hit(self, conversation_id: str, messages: tuple[str, ...]) -> ChatHit:
         chat = self._db.execute("SELECT title FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
         title = calm(as_text(chat["title"])) if chat else ""
         row = None
         if messages:
             row = self._db.execute("SELECT content, role FROM messages WHERE id = ?", (messages[0],)).fetchone()
         if row is None:  # title match, or a damaged file
-            return FoundChat(conversation_id, title, (), "", ())
+            return ChatHit(conversation_id, title, (), "", ())
         content = as_text(row["content"])
         said = excerpt(content, self._terms, markdown=row["role"] == Role.ASSISTANT.value)
-        document = None if said else self._in_document(messages[0])
-        line = said or document or beginning(content)
-        return FoundChat(conversation_id, title, messages, line.text, line.marks, in_document=document is not None)
+        document = None if said else self._document_excerpt(messages[0])
+        line = said or document or leading_excerpt(content)
+        return ChatHit(conversation_id, title, messages, line.text, line.marks, in_document=document is not None)
 
-    def _in_document(self, message_id: str) -> Excerpt | None:
+    def _document_excerpt(self, message_id: str) -> Excerpt | None:
         query = "SELECT name, substr(text, 1, ?) AS text FROM attachments WHERE message_id = ? ORDER BY position"
         names = []
-        for row in self._db.execute(query, (_READ_MOST, message_id)):
-            name = beginning(as_text(row["name"]), self._terms)
+        for row in self._db.execute(query, (_MAX_DOCUMENT_CHARACTERS, message_id)):
+            name = leading_excerpt(as_text(row["name"]), self._terms)
             names.append(name)
             text, line = as_text(row["text"]), None
-            if self._spent_s <= _READING_S:
+            if self._spent_s <= _DOCUMENT_BUDGET_S:
                 started = time.thread_time()
                 line = excerpt(text, self._terms, markdown=False)
                 self._spent_s += time.thread_time() - started
             if line is not None or name.marks:
-                line = line or beginning(text)
+                line = line or leading_excerpt(text)
                 before = len(name.text) + 2
                 marks = tuple((start + before, end + before) for start, end in line.marks)
                 return Excerpt(f"{name.text}: {line.text}", (*name.marks, *marks))

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Literal, ParamSpec, TypeVar
 
-from kvchat.chat.context import ContextService, StillAnswering
+from kvchat.chat.context import ContextService, ReplyInProgress
 from kvchat.chat.deletion import PermanentDeletion, RecentlyDeleted
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged
-from kvchat.chat.options import NewChat, Preset, begin_with, remember_model
+from kvchat.chat.options import NewChat, Preset, create_chat_from_preset, remember_model
 from kvchat.chat.options_service import OptionsService
 from kvchat.chat.prepared.library import Library
 from kvchat.chat.record import tree
@@ -27,7 +27,7 @@ from kvchat.chat.turn.read_ahead import ReadAhead
 from kvchat.chat.turn.titles import TitleGenerator
 from kvchat.chat.turn.turn import Turn, TurnStart
 from kvchat.chat.turn.turns import Turns
-from kvchat.chat.turn_parts import TurnParts, Unwritten
+from kvchat.chat.turn_context import TurnContext, UnsavedReplies
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import BlockStore
@@ -56,47 +56,52 @@ class ChatService:
         model: Callable[[], str | None] = lambda: None,
         model_sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS,
         keep_deleted_s: Callable[[], float] = lambda: 0.0,
-        why_not_read: Callable[[], Reason | None] = lambda: None,
+        read_ahead_off_reason: Callable[[], Reason | None] = lambda: None,
     ) -> None:
-        """`keep_deleted_s`: seconds to keep deleted chats. `why_not_read`: why not to read ahead, or None."""
+        """`keep_deleted_s`: seconds to keep deleted chats. `read_ahead_off_reason`: why not to read ahead, or None."""
         self.events, self.slots = events, Slots(store)
         self._database, self._worker, self._store = database, worker, store
-        self.unwritten = Unwritten(database, worker, events)
+        self.unsaved_replies = UnsavedReplies(database, worker, events)
         self._background = Background(lambda busy: self.title_generator.on_busy_changed(busy))
-        self.parts = parts = TurnParts(
+        self.turn_context = turn_context = TurnContext(
             database=database,
             worker=worker,
             host=host,
             slots=self.slots,
             events=events,
-            unwritten=self.unwritten,
+            unsaved_replies=self.unsaved_replies,
             background=self._background,
             model_sampling=model_sampling,
             user_sampling=user_sampling,
-            new_chats_model=model,
-            why_not_read=why_not_read,
+            default_model=model,
+            read_ahead_off_reason=read_ahead_off_reason,
         )
-        self.title_generator, self.forecasts = TitleGenerator(parts), Forecasts(parts)
+        self.title_generator, self.forecasts = TitleGenerator(turn_context), Forecasts(turn_context)
         self.drafts, self.finder = Drafts(database, worker), Finder(database, worker)
-        self.read_ahead = ReadAhead(parts)
-        self.context = ContextService(parts, self.is_answering)
-        self.options = OptionsService(parts, self.is_answering)
-        self.turns = Turns(parts, self.context, on_slot_changed=self.read_ahead.start)
-        self._permanent_deletion = PermanentDeletion(parts, self.finder)
+        self.read_ahead = ReadAhead(turn_context)
+        self.context = ContextService(turn_context, self.is_answering)
+        self.options = OptionsService(turn_context, self.is_answering)
+        self.turns = Turns(turn_context, self.context, on_slot_changed=self.read_ahead.start)
+        self._permanent_deletion = PermanentDeletion(turn_context, self.finder)
         self.recently_deleted = RecentlyDeleted(
-            parts, self.is_answering, self.leave, self.delete, self._permanent_deletion.forget, keep_deleted_s
+            turn_context,
+            self.is_answering,
+            self.stop_work,
+            self.delete,
+            self._permanent_deletion.purge,
+            keep_deleted_s,
         )
-        self.library = Library(parts, self._permanent_deletion.forget, on_slot_changed=self.read_ahead.start)
-        self.memory_verifier = MemoryVerifier(parts, on_slot_changed=self.read_ahead.start)
-        self.try_imported_memory = partial(try_imported_memory, parts)
+        self.library = Library(turn_context, self._permanent_deletion.purge, on_slot_changed=self.read_ahead.start)
+        self.memory_verifier = MemoryVerifier(turn_context, on_slot_changed=self.read_ahead.start)
+        self.try_imported_memory = partial(try_imported_memory, turn_context)
 
     @property
-    def answering(self) -> tuple[str, ...]:
+    def answering_chats(self) -> tuple[str, ...]:
         return self.turns.answering_chats
 
     @property
-    def busy(self) -> str | None:
-        return next(iter(self.answering), None)
+    def answering_chat(self) -> str | None:
+        return next(iter(self.answering_chats), None)
 
     @property
     def idle_s(self) -> float:
@@ -115,21 +120,23 @@ class ChatService:
         return await self._worker.run(self._database.seconds_saved)
 
     async def messages(self, conversation_id: str) -> list[Message]:
-        return self.unwritten.shown(await self._worker.run(tree.current_branch, self._database, conversation_id))
+        return self.unsaved_replies.with_unsaved(
+            await self._worker.run(tree.current_branch, self._database, conversation_id)
+        )
 
     async def new_conversation(self, system: str | None = None) -> Conversation:
-        return await self.begin(await self._preset(system))
+        return await self.create_from_preset(await self._preset(system))
 
     async def new_chat(self, system: str | None = None) -> NewChat:
         preset = await self._preset(system)
-        return NewChat(lambda database, id: begin_with(database, _(NEW_TITLE), preset, id))
+        return NewChat(lambda database, id: create_chat_from_preset(database, _(NEW_TITLE), preset, id))
 
     async def _preset(self, system: str | None) -> Preset:
         default = await self.options.default_preset() if system is None else None
         return default or Preset("", system or "")
 
-    async def begin(self, preset: Preset) -> Conversation:
-        made = await self.parts.in_database(begin_with, _(NEW_TITLE), preset)
+    async def create_from_preset(self, preset: Preset) -> Conversation:
+        made = await self.turn_context.run_in_database(create_chat_from_preset, _(NEW_TITLE), preset)
         self.events.publish(ConversationsChanged())
         return made
 
@@ -155,14 +162,14 @@ class ChatService:
 
     async def delete(self, conversation_id: str) -> None:
         """Delete a chat for good."""
-        self.leave(conversation_id)
+        self.stop_work(conversation_id)
         await self._worker.run(self._database.delete, conversation_id)
         self.events.publish(ConversationsChanged())
-        self._background.begin(self._permanent_deletion.forget({conversation_id: {conversation_id}}))
+        self._background.begin(self._permanent_deletion.purge({conversation_id: {conversation_id}}))
         with contextlib.suppress(StoreRefused):  # forgetting also meets it, reports it and retries
             await asyncio.to_thread(self._store.inventory.delete_conversation, conversation_id)
 
-    def leave(self, conversation_id: str) -> None:
+    def stop_work(self, conversation_id: str) -> None:
         self.stop(conversation_id)
         self.turns.end_settling(conversation_id)
         self.read_ahead.deselect(conversation_id)
@@ -174,7 +181,7 @@ class ChatService:
     def prepare(self, conversation_id: str | None, draft: str, attachments: tuple[Attachment, ...] = ()) -> None:
         self.read_ahead.set_draft(conversation_id or NEW_CHAT_ID, draft, attachments)
 
-    def engine_ready(self) -> None:
+    def on_engine_ready(self) -> None:
         self._background.used()
         if not self.turns.has_turns:
             self.read_ahead.start()
@@ -199,7 +206,7 @@ class ChatService:
         with it may the turn wait for a reply in the same chat.
         """
         turn = Turn(
-            self.parts,
+            self.turn_context,
             conversation_id,
             lambda: turns.store_question(self._database, conversation_id, text, attachments, new, drafts),
             sampling,
@@ -217,28 +224,30 @@ class ChatService:
         def begin() -> TurnStart:
             return turns.select_last_question(self._database, self._database.branch(conversation_id))
 
-        return self.turns.start(Turn(self.parts, conversation_id, begin, sampling, save=save))
+        return self.turns.start(Turn(self.turn_context, conversation_id, begin, sampling, save=save))
 
     def regenerate(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
         def begin() -> TurnStart:
             return turns.select_last_question(self._database, self._database.path(reply.id))
 
-        return self.turns.start(Turn(self.parts, reply.conversation_id, begin, sampling))
+        return self.turns.start(Turn(self.turn_context, reply.conversation_id, begin, sampling))
 
-    def go_on(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
+    def continue_reply(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
         begin = partial(turns.resume_reply, self._database, reply)
-        return self.turns.start(Turn(self.parts, reply.conversation_id, begin, sampling))
+        return self.turns.start(Turn(self.turn_context, reply.conversation_id, begin, sampling))
 
     def edit(
         self, question: Message, text: str, sampling: Sampling | None = None, *, save: bool = True
     ) -> asyncio.Future[Message | None]:
         begin = partial(turns.store_edited_question, self._database, question, text)
-        return self.turns.start(Turn(self.parts, question.conversation_id, begin, sampling, save=save, text=text))
+        return self.turns.start(
+            Turn(self.turn_context, question.conversation_id, begin, sampling, save=save, text=text)
+        )
 
     async def edit_reply(self, reply: Message, text: str) -> Message:
         """Replace a reply with the user's text without asking the model; the old one stays on its branch."""
         id, append = reply.conversation_id, self._database.append
-        return await self._change(id, append, id, reply.parent_id, Role.ASSISTANT, text, MessageState.EDITED)
+        return await self._change_tree(id, append, id, reply.parent_id, Role.ASSISTANT, text, MessageState.EDITED)
 
     async def fork(self, reply: Message) -> str:
         made = await self._worker.run(tree.fork, self._database, reply)
@@ -246,21 +255,21 @@ class ChatService:
         return made
 
     async def switch(self, conversation_id: str, message_id: str) -> None:
-        await self._change(conversation_id, tree.switch, self._database, conversation_id, message_id)
+        await self._change_tree(conversation_id, tree.switch, self._database, conversation_id, message_id)
 
     async def delete_message(self, message: Message) -> RemovedMessages:
-        removed = await self._change(message.conversation_id, tree.remove, self._database, message)
-        self.recently_deleted.added([removed.id])
+        removed = await self._change_tree(message.conversation_id, tree.remove, self._database, message)
+        self.recently_deleted.add([removed.id])
         return removed
 
     async def restore_messages(self, removed: RemovedMessages) -> None:
         await self.recently_deleted.restore_messages(removed.conversation_id, removed.id)
         self.read_ahead.on_branch_changed(removed.conversation_id)
 
-    def forget_left_behind(self) -> None:
+    def resume_deletions(self) -> None:
         """Delete what an earlier run had no time for, and what has expired."""
-        self._background.begin(self._permanent_deletion.left_behind())
-        self.recently_deleted.look_after()
+        self._background.begin(self._permanent_deletion.resume())
+        self.recently_deleted.schedule_purge()
 
     def stop(self, conversation_id: str) -> None:
         self.turns.stop(conversation_id)
@@ -274,10 +283,10 @@ class ChatService:
         await self._background.idle()
         await self.title_generator.idle()
 
-    async def rest(self, stop: Callable[[], Awaitable[bool]]) -> None:
-        """Save everything and stop the engine between turns. `stop` returns True if it did."""
+    async def save_and_stop(self, stop: Callable[[], Awaitable[bool]]) -> None:
+        """Save everything and stop the engine between turns. `stop_engine` returns True if it did."""
         async with self.slots.alone():
-            await self.parts.absorb(patience_s=0.0)
+            await self.turn_context.absorb(patience_s=0.0)
             if await stop():
                 self.slots.forget()
 
@@ -290,10 +299,10 @@ class ChatService:
         self.finder.close()
         self._permanent_deletion.close()
 
-    async def _change(self, conversation_id: str, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Change the tree between replies, then prepare the branch shown. Raises StillAnswering."""
+    async def _change_tree(self, conversation_id: str, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Change the tree between replies, then prepare the branch shown. Raises ReplyInProgress."""
         if self.is_answering(conversation_id):
-            raise StillAnswering
+            raise ReplyInProgress
         result = await self._worker.run(write, *args, **kwargs)
         self.events.publish(MessagesChanged(conversation_id))
         self.read_ahead.on_branch_changed(conversation_id)

@@ -237,7 +237,7 @@ async def open_chat_session(options: AskOptions, commands: Commands) -> AsyncIte
         if options.model is not None:
             model = str(options.model)
             if new is not None:
-                new = new.answered_by(model)
+                new = new.with_model(model)
             else:
                 await runtime.chat.use_model(chat_id, model)
         sampling = Sampling(options.max_tokens, options.temperature, options.seed)

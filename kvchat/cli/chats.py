@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation
-from kvchat.chat.search import find, index_some
+from kvchat.chat.search import find, index_batch
 from kvchat.cli.arguments import (
     BackupOptions,
     ChatOptions,
@@ -109,7 +109,7 @@ async def delete(options: ChatsOptions, commands: Commands) -> int:
 
 def search(options: SearchOptions) -> int:
     with _database(resolve_paths()) as database:
-        while index_some(database):
+        while index_batch(database):
             pass
         found = find(database, " ".join(options.words))
     lines = []

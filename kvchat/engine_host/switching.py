@@ -180,7 +180,7 @@ class IdleStop:
     async def run(self) -> None:
         while not self._ended.is_set():
             if self._is_due():
-                await self.chat.rest(self._stop)
+                await self.chat.save_and_stop(self._stop)
             elif min(self.chat.idle_s, self.others_idle_s()) >= SPARE_AFTER_S:
                 await self.chat.memory_verifier.verify_when_idle()
             with contextlib.suppress(TimeoutError):

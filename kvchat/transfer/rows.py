@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import IO, Any
 
-from kvchat.chat.attachments import CannotAttach, picture_of
+from kvchat.chat.attachments import AttachmentError, picture_attachment
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import (
     MessageState,
@@ -185,8 +185,8 @@ def _checked_attachment(attachment: Row, what: str) -> Row:
     clean = _clean(attachment, _ATTACHMENT_NEEDS, what)
     if "data" in clean:
         try:
-            picture = picture_of(clean["name"], base64.b64decode(clean["data"], validate=True))
-        except (TypeError, ValueError, CannotAttach) as error:
+            picture = picture_attachment(clean["name"], base64.b64decode(clean["data"], validate=True))
+        except (TypeError, ValueError, AttachmentError) as error:
             raise BadConversation(_("{what} is not a valid image", what=what)) from error
         clean |= {"data": picture.data, "size": picture.size, "hash": picture.hash, "text": ""}
     return clean

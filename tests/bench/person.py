@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kvchat.chat.events import Event, ReadingAhead
+from kvchat.chat.events import Event, ReadAheadProgress
 from kvchat.chat.record.messages import Receipt
 from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import PEOPLE, THINGS, BenchHome, bench_home
@@ -127,7 +127,7 @@ async def _paste(home: BenchHome, sender: Sender) -> dict[str, Any]:
 
     def hear(event: Event) -> None:
         nonlocal times, longest_ms
-        if isinstance(event, ReadingAhead):
+        if isinstance(event, ReadAheadProgress):
             now = time.perf_counter()
             times = [*times, now] if event.done else [now]
             longest_ms = max([longest_ms, *(1000 * (b - a) for a, b in pairwise(times))])

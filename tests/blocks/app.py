@@ -19,7 +19,7 @@ from PySide6.QtCore import QObject, QPoint, Signal
 from PySide6.QtWidgets import QApplication, QDialog, QFileDialog, QLineEdit, QWidget
 
 from kvchat import app, application
-from kvchat.chat.events import Absorbed, Event, LibraryChanged, ReadingAhead, ReplyFinished
+from kvchat.chat.events import Absorbed, Event, LibraryChanged, ReadAheadProgress, ReplyFinished
 from kvchat.engine.running.plan import free_port
 from kvchat.session.events import Saved
 from kvchat.ui.dialogs.confirm import PassphraseDialog
@@ -108,10 +108,10 @@ class Hands(QObject):
 
     def paste(self) -> None:
         """2,000 tokens."""
-        count = self.count(ReadingAhead)
+        count = self.count(ReadAheadProgress)
         self.look(lambda: QApplication.clipboard().setText(notes(155, start=2000)))
         self.xdotool("key", "ctrl+v")
-        self.until(lambda: self.count(ReadingAhead) > count, "reading ahead")
+        self.until(lambda: self.count(ReadAheadProgress) > count, "reading ahead")
         time.sleep(3.0)
 
     def send(self) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from kvchat.chat.record.database import Database
-from kvchat.chat.search import index_some
+from kvchat.chat.search import index_batch
 from kvchat.system.paths import resolve_paths
 from tests.blocks.first_picture import BARE, BEGAN, OUT
 from tests.chat.library import fill
@@ -59,7 +59,7 @@ def _furnished(folder: Path, chats: int) -> Home:
     paths.ensure()
     database = Database(paths.database)
     fill(database, chats)
-    while index_some(database):
+    while index_batch(database):
         pass
     database.close()
     return home

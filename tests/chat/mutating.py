@@ -25,7 +25,7 @@ from kvchat.chat.record import tree
 from kvchat.chat.record.database import INTERRUPT_ABANDONED, Database, Drafts
 from kvchat.chat.record.messages import Attachment, Message, MessageState, Receipt, Role, prompt_messages
 from kvchat.chat.record.recovery import back_up
-from kvchat.chat.search import find, index_some
+from kvchat.chat.search import find, index_batch
 from kvchat.chat.turn import turns
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
@@ -91,7 +91,7 @@ def library(folder: Path) -> Paths:
             tree.remove(database, database.append_question(chat, f"Gone from {name}"))
             with database.transaction() as db:
                 db.execute("INSERT INTO drafts VALUES (?, ?)", (chat, f"A draft about {name}"))
-        while index_some(database):
+        while index_batch(database):
             pass
     return paths
 
@@ -155,7 +155,7 @@ def use(paths: Paths) -> set[str]:
         drafts = Drafts(database, Worker("database"))
         _try(lambda: asyncio.run(drafts.texts()))
         _try(lambda: asyncio.run(drafts.attachments()))
-        _try(lambda: [index_some(database) for _ in range(20)])
+        _try(lambda: [index_batch(database) for _ in range(20)])
         _try(lambda: find(database, "notes lakes"))
         for conversation in _try(database.conversations) or []:
             branch = _try(lambda id=conversation.id: tree.current_branch(database, id)) or []  # type: ignore[misc]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvchat.chat.attachments import document_of_text
+from kvchat.chat.attachments import document_from_text
 from kvchat.chat.context import TEMPLATE_TOKENS, DocumentsTooLong, NothingToDrop, split_branch
 from kvchat.chat.events import QuestionNotStored, TurnFailed
 from kvchat.chat.record.messages import Role, prompt_content
@@ -14,8 +14,8 @@ from kvchat.errors import KvchatError
 from kvchat.session.exchange import PromptTooLong
 from tests.chat.stage import Stage
 
-RIVER = document_of_text("river “notes”.md", "The river is called Rhône.\n")
-LONG = document_of_text("long.txt", "word " * 2000)
+RIVER = document_from_text("river “notes”.md", "The river is called Rhône.\n")
+LONG = document_from_text("long.txt", "word " * 2000)
 
 
 async def test_a_document_is_read_before_its_question_and_again_after_an_edit(stage: Stage) -> None:
@@ -47,35 +47,35 @@ async def test_a_document_that_cannot_fit_is_refused_and_comes_back(stage: Stage
     assert "“long.txt” does not fit" in refused.error.title
     assert (refused.text, refused.attachments) == ("Sum it up.", (LONG,))
     assert len(await service.messages(chat)) == 2
-    assert (await service.context.tokens_of(RIVER)) == (len(RIVER.text.encode()), True)
+    assert (await service.context.count_tokens(RIVER)) == (len(RIVER.text.encode()), True)
 
 
 async def test_a_message_has_as_many_tokens_in_the_meter_the_forecast_and_the_receipt(stage: Stage) -> None:
     chat, service = await stage.chat(), stage.runtime.chat
     await stage.answered(chat)
     for here, text, files in ((chat, "And then?", ()), (chat, "Sum it up.", (RIVER,)), (None, "Hello? " * 90, ())):
-        use = await service.context.use(here, text, files)
+        use = await service.context.usage(here, text, files)
         forecast = await service.forecasts.forecast_message(here, text, files)
         reply = await service.send(here or await stage.chat(), text, attachments=files)
         await service.idle()
         read = reply.receipt.prompt_tokens - reply.receipt.cached_tokens
         assert forecast.tokens_to_read == read
         if here:  # a role is named before the message or after it
-            assert abs(use.waiting - read) <= TEMPLATE_TOKENS
+            assert abs(use.pending - read) <= TEMPLATE_TOKENS
         else:
-            assert use.waiting == reply.receipt.prompt_tokens
+            assert use.pending == reply.receipt.prompt_tokens
 
 
 async def test_counting_ends_as_soon_as_it_cannot_fit(stage: Stage) -> None:
     chat, service = await stage.chat(), stage.runtime.chat
     await stage.answered(chat)
-    huge = document_of_text("huge.txt", "some words in lines\n" * 200_000)
+    huge = document_from_text("huge.txt", "some words in lines\n" * 200_000)
     before = len(stage.requests("/tokenize"))
-    use = await service.context.use(chat, "Sum it up.", (huge,))
-    assert use.over
+    use = await service.context.usage(chat, "Sum it up.", (huge,))
+    assert use.is_over_limit
     assert use.estimated
-    assert abs(use.waiting - len(huge.text)) < len(huge.text) // 10, "this engine's tokens are bytes"
-    assert await service.context.tokens_of(huge) == (use.waiting - len("Sum it up.") - 2 * TEMPLATE_TOKENS, False)
+    assert abs(use.pending - len(huge.text)) < len(huge.text) // 10, "this engine's tokens are bytes"
+    assert await service.context.count_tokens(huge) == (use.pending - len("Sum it up.") - 2 * TEMPLATE_TOKENS, False)
     asked = stage.requests("/tokenize")[before:]
     assert max(len(str(one["content"])) for one in asked) <= COUNT_CHUNK_CHARS
     assert len([one for one in asked if "some words" in str(one["content"])]) == 1
@@ -98,15 +98,15 @@ async def test_words_that_cannot_fit_are_refused_without_counting_them(stage: St
 async def test_as_much_of_a_document_is_attached_as_there_is_room_for(stage: Stage) -> None:
     chat, service = await stage.chat(), stage.runtime.chat
     await stage.answered(chat)
-    whole, part = await service.context.with_part(chat, "Sum it up.", (RIVER, LONG))
+    whole, part = await service.context.truncate_longest(chat, "Sum it up.", (RIVER, LONG))
     assert whole == RIVER
     assert part.name == "Beginning of long.txt"
     assert LONG.text.startswith(part.text)
-    use = await service.context.use(chat, "Sum it up.", (whole, part))
+    use = await service.context.usage(chat, "Sum it up.", (whole, part))
     assert 0 <= use.free < 300
     assert await service.send(chat, "Sum it up.", attachments=(whole, part)) is not None
     with pytest.raises(KvchatError, match="No part of"):
-        await service.context.with_part(chat, "word " * 2000, (LONG,))
+        await service.context.truncate_longest(chat, "word " * 2000, (LONG,))
 
 
 async def test_a_chat_that_is_only_a_document_is_named_after_it(stage: Stage) -> None:

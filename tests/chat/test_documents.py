@@ -10,7 +10,7 @@ import pytest
 from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
-from kvchat.chat.attachments import CannotAttach, read_attachment
+from kvchat.chat.attachments import AttachmentError, read_attachment
 
 CHINESE = "姓名,城市,電話\n王小明,臺北,02-1234\n陳美麗,高雄,07-5678\n林志強,臺中,04-9876\n黃淑芬,新竹,03-4567\n"
 
@@ -64,22 +64,22 @@ def test_the_text_of_a_pdf(tmp_path: Path) -> None:
 )
 def test_what_is_not_text_is_refused(tmp_path: Path, name: str, data: bytes, words: str) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(CannotAttach) as refusal:
+    with pytest.raises(AttachmentError) as refusal:
         read_attachment(tmp_path / name)
     assert words in str(refusal.value)
     assert name in refusal.value.title
 
 
 def test_a_pdf_of_pictures_and_a_locked_one_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CannotAttach, match="images without text"):
+    with pytest.raises(AttachmentError, match="images without text"):
         read_attachment(pdf(tmp_path / "scan.pdf", "", ""))
-    with pytest.raises(CannotAttach, match="password"):
+    with pytest.raises(AttachmentError, match="password"):
         read_attachment(pdf(tmp_path / "locked.pdf", "Secret.", password="heron"))
 
 
 def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "gone.txt"):
-        with pytest.raises(CannotAttach):
+        with pytest.raises(AttachmentError):
             read_attachment(path)
 
 
@@ -91,4 +91,4 @@ def test_a_damaged_pdf_prints_nothing(tmp_path: Path) -> None:
     program = "import sys; from pathlib import Path; from kvchat.chat.attachments import read_attachment\n"
     program += "try: read_attachment(Path(sys.argv[1]))\nexcept Exception as error: print(type(error).__name__)"
     done = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("CannotAttach\n", "")
+    assert (done.stdout, done.stderr) == ("AttachmentError\n", "")

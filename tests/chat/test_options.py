@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.events import TurnFailed
-from kvchat.chat.options import BadOptions, ChatOptions, Preset, check, options_from, options_json
+from kvchat.chat.options import (
+    ChatOptions,
+    InvalidOptions,
+    Preset,
+    options_from_json,
+    options_to_json,
+    validate_options,
+)
 from kvchat.chat.record.messages import Role
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.engine_host.choice import ModelMissing
@@ -32,8 +39,8 @@ CHOSEN = ChatOptions(
 
 
 def test_options_come_back_from_their_json() -> None:
-    assert options_from(options_json(CHOSEN)) == CHOSEN
-    assert options_json(ChatOptions()) == ""
+    assert options_from_json(options_to_json(CHOSEN)) == CHOSEN
+    assert options_to_json(ChatOptions()) == ""
 
 
 @pytest.mark.parametrize(
@@ -41,7 +48,7 @@ def test_options_come_back_from_their_json() -> None:
     ["[]", "nonsense", '{"sampling": 3}', '{"sampling": {"temperature": 99}}', '{"sampling": {"top_k": "x"}}', "1" * 9],
 )
 def test_options_that_make_no_sense_are_none(text: str) -> None:
-    assert options_from(text) == ChatOptions()
+    assert options_from_json(text) == ChatOptions()
 
 
 @pytest.mark.parametrize(
@@ -61,8 +68,8 @@ def test_options_that_make_no_sense_are_none(text: str) -> None:
     ],
 )
 def test_out_of_bounds_is_refused(sampling: Sampling, words: str) -> None:
-    with pytest.raises(BadOptions) as refused:
-        check(ChatOptions(sampling))
+    with pytest.raises(InvalidOptions) as refused:
+        validate_options(ChatOptions(sampling))
     assert words in str(refused.value)
 
 
@@ -109,9 +116,9 @@ async def test_template_options_are_fixed_once_a_chat_has_begun(stage: Stage) ->
     await stage.answered(chat)
     await service.change(chat, replace(CHOSEN, sampling=Sampling(temperature=1.0)))
     assert (await stage.answered(chat, "And then?")).source is Source.HOT, "other sampling costs no cache"
-    with pytest.raises(BadOptions, match="cannot be changed after its first message"):
+    with pytest.raises(InvalidOptions, match="cannot be changed after its first message"):
         await service.change(chat, ChatOptions())
-    assert (await stage.runtime.chat.parts.answer_settings(chat)).options == replace(
+    assert (await stage.runtime.chat.turn_context.answer_settings(chat)).options == replace(
         CHOSEN, sampling=Sampling(temperature=1.0)
     )
 
@@ -141,7 +148,7 @@ async def test_new_chats_begin_with_the_default_preset(stage: Stage) -> None:
     assert await service.system_prompt(await stage.chat()) == ""
     await service.store_preset(replace(poet, is_default=True))
     chat = await stage.chat()
-    chosen = await stage.runtime.chat.parts.answer_settings(chat)
+    chosen = await stage.runtime.chat.turn_context.answer_settings(chat)
     assert (await service.system_prompt(chat), chosen.model, chosen.options) == (
         "Speak in rhymes.",
         "/m/poet.gguf",
@@ -162,7 +169,7 @@ async def test_presets_are_renamed_and_duplicated(stage: Stage) -> None:
         ("Poet copy", "Speak in rhymes.", False),
         ("Poet copy 2", "Speak in rhymes.", False),
     ]
-    with pytest.raises(BadOptions, match="preset named"):
+    with pytest.raises(InvalidOptions, match="preset named"):
         await service.store_preset(replace(copies[0], name="Poet"))
     await service.store_preset(replace(poet, name="诗人 🌿"))
     assert [preset.name for preset in await service.presets()] == ["Poet copy", "Poet copy 2", "诗人 🌿"]

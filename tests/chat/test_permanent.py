@@ -69,7 +69,7 @@ async def test_a_deleted_message_is_nowhere_when_it_cannot_be_undone(
     chat = await asked(stage)
     assert {file.name.partition(".")[0] for file in traces(stage)} >= {"conversations", "index"}
     assert list_backups(stage.runtime.paths.database)[0] in traces(stage)
-    monkeypatch.setattr(deletion, "UNDO_S", 0)
+    monkeypatch.setattr(deletion, "UNDO_PERIOD_S", 0)
     await keep_deleted(stage, 0)
     _, _, question, _ = await stage.runtime.chat.messages(chat)
     await stage.runtime.chat.delete_message(question)
@@ -104,7 +104,7 @@ async def test_a_run_that_was_killed_leaves_nothing_of_what_was_deleted(stage: S
     assert len(stage.save_points()) == 2
     await stage.restart()
     assert len(stage.save_points()) == (what == "message")
-    stage.runtime.chat.forget_left_behind()
+    stage.runtime.chat.resume_deletions()
     await stage.runtime.chat.idle()
     assert traces(stage) == []
     assert rows(stage, "deleted") == 0
@@ -135,8 +135,8 @@ async def test_many_that_go_at_once_are_overwritten_together(stage: Stage, monke
         calls.append("forget")
         await go.wait()
 
-    monkeypatch.setattr(stage.runtime.chat.finder, "forget", forget)
-    forget_chat = stage.runtime.chat._permanent_deletion.forget
+    monkeypatch.setattr(stage.runtime.chat.finder, "purge_deleted", forget)
+    forget_chat = stage.runtime.chat._permanent_deletion.purge
     waiting = [asyncio.create_task(forget_chat({str(number): {str(number)}})) for number in range(5)]
     await stage.until(lambda: sum(task.done() for task in waiting) == 4)
     go.set()
@@ -206,7 +206,7 @@ async def test_what_cannot_be_deleted_is_told_once_and_tried_again(
         return delete(conversation_id)
 
     monkeypatch.setattr(store.inventory, "delete_conversation", refuse_at_first)
-    monkeypatch.setattr(deletion, "AGAIN_S", 0.01)
+    monkeypatch.setattr(deletion, "RETRY_DELAY_S", 0.01)
     await stage.runtime.chat.delete(chat)
     await stage.until(lambda: not rows(stage, "deleted"))
     await stage.runtime.chat.idle()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.attachments import MOST_PICTURE_BYTES, CannotAttach, picture_of, read_attachment
+from kvchat.chat.attachments import MAX_PICTURE_BYTES, AttachmentError, picture_attachment, read_attachment
 from kvchat.chat.record.messages import MessageState, Role, needs_vision, prompt_messages
 from kvchat.engine.speaking.pictures import image_size
 from kvchat.engine.speaking.wire import Picture, messages_body
@@ -19,7 +19,7 @@ from kvchat.transfer.importing import import_paths
 from tests.pictures import png
 from tests.transfer.library import everything, open_library
 
-RED = picture_of("red <b>.png", png())
+RED = picture_attachment("red <b>.png", png())
 JPEG = b"\xff\xd8\xff\xe0\x00\x04ab\xff\xff\xc2\x00\x11\x08\x00\x1e\x00\x28" + bytes(20)
 BOMB = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 60_000, 60_000) + bytes(20)
 
@@ -47,12 +47,12 @@ def test_the_size_stands_in_the_header(data: bytes, size: tuple[int, int]) -> No
         ("cut.png", png()[:18], "damaged"),
         ("new.webp", b"RIFF\0\0\0\0WEBPVP8 ", "PNG, JPEG"),
         ("scan.tif", b"II*\0" + bytes(50), "PNG, JPEG"),
-        ("huge.png", png() + bytes(MOST_PICTURE_BYTES), "the limit is 10 MB"),
+        ("huge.png", png() + bytes(MAX_PICTURE_BYTES), "the limit is 10 MB"),
     ],
 )
 def test_what_no_engine_should_get_is_refused(tmp_path: Path, name: str, data: bytes, words: str) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(CannotAttach, match=words):
+    with pytest.raises(AttachmentError, match=words):
         read_attachment(tmp_path / name)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.deletion import Deleted, entries, purge_left_behind
+from kvchat.chat.deletion import DeletedEntry, entries, purge_abandoned
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import ConversationGone, Database
 from kvchat.chat.record.messages import Attachment, MessageState, Role
@@ -21,7 +21,7 @@ from tests.chat.stage import QUESTION, Stage
 from tests.chat.test_permanent import let_days_pass
 
 
-async def deleted(stage: Stage) -> list[Deleted]:
+async def deleted(stage: Stage) -> list[DeletedEntry]:
     return await stage.runtime.chat.recently_deleted.entries()
 
 
@@ -38,14 +38,14 @@ async def test_a_chat_and_a_message_are_had_back_by_the_next_run_warm(stage: Sta
     assert await stage.runtime.chat.conversation(chat) is None
     assert not (await stage.runtime.chat.finder.find("river")).chats
     message, whole = await deleted(stage)
-    assert (message.is_chat, message.words, message.messages) == (False, "Hello there", 2)
-    assert (whole.is_chat, whole.id, whole.words, whole.messages) == (True, chat, "", 2)
-    assert whole.gone_at - whole.deleted_at == timedelta(days=7)
+    assert (message.is_chat, message.text, message.messages) == (False, "Hello there", 2)
+    assert (whole.is_chat, whole.id, whole.text, whole.messages) == (True, chat, "", 2)
+    assert whole.expires_at - whole.deleted_at == timedelta(days=7)
     points = len(stage.save_points())
     await stage.runtime.close()
     let_days_pass(stage, 6)
     await stage.restart()
-    stage.runtime.chat.forget_left_behind()
+    stage.runtime.chat.resume_deletions()
     await stage.runtime.chat.idle()
     assert [entry.id for entry in await deleted(stage)] == [message.id, chat]
     for entry in await deleted(stage):
@@ -63,7 +63,7 @@ async def test_after_its_days_it_goes_while_kvchat_runs(stage: Stage) -> None:
     await stage.answered(chat)
     await stage.runtime.chat.recently_deleted.delete([chat])
     let_days_pass(stage, 6.9)
-    stage.runtime.chat.recently_deleted.look_after()
+    stage.runtime.chat.recently_deleted.schedule_purge()
     await stage.runtime.chat.idle()
     assert len(await deleted(stage)) == 1
     await stage.runtime.apply_settings(dataclasses.replace(stage.settings, keep_deleted_days=3))
@@ -77,7 +77,7 @@ async def test_a_look_that_is_due_is_not_put_off_by_one_for_later(stage: Stage) 
     await stage.runtime.chat.recently_deleted.delete([chat])
     let_days_pass(stage, 8)
     for seconds in (0, 3600):
-        stage.runtime.chat.recently_deleted.look_after(seconds)
+        stage.runtime.chat.recently_deleted.schedule_purge(seconds)
     await stage.until(lambda: not stage.save_points())
     assert await deleted(stage) == []
 
@@ -96,7 +96,7 @@ class Clock:
         """Let days pass in which kvchat looks so often; True if something can still be had back at their end."""
         for _look in range(days * looks):
             self.now += DAY / looks
-            purge_left_behind(self.database, 7 * DAY)
+            purge_abandoned(self.database, 7 * DAY)
         return bool(entries(self.database, 7 * DAY))
 
     def delete(self) -> None:
@@ -120,11 +120,11 @@ def test_a_wrong_clock_ends_nothing_that_was_deleted_yesterday(clock: Clock, yea
     clock.delete()
     assert clock.pass_days(1)
     clock.now += years * YEAR
-    purge_left_behind(clock.database, 7 * DAY)
+    purge_abandoned(clock.database, 7 * DAY)
     assert len(entries(clock.database, 7 * DAY)) == 2
     clock.pass_days(days_wrong)
     clock.now -= years * YEAR
-    purge_left_behind(clock.database, 7 * DAY)
+    purge_abandoned(clock.database, 7 * DAY)
     assert len(entries(clock.database, 7 * DAY)) == 2
     assert not clock.pass_days(7), "kept for as long as was said, and no longer"
 
@@ -134,9 +134,9 @@ def test_a_clock_that_is_wrong_at_each_start_ends_nothing_early(clock: Clock) ->
     clock.delete()
     for _start in range(6):
         right, clock.now = clock.now + DAY, 0.0
-        purge_left_behind(clock.database, 7 * DAY)
+        purge_abandoned(clock.database, 7 * DAY)
         clock.now = right
-        purge_left_behind(clock.database, 7 * DAY)
+        purge_abandoned(clock.database, 7 * DAY)
         assert len(entries(clock.database, 7 * DAY)) == 2
     assert not clock.pass_days(2)
 
@@ -146,8 +146,8 @@ def test_what_was_deleted_by_a_wrong_clock_goes_in_time(clock: Clock, years: int
     clock.now += years * YEAR
     clock.delete()
     clock.now -= years * YEAR
-    purge_left_behind(clock.database, 7 * DAY)
-    left = {entry.gone_at.timestamp() - clock.now for entry in entries(clock.database, 7 * DAY)}
+    purge_abandoned(clock.database, 7 * DAY)
+    left = {entry.expires_at.timestamp() - clock.now for entry in entries(clock.database, 7 * DAY)}
     assert all(5.9 * DAY <= seconds <= 7 * DAY for seconds in left)
     assert clock.pass_days(5)
     assert not clock.pass_days(3)
@@ -195,6 +195,6 @@ def test_a_picture_comes_back_byte_for_byte(tmp_path: Path) -> None:
         said = database.append_question(chat.id, "", [picture])
         tree.remove(database, said)
         assert database.branch(chat.id) == []
-        assert [entry.words for entry in entries(database, 0)] == ["cat.png"]
+        assert [entry.text for entry in entries(database, 0)] == ["cat.png"]
         tree.restore_messages(database, said.id)
         assert database.branch(chat.id) == [said]

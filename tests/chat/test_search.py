@@ -10,7 +10,7 @@ import pytest
 from kvchat.chat import search
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment, MessageState, Role
-from kvchat.chat.search import _NEWEST, FoundChat, excerpt, find, index_some
+from kvchat.chat.search import _HITS_QUERY, ChatHit, excerpt, find, index_batch
 from kvchat.words.folding import any_span, spans, terms_of
 from kvchat.words.safe_text import calm
 
@@ -29,13 +29,13 @@ def chat(database: Database, *texts: str, title: str = "A chat") -> str:
     return conversation.id
 
 
-def found(database: Database, query: str) -> tuple[FoundChat, ...]:
-    while index_some(database):
+def found(database: Database, query: str) -> tuple[ChatHit, ...]:
+    while index_batch(database):
         pass
     return find(database, query)
 
 
-def marked(hit: FoundChat) -> list[str]:
+def marked(hit: ChatHit) -> list[str]:
     return [hit.excerpt[start:end] for start, end in hit.marks]
 
 
@@ -134,7 +134,7 @@ def test_documents_are_found_by_name_and_text(database: Database) -> None:
 def test_so_much_of_documents_is_read_for_the_excerpts_and_no_more(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "_READING_S", 0)
+    monkeypatch.setattr(search, "_DOCUMENT_BUDGET_S", 0)
     for number in range(3):
         long = Attachment(f"{number}.txt", 9, "h", "x " * 200 + "needle")
         database.append_question(chat(database), "", [long])
@@ -191,7 +191,7 @@ def test_marks_do_not_overlap() -> None:
 
 def test_searching_reads_the_index_backwards_and_sorts_nothing(database: Database) -> None:
     with database.reading() as db:
-        plan = [row["detail"] for row in db.execute("EXPLAIN QUERY PLAN " + _NEWEST, ("x", 9))]
+        plan = [row["detail"] for row in db.execute("EXPLAIN QUERY PLAN " + _HITS_QUERY, ("x", 9))]
     assert len(plan) == 3
     assert "VIRTUAL TABLE INDEX" in plan[0]
     assert not any("TEMP B-TREE" in step or step.startswith("SCAN conversations") for step in plan)

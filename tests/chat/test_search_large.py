@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.record.database import Database
-from kvchat.chat.search import MOST_CHATS, find, index_some
+from kvchat.chat.search import MAX_CHATS, find, index_batch
 from tests.chat.library import MESSAGES, fill
 
 CHATS = 10_000
@@ -35,7 +35,7 @@ def test_finds_at_once_in_ten_thousand_chats(tmp_path: Path) -> None:
     database = Database(tmp_path / "chats.db")
     fill(database, CHATS)
     started = time.perf_counter()
-    while index_some(database):
+    while index_batch(database):
         pass
     print(f"\nindexing {CHATS * MESSAGES:,} messages: {time.perf_counter() - started:.1f} s")
     found = {}
@@ -56,6 +56,6 @@ def test_finds_at_once_in_ten_thousand_chats(tmp_path: Path) -> None:
         assert [(hit.conversation_id, hit.message_ids) for hit in found[words]] == [("chat77", ("chat77.5",))]
     assert found["nowhere"] == found["common but never together"] == ()
     assert all(hit.in_document and hit.excerpt for hit in found["at the end of 200 documents"])
-    assert len(found["the same in Chinese"]) == MOST_CHATS
+    assert len(found["the same in Chinese"]) == MAX_CHATS
     assert len(found["a word in every message"]) > 40
     assert all(hit.marks for words in ("one Chinese character", "an emoji") for hit in found[words])

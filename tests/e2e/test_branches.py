@@ -88,7 +88,7 @@ async def test_what_a_steered_conversation_says_is_what_a_cold_engine_says(tmp_p
         assert second is not None
         assert second.state is MessageState.LIMITED
         *_, question, first, next_question, _ = await table.page()
-        await table.do("continue", lambda: chat.go_on(second, GREEDY), second)
+        await table.do("continue", lambda: chat.continue_reply(second, GREEDY), second)
         await table.do("regenerate", lambda: chat.regenerate(second, GREEDY))
         await table.do("edit", lambda: chat.edit(next_question, "And who read it?", GREEDY))
         await table.do("branch", lambda: chat.edit(question, "Which is the shortest bridge?", GREEDY))

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from kvchat.chat.attachments import document_of_text
+from kvchat.chat.attachments import document_from_text
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import MessageState, Role
 from tests.e2e.desktop import Desktop
@@ -18,7 +18,7 @@ from tests.e2e.window import KVCHAT, LONG, Window, open_window
 
 pytestmark = pytest.mark.e2e
 
-ZOO = document_of_text("zoo.txt", "The gate is open.\n" * 200 + "A platypus sleeps here.\n")
+ZOO = document_from_text("zoo.txt", "The gate is open.\n" * 200 + "A platypus sleeps here.\n")
 
 
 def furnish(home: Home) -> None:

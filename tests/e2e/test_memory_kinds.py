@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.chat.attachments import document_of_text
+from kvchat.chat.attachments import document_from_text
 from kvchat.chat.events import Notice
 from kvchat.chat.prepared.documents import PreparedSet
 from kvchat.chat.record.messages import Message
@@ -34,7 +34,7 @@ TELLING = ("gemma3", "cohere2", "gemma2", "exaone4")
 BY_LLAMA_SERVER = (*SLIDING, "qwen35", "mamba")  # an older engine than the embedded one, and another file format
 OLD, NEW = "llama-server", "embedded"  # b11434 and b11549
 QUESTION = "Which is the longest bridge?"
-DOCUMENT = document_of_text("river.md", "\n".join(f"{n}. The river bends at stone {n * 7 % 101}." for n in range(60)))
+DOCUMENT = document_from_text("river.md", "\n".join(f"{n}. The river bends at stone {n * 7 % 101}." for n in range(60)))
 WINDOWS = {"gpt-oss": 128, "gemma3": 1024, "lfm2": 0}  # as in published models; the others: see tiny_model
 
 

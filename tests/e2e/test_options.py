@@ -11,7 +11,7 @@ import pytest
 
 from kvchat.chat.context import SUMMARY_REQUEST, NothingToDrop
 from kvchat.chat.events import Event, Notice, TurnFailed
-from kvchat.chat.options import BadOptions, ChatOptions, FormatRefused
+from kvchat.chat.options import ChatOptions, InvalidOptions, OutputFormatRejected
 from kvchat.chat.record.messages import Role
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.session.exchange import PromptTooLong
@@ -56,7 +56,7 @@ async def test_the_starter_does_not_loop_formats_are_followed_and_a_chat_comes_b
         reply = await chat.send(conversation, "How old is the heron?")
         assert reply is not None
         assert isinstance(json.loads(reply.content)["age"], int)
-        with pytest.raises(BadOptions, match="unrecognized type nonsense"):
+        with pytest.raises(InvalidOptions, match="unrecognized type nonsense"):
             await chat.options.change(conversation, ChatOptions(Sampling(json_schema='{"type": "nonsense"}')))
         await chat.options.change(conversation, ChatOptions(Sampling(grammar='root ::= "heron" | "crane"')))
         reply = await chat.send(conversation, "Which bird?")
@@ -65,7 +65,7 @@ async def test_the_starter_does_not_loop_formats_are_followed_and_a_chat_comes_b
         await chat.options.change(conversation, ChatOptions(Sampling(grammar="root ::= (")))
         assert await chat.send(conversation, "Which bird?") is None
         (failed,) = [event for event in told if isinstance(event, TurnFailed)]
-        assert isinstance(failed.error, FormatRefused)
+        assert isinstance(failed.error, OutputFormatRejected)
         assert "failed to parse grammar" in failed.error.detail
         assert (await chat.messages(conversation))[-1].content == "Which bird?", "kept"
         await chat.options.change(conversation, ChatOptions(Sampling(grammar='root ::= "gull"')))
@@ -96,9 +96,9 @@ async def test_a_full_context_is_refused_then_dropped_or_summarised(tmp_path, sm
             assert await chat.send(conversation, f"{number}. {WORDS}", SHORT)
         with pytest.raises(NothingToDrop):
             await chat.context.drop_middle((await chat.new_conversation()).id)
-        use = await chat.context.use(conversation, WORDS)
+        use = await chat.context.usage(conversation, WORDS)
         assert use is not None
-        assert use.tight
+        assert use.is_tight
         assert await chat.send(conversation, WORDS * 2, SHORT) is None
         assert isinstance([e for e in told if isinstance(e, TurnFailed)][-1].error, PromptTooLong)
 
@@ -111,7 +111,7 @@ async def test_a_full_context_is_refused_then_dropped_or_summarised(tmp_path, sm
         answered = await chat.retry(conversation, SHORT)
         assert answered is not None
         assert answered.receipt is not None
-        whole = await chat.context.use(conversation)
+        whole = await chat.context.usage(conversation)
         assert whole is not None
         assert whole.used >= answered.receipt.prompt_tokens  # the reply's own tokens beside it
 
@@ -124,7 +124,7 @@ async def test_a_full_context_is_refused_then_dropped_or_summarised(tmp_path, sm
         assert summed[1].content == SUMMARY_REQUEST
         assert summed[2].content
         assert summed[-1].content == (await chat.messages(conversation))[-1].content
-        shorter = await chat.context.use(conversation)
+        shorter = await chat.context.usage(conversation)
         assert shorter is not None
         assert shorter.used < whole.used
         filler = " river" * (shorter.limit - shorter.used - 60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvchat.chat.attachments import picture_of
+from kvchat.chat.attachments import picture_attachment
 from kvchat.chat.record.messages import Message, prompt_messages
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
@@ -15,7 +15,7 @@ from tests.pictures import png
 
 pytestmark = pytest.mark.e2e
 
-RED, GREEN = picture_of("red.png", png(255, 0, 0)), picture_of("green.png", png(0, 255, 0))
+RED, GREEN = picture_attachment("red.png", png(255, 0, 0)), picture_attachment("green.png", png(0, 255, 0))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvchat.chat.events import Event, ReadingAhead
+from kvchat.chat.events import Event, ReadAheadProgress
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.turn import imported_memory
 from kvchat.engine.speaking.wire import Sampling
@@ -199,7 +199,7 @@ async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_f
         answers: list[asyncio.Future[Any]] = []
 
         def ask(event: Event) -> None:
-            if isinstance(event, ReadingAhead) and event.conversation_id == imported and not answers:
+            if isinstance(event, ReadAheadProgress) and event.conversation_id == imported and not answers:
                 answers.append(asyncio.ensure_future(said(ours, other.id, "Stop, please.")))
 
         unsubscribe = ours.events.subscribe(ask)
@@ -243,7 +243,7 @@ async def test_a_chat_deleted_while_it_is_verified_ends_that_without_an_error(tm
         steps: list[int] = []
 
         def delete(event: Event) -> None:
-            if isinstance(event, ReadingAhead) and event.conversation_id == imported:
+            if isinstance(event, ReadAheadProgress) and event.conversation_id == imported:
                 steps.append(event.done)
                 if not deletions:
                     deleted = ours.chat.delete(imported) if for_good else ours.chat.recently_deleted.delete([imported])

@@ -130,7 +130,7 @@ async def test_the_next_start_has_room_for_the_chats_used_last(stage: Stage, lar
 async def test_what_is_attached_has_room_before_it_is_sent(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.answered(chat, "Hello")
-    use = await stage.runtime.chat.context.use(chat, "", [Attachment("long.txt", 1, "hash", TURN * 3)])
+    use = await stage.runtime.chat.context.usage(chat, "", [Attachment("long.txt", 1, "hash", TURN * 3)])
     assert use.limit == LONGEST
     await stage.until(lambda: len(laid_out(stage)) == 2)
     await stage.until(lambda: stage.runtime.engine.status.state is EngineState.READY)

@@ -83,6 +83,6 @@ async def test_a_message_that_comes_before_it_stops_leaves_the_slot_hot(runtime:
     async def not_any_more() -> bool:
         return False
 
-    await runtime.chat.rest(not_any_more)
+    await runtime.chat.save_and_stop(not_any_more)
     second = await ask(runtime, chat, "And then?")
     assert second.receipt.source is Source.HOT

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.attachments import TOKENS_GUESSED, picture_of
+from kvchat.chat.attachments import ESTIMATED_PICTURE_TOKENS, picture_attachment
 from kvchat.chat.events import QuestionNotStored, TurnFailed
 from kvchat.engine_host.choice import choose_engine
 from kvchat.library.memory.demand import LoadLimits
@@ -17,7 +17,7 @@ from tests.engine_fixtures import FakeEngine
 from tests.library.gguf_files import LLAMA, write_gguf
 from tests.pictures import png
 
-RED = picture_of("red.png", png())
+RED = picture_attachment("red.png", png())
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def test_a_projector_for_sound_shows_no_pictures(stage: Stage) -> None:
     chat, projector = await stage.chat(), add_projector(stage)
     await stage.answered(chat)
     assert "--mmproj" not in arguments(stage)
-    assert await stage.runtime.chat.context.tokens_of(RED) == (TOKENS_GUESSED, False)
+    assert await stage.runtime.chat.context.count_tokens(RED) == (ESTIMATED_PICTURE_TOKENS, False)
     await show(stage, chat)
     assert str(projector) in arguments(stage)
     assert "(mmproj) does not support images" in str(stage.of(TurnFailed)[-1].error)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.deletion import forget_strangers
+from kvchat.chat.deletion import purge_orphans
 from kvchat.chat.record.database import Database
 from kvchat.kvstore.savepoint import Bounds, Miss, StoreRefused
 from kvchat.words.reasons import Reason, ReasonCode
@@ -104,7 +104,7 @@ def test_a_start_does_not_take_programs_for_strangers(tmp_path: Path, bench: Ben
     bench.save(AGENT, text(300), message="request 1")
     bench.save("gone", text(300, 1000), message="of nobody")
     with closing(Database(tmp_path / "chats.db")) as database:
-        forget_strangers(bench.store, database)
+        purge_orphans(bench.store, database)
     assert left(bench) == {AGENT: 1}
 
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from unittest import mock
 
-from kvchat.chat.events import Event, ReadingAhead
+from kvchat.chat.events import Event, ReadAheadProgress
 from kvchat.chat.record.messages import Message, MessageState, Role, prompt_messages
 from kvchat.chat.turn import read_ahead
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
@@ -51,7 +51,7 @@ class Person:
 
     def _hear(self, event: Event) -> None:
         match event:
-            case ReadingAhead(done=done, total=total, draft=draft) if done == total:
+            case ReadAheadProgress(done=done, total=total, draft=draft) if done == total:
                 self.heard["draft read" if draft else "chat read"] += 1
             case Restored():
                 self.heard["restored"] += 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
 
-from kvchat.chat.context import ContextService, ContextUse
+from kvchat.chat.context import ContextService, ContextUsage
 from kvchat.chat.events import (
     ConversationsChanged,
     EngineChanged,
@@ -112,16 +112,16 @@ class FakeContext(ContextService):
 
     def __init__(self, calls: list[tuple[str, ...]]) -> None:
         self._calls = calls
-        self.now: ContextUse | None = None
+        self.now: ContextUsage | None = None
         self.summary = asyncio.Event()  # set by a test: the model has written it
 
-    async def use(
+    async def usage(
         self, conversation_id: str | None, draft: str = "", attachments: Sequence[Attachment] = ()
-    ) -> ContextUse | None:
+    ) -> ContextUsage | None:
         letters = len(draft) + sum(len(attachment.text) for attachment in attachments)
-        return replace(self.now, waiting=letters // 4) if self.now else None
+        return replace(self.now, pending=letters // 4) if self.now else None
 
-    async def tokens_of(self, attachment: Attachment) -> tuple[int, bool]:
+    async def count_tokens(self, attachment: Attachment) -> tuple[int, bool]:
         return len(attachment.text) // 4, True
 
     async def check_vision(self, conversation_id: str | None) -> bool:
@@ -261,7 +261,7 @@ class FakeChat(ChatService):
         self.memory_verifier = SimpleNamespace(verify=self._verify, cancel=lambda chat: None)  # type: ignore[assignment]
 
     @property
-    def answering(self) -> tuple[str, ...]:
+    def answering_chats(self) -> tuple[str, ...]:
         return tuple(self._running)
 
     def is_answering(self, conversation_id: str) -> bool:
@@ -333,7 +333,7 @@ class FakeChat(ChatService):
         self._do(lambda database: turns.select_last_question(database, database.path(reply.id)))
         return self._begin(reply.conversation_id)
 
-    def go_on(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
+    def continue_reply(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
         self.calls.append(("go on", reply.id))
         self._do(Database.reopen, reply)
         self._live[reply.conversation_id] = replace(reply, state=MessageState.STREAMING)

@@ -21,8 +21,8 @@ import qasync
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QApplication, QDialog, QMenu, QProgressDialog, QWidget
 
-from kvchat.chat.attachments import document_of_text
-from kvchat.chat.context import ContextUse
+from kvchat.chat.attachments import document_from_text
+from kvchat.chat.context import ContextUsage
 from kvchat.chat.options import Preset
 from kvchat.chat.prepared.library import Estimate
 from kvchat.chat.record.messages import Conversation, MessageState, Role
@@ -105,7 +105,7 @@ def prepared(folder: Path) -> FakeRuntime:
         runtime.kept[id] = 1_136_000_000 if id == "long" else 0
     chat.write("long", Role.USER, "Which lakes are the deepest, and how deep are they? Please make a table.")
     chat.write("long", Role.ASSISTANT, REPLY, thinking="The user asks about lakes.", receipt=a_receipt())
-    chat.write("long", Role.USER, "And the smallest?", attachments=(document_of_text("湖.txt", "A lake.\n" * 900),))
+    chat.write("long", Role.USER, "And the smallest?", attachments=(document_from_text("湖.txt", "A lake.\n" * 900),))
     chat.write("long", Role.ASSISTANT, "That is Benxi", state=MessageState.STOPPED)
     chat.write("he", Role.USER, HEBREW)
     chat.write("he", Role.ASSISTANT, ANSWER, receipt=a_receipt())
@@ -189,8 +189,8 @@ async def _main(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple
     yield "search", window
     window.sidebar.search.field.clear()
     window.place.show_page()
-    runtime.chat.context.now = ContextUse(30_906, 1_000, 2_048, 32_768)
-    window.composer.set_attachments([document_of_text("notes 📓.txt", "A line of words.\n" * 10_000)])
+    runtime.chat.context.now = ContextUsage(30_906, 1_000, 2_048, 32_768)
+    window.composer.set_attachments([document_from_text("notes 📓.txt", "A line of words.\n" * 10_000)])
     window.composer.set_draft("What do you make of this?")
     await until(window.context_card.isVisible)
     window.notices.tell_where("Exported", Path("/home/somebody/a folder/Chats.json"))
@@ -309,8 +309,8 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     quick.come()
     quick.composer.set_draft("Which lake is the deepest?")
     quick.composer.button.click()
-    await until(lambda: runtime.chat.answering)
-    (asked,) = runtime.chat.answering
+    await until(lambda: runtime.chat.answering_chats)
+    (asked,) = runtime.chat.answering_chats
     runtime.chat.say(asked, "Lake Baikal, with 1,642 m.")
     runtime.chat.finish(asked, a_receipt())
     yield "quick question, answered", quick
@@ -346,7 +346,7 @@ async def _dialogs(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tu
     yield "bug", _opened(BugReportDialog(look, "Traceback (most recent call last):\n  ValueError: 7", window))
     problems = ["a.json: it contains no chats", "チャット.json: it is incomplete or damaged"]
     yield "import", _opened(ImportReportDialog(look, "Imported 2 chats", "", problems, window))
-    document = document_of_text("notes.txt", "A line about a lake.\n" * 40)
+    document = document_from_text("notes.txt", "A line about a lake.\n" * 40)
     yield "document", _opened(AttachmentView(look, document, terms_of("lake"), window))
 
     async def export() -> None:

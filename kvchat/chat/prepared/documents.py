@@ -15,7 +15,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from kvchat.chat.attachments import CannotAttach, document_of_file, is_picture, read_bytes
+from kvchat.chat.attachments import AttachmentError, document_from_bytes, is_picture, read_bytes
 from kvchat.chat.prepared.gitignore import IgnoreRules, read_rules
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment, Conversation, Message, Role, as_datetime, as_text, new_message
@@ -115,14 +115,14 @@ def detect_changes(paths: Sequence[Path], before: Sequence[SourceFile]) -> FileC
             now = path.stat()
             if (now.st_size, now.st_mtime_ns) != (source.size, source.mtime_ns):
                 changed += now.st_size != source.size or blake3(read_bytes(path)).hexdigest() != source.hash
-        except (OSError, CannotAttach):
+        except (OSError, AttachmentError):
             changed += 1
     new = sum(_read_document(*files[path], explicit=False) is not None for path in files.keys() - known.keys())
     return FileChanges(changed, new, len(known.keys() - files.keys()))
 
 
 def _read_document(path: Path, name: str, *, explicit: bool) -> Document | None:
-    """Read a file's text; None for a folder's file without text. Raises CannotAttach if `explicit`."""
+    """Read a file's text; None for a folder's file without text. Raises AttachmentError if `explicit`."""
     try:
         if not explicit:
             with path.open("rb") as file:
@@ -132,9 +132,9 @@ def _read_document(path: Path, name: str, *, explicit: bool) -> Document | None:
         changed = path.stat().st_mtime_ns if path.exists() else 0  # taken before reading, to detect changes meanwhile
         data = read_bytes(path)
         if is_picture(data):
-            raise CannotAttach(path.name, _("It is an image."), _("Prepare text, code, Markdown or PDF files."))
-        read = document_of_file(name, data)
-    except (CannotAttach, OSError):
+            raise AttachmentError(path.name, _("It is an image."), _("Prepare text, code, Markdown or PDF files."))
+        read = document_from_bytes(name, data)
+    except (AttachmentError, OSError):
         if explicit:
             raise
         return None

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from blake3 import blake3
 
-from kvchat.chat.attachments import CannotAttach
+from kvchat.chat.attachments import AttachmentError
 from kvchat.chat.events import ConversationsChanged, LibraryChanged
 from kvchat.chat.options import NewChat
 from kvchat.chat.prepared import documents as record
@@ -27,7 +27,7 @@ from kvchat.chat.prepared.documents import (
     system_message,
 )
 from kvchat.chat.record.messages import Conversation, prompt_content, prompt_messages
-from kvchat.chat.turn_parts import TurnParts
+from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.speaking.client import count_tokens_up_to
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.errors import KvchatError
@@ -100,13 +100,13 @@ Purge = Callable[[Mapping[str, set[str]]], Coroutine[Any, Any, None]]
 class Library:
     """Event-loop thread only. All methods raise KvchatError."""
 
-    def __init__(self, parts: TurnParts, purge: Purge, on_slot_changed: Callable[[], object]) -> None:
+    def __init__(self, turn_context: TurnContext, purge: Purge, on_slot_changed: Callable[[], object]) -> None:
         """`purge` deletes an owner's saved state; `on_slot_changed`: called after a slot was used otherwise."""
-        self._parts, self._purge, self._on_slot_changed = parts, purge, on_slot_changed
+        self._turn_context, self._purge, self._on_slot_changed = turn_context, purge, on_slot_changed
         self.reading: dict[str, ReadingTask] = {}  # by id
 
     async def all(self) -> list[PreparedSet]:
-        return await self._parts.in_database(record.all_prepared)
+        return await self._turn_context.run_in_database(record.all_prepared)
 
     async def find(self, name: str) -> PreparedSet:
         found = next((prepared for prepared in await self.all() if prepared.name == name), None)
@@ -123,16 +123,16 @@ class Library:
         text = await asyncio.to_thread(prompt_content, message)  # in small files, names and separators dominate
         room = limit - min(RESERVE_MOST, limit // RESERVE_SHARE) if limit else None
         tokens, counted = round(len(text) / CHARACTERS_PER_TOKEN), False
-        if room is not None and self._parts.host.is_ready():
+        if room is not None and self._turn_context.host.is_ready():
             with contextlib.suppress(KvchatError):
-                engine = (await self._parts.host.ready()).engine
+                engine = (await self._turn_context.host.ready()).engine
                 tokens, counted = (await count_tokens_up_to(engine.count_tokens, text, room))[0], True
         return Estimate(len(documents), tokens, await self._time(tokens, fingerprint), room, counted)
 
     async def add(self, paths: Sequence[Path], name: str) -> PreparedSet:
         documents = await asyncio.to_thread(read_documents, paths)
         named = [str(path.absolute()) for path in paths]
-        made = await self._parts.in_database(record.add, name, named, documents)
+        made = await self._turn_context.run_in_database(record.add, name, named, documents)
         self._changed()
         return made
 
@@ -142,12 +142,12 @@ class Library:
             raise PreparationError(_("“{name}” is already being processed", name=prepared.name), "", "")
         task, refused = asyncio.ensure_future(self._read(prepared)), False
         self.reading[prepared.id] = ReadingTask(task)
-        self._parts.background.begin(asyncio.wait([task]))
+        self._turn_context.background.begin(asyncio.wait([task]))
         self._changed()
         try:
             return await task
         except KvchatError as error:
-            refused = isinstance(error, PreparationError | CannotAttach) and not prepared.is_read
+            refused = isinstance(error, PreparationError | AttachmentError) and not prepared.is_read
             raise
         finally:
             task.cancel()
@@ -174,27 +174,27 @@ class Library:
 
     async def remove(self, prepared: PreparedSet) -> None:
         await self._cancel_reading(prepared)
-        await self._parts.in_database(record.remove, prepared)
+        await self._turn_context.run_in_database(record.remove, prepared)
         self._changed()
-        if self._parts.slots.store.problem is None:
-            await asyncio.to_thread(self._parts.slots.store.inventory.pin, prepared.owner, False)
+        if self._turn_context.slots.store.problem is None:
+            await asyncio.to_thread(self._turn_context.slots.store.inventory.pin, prepared.owner, False)
         await self._purge({prepared.owner: {prepared.owner}})
 
     async def begin(self, prepared: PreparedSet) -> Conversation:
-        made = await self._parts.in_database(record.create_chat, prepared)
-        self._parts.events.publish(ConversationsChanged())
+        made = await self._turn_context.run_in_database(record.create_chat, prepared)
+        self._turn_context.events.publish(ConversationsChanged())
         return made
 
     def new_chat(self, prepared: PreparedSet) -> NewChat:
         return NewChat(lambda database, id: record.create_chat(database, prepared, id))
 
     async def names_by_owner(self) -> dict[str, str]:
-        rows = await self._parts.worker.run(self._parts.database.rows, "SELECT id, name FROM prepared")
+        rows = await self._turn_context.worker.run(self._turn_context.database.rows, "SELECT id, name FROM prepared")
         return {f"prepared:{row['id']}": str(row["name"]) for row in rows}
 
     async def chat_documents(self, conversation_id: str) -> ChatDocuments | None:
         """Return the documents a chat started with, or None; imported chats are matched by hash."""
-        begun, documents = await self._parts.in_database(record.chat_documents, conversation_id)
+        begun, documents = await self._turn_context.run_in_database(record.chat_documents, conversation_id)
         if not documents:
             return None
         names, hashes = zip(*documents, strict=True)
@@ -225,42 +225,42 @@ class Library:
 
     def time_left(self, prepared: PreparedSet) -> TimeRange | None:
         reading = self.reading.get(prepared.id)
-        return self._parts.slots.restore_cost.speed.forecast(reading.total - reading.done) if reading else None
+        return self._turn_context.slots.restore_cost.speed.forecast(reading.total - reading.done) if reading else None
 
     async def _time(self, tokens: int, fingerprint: Fingerprint | None) -> TimeRange | None:
-        return (await self._parts.reading_speed(fingerprint.model)).forecast(tokens) if fingerprint else None
+        return (await self._turn_context.prefill_speed(fingerprint.model)).forecast(tokens) if fingerprint else None
 
     async def _read(self, prepared: PreparedSet) -> PreparedSet:
-        parts = self._parts
+        turn_context = self._turn_context
         documents = await asyncio.to_thread(read_documents, list(map(Path, prepared.paths)), prepared.sources)
-        if parts.slots.store.problem is None:
-            await asyncio.to_thread(parts.slots.store.inventory.pin, prepared.owner, True)
+        if turn_context.slots.store.problem is None:
+            await asyncio.to_thread(turn_context.slots.store.inventory.pin, prepared.owner, True)
         work, again, now = partial(self._read_documents, prepared, documents), False, None
         while now is None:
             try:
-                now = await parts.slots.run(Rank.DOCUMENTS, prepared.owner, work)
+                now = await turn_context.slots.run(Rank.DOCUMENTS, prepared.owner, work)
             except EngineError as error:
                 loss = error.__cause__ or error
                 if again or not (isinstance(loss, EngineError) and loss.restore_fault):
                     raise
                 again = True  # the faulty state is set aside
-        await parts.in_database(record.finish, now, documents)
+        await turn_context.run_in_database(record.finish, now, documents)
         if prepared.label and prepared.label != now.label:
-            await parts.slots.discard_messages(prepared.owner, [prepared.label])
-        parts.background.begin(parts.absorb())
+            await turn_context.slots.discard_messages(prepared.owner, [prepared.label])
+        turn_context.background.begin(turn_context.absorb())
         return now
 
     async def _read_documents(
         self, prepared: PreparedSet, documents: Sequence[Document], slot: Slot, may_continue: Callable[[], bool]
     ) -> PreparedSet | None:
         """Process the documents and save their states; None if interrupted. Cancellable at any point."""
-        parts, skipped = self._parts, list[Reason]()
+        turn_context, skipped = self._turn_context, list[Reason]()
 
         def on_event(event: SessionEvent) -> None:
             if isinstance(event, SaveSkipped):
                 skipped.append(event.reason)
 
-        exchange = Exchange(parts.slots, slot, parts.host, prepared.owner, on_event)
+        exchange = Exchange(turn_context.slots, slot, turn_context.host, prepared.owner, on_event)
         messages = prompt_messages([system_message([document.attachment for document in documents])])
         async with exchange.losses_explained():
             lease = await exchange.ready(Request(messages))
@@ -272,7 +272,7 @@ class Library:
             if needed > min(lease.engine.limit, lease.engine.context_size):
                 _raise_too_long(tokens, lease.engine, documents)
             if not (lease.keeps and lease.engine.remembers(tokens)):
-                problem = parts.slots.store.problem
+                problem = turn_context.slots.store.problem
                 why = problem.detail if problem else lease.engine.finding.words
                 raise PreparationError(_("Prepared documents cannot be saved on this computer"), why, "")
             digest = blake3(repr(lease.engine.fingerprint).encode())
@@ -290,7 +290,7 @@ class Library:
             def progress(done: int) -> None:
                 if prepared.id in self.reading:
                     self.reading[prepared.id] = replace(self.reading[prepared.id], done=done, total=tokens)
-                    parts.events.publish(LibraryChanged(progress=True))
+                    turn_context.events.publish(LibraryChanged(progress=True))
 
             stops = [stop for stop in parts_of(lease, boundary) if len(stop) >= loaded.expected_cached]
             if not await read_and_keep(lease, stops, loaded, may_continue, keep, progress, STEP_MS):
@@ -304,7 +304,7 @@ class Library:
             sources=tuple(document.source for document in documents),
             label=label,
             fingerprint=engine.fingerprint,
-            model=parts.new_chats_model() or "",
+            model=turn_context.default_model() or "",
             context_size=engine.context_size,
             tokens=tokens,
             read_ms=ms or prepared.read_ms,
@@ -312,7 +312,7 @@ class Library:
         )
 
     def _changed(self) -> None:
-        self._parts.events.publish(LibraryChanged())
+        self._turn_context.events.publish(LibraryChanged())
 
 
 def _raise_too_long(tokens: int, engine: ReadyEngine, documents: Sequence[Document]) -> NoReturn:

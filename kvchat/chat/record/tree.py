@@ -162,7 +162,7 @@ def removed_messages(database: Database) -> list[RemovedMessages]:
 
 
 def restore_messages(database: Database, first_id: str) -> None:
-    """Undo `remove`, also restoring a chat deleted since. Raises ConversationGone and BelongsToDeleted."""
+    """Undo `remove`, also restoring a chat deleted since. Raises ConversationGone and ParentDeleted."""
     with database.transaction() as db:
         row = db.execute(f"{_REMOVED_QUERY} WHERE removed.id = ?", (first_id,)).fetchone()
         removed = _removed(row) if row else None

@@ -19,7 +19,7 @@ from kvchat.chat.record.messages import (
     parse_receipt,
     prompt_messages,
 )
-from kvchat.chat.turn_parts import TurnParts
+from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Kept, StoreRefused, Tier
@@ -100,16 +100,16 @@ class _MessageTokens:
 class Forecasts:
     """Used by the window and `bench`. Event-loop thread only."""
 
-    def __init__(self, parts: TurnParts) -> None:
-        self._parts = parts
+    def __init__(self, turn_context: TurnContext) -> None:
+        self._turn_context = turn_context
         self._stored_restore_rate: float | None = None  # ms per restored byte in earlier runs
 
     async def forecast_chats(self, models: dict[str, str | None]) -> dict[str, Forecast]:
         """Forecast each chat's next reply, in two queries for all; `models`: path of the answering model by chat."""
-        parts = self._parts
-        branches = await parts.in_database(_branches, list(models))
+        turn_context = self._turn_context
+        branches = await turn_context.run_in_database(_branches, list(models))
         try:
-            kept = await asyncio.to_thread(parts.slots.store.inventory.kept, list(models))
+            kept = await asyncio.to_thread(turn_context.slots.store.inventory.kept, list(models))
         except StoreRefused:
             kept = {}
         engines = {model: await self._engine(model) for model in set(models.values())}
@@ -117,13 +117,13 @@ class Forecasts:
         for chat, model in models.items():
             engine, branch = engines[model], branches.get(chat, [])
             last = next((message.receipt.model for message in branch if message.receipt), "")
-            speed = await parts.reading_speed(engine.fingerprint.model if engine else last)
+            speed = await turn_context.prefill_speed(engine.fingerprint.model if engine else last)
             fits = [
                 point
                 for point in kept.get(chat, ())
                 if (point.fingerprint == engine.fingerprint if engine else point.fingerprint.model == last)
             ]
-            slot = parts.slots.of(chat)
+            slot = turn_context.slots.of(chat)
             contents = slot.known(engine) if slot and engine else None
             held = len(contents.tokens) if contents else None
             forecast = _forecast_chat(branch, fits, held, speed, await self._restore_rate())
@@ -136,9 +136,9 @@ class Forecasts:
         self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment] = ()
     ) -> Forecast | None:
         """Forecast the reply to this message if sent now; None without a ready engine or with pictures."""
-        parts = self._parts
+        turn_context = self._turn_context
         try:
-            chosen, branch = await parts.beginning(conversation_id)
+            chosen, branch = await turn_context.settings_and_branch(conversation_id)
             owner = conversation_id or NEW_CHAT_ID
             new = new_message(owner, Role.USER, draft, attachments=attachments)
             messages, ready = prompt_messages([*branch, new]), await self._engine(chosen.model)
@@ -146,30 +146,34 @@ class Forecasts:
                 return None
             engine = ready.rendering(chosen.options.template)
             prompt, end = await engine.engine.growing_tokens(messages)
-            contents, _ = parts.slots.best(owner, prompt, engine)
-            best = await plan(parts.slots.store, engine, owner, contents, prompt, parts.slots.restore_cost.worth)
+            contents, _ = turn_context.slots.best(owner, prompt, engine)
+            best = await plan(
+                turn_context.slots.store, engine, owner, contents, prompt, turn_context.slots.restore_cost.worth
+            )
             source, size = Source.HOT if best.had >= LEAST_SHARE * len(prompt) else Source.COLD, 0
             if best.restore is not None:
                 source, size = SOURCES[best.restore.tier], best.restore.bytes
             left = len(prompt) + end - best.had
-            speed = await parts.reading_speed(engine.fingerprint.model)
+            speed = await turn_context.prefill_speed(engine.fingerprint.model)
             return Forecast(source, left, speed.forecast(left, size * await self._restore_rate()))
         except EngineError:
             return None
 
     async def _engine(self, model: str | None) -> ReadyEngine | None:
-        if not self._parts.host.is_ready(model):
+        if not self._turn_context.host.is_ready(model):
             return None
         try:
-            return await self._parts.host.ready(model)
+            return await self._turn_context.host.ready(model)
         except KvchatError:
             return None
 
     async def _restore_rate(self) -> float:
         """Return the measured ms per byte of this run or an earlier one, or 0."""
-        now = self._parts.slots.restore_cost.restore_ms_per_byte
+        now = self._turn_context.slots.restore_cost.restore_ms_per_byte
         if now is None and self._stored_restore_rate is None:
-            self._stored_restore_rate = await self._parts.worker.run(self._parts.database.restore_ms_per_byte) or 0.0
+            self._stored_restore_rate = (
+                await self._turn_context.worker.run(self._turn_context.database.restore_ms_per_byte) or 0.0
+            )
         return now if now is not None else self._stored_restore_rate or 0.0
 
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from kvchat.chat.events import ConversationsChanged, ReadingAhead
+from kvchat.chat.events import ConversationsChanged, ReadAheadProgress
 from kvchat.chat.record.messages import ends_with_reply, needs_vision, prompt_messages
-from kvchat.chat.turn_parts import TurnParts
+from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.errors import KvchatError
@@ -41,19 +41,19 @@ class MemoryTest:
 
 
 async def try_imported_memory(
-    parts: TurnParts, conversation_id: str, fingerprint: Fingerprint, start: bool
+    turn_context: TurnContext, conversation_id: str, fingerprint: Fingerprint, start: bool
 ) -> MemoryTest:
     """Prove that the chat's memory is usable; the slot is empty afterwards. `start`: start an engine."""
-    chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
+    chosen, branch = await turn_context.answer_settings(conversation_id), await turn_context.branch(conversation_id)
     messages = prompt_messages(branch)
     request = Request(messages, model=chosen.model, template=chosen.options.template)
-    if not start and not parts.host.is_ready(chosen.model, vision=needs_vision(messages)):
+    if not start and not turn_context.host.is_ready(chosen.model, vision=needs_vision(messages)):
         return MemoryTest(is_pending=True)
 
     async def work(slot: Slot, _may_continue: Callable[[], bool]) -> MemoryTest:
         lease: Lease | None = None
         try:
-            lease = await parts.exchange(slot, conversation_id).ready(request)
+            lease = await turn_context.exchange(slot, conversation_id).ready(request)
             return await _test_memory(lease, messages, fingerprint)
         except KvchatError as error:
             if isinstance(error, EngineError) and error.restore_fault:
@@ -64,7 +64,7 @@ async def try_imported_memory(
             if lease is not None:
                 await _erase_slot(lease)
 
-    tried = await parts.slots.run(Rank.TRY_OUT, conversation_id, work, wait=start)
+    tried = await turn_context.slots.run(Rank.TRY_OUT, conversation_id, work, wait=start)
     return tried or MemoryTest(is_pending=True)
 
 
@@ -108,9 +108,9 @@ class VerificationError(KvchatError):
 class MemoryVerifier:
     """Verifies imported memory, chat by chat. Event-loop thread only."""
 
-    def __init__(self, parts: TurnParts, on_slot_changed: Callable[[], None]) -> None:
+    def __init__(self, turn_context: TurnContext, on_slot_changed: Callable[[], None]) -> None:
         """`on_slot_changed`: called when a slot may hold another chat than before."""
-        self._parts, self._on_slot_changed = parts, on_slot_changed
+        self._turn_context, self._on_slot_changed = turn_context, on_slot_changed
         self._postponed: set[str] = set()  # chats not retried in spare time
         self._in_progress: set[str] = set()  # chats being verified
 
@@ -132,19 +132,24 @@ class MemoryVerifier:
 
     async def verify_when_idle(self) -> None:
         """Verify one chat with the loaded model; an interrupted attempt continues next time."""
-        parts = self._parts
-        if await asyncio.to_thread(parts.why_not_read):
+        turn_context = self._turn_context
+        if await asyncio.to_thread(turn_context.read_ahead_off_reason):
             return
         try:
-            waiting = await asyncio.to_thread(parts.slots.store.inventory.imported)
+            waiting = await asyncio.to_thread(turn_context.slots.store.inventory.imported)
         except StoreRefused:
             return
         for conversation_id in sorted(waiting - self._postponed):
             try:
-                if await parts.worker.run(parts.database.conversation, conversation_id) is None:  # deleted
+                if (
+                    await turn_context.worker.run(turn_context.database.conversation, conversation_id) is None
+                ):  # deleted
                     continue
-                chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
-                if not parts.host.is_ready(chosen.model, vision=needs_vision(prompt_messages(branch))):
+                chosen, branch = (
+                    await turn_context.answer_settings(conversation_id),
+                    await turn_context.branch(conversation_id),
+                )
+                if not turn_context.host.is_ready(chosen.model, vision=needs_vision(prompt_messages(branch))):
                     continue
                 if await self._run(conversation_id, MAX_SPARE_MS):
                     await self._replace(conversation_id)
@@ -158,26 +163,30 @@ class MemoryVerifier:
         self._in_progress.add(conversation_id)
         rank = Rank.DOCUMENTS if is_requested else Rank.VERIFY
         work = partial(self._read, conversation_id, max_ms)
-        return await self._parts.slots.run(rank, conversation_id, work, wait=is_requested)
+        return await self._turn_context.slots.run(rank, conversation_id, work, wait=is_requested)
 
     async def _replace(self, conversation_id: str) -> None:
-        parts, slots = self._parts, self._parts.slots
-        await parts.absorb()
+        turn_context, slots = self._turn_context, self._turn_context.slots
+        await turn_context.absorb()
         for slot in slots.all:
             if slot.audience == imported(conversation_id) and not slot.claim:
                 slot.forget()  # erased before its next use
         await slots.write(slots.store.inventory.delete_imported, conversation_id)
-        parts.events.publish(ConversationsChanged())
+        turn_context.events.publish(ConversationsChanged())
         self._on_slot_changed()
 
     async def _read(self, conversation_id: str, max_ms: float, slot: Slot, wanted: Callable[[], bool]) -> bool:
         """Read the chat on from its verified part and save it; False if interrupted."""
-        parts = self._parts
-        chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
+        turn_context = self._turn_context
+        chosen, branch = await turn_context.answer_settings(conversation_id), await turn_context.branch(conversation_id)
         if not ends_with_reply(branch):
             raise VerificationError(_("The last message has no reply yet."))
         request = Request(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
-        exchange, events, costs = parts.exchange(slot, conversation_id), parts.events, parts.slots.restore_cost
+        exchange, events, costs = (
+            turn_context.exchange(slot, conversation_id),
+            turn_context.events,
+            turn_context.slots.restore_cost,
+        )
         async with exchange.losses_explained():
             lease = await exchange.ready(request)
             boundary = await lease.boundary(request.messages)
@@ -205,13 +214,13 @@ class MemoryVerifier:
             def progress(so_far: int) -> None:
                 nonlocal done
                 done = so_far
-                events.publish(ReadingAhead(conversation_id, done, len(boundary), draft=False))
+                events.publish(ReadAheadProgress(conversation_id, done, len(boundary), draft=False))
 
             try:
                 stops = [stop for stop in parts_of(lease, boundary) if len(stop) >= done]
                 read = await read_and_keep(lease, stops, loaded, may_continue, keep, progress)
             finally:
-                events.publish(ReadingAhead(conversation_id, len(boundary), len(boundary), draft=False))
+                events.publish(ReadAheadProgress(conversation_id, len(boundary), len(boundary), draft=False))
         if read and not saved:
             raise VerificationError(_("The reprocessed chat memory could not be saved."))
         return read

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvchat.chat.events import Notice, NotReadAhead, ReadingAhead
+from kvchat.chat.events import Notice, ReadAheadProgress, ReadAheadSkipped
 from kvchat.chat.record.messages import (
     NEW_CHAT_ID,
     Attachment,
@@ -23,7 +23,7 @@ from kvchat.chat.record.messages import (
     new_message,
     prompt_messages,
 )
-from kvchat.chat.turn_parts import TurnParts
+from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens, common_prefix
@@ -66,8 +66,8 @@ class _PrefillJob:
 class ReadAhead:
     """Reads ahead in the background while idle. Event-loop thread only."""
 
-    def __init__(self, parts: TurnParts) -> None:
-        self._parts = parts
+    def __init__(self, turn_context: TurnContext) -> None:
+        self._turn_context = turn_context
         self._target: _Target | None = None
         self._stopped: str | None = None  # chat for which the user stopped reading ahead
         self._due = asyncio.Event()  # there may be work
@@ -110,15 +110,15 @@ class ReadAhead:
 
     def stop(self, conversation_id: str) -> None:
         self._stopped = conversation_id
-        self._parts.slots.end()
+        self._turn_context.slots.end()
 
     def start(self) -> None:
         self._forget_timer()
         self._due.set()
-        self._parts.slots.end(Rank.PREPARE, but=self._target.conversation_id if self._target else None)
+        self._turn_context.slots.end(Rank.PREPARE, but=self._target.conversation_id if self._target else None)
         if self._target and not self._running:
             self._running = True
-            self._parts.background.begin(self._run())
+            self._turn_context.background.begin(self._run())
 
     def _forget_timer(self) -> None:
         if self._timer is not None:
@@ -126,7 +126,7 @@ class ReadAhead:
             self._timer = None
 
     async def _run(self) -> None:
-        events, slots = self._parts.events, self._parts.slots
+        events, slots = self._turn_context.events, self._turn_context.slots
         try:
             while self._due.is_set() and (target := self._target):
                 self._due.clear()
@@ -143,10 +143,10 @@ class ReadAhead:
             self._running = False
 
     async def _should_read(self, target: _Target) -> bool:
-        if reason := await asyncio.to_thread(self._parts.why_not_read):  # battery check may be slow
+        if reason := await asyncio.to_thread(self._turn_context.read_ahead_off_reason):  # battery check may be slow
             if reason != self._reported_reason and (target.attachments or len(target.draft) >= PASTE_CHARACTERS):
                 self._reported_reason = reason
-                self._parts.events.publish(NotReadAhead(target.conversation_id, reason))
+                self._turn_context.events.publish(ReadAheadSkipped(target.conversation_id, reason))
             return False
         if self._stopped == target.conversation_id:
             return False
@@ -156,18 +156,18 @@ class ReadAhead:
         return not self._due.is_set()
 
     async def _prepare(self, owner: str, read: bool, slot: Slot, may_continue: Callable[[], bool]) -> bool:
-        parts, target = self._parts, self._target
+        turn_context, target = self._turn_context, self._target
         if target is None or target.conversation_id != owner:
             return False
-        chosen, branch = await parts.beginning(None if owner == NEW_CHAT_ID else owner)
+        chosen, branch = await turn_context.settings_and_branch(None if owner == NEW_CHAT_ID else owner)
         messages = prompt_messages(branch)
-        if not parts.host.is_ready(chosen.model, vision=needs_vision(messages)):
+        if not turn_context.host.is_ready(chosen.model, vision=needs_vision(messages)):
             return False  # only a message loads another model or projector
         if not ends_with_reply(branch) and any(message.role is not Role.SYSTEM for message in branch):
             return False
         request = Request(messages, model=chosen.model, template=chosen.options.template)
         try:
-            lease = await parts.exchange(slot, owner).ready(request)
+            lease = await turn_context.exchange(slot, owner).ready(request)
             return await self._run_job(
                 _PrefillJob(target, may_continue, lease, branch, await lease.boundary(messages)), read
             )
@@ -198,7 +198,7 @@ class ReadAhead:
 
             if not await self._read(job, [boundary], loaded, keep, draft=False):
                 return False
-            self._parts.background.begin(self._parts.absorb())
+            self._turn_context.background.begin(self._turn_context.absorb())
             loaded = await lease.load((*(job.draft or boundary), NEXT))
         if len(job.draft) - loaded.expected_cached >= LEAST_GAIN:
             if not lease.engine.can_cut:  # discarding the draft must not cost more than reading it saves
@@ -206,7 +206,7 @@ class ReadAhead:
                 gain = lease.slots.restore_cost.prefill_ms(len(job.draft) - len(boundary))
                 if cost is None or cost > gain:
                     reason = Reason(ReasonCode.COSTS_MORE)
-                    self._parts.events.publish(NotReadAhead(job.target.conversation_id, reason))
+                    self._turn_context.events.publish(ReadAheadSkipped(job.target.conversation_id, reason))
                     return False
             return await self._read(job, [job.draft], loaded, draft=True)
         return True
@@ -219,20 +219,20 @@ class ReadAhead:
     async def _read(
         self, job: _PrefillJob, stops: Sequence[Tokens], loaded: Loaded, keep: Keep = nothing, *, draft: bool
     ) -> bool:
-        conversation_id, events, end = job.target.conversation_id, self._parts.events, len(stops[-1])
+        conversation_id, events, end = job.target.conversation_id, self._turn_context.events, len(stops[-1])
         begun = reached = min(loaded.expected_cached, end)
 
         def on_progress(done: int) -> None:
             nonlocal reached
             reached = done
             if done < end:
-                events.publish(ReadingAhead(conversation_id, done - begun, end - begun, draft))
+                events.publish(ReadAheadProgress(conversation_id, done - begun, end - begun, draft))
 
         on_progress(begun)
         try:
             return await read_and_keep(job.lease, stops, loaded, job.may_continue, keep, on_progress)
         finally:
-            events.publish(ReadingAhead(conversation_id, reached - begun, reached - begun, draft))
+            events.publish(ReadAheadProgress(conversation_id, reached - begun, reached - begun, draft))
 
     async def _stable_prefix(self, job: _PrefillJob) -> Tokens:
         """Return the turn boundary plus the draft without its last tokens; empty for no or a short draft."""

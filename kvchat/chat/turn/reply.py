@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from kvchat.chat.events import EventBus, FirstToken, Notice, Prefilling, ReplyDelta, Silent, Speed
+from kvchat.chat.events import EngineSilent, EventBus, FirstToken, Notice, Prefilling, ReplyDelta, Speed
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import Message, MessageState, Receipt
@@ -165,7 +165,7 @@ class ReplyWriter:
         gap, self._last_output_at = now - self._last_output_at, now
         if self._silent:
             self._silent = False
-            self._events.publish(Silent(conversation, 0.0))
+            self._events.publish(EngineSilent(conversation, 0.0))
         elif not self.is_empty:
             self._longest_gap_s = max(self._longest_gap_s, gap)
         self._timings = timings = chunk.timings or self._timings
@@ -206,7 +206,7 @@ class ReplyWriter:
             silent, usual = time.perf_counter() - self._last_output_at, 4 * self._longest_gap_s
             if self._awaiting_output and silent >= max(usual, SILENT_PREFILL_S if self.is_empty else SILENT_S):
                 self._silent = True
-                self._events.publish(Silent(self.message.conversation_id, silent))
+                self._events.publish(EngineSilent(self.message.conversation_id, silent))
             if not self._unwritten:
                 continue
             self._unwritten = False

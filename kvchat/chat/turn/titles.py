@@ -14,7 +14,7 @@ from kvchat.chat.events import ConversationsChanged
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Message, MessageState, Role, ends_with_reply, needs_vision, prompt_messages
 from kvchat.chat.record.titles import TITLE_REQUEST, is_title_complete, parse_title
-from kvchat.chat.turn_parts import TurnParts
+from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
 from kvchat.errors import KvchatError
@@ -49,8 +49,8 @@ class _TitleAttempt:
 class TitleGenerator:
     """Names new chats while idle. Event-loop thread only."""
 
-    def __init__(self, parts: TurnParts) -> None:
-        self._parts = parts
+    def __init__(self, turn_context: TurnContext) -> None:
+        self._turn_context = turn_context
         self._is_enabled: Callable[[], bool] = lambda: False
         self._timer: asyncio.TimerHandle | None = None
         self._background = Background()
@@ -67,7 +67,7 @@ class TitleGenerator:
 
     def generate_due(self) -> None:
         if self._is_enabled():
-            self._background.begin(self._generate_when_idle(self._parts.slots.owners()))
+            self._background.begin(self._generate_when_idle(self._turn_context.slots.owners()))
 
     async def idle(self) -> None:
         await self._background.idle()
@@ -78,9 +78,9 @@ class TitleGenerator:
 
     async def generate(self, conversation_id: str) -> None:
         """Have the model name the chat, replacing any title. Raises NoTitle and StorageFailed."""
-        parts = self._parts
+        turn_context = self._turn_context
         await self.idle()  # a naming in progress would block this one, and be ended by it
-        await parts.in_database(mark_title_due, conversation_id)
+        await turn_context.run_in_database(mark_title_due, conversation_id)
         attempt = await self._generate(conversation_id, give_up=True)
         if attempt.answer is None:
             what = _("The model is busy or has not processed this chat yet.")
@@ -91,30 +91,32 @@ class TitleGenerator:
             raise NoTitle(_("The model did not suggest a title"), "", _("The chat keeps its current title."))
 
     async def _generate_when_idle(self, conversation_ids: list[str]) -> None:
-        parts = self._parts
+        turn_context = self._turn_context
         for id in conversation_ids:
             with contextlib.suppress(KvchatError):
-                if await parts.in_database(is_title_due, id) and self._is_enabled():
+                if await turn_context.run_in_database(is_title_due, id) and self._is_enabled():
                     await self._generate(id, give_up=False)
 
     async def _generate(self, conversation_id: str, *, give_up: bool) -> _TitleAttempt:
         """Ask the model and store the title, or none. `give_up`: also without an answer, so that it is not retried."""
-        parts = self._parts
-        branch = await parts.branch(conversation_id)
+        turn_context = self._turn_context
+        branch = await turn_context.branch(conversation_id)
         attempt, end = _TitleAttempt(conversation_id, branch), branch[-1] if branch else None
         if end and end.state in (MessageState.COMPLETE, MessageState.EDITED):
-            await parts.slots.run(
+            await turn_context.slots.run(
                 Rank.TITLE, conversation_id, lambda slot, _: self._request_title(attempt, slot), wait=False
             )
         texts = (text for m in branch for text in (m.content, *(a.text for a in m.attachments)))
         attempt.title = parse_title(attempt.answer or "", " ".join(text[:_READ_CHARACTERS] for text in texts))
         due = attempt.answer is not None or give_up
-        if due and await parts.in_database(store_title, conversation_id, attempt.title, end.id if end else None):
-            parts.events.publish(ConversationsChanged())
+        if due and await turn_context.run_in_database(
+            store_title, conversation_id, attempt.title, end.id if end else None
+        ):
+            turn_context.events.publish(ConversationsChanged())
         return attempt
 
     async def _request_title(self, attempt: _TitleAttempt, slot: Slot) -> None:
-        exchange = self._parts.exchange(slot, attempt.conversation_id)
+        exchange = self._turn_context.exchange(slot, attempt.conversation_id)
         try:
             async with exchange.losses_explained():
                 if (question := await self._title_request(attempt, exchange)) is None:
@@ -140,10 +142,12 @@ class TitleGenerator:
 
     async def _title_request(self, attempt: _TitleAttempt, exchange: Exchange) -> tuple[Request, Tokens] | None:
         """Return the question and its turn boundary; None if the chat would have to be read again."""
-        parts, conversation_id = self._parts, attempt.conversation_id
-        chosen = await parts.answer_settings(conversation_id)
+        turn_context, conversation_id = self._turn_context, attempt.conversation_id
+        chosen = await turn_context.answer_settings(conversation_id)
         history = prompt_messages(attempt.branch)
-        if not ends_with_reply(attempt.branch) or not parts.host.is_ready(chosen.model, vision=needs_vision(history)):
+        if not ends_with_reply(attempt.branch) or not turn_context.host.is_ready(
+            chosen.model, vision=needs_vision(history)
+        ):
             return None
         messages = [*history, ChatMessage(Role.USER.value, TITLE_REQUEST)]
         request = Request(messages, model=chosen.model, template=chosen.options.template)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from kvchat.chat.events import MessagesChanged, Notice, ReplyFinished, TurnFailed
-from kvchat.chat.options import AnswerSettings, FormatRefused
+from kvchat.chat.options import AnswerSettings, OutputFormatRejected
 from kvchat.chat.record.database import ConversationGone
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import (
@@ -24,7 +24,7 @@ from kvchat.chat.record.messages import (
     receipt_to_json,
 )
 from kvchat.chat.turn.reply import EchoFilter, ReplyWriter
-from kvchat.chat.turn_parts import TurnParts
+from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.speaking.errors import EngineError, EngineRefused
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
@@ -49,7 +49,7 @@ class Turn:
 
     def __init__(
         self,
-        parts: TurnParts,
+        turn_context: TurnContext,
         conversation_id: str,
         store_question: Callable[[], TurnStart],
         sampling: Sampling | None,
@@ -68,7 +68,7 @@ class Turn:
         self.on_start = on_start  # called at its start; None: the chat must be idle
         self.answered = False  # the turn may still be saving
         self._answering = Interruption()
-        self._notify = parts.events.of_chat(conversation_id)
+        self._notify = turn_context.events.for_chat(conversation_id)
         self._exchange: Exchange  # set with the slot
         self._settling = Settling(self._notify)
         self.stopped = False  # by the user
@@ -78,7 +78,7 @@ class Turn:
         self._sampling = sampling  # for this reply only
         self._chosen_sampling = ENGINE_DEFAULTS
         self._saves = save
-        self._parts = parts
+        self._turn_context = turn_context
         self._reply: ReplyWriter | None = None
 
     def stop(self) -> None:
@@ -94,20 +94,20 @@ class Turn:
 
     async def run(self, on_reply: Callable[[Message | None], None]) -> None:
         """Answer, call `on_reply` with the reply or None, then settle and save. Publishes KvchatErrors, raises none."""
-        slots = self._parts.slots
+        slots = self._turn_context.slots
         async with slots.needed(self.conversation_id, await self._prompt()) as slot:
-            self._exchange = Exchange(slots, slot, self._parts.host, self.conversation_id, self._on_event)
+            self._exchange = Exchange(slots, slot, self._turn_context.host, self.conversation_id, self._on_event)
             self._queued_s = time.perf_counter() - self._sent_at if self.is_queued else 0.0
             reply: Message | None = None
             try:
                 reply = await self._answer()
             except KvchatError as error:
-                self._parts.events.publish(TurnFailed(self.conversation_id, error))
-                if self._reply is None or not self._parts.unwritten.holds(self._reply.message.id):
+                self._turn_context.events.publish(TurnFailed(self.conversation_id, error))
+                if self._reply is None or not self._turn_context.unsaved_replies.contains(self._reply.message.id):
                     try:
                         await self._close_reply(MessageState.INTERRUPTED)
                     except StorageFailed as failed:
-                        self._parts.events.publish(Notice(failed.title, failed.told))
+                        self._turn_context.events.publish(Notice(failed.title, failed.told))
             finally:
                 self.answered = True
                 on_reply(reply)
@@ -117,15 +117,15 @@ class Turn:
 
     async def _prompt(self) -> Tokens:
         """Return the prompt's ids if another owner's slot may hold most of them, as for a new chat."""
-        parts, beginning = self._parts, self.start
-        if not beginning or len(parts.slots.all) == 1 or parts.slots.of(self.conversation_id):
+        turn_context, beginning = self._turn_context, self.start
+        if not beginning or len(turn_context.slots.all) == 1 or turn_context.slots.of(self.conversation_id):
             return ()
         with contextlib.suppress(KvchatError):  # the next engine request or chat read reports it
-            chosen = await parts.answer_settings(self.conversation_id)
-            messages = prompt_messages(await parts.path(beginning.question_id))
-            if not messages or needs_vision(messages) or not parts.host.is_ready(chosen.model):
+            chosen = await turn_context.answer_settings(self.conversation_id)
+            messages = prompt_messages(await turn_context.path(beginning.question_id))
+            if not messages or needs_vision(messages) or not turn_context.host.is_ready(chosen.model):
                 return ()
-            engine = (await parts.host.ready(chosen.model)).rendering(chosen.options.template)
+            engine = (await turn_context.host.ready(chosen.model)).rendering(chosen.options.template)
             return await engine.engine.prompt_tokens(messages)
         return ()
 
@@ -137,30 +137,30 @@ class Turn:
                 message = await self._answering.run(self._stream())
         except EngineRefused as refusal:
             if (self._chosen_sampling.grammar or self._chosen_sampling.json_schema) and "grammar" in refusal.message:
-                raise FormatRefused(refusal.message) from refusal
+                raise OutputFormatRejected(refusal.message) from refusal
             advice = _("Try again. If it happens every time, the model's chat template may not suit this chat.")
             raise EngineError(_("The engine rejected the chat"), refusal.message, advice) from refusal
         return message if message is not None else await self._close_reply(MessageState.STOPPED)
 
     async def _stream(self) -> Message | None:
         assert self.start is not None
-        parts, exchange, unfinished = self._parts, self._exchange, self.start.unfinished
-        path = await parts.path(unfinished.id if unfinished else self.start.question_id)
+        turn_context, exchange, unfinished = self._turn_context, self._exchange, self.start.unfinished
+        path = await turn_context.path(unfinished.id if unfinished else self.start.question_id)
         messages = prompt_messages(path, continues_reply=unfinished is not None)
         if not messages:
             raise ConversationGone
-        database, run = parts.database, parts.worker.run
+        database, run = turn_context.database, turn_context.worker.run
         if unfinished is not None:
             await run(database.reopen, unfinished)
             begun = unfinished
         else:
             where = self.conversation_id, self.start.question_id
             begun = await run(database.append, *where, Role.ASSISTANT, "", MessageState.STREAMING)
-        self._reply = reply = ReplyWriter(begun, self._sent_at, database, parts.worker, parts.events)
+        self._reply = reply = ReplyWriter(begun, self._sent_at, database, turn_context.worker, turn_context.events)
         reply.queue_wait_s = self._queued_s
-        parts.events.publish(MessagesChanged(self.conversation_id))
+        turn_context.events.publish(MessagesChanged(self.conversation_id))
         reply.earlier_tokens = next((said.receipt.prompt_tokens for said in reversed(path) if said.receipt), 0)
-        chosen = await parts.answer_settings(self.conversation_id)
+        chosen = await turn_context.answer_settings(self.conversation_id)
 
         async def is_shared() -> bool:
             await self._prefill_rate()
@@ -192,15 +192,15 @@ class Turn:
 
     def _choose_sampling(self, chosen: AnswerSettings, reply: ReplyWriter) -> Sampling:
         """Return the sampling for a ready engine; tokens of earlier requests count towards the limit."""
-        drawn, said = self._parts.drawn(self._sampling, chosen.options), reply.predicted_tokens
+        drawn, said = self._turn_context.merge_sampling(self._sampling, chosen.options), reply.predicted_tokens
         if drawn.max_tokens is not None and said:
             drawn = replace(drawn, max_tokens=max(1, drawn.max_tokens - said))
         self._chosen_sampling = drawn
         return drawn
 
     async def _prefill_rate(self) -> float | None:
-        parts, engine = self._parts, self._exchange.engine
-        return (await parts.reading_speed(engine.fingerprint.model)).ms_per_token if engine else None
+        turn_context, engine = self._turn_context, self._exchange.engine
+        return (await turn_context.prefill_speed(engine.fingerprint.model)).ms_per_token if engine else None
 
     def _on_event(self, event: SessionEvent) -> None:
         if self._reply is not None:
@@ -210,15 +210,15 @@ class Turn:
         self._notify(event)
 
     async def _close_reply(self, state: MessageState) -> Message | None:
-        reply, parts = self._reply, self._parts
+        reply, turn_context = self._reply, self._turn_context
         if reply is None:
             return None
         if reply.is_empty and state is not MessageState.COMPLETE:
             if reply.original.state is MessageState.STREAMING:
-                await parts.worker.run(parts.database.remove_leaf, reply.message)
+                await turn_context.worker.run(turn_context.database.remove_leaf, reply.message)
             else:  # continued reply
-                await parts.worker.run(parts.database.update_reply, reply.original)
-            parts.events.publish(MessagesChanged(self.conversation_id))
+                await turn_context.worker.run(turn_context.database.update_reply, reply.original)
+            turn_context.events.publish(MessagesChanged(self.conversation_id))
             return None
         receipt, exchange = None, self._exchange
         if (engine := exchange.engine) is not None:
@@ -230,21 +230,23 @@ class Turn:
         try:
             message = await reply.finish(state, receipt)
         except StorageFailed:
-            parts.unwritten.hold(reply.message)
+            turn_context.unsaved_replies.add(reply.message)
             raise
-        parts.events.publish(ReplyFinished(self.conversation_id, message.id, receipt))
+        turn_context.events.publish(ReplyFinished(self.conversation_id, message.id, receipt))
         if receipt is not None and exchange.full and engine is not None:
             sentence = N_(
                 "All {tokens} tokens are in use. Choose a larger context length, or continue in a shorter branch."
             )
             words = _(sentence, tokens=number(engine.context_size))  # always report truncation
-            parts.events.publish(Notice(_("The reply was cut off: the context is full"), words, self.conversation_id))
+            turn_context.events.publish(
+                Notice(_("The reply was cut off: the context is full"), words, self.conversation_id)
+            )
         return message
 
     async def _settle(self, reply: Message) -> None:
-        parts, lease = self._parts, self._exchange.lease
+        turn_context, lease = self._turn_context, self._exchange.lease
         try:
-            path = await parts.path(reply.id)
+            path = await turn_context.path(reply.id)
             if lease is not None and ends_with_reply(path):
                 going_on = prompt_messages(path, continues_reply=True) if path[-1].state in UNFINISHED_STATES else ()
                 async with self._exchange.losses_explained():
@@ -255,7 +257,9 @@ class Turn:
                 receipt = replace(reply.receipt, settle_ms=settle_ms, save_ms=save_ms)
                 with contextlib.suppress(StorageFailed):  # the reply itself is stored
                     statement = "UPDATE messages SET receipt = ? WHERE id = ?"
-                    await parts.worker.run(parts.database.write, statement, (receipt_to_json(receipt), reply.id))
-                    parts.events.publish(MessagesChanged(self.conversation_id))
+                    await turn_context.worker.run(
+                        turn_context.database.write, statement, (receipt_to_json(receipt), reply.id)
+                    )
+                    turn_context.events.publish(MessagesChanged(self.conversation_id))
         except KvchatError as error:
-            parts.events.publish(SaveSkipped(why_not_saved(error), conversation_id=self.conversation_id))
+            turn_context.events.publish(SaveSkipped(why_not_saved(error), conversation_id=self.conversation_id))

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvchat.chat.context import ContextService, StillAnswering
+from kvchat.chat.context import ContextService, ReplyInProgress
 from kvchat.chat.events import (
     ConversationsChanged,
     MessagesChanged,
@@ -21,7 +21,7 @@ from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import AWAITS_MODEL, WRITTEN_HERE, Attachment, Message, MessageState, Role
 from kvchat.chat.record.titles import title_from
 from kvchat.chat.turn.turn import Turn, TurnStart
-from kvchat.chat.turn_parts import TurnParts
+from kvchat.chat.turn_context import TurnContext
 from kvchat.errors import KvchatError
 from kvchat.words.language import _
 
@@ -37,7 +37,7 @@ def store_question(
     """Store the user's next message; the first names the chat. `drafts`: what remains of the source drafts."""
     with database.transaction():
         if new is not None and database.conversation(conversation_id) is None:
-            new.make(database, conversation_id)
+            new.create(database, conversation_id)
         first = not any(message.role is Role.USER for message in database.branch(conversation_id))
         question = database.append_question(conversation_id, text, attachments)
         if first:
@@ -69,8 +69,8 @@ def select_last_question(database: Database, path: list[Message]) -> TurnStart:
 class Turns:
     """Starts, stops and tracks turns. Event-loop thread only."""
 
-    def __init__(self, parts: TurnParts, context: ContextService, on_slot_changed: Callable[[], None]) -> None:
-        self._parts, self._context, self._on_slot_changed = parts, context, on_slot_changed
+    def __init__(self, turn_context: TurnContext, context: ContextService, on_slot_changed: Callable[[], None]) -> None:
+        self._turn_context, self._context, self._on_slot_changed = turn_context, context, on_slot_changed
         self._turns: list[Turn] = []  # until their saves end
 
     @property
@@ -91,8 +91,8 @@ class Turns:
 
     def prioritize(self, conversation_id: str) -> None:
         """Answer this conversation next; the current reply is stopped and can be continued."""
-        other = self._parts.slots.ahead_of(conversation_id)
-        self._parts.slots.put_first(conversation_id)
+        other = self._turn_context.slots.ahead_of(conversation_id)
+        self._turn_context.slots.put_first(conversation_id)
         if other is not None:
             self.stop(other)
 
@@ -109,7 +109,7 @@ class Turns:
         reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
         if turn.on_start is not None:  # `stop` would also end another command's reply in this chat
             reply.add_done_callback(lambda reply: turn.stop() if reply.cancelled() else None)
-        self._parts.background.begin(self._run(turn, reply))
+        self._turn_context.background.begin(self._run(turn, reply))
         return reply
 
     async def _run(self, turn: Turn, reply: asyncio.Future[Message | None]) -> None:
@@ -120,25 +120,25 @@ class Turns:
         try:
             turn.start = await self._store_question(turn)
             if turn.start is not None:
-                chat, events = turn.conversation_id, self._parts.events
-                model = (await self._parts.answer_settings(chat)).model
-                async with self._parts.slots.turn(
+                chat, events = turn.conversation_id, self._turn_context.events
+                model = (await self._turn_context.answer_settings(chat)).model
+                async with self._turn_context.slots.turn(
                     chat, model, lambda ahead: events.publish(WaitingForChat(chat, ahead))
                 ):
                     if turn.on_start is not None:
                         others = [other for other in self._turns if other is not turn and not other.answered]
                         later = {other.start.question_id for other in others if other.on_start and other.start}
                         with contextlib.suppress(StorageFailed):  # it stays put and is answered there
-                            database, question = self._parts.database, turn.start.question_id
-                            if await self._parts.worker.run(database.move_to_end, question, later):
+                            database, question = self._turn_context.database, turn.start.question_id
+                            if await self._turn_context.worker.run(database.move_to_end, question, later):
                                 events.publish(MessagesChanged(chat))
                         if not turn.stopped:
                             turn.on_start()
                     await turn.run(done)
                 self._on_slot_changed()
-                await self._parts.absorb()
+                await self._turn_context.absorb()
         except StorageFailed as error:  # from the answer settings; turns report their own
-            self._parts.events.publish(TurnFailed(turn.conversation_id, error))
+            self._turn_context.events.publish(TurnFailed(turn.conversation_id, error))
         finally:
             if turn.start is not None and not (reply.done() and reply.result()):
                 await self._mark_unanswered(turn, turn.start)
@@ -147,41 +147,43 @@ class Turns:
 
     async def _store_question(self, turn: Turn) -> TurnStart | None:
         """Store the question first; None if that failed, and the text goes back to the sender."""
-        conversation_id, parts = turn.conversation_id, self._parts
+        conversation_id, turn_context = turn.conversation_id, self._turn_context
         try:
             others = [other for other in self._turns if other is not turn and other.conversation_id == conversation_id]
             if turn.on_start is None and not all(other.answered for other in others):
-                raise StillAnswering
+                raise ReplyInProgress
             self.end_settling(conversation_id)
-            await parts.unwritten.write()
+            await turn_context.unsaved_replies.write()
             if turn.attachments:
                 chat = None if turn.creates_chat else conversation_id
                 await self._context.check_fits(chat, turn.text or "", turn.attachments)
-            model = parts.new_chats_model()
+            model = turn_context.default_model()
 
             def store() -> TurnStart:
-                with parts.database.transaction():
+                with turn_context.database.transaction():
                     beginning = turn.store_question()
                     if model:
-                        remember_model(parts.database, conversation_id, model, replace=False)
+                        remember_model(turn_context.database, conversation_id, model, replace=False)
                     return beginning
 
-            beginning = await parts.worker.run(store)
+            beginning = await turn_context.worker.run(store)
         except KvchatError as error:
             if turn.text is None:
-                parts.events.publish(TurnFailed(conversation_id, error))
+                turn_context.events.publish(TurnFailed(conversation_id, error))
             else:
-                parts.events.publish(QuestionNotStored(conversation_id, turn.text, error, turn.attachments))
+                turn_context.events.publish(QuestionNotStored(conversation_id, turn.text, error, turn.attachments))
             return None
-        parts.events.publish(ConversationsChanged())
-        parts.events.publish(MessagesChanged(conversation_id))
+        turn_context.events.publish(ConversationsChanged())
+        turn_context.events.publish(MessagesChanged(conversation_id))
         return beginning
 
     async def _mark_unanswered(self, turn: Turn, beginning: TurnStart) -> None:
         """Mark an unanswered question as waiting for a model or for nobody."""
         with contextlib.suppress(StorageFailed):
-            model = (await self._parts.answer_settings(turn.conversation_id)).model
+            model = (await self._turn_context.answer_settings(turn.conversation_id)).model
             there = model is not None and await asyncio.to_thread(Path(model).exists)
             writer = WRITTEN_HERE if there or turn.stopped else AWAITS_MODEL
             statement = "UPDATE messages SET writer = ? WHERE id = ?"
-            await self._parts.worker.run(self._parts.database.write, statement, (writer, beginning.question_id))
+            await self._turn_context.worker.run(
+                self._turn_context.database.write, statement, (writer, beginning.question_id)
+            )

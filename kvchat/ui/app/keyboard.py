@@ -111,7 +111,7 @@ class Keyboard(QObject):
 
         def begin_with(preset: Preset) -> None:
             async def begin() -> None:
-                self._chat.open((await self._runtime.chat.begin(preset)).id)
+                self._chat.open((await self._runtime.chat.create_from_preset(preset)).id)
 
             field.clear()
             self._runner.start(begin())

@@ -135,7 +135,7 @@ class MainWindow(QMainWindow):
         self.sidebar.selected.disconnect(self.first_words.turn_to)
         await self.chat.start(self.first_words)
         self.composer.give_unclaimed()
-        self.runtime.chat.finder.begin_indexing()
+        self.runtime.chat.finder.start_indexing()
         self.composer.focus()
         for keys in self._pressed:
             for action in self.actions():

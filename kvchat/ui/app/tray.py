@@ -89,7 +89,7 @@ class Tray(QObject):
 
     @property
     def logo(self) -> LogoState:
-        return logo_state(self._runtime.engine.status.state, self._runtime.chat.busy is not None)
+        return logo_state(self._runtime.engine.status.state, self._runtime.chat.answering_chat is not None)
 
     def refresh(self) -> None:
         state, logo = self._runtime.engine.status.state, self.logo
@@ -246,7 +246,7 @@ class QuitController(QObject):
                 "A reply is being generated in “{title}”. The text so far is saved.",
                 title=self._window.chat.conversations.title(chat),
             )
-            for chat in self._runtime.chat.answering
+            for chat in self._runtime.chat.answering_chats
         ]
         if count := sum(download.state in RUNS for download in self._runtime.models.downloads.all()):
             ends.append(

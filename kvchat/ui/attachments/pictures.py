@@ -29,7 +29,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QWidget
 
-from kvchat.chat.attachments import CannotAttach, picture_of
+from kvchat.chat.attachments import AttachmentError, picture_attachment
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.system.session_bus import NoAnswer, SessionBus
@@ -66,18 +66,18 @@ _ARROWS = {
 def prepared(name: str, data: bytes) -> Attachment:
     """Prepare an image file for sending: first frame, upright, no larger than useful.
 
-    Thread-safe. Raises CannotAttach.
+    Thread-safe. Raises AttachmentError.
     """
     image = decoded(data, QSize(LONGEST_SIDE, LONGEST_SIDE))
     if image is None:
-        raise CannotAttach(
+        raise AttachmentError(
             name, _("The image is damaged, too large or in an unsupported format."), _("Save it as a PNG file first.")
         )
     return of_image(name, image)
 
 
 def of_image(name: str, image: QImage) -> Attachment:
-    """Prepare an image without a file, such as one from the clipboard. Raises CannotAttach."""
+    """Prepare an image without a file, such as one from the clipboard. Raises AttachmentError."""
     if max(image.width(), image.height()) > LONGEST_SIDE:
         image = image.scaled(LONGEST_SIDE, LONGEST_SIDE, _KEEPS_SHAPE, _SMOOTH)
     data = _encoded(image, "PNG", -1)
@@ -87,7 +87,7 @@ def of_image(name: str, image: QImage) -> Attachment:
         with QPainter(opaque) as painter:
             painter.drawImage(0, 0, image)
         data = _encoded(opaque, "JPEG", _JPEG_QUALITY)
-    return picture_of(name, data)
+    return picture_attachment(name, data)
 
 
 def decoded(data: bytes, most: QSize) -> QImage | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvchat.chat.context import ContextUse
+from kvchat.chat.context import ContextUsage
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.errors import FailureKind
 from kvchat.library.memory.context_size import ContextChoice
@@ -99,12 +99,12 @@ class ContextCard(Card):
         self.hide()
 
     def show_choice(
-        self, use: ContextUse, larger: ContextChoice | None, *, can_shorten: bool, can_part: bool = False
+        self, use: ContextUsage, larger: ContextChoice | None, *, can_shorten: bool, can_part: bool = False
     ) -> None:
         """Offer remedies. `larger`: a context size that fits; `can_part`: part of a text could be attached."""
         price = f"{larger.reason} " if larger is not None else ""
         self.say(
-            _(TOO_LONG) if use.over else _("The context is nearly full"),
+            _(TOO_LONG) if use.is_over_limit else _("The context is nearly full"),
             _taken(use),
             price + _otherwise(use, larger, can_shorten=can_shorten, can_part=can_part),
         )
@@ -122,15 +122,15 @@ class ContextCard(Card):
         self.show()
 
 
-def _taken(use: ContextUse) -> str:
-    taken = use.used + use.waiting
-    if use.over and use.estimated:
+def _taken(use: ContextUsage) -> str:
+    taken = use.used + use.pending
+    if use.is_over_limit and use.estimated:
         return _(
             "It has about {taken} tokens; the context length is {limit}.",
             taken=tokens_short(taken),
             limit=number(use.limit),
         )
-    if use.over:
+    if use.is_over_limit:
         return _("It has {taken} tokens; the context length is {limit}.", taken=number(taken), limit=number(use.limit))
     return _(
         "{taken} of {limit} tokens are used, and {reserve} are reserved for the reply.",
@@ -140,7 +140,7 @@ def _taken(use: ContextUse) -> str:
     )
 
 
-def _otherwise(use: ContextUse, larger: ContextChoice | None, *, can_shorten: bool, can_part: bool) -> str:
+def _otherwise(use: ContextUsage, larger: ContextChoice | None, *, can_shorten: bool, can_part: bool) -> str:
     if can_shorten or can_part:
         return _("kvchat does not remove anything unless you choose to.")
     if larger is not None:

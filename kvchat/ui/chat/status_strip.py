@@ -20,7 +20,7 @@ from kvchat.words.language import _, beside, number
 from kvchat.words.wording import tokens_short
 
 if TYPE_CHECKING:
-    from kvchat.chat.context import ContextUse
+    from kvchat.chat.context import ContextUsage
     from kvchat.chat.turn.forecasts import Forecast
     from kvchat.ui.chat.turn_story import Remark
 
@@ -32,10 +32,10 @@ _BETWEEN = 16  # pixels between the strip's parts
 class ContextBar(RoundBar):
     def __init__(self, look: Look) -> None:
         super().__init__(look, 120, 4)
-        self._use: ContextUse | None = None
+        self._use: ContextUsage | None = None
         self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
 
-    def show_use(self, use: ContextUse) -> None:
+    def show_use(self, use: ContextUsage) -> None:
         self._use = use
         self.update()
 
@@ -43,14 +43,14 @@ class ContextBar(RoundBar):
         if self._use is None:
             return
         theme, use = self._look.theme, self._use
-        strong = theme.warn if use.tight else theme.accent
+        strong = theme.warn if use.is_tight else theme.accent
         width, limit = box.width(), max(use.limit, 1)
         used = width * min(use.used / limit, 1.0)
         for left, right, colour in (
             (0.0, width, QColor(theme.line)),
             (width * (limit - use.reserve) / limit, width, mix(theme.muted, theme.line, 0.45)),
             (0.0, used, QColor(strong)),
-            (used, min(used + width * use.waiting / limit, width), mix(strong, theme.line, 0.55)),
+            (used, min(used + width * use.pending / limit, width), mix(strong, theme.line, 0.55)),
         ):
             painter.fillRect(QRectF(left, 0, max(right - left, 0), box.height()), colour)
 
@@ -67,7 +67,7 @@ class ContextMeter(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         self.show_use(None)
 
-    def show_use(self, use: ContextUse | None, forecast: Forecast | None = None) -> None:
+    def show_use(self, use: ContextUsage | None, forecast: Forecast | None = None) -> None:
         """Show how full the context is and how long the reply would wait; None if unknown."""
         wait = forecast.message_text if forecast else ""
         self.wait.set_text(wait)
@@ -77,9 +77,9 @@ class ContextMeter(QWidget):
             self.bar.show_use(use)
         words = explained = ""
         if use is not None:
-            used, waiting = tokens_short(use.used), tokens_short(use.waiting)
+            used, waiting = tokens_short(use.used), tokens_short(use.pending)
             parts = [_("{used} of {limit} tokens used", used=used, limit=tokens_short(use.limit))]
-            if use.waiting:
+            if use.pending:
                 parts.append(_("{waiting} in this message", waiting=waiting))
             words = beside([*parts, _("{reserve} reserved for the reply", reserve=tokens_short(use.reserve))])
             explained = _(
@@ -87,12 +87,12 @@ class ContextMeter(QWidget):
                 "{reserve} reserved for the reply.",
                 limit=number(use.limit),
                 used=number(use.used),
-                waiting=number(use.waiting),
+                waiting=number(use.pending),
                 reserve=number(use.reserve),
             )
         sent_now = _("If sent now, the first token comes after {wait}", wait=wait) if wait else ""
         self.words.set_text(words)
-        restyle(self.words, "tone", "warn" if use is not None and use.tight else "")
+        restyle(self.words, "tone", "warn" if use is not None and use.is_tight else "")
         self.setAccessibleName(". ".join(filter(None, (_("Context: {words}", words=words) if words else "", sent_now))))
         self.setToolTip("\n".join(filter(None, (explained, sent_now))))
 

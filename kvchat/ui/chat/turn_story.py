@@ -87,7 +87,7 @@ class TurnStory:
                 share = percent(self.fraction or 0)
                 self._say("read", _("processing {share} of {total} tokens", share=share, total=number(total)), "live")
                 self.pending = _("Processing {share} of {total} tokens…", share=share, total=number(total))
-            case chat.ReadingAhead() | chat.NotReadAhead():
+            case chat.ReadAheadProgress() | chat.ReadAheadSkipped():
                 self._tell_ahead(event)
             case chat.FirstToken():
                 self._fresh()
@@ -98,7 +98,7 @@ class TurnStory:
                 self._say("ttft", _("first token after {ttft_ms}", ttft_ms=duration(event.ttft_ms)))
             case chat.Speed(tokens_per_second=speed) if speed:  # 0 until measured
                 self._say("speed", per_second(speed), "live")
-            case chat.Silent(seconds=seconds):
+            case chat.EngineSilent(seconds=seconds):
                 self._remarks.pop("silence", None)
                 if seconds:
                     self._remarks.pop("speed", None)
@@ -127,9 +127,9 @@ class TurnStory:
                 words = unused if hollow else _("not loaded: {reason}", reason=reason.words)
                 self._say("restore", words, "warn")
 
-    def _tell_ahead(self, event: chat.ReadingAhead | chat.NotReadAhead) -> None:
+    def _tell_ahead(self, event: chat.ReadAheadProgress | chat.ReadAheadSkipped) -> None:
         self._fresh()
-        if isinstance(event, chat.NotReadAhead):
+        if isinstance(event, chat.ReadAheadSkipped):
             self._say("ahead", _("not processed ahead: {reason}", reason=event.reason.words))
             return
         self.reading_ahead = event.done < event.total

@@ -15,7 +15,7 @@ from PySide6.QtCore import QEvent, QObject
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
 from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
-from kvchat.chat.attachments import document_of_file, document_of_text, is_picture, read_bytes
+from kvchat.chat.attachments import document_from_bytes, document_from_text, is_picture, read_bytes
 from kvchat.chat.events import EngineChanged, Event
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
@@ -60,7 +60,7 @@ class AttachmentIntake(QObject):
         composer.editor.files_given.connect(self.take)
         composer.editor.picture_given.connect(lambda image: self._take_image(_(PASTED_PICTURE), image))
         composer.text_given.connect(
-            lambda text: self._begin(name := _(PASTED), asyncio.to_thread(document_of_text, name, text))
+            lambda text: self._begin(name := _(PASTED), asyncio.to_thread(document_from_text, name, text))
         )
         composer.chips.changed.connect(self._count_again)
         page.setAcceptDrops(True)
@@ -152,7 +152,7 @@ class AttachmentIntake(QObject):
     def _count_again(self) -> None:
         async def count() -> None:
             for chip in tuple(self._composer.chips.chips):
-                tokens, counted = await self._runtime.chat.context.tokens_of(chip.attachment)
+                tokens, counted = await self._runtime.chat.context.count_tokens(chip.attachment)
                 if chip in self._composer.chips.chips:
                     chip.show_tokens(tokens, counted=counted)
 
@@ -173,6 +173,6 @@ def _chosen(shown: Path, names: Sequence[str], paths: list[Path]) -> list[Path]:
 
 
 def _read(path: Path) -> Attachment:
-    """Return a document's text, or a picture as it is sent. Raises CannotAttach."""
+    """Return a document's text, or a picture as it is sent. Raises AttachmentError."""
     data = read_bytes(path)
-    return prepared(path.name, data) if is_picture(data) else document_of_file(path.name, data)
+    return prepared(path.name, data) if is_picture(data) else document_from_bytes(path.name, data)

@@ -129,7 +129,7 @@ class ChatController(Controller):
             self.left.emit(before)
 
     async def open_at(self, conversation_id: str, message_id: str) -> None:
-        """Open a conversation at this message, switching branch if needed. Raises StillAnswering."""
+        """Open a conversation at this message, switching branch if needed. Raises ReplyInProgress."""
         self.open(conversation_id)
         if self._opening is not None:
             await asyncio.wait([self._opening])
@@ -302,7 +302,7 @@ class ChatController(Controller):
                 self._again = message
                 self.models.popup(QCursor.pos())
             case Request.CONTINUE:
-                self._run_at_end(id, chat.go_on(message))
+                self._run_at_end(id, chat.continue_reply(message))
             case Request.EDIT:
                 self._views.transcript.end_edit(message.id)
                 if message.role is Role.USER:

@@ -10,9 +10,9 @@ from typing import Any
 from PySide6.QtCore import QObject, Signal
 
 from kvchat.chat import events
-from kvchat.chat.attachments import document_of_text
-from kvchat.chat.context import ContextUse
-from kvchat.chat.events import Event, MessagesChanged, Notice, ReadingAhead, ReplyFinished
+from kvchat.chat.attachments import document_from_text
+from kvchat.chat.context import ContextUsage
+from kvchat.chat.events import Event, MessagesChanged, Notice, ReadAheadProgress, ReplyFinished
 from kvchat.chat.prepared.library import ChatDocuments, PreparedStatus
 from kvchat.chat.record.messages import Role
 from kvchat.chat.turn.forecasts import Forecast
@@ -37,7 +37,7 @@ class ContextController(Controller):
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController) -> None:
         super().__init__(runtime, views, chat)
         self._chat, self._card, self._composer = chat, views.context_card, views.composer
-        self._use: ContextUse | None = None
+        self._use: ContextUsage | None = None
         self._forecast: Forecast | None = None  # for the reply to the current draft
         self._larger: ContextChoice | None = None  # larger context that could be chosen
         self._begun = self._shown = 0  # counts overlap: an earlier one's late result is stale
@@ -76,18 +76,18 @@ class ContextController(Controller):
         draft, attachments = self._composer.draft, self._composer.chips.attachments
         chat, written = self._runtime.chat, bool(draft.strip() or attachments)
         self._begun = number = self._begun + 1
-        use = await chat.context.use(conversation_id, draft, attachments)
+        use = await chat.context.usage(conversation_id, draft, attachments)
         if conversation_id != self._chat.current or number < self._shown:
             return
         self._shown = number
         self._show(use)
-        fits = written and not (use and use.over)
+        fits = written and not (use and use.is_over_limit)
         forecast = await chat.forecasts.forecast_message(conversation_id, draft, attachments) if fits else None
         if conversation_id == self._chat.current and number == self._shown:
             self._forecast = forecast
             self._show(self._use)
 
-    def _show(self, use: ContextUse | None) -> None:
+    def _show(self, use: ContextUsage | None) -> None:
         self._use = use
         self._views.context_meter.show_use(use, None if self._answering() else self._forecast)
         self._show_card()
@@ -95,13 +95,13 @@ class ContextController(Controller):
     def _show_card(self) -> None:
         here, failure, use = self._chat.current, self._chat.failure, self._use
         if use is None and isinstance(failure, PromptTooLong):
-            use = ContextUse(failure.prompt_tokens, 0, 0, failure.context_size)
-        refused = use is not None and (use.over or isinstance(failure, PromptTooLong))
+            use = ContextUsage(failure.prompt_tokens, 0, 0, failure.context_size)
+        refused = use is not None and (use.is_over_limit or isinstance(failure, PromptTooLong))
         answering = self._answering()
-        self._composer.refuse(_(TOO_LONG) if use is not None and use.over and not answering else "")
+        self._composer.refuse(_(TOO_LONG) if use is not None and use.is_over_limit and not answering else "")
         if here in self._summarising:
             self._card.show_summarising()
-        elif use is not None and (use.tight or refused) and here not in self._put_off and not answering:
+        elif use is not None and (use.is_tight or refused) and here not in self._put_off and not answering:
             turns = sum(message.role is Role.USER for message in self._views.transcript.messages)
             texts = [attached for attached in self._composer.chips.attachments if not attached.data]
             long = bool(texts) or len(self._composer.draft) >= LONG_PASTE
@@ -128,7 +128,7 @@ class ContextController(Controller):
             case events.EngineChanged():
                 self._larger, self._asked = None, False
                 self._count_soon()
-            case MessagesChanged() | ReplyFinished() | ReadingAhead() | Restored():
+            case MessagesChanged() | ReplyFinished() | ReadAheadProgress() | Restored():
                 if event.conversation_id == self._chat.current and not self._answering():
                     self._count_soon()
             case events.TurnFailed(conversation_id=id, error=error):
@@ -139,8 +139,8 @@ class ContextController(Controller):
     async def _attach_part(self) -> None:
         here, draft, attachments = self._chat.current, self._composer.draft, self._composer.chips.attachments
         if all(attached.data for attached in attachments):
-            draft, attachments = "", (*attachments, document_of_text(_(PASTED), draft))
-        fitting = await self._runtime.chat.context.with_part(here, draft, attachments)
+            draft, attachments = "", (*attachments, document_from_text(_(PASTED), draft))
+        fitting = await self._runtime.chat.context.truncate_longest(here, draft, attachments)
         if here == self._chat.current:
             self._composer.set_draft(draft)
             self._composer.set_attachments(fitting)

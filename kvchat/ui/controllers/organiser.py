@@ -9,7 +9,7 @@ from typing import Any
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QInputDialog, QMenu
 
-from kvchat.chat.search import FoundChat
+from kvchat.chat.search import ChatHit
 from kvchat.runtime import Runtime
 from kvchat.ui.commands import add_keep_actions, words_of
 from kvchat.ui.controllers.chat import ChatController
@@ -167,7 +167,7 @@ class OrganiserController(Controller):
         if not found.complete:
             self._pause.start(_AGAIN_MS)
 
-    async def _open_found(self, found: FoundChat) -> None:
+    async def _open_found(self, found: ChatHit) -> None:
         query = self._search_panel.field.text()
         if not found.message_ids:
             self._chat.open(found.conversation_id)

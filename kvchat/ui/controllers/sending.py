@@ -10,7 +10,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
-from kvchat.chat.attachments import document_of_text
+from kvchat.chat.attachments import document_from_text
 from kvchat.chat.events import Event, MessagesChanged, QuestionNotStored, ReplyFinished
 from kvchat.chat.options import NewChat
 from kvchat.chat.record.database import Draft
@@ -49,7 +49,7 @@ class DraftController(Controller):
         """
         self._texts, self._attached = await self._drafts.texts(), await self._drafts.attachments()
         for key in [key for key, text in self._texts.items() if not fits_field(text)]:
-            document = await asyncio.to_thread(document_of_text, _(PASTED), self._texts[key])
+            document = await asyncio.to_thread(document_from_text, _(PASTED), self._texts[key])
             self.set(key, "")
             self.attach(key, (*self.attached_to(key), document))
         composer, current = self._composer, self.current

@@ -88,7 +88,7 @@ class SidebarController(Controller):
         self.usage_changed.emit()
 
     def show_list(self) -> None:
-        row_of = partial(self._row, busy=self._runtime.chat.answering)
+        row_of = partial(self._row, busy=self._runtime.chat.answering_chats)
         chats = arranged(self._conversations, self._sidebar.arrangement)
         self._sidebar.show_chats(chats, row_of, self._current(), folders_of(self._conversations))
         self.shown.emit()

@@ -8,7 +8,7 @@ from typing import Any
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QPlainTextEdit, QWidget
 
-from kvchat.chat.options import NO_OPTIONS, RANGES, BadOptions, ChatOptions, check
+from kvchat.chat.options import NO_OPTIONS, RANGES, ChatOptions, InvalidOptions, validate_options
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.library.gguf.template_options import TemplateOption
 from kvchat.session.host import TemplateOptions
@@ -58,7 +58,7 @@ class OptionsForm(QWidget):
         super().__init__()
         self._look = look
         self.system = _editor(_("System prompt"), _("Who the model should be and how it should reply"), lines=4)
-        self.numbers = {name: line_edit(_(known.words)) for name, known in RANGES.items()}
+        self.numbers = {name: line_edit(_(known.label)) for name, known in RANGES.items()}
         self.stop = line_edit(_("Stop words"), pgettext("stop words", "none"))
         self.format, self.format_text = (
             ChoiceBox(look, _("Output format")),
@@ -112,15 +112,15 @@ class OptionsForm(QWidget):
         self.refuse("")
 
     def read(self) -> FormValues:
-        """Return the field values. Raises BadOptions."""
+        """Return the field values. Raises InvalidOptions."""
         values: dict[str, Any] = {}
         for name, field in self.numbers.items():
             if text := field.text().strip():
                 try:
-                    values[name] = int(text) if RANGES[name].whole else float(text.replace(",", "."))
+                    values[name] = int(text) if RANGES[name].is_integer else float(text.replace(",", "."))
                 except ValueError:
-                    raise BadOptions(
-                        _("{words}: “{text}” is not a valid number", words=_(RANGES[name].words), text=text), "", ""
+                    raise InvalidOptions(
+                        _("{label}: “{text}” is not a valid number", label=_(RANGES[name].label), text=text), "", ""
                     ) from None
         stop = tuple(word.strip() for word in self.stop.text().split(",") if word.strip())
         text, kind = self.format_text.toPlainText().strip(), _FORMATS[self.format.currentIndex()]
@@ -131,7 +131,7 @@ class OptionsForm(QWidget):
             grammar=text or None if kind == _GRAMMAR else None,
         )
         options = ChatOptions(sampling, self._chosen())
-        check(options)
+        validate_options(options)
         return FormValues(self.system.toPlainText().strip(), options)
 
     def refuse(self, reason: str) -> None:
@@ -172,7 +172,7 @@ class OptionsForm(QWidget):
         grid = QGridLayout()
         grid.setHorizontalSpacing(14)
         grid.setVerticalSpacing(4)
-        fields = [(_(RANGES[name].words), name, field) for name, field in self.numbers.items()]
+        fields = [(_(RANGES[name].label), name, field) for name, field in self.numbers.items()]
         for number, (words, name, field) in enumerate([*fields, (_("Stop words"), "", self.stop)]):
             line, place = divmod(number, _COLUMNS)
             above = label(words, "small", wraps=True)

@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QLayout, QListWidget, QListWidgetItem, QWidget
 
-from kvchat.chat.options import BadOptions, Preset
+from kvchat.chat.options import InvalidOptions, Preset
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row, styled
 from kvchat.ui.base.tasks import TaskRunner
@@ -70,7 +70,7 @@ class OptionsPanel(Panel):
     def _read(self) -> FormValues | None:
         try:
             values = self.form.read()
-        except BadOptions as error:
+        except InvalidOptions as error:
             self.form.refuse(ended(sentences(error.title, error.detail)))
             return None
         self.form.refuse("")
@@ -257,7 +257,7 @@ class ChatSettings(OptionsPanel):
         await self._load_presets()
         preset, said = await chat.default_preset() or Preset(""), False
         if id is not None:
-            chosen, said = await runtime.chat.parts.answer_settings(id), await chat.begun(id)
+            chosen, said = await runtime.chat.turn_context.answer_settings(id), await chat.has_messages(id)
             preset = Preset("", await chat.system_prompt(id), subject.model, chosen.options)
         model = preset.model or runtime.settings.model_path
         if not await self._offer(model, lambda: subject == self._subject, begun=said):
@@ -317,10 +317,10 @@ class ChatSettings(OptionsPanel):
 
     async def _store(self, subject: Subject, values: FormValues) -> None:
         chat, id, model = self._runtime.chat, subject.conversation_id, self.model.path
-        await chat.options.check(values.options)
+        await chat.options.validate(values.options)
         if id is None:
             own = model if model != self._runtime.settings.model_path else None
-            made = await chat.begin(Preset("", values.system, own, values.options))
+            made = await chat.create_from_preset(Preset("", values.system, own, values.options))
             self.begun.emit(made.id)
         else:
             await chat.options.change(id, values.options)

@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QWidget
 
-from kvchat.chat.deletion import Deleted
+from kvchat.chat.deletion import DeletedEntry
 from kvchat.chat.events import ConversationsChanged, Event, SettingsChanged
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import button, column, label, row
@@ -68,9 +68,9 @@ class DeletedWindow(Panel):
             self.list.select(entries[0])
         self._show_buttons()
 
-    def _chosen(self) -> list[Deleted]:
+    def _chosen(self) -> list[DeletedEntry]:
         current = self.list.current
-        return [current.value] if current is not None and isinstance(current.value, Deleted) else []
+        return [current.value] if current is not None and isinstance(current.value, DeletedEntry) else []
 
     def _restore(self) -> None:
         for entry in self._chosen():
@@ -82,7 +82,7 @@ class DeletedWindow(Panel):
         self.all.setEnabled(bool(self.list.rows))
 
     def _ask(self, entries: Sequence[object]) -> None:
-        wanted = [entry for entry in entries if isinstance(entry, Deleted)]
+        wanted = [entry for entry in entries if isinstance(entry, DeletedEntry)]
         what = several(len(wanted), "{count} item", "{count} items")
         if len(wanted) == 1 and wanted[0].is_chat:
             what = _("“{name}”", name=wanted[0].title)
@@ -95,16 +95,16 @@ class DeletedWindow(Panel):
         confirm(self, title, words, _("Delete permanently"), lambda: self.run(delete(wanted)))
 
 
-def row_of(entry: Deleted) -> Row:
+def row_of(entry: DeletedEntry) -> Row:
     count = several(entry.messages, "{count} message", "{count} messages")
     what = _("Chat with {count}", count=count)
     if not entry.is_chat:
         what = _("{count} of “{title}”", count=count, title=entry.title)
-    days = (entry.gone_at.astimezone().date() - datetime.now().date()).days
+    days = (entry.expires_at.astimezone().date() - datetime.now().date()).days
     gone = (
         several(days, "permanently deleted in {count} day", "permanently deleted in {count} days")
         if days >= 1
         else _("permanently deleted today")
     )
     words = _("{what} · deleted {deleted_at} · {gone}", what=what, deleted_at=moment_of(entry.deleted_at), gone=gone)
-    return Row(entry, entry.title if entry.is_chat else entry.words, words)
+    return Row(entry, entry.title if entry.is_chat else entry.text, words)

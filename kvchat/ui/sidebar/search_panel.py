@@ -26,14 +26,14 @@ from kvchat.words.language import _, sentences
 from kvchat.words.wording import one_line
 
 if TYPE_CHECKING:
-    from kvchat.chat.search import Found, FoundChat
+    from kvchat.chat.search import ChatHit, ChatSearchResult
 
 _SIDE, _ABOVE = 10, 7  # pixels around the text
 _LINES = 2
 
 
-class _Model(ItemModel["FoundChat"]):
-    def spoken(self, row: FoundChat) -> str:
+class _Model(ItemModel["ChatHit"]):
+    def spoken(self, row: ChatHit) -> str:
         return f"{row.title}: {row.excerpt}" if row.excerpt else row.title
 
 
@@ -59,7 +59,7 @@ class _Delegate(ItemDelegate):
             self._paint_excerpt(painter, QRectF(box.adjusted(0, option.fontMetrics.height() + 3, 0, 0)), found, option)
         painter.restore()
 
-    def _paint_excerpt(self, painter: QPainter, box: QRectF, found: FoundChat, option: QStyleOptionViewItem) -> None:
+    def _paint_excerpt(self, painter: QPainter, box: QRectF, found: ChatHit, option: QStyleOptionViewItem) -> None:
         layout = QTextLayout(found.excerpt, option.font)
         runs = QTextOption(beginning())
         runs.setTextDirection(Qt.LayoutDirection.LayoutDirectionAuto)  # follows its script
@@ -89,7 +89,7 @@ class _Delegate(ItemDelegate):
 
 
 class SearchResults(ItemList):
-    chosen = Signal(object)  # a FoundChat
+    chosen = Signal(object)  # a ChatHit
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(look, _("Search results"), parent)
@@ -102,10 +102,10 @@ class SearchResults(ItemList):
         self.activated.connect(self._choose)
 
     @property
-    def chats(self) -> tuple[FoundChat, ...]:
+    def chats(self) -> tuple[ChatHit, ...]:
         return tuple(self._model.rows)
 
-    def show_chats(self, chats: tuple[FoundChat, ...]) -> None:
+    def show_chats(self, chats: tuple[ChatHit, ...]) -> None:
         self._model.set_rows(chats)
         if chats:
             self.setCurrentIndex(self._model.index(0))
@@ -172,7 +172,7 @@ class SearchPanel(QWidget):
         look.changed.connect(self._restyle)
         self._restyle()
 
-    def show_found(self, found: Found) -> None:
+    def show_found(self, found: ChatSearchResult) -> None:
         self.results.show_chats(found.chats)
         unfinished = "" if found.complete else _("Older messages are still being indexed.")
         self.words.setText(sentences("" if found.chats else _("Nothing found."), unfinished))

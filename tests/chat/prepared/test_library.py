@@ -39,7 +39,7 @@ async def test_a_chat_on_prepared_documents_is_warm_from_its_first_question(stag
     assert {point.conversation_id for point in stage.save_points()} == {one.owner}
     stage.runtime.chat.slots.forget()
     chat = await library.begin(one)
-    first = (await stage.runtime.chat.parts.branch(chat.id))[0]
+    first = (await stage.runtime.chat.turn_context.branch(chat.id))[0]
     assert first.role is Role.SYSTEM
     assert [document.name for document in first.attachments] == ["manual/a.md", "manual/b.md"]
     receipt = await stage.answered(chat.id, "What of the boat?")
@@ -47,7 +47,7 @@ async def test_a_chat_on_prepared_documents_is_warm_from_its_first_question(stag
     assert receipt.cached_tokens >= one.tokens - 1
     assert await stage.runtime.chat.options.system_prompt(chat.id) == "Answer with the help of these documents."
     assert await stage.runtime.chat.options.change_system_prompt(chat.id, "Be brief.")
-    assert (await stage.runtime.chat.parts.branch(chat.id))[0].attachments == first.attachments
+    assert (await stage.runtime.chat.turn_context.branch(chat.id))[0].attachments == first.attachments
 
 
 @pytest.mark.usefixtures("cannot_cut")
@@ -108,7 +108,7 @@ async def test_what_changed_is_said_and_read_again_from_there_on(stage: Stage, f
     assert not await changed(stage)
     own = [point for point in stage.save_points() if point.conversation_id == one.owner]
     assert [point.n_tokens for point in own] == [now.tokens]
-    texts = [(await stage.runtime.chat.parts.branch(chat.id))[0] for chat in (old, await library.begin(now))]
+    texts = [(await stage.runtime.chat.turn_context.branch(chat.id))[0] for chat in (old, await library.begin(now))]
     assert "The boat" not in texts[0].attachments[1].text
     assert "The boat" in texts[1].attachments[1].text
 

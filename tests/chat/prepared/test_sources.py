@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.attachments import CannotAttach
+from kvchat.chat.attachments import AttachmentError
 from kvchat.chat.prepared import documents
 from kvchat.chat.prepared.documents import PreparationError, detect_changes, read_documents
 
@@ -59,7 +59,7 @@ def test_bounds_and_what_holds_no_text_are_refused_in_words(tmp_path: Path, monk
     (tmp_path / "x.bin").write_bytes(b"\0\1\2")
     with pytest.raises(PreparationError, match="nothing to prepare"):
         read_documents([tmp_path])
-    with pytest.raises(CannotAttach):
+    with pytest.raises(AttachmentError):
         read_documents([tmp_path / "x.bin"])
     write(tmp_path, a_md="a" * 50, b_md="b" * 60)
     monkeypatch.setattr(documents, "MAX_TEXT_CHARACTERS", 100)

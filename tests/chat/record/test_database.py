@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.deletion import forget_strangers
+from kvchat.chat.deletion import purge_orphans
 from kvchat.chat.options import ChatOptions, answer_settings, remember_model, store_options
 from kvchat.chat.record import migrations, tree
 from kvchat.chat.record.database import INTERRUPT_ABANDONED, ConversationGone, Database, Drafts
@@ -251,7 +251,7 @@ def test_neither_a_start_nor_a_turn_goes_through_all_messages(tmp_path: Path) ->
     asked: list[str] = []
     with database.reading() as db:
         db.set_trace_callback(asked.append)
-    forget_strangers(store.store, database)
+    purge_orphans(store.store, database)
     database.prefill_timings("m")
     with database.reading() as db:
         db.set_trace_callback(None)

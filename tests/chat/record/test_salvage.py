@@ -17,7 +17,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import ChatsDamaged, damage_marker
 from kvchat.chat.record.messages import Role
 from kvchat.chat.record.recovery import back_up, list_backups
-from kvchat.chat.search import find, index_some
+from kvchat.chat.search import find, index_batch
 from kvchat.errors import KvchatError
 from kvchat.system.paths import Paths
 from kvchat.transfer.backup import repair
@@ -166,7 +166,7 @@ def test_a_damaged_index_of_words_is_made_anew(paths: Paths) -> None:
         with database.transaction() as db:
             db.execute("UPDATE searched_words_data SET block = x'00ff' WHERE id > 1")
             db.execute("UPDATE searched SET stale = 1 WHERE number < 5")
-        while index_some(database):
+        while index_batch(database):
             pass
         assert len(find(database, "rivers")) == 1
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from kvchat.chat import turn_parts
+from kvchat.chat import turn_context
 from kvchat.chat.events import QuestionNotStored
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
@@ -98,7 +98,7 @@ class _Disk:
 async def test_what_had_no_room_in_mid_reply_is_written_when_there_is_some(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, room: str
 ) -> None:
-    monkeypatch.setattr(turn_parts, "AGAIN_S", 0.01 if room == "later" else 3600.0)
+    monkeypatch.setattr(turn_context, "RETRY_INTERVAL_S", 0.01 if room == "later" else 3600.0)
     chat, disk, words = await stage.chat(), _Disk(stage, monkeypatch), " ".join(["word"] * 60)
     future = await stage.writing(chat, words)
     disk.full = True
@@ -110,7 +110,7 @@ async def test_what_had_no_room_in_mid_reply_is_written_when_there_is_some(
     assert stage.runtime._database.branch(chat)[-1].state is MessageState.STREAMING
     disk.full = False
     if room == "later":
-        await stage.until(lambda: not stage.runtime.chat.unwritten.holds(shown.id))
+        await stage.until(lambda: not stage.runtime.chat.unsaved_replies.contains(shown.id))
     elif room == "for the next message":
         await stage.answered(chat, "And then?")
     await stage.runtime.close()

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from kvchat.chat.context import ReplyInProgress
 from kvchat.chat.events import ReplyDelta
 from kvchat.chat.record.database import ConversationGone
 from kvchat.chat.record.messages import Message, MessageState, Role
-from kvchat.chat.service import StillAnswering
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.session.events import Restored
 from kvchat.session.proof import Source
@@ -73,7 +73,7 @@ async def test_a_reply_goes_on_where_it_ended(stage: Stage, echo: int | None) ->
     stage.fake.set(FAKE_ECHO=echo, FAKE_EXACT_ONLY=1)
     reply = await begun(stage, chat, 18)
     stage.events.clear()
-    whole = await stage.runtime.chat.go_on(reply)
+    whole = await stage.runtime.chat.continue_reply(reply)
     await stage.runtime.chat.idle()
     assert whole.receipt is not None
     assert (whole.id, whole.state, whole.content) == (reply.id, MessageState.COMPLETE, WHOLE)
@@ -89,13 +89,13 @@ async def test_what_adds_nothing_leaves_the_reply_as_it_was(stage: Stage) -> Non
     reply = await begun(stage, chat, 18)
     stage.fake.set(FAKE_BREAK_STREAM="no more")
     stage.fake.set(FAKE_REPLY=WHOLE[:18])
-    whole = await stage.runtime.chat.go_on(reply)
+    whole = await stage.runtime.chat.continue_reply(reply)
     assert whole.receipt == reply.receipt
     assert (await words(stage, chat)) == [QUESTION, WHOLE[:18]]
     stage.fake.set(FAKE_BREAK_STREAM=None, FAKE_REPLY=WHOLE, FAKE_TOKEN_DELAY=5)
-    future = stage.runtime.chat.go_on(reply)
-    await stage.until(lambda: stage.runtime.chat.busy)
-    with pytest.raises(StillAnswering):
+    future = stage.runtime.chat.continue_reply(reply)
+    await stage.until(lambda: stage.runtime.chat.answering_chat)
+    with pytest.raises(ReplyInProgress):
         await stage.runtime.chat.delete_message(reply)
     stage.runtime.chat.stop(chat)
     await future

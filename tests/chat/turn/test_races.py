@@ -17,11 +17,11 @@ import pytest
 
 from kvchat import runtime as runtime_module
 from kvchat.chat.events import (
+    EngineSilent,
     Notice,
     Prefilling,
     QuestionNotStored,
     ReplyFinished,
-    Silent,
     TurnFailed,
     WaitingForChat,
 )
@@ -204,7 +204,7 @@ async def test_deleting_does_not_wait_for_another_chats_reply(stage: Stage) -> N
     await stage.answered(dropped)
     future = await stage.writing(talking)
     await stage.runtime.chat.delete(dropped)
-    assert stage.runtime.chat.busy == talking
+    assert stage.runtime.chat.answering_chat == talking
     assert [c.id for c in await stage.runtime.chat.conversations()] == [talking]
     assert not stage.save_points()
     assert await stage.ask_while_busy(dropped, "Hello?") is None
@@ -455,13 +455,13 @@ async def test_silence_in_mid_reply_is_said_and_what_came_is_kept(
     chat = await stage.chat()
     stage.fake.set(FAKE_HOLD_DURING="stream", FAKE_REPLY="one two three four")
     future = stage.runtime.chat.send(chat, QUESTION)
-    await stage.until(lambda: stage.of(Silent))
-    assert stage.of(Silent)[0].seconds > 0.1
+    await stage.until(lambda: stage.of(EngineSilent))
+    assert stage.of(EngineSilent)[0].seconds > 0.1
     assert stage.runtime.engine.status.state is EngineState.READY
     stage.fake.set(FAKE_HOLD_DURING=None)
     reply = await future
     assert reply.content == "one two three four"
-    assert stage.of(Silent)[-1].seconds == 0
+    assert stage.of(EngineSilent)[-1].seconds == 0
 
 
 async def test_who_waits_knows_for_whom_and_can_be_put_first(stage: Stage) -> None:
@@ -469,7 +469,7 @@ async def test_who_waits_knows_for_whom_and_can_be_put_first(stage: Stage) -> No
     one = await stage.writing(talking, "word " * 60)
     two, three = stage.runtime.chat.send(second, "Hello?"), stage.runtime.chat.send(third, "And me?")
     await stage.until(lambda: len(stage.of(WaitingForChat)) == 2)
-    assert {event.other for event in stage.of(WaitingForChat)} == {talking}
+    assert {event.other_chat for event in stage.of(WaitingForChat)} == {talking}
     chat = stage.runtime.chat
     assert [chat.slots.ahead_of(id) for id in (talking, second, third)] == [None, talking, talking]
     chat.turns.prioritize(third)
@@ -480,7 +480,7 @@ async def test_who_waits_knows_for_whom_and_can_be_put_first(stage: Stage) -> No
     assert await two is not None
     order = [event.conversation_id for event in stage.of(ReplyFinished)]
     assert order == [talking, third, second]
-    assert (await chat.go_on(stopped)) is not None
+    assert (await chat.continue_reply(stopped)) is not None
     await chat.idle()
 
 

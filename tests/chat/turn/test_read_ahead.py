@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from kvchat.chat.events import NotReadAhead, ReadingAhead
+from kvchat.chat.events import ReadAheadProgress, ReadAheadSkipped
 from kvchat.chat.turn import read_ahead
 from kvchat.session import reading
 from kvchat.session.events import SaveSkipped
@@ -54,7 +54,7 @@ async def test_a_chat_of_which_nothing_is_kept_is_read_and_saved_when_it_is_look
     await stage.answered(other)
     forgotten(stage)
     await shown(stage, chat)
-    told = stage.of(ReadingAhead)
+    told = stage.of(ReadAheadProgress)
     assert told[0].done == 0 < told[0].total == told[-1].done
     assert not told[-1].draft
     assert [point.conversation_id for point in stage.save_points()] == [chat]
@@ -69,7 +69,7 @@ async def test_a_draft_is_read_while_it_is_written_and_never_saved(stage: Stage)
     before = stage.save_points()
     await shown(stage, chat)
     await written(stage, chat, DRAFT)
-    assert stage.of(ReadingAhead)[-1].draft
+    assert stage.of(ReadAheadProgress)[-1].draft
     asked = len(stage.requests("/tokenize"))
     await written(stage, chat, DRAFT + "And what of the boat? " * 5)
     new = [str(body["content"]) for body in stage.requests("/tokenize")[asked:]]
@@ -102,7 +102,7 @@ async def test_where_nothing_may_be_read_ahead_it_is_restored_all_the_same(stage
     await stage.answered(other)
     await shown(stage, chat)
     await written(stage, chat, DRAFT)
-    assert not stage.of(ReadingAhead)
+    assert not stage.of(ReadAheadProgress)
     assert stage.runtime.chat.slots.owners() == [chat]
 
 
@@ -129,11 +129,11 @@ async def test_that_a_paste_is_not_read_ahead_on_battery_is_told_once(
     stage.events.clear()
     for draft in ("Well", DRAFT * 2, DRAFT * 4):
         await written(stage, chat, draft)
-    assert [told.reason for told in stage.of(NotReadAhead)] == [Reason(ReasonCode.ON_BATTERY)]
-    assert not stage.of(ReadingAhead)
+    assert [told.reason for told in stage.of(ReadAheadSkipped)] == [Reason(ReasonCode.ON_BATTERY)]
+    assert not stage.of(ReadAheadProgress)
     battery.power_plugged = True
     await written(stage, chat, DRAFT)
-    assert stage.of(ReadingAhead)
+    assert stage.of(ReadAheadProgress)
 
 
 async def test_what_is_read_ahead_teaches_how_fast_reading_is(stage: Stage) -> None:
@@ -143,7 +143,7 @@ async def test_what_is_read_ahead_teaches_how_fast_reading_is(stage: Stage) -> N
     speed = stage.runtime.chat.slots.restore_cost.speed
     speed.readings.clear()
     await written(stage, chat, DRAFT * 4)
-    assert sum(one.tokens for one in speed.readings) == stage.of(ReadingAhead)[-1].done
+    assert sum(one.tokens for one in speed.readings) == stage.of(ReadAheadProgress)[-1].done
     assert speed.ms_per_token
 
 
@@ -154,7 +154,7 @@ async def test_what_is_read_ahead_can_be_stopped_until_it_is_opened_again(stage:
     forgotten(stage)
     stage.fake.set(FAKE_BATCH_DELAY=0.05)
     stage.runtime.chat.select(chat)
-    await stage.until(lambda: stage.of(ReadingAhead))
+    await stage.until(lambda: stage.of(ReadAheadProgress))
     stage.runtime.chat.read_ahead.stop(chat)
     await stage.runtime.chat.idle()
     assert not stage.save_points()
@@ -170,10 +170,10 @@ async def test_a_send_elsewhere_waits_for_one_step_and_what_was_read_is_of_use(s
     await shown(stage, chat)
     stage.fake.set(FAKE_BATCH_DELAY=0.05)
     stage.runtime.chat.prepare(chat, DRAFT * 3)
-    await stage.until(lambda: any(0 < event.done < event.total for event in stage.of(ReadingAhead)))
-    steps = len(stage.of(ReadingAhead))
+    await stage.until(lambda: any(0 < event.done < event.total for event in stage.of(ReadAheadProgress)))
+    steps = len(stage.of(ReadAheadProgress))
     assert await stage.runtime.chat.send(other, "Hello?")
-    before = [event for event in stage.of(ReadingAhead)[: steps + 2] if event.done < event.total]
+    before = [event for event in stage.of(ReadAheadProgress)[: steps + 2] if event.done < event.total]
     assert len(before) <= steps + 1
     await stage.runtime.chat.idle()
     assert stage.runtime.chat.slots.owners() == [chat], "and then the draft is read again"

@@ -67,10 +67,10 @@ async def test_two_chats_are_answered_at_once(two: Stage) -> None:
     await two.answered(chats[0])
     two.fake.set(FAKE_HOLD_DURING="stream")
     replies = [two.runtime.chat.send(chat, OTHER) for chat in chats]
-    await two.until(lambda: len(two.runtime.chat.answering) == 2)
+    await two.until(lambda: len(two.runtime.chat.answering_chats) == 2)
     third = two.runtime.chat.send(await two.chat(), QUESTION)
     await two.until(lambda: two.of(WaitingForChat))
-    assert two.of(WaitingForChat)[-1].other in chats
+    assert two.of(WaitingForChat)[-1].other_chat in chats
     two.fake.set(FAKE_HOLD_DURING=None)
     assert all(await asyncio.gather(*replies, third))
 
@@ -83,7 +83,7 @@ async def test_a_chat_with_another_model_waits_for_all_that_are_answered(two: St
     await two.runtime.chat.use_model(chats[1], str(other))
     two.fake.set(FAKE_HOLD_DURING="stream")
     replies = [two.runtime.chat.send(chats[0], OTHER)]
-    await two.until(lambda: two.runtime.chat.busy)
+    await two.until(lambda: two.runtime.chat.answering_chat)
     replies.append(two.runtime.chat.send(chats[1], OTHER))
     await two.until(lambda: two.runtime.chat.slots.ahead_of(chats[1]) == chats[0])
     assert len(two.fake.launches()) == 1, "the engine stays while it answers"
@@ -98,10 +98,10 @@ async def test_a_chat_is_restored_while_another_is_answered(two: Stage) -> None:
         await two.answered(chat, topic)
     two.fake.set(FAKE_HOLD_DURING="stream")
     reply = two.runtime.chat.send(chats[2], OTHER)
-    await two.until(lambda: two.runtime.chat.busy)
+    await two.until(lambda: two.runtime.chat.answering_chat)
     two.runtime.chat.select(chats[0])
     await two.until(lambda: two.runtime.chat.slots.of(chats[0]))
-    assert two.runtime.chat.busy == chats[2]
+    assert two.runtime.chat.answering_chat == chats[2]
     two.fake.set(FAKE_HOLD_DURING=None)
     assert await reply
     await two.runtime.chat.idle()
@@ -158,7 +158,7 @@ async def test_no_chat_is_left_out_when_the_engine_is_started_again_for_one(two:
     chats = [await two.chat(), await two.chat()]
     for chat, topic in zip(chats, TOPICS, strict=False):
         await two.answered(chat, topic)
-    await two.runtime.chat.rest(_stopped(two))
+    await two.runtime.chat.save_and_stop(_stopped(two))
     replies = await asyncio.gather(*(two.runtime.chat.send(chat, "Go on.") for chat in chats))
     assert all(replies), two.errors()
     assert {*two.runtime.chat.slots.owners()} == {*chats}

@@ -291,11 +291,11 @@ async def test_time_saved_for_a_stopped_and_continued_reply_counts_each_restore_
     await stage.answered(chat, QUESTION * 5)
     message, first = await stopped(lambda: stage.runtime.chat.send(chat, "And the harbour, please?"))
     assert first.saved_ms
-    message, continued = await stopped(lambda: stage.runtime.chat.go_on(message))
+    message, continued = await stopped(lambda: stage.runtime.chat.continue_reply(message))
     assert continued.source is Source.HOT
     assert continued.saved_ms == first.saved_ms, "stopping had lost nothing"
     await stage.answered(await stage.chat(), "Something quite different.")
-    _message, restored = await stopped(lambda: stage.runtime.chat.go_on(message))
+    _message, restored = await stopped(lambda: stage.runtime.chat.continue_reply(message))
     assert restored.source is Source.WARM
     assert (restored.saved_ms or 0.0) >= first.saved_ms, "what was spared before still counts"
 
@@ -350,9 +350,9 @@ async def test_a_long_history_is_tokenised_once(stage: Stage) -> None:
     await stage.answered(chat, "A long story. " * 80)
     await stage.answered(chat, "And then?")  # whether prompts can be cut was tried by now
     before = len(stage.requests("/tokenize"))
-    await stage.runtime.chat.context.use(chat)
+    await stage.runtime.chat.context.usage(chat)
     await stage.answered(chat, "And then?")
-    await stage.runtime.chat.context.use(chat)
+    await stage.runtime.chat.context.usage(chat)
     asked = [len(str(body["content"])) for body in stage.requests("/tokenize")[before:]]
     assert max(asked) < 200
     assert len(asked) <= 5

@@ -123,7 +123,7 @@ async def test_stop_ends_the_waiting_and_keeps_the_words(stage: Stage, fake_engi
     await stage.answered(chat)
     fake_engine.set(FAKE_HOLD_DURING="stream")
     first = stage.runtime.chat.send(chat, "One")
-    await stage.until(lambda: stage.runtime.chat.answering)
+    await stage.until(lambda: stage.runtime.chat.answering_chats)
     begun: list[bool] = []
     waiting = stage.runtime.chat.send(chat, "Two", on_start=lambda: begun.append(True))
     await stage.until(

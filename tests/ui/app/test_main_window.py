@@ -12,13 +12,13 @@ from PySide6.QtWidgets import QLabel, QLineEdit, QMenu, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import (
+    EngineSilent,
     FirstToken,
     MessagesChanged,
     Notice,
     Prefilling,
-    ReadingAhead,
+    ReadAheadProgress,
     ReplyDelta,
-    Silent,
     Speed,
     TurnFailed,
     WaitingForChat,
@@ -104,13 +104,13 @@ async def test_what_is_written_is_told_as_it_is_written_and_reading_it_can_be_st
     qtbot.keyClicks(window.composer.editor, "one")
     assert furnished.chat.drafted == ("thesis", "one", ())
     high = window.strip.sizeHint().height()
-    furnished.events.publish(ReadingAhead("thesis", 300, 2100, draft=True))
+    furnished.events.publish(ReadAheadProgress("thesis", 300, 2100, draft=True))
     assert "processing your draft: 300 of 2,100 tokens" in window.strip.remarks.text
     assert window.strip.progress.value() == 142
     assert (window.strip.stop.isVisible(), window.strip.sizeHint().height()) == (True, high)  # the page stays in place
     qtbot.mouseClick(window.strip.stop, Qt.MouseButton.LeftButton)
     assert furnished.chat.calls[-1] == ("stop reading ahead", "thesis")
-    furnished.events.publish(ReadingAhead("thesis", 2100, 2100, draft=True))
+    furnished.events.publish(ReadAheadProgress("thesis", 2100, 2100, draft=True))
     assert "2,100 tokens processed ahead" in window.strip.remarks.text
     assert window.strip.stop.isHidden()
 
@@ -190,7 +190,7 @@ async def test_a_message_goes_where_enter_was_pressed(
 
 async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     window.chat.sending.send("go on")
-    await until(lambda: furnished.chat.busy == "thesis")
+    await until(lambda: furnished.chat.answering_chat == "thesis")
     assert window.composer.button.accessibleName() == "Stop"
     furnished.events.publish(Prefilling("thesis", 100, 400, 0))
     assert window.transcript.tail.pending.text() == "Processing 25 % of 400 tokens…"
@@ -206,7 +206,7 @@ async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, q
 
 async def test_a_reply_goes_on_while_another_conversation_is_read(furnished: FakeRuntime, window: MainWindow) -> None:
     window.chat.sending.send("go on")
-    await until(lambda: furnished.chat.busy == "thesis")
+    await until(lambda: furnished.chat.answering_chat == "thesis")
     furnished.chat.say("thesis", "first half, ")
     window.chat.open("jeju")
     furnished.chat.say("thesis", "second half")
@@ -325,7 +325,7 @@ async def test_only_chats_in_sight_are_asked_how_long_they_would_take(
 
 async def test_a_failed_turn_offers_to_try_again(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     window.chat.sending.send("go on")
-    await until(lambda: furnished.chat.busy == "thesis")
+    await until(lambda: furnished.chat.answering_chat == "thesis")
     furnished.events.publish(TurnFailed("thesis", KvchatError("Out of memory", "3.2 GB short.", "Close something.")))
     furnished.chat.finish("thesis", None)
     card = window.transcript.tail.failure
@@ -568,10 +568,10 @@ async def test_strip_shows_engine_context_and_turn(furnished: FakeRuntime, windo
     window.resize(1100, 600)
     await until(lambda: strip.width() == 1100)
     assert strip.model.isVisible()
-    furnished.events.publish(Silent("thesis", 12.4))
+    furnished.events.publish(EngineSilent("thesis", 12.4))
     assert strip.state.text() == "not responding"
     assert "no output for 12 s" in strip.remarks.text
-    furnished.events.publish(Silent("thesis", 0.0))
+    furnished.events.publish(EngineSilent("thesis", 0.0))
     assert strip.state.text() == "ready"
 
 
@@ -585,7 +585,7 @@ async def test_the_strip_forgets_what_it_told_of_a_chat_when_another_is_opened(
     window.chat.open("jeju")
     assert window.strip.remarks.text == ""
     window.chat.open("thesis")
-    furnished.events.publish(ReadingAhead("thesis", 687, 2645, draft=False))
+    furnished.events.publish(ReadAheadProgress("thesis", 687, 2645, draft=False))
     assert window.strip.remarks.text == "processing this chat: 687 of 2,645 tokens"
     window.chat.open("jeju")
     furnished.events.publish(ReplyDelta("thesis", "m", "words", ""))
@@ -636,7 +636,7 @@ async def test_quitting_in_the_middle_of_something_asks(
     window.quit_requested.connect(lambda: heard.append(True))
     leave = window.close if way == "close" else window.keyboard.actions["quit"].trigger
     window.chat.sending.send("go on")
-    await until(lambda: furnished.chat.busy == "thesis")
+    await until(lambda: furnished.chat.answering_chat == "thesis")
     window.transfer.going_on.append("Importing…")
     order = Order("a/b", "c", HubFile("m", "", (HubPart("m.gguf", 10, "0" * 64),)))
     waiting = Download(order, Path("m.gguf"), DownloadState.FETCHING)
@@ -669,7 +669,7 @@ async def test_escape_before_the_first_word_ends_what_the_strip_tells(
     assert window.strip.progress.isVisible()
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Escape)
     await until(lambda: not window.strip.progress.isVisible(), "the end of the reading")
-    assert furnished.chat.busy is None
+    assert furnished.chat.answering_chat is None
     assert "processing" not in window.strip.remarks.text
 
 
@@ -736,11 +736,11 @@ async def test_what_cannot_be_kept_is_told_and_stays_to_be_kept(
     async def refuse(*_: object) -> None:
         raise StorageFailed("Your chats could not be read or written", "database or disk is full")
 
-    monkeypatch.setattr(runtime.chat.drafts, "keep", refuse)
+    monkeypatch.setattr(runtime.chat.drafts, "store", refuse)
     qtbot.keyClicks(window.composer.editor, "precious")
     await until(lambda: window.notices.on_show, "the error")
     if room == "at once":
-        monkeypatch.setattr(runtime.chat.drafts, "keep", keep)
+        monkeypatch.setattr(runtime.chat.drafts, "store", keep)
         window.chat.drafts._again.start(0)
         await until(lambda: kept("") == "precious", "what is tried again")
         await window.finish()

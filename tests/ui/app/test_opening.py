@@ -47,7 +47,7 @@ async def test_a_link_shows_a_chat_and_writes_without_sending(
     assert (window.chat.current, window.composer.draft) == (None, "Why is\nit blue?")
     opener.open("kvchat://new?text=%20So%3F")
     assert window.composer.draft == "Why is\nit blue? So?", "what was written is not overwritten"
-    assert not furnished.chat.answering
+    assert not furnished.chat.answering_chats
 
 
 async def test_a_link_that_leads_nowhere_is_told(furnished: FakeRuntime, window: MainWindow, opener: Opener) -> None:
@@ -84,7 +84,7 @@ async def test_a_hostile_link_does_no_harm(
     assert not bugs
     assert len(window.composer.draft) < 30_000
     assert all(len(notice.words[1]) < 500 for notice in window.notices.on_show)
-    assert not furnished.chat.answering
+    assert not furnished.chat.answering_chats
 
 
 async def test_a_link_to_a_model_asks_nothing_of_the_network(window: MainWindow, opener: Opener) -> None:
@@ -145,8 +145,8 @@ async def test_a_quick_question_is_answered_in_its_window(
     small = quick.height()
     qtbot.keyClicks(quick.composer.editor, "How high?")
     qtbot.keyClick(quick.composer.editor, Qt.Key.Key_Return)
-    await until(lambda: furnished.chat.busy)
-    chat = furnished.chat.busy or ""
+    await until(lambda: furnished.chat.answering_chat)
+    chat = furnished.chat.answering_chat or ""
     assert quick.height() > small
     furnished.chat.say(chat, "Eight metres.")
     await until(lambda: any(isinstance(v, ReplyView) and v.text for v in quick.transcript.views.values()))
@@ -173,11 +173,11 @@ async def test_on_wayland_it_grows_no_further_than_the_screen(
     for _ in range(2):
         quick.composer.set_draft("How high?")
         quick.composer.button.click()
-        await until(lambda: furnished.chat.busy)
+        await until(lambda: furnished.chat.answering_chat)
         assert small < quick.height() < (room.height() + small) // 2
-        chat = furnished.chat.busy or ""
+        chat = furnished.chat.answering_chat or ""
         furnished.chat.finish(chat, None)
-        await until(lambda: not furnished.chat.busy)
+        await until(lambda: not furnished.chat.answering_chat)
 
 
 async def test_esc_leaves_a_reply_running_and_coming_back_shows_it(
@@ -185,8 +185,8 @@ async def test_esc_leaves_a_reply_running_and_coming_back_shows_it(
 ) -> None:
     quick.composer.set_draft("How high?")
     quick.composer.button.click()
-    await until(lambda: furnished.chat.busy)
-    chat = furnished.chat.busy or ""
+    await until(lambda: furnished.chat.answering_chat)
+    chat = furnished.chat.answering_chat or ""
     qtbot.keyClick(quick.composer.editor, Qt.Key.Key_Escape)
     assert not quick.isVisible()
     assert furnished.chat.is_answering(chat)
@@ -203,10 +203,10 @@ async def test_a_failure_that_came_while_it_was_away_is_told_when_it_comes_back(
 ) -> None:
     quick.composer.set_draft("How high?")
     quick.composer.button.click()
-    await until(lambda: furnished.chat.busy)
+    await until(lambda: furnished.chat.answering_chat)
     quick.close()
     furnished.events.publish(
-        TurnFailed(furnished.chat.busy or "", KvchatError("The engine stopped responding", "It was stopped."))
+        TurnFailed(furnished.chat.answering_chat or "", KvchatError("The engine stopped responding", "It was stopped."))
     )
     quick.come()
     await until(lambda: not quick.transcript.tail.failure.isHidden())
@@ -222,8 +222,8 @@ async def test_quick_words_that_were_not_stored_come_back_before_what_was_writte
     quick.composer.button.click()
     quick.composer.set_draft("And how wide?")
     if stored == "no message":
-        await until(lambda: furnished.chat.busy)
-        furnished.events.publish(QuestionNotStored(furnished.chat.busy or "", "How high?", error))
+        await until(lambda: furnished.chat.answering_chat)
+        furnished.events.publish(QuestionNotStored(furnished.chat.answering_chat or "", "How high?", error))
     await until(lambda: quick.composer.draft == "How high?\nAnd how wide?")
 
 

@@ -15,8 +15,8 @@ from PySide6.QtCore import QPoint, QRect, QSize, Qt
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QWidget
 
-from kvchat.chat.attachments import document_of_text
-from kvchat.chat.context import ContextUse
+from kvchat.chat.attachments import document_from_text
+from kvchat.chat.context import ContextUsage
 from kvchat.chat.options import Preset
 from kvchat.chat.record.messages import Role
 from kvchat.errors import KvchatError
@@ -52,7 +52,7 @@ def furnished(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
         runtime.kept[id] = 1_136_000_000
     runtime.chat.keep(Preset("A preset with a name that is rather long 量子 🍜", "x"))
     runtime.chat.counted = counted()
-    runtime.chat.context.now = ContextUse(5_906, 0, 2_048, 32_768)
+    runtime.chat.context.now = ContextUsage(5_906, 0, 2_048, 32_768)
     return runtime
 
 
@@ -75,7 +75,7 @@ async def whole(window: QWidget, name: str) -> None:
 async def test_the_main_window(furnished: FakeRuntime, wide: MainWindow, look: Look) -> None:
     wide.notices.show_error(KvchatError("Cannot restart", "Many words. " * 20, "Some advice."))
     wide.notices.offer("Exported 2 chats", "Open folder", lambda: None, "/home/somebody/a folder/Chats.json")
-    wide.composer.set_attachments([document_of_text("long.txt", "A line of words.\n" * 10_000)])
+    wide.composer.set_attachments([document_from_text("long.txt", "A line of words.\n" * 10_000)])
     await until(wide.context_card.isVisible)
     await whole(wide, "the main window")
     assert wide.sidebar.new_button.iconSize().width() == 18 * furnished.settings.zoom // 100

@@ -13,7 +13,7 @@ from PySide6.QtCore import QBuffer, QIODevice, QSize, Qt
 from PySide6.QtGui import QColor, QImage
 from PySide6.QtWidgets import QApplication
 
-from kvchat.chat.attachments import CannotAttach, picture_of
+from kvchat.chat.attachments import AttachmentError, picture_attachment
 from kvchat.engine.speaking.pictures import image_format, image_size
 from kvchat.ui.attachments.chips import HEIGHT, WIDEST, PictureTile, tile_size
 from kvchat.ui.attachments.pictures import LONGEST_SIDE, decoded, of_image, prepared, shape
@@ -58,7 +58,7 @@ def test_a_large_picture_is_made_smaller_and_a_noisy_one_a_jpeg(qapp: QApplicati
 @pytest.mark.parametrize("data", [SVG, BOMB, png()[:60], b"", b"GIF89a"])
 def test_what_is_no_picture_is_refused(qapp: QApplication, data: bytes) -> None:
     assert decoded(data, QSize(10, 10)) is None
-    with pytest.raises(CannotAttach):
+    with pytest.raises(AttachmentError):
         prepared("x", data)
 
 
@@ -69,7 +69,7 @@ def test_a_tile_keeps_the_pictures_shape_within_bounds() -> None:
 
 
 async def test_a_tile_shows_the_picture_when_it_is_decoded(look: Look) -> None:
-    tile = PictureTile(look, picture_of("red.png", png(width=40, height=20)), removable=True)
+    tile = PictureTile(look, picture_attachment("red.png", png(width=40, height=20)), removable=True)
     assert tile.name.icon().isNull()
     await until(lambda: not tile.name.icon().isNull())
     assert tile.name.icon().pixmap(tile.name.iconSize()).toImage().pixelColor(5, 5) == QColor("red")

@@ -9,9 +9,9 @@ import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.attachments import document_of_text
-from kvchat.chat.context import ContextUse
-from kvchat.chat.events import Notice, ReadingAhead, TurnFailed
+from kvchat.chat.attachments import document_from_text
+from kvchat.chat.context import ContextUsage
+from kvchat.chat.events import Notice, ReadAheadProgress, TurnFailed
 from kvchat.chat.record.messages import Attachment, Role
 from kvchat.chat.turn.forecasts import Forecast
 from kvchat.session.exchange import PromptTooLong
@@ -29,7 +29,7 @@ def furnish(runtime: FakeRuntime, window: MainWindow, used: int, *, turns: int =
     for turn in range(turns):
         runtime.chat.write(chat.id, Role.USER, f"Question {turn}?")
         runtime.chat.write(chat.id, Role.ASSISTANT, f"Answer {turn}.", receipt=a_receipt())
-    runtime.chat.context.now = ContextUse(used, 0, 2048, 32_768)
+    runtime.chat.context.now = ContextUsage(used, 0, 2048, 32_768)
     window.chat.open(chat.id)
     return chat.id
 
@@ -57,7 +57,7 @@ async def test_what_is_being_written_says_how_long_its_reply_would_take(
         "If sent now, the first token comes after about 4 s: 2,100 tokens to process"
     )
     runtime.forecasts.message = Forecast(Source.HOT, 30, TimeRange(0.2, 0.2))
-    runtime.events.publish(ReadingAhead(chat, 2000, 2000, draft=True))
+    runtime.events.publish(ReadAheadProgress(chat, 2000, 2000, draft=True))
     await until(meter.wait.isHidden)
     runtime.forecasts.message = Forecast(Source.DISK, 30, TimeRange(1.6, 1.6))
     window.composer.editor.setPlainText("word " * 1001)
@@ -130,7 +130,7 @@ async def test_a_question_that_did_not_fit_is_answered_after_dropping(runtime: F
 async def test_a_refusal_leaves_one_card_and_nobody_answering(runtime: FakeRuntime, window: MainWindow) -> None:
     chat = furnish(runtime, window, 31_000)
     window.chat.sending.send("One more?")
-    await until(lambda: runtime.chat.busy == chat)
+    await until(lambda: runtime.chat.answering_chat == chat)
     await window.chat.conversations.reload()
     assert window.sidebar.model.index(1).data(ROW).busy
     runtime.chat.context.now = None  # counted again only later
@@ -153,7 +153,7 @@ async def test_what_cannot_fit_is_not_sent_and_part_of_it_can_be(
     runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     chat = furnish(runtime, window, 5_000)
-    window.composer.set_attachments([document_of_text("long.txt", "A line of words.\n" * 10_000)])
+    window.composer.set_attachments([document_from_text("long.txt", "A line of words.\n" * 10_000)])
     qtbot.keyClicks(window.composer.editor, "What is in it?")
     card = window.context_card
     await until(lambda: card.isVisible() and card.part.isVisible())
@@ -181,15 +181,15 @@ async def test_a_late_count_of_what_was_removed_is_dropped(
 ) -> None:
     waits, late = asyncio.Event(), []
 
-    async def use(_id: str | None, draft: str = "", attachments: Sequence[Attachment] = ()) -> ContextUse:
+    async def usage(_id: str | None, draft: str = "", attachments: Sequence[Attachment] = ()) -> ContextUsage:
         if attachments:
             late.append(await waits.wait())
-            return ContextUse(0, 90_000, 2048, 32_768)
-        return ContextUse(0, len(draft), 2048, 32_768)
+            return ContextUsage(0, 90_000, 2048, 32_768)
+        return ContextUsage(0, len(draft), 2048, 32_768)
 
-    monkeypatch.setattr(runtime.chat.context, "use", use)
+    monkeypatch.setattr(runtime.chat.context, "usage", usage)
     composer = window.composer
-    composer.set_attachments([document_of_text("large.txt", "words")])
+    composer.set_attachments([document_from_text("large.txt", "words")])
     counting = asyncio.ensure_future(window.context._count())
     await asyncio.sleep(0)
     composer.set_attachments(())
@@ -204,7 +204,7 @@ async def test_a_late_count_of_what_was_removed_is_dropped(
 
 
 async def test_what_cannot_fit_is_said_with_an_estimate(runtime: FakeRuntime, window: MainWindow) -> None:
-    runtime.chat.context.now = ContextUse(0, 0, 2048, 32_768, estimated=True)
+    runtime.chat.context.now = ContextUsage(0, 0, 2048, 32_768, estimated=True)
     window.composer.editor.setPlainText("words " * 30_000)
     await until(window.context_card.isVisible)
     assert "It has about 45K tokens; the context length is 32,768." in window.context_card.detail.text()

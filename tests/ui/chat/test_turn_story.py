@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from kvchat.chat.events import FirstToken, Prefilling, ReplyDelta, ReplyFinished, Silent, Speed, TurnEvent, TurnFailed
+from kvchat.chat.events import (
+    EngineSilent,
+    FirstToken,
+    Prefilling,
+    ReplyDelta,
+    ReplyFinished,
+    Speed,
+    TurnEvent,
+    TurnFailed,
+)
 from kvchat.chat.turn.receipts import receipt_line
 from kvchat.errors import KvchatError
 from kvchat.session.events import (
@@ -156,10 +165,10 @@ def test_room_for_a_longer_chat_is_told_while_it_is_made() -> None:
 
 
 def test_silence_is_told_as_long_as_it_lasts() -> None:
-    story = told(FirstToken("c", 300, 0, 100), Speed("c", 41.3, 100), Silent("c", 12.4))
+    story = told(FirstToken("c", 300, 0, 100), Speed("c", 41.3, 100), EngineSilent("c", 12.4))
     assert Remark("no output for 12 s", "warn") in story.remarks
     assert story.silent
     assert "41 tokens/s" not in words(story), "nothing comes so fast now"
-    story.tell(Silent("c", 0))
+    story.tell(EngineSilent("c", 0))
     assert not story.silent
     assert "no output for 12 s" not in words(story)

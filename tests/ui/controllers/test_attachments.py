@@ -14,8 +14,8 @@ from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
 from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit, QWidget
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.attachments import document_of_file, document_of_text, pixels
-from kvchat.chat.context import ContextUse
+from kvchat.chat.attachments import document_from_bytes, document_from_text, pixels
+from kvchat.chat.context import ContextUsage
 from kvchat.chat.events import QuestionNotStored
 from kvchat.chat.record.messages import Attachment
 from kvchat.engine.speaking.connection import EngineState
@@ -43,7 +43,7 @@ def names(window: MainWindow) -> list[str]:
 async def test_files_are_attached_counted_sent_and_shown(
     runtime: FakeRuntime, window: MainWindow, tmp_path: Path
 ) -> None:
-    runtime.chat.context.now = ContextUse(0, 0, 2048, 32_768)
+    runtime.chat.context.now = ContextUsage(0, 0, 2048, 32_768)
     file = tmp_path / "notes.md"
     file.write_text("word " * 400)
     pasted = QMimeData()
@@ -71,7 +71,7 @@ async def test_a_guess_takes_no_counts_place_while_the_engine_starts_anew(
     runtime: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it does at once where a long text is attached: it said 16K tokens, and then about 4K."""
-    window.composer.set_attachments([document_of_text("numbers.txt", "1 2 3 4 " * 500)])
+    window.composer.set_attachments([document_from_text("numbers.txt", "1 2 3 4 " * 500)])
     chip = window.composer.chips.chips[0]
     await until(lambda: chip.count.text() == "1K tokens")
     guessed = []
@@ -80,7 +80,7 @@ async def test_a_guess_takes_no_counts_place_while_the_engine_starts_anew(
         guessed.append(attachment)
         return 250, False
 
-    monkeypatch.setattr(runtime.chat.context, "tokens_of", guess)
+    monkeypatch.setattr(runtime.chat.context, "count_tokens", guess)
     runtime.set_engine(EngineState.STARTING)
     await until(lambda: guessed)
     await asyncio.sleep(0)
@@ -230,7 +230,7 @@ async def test_a_draft_too_long_to_lay_out_is_an_attachment_after_a_start(runtim
 async def test_attachments_wait_with_the_draft_and_come_back_with_a_refusal(
     runtime: FakeRuntime, window: MainWindow
 ) -> None:
-    document = document_of_text("notes.md", "words")
+    document = document_from_text("notes.md", "words")
     first, second = runtime.chat.add("One").id, runtime.chat.add("Two").id
     window.chat.open(first)
     window.composer.set_attachments([document])
@@ -310,7 +310,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     def read(path: Path) -> Attachment:
         assert disk.wait(60)
-        return document_of_file(path.name, path.read_bytes())
+        return document_from_bytes(path.name, path.read_bytes())
 
     monkeypatch.setattr("kvchat.ui.controllers.attachments._read", read)
     return disk

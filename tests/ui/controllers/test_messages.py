@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QPushButton
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.attachments import document_of_text
+from kvchat.chat.attachments import document_from_text
 from kvchat.chat.events import ReplyDelta, ReplyFinished
 from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.library.gguf.facts import read_facts
@@ -202,7 +202,7 @@ async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime,
     window = joined(furnished, look)
     await window.start()
     qtbot.keyClicks(window.composer.editor, "Unsent words")
-    note = document_of_text("lake.txt", "Deep.")
+    note = document_from_text("lake.txt", "Deep.")
     window.composer.set_attachments([note])
     window.new_conversation()
     assert window.composer.chips.attachments == ()

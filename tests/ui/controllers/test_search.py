@@ -7,7 +7,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.attachments import document_of_text
+from kvchat.chat.attachments import document_from_text
 from kvchat.chat.record.messages import Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.attachments.chips import AttachmentView
@@ -105,8 +105,8 @@ async def test_enter_opens_the_first_and_escape_shows_the_chats_again(
 async def test_nothing_found_and_an_unfinished_index_are_said(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvchat.chat.search.index_some", lambda database: True)
-    monkeypatch.setattr(furnished.chat.finder, "begin_indexing", lambda: None)
+    monkeypatch.setattr("kvchat.chat.search.index_batch", lambda database: True)
+    monkeypatch.setattr(furnished.chat.finder, "start_indexing", lambda: None)
     await search(window, qtbot, "xyzzy")
     assert window.sidebar.search.words.text() == "Nothing found. Older messages are still being indexed."
     monkeypatch.undo()
@@ -178,7 +178,7 @@ def led_to(window: MainWindow) -> tuple[str, int]:
 
 
 async def test_a_hit_in_a_document_shows_it_there(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    document = document_of_text("notes.txt", "😀 line\n" * 300 + "The platypus.\n" + "line\n" * 300 + "platypuses")
+    document = document_from_text("notes.txt", "😀 line\n" * 300 + "The platypus.\n" + "line\n" * 300 + "platypuses")
     furnished.chat.write("other", Role.USER, "What is in it?", attachments=(document,))
     await search(window, qtbot, "platypus")
     qtbot.keyClick(window.sidebar.search.field, Qt.Key.Key_Return)

@@ -67,7 +67,7 @@ async def test_what_is_entered_is_the_conversation_s_own(runtime: FakeRuntime, p
     panel.save.click()
     await until(lambda: not panel.isVisible())
     requested = ChatOptions(Sampling(temperature=0.3, top_k=20, stop=("END", "FIN")), (("enable_thinking", False),))
-    assert (await runtime.chat.parts.answer_settings("c1")).options == requested
+    assert (await runtime.chat.turn_context.answer_settings("c1")).options == requested
     assert runtime.chat.system("c1") == "Be brief."
     await opened(panel)
     assert form.read().options == requested
@@ -121,7 +121,7 @@ async def test_a_preset_fills_the_fields(runtime: FakeRuntime, panel: ChatSettin
     panel.preset.activated.emit(1)
     assert panel.form.system.toPlainText() == "Speak in rhymes."
     assert panel.form.numbers["temperature"].text() == "1.2"
-    assert (await runtime.chat.parts.answer_settings("c1")).options == ChatOptions()  # not before Save
+    assert (await runtime.chat.turn_context.answer_settings("c1")).options == ChatOptions()  # not before Save
 
 
 async def test_a_chat_begins_with_its_settings(runtime: FakeRuntime, window: MainWindow) -> None:

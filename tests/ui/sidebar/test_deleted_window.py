@@ -8,7 +8,7 @@ import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.deletion import Deleted
+from kvchat.chat.deletion import DeletedEntry
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
@@ -105,12 +105,12 @@ async def test_the_window_gives_back_and_lets_go_for_good(
 )
 def test_what_is_kept_for_seven_days_goes_in_seven(after: dict[str, int], words: str) -> None:
     now = datetime.now(UTC)
-    assert row_of(Deleted("a", "a", "Lakes", 2, "", now, now + timedelta(**after))).words.endswith(words)
+    assert row_of(DeletedEntry("a", "a", "Lakes", 2, "", now, now + timedelta(**after))).words.endswith(words)
 
 
 def test_what_was_deleted_is_told_in_whole_sentences_of_the_language(catalogues: None) -> None:
     speak("de")
     now = datetime.now(UTC)
-    words = row_of(Deleted("m", "a", "Lakes", 2, "The deepest", now, now + timedelta(days=5))).words
+    words = row_of(DeletedEntry("m", "a", "Lakes", 2, "The deepest", now, now + timedelta(days=5))).words
     assert words.startswith("2 Nachrichten aus „Lakes“")
     assert words.endswith("wird in 5 Tagen endgültig gelöscht")

@@ -10,7 +10,7 @@ from PySide6.QtGui import QContextMenuEvent
 from PySide6.QtWidgets import QApplication, QMenu, QWidget
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.attachments import document_of_text
+from kvchat.chat.attachments import document_from_text
 from kvchat.chat.record.messages import Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.attachments.chips import ChipRows
@@ -127,7 +127,7 @@ def test_the_last_reply_s_actions_are_always_seen(page: Transcript) -> None:
 def test_chips_stand_side_by_side(look: Look, qtbot: QtBot) -> None:
     rows = ChipRows(look)
     qtbot.addWidget(rows)
-    rows.show_attachments([document_of_text(f"{i}.txt", "words") for i in range(6)], removable=True)
+    rows.show_attachments([document_from_text(f"{i}.txt", "words") for i in range(6)], removable=True)
     for width, fewest, most in ((2_000, 1, 1), (400, 2, 4), (100, 6, 6)):
         rows.resize(width, rows.heightForWidth(width))
         tops = {chip.y() for chip in rows.chips}
@@ -190,7 +190,7 @@ async def test_nothing_grows_with_what_was_attached_or_asked(
         return len(window.findChildren(QWidget)) + len(window.composer.findChildren(QObject))
 
     def once() -> None:
-        window.composer.set_attachments([document_of_text(f"{i}.txt", "words") for i in range(4)])
+        window.composer.set_attachments([document_from_text(f"{i}.txt", "words") for i in range(4)])
         window.composer.set_attachments(())
         dialog = ask_to_open(window, "https://example.org")
         assert dialog is not None

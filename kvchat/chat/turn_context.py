@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Concatenate, ParamSpec, TypeVar
 
 from kvchat.chat.events import Absorbed, ConversationsChanged, EventBus, MessagesChanged, Notice
-from kvchat.chat.options import AnswerSettings, ChatOptions, answer_settings, of_a_new_chat
+from kvchat.chat.options import AnswerSettings, ChatOptions, answer_settings, new_chat_settings
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import Message
@@ -28,26 +28,26 @@ from kvchat.words.reasons import Reason
 P = ParamSpec("P")
 R = TypeVar("R")
 
-AGAIN_S = 5.0  # between attempts
+RETRY_INTERVAL_S = 5.0  # between attempts
 
 
-class Unwritten:
+class UnsavedReplies:
     """Holds replies until they are on disk. Event-loop thread only."""
 
     def __init__(self, database: Database, worker: Worker, events: EventBus) -> None:
         self._database, self._worker, self._events = database, worker, events
         self._replies: dict[str, Message] = {}
-        self._trying: asyncio.Task[None] | None = None
+        self._retry_task: asyncio.Task[None] | None = None
 
-    def hold(self, reply: Message) -> None:
+    def add(self, reply: Message) -> None:
         self._replies[reply.id] = reply
-        if self._trying is None or self._trying.done():
-            self._trying = asyncio.create_task(self._write_again())
+        if self._retry_task is None or self._retry_task.done():
+            self._retry_task = asyncio.create_task(self._retry())
 
-    def holds(self, message_id: str) -> bool:
+    def contains(self, message_id: str) -> bool:
         return message_id in self._replies
 
-    def shown(self, messages: Iterable[Message]) -> list[Message]:
+    def with_unsaved(self, messages: Iterable[Message]) -> list[Message]:
         shown = []
         for message in messages:
             if held := self._replies.get(message.id):
@@ -65,45 +65,45 @@ class Unwritten:
             self._events.publish(MessagesChanged(reply.conversation_id))
 
     async def close(self) -> None:
-        if self._trying is not None:
-            self._trying.cancel()
+        if self._retry_task is not None:
+            self._retry_task.cancel()
         with contextlib.suppress(StorageFailed):
             await self.write()
 
-    async def _write_again(self) -> None:
+    async def _retry(self) -> None:
         while self._replies:
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_INTERVAL_S)
             with contextlib.suppress(StorageFailed):
                 await self.write()
 
 
 @dataclass(frozen=True)
-class TurnParts:
+class TurnContext:
     database: Database
     worker: Worker
     host: EngineHost
     slots: Slots
     events: EventBus
-    unwritten: Unwritten
+    unsaved_replies: UnsavedReplies
     background: Background
     model_sampling: Callable[[], Sampling]  # defaults of the model in use
     user_sampling: Callable[[], Sampling]  # from the settings
-    new_chats_model: Callable[[], str | None]  # path of the model for chats without one
-    why_not_read: Callable[[], Reason | None]  # why reading ahead is off; None if it is on
+    default_model: Callable[[], str | None]  # path of the model for chats without one
+    read_ahead_off_reason: Callable[[], Reason | None]  # why reading ahead is off; None if it is on
 
-    async def in_database(
+    async def run_in_database(
         self, function: Callable[Concatenate[Database, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         return await self.worker.run(function, self.database, *args, **kwargs)
 
-    def changed(self, conversation_id: str) -> None:
+    def publish_changes(self, conversation_id: str) -> None:
         self.events.publish(MessagesChanged(conversation_id))
         self.events.publish(ConversationsChanged())
 
     def exchange(self, slot: Slot, conversation_id: str) -> Exchange:
-        return Exchange(self.slots, slot, self.host, conversation_id, self.events.of_chat(conversation_id))
+        return Exchange(self.slots, slot, self.host, conversation_id, self.events.for_chat(conversation_id))
 
-    def drawn(self, given: Sampling | None, options: ChatOptions) -> Sampling:
+    def merge_sampling(self, given: Sampling | None, options: ChatOptions) -> Sampling:
         """Merge sampling options: as given, the chat's, the settings', the model's (not at temperature 0)."""
         chosen = (given or ENGINE_DEFAULTS).with_defaults(options.sampling).with_defaults(self.user_sampling())
         return chosen if chosen.temperature == 0 else chosen.with_defaults(self.model_sampling())
@@ -114,7 +114,7 @@ class TurnParts:
     async def branch(self, conversation_id: str) -> list[Message]:
         return await self.worker.run(self.database.branch, conversation_id)
 
-    async def reading_speed(self, model: str) -> ReadingSpeed:
+    async def prefill_speed(self, model: str) -> ReadingSpeed:
         """Return a model's read speed measured in this and earlier runs; `model`: its name in fingerprints."""
         speed = self.slots.restore_cost.speed_of(model)
         if not speed.recalled:
@@ -124,15 +124,15 @@ class TurnParts:
     async def answer_settings(self, conversation_id: str) -> AnswerSettings:
         return self.with_model(await self.worker.run(answer_settings, self.database, conversation_id))
 
-    async def beginning(self, conversation_id: str | None) -> tuple[AnswerSettings, list[Message]]:
+    async def settings_and_branch(self, conversation_id: str | None) -> tuple[AnswerSettings, list[Message]]:
         """Return a conversation's answer settings and branch; without an id those of a new chat."""
         if conversation_id is None:
-            chosen, branch = await self.worker.run(of_a_new_chat, self.database)
+            chosen, branch = await self.worker.run(new_chat_settings, self.database)
             return self.with_model(chosen), branch
         return await self.answer_settings(conversation_id), await self.branch(conversation_id)
 
     def with_model(self, chosen: AnswerSettings) -> AnswerSettings:
-        return chosen if chosen.model else replace(chosen, model=self.new_chats_model())
+        return chosen if chosen.model else replace(chosen, model=self.default_model())
 
     async def absorb(self, patience_s: float = ABSORBING_PATIENCE_S) -> None:
         """Have the store process saved states when nothing more urgent runs, and publish the result."""
