@@ -14,11 +14,12 @@ from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
 from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit, QWidget
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.attachments import document_from_bytes, document_from_text, pixels
+from kvchat.chat.attachments import document_from_bytes, document_from_text
 from kvchat.chat.context import ContextUsage
 from kvchat.chat.events import QuestionNotStored
 from kvchat.chat.record.messages import Attachment
 from kvchat.engine.speaking.connection import EngineState
+from kvchat.engine.speaking.pictures import image_size
 from kvchat.engine_host.choice import CannotSee
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
@@ -395,7 +396,7 @@ async def test_a_region_of_the_screen_is_attached(runtime: FakeRuntime, look: Lo
     async with the_app(runtime, look) as app:
         app.opener.quick.come()
         window = app._window if which == "main" else app.opener.quick
-        sizes = lambda: [pixels(a.data) for a in window.composer.chips.attachments]  # noqa: E731
+        sizes = lambda: [image_size(a.data) for a in window.composer.chips.attachments]  # noqa: E731
         chooser = await picking(window)
         screen = chooser.size().toTuple()
         qtbot.mousePress(chooser, Qt.MouseButton.LeftButton, pos=QPoint(110, 60))
@@ -448,7 +449,7 @@ async def test_wayland_s_portal_is_asked_for_a_screenshot(
         await until(lambda: portal.asked)
         await until(window.isVisible)
         if answer == "a picture":
-            await until(lambda: [pixels(a.data) for a in window.composer.chips.attachments] == [(80, 60)])
+            await until(lambda: [image_size(a.data) for a in window.composer.chips.attachments] == [(80, 60)])
         await until(lambda: not window.runner._tasks)
         told = [notice.words[0] for notice in window.notices.on_show]
         assert told == (["The screenshot could not be taken"] if answer == "no portal" else [])
