@@ -165,7 +165,7 @@ def stored_manifest(folder: Path, conversation_id: str) -> Manifest | None:
 
 
 def _manifest(db: sqlite3.Connection, conversation_id: str) -> Manifest | None:
-    messages = points.absorbed_of(db, conversation_id)
+    messages = points.absorbed_points(db, conversation_id)
     newest = points.load(db, max(messages)) if messages else None
     carried: list[CarriedPoint] = []
     for point_id, message_id in [*messages.items()][-MOST_POINTS:]:
@@ -268,7 +268,7 @@ def _record(
             new = SavePoint("", *what, now, now, point.prefill_ms, audience)
             newest = int(points.add_staged(db, new, point.message_id).id)
             points.store_recipe(db, newest, replace(point.recipe, uses=uses), there)
-            points.delete(db, points.same_place(db, newest))
+            points.delete(db, points.points_at_same_node(db, newest))
     files.settle(there)
     return newest
 

@@ -196,7 +196,7 @@ class Inventory:
                 if fault is None:  # rewritten meanwhile
                     continue
                 damaged = Reason(ReasonCode.BLOCK_DAMAGED, {"error": fault})
-                reason, users = Reason(ReasonCode.SET_ASIDE, {"reason": damaged}), points.users_of(db, block)
+                reason, users = Reason(ReasonCode.SET_ASIDE, {"reason": damaged}), points.points_using_block(db, block)
                 usage.lose(db, users, reason, self.clock(), tell=True)
                 db.execute("DELETE FROM blocks WHERE name = ?", (block,))
                 self.blocks.remove(block)
@@ -246,7 +246,7 @@ class Inventory:
             blocks = usage.totals(db, self.today()).disk
         blocks += sum(list(self.blocks.new.values()))
         others = sum(disk.tree_size(path) for path in disk.listing(self.folder) if path.name != BLOCKS)
-        return disk.allotted(self.folder.stat()) + blocks + self.blocks.folders_size() + others
+        return disk.allotted(self.folder.stat()) + blocks + self.blocks.overhead_bytes() + others
 
     @in_words()
     def kept(self, conversations: Sequence[str]) -> dict[str, tuple[Kept, ...]]:
@@ -263,7 +263,7 @@ class Inventory:
     def losses(self) -> tuple[Loss, ...]:
         """Return what was lost since the last call: the user is told once."""
         with self.index.write() as db:
-            return usage.untold_losses(db) + usage.untold_index_loss(db)
+            return usage.take_unreported_losses(db) + usage.take_unreported_index_loss(db)
 
     @in_words()
     def unseen(self, by: str) -> Unseen:
@@ -293,7 +293,7 @@ class Inventory:
     def delete_conversation(self, conversation_id: str) -> int:
         """Delete a conversation's save points. Those that others extend are handed over to them."""
         with self.index.write() as db:
-            ids = points.hand_over(db, points.points_of(db, conversation_id))
+            ids = points.transfer_to_extensions(db, points.points_of(db, conversation_id))
             points.delete(db, ids)
             points.forget(db, conversation_id)
         return self._deleted(ids)
@@ -313,7 +313,7 @@ class Inventory:
         Those that others extend, in any conversation, are handed over to them.
         """
         with self.index.write() as db:
-            ids = points.hand_over(db, points.points_of_messages(db, conversation_id, message_ids))
+            ids = points.transfer_to_extensions(db, points.points_of_messages(db, conversation_id, message_ids))
             points.delete(db, ids)
         return self._deleted(ids)
 
@@ -419,5 +419,5 @@ class Inventory:
             self.lose(wrong_id, reason, tell=True)
         self.sweep()
         with self.index.write() as db:
-            lost = usage.untold_losses(db)
+            lost = usage.take_unreported_losses(db)
         return VerifyReport(len(blocks), total, len(bad) + len(wrong), lost)

@@ -13,7 +13,7 @@ from kvchat.kvstore import disk
 from kvchat.kvstore.audience import readable_by
 from kvchat.kvstore.blocks import header as slotfile
 from kvchat.kvstore.blocks import positioned
-from kvchat.kvstore.blocks.layout import CannotCompose, Plan, Span, cut, size_of, with_masked_rows
+from kvchat.kvstore.blocks.layout import CannotCompose, Plan, Span, cut, plan_size, with_masked_rows
 from kvchat.kvstore.blocks.rebuild import Unusable, compose, stored_layout
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
 from kvchat.kvstore.index import points, token_tree, usage
@@ -51,7 +51,7 @@ class Restoring:
         self._staging, self._blocks = inventory.staging, inventory.blocks
         self._begun = False  # a restore was staged, or the likely first one prepared
         self._closed = False
-        self._background = ThreadPoolExecutor(1, "memory", positioned.give_way)
+        self._background = ThreadPoolExecutor(1, "memory", positioned.lower_priority)
 
     def close(self) -> None:
         """Wait for the background thread; it then has nothing left to prepare."""
@@ -99,7 +99,7 @@ class Restoring:
                 raise Cancelled
             n_tokens, tier = self._put(plan, target, window, cancelled)
             with contextlib.suppress(slotfile.SlotFileError):
-                if slotfile.stands_for(slotfile.read_tokens(target), point.tokens[:n_tokens]):
+                if slotfile.matches_tokens(slotfile.read_tokens(target), point.tokens[:n_tokens]):
                     self._inventory.used[int(point.id)] = self._inventory.clock()
                     return StagedFile(point, target, n_tokens, tier)
             raise RecipeError("it holds something else")
@@ -132,7 +132,7 @@ class Restoring:
         with contextlib.suppress(StoreRefused), in_words():
             if not self._closed:
                 with self._index.read() as db:
-                    size = points.largest_of_late(db)
+                    size = points.largest_recent_size(db)
                 self._staging.prepare(size, lambda: self._closed)
 
     def _have_last_program_warm(self) -> None:
@@ -161,11 +161,11 @@ class Restoring:
     def _best(
         self, db: sqlite3.Connection, trees: Sequence[int], prompt: Tokens, *, can_cut: bool
     ) -> RestorePlan | None:
-        look = token_tree.places if can_cut else token_tree.whole_places
-        barren: set[int] = set()
+        look = token_tree.places if can_cut else token_tree.prefix_places
+        empty_nodes: set[int] = set()
         for place in islice(look(db, trees, prompt), MOST_PLACES):
             if worth_restoring(place.shared, place.n_tokens, len(prompt)):
-                point = self._point_at(db, place, len(prompt), barren, can_cut=can_cut)
+                point = self._point_at(db, place, len(prompt), empty_nodes, can_cut=can_cut)
                 if point and point.tokens[: place.shared] != prompt[: place.shared]:
                     raise CorruptIndex
                 if point and worth_restoring(place.shared, point.n_tokens, len(prompt)):
@@ -175,7 +175,7 @@ class Restoring:
         return None
 
     def _point_at(
-        self, db: sqlite3.Connection, place: token_tree.Place, prompt: int, barren: set[int], *, can_cut: bool
+        self, db: sqlite3.Connection, place: token_tree.Place, prompt: int, empty_nodes: set[int], *, can_cut: bool
     ) -> SavePoint | None:
         """Return a save point for a token-tree place: exactly there, else beyond it if it can be cut.
 
@@ -184,7 +184,7 @@ class Restoring:
         ids = token_tree.at(db, place.node_id) if place.whole and (can_cut or place.shared < prompt) else []
         chosen = min(ids, key=lambda id: self._staging.warm(str(id)) is None, default=None)
         if can_cut and chosen is None:
-            chosen = token_tree.below(db, place.node_id, barren)
+            chosen = token_tree.below(db, place.node_id, empty_nodes)
         return points.load(db, chosen) if chosen is not None else None
 
     def _put(self, plan: RestorePlan, target: Path, window: int, cancelled: CancelCheck) -> tuple[int, Tier]:
@@ -221,15 +221,15 @@ class Restoring:
 
     def _composed(self, plan: Plan, recipe: Recipe, target: Path | None, cancelled: CancelCheck) -> Path:
         """Compose the planned file, on disk if memory runs out. Raises as `compose` does."""
-        gives_way = target is None
-        file = self._staging.blank(size_of(plan), target)
+        low_priority = target is None
+        file = self._staging.blank(plan_size(plan), target)
         try:
-            compose(plan, recipe, self._blocks, file, cancelled, gives_way=gives_way)
+            compose(plan, recipe, self._blocks, file, cancelled, low_priority=low_priority)
         except OSError:
             if not self._staging.is_in_memory(file):
                 raise
             file = self._staging.blank_on_disk()
-            compose(plan, recipe, self._blocks, file, cancelled, gives_way=gives_way)
+            compose(plan, recipe, self._blocks, file, cancelled, low_priority=low_priority)
         return file
 
     def _why_not(self, plan: RestorePlan, error: Exception) -> Reason:
@@ -246,7 +246,7 @@ class Restoring:
             elif there and not isinstance(error, _Gone):
                 self._inventory.lose(point_id, Reason(ReasonCode.ERROR, {"message": str(error)}), tell=True)
             with self._index.read() as db:
-                reason = usage.loss_of(db, int(point_id))
+                reason = usage.loss_reason(db, int(point_id))
         except (IndexLost, IndexFailed) as second:
             return Reason(ReasonCode.NOT_READABLE, {"error": str(second)})
         if reason is None and there and not isinstance(error, _Gone):
@@ -272,7 +272,7 @@ def _why_nothing(
     db: sqlite3.Connection, conversation_id: str, fingerprint: Fingerprint, kind: int | None, prompt: Tokens
 ) -> Reason:
     program = bool(program_of(conversation_id))
-    note = usage.newest_loss(db, conversation_id, kind)
+    note = usage.newest_loss_reason(db, conversation_id, kind)
     if note is not None:
         return note
     others = points.fingerprints_of(db, conversation_id)

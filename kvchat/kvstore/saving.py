@@ -10,8 +10,8 @@ from pathlib import Path
 
 from kvchat.kvstore.audience import audience_of, readable_within
 from kvchat.kvstore.blocks import header as slotfile
-from kvchat.kvstore.blocks.absorb import Absorbed, Earlier, take_apart
-from kvchat.kvstore.blocks.block_files import Changed
+from kvchat.kvstore.blocks.absorb import AbsorbResult, PreviousSave, split_slot_file
+from kvchat.kvstore.blocks.block_files import FileChanged
 from kvchat.kvstore.blocks.parser import read_row_map
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
 from kvchat.kvstore.index import points, token_tree, usage
@@ -145,8 +145,8 @@ class Saving:
                 newest[conversation_id] = point_id, window
         return list(newest.values())
 
-    def absorb(self, cancelled: CancelCheck, *, gives_way: bool = False) -> AbsorbReport:
-        """Absorb every waiting file until cancelled. `gives_way`: run at the lowest priority.
+    def absorb(self, cancelled: CancelCheck, *, low_priority: bool = False) -> AbsorbReport:
+        """Absorb every waiting file until cancelled. `low_priority`: run at the lowest priority.
 
         Save points that cannot be kept are lost; the report gives the reasons.
         """
@@ -160,10 +160,10 @@ class Saving:
                 if cancelled():
                     break
                 try:
-                    new = self._absorb(point_id, cancelled, gives_way)
+                    new = self._absorb(point_id, cancelled, low_priority)
                 except Cancelled:
                     break
-                except (NotSaved, OSError, Changed) as error:
+                except (NotSaved, OSError, FileChanged) as error:
                     if point_id in self._inventory.unabsorbed():  # else it was deleted meanwhile with its file
                         if isinstance(error, OSError):
                             error = not_written(error)
@@ -182,7 +182,7 @@ class Saving:
         return AbsorbReport(absorbed, written, tuple(refused))
 
     @in_words(saving=True)
-    def _absorb(self, point_id: str, cancelled: CancelCheck, gives_way: bool) -> int | None:
+    def _absorb(self, point_id: str, cancelled: CancelCheck, low_priority: bool) -> int | None:
         """Absorb one save point; return the bytes written, None if it was deleted meanwhile.
 
         Raises NotSaved, OSError, Changed, Cancelled.
@@ -195,13 +195,13 @@ class Saving:
             self._staging.drop(point_id)
             return None
         if slot_file is None:
-            raise Changed("its file was changed before it was absorbed")
+            raise FileChanged("its file was changed before it was absorbed")
         new = _new_bytes(point.size, point.n_tokens, before)
         self._inventory.require_room(new, new, point.conversation_id)
         row_map = read_row_map(slot_file)
         written = 0
         for _again in range(_TRIES):
-            result = take_apart(slot_file, row_map, before, self._blocks, cancelled, gives_way=gives_way)
+            result = split_slot_file(slot_file, row_map, before, self._blocks, cancelled, low_priority=low_priority)
             written += result.written
             with contextlib.suppress(_BlockGone):
                 stored = self._commit(point, result, written)
@@ -209,7 +209,7 @@ class Saving:
                 return written if stored else None
         raise NotSaved(Reason(ReasonCode.BLOCKS_DELETED))
 
-    def _commit(self, point: SavePoint, result: Absorbed, written: int) -> bool:
+    def _commit(self, point: SavePoint, result: AbsorbResult, written: int) -> bool:
         """Record the recipe; return False if the save point was deleted meanwhile. Raises _BlockGone."""
         with self._index.write() as db:
             on_disk: dict[bytes, int] = {}
@@ -221,7 +221,7 @@ class Saving:
             usage.count_written(db, self._inventory.today(), written)
             if not points.store_recipe(db, int(point.id), result.recipe, on_disk):
                 return False
-            points.delete(db, points.same_place(db, int(point.id)))
+            points.delete(db, points.points_at_same_node(db, int(point.id)))
         self._blocks.settle(on_disk)
         self._staging.settle(point.id)
         return True
@@ -241,34 +241,34 @@ def _check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -
         raise NotSaved(Reason(ReasonCode.FILE_CUT, places))
     if not len(tokens):
         raise NotSaved(Reason(ReasonCode.NOTHING_HELD))
-    if not slotfile.stands_for(tokens, expected):
+    if not slotfile.matches_tokens(tokens, expected):
         shared = common_prefix(tokens.tolist(), expected)
         raise NotSaved(Reason(ReasonCode.OTHERS_HELD, {"tokens": len(tokens), "shared": shared}))
     return size
 
 
-def _new_bytes(size: int, n_tokens: int, before: Earlier | None) -> int:
+def _new_bytes(size: int, n_tokens: int, before: PreviousSave | None) -> int:
     return size * (n_tokens - before.shared) // n_tokens if before else size
 
 
-def _before(db: sqlite3.Connection, point: SavePoint, grown: Grown | None) -> Earlier | None:
+def _before(db: sqlite3.Connection, point: SavePoint, grown: Grown | None) -> PreviousSave | None:
     if grown is not None:
         origin = points.load(db, int(grown.point_id))
         recipe = _recipe(db, int(grown.point_id)) if origin and origin.fingerprint == point.fingerprint else None
         if origin is not None and recipe is not None:
             shared = common_prefix(origin.tokens, point.tokens)
-            return Earlier(recipe, shared, min(shared, grown.unchanged))
+            return PreviousSave(recipe, shared, min(shared, grown.unchanged))
     return _known(db, point.fingerprint, point.tokens, point.audience)
 
 
-def _known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens, audience: str) -> Earlier | None:
+def _known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens, audience: str) -> PreviousSave | None:
     trees = points.trees(db, points.fingerprint_id(db, fingerprint), readable_within(audience))
-    barren: set[int] = set()
+    empty_nodes: set[int] = set()
     for place in token_tree.places(db, trees, tokens):
-        found = token_tree.below(db, place.node_id, barren, absorbed=True)
+        found = token_tree.below(db, place.node_id, empty_nodes, absorbed=True)
         recipe = _recipe(db, found) if found is not None else None
         if recipe is not None:
-            return Earlier(recipe, place.shared)
+            return PreviousSave(recipe, place.shared)
     return None
 
 

@@ -111,7 +111,7 @@ class BlockStore:
         with in_words():
             inventory.tidy()
             newest = max(map(int, inventory.unabsorbed()), default=None)
-            report = self.saving.absorb(cancelled, gives_way=True)
+            report = self.saving.absorb(cancelled, low_priority=True)
             if report.save_points:
                 inventory.enforce(protected=newest)
             if cancelled():

@@ -185,13 +185,13 @@ def test_a_file_with_the_row_its_window_lacks_is_warm_before_anyone_asks(
     tmp_path: Path, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways: list[bool] = []
-    in_parallel = positioned.in_parallel
+    run_parallel = positioned.run_parallel
 
-    def watched(*asked: Any, gives_way: bool = False) -> list[Any]:
-        ways.append(gives_way)
-        return in_parallel(*asked, gives_way=gives_way)
+    def watched(*asked: Any, low_priority: bool = False) -> list[Any]:
+        ways.append(low_priority)
+        return run_parallel(*asked, low_priority=low_priority)
 
-    monkeypatch.setattr(positioned, "in_parallel", watched)
+    monkeypatch.setattr(positioned, "run_parallel", watched)
     bench = Bench(tmp_path / "store", WINDOW, memory=10**9, sliding=WINDOW.window)
     for length in lengths:
         bench.take("thesis", text(length))

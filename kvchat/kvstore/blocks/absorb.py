@@ -1,7 +1,7 @@
 """Absorbing: splits a slot file into blocks and writes only the new ones.
 
 A row of a prefix that an earlier save point also has is compared with its presumed block, by XXH3. Where the rows
-are known to be unchanged (see `take_apart`), two blocks are compared and the others trusted. New rows are read
+are known to be unchanged (see `split_slot_file`), two blocks are compared and the others trusted. New rows are read
 once: a block gets its name when it is written.
 """
 
@@ -16,7 +16,7 @@ from io import FileIO
 from pathlib import Path
 
 from kvchat.kvstore.blocks import positioned
-from kvchat.kvstore.blocks.block_files import BlockFiles, Changed, Written, pack_residue
+from kvchat.kvstore.blocks.block_files import BlockFiles, FileChanged, WrittenBlock, pack_residue
 from kvchat.kvstore.blocks.layout import CacheRows, RowMap, Run, Span
 from kvchat.kvstore.blocks.recipe import (
     RESIDUE,
@@ -35,30 +35,30 @@ _FLUSHING = 4  # threads waiting for the disk while others compute
 
 
 @dataclass(frozen=True)
-class Earlier:
+class PreviousSave:
     recipe: Recipe
     shared: int  # leading tokens
-    unchanged: int = 0  # leading tokens whose rows the engine has kept: see `take_apart`
+    unchanged: int = 0  # leading tokens whose rows the engine has kept: see `split_slot_file`
 
 
 @dataclass(frozen=True)
-class Absorbed:
+class AbsorbResult:
     """A slot file split into blocks: all are written, none is referenced yet."""
 
     recipe: Recipe
     written: int  # bytes of blocks
 
 
-def take_apart(
+def split_slot_file(
     slot_file: Path,
     row_map: RowMap,
-    before: Earlier | None,
+    before: PreviousSave | None,
     blocks: BlockFiles,
     cancelled: CancelCheck = never,
     *,
-    gives_way: bool = False,
-) -> Absorbed:
-    """Split the file into blocks and write the missing ones. `gives_way`: run at low priority.
+    low_priority: bool = False,
+) -> AbsorbResult:
+    """Split the file into blocks and write the missing ones. `low_priority`: run at low priority.
 
     Blocks of `before` with identical bytes are not written again. Its `unchanged` tokens are those whose rows have
     stayed in the engine's slot, not recomputed, since that save point was saved or restored: their bytes are
@@ -74,18 +74,18 @@ def take_apart(
     except RecipeError:
         row_map, residue = RowMap(), residue_spans(RowMap(), size)
     with slot_file.open("rb", buffering=0) as file:
-        work = _Work(file, row_map, residue, blocks, cancelled, gives_way)
-        spans = [span for number, cache in enumerate(row_map.caches) for span in _spans(number, cache, before)]
+        work = _Splitter(file, row_map, residue, blocks, cancelled, low_priority)
+        spans = [span for number, cache in enumerate(row_map.caches) for span in _row_spans(number, cache, before)]
         uses, new = work.reuse(spans)
         written = work.write(new, list(residue_chunks(residue, row_map.breaks)))
     now = slot_file.stat()
     if (now.st_size, now.st_mtime_ns) != (size, stamp.st_mtime_ns):
-        raise Changed("the file was changed while it was taken apart")
+        raise FileChanged("the file was changed while it was taken apart")
     uses = sorted(uses + [use for use, _ in written], key=lambda use: (use.cache == RESIDUE, use.cache, use.row))
-    return Absorbed(Recipe(size, row_map, tuple(uses)), sum(count for _, count in written))
+    return AbsorbResult(Recipe(size, row_map, tuple(uses)), sum(count for _, count in written))
 
 
-class _Work:
+class _Splitter:
     def __init__(
         self,
         file: FileIO,
@@ -93,20 +93,20 @@ class _Work:
         residue: Sequence[Span],
         blocks: BlockFiles,
         cancelled: CancelCheck,
-        gives_way: bool,
+        low_priority: bool,
     ) -> None:
         self._file, self._row_map, self._residue = file, row_map, residue
-        self._blocks, self._cancelled, self._gives_way = blocks, cancelled, gives_way
+        self._blocks, self._cancelled, self._low_priority = blocks, cancelled, low_priority
 
     def reuse(self, spans: Sequence[RowSpan]) -> tuple[list[BlockUse], list[tuple[int, Run]]]:
         """Return the uses of spans found in known blocks, and the remaining runs, merged where possible."""
         known = [span for span in spans if span.known]
-        samples = _samples(known)
-        if samples and len(self._same(samples)) == len(samples):
-            believed = [span for span in known if span.unchanged and span.known and self._there(span.known)]
-            reused = believed + self._same([span for span in known if not span.unchanged])
+        samples = _sample_spans(known)
+        if samples and len(self._unchanged_spans(samples)) == len(samples):
+            believed = [span for span in known if span.unchanged and span.known and self._exists(span.known)]
+            reused = believed + self._unchanged_spans([span for span in known if not span.unchanged])
         else:
-            reused = self._same(known)
+            reused = self._unchanged_spans(known)
         kept = set(map(id, reused))
         new: list[tuple[int, Run]] = []
         for before, span in zip((None, *spans), spans, strict=False):
@@ -120,10 +120,10 @@ class _Work:
             new.append((span.cache, span.run))
         return [span.use() for span in reused], new
 
-    def _there(self, use: BlockUse) -> bool:
+    def _exists(self, use: BlockUse) -> bool:
         return self._blocks.claim(use.block, use.size) is not None
 
-    def _same(self, spans: Sequence[RowSpan]) -> list[RowSpan]:
+    def _unchanged_spans(self, spans: Sequence[RowSpan]) -> list[RowSpan]:
         """Return the spans whose rows equal their block's bytes.
 
         Recomputed rows differ from some token on: after a cache's first difference the rest is not compared.
@@ -133,20 +133,20 @@ class _Work:
         def compare(span: RowSpan, buffer: memoryview) -> bool:
             if span.run.position > different.get(span.cache, span.run.position):
                 return False
-            same = span.known is not None and self._there(span.known) and self._equal(span, span.known, buffer)
+            same = span.known is not None and self._exists(span.known) and self._matches_block(span, span.known, buffer)
             if not same:
                 different[span.cache] = min(span.run.position, different.get(span.cache, span.run.position))
             return same
 
-        answers = positioned.in_parallel(spans, compare, self._cancelled, gives_way=self._gives_way)
+        answers = positioned.run_parallel(spans, compare, self._cancelled, low_priority=self._low_priority)
         return [span for span, same in zip(spans, answers, strict=True) if same]
 
-    def _equal(self, span: RowSpan, use: BlockUse, buffer: memoryview) -> bool:
+    def _matches_block(self, span: RowSpan, use: BlockUse, buffer: memoryview) -> bool:
         cache, run = self._row_map.caches[span.cache], span.run
         parts, block_rows = row_parts(cache, run.row, run.rows), use.size // cache.row_bytes
         if run.rows == block_rows:
             digests = positioned.Digests(name=False)
-            for piece in self._pieces(parts, buffer):
+            for piece in self._read_pieces(parts, buffer):
                 digests.add(piece)
             return digests.xxh3 == use.xxh3
         start, skip = 0, use.skip + run.position - use.position
@@ -156,7 +156,7 @@ class _Work:
                 for region, part in zip(cache.regions, parts, strict=True):
                     at = start + skip * region.row_size
                     start += block_rows * region.row_size
-                    for piece in self._pieces([part], buffer[:half]):
+                    for piece in self._read_pieces([part], buffer[:half]):
                         other = buffer[half : half + len(piece)]
                         positioned.read_at(block, other, at)
                         if piece != other:
@@ -169,10 +169,10 @@ class _Work:
     def write(self, runs: Sequence[tuple[int, Run]], residue: Sequence[Span]) -> list[tuple[BlockUse, int]]:
         jobs = [partial(self._write_rows, cache, part) for cache, run in runs for part in cut_at_blocks(run)]
         jobs += [partial(self._write_residue, chunk) for chunk in residue]
-        flushing: list[tuple[Written, Future[int]]] = []
+        flushing: list[tuple[WrittenBlock, Future[int]]] = []
         with ThreadPoolExecutor(_FLUSHING, "flushing") as disk:
 
-            def do(job: partial[tuple[BlockUse, Written]], buffer: memoryview) -> tuple[BlockUse, Future[int]]:
+            def do(job: partial[tuple[BlockUse, WrittenBlock]], buffer: memoryview) -> tuple[BlockUse, Future[int]]:
                 for _, earlier in flushing[-_FLUSHING:]:
                     if earlier.done():
                         earlier.result()  # raises if the disk is full
@@ -182,7 +182,7 @@ class _Work:
                 return use, flushed
 
             try:
-                done = positioned.in_parallel(jobs, do, self._cancelled, gives_way=self._gives_way)
+                done = positioned.run_parallel(jobs, do, self._cancelled, low_priority=self._low_priority)
                 return [(use, flushed.result()) for use, flushed in done]
             except BaseException:
                 for written, flushed in flushing:
@@ -190,20 +190,20 @@ class _Work:
                         self._blocks.drop(written)
                 raise
 
-    def _write_rows(self, number: int, run: Run, buffer: memoryview) -> tuple[BlockUse, Written]:
+    def _write_rows(self, number: int, run: Run, buffer: memoryview) -> tuple[BlockUse, WrittenBlock]:
         cache = self._row_map.caches[number]
-        written = self._blocks.write(self._pieces(row_parts(cache, run.row, run.rows), buffer))
+        written = self._blocks.write(self._read_pieces(row_parts(cache, run.row, run.rows), buffer))
         use = BlockUse(written.block, written.size, number, run.row, run.rows, 0, run.position, written.xxh3)
         return use, written
 
-    def _write_residue(self, chunk: Span, buffer: memoryview) -> tuple[BlockUse, Written]:
+    def _write_residue(self, chunk: Span, buffer: memoryview) -> tuple[BlockUse, WrittenBlock]:
         parts = list(residue_parts(self._residue, chunk.offset, chunk.size))
-        raw = b"".join(bytes(piece) for piece in self._pieces(parts, buffer))
+        raw = b"".join(bytes(piece) for piece in self._read_pieces(parts, buffer))
         written = self._blocks.write(pack_residue(raw, deflate=self._row_map != RowMap()))
         use = BlockUse(written.block, written.size, RESIDUE, chunk.offset, chunk.size, 0, 0, written.xxh3)
         return use, written
 
-    def _pieces(self, parts: Sequence[Span], buffer: memoryview) -> Iterator[memoryview]:
+    def _read_pieces(self, parts: Sequence[Span], buffer: memoryview) -> Iterator[memoryview]:
         """Yield the bytes of spans, one buffer at a time. Raises Changed if the file is shorter."""
         for part in parts:
             done = 0
@@ -212,7 +212,7 @@ class _Work:
                 try:
                     positioned.read_at(self._file, piece, part.offset + done)
                 except EOFError as error:
-                    raise Changed("the file is shorter than it was") from error
+                    raise FileChanged("the file is shorter than it was") from error
                 done += len(piece)
                 yield piece
 
@@ -222,7 +222,7 @@ class RowSpan:
     cache: int
     run: Run
     known: BlockUse | None  # existing block of these rows, according to the previous save point
-    unchanged: bool  # assumed identical, see `take_apart`
+    unchanged: bool  # assumed identical, see `split_slot_file`
 
     def use(self) -> BlockUse:
         assert self.known is not None
@@ -230,7 +230,7 @@ class RowSpan:
         return replace(self.known, cache=self.cache, row=run.row, rows=run.rows, skip=skip, position=run.position)
 
 
-def _spans(number: int, cache: CacheRows, before: Earlier | None) -> Iterator[RowSpan]:
+def _row_spans(number: int, cache: CacheRows, before: PreviousSave | None) -> Iterator[RowSpan]:
     known: list[BlockUse] = []
     unchanged = 0
     theirs = before.recipe.row_map.caches[number : number + 1] if before else ()
@@ -255,7 +255,7 @@ def _spans(number: int, cache: CacheRows, before: Earlier | None) -> Iterator[Ro
             yield part(done, end, None)
 
 
-def _samples(known: Sequence[RowSpan]) -> list[RowSpan]:
+def _sample_spans(known: Sequence[RowSpan]) -> list[RowSpan]:
     of_caches: dict[int, list[RowSpan]] = {}
     for span in known:
         if span.unchanged:

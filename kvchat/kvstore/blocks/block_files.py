@@ -27,10 +27,10 @@ _TEMPORARY = "temporary"
 _AT_ONCE = 1 << 15
 _RAW, _DEFLATED = b"\0", b"\1"  # first byte of a residue block
 _SAMPLE = 1 << 16
-_WORTH_DEFLATING = 0.8
+_MAX_DEFLATED_RATIO = 0.8
 
 
-class Changed(Exception):
+class FileChanged(Exception):
     """A slot file changed while it was being split into blocks."""
 
 
@@ -39,7 +39,7 @@ class DamagedBlock(Exception):
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenBlock:
     """A block's content, not yet renamed into place."""
 
     block: bytes  # name
@@ -77,7 +77,7 @@ class BlockFiles:
     def on_disk(self, block: bytes) -> int:
         return disk.allotted(self.path(block).stat())
 
-    def write(self, content: Iterable[bytes | memoryview]) -> Written:
+    def write(self, content: Iterable[bytes | memoryview]) -> WrittenBlock:
         """Write content to a temporary file unless the block exists; `put` makes it a block."""
         temporary = disk.private_folder(self._temporary) / disk.temporary_name()
         digests, size = Digests(), 0
@@ -89,7 +89,7 @@ class BlockFiles:
                     while view:
                         view = view[os.write(file.fileno(), view[:_AT_ONCE]) :]
                     size += len(part)
-            written = Written(digests.name, digests.xxh3, size, temporary)
+            written = WrittenBlock(digests.name, digests.xxh3, size, temporary)
             if self.claim(written.block, size) is None:
                 return written
             temporary.unlink()
@@ -99,7 +99,7 @@ class BlockFiles:
                 temporary.unlink(missing_ok=True)
             raise
 
-    def put(self, written: Written) -> int:
+    def put(self, written: WrittenBlock) -> int:
         """Flush it and rename it to its block name, replacing an existing one; return the bytes written."""
         if written.temporary is None:
             return 0
@@ -117,7 +117,7 @@ class BlockFiles:
             raise
         return written.size
 
-    def drop(self, written: Written) -> None:
+    def drop(self, written: WrittenBlock) -> None:
         if written.temporary is not None:
             with contextlib.suppress(OSError):
                 written.temporary.unlink(missing_ok=True)
@@ -138,7 +138,7 @@ class BlockFiles:
         except OSError as error:
             return f"the disk cannot read it ({error.strerror})"
 
-    def folders_size(self) -> int:
+    def overhead_bytes(self) -> int:
         """Return the disk usage of all but blocks: folders and temporary files."""
         folders = [self._folder, *(folder for folder in disk.listing(self._folder) if folder != self._temporary)]
         total = disk.tree_size(self._temporary)
@@ -168,7 +168,7 @@ def pack_residue(raw: bytes, *, deflate: bool) -> tuple[bytes, bytes]:
     """Return a residue block's content: a byte for the form, then the bytes, deflated if worthwhile."""
     middle = max(0, len(raw) // 2 - _SAMPLE // 2)
     sample = raw[middle : middle + _SAMPLE]
-    if deflate and len(zlib.compress(sample, 1)) < _WORTH_DEFLATING * len(sample):
+    if deflate and len(zlib.compress(sample, 1)) < _MAX_DEFLATED_RATIO * len(sample):
         return _DEFLATED, zlib.compress(raw, 1)
     return _RAW, raw
 

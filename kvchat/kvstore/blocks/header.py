@@ -24,7 +24,7 @@ MAGIC = 0x67677371  # 'ggsq'
 WRAPPED = -1  # no token has this id, so it marks the wrapped form
 WRAPPED_VERSION = 1
 PLACEHOLDER = -1  # placeholder for a token of any picture
-Words = npt.NDArray[np.int32]  # an array: a list of 128K tokens would take longer than a restore may
+RawTokens = npt.NDArray[np.int32]  # an array: a list of 128K tokens would take longer than a restore may
 _HEADER = struct.Struct("<III")
 # The token list has had the same place in every state version so far. The engine decides which versions it loads;
 # a value outside this range is no version.
@@ -35,7 +35,7 @@ class SlotFileError(Exception):
     """The file is not a complete slot file; the message says why."""
 
 
-def read_tokens(path: Path) -> Words:
+def read_tokens(path: Path) -> RawTokens:
     """Return the token ids of the slot file at `path`; none for the file of an empty slot.
 
     Image tokens are PLACEHOLDER. Reads only the header and never allocates more than the file's length.
@@ -47,7 +47,7 @@ def read_tokens(path: Path) -> Words:
         return _unwrap(_read_words(file))
 
 
-def _read_words(file: BinaryIO) -> Words:
+def _read_words(file: BinaryIO) -> RawTokens:
     size = os.fstat(file.fileno()).st_size
     if size == 0:
         raise SlotFileError("empty")
@@ -67,7 +67,7 @@ def _read_words(file: BinaryIO) -> Words:
     return np.frombuffer(packed, dtype="<i4")
 
 
-def _unwrap(words: Words) -> Words:
+def _unwrap(words: RawTokens) -> RawTokens:
     if len(words) and words[0] == WRAPPED:
         if len(words) < 4 or words[1] != WRAPPED_VERSION:
             raise SlotFileError("its token list has an unknown form")
@@ -85,7 +85,7 @@ def _unwrap(words: Words) -> Words:
     return words
 
 
-def stands_for(words: Words, expected: Tokens) -> bool:
+def matches_tokens(words: RawTokens, expected: Tokens) -> bool:
     """True if a slot file's words match these tokens.
 
     An image (ids below PLACEHOLDER) is matched by position only; the engine's words around it belong to it.

@@ -218,7 +218,7 @@ def piece_size(piece: Piece) -> int:
     return piece.size if isinstance(piece, Span) else len(piece)
 
 
-def size_of(plan: Plan) -> int:
+def plan_size(plan: Plan) -> int:
     return sum(map(piece_size, plan))
 
 
@@ -274,7 +274,7 @@ def _compose(layout: Layout, n_tokens: int, rows: Callable[[AttentionCache, int]
     kept = [checkpoint for checkpoint in layout.checkpoints if checkpoint.n_tokens <= n_tokens]
     if layout.checkpoint_head is not None and kept:  # servers write no empty appendix
         pieces += [Span(layout.checkpoint_head.offset, 8), struct.pack("<I", len(kept)), *kept]
-    return joined(pieces)
+    return merge_adjacent(pieces)
 
 
 def _header(header: Header, n_tokens: int) -> Iterator[Piece]:
@@ -305,7 +305,7 @@ def _rows(cache: AttentionCache, n_tokens: int) -> Iterator[Piece]:
             yield Span(region.offset + run.row * region.row_size, run.rows * region.row_size)
 
 
-def joined(pieces: Iterable[Piece]) -> Plan:
+def merge_adjacent(pieces: Iterable[Piece]) -> Plan:
     plan: list[Piece] = []
     for piece in pieces:
         before = plan[-1] if plan else None

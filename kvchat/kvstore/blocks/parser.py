@@ -99,7 +99,7 @@ class _Parser:
         if not len(self._tokens) or self._tokens.min() < least:
             raise UnknownLayout("its token list is empty or holds ids that are no tokens")
         found: list[Layout] = []
-        for caches, checkpoint_head, checkpoints in self._chains(header.span.end, ()):
+        for caches, checkpoint_head, checkpoints in self._possible_endings(header.span.end, ()):
             found.append(Layout(self._size, header, caches, checkpoint_head, checkpoints))
             if len(found) > 1:
                 raise UnknownLayout("it can be read in more than one way")
@@ -146,7 +146,7 @@ class _Parser:
         media = Span(tokens.end, span.end - tokens.end) if n_media else None
         return Header(span, wrapped=True, tokens=tokens, media=media)
 
-    def _chains(
+    def _possible_endings(
         self, offset: int, before: tuple[Cache, ...]
     ) -> Iterator[tuple[tuple[Cache, ...], Span | None, tuple[Checkpoint, ...]]]:
         """Yield all readings from here to the end: caches, checkpoints' head, checkpoints."""
@@ -165,10 +165,10 @@ class _Parser:
         if len(before) == MOST_CACHES or any(isinstance(cache, RecurrentState) for cache in before):
             self._note(UnknownLayout("there is more than the caches known of"))
             return
-        for cache in self._ways(offset):
-            yield from self._chains(cache.end, (*before, cache))
+        for cache in self._possible_caches(offset):
+            yield from self._possible_endings(cache.end, (*before, cache))
 
-    def _ways(self, offset: int) -> Iterator[Cache]:
+    def _possible_caches(self, offset: int) -> Iterator[Cache]:
         ways: list[Callable[[], Cache]] = []
         for cell_size in (SHORT_CELL, LONG_CELL):
             ways += [partial(self._attention, offset, cell_size, with_v) for with_v in (True, False)]

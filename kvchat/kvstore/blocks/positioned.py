@@ -32,8 +32,8 @@ from blake3 import blake3
 from kvchat.kvstore.savepoint import CancelCheck, Cancelled
 
 PIECE = 1 << 19  # bytes; fits one core's cache for reading, hashing and writing
-_MOST_THREADS = 8  # beyond this, disk and memory are the limit
-_NICEST = 19
+_MAX_THREADS = 8  # beyond this, disk and memory are the limit
+_LOWEST_PRIORITY = 19
 _seeking = threading.Lock()  # for systems without positioned I/O (Windows)
 
 Job = TypeVar("Job")
@@ -98,7 +98,7 @@ class Digests:
         return self._xxh3.digest()
 
 
-def will_need(path: Path) -> None:
+def prefetch(path: Path) -> None:
     """Ask the system to read the file ahead, so that a slow disk is not waited for twice."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
@@ -111,15 +111,15 @@ def will_need(path: Path) -> None:
 
 def threads() -> int:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return min(_MOST_THREADS, cores)
+    return min(_MAX_THREADS, cores)
 
 
-def in_parallel(
-    jobs: Sequence[Job], do: Callable[[Job, memoryview], Result], cancelled: CancelCheck, *, gives_way: bool = False
+def run_parallel(
+    jobs: Sequence[Job], do: Callable[[Job, memoryview], Result], cancelled: CancelCheck, *, low_priority: bool = False
 ) -> list[Result]:
     """Run every job with a buffer of PIECE bytes per thread; return the results in order.
 
-    Raises the first failed job's error once no other runs, and Cancelled between jobs. `gives_way`: the threads
+    Raises the first failed job's error once no other runs, and Cancelled between jobs. `low_priority`: the threads
     run at low CPU and disk priority.
     """
     mine = threading.local()
@@ -138,7 +138,7 @@ def in_parallel(
 
     if not jobs:
         return []
-    with ThreadPoolExecutor(min(threads(), len(jobs)), "blocks", give_way if gives_way else None) as pool:
+    with ThreadPoolExecutor(min(threads(), len(jobs)), "blocks", lower_priority if low_priority else None) as pool:
         futures = [pool.submit(run, job) for job in jobs]
         errors = [error for future in futures if (error := future.exception())]
     if errors:
@@ -146,8 +146,8 @@ def in_parallel(
     return [future.result() for future in futures]
 
 
-def give_way() -> None:
+def lower_priority() -> None:
     """Lower this thread's CPU priority for good, and its disk priority if the scheduler supports it."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICEST)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)

@@ -19,7 +19,7 @@ from pathlib import Path
 from kvchat.kvstore import disk, memory_files
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.block_files import BlockFiles, DamagedBlock, read_residue
-from kvchat.kvstore.blocks.layout import CannotCompose, Layout, Plan, Span, UnknownLayout, piece_size, size_of
+from kvchat.kvstore.blocks.layout import CannotCompose, Layout, Plan, Span, UnknownLayout, piece_size, plan_size
 from kvchat.kvstore.blocks.parser import parse
 from kvchat.kvstore.blocks.recipe import (
     RESIDUE,
@@ -33,10 +33,10 @@ from kvchat.kvstore.blocks.recipe import (
 )
 from kvchat.kvstore.savepoint import CancelCheck, never
 
-_MOST_AT_ONCE = 256  # buffers per read call; systems allow 1024
-_WORTH_ASKING = 1 << 16  # bytes
-_Goals = list[tuple[int | None, int]]  # (target, or None to discard; length)
-_Job = tuple[BlockUse, _Goals]  # a block and the targets of all its bytes, in order
+_MAX_BUFFERS = 256  # buffers per read call; systems allow 1024
+_MIN_PREFETCH_BYTES = 1 << 16  # bytes
+_Destinations = list[tuple[int | None, int]]  # (target, or None to discard; length)
+_Job = tuple[BlockUse, _Destinations]  # a block and the targets of all its bytes, in order
 
 
 class Unusable(Exception):
@@ -55,18 +55,18 @@ def compose(
     target: Path,
     cancelled: CancelCheck = never,
     *,
-    gives_way: bool = False,
+    low_priority: bool = False,
 ) -> None:
     """Carry out a plan on a stored slot file.
 
     `target` is created with mode 0600, or overwritten in place: allocating pages for a file in memory takes longer
-    than everything else, and several threads can read at once into existing, mapped pages. `gives_way`: run at low
+    than everything else, and several threads can read at once into existing, mapped pages. `low_priority`: run at low
     priority. Raises Unusable after checking every block, OSError if `target` cannot be written, and Cancelled.
     On any failure no file is left.
     """
     try:
         with memory_files.open_private(target) as file:
-            out = _Out(target, file, size_of(plan))
+            out = _OutputFile(target, file, plan_size(plan))
             copies: list[tuple[Span, int]] = []
             offset = 0
             for piece in plan:
@@ -77,8 +77,8 @@ def compose(
                 offset += piece_size(piece)
             jobs = list(_jobs(recipe, _Placement(copies)))
             ahead = [use for use, _ in jobs[positioned.threads() :]]
-            do = partial(_carry_out, blocks=blocks, out=out)
-            positioned.in_parallel(list(zip_longest(jobs, ahead)), do, cancelled, gives_way=gives_way)
+            do = partial(_run_job, blocks=blocks, out=out)
+            positioned.run_parallel(list(zip_longest(jobs, ahead)), do, cancelled, low_priority=low_priority)
             file.truncate(offset)
     except (DamagedBlock, RecipeError, IndexError) as error:
         memory_files.delete(target)
@@ -119,32 +119,32 @@ def _jobs(recipe: Recipe, placement: _Placement) -> Iterator[_Job]:
     residue = residue_spans(recipe.row_map, recipe.file_size)
     written = 0
     for use in recipe.uses:
-        goals: _Goals = []
+        destinations: _Destinations = []
         if use.cache == RESIDUE:
             for part in residue_parts(residue, use.row, use.rows):
-                goals += placement.targets(part)
+                destinations += placement.targets(part)
         else:
             cache = recipe.row_map.caches[use.cache]
             after = use.size // cache.row_bytes - use.skip - use.rows
             for region, part in zip(cache.regions, row_parts(cache, use.row, use.rows), strict=True):
-                goals.append((None, use.skip * region.row_size))
-                goals += placement.targets(part)
-                goals.append((None, after * region.row_size))
-        if wanted := sum(length for target, length in goals if target is not None):
+                destinations.append((None, use.skip * region.row_size))
+                destinations += placement.targets(part)
+                destinations.append((None, after * region.row_size))
+        if wanted := sum(length for target, length in destinations if target is not None):
             written += wanted
-            yield use, goals
+            yield use, destinations
     if written != placement.size:
         raise RecipeError("its recipe leaves a hole")
 
 
-def _carry_out(work: tuple[_Job, BlockUse | None], buffer: memoryview, *, blocks: BlockFiles, out: _Out) -> None:
+def _run_job(work: tuple[_Job, BlockUse | None], buffer: memoryview, *, blocks: BlockFiles, out: _OutputFile) -> None:
     """Do a job, and prefetch the block of a later one. Raises DamagedBlock."""
-    (use, goals), later = work
+    (use, destinations), later = work
     if later is not None:
-        positioned.will_need(blocks.path(later.block))
+        positioned.prefetch(blocks.path(later.block))
     if use.cache == RESIDUE:
         residue = memoryview(read_residue(use, blocks))
-        for target, length in goals:
+        for target, length in destinations:
             if target is not None:
                 positioned.write_at(out.file, residue[:length], target)
             residue = residue[length:]
@@ -154,22 +154,24 @@ def _carry_out(work: tuple[_Job, BlockUse | None], buffer: memoryview, *, blocks
             if os.fstat(file.fileno()).st_size != use.size:
                 raise DamagedBlock
             digests = positioned.Digests(name=False)
-            _scatter(file, goals, out, buffer, digests)
+            _scatter(file, destinations, out, buffer, digests)
             if digests.xxh3 == use.xxh3:
                 return
             digests = positioned.Digests()  # the name decides: the index's XXH3 may be damaged
-            _scatter(file, goals, out, buffer, digests)
+            _scatter(file, destinations, out, buffer, digests)
     except FileNotFoundError as error:
         raise DamagedBlock from error
     if digests.name != use.block:
         raise DamagedBlock
 
 
-def _scatter(file: FileIO, goals: _Goals, out: _Out, buffer: memoryview, digests: positioned.Digests) -> None:
+def _scatter(
+    file: FileIO, destinations: _Destinations, out: _OutputFile, buffer: memoryview, digests: positioned.Digests
+) -> None:
     """Read the block once, sequentially, into its target places. Raises DamagedBlock."""
     read = 0
-    for gulp in _gulps(goals, len(buffer)):
-        places, rest = out.places(gulp, buffer), buffer
+    for batch in _batches(destinations, len(buffer)):
+        places, rest = out.places(batch, buffer), buffer
         try:
             positioned.read_into(file, places, read)
         except (OSError, EOFError) as error:
@@ -178,28 +180,28 @@ def _scatter(file: FileIO, goals: _Goals, out: _Out, buffer: memoryview, digests
             raise DamagedBlock from error
         for place in places:
             digests.add(place)
-        for target, length in gulp:
+        for target, length in batch:
             if out.mapped is None and target is not None:
                 positioned.write_at(out.file, rest[:length], target)
             rest, read = rest[length:], read + length
 
 
-def _gulps(goals: _Goals, most: int) -> Iterator[_Goals]:
-    gulp: _Goals = []
+def _batches(destinations: _Destinations, most: int) -> Iterator[_Destinations]:
+    batch: _Destinations = []
     room = most
-    for target, length in goals:
+    for target, length in destinations:
         while length > 0:
             taken = min(length, room)
-            gulp.append((target, taken))
+            batch.append((target, taken))
             target, length, room = None if target is None else target + taken, length - taken, room - taken
-            if not room or len(gulp) == _MOST_AT_ONCE:
-                yield gulp
-                gulp, room = [], most
-    if gulp:
-        yield gulp
+            if not room or len(batch) == _MAX_BUFFERS:
+                yield batch
+                batch, room = [], most
+    if batch:
+        yield batch
 
 
-class _Out:
+class _OutputFile:
     """The output file, mapped if most of its pages are already allocated."""
 
     def __init__(self, target: Path, file: FileIO, size: int) -> None:
@@ -207,18 +209,18 @@ class _Out:
         self.file = file
         self.mapped = memory_files.mapped(target, file, size) if 0 < size <= 2 * there else None
 
-    def places(self, gulp: _Goals, buffer: memoryview) -> list[memoryview]:
+    def places(self, batch: _Destinations, buffer: memoryview) -> list[memoryview]:
         """Return where to read to: the mapped target, or the buffer to write from."""
         if self.mapped is None:
-            return [buffer[: sum(length for _, length in gulp)]]
+            return [buffer[: sum(length for _, length in batch)]]
         found = []
         whole = memoryview(self.mapped.bytes)
-        for target, length in gulp:
+        for target, length in batch:
             if target is None:
                 found.append(buffer[:length])
                 buffer = buffer[length:]
                 continue
-            if length >= _WORTH_ASKING:  # else the system maps page by page
+            if length >= _MIN_PREFETCH_BYTES:  # else the system maps page by page
                 self.mapped.have_ready(target, length)
             found.append(whole[target : target + length])
         return found

@@ -22,7 +22,7 @@ BLOCK_ROWS = 256
 RESIDUE = -1  # `cache` value of a residue block
 RESIDUE_CHUNK = 4 << 20
 _MAX_MAP_BYTES = 64_000_000
-_MOST = 1 << 50  # limit for row map numbers
+_MAX_VALUE = 1 << 50  # limit for row map numbers
 
 
 class RecipeError(Exception):
@@ -154,7 +154,7 @@ def row_map_of(facts: Any) -> RowMap:
 
 
 def _numbers(values: list[Any]) -> list[int]:
-    if not all(type(value) is int and 0 <= value < _MOST for value in values):
+    if not all(type(value) is int and 0 <= value < _MAX_VALUE for value in values):
         raise ValueError
     return values
 

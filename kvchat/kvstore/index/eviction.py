@@ -38,12 +38,12 @@ class Candidate(NamedTuple):
     last_used_at: float
     kept: bool  # pinned or in use: never removed
     message_id: str | None = None  # message it ends in; with sliding windows two share one and are used together
-    goes_on: int | None = None  # for programs: number of continuations; None for a conversation
+    continuation_count: int | None = None  # for programs: number of continuations; None for a conversation
 
     @property
     def is_end(self) -> bool:
         """True if a program's thread ends here, or several share it."""
-        return self.goes_on is not None and self.goes_on != 1
+        return self.continuation_count is not None and self.continuation_count != 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,12 +61,12 @@ def plan_prune(candidates: Sequence[Candidate], needs: Needs, used: int, target:
 
     Save points that are `kept` or no candidates stay, even if the target is missed.
     """
-    held = _held(needs)
+    held = _held_bytes(needs)
     order = _order(candidates, held, now)
     freed = np.cumsum(_freed(order, needs))
     if used > target:
         order = order[: int(np.searchsorted(freed, used - target)) + 1]
-        order = _without_excess(order, needs, used - target)
+        order = _spare_unneeded(order, needs, used - target)
     else:
         order = []
     lost: dict[str, tuple[int, int]] = {}
@@ -82,20 +82,20 @@ def plan_prune(candidates: Sequence[Candidate], needs: Needs, used: int, target:
 
 def plan_programs(candidates: Sequence[Candidate], needs: Needs, target: int, now: float) -> PrunePlan:
     """Plan removals so that programs keep at most `target` bytes that no chat also keeps."""
-    programs = [place for place, point in enumerate(candidates) if point.goes_on is not None]
+    programs = [place for place, point in enumerate(candidates) if point.continuation_count is not None]
     used = int(sum(_freed(programs, needs)))
-    alone = [point if point.goes_on is not None else point._replace(kept=True) for point in candidates]
+    alone = [point if point.continuation_count is not None else point._replace(kept=True) for point in candidates]
     return plan_prune(alone, needs, used, target, now)
 
 
-def _held(needs: Needs) -> list[float]:
+def _held_bytes(needs: Needs) -> list[float]:
     sums: list[float] = []
     for parent, size in zip(needs.parents.tolist(), needs.sizes[needs.blocks].tolist(), strict=True):
         sums.append(size + (sums[parent] if parent >= 0 else 0))
     return [sums[end] for end in needs.ends.tolist()]
 
 
-def _without_excess(order: list[int], needs: Needs, wanted: int) -> list[int]:
+def _spare_unneeded(order: list[int], needs: Needs, wanted: int) -> list[int]:
     """Spare what need not go: after removing a chat's last turn, older ones may be small enough to stay."""
     gone = _last_turns(order, needs) < len(order)
     sizes, blocks, parents = needs.sizes.tolist(), needs.blocks.tolist(), needs.parents.tolist()
@@ -140,14 +140,14 @@ def _order(everything: Sequence[Candidate], held: Sequence[float], now: float) -
     keyed: list[tuple[bool, float, bool, float, int]] = []
     for place, point in enumerate(everything):
         newest = last[point.conversation_id, point.line]
-        if point.goes_on is not None:
+        if point.continuation_count is not None:
             is_last = point.is_end or (point.conversation_id, point.message_id) in ends
-            worth = value[place] * (max(point.goes_on, 1) if is_last else OLDER_TURN_SHARE)
+            worth = value[place] * (max(point.continuation_count, 1) if is_last else OLDER_TURN_SHARE)
         else:
             is_last = place == newest or None is not point.message_id == everything[newest].message_id
             worth = value[newest] if is_last else min(value[newest], OLDER_TURN_SHARE * value[place])
         if not point.kept:
-            keyed.append((point.goes_on is None, worth, is_last, point.created_at, place))
+            keyed.append((point.continuation_count is None, worth, is_last, point.created_at, place))
     return [place for *_, place in sorted(keyed)]
 
 

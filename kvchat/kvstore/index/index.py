@@ -22,7 +22,7 @@ from kvchat.words.language import N_, _
 TOO_NEW = N_("Your chat memory was saved by a newer version of kvchat")
 _PAGE_BYTES = 8192  # an index page holds a whole token segment and its neighbors
 _LOG_BYTES = 400_000  # size of the write-ahead log before a checkpoint
-_MOST_IDLE = 4
+_MAX_IDLE_READERS = 4
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
 _ENVIRONMENT = {
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM),
@@ -98,7 +98,7 @@ class Index:
             with self._transaction(connection, "BEGIN", file):
                 yield connection
         finally:
-            if file == self._file and len(self._readers) < _MOST_IDLE:
+            if file == self._file and len(self._readers) < _MAX_IDLE_READERS:
                 self._readers.append(connection)
             else:
                 connection.close()

@@ -17,12 +17,16 @@ from kvchat.kvstore.index import token_tree
 from kvchat.kvstore.index.schema import CorruptIndex, fingerprint_of, moment
 from kvchat.kvstore.savepoint import PROGRAM, Fingerprint, SavePoint
 
-_LATE = 16  # most recently used save points
-_OF_CHAT = "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE name = ?"
+_RECENT_COUNT = 16  # most recently used save points
+_POINTS_OF_CONVERSATION = (
+    "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE name = ?"
+)
 _START = 0
 _COLUMNS = "block_id, cache, first_row, n_rows, skip, position"
 _Link = tuple[int, int, int, int, int, int]  # _COLUMNS
-_SAME = "SELECT id FROM links WHERE parent_id = ? AND " + " AND ".join(f"{name} = ?" for name in _COLUMNS.split(", "))
+_FIND_LINK = "SELECT id FROM links WHERE parent_id = ? AND " + " AND ".join(
+    f"{name} = ?" for name in _COLUMNS.split(", ")
+)
 
 
 def fingerprint_id(db: sqlite3.Connection, fingerprint: Fingerprint) -> int | None:
@@ -103,7 +107,7 @@ def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
             token_tree.drop_unused(db, node_id)
 
 
-def hand_over(db: sqlite3.Connection, doomed: Sequence[int]) -> list[int]:
+def transfer_to_extensions(db: sqlite3.Connection, doomed: Sequence[int]) -> list[int]:
     """Give each of the `doomed` save points that a remaining one extends to that one; return the rest.
 
     If states cannot be cut, the one at the end of a shared system prompt is useful to every conversation that has
@@ -114,43 +118,45 @@ def hand_over(db: sqlite3.Connection, doomed: Sequence[int]) -> list[int]:
         "SELECT s.id, tree_id, node_id FROM save_points s JOIN nodes n ON n.id = node_id"
         " WHERE s.id IN (SELECT value FROM json_each(?)) ORDER BY s.n_tokens DESC"
     )
-    barren: set[int] = set()  # longest first, so no place in a chat's line is checked twice
+    empty_nodes: set[int] = set()  # longest first, so no place in a chat's line is checked twice
     left = []
     for point_id, tree_id, node_id in db.execute(query, (ids,)).fetchall():
-        heir = _heir(db, frozenset(doomed), barren, tree_id, node_id)
-        if heir is None:
+        successor = _find_successor(db, frozenset(doomed), empty_nodes, tree_id, node_id)
+        if successor is None:
             left.append(point_id)
         else:
-            _give(db, point_id, heir)
+            _transfer(db, point_id, successor)
     return left
 
 
-def _heir(db: sqlite3.Connection, doomed: frozenset[int], barren: set[int], tree_id: int, node_id: int) -> int | None:
+def _find_successor(
+    db: sqlite3.Connection, doomed: frozenset[int], empty_nodes: set[int], tree_id: int, node_id: int
+) -> int | None:
     """Return a remaining save point beyond this place; None if there is none, or one is exactly here."""
 
-    def heir_at(node_id: int, which: str = "NOT never_save") -> int | None:
+    def successor_at(node_id: int, which: str = "NOT never_save") -> int | None:
         query = "SELECT s.id FROM save_points s JOIN conversations c ON c.id = conversation_id WHERE node_id = ? AND "
         return next((id for (id,) in db.execute(query + which, (node_id,)) if id not in doomed), None)
 
-    if heir_at(node_id, "true") is not None:
+    if successor_at(node_id, "true") is not None:
         return None
     tokens = token_tree.tokens_of(db, node_id)
     for place in token_tree.places(db, [tree_id], tokens):
         if place.shared < len(tokens):
             return None
-        heir = token_tree.first_below(db, place.node_id, heir_at, barren)
-        if heir is not None:
-            return heir
+        successor = token_tree.first_at_or_below(db, place.node_id, successor_at, empty_nodes)
+        if successor is not None:
+            return successor
     return None
 
 
-def _give(db: sqlite3.Connection, point_id: int, heir: int) -> None:
+def _transfer(db: sqlite3.Connection, point_id: int, successor: int) -> None:
     query = "SELECT conversation_id, link_id FROM save_points WHERE id = ?"
-    (before, link_id), (after, _) = (db.execute(query, (id,)).fetchone() for id in (point_id, heir))
+    (before, link_id), (after, _) = (db.execute(query, (id,)).fetchone() for id in (point_id, successor))
     db.execute(
         "UPDATE save_points SET (conversation_id, message_id) ="
         " (SELECT conversation_id, message_id FROM save_points WHERE id = ?) WHERE id = ?",
-        (heir, point_id),
+        (successor, point_id),
     )
     hold_recipe(db, link_id or 0, after)
     release_recipe(db, link_id or 0, before)
@@ -172,12 +178,12 @@ def fingerprints_of(db: sqlite3.Connection, conversation_id: str) -> list[Finger
 def points_of(db: sqlite3.Connection, conversation_id: str | None) -> list[int]:
     if conversation_id is None:
         return _numbers(db, "SELECT id FROM save_points")
-    return _numbers(db, _OF_CHAT, conversation_id)
+    return _numbers(db, _POINTS_OF_CONVERSATION, conversation_id)
 
 
 def points_of_messages(db: sqlite3.Connection, conversation_id: str, message_ids: Collection[str]) -> list[int]:
     """Return the conversation's save points that end in these messages or in none."""
-    query = f"{_OF_CHAT} AND (message_id IS NULL OR message_id IN (SELECT value FROM json_each(?)))"
+    query = f"{_POINTS_OF_CONVERSATION} AND (message_id IS NULL OR message_id IN (SELECT value FROM json_each(?)))"
     return _numbers(db, query, conversation_id, json.dumps(list(message_ids)))
 
 
@@ -186,9 +192,9 @@ def points_for(db: sqlite3.Connection, audience: str) -> list[int]:
     return _numbers(db, f"{query} WHERE audience = ?", audience)
 
 
-def largest_of_late(db: sqlite3.Connection) -> int:
+def largest_recent_size(db: sqlite3.Connection) -> int:
     late = "SELECT file_size FROM save_points ORDER BY last_used_at DESC LIMIT ?"
-    return _numbers(db, f"SELECT coalesce(max(file_size), 0) FROM ({late})", _LATE)[0]
+    return _numbers(db, f"SELECT coalesce(max(file_size), 0) FROM ({late})", _RECENT_COUNT)[0]
 
 
 def unused_since(db: sqlite3.Connection, moment: float, protected: int | None, *, programs: bool) -> list[int]:
@@ -203,7 +209,7 @@ def unused_since(db: sqlite3.Connection, moment: float, protected: int | None, *
     return _numbers(db, f"{query} AND name GLOB ?", moment, protected, f"{PROGRAM}*" if programs else "*")
 
 
-def same_place(db: sqlite3.Connection, point_id: int) -> list[int]:
+def points_at_same_node(db: sqlite3.Connection, point_id: int) -> list[int]:
     """Return the older absorbed save points of the same conversation at the same node."""
     query = (
         "SELECT o.id FROM save_points o JOIN save_points s ON o.node_id = s.node_id AND o.conversation_id ="
@@ -265,7 +271,7 @@ def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
     return recipe
 
 
-def absorbed_of(db: sqlite3.Connection, conversation_id: str) -> dict[int, str | None]:
+def absorbed_points(db: sqlite3.Connection, conversation_id: str) -> dict[int, str | None]:
     query = (
         "SELECT s.id, message_id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
         " WHERE name = ? AND link_id IS NOT NULL ORDER BY s.id"
@@ -303,7 +309,7 @@ def _in_file_order(uses: Iterable[BlockUse]) -> tuple[BlockUse, ...]:
 def _add(db: sqlite3.Connection, path: Sequence[_Link]) -> int:
     link_id, new = _START, False
     for link in path:
-        row = None if new else db.execute(_SAME, (link_id, *link)).fetchone()
+        row = None if new else db.execute(_FIND_LINK, (link_id, *link)).fetchone()
         if row is None:
             new = True
             row = db.execute(
@@ -352,7 +358,7 @@ def _path_to(db: sqlite3.Connection, link_id: int) -> list[sqlite3.Row]:
     return db.execute(query, (link_id,)).fetchall()
 
 
-def users_of(db: sqlite3.Connection, block: bytes) -> list[int]:
+def points_using_block(db: sqlite3.Connection, block: bytes) -> list[int]:
     query = """
         WITH RECURSIVE down (id) AS (
             SELECT links.id FROM links JOIN blocks b ON b.id = block_id WHERE b.name = ?

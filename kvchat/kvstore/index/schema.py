@@ -20,10 +20,10 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.system.migrations import migrate
 
 SEGMENT, TOKEN_BYTES = 256, 4  # maximum tokens per tree node; bytes per token
-_MOST = 1 << 50  # bytes or milliseconds; a sum of 8,000 of these still fits
-_SUM = f"BETWEEN -{4096 * _MOST} AND {4096 * _MOST}"
-_LATEST = 1 << 34  # seconds since 1970
-_LONGEST = 1 << 31  # tokens
+_MAX_NUMBER = 1 << 50  # bytes or milliseconds; a sum of 8,000 of these still fits
+_SUM_RANGE = f"BETWEEN -{4096 * _MAX_NUMBER} AND {4096 * _MAX_NUMBER}"
+_MAX_TIME_S = 1 << 34  # seconds since 1970
+_MAX_TOKENS = 1 << 31  # tokens
 
 # Recount everything from recipes and blocks; correct sums cause only reads.
 RECOUNT = """
@@ -73,7 +73,7 @@ MIGRATIONS: tuple[str, ...] = (
         tree_id INTEGER NOT NULL REFERENCES trees (id),
         parent_id INTEGER NOT NULL CHECK (parent_id BETWEEN 0 AND id - 1),  -- 0 for the first segment
         name BLOB NOT NULL,
-        n_tokens INTEGER NOT NULL CHECK (n_tokens BETWEEN 1 AND {_LONGEST}),  -- up to the end of the segment
+        n_tokens INTEGER NOT NULL CHECK (n_tokens BETWEEN 1 AND {_MAX_TOKENS}),  -- up to the end of the segment
         packed BLOB NOT NULL CHECK (length(packed) BETWEEN {TOKEN_BYTES} AND {SEGMENT * TOKEN_BYTES}
             AND length(packed) % {TOKEN_BYTES} = 0),
         UNIQUE (tree_id, name)
@@ -84,16 +84,16 @@ MIGRATIONS: tuple[str, ...] = (
         name TEXT NOT NULL UNIQUE,
         pinned INTEGER NOT NULL DEFAULT 0 CHECK (pinned IN (0, 1)),
         never_save INTEGER NOT NULL DEFAULT 0 CHECK (never_save IN (0, 1)),
-        held_bytes INTEGER NOT NULL DEFAULT 0 CHECK (held_bytes {_SUM}),  -- of its blocks, on disk
-        exclusive_bytes INTEGER NOT NULL DEFAULT 0 CHECK (exclusive_bytes {_SUM})  -- of those nobody else holds
+        held_bytes INTEGER NOT NULL DEFAULT 0 CHECK (held_bytes {_SUM_RANGE}),  -- of its blocks, on disk
+        exclusive_bytes INTEGER NOT NULL DEFAULT 0 CHECK (exclusive_bytes {_SUM_RANGE})  -- of those nobody else holds
     ) STRICT;
     CREATE TABLE blocks (
         id INTEGER PRIMARY KEY,
         name BLOB NOT NULL UNIQUE CHECK (length(name) = 32),
-        size INTEGER NOT NULL CHECK (size BETWEEN 0 AND {_MOST}),
+        size INTEGER NOT NULL CHECK (size BETWEEN 0 AND {_MAX_NUMBER}),
         residue INTEGER NOT NULL CHECK (residue IN (0, 1)),  -- no rows; of unknown layout all blocks count as rows
         xxh3 BLOB NOT NULL,  -- proves at a restore that it is what it was, some times as fast as its name
-        disk_bytes INTEGER NOT NULL CHECK (disk_bytes BETWEEN 0 AND {_MOST}),  -- as the file system allots them
+        disk_bytes INTEGER NOT NULL CHECK (disk_bytes BETWEEN 0 AND {_MAX_NUMBER}),  -- as the file system allots them
         holders INTEGER NOT NULL DEFAULT 0  -- conversations
     ) STRICT;
     CREATE INDEX blocks_unused ON blocks (id) WHERE holders = 0;
@@ -115,11 +115,11 @@ MIGRATIONS: tuple[str, ...] = (
         message_id TEXT,  -- it ends in that message, and goes with it
         fingerprint_id INTEGER NOT NULL REFERENCES fingerprints (id),
         node_id INTEGER NOT NULL REFERENCES nodes (id),
-        n_tokens INTEGER NOT NULL CHECK (n_tokens BETWEEN 1 AND {_LONGEST}),
-        file_size INTEGER NOT NULL CHECK (file_size BETWEEN 1 AND {_MOST}),
-        prefill_ms REAL NOT NULL CHECK (prefill_ms BETWEEN 0 AND {_MOST}),
-        created_at REAL NOT NULL CHECK (created_at BETWEEN 0 AND {_LATEST}),
-        last_used_at REAL NOT NULL CHECK (last_used_at BETWEEN 0 AND {_LATEST}),
+        n_tokens INTEGER NOT NULL CHECK (n_tokens BETWEEN 1 AND {_MAX_TOKENS}),
+        file_size INTEGER NOT NULL CHECK (file_size BETWEEN 1 AND {_MAX_NUMBER}),
+        prefill_ms REAL NOT NULL CHECK (prefill_ms BETWEEN 0 AND {_MAX_NUMBER}),
+        created_at REAL NOT NULL CHECK (created_at BETWEEN 0 AND {_MAX_TIME_S}),
+        last_used_at REAL NOT NULL CHECK (last_used_at BETWEEN 0 AND {_MAX_TIME_S}),
         row_map BLOB,
         seal BLOB,
         link_id INTEGER REFERENCES links (id),  -- the last use of its recipe; NULL: its file in staging is all there is
@@ -155,15 +155,15 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX losses_of_conversation ON losses (conversation, fingerprint_id);
     CREATE TABLE written (
         day TEXT PRIMARY KEY NOT NULL,
-        bytes INTEGER NOT NULL CHECK (bytes BETWEEN 0 AND {_MOST})
+        bytes INTEGER NOT NULL CHECK (bytes BETWEEN 0 AND {_MAX_NUMBER})
     ) STRICT, WITHOUT ROWID;
     CREATE TABLE marks (name TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
     CREATE TABLE sums (  -- one row
-        row_bytes INTEGER NOT NULL CHECK (row_bytes {_SUM}),  -- of all blocks
-        disk_bytes INTEGER NOT NULL CHECK (disk_bytes {_SUM}),
+        row_bytes INTEGER NOT NULL CHECK (row_bytes {_SUM_RANGE}),  -- of all blocks
+        disk_bytes INTEGER NOT NULL CHECK (disk_bytes {_SUM_RANGE}),
         points INTEGER NOT NULL,
-        logical_bytes INTEGER NOT NULL CHECK (logical_bytes {_SUM}),  -- of all slot files
-        written INTEGER NOT NULL CHECK (written {_SUM})  -- bytes, ever
+        logical_bytes INTEGER NOT NULL CHECK (logical_bytes {_SUM_RANGE}),  -- of all slot files
+        written INTEGER NOT NULL CHECK (written {_SUM_RANGE})  -- bytes, ever
     ) STRICT;
     INSERT INTO sums VALUES (0, 0, 0, 0, 0);
     CREATE TRIGGER block_added AFTER INSERT ON blocks BEGIN
@@ -230,7 +230,7 @@ class CorruptIndex(ValueError):
 def is_sane(db: sqlite3.Connection) -> bool:
     """True if the file is intact and every row plausible, or if it cannot be read at all."""
     try:
-        if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok" or _schema(db) != _schema_as_made():
+        if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok" or _schema(db) != _expected_schema():
             return False
         if db.execute("PRAGMA foreign_key_check").fetchone():
             return False
@@ -254,7 +254,7 @@ def _schema(db: sqlite3.Connection) -> set[tuple[str, str, str]]:
 
 
 @cache
-def _schema_as_made() -> set[tuple[str, str, str]]:
+def _expected_schema() -> set[tuple[str, str, str]]:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         migrate(db, Path(), MIGRATIONS, "", keep_copy=False)
         return _schema(db)

@@ -22,13 +22,13 @@ from kvchat.kvstore.savepoint import Tokens
 
 _ROOT = 0
 _HASH_BYTES = 16  # matches are verified against the real token ids
-_NAMES_EACH = 500  # SQLite's limit on parameters is 999 in old versions
-_MOST_AT = 20  # save points with the same tokens
+_MAX_PARAMETERS = 500  # SQLite's limit on parameters is 999 in old versions
+_MAX_POINTS_PER_NODE = 20  # save points with the same tokens
 _CHILDREN = "SELECT id, packed FROM nodes WHERE parent_id = ? AND tree_id = ?"
 
 _Parent = tuple[int, int]  # node and tree
 _Child = tuple[int, int, int]  # node, tokens shared, tokens
-_After = Callable[[sqlite3.Connection, _Parent, bytes], Iterator[_Child]]
+_ChildSearch = Callable[[sqlite3.Connection, _Parent, bytes], Iterator[_Child]]
 
 
 class Place(NamedTuple):
@@ -58,7 +58,7 @@ def _chain(packed: bytes) -> list[_Segment]:
 
 def add_tokens(db: sqlite3.Connection, tree_id: int, tokens: Sequence[int]) -> int:
     segments = _chain(pack_tokens(tokens))
-    known = _known(db, tree_id, segments)
+    known = _existing_nodes(db, tree_id, segments)
     node_id = _ROOT
     for segment in segments:
         found = known.get(segment.name)
@@ -108,22 +108,24 @@ def drop_unused(db: sqlite3.Connection, node_id: int) -> None:
 
 def places(db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int]) -> Iterator[Place]:
     """Lazily yield the nodes that share leading tokens with the prompt, longest match first."""
-    return _in_all(db, trees, prompt, _beside)
+    return _search_trees(db, trees, prompt, _matching_children)
 
 
-def whole_places(db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int]) -> Iterator[Place]:
+def prefix_places(db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int]) -> Iterator[Place]:
     """Lazily yield the nodes whose whole token list begins the prompt, longest first."""
-    return _in_all(db, trees, prompt, _that_begin)
+    return _search_trees(db, trees, prompt, _prefix_children)
 
 
-def _in_all(db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int], after: _After) -> Iterator[Place]:
+def _search_trees(
+    db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int], after: _ChildSearch
+) -> Iterator[Place]:
     packed = pack_tokens(prompt)
     return merge(*(_places(db, tree, packed, after) for tree in trees), key=lambda place: -place.shared)
 
 
-def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, after: _After) -> Iterator[Place]:
+def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, after: _ChildSearch) -> Iterator[Place]:
     segments = [segment for segment in _chain(packed) if len(segment.packed) == SEGMENT * TOKEN_BYTES]
-    known = _known(db, tree_id, segments)
+    known = _existing_nodes(db, tree_id, segments)
     path = [(_ROOT, 0)]  # nodes of whole segments along the prompt, with their ends
     for segment in segments:
         if segment.name not in known:
@@ -142,27 +144,27 @@ def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, after: _After) 
 def at(db: sqlite3.Connection, node_id: int) -> list[int]:
     """Return the save points at exactly this node, most recently used first; limited in number."""
     query = "SELECT id FROM save_points WHERE node_id = ? ORDER BY last_used_at DESC LIMIT ?"
-    return [row[0] for row in db.execute(query, (node_id, _MOST_AT))]
+    return [row[0] for row in db.execute(query, (node_id, _MAX_POINTS_PER_NODE))]
 
 
-def below(db: sqlite3.Connection, node_id: int, barren: set[int], *, absorbed: bool = False) -> int | None:
+def below(db: sqlite3.Connection, node_id: int, empty_nodes: set[int], *, absorbed: bool = False) -> int | None:
     """Return a save point at or beyond the node (only an absorbed one if `absorbed`), or None.
 
-    `barren`: nodes known to lead to none; updated.
+    `empty_nodes`: nodes known to lead to none; updated.
     """
     query = f"SELECT id FROM save_points WHERE node_id = ? {'AND link_id IS NOT NULL ' * absorbed}LIMIT 1"
 
-    def there(node_id: int) -> int | None:
+    def lookup(node_id: int) -> int | None:
         row = db.execute(query, (node_id,)).fetchone()
         return int(row[0]) if row else None
 
-    return first_below(db, node_id, there, barren)
+    return first_at_or_below(db, node_id, lookup, empty_nodes)
 
 
-def first_below(
-    db: sqlite3.Connection, node_id: int, there: Callable[[int], int | None], barren: set[int]
+def first_at_or_below(
+    db: sqlite3.Connection, node_id: int, lookup: Callable[[int], int | None], empty_nodes: set[int]
 ) -> int | None:
-    """Return the first non-None `there` of the node or one beyond it. Nodes without one go into `barren`.
+    """Return the first non-None `lookup` of the node or one beyond it. Nodes without one go into `empty_nodes`.
 
     Every leaf of the tree has a save point, so the first path down usually finds one.
     """
@@ -172,17 +174,17 @@ def first_below(
         above, nodes = ways[-1]
         node_id = next(nodes, _ROOT)
         if node_id == _ROOT:
-            barren.add(above)
+            empty_nodes.add(above)
             ways.pop()
-        elif node_id not in barren:
-            found = there(node_id)
+        elif node_id not in empty_nodes:
+            found = lookup(node_id)
             if found is not None:
                 return found
             ways.append((node_id, (row[0] for row in db.execute(query, (node_id, node_id)))))
     return None
 
 
-def ways_on(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[int, int]:
+def count_continuations(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[int, int]:
     """Count the ways token lists continue from each node: 0 where one ends, 2 where they diverge."""
     if not nodes:
         return {}
@@ -203,16 +205,16 @@ def ways_on(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[int, int]:
     return {node: ways[node] for node in nodes}
 
 
-def _known(db: sqlite3.Connection, tree_id: int, segments: Sequence[_Segment]) -> dict[bytes, int]:
+def _existing_nodes(db: sqlite3.Connection, tree_id: int, segments: Sequence[_Segment]) -> dict[bytes, int]:
     known: dict[bytes, int] = {}
-    for start in range(0, len(segments), _NAMES_EACH):
-        names = [segment.name for segment in segments[start : start + _NAMES_EACH]]
+    for start in range(0, len(segments), _MAX_PARAMETERS):
+        names = [segment.name for segment in segments[start : start + _MAX_PARAMETERS]]
         wanted = ",".join("?" * len(names))
         known |= db.execute(f"SELECT name, id FROM nodes WHERE tree_id = ? AND name IN ({wanted})", (tree_id, *names))
     return known
 
 
-def _beside(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_Child]:
+def _matching_children(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_Child]:
     """Yield the segments after a node that share a prefix with `rest`, longest first.
 
     In byte order the best match is adjacent to `rest`, so the search goes outwards from there in both directions.
@@ -232,7 +234,7 @@ def _beside(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_C
         yield from (child for child in children if child[2] > shared)
 
 
-def _that_begin(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_Child]:
+def _prefix_children(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_Child]:
     """Yield the segments after a node that are prefixes of `rest`, longest first.
 
     A prefix sorts before `rest`. If the next one before it is not one, none is longer than what they share.

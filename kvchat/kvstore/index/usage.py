@@ -102,15 +102,15 @@ def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Cand
     known, sizes = _columns(db, "SELECT id, disk_bytes FROM blocks ORDER BY 1", 2)
     begun = parents == 0
     needs = Needs(
-        _places(links, np.array([row[8] for row in rows], np.int64)),
-        np.where(begun, -1, _places(links, np.where(begun, links, parents))),
-        _places(known, blocks),
+        _indices(links, np.array([row[8] for row in rows], np.int64)),
+        np.where(begun, -1, _indices(links, np.where(begun, links, parents))),
+        _indices(known, blocks),
         sizes,
     )
     if (needs.parents >= np.arange(len(links))).any():
         raise CorruptIndex
-    ways = token_tree.ways_on(db, [row[9] for row in rows if row[9] is not None])
-    return [Candidate(*row[:8])._replace(goes_on=ways.get(row[9])) for row in rows], needs
+    ways = token_tree.count_continuations(db, [row[9] for row in rows if row[9] is not None])
+    return [Candidate(*row[:8])._replace(continuation_count=ways.get(row[9])) for row in rows], needs
 
 
 def held_by_programs(db: sqlite3.Connection) -> int:
@@ -123,7 +123,7 @@ def count_written(db: sqlite3.Connection, day: str, written: int) -> None:
     db.execute("INSERT INTO written VALUES (?1, ?2) ON CONFLICT (day) DO UPDATE SET bytes = bytes + ?2", (day, written))
 
 
-def _places(known: Numbers, wanted: Numbers) -> Numbers:
+def _indices(known: Numbers, wanted: Numbers) -> Numbers:
     places = np.searchsorted(known, wanted)
     if (places == len(known)).any() or (known[places] != wanted).any():
         raise CorruptIndex
@@ -153,19 +153,19 @@ def lose(db: sqlite3.Connection, point_ids: Sequence[int], reason: Reason, now: 
     points.delete(db, point_ids)
 
 
-def loss_of(db: sqlite3.Connection, point_id: int) -> Reason | None:
+def loss_reason(db: sqlite3.Connection, point_id: int) -> Reason | None:
     row = db.execute("SELECT reason FROM losses WHERE save_point_id = ?", (point_id,)).fetchone()
     return _reason(row[0]) if row else None
 
 
-def newest_loss(db: sqlite3.Connection, conversation_id: str, kind: int | None) -> Reason | None:
+def newest_loss_reason(db: sqlite3.Connection, conversation_id: str, kind: int | None) -> Reason | None:
     """Return why a conversation has no save point for a fingerprint, None if it never had one."""
     query = "SELECT reason FROM losses WHERE conversation = ? AND fingerprint_id = ? ORDER BY id DESC LIMIT 1"
     row = db.execute(query, (conversation_id, kind)).fetchone()
     return _reason(row[0]) if row else None
 
 
-def untold_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:
+def take_unreported_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:
     """Return the losses the user has not been told about; mark them as told."""
     rows = db.execute(
         "SELECT conversation, count(*), max(reason) FROM losses WHERE NOT told GROUP BY conversation, reason"
@@ -182,23 +182,23 @@ def _reason(stored: str) -> Reason:
 
 
 def note_index_loss(db: sqlite3.Connection) -> None:
-    _mark(db, "lost", str(time.time()))
+    _write_marker(db, "lost", str(time.time()))
 
 
 def index_lost_at(db: sqlite3.Connection) -> datetime | None:
-    at = _marked(db, "lost")
+    at = _read_marker(db, "lost")
     return moment(float(at)) if at is not None else None
 
 
-def untold_index_loss(db: sqlite3.Connection) -> tuple[Loss, ...]:
-    if index_lost_at(db) is None or _marked(db, "told") is not None:
+def take_unreported_index_loss(db: sqlite3.Connection) -> tuple[Loss, ...]:
+    if index_lost_at(db) is None or _read_marker(db, "told") is not None:
         return ()
-    _mark(db, "told", "")
+    _write_marker(db, "told", "")
     return (Loss("", 0, Reason(ReasonCode.INDEX_LOST)),)
 
 
 def unseen(db: sqlite3.Connection, by: str) -> Unseen:
-    who, _, upto = (_marked(db, "seen") or "").rpartition(" ")
+    who, _, upto = (_read_marker(db, "seen") or "").rpartition(" ")
     last = int(upto) if who == by and by else 0
     query = (
         "SELECT DISTINCT name, message_id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
@@ -212,13 +212,13 @@ def unseen(db: sqlite3.Connection, by: str) -> Unseen:
 
 
 def seen(db: sqlite3.Connection, by: str, what: Unseen) -> None:
-    _mark(db, "seen", f"{by} {what.upto}")
+    _write_marker(db, "seen", f"{by} {what.upto}")
 
 
-def _marked(db: sqlite3.Connection, name: str) -> str | None:
+def _read_marker(db: sqlite3.Connection, name: str) -> str | None:
     row = db.execute("SELECT value FROM marks WHERE name = ?", (name,)).fetchone()
     return row[0] if row else None
 
 
-def _mark(db: sqlite3.Connection, name: str, value: str) -> None:
+def _write_marker(db: sqlite3.Connection, name: str, value: str) -> None:
     db.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (name, value))

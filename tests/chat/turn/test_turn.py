@@ -12,7 +12,7 @@ import pytest
 from kvchat.chat.events import FirstToken, MessagesChanged, Prefilling, ReplyDelta
 from kvchat.chat.record.messages import Message, MessageState, Receipt, Role
 from kvchat.kvstore import saving
-from kvchat.kvstore.blocks.absorb import Absorbed, Earlier, take_apart
+from kvchat.kvstore.blocks.absorb import Absorbed, Earlier, split_slot_file
 from kvchat.kvstore.blocks.layout import RowMap
 from kvchat.session.events import Restored, RestoreFailed, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
@@ -49,9 +49,9 @@ async def test_rows_the_engine_has_kept_are_not_read_again(stage: Stage, monkeyp
 
     def spy(slot_file: Path, row_map: RowMap, before: Earlier | None, *rest: Any, **more: Any) -> Absorbed:
         absorbed.append((before.unchanged, before.shared) if before else (0, 0))
-        return take_apart(slot_file, row_map, before, *rest, **more)
+        return split_slot_file(slot_file, row_map, before, *rest, **more)
 
-    monkeypatch.setattr(saving, "take_apart", spy)
+    monkeypatch.setattr(saving, "split_slot_file", spy)
     chat = await stage.chat()
     await stage.answered(chat)
     (first,) = [event.tokens for event in stage.events if isinstance(event, Saved)]

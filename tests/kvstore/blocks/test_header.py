@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvchat.kvstore.blocks.header import SlotFileError, read_tokens, stands_for
+from kvchat.kvstore.blocks.header import SlotFileError, matches_tokens, read_tokens
 from tests.kvstore.slot_files import MAGIC, slot_file_bytes
 
 token_ids = st.integers(0, 2**31 - 1)
@@ -86,12 +86,12 @@ def test_pictures_are_placeholders_and_known_by_their_place(tmp_path: Path) -> N
     words = [-1, 1, 5, 7, 8, -1, -1, 9, 1, 5, 1234]  # one picture, with a word of the engine's own before it
     held = reading(tmp_path / "a.slot", MAGIC + struct.pack("<II11i", 4, 11, *words) + b"state")
     assert held == (7, 8, -1, -1, 9)
-    assert stands_for(np.array(held), (7, -500, -600, -700, 9))
-    assert not stands_for(np.array(held), (7, -500, -600, -700, 8))
-    assert not stands_for(np.array(held), (7, 8, 1, -700, 9))
-    assert not stands_for(np.array(held), (7, -500, -600, 9))
-    assert not stands_for(np.array((7, 8, 9)), (7, -500, 9))
-    assert stands_for(np.array((7, 8, 9)), (7, 8, 9))
+    assert matches_tokens(np.array(held), (7, -500, -600, -700, 9))
+    assert not matches_tokens(np.array(held), (7, -500, -600, -700, 8))
+    assert not matches_tokens(np.array(held), (7, 8, 1, -700, 9))
+    assert not matches_tokens(np.array(held), (7, -500, -600, 9))
+    assert not matches_tokens(np.array((7, 8, 9)), (7, -500, 9))
+    assert matches_tokens(np.array((7, 8, 9)), (7, 8, 9))
 
 
 def test_a_count_of_billions_allocates_nothing(tmp_path: Path) -> None:

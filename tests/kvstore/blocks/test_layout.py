@@ -28,7 +28,7 @@ from kvchat.kvstore.blocks.layout import (
     Span,
     UnknownLayout,
     cut,
-    joined,
+    merge_adjacent,
     with_masked_rows,
 )
 from kvchat.kvstore.blocks.parser import parse, parse_layout
@@ -273,5 +273,5 @@ def test_checkpoints_of_later_tokens_are_left_out() -> None:
 
 
 def test_plans_are_joined() -> None:
-    plan = joined([b"ab", b"", b"c", Span(0, 5), Span(5, 20), Span(3, 2)])
+    plan = merge_adjacent([b"ab", b"", b"c", Span(0, 5), Span(5, 20), Span(3, 2)])
     assert plan == (b"abc", Span(0, 25), Span(3, 2))

@@ -13,7 +13,7 @@ import pytest
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
-from kvchat.kvstore.blocks.absorb import take_apart
+from kvchat.kvstore.blocks.absorb import split_slot_file
 from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.layout import Layout, Span
 from kvchat.kvstore.blocks.parser import read_row_map
@@ -105,7 +105,7 @@ def mutate(data: bytes, layout: Layout, dice: random.Random, folder: Path) -> No
         changed = mutated(data, layout, dice)
         parse_watched(changed)
         original.write_bytes(changed)
-        recipe = take_apart(original, read_row_map(original), None, blocks).recipe
+        recipe = split_slot_file(original, read_row_map(original), None, blocks).recipe
         compose((Span(0, recipe.file_size),), recipe, blocks, rebuilt)
         assert rebuilt.read_bytes() == changed
         rebuilt.unlink()

@@ -14,7 +14,7 @@ import pytest
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.blocks import absorb, positioned
-from kvchat.kvstore.blocks.block_files import BlockFiles, Written
+from kvchat.kvstore.blocks.block_files import BlockFiles, WrittenBlock
 from kvchat.kvstore.savepoint import AbsorbReport
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.slot_files import line as text
@@ -26,7 +26,7 @@ BIG = Model(layers=4, row_size=384)
 def at_the_third_block(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> None:
     put, puts = BlockFiles.put, iter(range(1_000_000))
 
-    def put_and_see(self: BlockFiles, written: Written) -> int:
+    def put_and_see(self: BlockFiles, written: WrittenBlock) -> int:
         if next(puts) == 2:
             happens()
         return put(self, written)
