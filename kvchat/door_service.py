@@ -15,7 +15,7 @@ from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.switching import SwitchingHost
 from kvchat.errors import KvchatError
 from kvchat.gateway.keys import EVERYBODY, DoorKeys, Keys
-from kvchat.kvstore.savepoint import kept_for
+from kvchat.kvstore.savepoint import program_owner
 from kvchat.library.model_library import ModelLibrary
 from kvchat.session.slots import Slots
 from kvchat.settings import Settings, SettingsNotSaved, differ
@@ -128,7 +128,7 @@ class DoorService:
             self._gateway.forget(program)
         await self._save()
         for kept_with in (program, ALL_PROGRAMS):
-            await asyncio.to_thread(self.slots.store.inventory.delete_conversation, kept_for(kept_with))
+            await asyncio.to_thread(self.slots.store.inventory.delete_conversation, program_owner(kept_with))
 
     async def follow(self) -> None:
         self._follows = True

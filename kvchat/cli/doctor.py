@@ -23,7 +23,7 @@ from kvchat.engine.finding.arguments import parse_workers
 from kvchat.engine.finding.discovery import Device, build_identity, find_engine, list_devices, usable_engine
 from kvchat.engine_host.choice import memory_for
 from kvchat.errors import KvchatError
-from kvchat.kvstore.memory_files import MEMORY_FOLDER, Staged, place_in, staged_where
+from kvchat.kvstore.memory_files import MEMORY_FOLDER, Staged, describe_staging, staging_capacity
 from kvchat.library.gguf.facts import model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser
@@ -161,7 +161,7 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
         free_disk_bytes=shutil.disk_usage(existing).free,
         free_floor_bytes=settings.free_floor_bytes,
         quota=limit_in_words(paths, settings),
-        staging=staged_where(MEMORY_FOLDER, staging_room(0)),
+        staging=describe_staging(MEMORY_FOLDER, staging_room(0)),
         directories=[
             {"name": name, "path": str(path), "exists": is_folder(path), "problem": problems.get(name, "")}
             for name, path in folders
@@ -180,7 +180,7 @@ def _inspect_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
         location, asked = usable_engine(settings.engine_path)
         build, workers = build_identity(location, asked), parse_workers(settings.rpc_workers)
         devices = list_devices(location, workers)
-        memory = memory_for(location, workers, Staged(place=place_in(MEMORY_FOLDER)))
+        memory = memory_for(location, workers, Staged(place=staging_capacity(MEMORY_FOLDER)))
         told = EngineReport(True, version=asked.version, build=build, devices=devices)
     except KvchatError as error:
         told, memory = EngineReport(True, problem=str(error)), available_memory()

@@ -17,7 +17,7 @@ from kvchat.cli.arguments import JsonOptions, ProgramOptions, PruneOptions
 from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import columns, padded, print_out, print_result, show_progress, to_json, width
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan, StoreUsage, VerifyReport, kept_for, program_of
+from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan, StoreUsage, VerifyReport, program_of, program_owner
 from kvchat.kvstore.store import BlockStore
 from kvchat.session.restore_cost import ReadingSpeed
 from kvchat.settings import Settings
@@ -146,7 +146,7 @@ async def forget(options: ProgramOptions, commands: Commands) -> int:
             raise KvchatError(
                 _("There are no save points of an app named “{program}”", program=options.program), f"{there}.", ""
             )
-        freed = opened.store.inventory.delete_conversation(kept_for(options.program))
+        freed = opened.store.inventory.delete_conversation(program_owner(options.program))
         fields = {"program": options.program, "bytes_freed": freed}
         return print_result(options.as_json, fields, [_("Freed {freed}.", freed=size(freed))])
 

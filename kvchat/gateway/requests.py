@@ -20,7 +20,7 @@ from typing import Any
 
 from kvchat.gateway.medicine.prompts import Parting
 from kvchat.gateway.medicine.rules import Change
-from kvchat.kvstore.savepoint import kept_for
+from kvchat.kvstore.savepoint import program_owner
 from kvchat.system.files import read_json, whole_file
 from kvchat.words.reasons import Reason, ReasonCode
 
@@ -89,7 +89,7 @@ class Passage:
 
     @property
     def owner(self) -> str:
-        return kept_for(self.kept_with or self.program)
+        return program_owner(self.kept_with or self.program)
 
     @property
     def was_known(self) -> bool:

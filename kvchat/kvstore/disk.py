@@ -102,7 +102,7 @@ def remove(path: Path) -> None:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
-def allotted(found: os.stat_result) -> int:
+def disk_usage(found: os.stat_result) -> int:
     """Return the disk usage of a file or folder, or its length if the system does not report it."""
     blocks: int | None = getattr(found, "st_blocks", None)  # always 512-byte units; absent on Windows
     return found.st_size if blocks is None else 512 * blocks
@@ -110,5 +110,5 @@ def allotted(found: os.stat_result) -> int:
 
 def tree_size(path: Path) -> int:
     with contextlib.suppress(OSError):
-        return allotted(path.lstat()) + sum(map(tree_size, listing(path) if path.is_dir() else ()))
+        return disk_usage(path.lstat()) + sum(map(tree_size, listing(path) if path.is_dir() else ()))
     return 0

@@ -27,16 +27,16 @@ from kvchat.kvstore.blocks.recipe import (
 )
 from kvchat.kvstore.index import points, usage
 from kvchat.kvstore.index.index import reading
-from kvchat.kvstore.inventory import BLOCKS, INDEX, Inventory, check_store, in_words, not_written
+from kvchat.kvstore.inventory import BLOCKS, INDEX, Inventory, check_store, in_words, write_error
 from kvchat.kvstore.savepoint import Fingerprint, NotSaved, SavePoint, StoreRefused, Tokens, common_prefix
 from kvchat.words.language import N_, _
 from kvchat.words.reasons import Reason, ReasonCode
 
 FORMAT, VERSION = "kvchat-memory", 1
-_MOST = 1 << 50  # limit for numbers
-_MOST_TOKEN = 1 << 31
+_MAX_NUMBER = 1 << 50  # limit for numbers
+_MAX_TOKEN = 1 << 31
 _BLOCK_NAME = 32  # bytes
-MOST_POINTS = 100  # newest per conversation; older ones add only states that cutting cannot produce
+MAX_POINTS = 100  # newest per conversation; older ones add only states that cutting cannot produce
 _PIECE = 1 << 20  # bytes
 _GONE = (
     N_("Part of this chat’s memory was deleted or damaged in the meantime."),
@@ -128,7 +128,7 @@ def from_json(data: Any) -> Manifest:
 def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> CarriedPoint:
     """Parse it. Raises BadMemory, RecipeError and type errors."""
     shared, message_id = _number(entry["shared"]), entry["message_id"]
-    tokens = (*before[:shared], *(_number(token, -_MOST_TOKEN, _MOST_TOKEN) for token in entry["tokens"]))
+    tokens = (*before[:shared], *(_number(token, -_MAX_TOKEN, _MAX_TOKEN) for token in entry["tokens"]))
     if shared > len(before) or not tokens or not isinstance(message_id, str | None):
         raise BadMemory(_("a save point is invalid"))
     uses = []
@@ -140,12 +140,12 @@ def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> C
     recipe = Recipe(_number(entry["file_size"], 1), row_map_of(entry["row_map"]), tuple(uses))
     check_whole(recipe)
     prefill_ms = entry["prefill_ms"]
-    if type(prefill_ms) not in (int, float) or not isfinite(prefill_ms) or not 0 <= prefill_ms < _MOST:
+    if type(prefill_ms) not in (int, float) or not isfinite(prefill_ms) or not 0 <= prefill_ms < _MAX_NUMBER:
         raise BadMemory(_("a number in its manifest is out of range"))
     return CarriedPoint(tokens, message_id, float(prefill_ms), recipe)
 
 
-def _number(value: Any, least: int = 0, most: int = _MOST) -> int:
+def _number(value: Any, least: int = 0, most: int = _MAX_NUMBER) -> int:
     if type(value) is not int or not least <= value < most:
         raise BadMemory(_("a number in its manifest is out of range"))
     return value
@@ -168,7 +168,7 @@ def _manifest(db: sqlite3.Connection, conversation_id: str) -> Manifest | None:
     messages = points.absorbed_points(db, conversation_id)
     newest = points.load(db, max(messages)) if messages else None
     carried: list[CarriedPoint] = []
-    for point_id, message_id in [*messages.items()][-MOST_POINTS:]:
+    for point_id, message_id in [*messages.items()][-MAX_POINTS:]:
         point, recipe = points.load(db, point_id), None
         with contextlib.suppress(RecipeError):
             recipe = points.load_recipe(db, point_id)
@@ -215,7 +215,7 @@ def bring(inventory: Inventory, conversation_id: str, manifest: Manifest, conten
         written, xxh3 = _receive(files, manifest, contents)
         newest = _record(inventory, conversation_id, manifest, files, xxh3, written)
     except OSError as error:
-        raise not_written(error) from error
+        raise write_error(error) from error
     finally:
         with contextlib.suppress(StoreRefused), in_words():
             inventory.drop_unknown(list(files.new))
@@ -232,7 +232,7 @@ def _receive(files: BlockFiles, manifest: Manifest, contents: Contents) -> tuple
             raise BadMemory(_("it contains a duplicate or unused block"))
         if files.claim(name, size) is not None:
             continue
-        written = files.write(_at_most(content, size))
+        written = files.write(_limited(content, size))
         if written.block != name or written.size != size:
             files.drop(written)
             raise BadMemory(_("part of it is damaged"))
@@ -273,7 +273,7 @@ def _record(
     return newest
 
 
-def _at_most(content: Iterable[bytes], size: int) -> Iterator[bytes]:
+def _limited(content: Iterable[bytes], size: int) -> Iterator[bytes]:
     for piece in content:
         size -= len(piece)
         if size < 0:

@@ -35,11 +35,11 @@ from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import size as size_in_words
 
 BLOCKS, INDEX, STAGING = "blocks", "index.db", "staging"  # in the store's folder
-_AT_A_TIME = 200  # blocks deleted per transaction, so other threads wait briefly
+_DELETE_BATCH = 200  # blocks deleted per transaction, so other threads wait briefly
 PROGRAMS_AGE_DAYS = 14.0  # agents resume a thread within days or never; their shared prefix is used daily
 
 
-def not_written(error: OSError) -> NotSaved:
+def write_error(error: OSError) -> NotSaved:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NotSaved(Reason(ReasonCode.DISK_FULL), _("Free up disk space."))
     return NotSaved(Reason(ReasonCode.NOT_WRITTEN, {"error": error.strerror or str(error)}))
@@ -162,12 +162,12 @@ class Inventory:
         freed = 0
         while True:
             with self.index.write() as db:
-                unused = points.unused_blocks(db, _AT_A_TIME)
+                unused = points.unused_blocks(db, _DELETE_BATCH)
                 for block_id, name, size in unused:
                     self.blocks.remove(name)
                     db.execute("DELETE FROM blocks WHERE id = ?", (block_id,))
                     freed += size
-            if len(unused) < _AT_A_TIME:
+            if len(unused) < _DELETE_BATCH:
                 return freed
 
     def sweep(self) -> int:
@@ -178,9 +178,9 @@ class Inventory:
 
     def drop_unknown(self, names: Sequence[bytes]) -> int:
         freed = 0
-        for start in range(0, len(names), _AT_A_TIME):
+        for start in range(0, len(names), _DELETE_BATCH):
             with self.index.write() as db:
-                for name in names[start : start + _AT_A_TIME]:
+                for name in names[start : start + _DELETE_BATCH]:
                     if not db.execute("SELECT 1 FROM blocks WHERE name = ?", (name,)).fetchone():
                         with contextlib.suppress(OSError):
                             freed += self.blocks.on_disk(name)
@@ -188,7 +188,7 @@ class Inventory:
                     self.blocks.new.pop(name, None)
         return freed
 
-    def put_aside(self, bad: Mapping[bytes, int]) -> None:
+    def discard_bad_blocks(self, bad: Mapping[bytes, int]) -> None:
         """Delete bad blocks and every save point that needs one. `bad`: their expected sizes, by name."""
         for block, size in bad.items():
             with self.index.write() as db:
@@ -246,7 +246,7 @@ class Inventory:
             blocks = usage.totals(db, self.today()).disk
         blocks += sum(list(self.blocks.new.values()))
         others = sum(disk.tree_size(path) for path in disk.listing(self.folder) if path.name != BLOCKS)
-        return disk.allotted(self.folder.stat()) + blocks + self.blocks.overhead_bytes() + others
+        return disk.disk_usage(self.folder.stat()) + blocks + self.blocks.overhead_bytes() + others
 
     @in_words()
     def kept(self, conversations: Sequence[str]) -> dict[str, tuple[Kept, ...]]:
@@ -296,7 +296,7 @@ class Inventory:
             ids = points.transfer_to_extensions(db, points.points_of(db, conversation_id))
             points.delete(db, ids)
             points.forget(db, conversation_id)
-        return self._deleted(ids)
+        return self._delete(ids)
 
     @in_words()
     def delete_all(self) -> int:
@@ -304,7 +304,7 @@ class Inventory:
             ids = points.points_of(db, None)
             points.delete(db, ids)
             points.forget(db, None)
-        return self._deleted(ids) + self.sweep()
+        return self._delete(ids) + self.sweep()
 
     @in_words()
     def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
@@ -315,7 +315,7 @@ class Inventory:
         with self.index.write() as db:
             ids = points.transfer_to_extensions(db, points.points_of_messages(db, conversation_id, message_ids))
             points.delete(db, ids)
-        return self._deleted(ids)
+        return self._delete(ids)
 
     @in_words()
     def imported(self) -> set[str]:
@@ -328,7 +328,7 @@ class Inventory:
         with self.index.write() as db:
             ids = points.points_for(db, audience.imported(conversation_id))
             points.delete(db, ids)
-        return self._deleted(ids)
+        return self._delete(ids)
 
     @in_words()
     def plan_prune(self, target_bytes: int, protected: int | None = None) -> PrunePlan:
@@ -338,7 +338,7 @@ class Inventory:
 
     @in_words()
     def prune(self, plan: PrunePlan, reason: ReasonCode = ReasonCode.PRUNED_BY_USER) -> int:
-        return self._give_up([int(id) for id in plan.save_point_ids], reason)
+        return self._discard([int(id) for id in plan.save_point_ids], reason)
 
     @in_words()
     def set_bounds(self, bounds: Bounds) -> None:
@@ -369,16 +369,16 @@ class Inventory:
         limit = self.clock() - timedelta(days=days)
         with self.index.read() as db:
             old = points.unused_since(db, limit.timestamp(), protected, programs=programs)
-        self._give_up(old, ReasonCode.EXPIRED)
+        self._discard(old, ReasonCode.EXPIRED)
 
-    def _give_up(self, point_ids: Sequence[int], reason: ReasonCode) -> int:
+    def _discard(self, point_ids: Sequence[int], reason: ReasonCode) -> int:
         if not point_ids:
             return 0
         with self.index.write() as db:
             usage.lose(db, point_ids, Reason(reason), self.clock(), tell=False)
-        return self._deleted(point_ids)
+        return self._delete(point_ids)
 
-    def _deleted(self, point_ids: Sequence[int]) -> int:
+    def _delete(self, point_ids: Sequence[int]) -> int:
         for point_id in point_ids:
             self.staging.drop(str(point_id))
         freed = self.collect()
@@ -412,7 +412,7 @@ class Inventory:
                     measured[name] = self.blocks.on_disk(name)
             done += size
             progress(done, total)
-        self.put_aside(bad)
+        self.discard_bad_blocks(bad)
         with self.index.write() as db:
             usage.recount(db, measured)
         for wrong_id, reason in wrong.items():

@@ -24,9 +24,9 @@ from kvchat.kvstore import disk
 from kvchat.words.wording import size as size_in_words
 
 MEMORY_FOLDER = Path("/dev/shm")  # a file system in RAM; Windows and macOS have none
-_MOST_MAPPED = 2  # files: one the engine reads and one being composed
+_MAX_MAPPED = 2  # files: one the engine reads and one being composed
 _POPULATE_READ = 22  # MADV_POPULATE_READ (Linux 5.14); makes shared pages writable, too
-_READY_AT_ONCE = 1 << 20  # bytes per call, which locks this process's memory map
+_POPULATE_CHUNK = 1 << 20  # bytes per call, which locks this process's memory map
 SLACK = 16 << 20  # bytes left free: an engine's file is a little larger than estimated
 
 MemoryRoom = Callable[[int], int]  # maps bytes in memory now to the bytes allowed
@@ -72,16 +72,16 @@ class Mapped:
     def __del__(self) -> None:
         self.file.close()  # another thread may use it until now
 
-    def have_all_ready(self, size: int, cancelled: Callable[[], bool]) -> None:
+    def populate_all(self, size: int, cancelled: Callable[[], bool]) -> None:
         """Allocate pages for the first `size` bytes, in steps, until cancelled. Raises OSError."""
-        for offset in range(0, size, _READY_AT_ONCE):
+        for offset in range(0, size, _POPULATE_CHUNK):
             if cancelled():
                 break
-            length = min(_READY_AT_ONCE, size - offset)
+            length = min(_POPULATE_CHUNK, size - offset)
             os.posix_fallocate(self.file.fileno(), offset, length)
-            self.have_ready(offset, length)
+            self.populate(offset, length)
 
-    def have_ready(self, offset: int, length: int) -> None:
+    def populate(self, offset: int, length: int) -> None:
         first = offset - offset % mmap.PAGESIZE
         place = ctypes.c_void_p(ctypes.addressof(self._start) + first)
         _libc().madvise(place, ctypes.c_size_t(offset + length - first), _POPULATE_READ)
@@ -96,7 +96,7 @@ def mapped(path: Path, file: FileIO, size: int, *, ready: bool = True) -> Mapped
     `ready`: allocate its pages now, so that lack of room raises OSError at once.
     """
     there = os.fstat(file.fileno())
-    if ready and disk.allotted(there) < size:
+    if ready and disk.disk_usage(there) < size:
         os.posix_fallocate(file.fileno(), 0, size)
     elif there.st_size < size:
         file.truncate(size)
@@ -104,7 +104,7 @@ def mapped(path: Path, file: FileIO, size: int, *, ready: bool = True) -> Mapped
     if kept is None or len(kept.bytes) < size or not os.fstat(kept.file.fileno()).st_nlink:  # 0: deleted
         kept = Mapped(file, size)
     _mapped[path] = kept
-    for other in list(_mapped)[:-_MOST_MAPPED]:
+    for other in list(_mapped)[:-_MAX_MAPPED]:
         _mapped.pop(other, None)
     return kept
 
@@ -131,21 +131,21 @@ def private_folder_in(memory: Path, folder: Path) -> Path | None:
     return private
 
 
-def place_in(folder: Path, held: int = 0) -> int:
+def staging_capacity(folder: Path, held: int = 0) -> int:
     """Return the capacity of an in-memory file system, including `held`: 0 if not writable."""
     if not os.access(folder, os.W_OK | os.X_OK):
         return 0
     return max(0, held + shutil.disk_usage(folder).free - SLACK)
 
 
-def staged_where(folder: Path, allowed: int, held: int = 0) -> str:
+def describe_staging(folder: Path, allowed: int, held: int = 0) -> str:
     """Describe where slot files are staged for the engine, and why.
 
     `folder` is an in-memory file system; `held` of the `allowed` bytes are in use.
     """
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"on disk: no files can be made in {folder}"
-    place = place_in(folder, held)  # a plan made for a small folder allows no more
+    place = staging_capacity(folder, held)  # a plan made for a small folder allows no more
     if min(allowed, place) < SLACK:
         return f"on disk: {f'{folder} is full' if place <= allowed else 'too little memory is free'}"
     why = f"{folder} has no more" if place <= allowed else "more is left for the engine and others"

@@ -37,8 +37,8 @@ from kvchat.kvstore.savepoint import (
 from kvchat.kvstore.saving import Saving
 from kvchat.words.reasons import Reason, ReasonCode
 
-MOST_PLACES = 500  # places examined per plan; others share too little or wait in other processes
-WORTH_RESTORING = 32  # tokens; any two chats with one chat template may share this many
+MAX_PLACES = 500  # places examined per plan; others share too little or wait in other processes
+MIN_RESTORED_SHARE = 32  # tokens; any two chats with one chat template may share this many
 
 
 class _Gone(Exception):
@@ -70,9 +70,9 @@ class Restoring:
             with self._index.read() as db:
                 kind = points.fingerprint_id(db, fingerprint)
                 trees = points.trees(db, kind, readable_by(conversation_id))
-                if plan := self._best(db, trees, prompt, can_cut=can_cut):
+                if plan := self._find_best(db, trees, prompt, can_cut=can_cut):
                     return plan
-                return Miss(_why_nothing(db, conversation_id, fingerprint, kind, prompt))
+                return Miss(_miss_reason(db, conversation_id, fingerprint, kind, prompt))
         except (IndexLost, IndexFailed) as error:
             return Miss(_unreadable(error))
         except StoreRefused:
@@ -107,7 +107,7 @@ class Restoring:
             return Miss(Reason(ReasonCode.NOT_READABLE, {"error": refused.detail}))
         except (_Gone, Unusable, RecipeError, IndexLost, IndexFailed, OSError) as error:
             self._staging.unstage(target, engine_done=True)
-            return Miss(self._why_not(plan, error))
+            return Miss(self._failure_reason(plan, error))
 
     def unstage(self, staged: StagedFile, *, engine_done: bool = True) -> None:
         """Remove the staged file.
@@ -121,7 +121,7 @@ class Restoring:
         """Set the memory limit in bytes; files waiting to be absorbed are exempt."""
         self._staging.trim(most=most)
         if not self._begun:
-            self._background.submit(self._have_last_program_warm)
+            self._background.submit(self._warm_last_program)
         self.prepare()
 
     def prepare(self) -> Future[None]:
@@ -135,7 +135,7 @@ class Restoring:
                     size = points.largest_recent_size(db)
                 self._staging.prepare(size, lambda: self._closed)
 
-    def _have_last_program_warm(self) -> None:
+    def _warm_last_program(self) -> None:
         with contextlib.suppress(StoreRefused), in_words():
             with self._index.read() as db:
                 number = max(points.points_of(db, None), default=None)
@@ -156,19 +156,19 @@ class Restoring:
                 point = points.load(db, int(point_id))
                 recipe = points.load_recipe(db, int(point_id))
             if point is not None and recipe is not None:
-                self._make_whole(point, recipe, window, None, cancelled)
+                self._rebuild(point, recipe, window, None, cancelled)
 
-    def _best(
+    def _find_best(
         self, db: sqlite3.Connection, trees: Sequence[int], prompt: Tokens, *, can_cut: bool
     ) -> RestorePlan | None:
         look = token_tree.places if can_cut else token_tree.prefix_places
         empty_nodes: set[int] = set()
-        for place in islice(look(db, trees, prompt), MOST_PLACES):
-            if worth_restoring(place.shared, place.n_tokens, len(prompt)):
+        for place in islice(look(db, trees, prompt), MAX_PLACES):
+            if is_worth_restoring(place.shared, place.n_tokens, len(prompt)):
                 point = self._point_at(db, place, len(prompt), empty_nodes, can_cut=can_cut)
                 if point and point.tokens[: place.shared] != prompt[: place.shared]:
                     raise CorruptIndex
-                if point and worth_restoring(place.shared, point.n_tokens, len(prompt)):
+                if point and is_worth_restoring(place.shared, point.n_tokens, len(prompt)):
                     warm = self._staging.warm(point.id) is not None and 2 * place.shared >= point.n_tokens
                     size = point.size if warm else point.size * place.shared // point.n_tokens
                     return RestorePlan(point, place.shared, Tier.WARM if warm else Tier.DISK, size)
@@ -202,10 +202,10 @@ class Restoring:
                 pieces = cut(stored_layout(recipe, self._blocks), n_tokens)
                 self._staging.hand(self._composed(pieces, recipe, target, cancelled), target)
                 return n_tokens, Tier.DISK
-        self._make_whole(point, recipe, window, target, cancelled)  # the engine cuts what kvchat cannot
+        self._rebuild(point, recipe, window, target, cancelled)  # the engine cuts what kvchat cannot
         return point.n_tokens, Tier.DISK
 
-    def _make_whole(
+    def _rebuild(
         self, point: SavePoint, recipe: Recipe, window: int, target: Path | None, cancelled: CancelCheck
     ) -> None:
         plan: Plan = (Span(0, recipe.file_size),)
@@ -232,7 +232,7 @@ class Restoring:
             compose(plan, recipe, self._blocks, file, cancelled, low_priority=low_priority)
         return file
 
-    def _why_not(self, plan: RestorePlan, error: Exception) -> Reason:
+    def _failure_reason(self, plan: RestorePlan, error: Exception) -> Reason:
         point_id = plan.save_point.id
         if isinstance(error, OSError):
             return Reason(ReasonCode.NOT_STAGED, {"error": str(error.strerror)})
@@ -242,7 +242,7 @@ class Restoring:
             with self._index.read() as db:
                 there = points.load(db, int(point_id)) is not None
             if there and isinstance(error, Unusable) and error.bad:
-                self._inventory.put_aside(error.bad)
+                self._inventory.discard_bad_blocks(error.bad)
             elif there and not isinstance(error, _Gone):
                 self._inventory.lose(point_id, Reason(ReasonCode.ERROR, {"message": str(error)}), tell=True)
             with self._index.read() as db:
@@ -260,15 +260,15 @@ def _unreadable(error: IndexLost | IndexFailed) -> Reason:
     return Reason(ReasonCode.NOT_READABLE, {"error": str(error)})
 
 
-def worth_restoring(shared: int, saved: int, prompt: int) -> bool:
+def is_worth_restoring(shared: int, saved: int, prompt: int) -> bool:
     """True if a save point of `saved` tokens is worth reading for `shared` leading tokens of the prompt.
 
     Fewer than 32 tokens are worth it only if they are half of the shorter of the two.
     """
-    return shared >= WORTH_RESTORING or (shared > 0 and 2 * shared >= min(saved, prompt))
+    return shared >= MIN_RESTORED_SHARE or (shared > 0 and 2 * shared >= min(saved, prompt))
 
 
-def _why_nothing(
+def _miss_reason(
     db: sqlite3.Connection, conversation_id: str, fingerprint: Fingerprint, kind: int | None, prompt: Tokens
 ) -> Reason:
     program = bool(program_of(conversation_id))
@@ -280,7 +280,7 @@ def _why_nothing(
         trees = points.trees(db, kind, readable_by(conversation_id))
         nearest = next(token_tree.places(db, trees, prompt), None)
         shared = nearest.shared if nearest else 0
-        if shared >= WORTH_RESTORING:
+        if shared >= MIN_RESTORED_SHARE:
             return Reason(ReasonCode.GOES_ON_OTHERWISE if program else ReasonCode.CANNOT_GO_BACK)
         if program:
             return Reason(ReasonCode.NOTHING_ALIKE)

@@ -18,7 +18,7 @@ Tokens = tuple[int, ...]
 PROGRAM = "program/"  # owner prefix of other programs' save points, in place of a conversation id
 
 
-def kept_for(program: str) -> str:
+def program_owner(program: str) -> str:
     return PROGRAM + program
 
 
@@ -68,7 +68,7 @@ class SavePoint:
 
 
 @dataclass(frozen=True)
-class Grown:
+class Extension:
     point_id: str
     unchanged: int  # leading tokens whose rows the engine kept without recomputing
 

@@ -16,13 +16,13 @@ from kvchat.kvstore.blocks.parser import read_row_map
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
 from kvchat.kvstore.index import points, token_tree, usage
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
-from kvchat.kvstore.inventory import Inventory, in_words, not_written
+from kvchat.kvstore.inventory import Inventory, in_words, write_error
 from kvchat.kvstore.savepoint import (
     AbsorbReport,
     CancelCheck,
     Cancelled,
+    Extension,
     Fingerprint,
-    Grown,
     NotSaved,
     SavePoint,
     State,
@@ -32,8 +32,8 @@ from kvchat.kvstore.savepoint import (
 from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import size as size_in_words
 
-_LOOK_EVERY_S = 0.05  # cancellation poll while another thread absorbs
-_TRIES = 3  # another thread may delete a block just as we start to use it
+_CHECK_INTERVAL_S = 0.05  # cancellation poll while another thread absorbs
+_MAX_ATTEMPTS = 3  # another thread may delete a block just as we start to use it
 
 
 class _BlockGone(Exception):
@@ -47,7 +47,7 @@ class Saving:
         self._absorbing = threading.Lock()
         # (conversation, save point, window) of files that need one more window row before an engine can use them.
         self._windows: deque[tuple[str, str, int]] = deque()
-        self._grown: dict[str, Grown] = {}  # by waiting save point
+        self._grown: dict[str, Extension] = {}  # by waiting save point
 
     @in_words(saving=True)
     def check_room(
@@ -61,7 +61,7 @@ class Saving:
         with self._index.read() as db:
             if points.never_save(db, conversation_id):
                 raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
-            before = _known(db, *state, audience_of(conversation_id)) if state else None
+            before = _find_known(db, *state, audience_of(conversation_id)) if state else None
         to_write = _new_bytes(size, len(state[1]), before) if state else size  # as blocks
         in_memory = place is not None and self._staging.expect(place, size)
         to_write += 0 if in_memory else size  # the engine's file
@@ -85,7 +85,7 @@ class Saving:
         prefill_ms: float = 0.0,
         window: int = 0,
         message_id: str | None = None,
-        grown: Grown | None = None,
+        grown: Extension | None = None,
         audience: str | None = None,
     ) -> SavePoint:
         """Turn a file the engine has just saved into a save point: fast, and at first only in the warm tier.
@@ -117,7 +117,7 @@ class Saving:
             if kept:
                 self._staging.drop(kept)
             if isinstance(error, OSError):
-                raise not_written(error) from error
+                raise write_error(error) from error
             raise
         finally:
             self._staging.forget(slot_file)
@@ -152,7 +152,7 @@ class Saving:
         """
         absorbed = written = 0
         refused: list[Reason] = []
-        while not self._absorbing.acquire(timeout=_LOOK_EVERY_S):
+        while not self._absorbing.acquire(timeout=_CHECK_INTERVAL_S):
             if cancelled():
                 return AbsorbReport(0, 0, ())
         try:
@@ -166,7 +166,7 @@ class Saving:
                 except (NotSaved, OSError, FileChanged) as error:
                     if point_id in self._inventory.unabsorbed():  # else it was deleted meanwhile with its file
                         if isinstance(error, OSError):
-                            error = not_written(error)
+                            error = write_error(error)
                         refused.append(error.reason if isinstance(error, NotSaved) else Reason(ReasonCode.FILE_CHANGED))
                         self._inventory.lose(point_id, refused[-1], tell=False)
                 else:
@@ -190,7 +190,7 @@ class Saving:
         slot_file = self._staging.warm(point_id)
         with self._index.read() as db:
             point = points.load(db, int(point_id))
-            before = _before(db, point, self._grown.get(point_id)) if point else None
+            before = _previous_save(db, point, self._grown.get(point_id)) if point else None
         if point is None:
             self._staging.drop(point_id)
             return None
@@ -200,7 +200,7 @@ class Saving:
         self._inventory.require_room(new, new, point.conversation_id)
         row_map = read_row_map(slot_file)
         written = 0
-        for _again in range(_TRIES):
+        for _again in range(_MAX_ATTEMPTS):
             result = split_slot_file(slot_file, row_map, before, self._blocks, cancelled, low_priority=low_priority)
             written += result.written
             with contextlib.suppress(_BlockGone):
@@ -251,17 +251,17 @@ def _new_bytes(size: int, n_tokens: int, before: PreviousSave | None) -> int:
     return size * (n_tokens - before.shared) // n_tokens if before else size
 
 
-def _before(db: sqlite3.Connection, point: SavePoint, grown: Grown | None) -> PreviousSave | None:
+def _previous_save(db: sqlite3.Connection, point: SavePoint, grown: Extension | None) -> PreviousSave | None:
     if grown is not None:
         origin = points.load(db, int(grown.point_id))
         recipe = _recipe(db, int(grown.point_id)) if origin and origin.fingerprint == point.fingerprint else None
         if origin is not None and recipe is not None:
             shared = common_prefix(origin.tokens, point.tokens)
             return PreviousSave(recipe, shared, min(shared, grown.unchanged))
-    return _known(db, point.fingerprint, point.tokens, point.audience)
+    return _find_known(db, point.fingerprint, point.tokens, point.audience)
 
 
-def _known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens, audience: str) -> PreviousSave | None:
+def _find_known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens, audience: str) -> PreviousSave | None:
     trees = points.trees(db, points.fingerprint_id(db, fingerprint), readable_within(audience))
     empty_nodes: set[int] = set()
     for place in token_tree.places(db, trees, tokens):

@@ -44,7 +44,7 @@ class Staging:
         self._read_on: set[Path] = set()  # an engine may still read these: do not overwrite
         self._spare: list[Path] = []  # in memory, to be overwritten
         self._expected: dict[Path, int] = {}  # in memory, still growing: final size
-        self._most = sys.maxsize  # planned bytes in memory beside the loaded model
+        self._max_bytes = sys.maxsize  # planned bytes in memory beside the loaded model
         self._folder = disk.private_folder(folder)
         can_use = room(0) > 0 and self._can_link()
         self._memory = memory_files.private_folder_in(memory_folder, folder) if can_use else None
@@ -139,7 +139,7 @@ class Staging:
         return self._folder / disk.temporary_name()
 
     def has_room(self, size: int) -> bool:
-        return self._memory is not None and self._most != sys.maxsize and self._fits(size)
+        return self._memory is not None and self._max_bytes != sys.maxsize and self._fits(size)
 
     def is_in_memory(self, file: Path) -> bool:
         return file.parent == self._memory
@@ -150,7 +150,7 @@ class Staging:
         Only after memory was planned for kvchat's own engine; other engines' files are composed in place. For a
         background thread.
         """
-        if self._memory is None or not size or self._most == sys.maxsize:
+        if self._memory is None or not size or self._max_bytes == sys.maxsize:
             return
         mapped = None
         with self._lock, contextlib.suppress(OSError):
@@ -163,7 +163,7 @@ class Staging:
                     mapped = memory_files.mapped(file, opened, size, ready=False)
         if mapped:
             with contextlib.suppress(OSError):
-                mapped.have_all_ready(size, lambda: file not in self._spare or cancelled())  # taken or dropped
+                mapped.populate_all(size, lambda: file not in self._spare or cancelled())  # taken or dropped
             with self._lock:
                 while self._spare and not self._fits(0):  # the room may have shrunk meanwhile
                     memory_files.delete(self._spare.pop())
@@ -267,7 +267,7 @@ class Staging:
         """
         with self._lock:
             if self._memory is not None:
-                self._most = self._most if most is None else most
+                self._max_bytes = self._max_bytes if most is None else most
                 self._make_room(0)
             on_disk = [name for name, warm in self._warm.items() if warm.path.parent == self._folder]
             for name in on_disk if disk_too else on_disk[:-1]:
@@ -278,7 +278,7 @@ class Staging:
         with self._lock:
             if self._memory is None:
                 return Staged()
-            return Staged(self._can_go(self._unused()), memory_files.place_in(self._memory, self.bytes()))
+            return Staged(self._is_removable(self._unused()), memory_files.staging_capacity(self._memory, self.bytes()))
 
     def bytes(self, *, disk_too: bool = False) -> int:
         """Return the bytes in memory, with expected files at full size; `disk_too`: plus those on disk."""
@@ -291,10 +291,10 @@ class Staging:
 
     def in_words(self) -> str:
         held = self.bytes()
-        return memory_files.staged_where(self._memory_root, self._room(held), held)
+        return memory_files.describe_staging(self._memory_root, self._room(held), held)
 
     def _room(self, held: int) -> int:
-        return min(self._most, self._planned_room(held))
+        return min(self._max_bytes, self._planned_room(held))
 
     def _fits(self, size: int) -> bool:
         assert self._memory is not None
@@ -328,12 +328,12 @@ class Staging:
             if self.is_in_memory(warm.path) and name not in self._waiting and warm.path not in busy
         ]
 
-    def _can_go(self, unused: list[str]) -> int:
+    def _is_removable(self, unused: list[str]) -> int:
         return sum(map(size_of, [*self._spare, *(self._warm[name].path for name in unused)]))
 
     def _make_room(self, size: int) -> bool:
         unused = self._unused()
-        if size > 0 and not self._fits(size - self._can_go(unused)):
+        if size > 0 and not self._fits(size - self._is_removable(unused)):
             return False
         while not self._fits(size) and (self._spare or unused):
             memory_files.delete(self._spare.pop() if self._spare else self._warm.pop(unused.pop(0)).path)

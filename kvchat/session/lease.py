@@ -17,7 +17,7 @@ from kvchat.kvstore import disk
 from kvchat.kvstore.audience import NOBODY, audience_of, is_imported
 from kvchat.kvstore.savepoint import (
     Cancelled,
-    Grown,
+    Extension,
     Miss,
     NotSaved,
     RestorePlan,
@@ -337,7 +337,7 @@ class Lease:
         rows, path = engine.engine.rows, engine.slot_path / f"{disk.name_for_engine()}.slot"
         try:
             written = await self._written(path, boundary)
-            grown = Grown(self.slot.save_point, rows.count) if rows.count else None
+            grown = Extension(self.slot.save_point, rows.count) if rows.count else None
             prefill_ms, audience = self.slots.restore_cost.prefill_ms(len(boundary)), audience or self.slot.audience
             state = self.owner, engine.fingerprint, boundary, written, prefill_ms, engine.window_to_complete
             point = await self.slots.write(store.saving.take, path, *state, label, grown, audience)

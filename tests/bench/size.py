@@ -32,7 +32,7 @@ from kvchat.cli.bench import BenchFailed, BenchHome, bench_home
 from kvchat.cli.terminal import print_err
 from kvchat.kvstore import disk
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, MemoryRoom
-from kvchat.kvstore.savepoint import Bounds, Fingerprint, Grown, RestorePlan, SavePoint, StagedFile, Tier, Tokens
+from kvchat.kvstore.savepoint import Bounds, Extension, Fingerprint, RestorePlan, SavePoint, StagedFile, Tier, Tokens
 from kvchat.kvstore.store import BlockStore
 from kvchat.library.memory.demand import staging_room
 from kvchat.session.proof import Source
@@ -181,7 +181,7 @@ class _Made:
         first, absorb_ms, absorb_cpu_ms, _ = self._absorbed(self._tokens, write, None)
         print_err("The next turn …")
         longer = (*self._tokens, *range(1, TURN + 1))
-        grown = Grown(first.id, len(self._tokens))  # as the engine says that it kept all rows
+        grown = Extension(first.id, len(self._tokens))  # as the engine says that it kept all rows
         second, _, next_cpu_ms, written = self._absorbed(longer, lambda path: write_slot_file(path, longer), grown)
         warm_ms = max(self._warm_ms)
         print_err("Putting it together again, beside a plain copy …")
@@ -217,7 +217,7 @@ class _Made:
         }
 
     def _absorbed(
-        self, tokens: Tokens, write: Callable[[Path], object], grown: Grown | None
+        self, tokens: Tokens, write: Callable[[Path], object], grown: Extension | None
     ) -> tuple[SavePoint, float, float, int]:
         """A save point of these tokens; the ms, the CPU ms and the bytes written to absorb it."""
         saved = self._slots / f"{disk.name_for_engine()}.slot"

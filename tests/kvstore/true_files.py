@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.memory_files import MemoryRoom
-from kvchat.kvstore.savepoint import Bounds, Fingerprint, Grown, Miss, RestorePlan, SavePoint, StagedFile, Tokens
+from kvchat.kvstore.savepoint import Bounds, Extension, Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tokens
 from kvchat.kvstore.store import BlockStore
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.slot_files import FINGERPRINT, MAGIC
@@ -149,7 +149,7 @@ class Bench:
         data: bytes | None = None,
         message: str | None = None,
         audience: str | None = None,
-        grown: Grown | None = None,
+        grown: Extension | None = None,
     ) -> SavePoint:
         path = self.slots / "saved.slot"
         content = data or self.model.slot_file(tokens)

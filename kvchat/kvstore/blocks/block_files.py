@@ -72,10 +72,10 @@ class BlockFiles:
             found = self.path(block).stat()
         except FileNotFoundError:
             return None
-        return disk.allotted(found) if found.st_size == size else None
+        return disk.disk_usage(found) if found.st_size == size else None
 
     def on_disk(self, block: bytes) -> int:
-        return disk.allotted(self.path(block).stat())
+        return disk.disk_usage(self.path(block).stat())
 
     def write(self, content: Iterable[bytes | memoryview]) -> WrittenBlock:
         """Write content to a temporary file unless the block exists; `put` makes it a block."""
@@ -111,7 +111,7 @@ class BlockFiles:
             if not path.parent.is_dir():
                 disk.private_folder(path.parent)
             written.temporary.replace(path)
-            self.new[written.block] = disk.allotted(path.stat())
+            self.new[written.block] = disk.disk_usage(path.stat())
         except BaseException:
             self.drop(written)
             raise
@@ -144,7 +144,7 @@ class BlockFiles:
         total = disk.tree_size(self._temporary)
         for folder in folders:
             with contextlib.suppress(OSError):
-                total += disk.allotted(folder.stat())
+                total += disk.disk_usage(folder.stat())
         return total
 
     def remove(self, block: bytes) -> None:

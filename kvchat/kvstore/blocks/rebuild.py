@@ -205,7 +205,7 @@ class _OutputFile:
     """The output file, mapped if most of its pages are already allocated."""
 
     def __init__(self, target: Path, file: FileIO, size: int) -> None:
-        there = disk.allotted(os.fstat(file.fileno())) if sys.platform == "linux" else 0
+        there = disk.disk_usage(os.fstat(file.fileno())) if sys.platform == "linux" else 0
         self.file = file
         self.mapped = memory_files.mapped(target, file, size) if 0 < size <= 2 * there else None
 
@@ -221,7 +221,7 @@ class _OutputFile:
                 buffer = buffer[length:]
                 continue
             if length >= _MIN_PREFETCH_BYTES:  # else the system maps page by page
-                self.mapped.have_ready(target, length)
+                self.mapped.populate(target, length)
             found.append(whole[target : target + length])
         return found
 

@@ -13,7 +13,7 @@ import pytest
 
 from kvchat.kvstore import memory_files
 from kvchat.kvstore.blocks import positioned
-from kvchat.kvstore.savepoint import Cancelled, Grown, Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens
+from kvchat.kvstore.savepoint import Cancelled, Extension, Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens
 from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
 
@@ -207,7 +207,7 @@ def test_a_file_that_somebody_cuts_costs_that_restore_and_nothing_else(tmp_path:
 def test_the_next_turn_costs_what_is_new(tmp_path: Path, passes: Passes) -> None:
     bench = Bench(tmp_path / "store", BIG, memory=10**9)
     first = bench.save("thesis", text(LENGTH))
-    second = bench.take("thesis", text(LENGTH + TURN), grown=Grown(first.id, LENGTH))
+    second = bench.take("thesis", text(LENGTH + TURN), grown=Extension(first.id, LENGTH))
     passes.since()
     written = absorb(bench)
     read, hashed, _ = passes.since()
@@ -237,7 +237,7 @@ def test_a_wrong_belief_is_found_out(tmp_path: Path, first: int) -> None:
     bench = Bench(tmp_path / "store", BIG, memory=10**9)
     point = bench.save("thesis", text(LENGTH))
     data = other_rows(BIG, text(LENGTH + TURN), first)
-    bench.save("thesis", text(LENGTH + TURN), data=data, grown=Grown(point.id, LENGTH))
+    bench.save("thesis", text(LENGTH + TURN), data=data, grown=Extension(point.id, LENGTH))
     bench.reopen()
     assert bench.restored((*text(LENGTH + TURN), 7)) == data
     assert bench.inventory.verify().clean
@@ -247,13 +247,13 @@ def test_a_wrong_belief_is_found_out(tmp_path: Path, first: int) -> None:
 def test_turns_that_have_grown_come_back_byte_for_byte(tmp_path: Path, model: Model) -> None:
     bench = Bench(tmp_path / "store", model, memory=10**9)
     turns = [text(length) for length in (30, 255, 256, 300, 301, 700)]
-    grown: Grown | None = None
+    grown: Extension | None = None
     for tokens in turns:
         point = bench.save("thesis", tokens, grown=grown)
-        grown = Grown(point.id, len(tokens))
+        grown = Extension(point.id, len(tokens))
     branch = text(280) + text(300, start=5000)  # some of it was kept, the rest read anew
     assert grown is not None
-    bench.save("thesis", branch, grown=Grown(grown.point_id, 280))
+    bench.save("thesis", branch, grown=Extension(grown.point_id, 280))
     bench.reopen()
     for tokens in (*turns, branch):
         assert bench.restored((*tokens, 9999), can_cut=False) == model.slot_file(tokens)
