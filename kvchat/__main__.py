@@ -31,46 +31,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_process(lambda: _main(sys.argv[1:], install_signal_handlers))
 
 
-def _main(arguments: Sequence[str], ready: Callable[[], None] = lambda: None) -> int:
+def _main(arguments: Sequence[str], on_start: Callable[[], None] = lambda: None) -> int:
     """Run kvchat; call `ready` before any disk read, since that may hang."""
     from kvchat.errors import KvchatError
 
     try:
         if arguments:
-            return _asked(arguments, ready)
+            return _run_command_line(arguments, on_start)
         window = _window()  # avoids importing the slow parser
-        ready()
+        on_start()
         return window()
     except KvchatError as error:
         print("\n  ".join(filter(None, (f"kvchat: {error.title}", error.detail, error.advice))), file=sys.stderr)
         return 1
 
 
-def _asked(arguments: Sequence[str], ready: Callable[[], None]) -> int:
+def _run_command_line(arguments: Sequence[str], on_start: Callable[[], None]) -> int:
     from kvchat.cli.arguments import parse
     from kvchat.cli.options import CommandKind
     from kvchat.settings import load_settings
     from kvchat.system.paths import resolve_paths
     from kvchat.words.language import speak
 
-    ready()
+    on_start()
     reports = arguments[0] in ("bench", "doctor")  # helpers read these, too
     speak("en" if reports else load_settings(resolve_paths().settings_file).language)
-    command, options = parse(["open", *arguments] if _is_to_open(arguments[0]) else arguments)
+    command, options = parse(["open", *arguments] if _is_openable(arguments[0]) else arguments)
     if command.kind is CommandKind.WINDOW:
-        what, quick = getattr(options, "what", ()), command.name == "quick"
-        return _window(what, quick=quick, starter=options.starter, hidden=options.hidden)()
+        targets, quick = getattr(options, "targets", ()), command.name == "quick"
+        return _window(targets, quick=quick, starter=options.starter, hidden=options.hidden)()
     from kvchat.cli.owned import run
 
     return run(command, options)
 
 
-def _is_to_open(first: str) -> bool:
+def _is_openable(first: str) -> bool:
     return first.startswith(("kvchat:", "file:")) or bool(Path(first).suffix and Path(first).is_file())
 
 
 def _window(
-    what: tuple[str, ...] = (), *, quick: bool = False, starter: bool = False, hidden: bool = False
+    targets: tuple[str, ...] = (), *, quick: bool = False, starter: bool = False, hidden: bool = False
 ) -> Callable[[], int]:
     """Return a function that opens the window, notifies a running one, or explains why Qt would abort."""
     from kvchat.cli import no_display
@@ -82,7 +82,7 @@ def _window(
     from kvchat.system.owner import start_request
     from kvchat.system.paths import resolve_paths
 
-    request = start_request(what, quick=quick)
+    request = start_request(targets, quick=quick)
     with suppress(KvchatError):  # app.run reports it in a dialog
         if show_running_window(resolve_paths(), request):
             return lambda: 0

@@ -35,20 +35,20 @@ from kvchat.ui.dialogs.confirm import say
 from kvchat.ui.sidebar.conversation_list import Arrangement
 from kvchat.words.language import _
 
-_IN_FRONT = StartRequest()
+_SHOW_WINDOW = StartRequest()
 _FIRST_CHATS = 100  # more than fit in a window; the rest load on scrolling
-_PATIENCE_S = 10.0  # time for remaining saves if the display is gone
-_COMMAND_S = 5.0  # time for a command to release the folder
-_AGAIN_S = 0.1  # between ownership attempts
-_AGAIN = -1  # not an exit code: restart
+_SAVE_TIMEOUT_S = 10.0  # time for remaining saves if the display is gone
+_COMMAND_TIMEOUT_S = 5.0  # time for a command to release the folder
+_RETRY_INTERVAL_S = 0.1  # between ownership attempts
+_RESTART = -1  # not an exit code: restart
 # Modules that `kvchat.application` needs without Qt, which belongs to the window's thread.
-_BESIDE = (
+_PRELOADED_MODULES = (
     *("kvchat.runtime", "kvchat.library.remote.starter", "kvchat.transfer.backup", "kvchat.words.markdown"),
     *("httpcore2", "anyio.streams.tls"),  # httpx2 imports these on the first request
 )
 
 
-def run(*, starter: bool, hidden: bool, request: StartRequest = _IN_FRONT) -> int:
+def run(*, starter: bool, hidden: bool, request: StartRequest = _SHOW_WINDOW) -> int:
     """Run the application until it quits and return the exit code. A second start sends `request` to the first.
 
     `starter`: fetch the starter model without asking if there is no model. `hidden`: start in the tray.
@@ -81,31 +81,31 @@ def run(*, starter: bool, hidden: bool, request: StartRequest = _IN_FRONT) -> in
                 return 1
     finally:
         ownership.release()
-    if code == _AGAIN:
+    if code == _RESTART:
         os.execv(sys.executable, [argument for argument in sys.orig_argv if argument not in ("--hidden", "quick")])
     return code
 
 
 def _claim(ownership: Ownership, paths: Paths, request: StartRequest) -> bool:
     """Claim the folder; False if a running window has it and was shown. Raises DataFolderInUse."""
-    deadline = time.monotonic() + _COMMAND_S
+    deadline = time.monotonic() + _COMMAND_TIMEOUT_S
     while not ownership.claim():
         if show_running_window(paths, request):
             return False
         if time.monotonic() > deadline and (owner := owner_of(paths.data)) is not None:
             raise DataFolderInUse(owner.name, owner.pid)
-        time.sleep(_AGAIN_S)
+        time.sleep(_RETRY_INTERVAL_S)
     return True
 
 
 class _Qt(QApplication):
     """QApplication that handles file-open events from the macOS Finder."""
 
-    asked = Signal(StartRequest)
+    open_requested = Signal(StartRequest)
 
     def event(self, event: QEvent) -> bool:
         if isinstance(event, QFileOpenEvent):
-            self.asked.emit(StartRequest((event.url().toString(),)))
+            self.open_requested.emit(StartRequest((event.url().toString(),)))
             return True
         return super().event(event)
 
@@ -133,25 +133,25 @@ class _Loop(qasync.QEventLoop):  # type: ignore[misc]  # it has no types
                 sys.stderr.write(
                     _("The connection to the display was lost; kvchat is saving your chats and quitting.") + "\n"
                 )
-                for seconds in (0.0, _PATIENCE_S):  # the second signal skips saves and dialogs
+                for seconds in (0.0, _SAVE_TIMEOUT_S):  # the second signal skips saves and dialogs
                     self.call_later(seconds, signal.raise_signal, signal.SIGTERM)
 
 
-class _Requests:
+class _RequestQueue:
     def __init__(self, first: StartRequest) -> None:
         self._waiting = [first] if first.open or first.quick else []
-        self._fulfil: Callable[[StartRequest], None] | None = None
+        self._handler: Callable[[StartRequest], None] | None = None
 
-    def hear(self, request: StartRequest) -> None:
-        if self._fulfil is None:
+    def submit(self, request: StartRequest) -> None:
+        if self._handler is None:
             self._waiting.append(request)
         else:
-            self._fulfil(request)
+            self._handler(request)
 
-    def begin(self, fulfil: Callable[[StartRequest], None]) -> None:
-        self._fulfil = fulfil
+    def begin(self, handle: Callable[[StartRequest], None]) -> None:
+        self._handler = handle
         for request in self._waiting:
-            fulfil(request)
+            handle(request)
 
 
 async def _run(
@@ -166,9 +166,9 @@ async def _run(
 ) -> int:
     loop, quitting = asyncio.get_running_loop(), asyncio.Event()
     loop.set_default_executor(Threads())
-    requests, commands = _Requests(request), Commands(paths, _("the kvchat window"))
-    qt.asked.connect(requests.hear)
-    commands.show_window = requests.hear
+    requests, commands = _RequestQueue(request), Commands(paths, _("the kvchat window"))
+    qt.open_requested.connect(requests.submit)
+    commands.show_window = requests.submit
     ownership.listen(commands.serve_connection)
     if (paths.data / RESTORING).exists():
         from kvchat.transfer.backup import finish_restore
@@ -184,26 +184,26 @@ async def _run(
     window = MainWindow(look, paths.config)
     window.quit_requested.connect(quitting.set)
 
-    def told_to_end() -> None:  # during startup
+    def on_quit_signal() -> None:  # during startup
         quitting.set()
         if (box := QApplication.activeModalWidget()) is not None:
             box.close()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows
-            loop.add_signal_handler(number, told_to_end)
+            loop.add_signal_handler(number, on_quit_signal)
     hidden = hidden or request.quick
     drafts = _FirstDrafts(paths)
     try:
         if not hidden and (settings.model_path or settings.engine_url) and paths.database.exists():
             window.show()
             await drafts.show(window)
-        for name in _BESIDE:
+        for name in _PRELOADED_MODULES:
             await asyncio.to_thread(importlib.import_module, name)
-        from kvchat.application import Application, opened
+        from kvchat.application import Application, open_or_repair
 
         async with commands.opening():
-            if (runtime := await opened(paths, settings, drafts.close)) is not None:
+            if (runtime := await open_or_repair(paths, settings, drafts.close)) is not None:
                 commands.set_runtime(runtime)
     except KvchatError as error:
         await drafts.close()
@@ -221,7 +221,7 @@ async def _run(
         ownership.stop_listening()
         await commands.close()
         await app.close()
-    return _AGAIN if app.again else 0
+    return _RESTART if app.should_restart else 0
 
 
 class _FirstDrafts:
@@ -233,7 +233,7 @@ class _FirstDrafts:
     def __init__(self, paths: Paths) -> None:
         self._file, self._worker = paths.database, Worker("first-drafts")
         self._database: Database | None = None
-        self._unkept: dict[str, str] = {}
+        self._unsaved: dict[str, str] = {}
         self._writing: asyncio.Task[None] | None = None
 
     async def show(self, window: MainWindow) -> None:
@@ -247,7 +247,7 @@ class _FirstDrafts:
             window.show_first(chats, await Drafts(database, self._worker).texts(), self)
 
     def keep(self, conversation_id: str, text: str) -> None:
-        self._unkept[conversation_id] = text
+        self._unsaved[conversation_id] = text
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
@@ -260,7 +260,7 @@ class _FirstDrafts:
         self._worker.close()
 
     async def _write(self) -> None:
-        while self._unkept and self._database is not None:
-            drafts, self._unkept = self._unkept, {}
+        while self._unsaved and self._database is not None:
+            drafts, self._unsaved = self._unsaved, {}
             with contextlib.suppress(KvchatError):
                 await self._worker.run(store_drafts, self._database, drafts)

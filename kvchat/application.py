@@ -30,10 +30,10 @@ from kvchat.ui.dialogs.confirm import ask, say
 from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.words.language import _, sentences
 
-_SPENT_EVERY_MS = 10_000
+_RELEASE_INTERVAL_MS = 10_000
 
 
-async def opened(paths: Paths, settings: Settings, release: Callable[[], Awaitable[None]]) -> Runtime | None:
+async def open_or_repair(paths: Paths, settings: Settings, release: Callable[[], Awaitable[None]]) -> Runtime | None:
     """Open the runtime, offering to repair damaged chats; None if declined. Raises KvchatError.
 
     `release` makes the startup window close the chats' file.
@@ -41,9 +41,11 @@ async def opened(paths: Paths, settings: Settings, release: Callable[[], Awaitab
     try:
         return await open_runtime(paths, settings)
     except ChatsDamaged as error:
-        words = _("The repair recovers all readable messages and adds those from the newest automatic backup.")
+        message = _("The repair recovers all readable messages and adds those from the newest automatic backup.")
         await release()
-        if not await ask(error.title, sentences(words, _("The damaged file is set aside.")), error.detail, _("Repair")):
+        if not await ask(
+            error.title, sentences(message, _("The damaged file is set aside.")), error.detail, _("Repair")
+        ):
             return None
         repaired = await asyncio.to_thread(repair, paths)
         if repaired is None:
@@ -55,10 +57,10 @@ async def opened(paths: Paths, settings: Settings, release: Callable[[], Awaitab
 class Application:
     def __init__(self, runtime: Runtime, look: Look, window: MainWindow, quitting: asyncio.Event) -> None:
         self.quitting = quitting
-        self.again = False  # restart after quitting
+        self.should_restart = False  # restart after quitting
         self._runtime, self._look = runtime, look
         self._bus = SessionBus()
-        self._chosen = runtime.settings.language
+        self._language = runtime.settings.language
         self._window = window
         window.join(runtime)
         window.quit_requested.connect(self.quitting.set)
@@ -67,15 +69,15 @@ class Application:
         window.transfer.restart_requested.connect(self._restart)
         self.opener = Opener(runtime, window, self._look, self._bus)
         self._tray.quick_requested.connect(lambda: self.opener.fulfil(StartRequest(quick=True)))
-        self._unsubscribe = runtime.events.subscribe(self._hear)
+        self._unsubscribe = runtime.events.subscribe(self._handle_event)
 
     async def start(self, *, starter: bool, hidden: bool) -> None:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._bug)
-        self._spent_timers = SpentTimers(loop)
+        loop.set_exception_handler(self._handle_exception)
+        self._cancelled_timers = CancelledTimers(loop)
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError):  # Windows
-                loop.add_signal_handler(number, self._told_to_end)
+                loop.add_signal_handler(number, self._on_quit_signal)
         self._tray.icon.show()
         if not hidden:
             self._window.show()
@@ -91,13 +93,13 @@ class Application:
         if starter and not self._runtime.settings.model_path:
             self._window.first_start.fetch_starter()
 
-    def _hear(self, event: Event) -> None:
-        if isinstance(event, SettingsChanged) and self._runtime.settings.language != self._chosen:
-            self._chosen = self._runtime.settings.language
-            words = _("The new language takes effect after a restart")
+    def _handle_event(self, event: Event) -> None:
+        if isinstance(event, SettingsChanged) and self._runtime.settings.language != self._language:
+            self._language = self._runtime.settings.language
+            message = _("The new language takes effect after a restart")
             settings = self._window.findChild(SettingsWindow)
             above = settings if settings is not None and settings.isVisible() else self._window
-            above.notices.offer(words, _("Restart kvchat"), self._restart, stays=True)
+            above.notices.offer(message, _("Restart kvchat"), self._restart, stays=True)
 
     async def close(self) -> None:
         """Hide the window at once, then finish saving and stop the engine."""
@@ -115,19 +117,19 @@ class Application:
         await self._bus.close()
         await close_and_tell(self._runtime)
 
-    def _told_to_end(self) -> None:
+    def _on_quit_signal(self) -> None:
         """Quit on a signal; a second one skips saving and closes any open dialog."""
         if self.quitting.is_set():
-            self._runtime.give_up_saving()
+            self._runtime.cancel_saving()
             if (box := QApplication.activeModalWidget()) is not None:
                 box.close()
         self.quitting.set()
 
     def _restart(self) -> None:
-        self.again = True
+        self.should_restart = True
         self.quitting.set()
 
-    def _bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _handle_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, BaseException):
             self._window.notices.show_bug(error)
@@ -135,7 +137,7 @@ class Application:
             loop.default_exception_handler(context)
 
 
-class SpentTimers(QObject):
+class CancelledTimers(QObject):
     """Frees cancelled timers: qasync keeps each, with its callback's context, until it would have fired.
 
     Each piece read of a reply sets a time limit, so its timer would be kept for minutes. They are in private
@@ -146,17 +148,17 @@ class SpentTimers(QObject):
         super().__init__(parent)
         self._loop = loop
         self._timer = QTimer(self)
-        self._timer.timeout.connect(self.let_go)
-        self._timer.start(_SPENT_EVERY_MS)
+        self._timer.timeout.connect(self.release_cancelled)
+        self._timer.start(_RELEASE_INTERVAL_MS)
 
-    def let_go(self) -> int:
+    def release_cancelled(self) -> int:
         """Free the cancelled timers and return their number. An unknown qasync is left alone."""
         timers = getattr(self._loop, "_timer", None)
         handles = getattr(timers, "_SimpleTimer__callbacks", None)
         if timers is None or handles is None:
             return 0
-        spent = [number for number, handle in handles.items() if handle.cancelled()]
-        for number in spent:
+        cancelled = [number for number, handle in handles.items() if handle.cancelled()]
+        for number in cancelled:
             timers.killTimer(number)
             del handles[number]
-        return len(spent)
+        return len(cancelled)

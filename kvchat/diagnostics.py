@@ -38,8 +38,8 @@ def report(
         if (slot := vitals.slot) is not None:
             rows.append(("slot", f"{slot.tokens} of {slot.context_size} tokens{', busy' if slot.busy else ''}"))
         rates = (("prefill", vitals.speed.prefill), ("decode", vitals.speed.decode))
-        if told := [f"{name} {per_second(rate)}" for name, rate in rates if rate is not None]:
-            rows.append(("speed", ", ".join(told)))
+        if speeds := [f"{name} {per_second(rate)}" for name, rate in rates if rate is not None]:
+            rows.append(("speed", ", ".join(speeds)))
     default = dataclasses.asdict(Settings())
     changed = [f"{name}: {value!r}" for name, value in dataclasses.asdict(settings).items() if value != default[name]]
     parts = [

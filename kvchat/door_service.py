@@ -18,7 +18,7 @@ from kvchat.gateway.keys import EVERYBODY, DoorKeys, Keys
 from kvchat.kvstore.savepoint import program_owner
 from kvchat.library.model_library import ModelLibrary
 from kvchat.session.slots import Slots
-from kvchat.settings import Settings, SettingsNotSaved, differ
+from kvchat.settings import Settings, SettingsNotSaved, any_changed
 from kvchat.system.concurrency import Background
 from kvchat.system.owner import owner_of
 from kvchat.system.paths import Paths
@@ -145,10 +145,10 @@ class DoorService:
             try:
                 self.url = await self._open(settings.door_host, settings.door_port, await self.keys())
             except KvchatError as error:
-                self.notify(error.title, error.told)
+                self.notify(error.title, error.explanation)
 
     async def changed(self, before: Settings, after: Settings) -> None:
-        if self._follows and differ(before, after, DOOR_SETTINGS):
+        if self._follows and any_changed(before, after, DOOR_SETTINGS):
             await self.follow()
 
     async def open(self, host: str, port: int, keys: Mapping[str, str] | None = None) -> str:

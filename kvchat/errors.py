@@ -22,5 +22,5 @@ class KvchatError(Exception):
         return sentences(self.title, self.detail, self.advice)
 
     @property
-    def told(self) -> str:
+    def explanation(self) -> str:
         return sentences(self.detail, self.advice)

@@ -32,8 +32,8 @@ from kvchat.library.remote.downloads import Download, outcome_in_words
 from kvchat.session.restore_cost import BreakEven
 from kvchat.session.restore_support import Findings
 from kvchat.session.slots import Unfinished
-from kvchat.settings import Settings, differ, save_settings
-from kvchat.store_service import BOUND_SETTINGS, StoreService, keep_within_bounds, open_store_or_none
+from kvchat.settings import Settings, any_changed, save_settings
+from kvchat.store_service import BOUND_SETTINGS, StoreService, apply_bounds, open_store_or_empty
 from kvchat.system.concurrency import Background, Worker
 from kvchat.system.migrations import drop_old_copies
 from kvchat.system.paths import Paths
@@ -42,7 +42,7 @@ from kvchat.words.language import _
 from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.safe_text import redact, this_person
 
-SAVE_PATIENCE_S = 15.0  # an engine that writes nothing this long hangs
+SAVE_TIMEOUT_S = 15.0  # an engine that writes nothing this long hangs
 
 
 class Runtime:
@@ -61,7 +61,7 @@ class Runtime:
         self._background = Background()
         self._backups = DailyBackups(paths.database, self._notify)
 
-        def in_force() -> Settings:
+        def current_settings() -> Settings:
             return self.settings
 
         self.engine = SwitchingHost(
@@ -83,7 +83,7 @@ class Runtime:
 
         self.models.subscribe(download_changed)
         self.model = AnsweringModel(
-            settings=in_force, host=self.engine, library=self.models, engine_settings=self._engine_settings
+            settings=current_settings, host=self.engine, library=self.models, engine_settings=self._engine_settings
         )
         self.chat = ChatService(
             database=database,
@@ -95,12 +95,12 @@ class Runtime:
             model=self.model.for_new_chats,
             model_sampling=self.model.own_sampling,
             keep_deleted_s=lambda: self.settings.keep_deleted_s,
-            read_ahead_off_reason=self._why_not_read,
+            read_ahead_off_reason=self._prefill_blocker,
         )
         self.save_points = StoreService(
-            paths=paths, store=store, settings=in_force, speed=self.chat.turn_context.prefill_speed
+            paths=paths, store=store, settings=current_settings, speed=self.chat.turn_context.prefill_speed
         )
-        self.engines = EngineSetup(paths=paths, settings=in_force, use=self.use_engine, notify=self._notify)
+        self.engines = EngineSetup(paths=paths, settings=current_settings, use=self.use_engine, notify=self._notify)
         self.transfer = TransferService(
             paths=paths,
             database=database,
@@ -111,7 +111,7 @@ class Runtime:
         )
         self.door = DoorService(
             paths=paths,
-            settings=in_force,
+            settings=current_settings,
             slots=self.chat.slots,
             host=self.engine,
             model=self.model,
@@ -126,10 +126,10 @@ class Runtime:
             others_idle_s=lambda: self.door.idle_s,
         )
 
-    def give_up_saving(self) -> None:
+    def cancel_saving(self) -> None:
         self.chat.slots.finishing.cancel()
 
-    async def raise_context(self, tokens: int) -> None:
+    async def increase_context(self, tokens: int) -> None:
         await self.apply_settings(dataclasses.replace(self.settings, context_size=tokens))
         await self.restart_engine()
 
@@ -158,9 +158,9 @@ class Runtime:
     async def begin(self) -> None:
         """Start the engine, titles, API server and backups per the settings, for a long-running app."""
         if problem := self.save_points.problem:
-            self._notify(problem.title, problem.told)
+            self._notify(problem.title, problem.explanation)
         self._backups.start()
-        self._background.begin(self._learn_names())
+        self._background.begin(self._load_blob_names())
         self.chat.resume_deletions()
         # The window opens with the newest conversation: use its model, if it still exists.
         newest = next(iter(await self.chat.conversations()), None)
@@ -187,7 +187,7 @@ class Runtime:
         self._stops += 1
         self.chat.stop_all()
         with self.door.stopped(), self.chat.slots.giving_none() as left:
-            await self._come_to_rest(left)
+            await self._wait_until_idle(left)
             await self.engine.stop()
 
     async def restart_engine(self) -> None:
@@ -240,8 +240,8 @@ class Runtime:
             try:
                 await asyncio.to_thread(save_settings, self.paths.settings_file, self.settings)
             finally:
-                if differ(before, settings, BOUND_SETTINGS):
-                    await self.save_points.keep_to(self.settings)
+                if any_changed(before, settings, BOUND_SETTINGS):
+                    await self.save_points.apply_limits(self.settings)
                 self.chat.recently_deleted.schedule_purge()
                 await self.door.changed(before, settings)
 
@@ -254,19 +254,19 @@ class Runtime:
         self._idle_stop.end()
         await asyncio.gather(self.models.close(), self.engines.close())
         self.chat.close()
-        await finishing.in_time(self.door.close(), SAVE_PATIENCE_S)
+        await finishing.in_time(self.door.close(), SAVE_TIMEOUT_S)
 
         async def idle() -> None:
             await self.chat.idle()
             await self.door.idle()
 
-        await self._come_to_rest(idle())
+        await self._wait_until_idle(idle())
         await self.engine.close()
-        await finishing.in_time(self.chat.idle(), SAVE_PATIENCE_S)
+        await finishing.in_time(self.chat.idle(), SAVE_TIMEOUT_S)
         await self._background.idle()
         await self.chat.unsaved_replies.close()
         await self._backups.close()
-        await finishing.in_time(asyncio.to_thread(self._store.close, finishing.cancelled.is_set), SAVE_PATIENCE_S)
+        await finishing.in_time(asyncio.to_thread(self._store.close, finishing.cancelled.is_set), SAVE_TIMEOUT_S)
         await asyncio.to_thread(self._log.close)
         await self._worker.run(self._database.close)
         self._worker.close()
@@ -275,20 +275,20 @@ class Runtime:
     def unfinished(self) -> Unfinished | None:
         return self.chat.slots.finishing.left()
 
-    async def _come_to_rest(self, idle: Awaitable[None]) -> None:
-        if not await self.chat.slots.finishing.rested(idle, SAVE_PATIENCE_S):
+    async def _wait_until_idle(self, idle: Awaitable[None]) -> None:
+        if not await self.chat.slots.finishing.rested(idle, SAVE_TIMEOUT_S):
             self._notify(
                 _("The engine is not responding"), _("kvchat stopped the engine. Chat memory being saved was lost.")
             )
 
-    def _why_not_read(self) -> Reason | None:
+    def _prefill_blocker(self) -> Reason | None:
         if self.settings.read_ahead != "auto":
             return None if self.settings.read_ahead == "always" else Reason(ReasonCode.READ_AHEAD_OFF)
         if self.settings.engine_url:
             return Reason(ReasonCode.FOREIGN_ENGINE)
         return Reason(ReasonCode.ON_BATTERY) if on_battery() else None
 
-    async def _learn_names(self) -> None:
+    async def _load_blob_names(self) -> None:
         models = {chat.model for chat in await self.chat.conversations() if chat.model}
         if any([await asyncio.to_thread(name_of_blob, Path(model)) for model in models]):
             self.events.publish(ConversationsChanged())
@@ -323,11 +323,11 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
         await worker.run(database.close)
         raise
     await asyncio.to_thread(drop_old_copies, paths.database)
-    store = await asyncio.to_thread(open_store_or_none, paths, settings)
+    store = await asyncio.to_thread(open_store_or_empty, paths, settings)
     if store.problem is None:
         with suppress(StoreRefused):  # retried at the next start
             await worker.run(purge_orphans, store, database)
-            await asyncio.to_thread(keep_within_bounds, paths, settings, store)  # delete what has become too old
+            await asyncio.to_thread(apply_bounds, paths, settings, store)  # delete what has become too old
     if settings.model_path:
         await asyncio.to_thread(name_of_blob, Path(settings.model_path))
     return Runtime(paths=paths, settings=settings, database=database, worker=worker, store=store)

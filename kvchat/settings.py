@@ -24,10 +24,10 @@ from kvchat.words.wording import NUMBERS, size
 GB, MB = 1_000_000_000, 1_000_000
 KV_TYPE_NAMES = frozenset(("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"))
 ZOOMS = (70, 80, 90, 100, 110, 125, 150, 175, 200)  # percent; the steps of Ctrl++ and Ctrl+-
-HIGHEST_TEMPERATURE = 5.0  # models produce only noise above this
-LEAST_CONTEXT, MOST_CONTEXT = 256, 2**24  # tokens; llama.cpp's minimum, and more than any model was trained for
-MOST_BYTES = 10**18  # larger than any disk, within SQLite's range
-_MOST_FILE = 4_000_000  # file size, bytes
+MAX_TEMPERATURE = 5.0  # models produce only noise above this
+MIN_CONTEXT, MAX_CONTEXT = 256, 2**24  # tokens; llama.cpp's minimum, and more than any model was trained for
+MAX_BYTES = 10**18  # larger than any disk, within SQLite's range
+_MAX_FILE_BYTES = 4_000_000  # file size, bytes
 
 Rule = Callable[[Any], str]  # returns why a value is refused; empty if valid
 Choices = tuple[tuple[Any, str], ...]  # (value, label) pairs
@@ -41,23 +41,23 @@ UNITS: dict[str, Callable[[float], str]] = {  # number formatters
 }
 
 
-def _whole(least: int, most: float = math.inf, unit: str = "") -> Rule:
+def _integer_rule(minimum: int, maximum: float = math.inf, unit: str = "") -> Rule:
     def rule(value: Any) -> str:
         if not isinstance(value, int) or isinstance(value, bool):
             return _("This must be a whole number.")
-        if value < least:
-            return _("This must be at least {words}.", words=UNITS[unit](least))
-        return _("This must be at most {words}.", words=UNITS[unit](most)) if value > most else ""
+        if value < minimum:
+            return _("This must be at least {words}.", words=UNITS[unit](minimum))
+        return _("This must be at most {words}.", words=UNITS[unit](maximum)) if value > maximum else ""
 
     return rule
 
 
-def _one_of(choices: Iterable[str]) -> Rule:
+def _choice_rule(choices: Iterable[str]) -> Rule:
     known = sorted(choices)
     return lambda value: "" if value in known else _("This must be one of {choices}.", choices=known)
 
 
-def _path(value: Any) -> str:
+def _path_error(value: Any) -> str:
     try:
         fits = isinstance(value, str) and b"\0" not in os.fsencode(value)
     except UnicodeEncodeError:  # lone surrogate: valid in JSON, not in a name
@@ -65,24 +65,24 @@ def _path(value: Any) -> str:
     return "" if fits else _("This must be a path.")
 
 
-def _text(value: Any) -> str:
+def _text_error(value: Any) -> str:
     return "" if isinstance(value, str) and not re.search("[\0\ud800-\udfff]", value) else _("This must be text.")
 
 
-def _paths(value: Any) -> str:
+def _paths_error(value: Any) -> str:
     if not isinstance(value, tuple):
         return _("This must be a list of paths.")
-    return next((why for path in value if (why := _path(path))), "")
+    return next((why for path in value if (why := _path_error(path))), "")
 
 
-def _temperature(value: Any) -> str:
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= HIGHEST_TEMPERATURE
-    highest = f"{HIGHEST_TEMPERATURE:.0f}"
+def _temperature_error(value: Any) -> str:
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_TEMPERATURE
+    highest = f"{MAX_TEMPERATURE:.0f}"
     return "" if fits else _("This must be a number from 0 to {highest_temperature}.", highest_temperature=highest)
 
 
 @dataclass(frozen=True)
-class About:
+class SettingInfo:
     rule: Rule
     page: str = ""  # page in `ui/settings`; empty: the setting has no entry of its own
     label: str = ""
@@ -95,19 +95,19 @@ class About:
 
 
 def _setting(default: Any, rule: Rule, page: str = "", label: str = "", help: str = "", **more: Any) -> Any:
-    return field(default=default, metadata={"about": About(rule, page, label, help, **more)})
+    return field(default=default, metadata={"about": SettingInfo(rule, page, label, help, **more)})
 
 
 def _toggle(default: bool, *entry: str) -> Any:
     return _setting(default, lambda value: "" if isinstance(value, bool) else _("This must be true or false."), *entry)
 
 
-def _number(default: Any, least: int, most: float, *entry: str, unit: str = "", **more: Any) -> Any:
-    return _setting(default, _whole(least, most, unit), *entry, unit=unit, **more)
+def _number(default: Any, minimum: int, maximum: float, *entry: str, unit: str = "", **more: Any) -> Any:
+    return _setting(default, _integer_rule(minimum, maximum, unit), *entry, unit=unit, **more)
 
 
 def _choice(default: str, choices: Choices, *entry: str) -> Any:
-    return _setting(default, _one_of(value for value, _words in choices), *entry, choices=choices)
+    return _setting(default, _choice_rule(value for value, _words in choices), *entry, choices=choices)
 
 
 @dataclass(frozen=True)
@@ -198,12 +198,12 @@ class Settings:
         N_("Once a day, kvchat checks GitHub for a new version and shows a link. It downloads and installs nothing."),
     )
 
-    model_path: str | None = _setting(None, _path)
-    model_folders: tuple[str, ...] = _setting((), _paths)  # besides other programs' model folders
+    model_path: str | None = _setting(None, _path_error)
+    model_folders: tuple[str, ...] = _setting((), _paths_error)  # besides other programs' model folders
     context_size: int | None = _number(
         None,
-        LEAST_CONTEXT,
-        MOST_CONTEXT,
+        MIN_CONTEXT,
+        MAX_CONTEXT,
         "model",
         N_("Context length"),
         N_("How much of a chat the model can use at once. A longer context uses more memory."),
@@ -226,7 +226,7 @@ class Settings:
     )
     kv_type: str = _setting(
         "f16",
-        _one_of(KV_TYPE_NAMES),
+        _choice_rule(KV_TYPE_NAMES),
         "model",
         N_("KV cache precision"),
         N_(
@@ -235,14 +235,14 @@ class Settings:
         ),
         choices=(("f16", N_("Exact (f16)")), ("q8_0", N_("Half size (q8_0)")), ("q4_0", N_("Quarter size (q4_0)"))),
     )
-    temperature: float | None = _setting(None, _temperature)  # None: the engine's default
+    temperature: float | None = _setting(None, _temperature_error)  # None: the engine's default
     max_tokens: int | None = _number(None, 1, 2**31 - 1, unit="tokens")  # longest reply; llama.cpp's int32_t
     seed: int | None = _number(None, -1, 2**32 - 1)  # llama.cpp's uint32_t; -1 is random
 
-    engine_path: str | None = _setting(None, _path)  # or "embedded"
+    engine_path: str | None = _setting(None, _path_error)  # or "embedded"
     engine_url: str | None = _setting(
         None,
-        _text,
+        _text_error,
         "engine",
         N_("External llama-server"),
         N_(
@@ -254,7 +254,7 @@ class Settings:
     )
     rpc_workers: str = _setting(
         "",
-        _text,
+        _text_error,
         "engine",
         N_("RPC servers"),
         N_(
@@ -265,7 +265,7 @@ class Settings:
     )
     engine_arguments: str = _setting(
         "",
-        _text,
+        _text_error,
         "engine",
         N_("Extra arguments"),
         N_("Command-line arguments for llama-server. Arguments that kvchat sets itself are not allowed."),
@@ -275,14 +275,14 @@ class Settings:
     quota_bytes: int | None = _number(  # default: kvstore.savepoint.default_quota
         None,
         100 * MB,
-        MOST_BYTES,
+        MAX_BYTES,
         "storage",
         N_("Storage limit"),
         unit="bytes",
         empty=N_("Automatic"),
         reset=N_("Reset to automatic"),
     )
-    free_floor_bytes: int = _number(2 * GB, 0, MOST_BYTES, "storage", N_("Minimum free space"), unit="bytes")
+    free_floor_bytes: int = _number(2 * GB, 0, MAX_BYTES, "storage", N_("Minimum free space"), unit="bytes")
     max_age_days: int | None = _number(  # None: kept until the quota is full
         None,
         1,
@@ -337,17 +337,19 @@ class Settings:
     door_port: int = _number(
         8737, 1, 65_535, "programs", N_("Port"), N_("Change it if another program uses this port.")
     )
-    door_host: str = _setting("127.0.0.1", _text)  # any non-local address needs a key
-    door_origins: str = _setting("", _text)  # allowed web origins, comma-separated
-    door_rules: tuple[str, ...] = _setting((), _paths)  # prompt rewrite rules: program and rule, "zed hold-clock"
+    door_host: str = _setting("127.0.0.1", _text_error)  # any non-local address needs a key
+    door_origins: str = _setting("", _text_error)  # allowed web origins, comma-separated
+    door_rules: tuple[str, ...] = _setting((), _paths_error)  # prompt rewrite rules: program and rule, "zed hold-clock"
 
     @property
     def keep_deleted_s(self) -> float:
         return self.keep_deleted_days * 86_400.0
 
 
-ABOUT: dict[str, About] = {setting.name: setting.metadata["about"] for setting in dataclasses.fields(Settings)}
-NAMES = tuple(ABOUT)
+SETTING_INFO: dict[str, SettingInfo] = {
+    setting.name: setting.metadata["about"] for setting in dataclasses.fields(Settings)
+}
+NAMES = tuple(SETTING_INFO)
 
 
 class SettingsNotSaved(KvchatError):
@@ -362,7 +364,7 @@ class SettingsNotSaved(KvchatError):
 def load_settings(path: Path) -> Settings:
     """Read the settings, with defaults for missing or invalid values. Rename a non-JSON file to `.bad`."""
     try:
-        return settings_in(read_json(path, _MOST_FILE))
+        return parse_settings(read_json(path, _MAX_FILE_BYTES))
     except (FileNotFoundError, TimeoutError):
         return Settings()
     except (OSError, ValueError):
@@ -371,11 +373,13 @@ def load_settings(path: Path) -> Settings:
         return Settings()
 
 
-def settings_in(raw: Any) -> Settings:
+def parse_settings(raw: Any) -> Settings:
     if not isinstance(raw, dict):
         return Settings()
     plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
-    return Settings(**{name: value for name, value in plain.items() if name in ABOUT and not why_not(name, value)})
+    return Settings(
+        **{name: value for name, value in plain.items() if name in SETTING_INFO and not validation_error(name, value)}
+    )
 
 
 def save_settings(path: Path, settings: Settings) -> None:
@@ -384,17 +388,19 @@ def save_settings(path: Path, settings: Settings) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         raw = None
         with contextlib.suppress(OSError, ValueError):
-            raw = read_json(path, _MOST_FILE)
-        newer = {name: value for name, value in raw.items() if name not in ABOUT} if isinstance(raw, dict) else {}
+            raw = read_json(path, _MAX_FILE_BYTES)
+        newer = (
+            {name: value for name, value in raw.items() if name not in SETTING_INFO} if isinstance(raw, dict) else {}
+        )
         with whole_file(path) as new:
             new.write_text(json.dumps(newer | dataclasses.asdict(settings), indent=2), "utf-8")
     except OSError as error:
         raise SettingsNotSaved(path, error) from error
 
 
-def why_not(name: str, value: Any) -> str:
-    return ABOUT[name].rule(value)
+def validation_error(name: str, value: Any) -> str:
+    return SETTING_INFO[name].rule(value)
 
 
-def differ(before: Settings, after: Settings, names: Iterable[str]) -> bool:
+def any_changed(before: Settings, after: Settings, names: Iterable[str]) -> bool:
     return any(getattr(before, name) != getattr(after, name) for name in names)

@@ -38,17 +38,17 @@ def store_bounds(paths: Paths, settings: Settings, kept_bytes: int = 0) -> Bound
             shutil.disk_usage(
                 next(folder for folder in (paths.cache, *paths.cache.parents) if is_folder(folder))
             ).total,
-            long_chat(settings),
+            long_chat_bytes(settings),
             kept_bytes,
         )
     return Bounds(quota, settings.free_floor_bytes, settings.max_age_days)
 
 
-def keep_within_bounds(paths: Paths, settings: Settings, store: BlockStore) -> None:
+def apply_bounds(paths: Paths, settings: Settings, store: BlockStore) -> None:
     store.inventory.set_bounds(store_bounds(paths, settings, store.inventory.occupied()))
 
 
-def long_chat(settings: Settings) -> int:
+def long_chat_bytes(settings: Settings) -> int:
     """Return the bytes of a 32K-token chat with the model in the settings; 0 if unknown."""
     if settings.model_path is None or settings.engine_url:
         return 0
@@ -59,7 +59,7 @@ def long_chat(settings: Settings) -> int:
         return 0
 
 
-def chats_in_words(quota: int, chat_bytes: int) -> str:
+def describe_capacity(quota: int, chat_bytes: int) -> str:
     if not chat_bytes:
         return ""
     chats, tokens = quota // chat_bytes, tokens_short(LONG_CHAT)
@@ -70,9 +70,9 @@ def chats_in_words(quota: int, chat_bytes: int) -> str:
     return _("holds about {chats} of {tokens} tokens with this model", chats=count, tokens=tokens)
 
 
-def limit_in_words(paths: Paths, settings: Settings) -> str:
+def describe_limit(paths: Paths, settings: Settings) -> str:
     quota = store_bounds(paths, settings).quota
-    return mark("; ").join(filter(None, (size_in_words(quota), chats_in_words(quota, long_chat(settings)))))
+    return mark("; ").join(filter(None, (size_in_words(quota), describe_capacity(quota, long_chat_bytes(settings)))))
 
 
 @lru_cache(maxsize=4)
@@ -85,7 +85,7 @@ def open_store(paths: Paths, settings: Settings) -> BlockStore:
     return BlockStore(paths.save_points, store_bounds(paths, settings), staging_room)
 
 
-def open_store_or_none(paths: Paths, settings: Settings) -> BlockStore:
+def open_store_or_empty(paths: Paths, settings: Settings) -> BlockStore:
     """Open the store, or one that keeps nothing and says why, so that chats still work."""
     try:
         return open_store(paths, settings)
@@ -108,12 +108,12 @@ def store_problem(paths: Paths) -> str:
     return ""
 
 
-def models_in(usage: StoreUsage) -> set[str]:
+def saved_models(usage: StoreUsage) -> set[str]:
     """Return the models of the saved chats, by fingerprint name."""
     return {chat.model for chat in usage.conversations if chat.tokens}
 
 
-def timed(usage: StoreUsage, speeds: Mapping[str, ReadingSpeed]) -> StoreUsage:
+def with_times(usage: StoreUsage, speeds: Mapping[str, ReadingSpeed]) -> StoreUsage:
     conversations = [
         replace(chat, reading=speeds[chat.model].forecast(chat.tokens)) if chat.tokens else chat
         for chat in usage.conversations
@@ -121,7 +121,7 @@ def timed(usage: StoreUsage, speeds: Mapping[str, ReadingSpeed]) -> StoreUsage:
     return replace(usage, conversations=tuple(conversations))
 
 
-def timed_plan(plan: PrunePlan, usage: StoreUsage) -> PrunePlan:
+def plan_with_times(plan: PrunePlan, usage: StoreUsage) -> PrunePlan:
     times = {chat.conversation_id: chat.reading for chat in usage.conversations}
     conversations = [
         chat if chat.save_points_left else replace(chat, reading=times.get(chat.conversation_id))
@@ -148,8 +148,8 @@ class StoreService:
 
     async def usage(self) -> StoreUsage:
         usage = await asyncio.to_thread(self.store.inventory.usage)
-        usage = timed(usage, {model: await self._speed(model) for model in models_in(usage)})
-        return replace(usage, chat_bytes=await asyncio.to_thread(long_chat, self._settings()))
+        usage = with_times(usage, {model: await self._speed(model) for model in saved_models(usage)})
+        return replace(usage, chat_bytes=await asyncio.to_thread(long_chat_bytes, self._settings()))
 
     async def delete(self, conversation_id: str | None) -> int:
         if conversation_id is None:
@@ -158,7 +158,9 @@ class StoreService:
 
     async def plan_prune(self, target_bytes: int) -> PrunePlan:
         """Plan pruning the store to a size, with the cost. Removes nothing."""
-        return timed_plan(await asyncio.to_thread(self.store.inventory.plan_prune, target_bytes), await self.usage())
+        return plan_with_times(
+            await asyncio.to_thread(self.store.inventory.plan_prune, target_bytes), await self.usage()
+        )
 
     async def prune(self, plan: PrunePlan) -> int:
         return await asyncio.to_thread(self.store.inventory.prune, plan)
@@ -169,6 +171,6 @@ class StoreService:
     async def never_save(self, conversation_id: str, never: bool) -> None:
         await asyncio.to_thread(self.store.inventory.never_save, conversation_id, never)
 
-    async def keep_to(self, settings: Settings) -> None:
+    async def apply_limits(self, settings: Settings) -> None:
         if self.problem is None:
-            await asyncio.to_thread(keep_within_bounds, self._paths, settings, self.store)
+            await asyncio.to_thread(apply_bounds, self._paths, settings, self.store)

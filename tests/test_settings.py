@@ -7,7 +7,15 @@ import pytest
 
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.kv_cache import KV_TYPES
-from kvchat.settings import GB, KV_TYPE_NAMES, Settings, SettingsNotSaved, load_settings, save_settings, why_not
+from kvchat.settings import (
+    GB,
+    KV_TYPE_NAMES,
+    Settings,
+    SettingsNotSaved,
+    load_settings,
+    save_settings,
+    validation_error,
+)
 from kvchat.system.paths import resolve_paths
 
 
@@ -83,7 +91,7 @@ def test_the_kv_types_are_those_whose_size_is_known():
     ],
 )
 def test_a_refused_value_is_refused_with_a_reason(name, value, reason):
-    assert why_not(name, value) == reason
+    assert validation_error(name, value) == reason
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_in_words(tmp_path):

@@ -140,7 +140,7 @@ class TurnContext:
         try:
             report = await self.slots.absorb()
         except StoreRefused as refusal:
-            self.events.publish(Notice(refusal.title, refusal.told))
+            self.events.publish(Notice(refusal.title, refusal.explanation))
             return
         if report.save_points:
             self.events.publish(Absorbed(report.save_points, report.bytes_written))

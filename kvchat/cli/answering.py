@@ -300,7 +300,7 @@ async def _wait_until_saved(runtime: Runtime) -> None:
             _report_unfinished_save(runtime)
         await idle
     except asyncio.CancelledError:
-        runtime.give_up_saving()
+        runtime.cancel_saving()
         raise
 
 
@@ -334,6 +334,6 @@ async def _converse(options: AskOptions, commands: Commands) -> int:
             except KvchatError as error:  # already reported; continue
                 print_err("\n  ".join(filter(None, (error.title, error.detail, error.advice))))
         if commands.is_local and _report_unfinished_save(session.runtime):
-            terminal.stop = session.runtime.give_up_saving
+            terminal.stop = session.runtime.cancel_saving
             await session.runtime.chat.idle()
     return 0

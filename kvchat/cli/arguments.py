@@ -59,7 +59,7 @@ class WindowOptions(Options):
 
 @window_command("open", help=N_("open chats, models, documents and kvchat:// links in the window"))
 class OpenOptions(WindowOptions):
-    what: tuple[str, ...] = positional(
+    targets: tuple[str, ...] = positional(
         "FILE",
         N_("files or links to open (default: open the window); `open` may be omitted before them"),
         (),

@@ -31,7 +31,7 @@ from kvchat.library.memory.demand import Circumstances, Demand, LoadLimits, Memo
 from kvchat.library.memory.verdict import FULL_WINDOW
 from kvchat.session.restore_support import forget_model, newest_finding
 from kvchat.settings import Settings, load_settings
-from kvchat.store_service import limit_in_words, store_problem
+from kvchat.store_service import describe_limit, store_problem
 from kvchat.system.files import is_folder
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.words.wording import size as size_in_words
@@ -160,7 +160,7 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
         keyring=find_keyring(),
         free_disk_bytes=shutil.disk_usage(existing).free,
         free_floor_bytes=settings.free_floor_bytes,
-        quota=limit_in_words(paths, settings),
+        quota=describe_limit(paths, settings),
         staging=describe_staging(MEMORY_FOLDER, staging_room(0)),
         directories=[
             {"name": name, "path": str(path), "exists": is_folder(path), "problem": problems.get(name, "")}

@@ -24,7 +24,7 @@ from kvchat.engine.finding.graphics import Backend, detect_graphics, install_adv
 from kvchat.engine_host.setup import EngineSetup, FetchedEngine, Stage, fetched_engines, trial_model
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError
-from kvchat.settings import NAMES, Settings, load_settings, why_not
+from kvchat.settings import NAMES, Settings, load_settings, validation_error
 from kvchat.system.paths import resolve_paths
 from kvchat.words.language import _
 from kvchat.words.wording import size
@@ -203,7 +203,7 @@ async def reset(options: SettingOptions, commands: Commands) -> int:
 
 async def change(options: ChangeSettingOptions, commands: Commands) -> int:
     name, value = options.name, _parse_value(options.name, options.values)
-    why = why_not(name, value) if value != getattr(Settings(), name) else ""
+    why = validation_error(name, value) if value != getattr(Settings(), name) else ""
     if not why and value and name in _CHECKED_BY_ENGINE:
         why = await EngineSetup(commands.paths, lambda: commands.settings, _ignore).why_not(name, value)
     if why:
@@ -236,7 +236,7 @@ def _parse_value(name: str, texts: Sequence[str]) -> Any:
         number = json.loads(first)
     except ValueError:
         return first
-    text = isinstance(usual, str) or (usual is None and why_not(name, first) == "")
+    text = isinstance(usual, str) or (usual is None and validation_error(name, first) == "")
     return first if text else number
 
 

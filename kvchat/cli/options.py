@@ -16,7 +16,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 from kvchat import __version__
 from kvchat.errors import KvchatError
-from kvchat.settings import MOST_BYTES, MOST_CONTEXT, why_not
+from kvchat.settings import MAX_BYTES, MAX_CONTEXT, validation_error
 from kvchat.system.files import in_time, read_plain
 from kvchat.words.language import N_, _, number
 from kvchat.words.wording import size
@@ -130,9 +130,9 @@ def flag(name: str, help: str, **more: Any) -> Any:
 
 def parse_positive(digits: str) -> int:
     value = int(digits)
-    if not 1 <= value <= MOST_CONTEXT:
+    if not 1 <= value <= MAX_CONTEXT:
         raise argparse.ArgumentTypeError(
-            _("{digits} is not between 1 and {most_context}", digits=digits, most_context=number(MOST_CONTEXT))
+            _("{digits} is not between 1 and {most_context}", digits=digits, most_context=number(MAX_CONTEXT))
         )
     return value
 
@@ -140,7 +140,7 @@ def parse_positive(digits: str) -> int:
 def setting_parser(name: str, read: Callable[[str], float]) -> Callable[[str], float]:
     def number(digits: str) -> float:
         value = read(digits)
-        if why := why_not(name, value):
+        if why := validation_error(name, value):
             raise argparse.ArgumentTypeError(f"{digits}: {why}")
         return value
 
@@ -171,7 +171,7 @@ def parse_size(text: str) -> int:
             _("{words} is not a valid size; use a form such as 500MB or 2GB", words=repr(text))
         )
     size_bytes = float(match[1]) * _UNITS[match[2].upper()]
-    if size_bytes > MOST_BYTES:
+    if size_bytes > MAX_BYTES:
         raise argparse.ArgumentTypeError(_("{words} is too large", words=repr(text)))
     return round(size_bytes)
 

@@ -21,7 +21,14 @@ from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan, StoreUsage, V
 from kvchat.kvstore.store import BlockStore
 from kvchat.session.restore_cost import ReadingSpeed
 from kvchat.settings import Settings
-from kvchat.store_service import chats_in_words, long_chat, models_in, open_store, timed, timed_plan
+from kvchat.store_service import (
+    describe_capacity,
+    long_chat_bytes,
+    open_store,
+    plan_with_times,
+    saved_models,
+    with_times,
+)
 from kvchat.system.paths import Paths
 from kvchat.words.language import N_, _, listed, number, several
 from kvchat.words.safe_text import calm
@@ -68,17 +75,17 @@ async def _run_on_store(commands: Commands, run: Callable[[_StoreContext], int])
 
 
 def _with_times(paths: Paths, usage: StoreUsage) -> StoreUsage:
-    speeds = {model: ReadingSpeed() for model in models_in(usage)}
+    speeds = {model: ReadingSpeed() for model in saved_models(usage)}
     with contextlib.suppress(KvchatError), closing(Database(paths.database)) as database:
         for model, speed in speeds.items():
             speed.recall(database.prefill_timings(model))
-    return timed(usage, speeds)
+    return with_times(usage, speeds)
 
 
 async def show_usage(options: JsonOptions, commands: Commands) -> int:
     def run(opened: _StoreContext) -> int:
         usage = dataclasses.replace(
-            _with_times(opened.paths, opened.store.inventory.usage()), chat_bytes=long_chat(opened.settings)
+            _with_times(opened.paths, opened.store.inventory.usage()), chat_bytes=long_chat_bytes(opened.settings)
         )
         titles, saved = opened.titles, opened.saved
         chats = [
@@ -95,7 +102,9 @@ async def show_usage(options: JsonOptions, commands: Commands) -> int:
 async def prune(options: PruneOptions, commands: Commands) -> int:
     def run(opened: _StoreContext) -> int:
         store, titles, target = opened.store, opened.titles, options.target_bytes
-        plan = timed_plan(store.inventory.plan_prune(target), _with_times(opened.paths, opened.store.inventory.usage()))
+        plan = plan_with_times(
+            store.inventory.plan_prune(target), _with_times(opened.paths, opened.store.inventory.usage())
+        )
         if not options.as_json:
             print_out("\n".join(plan_lines(plan, titles, target, dry_run=options.dry_run)))
         freed = store.inventory.prune(plan) if plan.save_point_ids and not options.dry_run else 0
@@ -164,7 +173,7 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: SecondsSaved) -> list[
     rows = [
         (_("Save points"), _("{save_points} in {chats}", save_points=number(usage.save_points), chats=chats)),
         (_("On disk"), _("{physical_bytes} of {quota_bytes} allowed", **sizes)),
-        *([("", holds)] if (holds := chats_in_words(usage.quota_bytes, usage.chat_bytes)) else []),
+        *([("", holds)] if (holds := describe_capacity(usage.quota_bytes, usage.chat_bytes)) else []),
         (
             _("Without sharing"),
             _("{logical_bytes}; sharing saves {shared_savings}", shared_savings=size(_shared_savings(usage)), **sizes),

@@ -21,7 +21,7 @@ from kvchat.library.memory.context_size import ContextChoice
 from kvchat.library.memory.demand import MemoryBar, given_back
 from kvchat.library.memory.verdict import Proposal
 from kvchat.session.restore_cost import BreakEven, RestoreCost
-from kvchat.settings import differ
+from kvchat.settings import any_changed
 from kvchat.words.language import sentences
 
 LOOK_S = 10.0  # interval of IdleStop's checks
@@ -107,7 +107,7 @@ class SwitchingHost(EngineLifecycle):
         started = self._started_with
         if started is None or self.status.state in (EngineState.STOPPED, EngineState.UNLOADED):
             return False
-        return differ(started, self._settings(), RESTART_SETTINGS)
+        return any_changed(started, self._settings(), RESTART_SETTINGS)
 
     @property
     def restoring(self) -> str:

@@ -26,7 +26,7 @@ from kvchat.chat.record.database_file import damage_marker
 from kvchat.chat.record.migrations import MIGRATIONS
 from kvchat.chat.record.recovery import DAMAGE_ERRORS, SalvageReport, is_intact, list_backups, salvage
 from kvchat.errors import KvchatError
-from kvchat.settings import Settings, load_settings, save_settings, settings_in
+from kvchat.settings import Settings, load_settings, parse_settings, save_settings
 from kvchat.system import migrations
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import open_plain, whole_file
@@ -231,7 +231,7 @@ def _manifest(source: Path, archive: zipfile.ZipFile) -> tuple[dict[str, dict[st
     with suppress(KeyError, ValueError, RecursionError):
         if SETTINGS in files:
             with archive.open(SETTINGS) as packed:
-                engine = engine_of(settings_in(json.loads(packed.read(_MOST_MANIFEST))))
+                engine = engine_of(parse_settings(json.loads(packed.read(_MOST_MANIFEST))))
     unpacked = sum(entry["size"] for entry in files.values())
     return files, BackupFacts(made_at, conversations, source.stat().st_size, unpacked, engine)
 

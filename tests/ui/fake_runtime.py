@@ -57,8 +57,8 @@ from kvchat.session.host import EngineHost
 from kvchat.session.proof import Source
 from kvchat.session.restore_cost import BreakEven
 from kvchat.session.restore_support import Finding, Strategy
-from kvchat.settings import GB, Settings, differ
-from kvchat.store_service import StoreService, open_store_or_none
+from kvchat.settings import GB, Settings, any_changed
+from kvchat.store_service import StoreService, open_store_or_empty
 from kvchat.system.concurrency import Worker
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.system.secret_store import Keeper
@@ -249,7 +249,7 @@ class FakeChat(ChatService):
         self.counted = ReplyStatistics((), TODAY)
         self._ids = count(1)
         worker = Worker("chats")
-        database, store = worker.call(Database, paths.database), open_store_or_none(paths, Settings())
+        database, store = worker.call(Database, paths.database), open_store_or_empty(paths, Settings())
         parts = {"database": database, "worker": worker, "store": store, "host": host, "events": events}
         super().__init__(**parts, keep_deleted_s=lambda: 7 * 86_400.0)  # type: ignore[arg-type]
         self.context: FakeContext = FakeContext(self.calls)
@@ -539,7 +539,7 @@ class FakeEngine(SwitchingHost):
 
     @property
     def restart_pending(self) -> bool:
-        return differ(self._runtime.started, self._runtime.settings, RESTART_SETTINGS)
+        return any_changed(self._runtime.started, self._runtime.settings, RESTART_SETTINGS)
 
     @property
     def restoring(self) -> str:
@@ -716,8 +716,8 @@ class FakeRuntime(Runtime):
     async def retest_restoring(self) -> None:
         self.calls.append(("retest_restoring",))
 
-    async def raise_context(self, tokens: int) -> None:
-        self.calls.append(("raise_context", tokens))
+    async def increase_context(self, tokens: int) -> None:
+        self.calls.append(("increase_context", tokens))
 
     async def statistics(self) -> ReplyStatistics:
         return self.chat.counted

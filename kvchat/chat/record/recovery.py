@@ -118,7 +118,7 @@ class DailyBackups:
         try:
             await asyncio.to_thread(back_up, self._file, repeat_today=repeat_today)
         except StorageFailed as error:
-            self._report_error(error.title, error.told)
+            self._report_error(error.title, error.explanation)
 
 
 def scrub_backups(file: Path, deleted_ids: Iterable[str]) -> None:

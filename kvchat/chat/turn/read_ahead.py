@@ -138,7 +138,7 @@ class ReadAhead:
                         self._due.set()  # interrupted by other work
                         break
         except KvchatError as error:
-            events.publish(Notice(error.title, error.told))
+            events.publish(Notice(error.title, error.explanation))
         finally:
             self._running = False
 

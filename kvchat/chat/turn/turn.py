@@ -107,7 +107,7 @@ class Turn:
                     try:
                         await self._close_reply(MessageState.INTERRUPTED)
                     except StorageFailed as failed:
-                        self._turn_context.events.publish(Notice(failed.title, failed.told))
+                        self._turn_context.events.publish(Notice(failed.title, failed.explanation))
             finally:
                 self.answered = True
                 on_reply(reply)

@@ -22,7 +22,7 @@ from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineFailure, EngineGone, EngineRefused, FailureKind, ForeignServer
 from kvchat.errors import KvchatError
-from kvchat.settings import MOST_CONTEXT
+from kvchat.settings import MAX_CONTEXT
 from kvchat.words.language import N_, _
 
 _ADVICE = N_("Check the server's address and API key in the settings, and check that the server is running.")
@@ -156,7 +156,7 @@ async def _find_incompatibility(client: LlamaServerClient) -> EngineFailure | No
         return _not_llama_server(client.base_url)
     except EngineGone as gone:
         return _failure(gone.title, gone.detail)
-    if not 0 < facts.context_size <= MOST_CONTEXT:
+    if not 0 < facts.context_size <= MAX_CONTEXT:
         return _not_llama_server(client.base_url)
     build = build_number(facts.build)
     if build is not None and build < MINIMUM_BUILD:

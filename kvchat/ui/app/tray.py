@@ -300,7 +300,7 @@ async def close_and_tell(runtime: Runtime) -> None:
     while not closing.done():
         if box is None and runtime.unfinished:
             box = FinishingBox()
-            box.leave.clicked.connect(runtime.give_up_saving)
+            box.leave.clicked.connect(runtime.cancel_saving)
             box.show()
         if box is not None:
             box.say(runtime.unfinished)

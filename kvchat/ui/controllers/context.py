@@ -157,7 +157,7 @@ class ContextController(Controller):
     def _raise(self) -> None:
         self._card.hide()
         if self._larger is not None:
-            self._runner.start(self._runtime.raise_context(self._larger.tokens))
+            self._runner.start(self._runtime.increase_context(self._larger.tokens))
 
     def _summarise(self) -> None:
         here = self._chat.current

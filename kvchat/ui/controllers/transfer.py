@@ -136,7 +136,7 @@ class TransferController(Controller):
             ask_passphrase(
                 self._window,
                 needed.title,
-                needed.told,
+                needed.explanation,
                 _("Import"),
                 lambda given: self._runner.start(self._take_in(paths, given)),
             )

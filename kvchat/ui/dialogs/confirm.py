@@ -153,7 +153,7 @@ def save_dialog(parent: QWidget, title: str, name: str, kinds: str, on_pick: Cal
 
 
 async def say(error: KvchatError) -> None:
-    await ask(error.title, error.told, "", "")
+    await ask(error.title, error.explanation, "", "")
 
 
 async def ask(title: str, words: str, detail: str, action: str) -> bool:

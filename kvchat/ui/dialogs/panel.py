@@ -125,10 +125,10 @@ class Notices(GivingWay):
             self._undos[-1]()
 
     def show_error(self, error: KvchatError) -> None:
-        self._add(error.title, error.told, "warn")
+        self._add(error.title, error.explanation, "warn")
 
     def take_back(self, error: KvchatError) -> None:
-        self._dismiss((error.title, error.told))
+        self._dismiss((error.title, error.explanation))
 
     def show_bug(self, error: BaseException) -> None:
         text = redact("".join(traceback.format_exception(error)), this_person())

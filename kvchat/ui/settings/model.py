@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QLabel, QWidget
 from kvchat.library.memory.demand import COMPUTER, MemoryBar
 from kvchat.library.memory.verdict import Proposal
 from kvchat.runtime import Runtime
-from kvchat.settings import ABOUT
+from kvchat.settings import SETTING_INFO
 from kvchat.ui.base.building import button, clear, column, label, row, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
@@ -56,7 +56,7 @@ class ModelPage(SettingsPage):
         self.restoring.setVisible(bool(engine.restoring))
         self.retest.setVisible(engine.may_retest)
         known = sentences(engine.context_reason, engine.context_warning)
-        about = ABOUT["context_size"]
+        about = SETTING_INFO["context_size"]
         self.settings["context_size"].say("\n\n".join(part for part in (_(about.help), known) if part))
         offers = () if engine.restart_pending else engine.memory_proposals  # they apply to the running engine
         self.memory.show_memory(engine.memory_bars, offers)

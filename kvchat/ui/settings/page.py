@@ -11,7 +11,7 @@ from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QFrame, QWidget
 
 from kvchat.runtime import Runtime
-from kvchat.settings import ABOUT, UNITS, About, Settings
+from kvchat.settings import SETTING_INFO, UNITS, SettingInfo, Settings
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.desktop.global_key import KEY
@@ -36,7 +36,7 @@ class SettingsPage(ScrollPage):
         self.runtime, self.look, self.panel = runtime, look, panel
         self.entries: list[Entry] = []
         self.settings: dict[str, Any] = {}  # setting entries by name
-        self._left = [name for name, about in ABOUT.items() if about.page == self.key]
+        self._left = [name for name, about in SETTING_INFO.items() if about.page == self.key]
         self.setAccessibleName(_(self.name))
         parts = label(_(self.name), "title"), 6, STRETCH
         self._column = column(*parts, on=self.ground, spacing=0, margins=(28, 22, 28, 22))
@@ -56,11 +56,11 @@ class SettingsPage(ScrollPage):
         """Add the page's next settings: all, or up to the one named `through`."""
         while self._left:
             name = self._left.pop(0)
-            self.settings[name] = self.add(self._entry(name, ABOUT[name]))
+            self.settings[name] = self.add(self._entry(name, SETTING_INFO[name]))
             if name == through:
                 return
 
-    def _entry(self, name: str, about: About) -> Entry:
+    def _entry(self, name: str, about: SettingInfo) -> Entry:
         default = getattr(Settings(), name)
         key = QKeySequence(KEY).toString(QKeySequence.SequenceFormat.NativeText)
         title, words = _(about.label), _(about.help, key=key)

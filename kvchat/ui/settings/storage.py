@@ -14,7 +14,7 @@ from PySide6.QtGui import QDesktopServices
 
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
-from kvchat.store_service import chats_in_words, long_chat, store_bounds
+from kvchat.store_service import describe_capacity, long_chat_bytes, store_bounds
 from kvchat.ui.base.building import button, left_to_right
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
@@ -68,12 +68,12 @@ class StoragePage(SettingsPage):
 
         def look() -> tuple[int, int, int, int]:
             free = shutil.disk_usage(self.runtime.paths.cache).free
-            return self._quota(settings.quota_bytes), self._quota(None), long_chat(settings), free
+            return self._quota(settings.quota_bytes), self._quota(None), long_chat_bytes(settings), free
 
         quota, usual, chat, free = await asyncio.to_thread(look)
         if settings is not self.runtime.settings:
             return
-        words = chats_in_words(quota, chat)
+        words = describe_capacity(quota, chat)
         help = _(
             "Disk space for chat memory. When the limit is reached, kvchat deletes the chat memory "
             "that saves the least time per GB. Automatic limit: {limit}.",

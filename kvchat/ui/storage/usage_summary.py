@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QHBoxLayout, QWidget
 
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage, program_of
 from kvchat.session.restore_cost import BreakEven
-from kvchat.store_service import chats_in_words
+from kvchat.store_service import describe_capacity
 from kvchat.ui.base.building import STRETCH, column, label, progress_bar, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.controls import RoundBar, mix
@@ -48,7 +48,7 @@ def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
         "When the limit of {limit} is reached, kvchat deletes the chat memory that saves the least time per GB.",
         limit=limit,
     )
-    if holds := chats_in_words(usage.quota_bytes, usage.chat_bytes):
+    if holds := describe_capacity(usage.quota_bytes, usage.chat_bytes):
         words = _(
             "The limit of {limit} {holds}. When it is reached, kvchat deletes the chat memory that "
             "saves the least time per GB.",

@@ -11,7 +11,7 @@ from PySide6.QtCore import QRect, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent, QShowEvent, QWheelEvent
 from PySide6.QtWidgets import QBoxLayout, QComboBox, QLineEdit, QSizePolicy, QStyledItemDelegate, QWidget
 
-from kvchat.settings import GB, Settings, why_not
+from kvchat.settings import GB, Settings, validation_error
 from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, restyle
@@ -230,7 +230,7 @@ class NumberEntry(FieldEntry):
         except ValueError as error:
             self.refuse(str(error))
             return
-        reason = why_not(self.name, value) if value is not None else ""
+        reason = validation_error(self.name, value) if value is not None else ""
         self.refuse(reason)
         if not reason:
             self.field.setModified(False)

@@ -186,7 +186,7 @@ async def test_who_stops_the_engine_while_it_restarts_has_it_stopped(stage: Stag
 
 @pytest.mark.parametrize("phase", ["save", "prefill"])
 async def test_a_hanging_engine_can_be_stopped(stage: Stage, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_module, "SAVE_PATIENCE_S", 0.2)
+    monkeypatch.setattr(runtime_module, "SAVE_TIMEOUT_S", 0.2)
     chat = await stage.chat()
     stage.fake.set(FAKE_HANG_DURING=phase, FAKE_IGNORE_SIGTERM=None)
     future = stage.runtime.chat.send(chat, QUESTION)
@@ -385,7 +385,7 @@ async def test_a_restore_that_proves_hollow_in_a_summary_counts_as_one_in_a_turn
 async def test_quitting_waits_for_a_save_as_long_as_the_engine_writes(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime_module, "SAVE_PATIENCE_S", 2.0)
+    monkeypatch.setattr(runtime_module, "SAVE_TIMEOUT_S", 2.0)
     chat = await stage.chat()
     stage.fake.set(FAKE_SAVE_DELAY=0.3)
     future = stage.runtime.chat.send(chat, QUESTION)
@@ -412,7 +412,7 @@ async def test_quitting_says_what_it_waits_for_and_need_not_wait(stage: Stage) -
     assert unfinished.seconds is not None
     assert ", about " in unfinished.words
     assert not closing.done()
-    stage.runtime.give_up_saving()
+    stage.runtime.cancel_saving()
     await closing
     stage.fake.set(FAKE_HOLD_DURING=None)
     assert stage.save_points() == kept
@@ -438,7 +438,7 @@ async def test_what_waits_to_be_absorbed_is_left_when_nobody_waits_for_it(stage:
     await future
     closing = asyncio.create_task(stage.runtime.close())
     await stage.until(lambda: stage.runtime.unfinished)
-    stage.runtime.give_up_saving()
+    stage.runtime.cancel_saving()
     await closing
     assert stage.kept().absorbed() == 0
     await stage.restart()

@@ -48,4 +48,4 @@ async def test_another_language_comes_with_the_next_start(furnished: FakeRuntime
         assert notice.on_click is not None
         notice.on_click()
         assert app.quitting.is_set()
-        assert app.again
+        assert app.should_restart

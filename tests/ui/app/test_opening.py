@@ -13,7 +13,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
-from kvchat.__main__ import _is_to_open
+from kvchat.__main__ import _is_openable
 from kvchat.chat.events import QuestionNotStored, TurnFailed
 from kvchat.cli.arguments import parse
 from kvchat.errors import KvchatError
@@ -123,11 +123,11 @@ async def test_a_chat_that_travels_is_taken_in(
 def test_files_and_links_need_no_command(tmp_path: Path) -> None:
     file = tmp_path / "chat.kvchat"
     file.touch()
-    assert _is_to_open(str(file))
-    assert _is_to_open("kvchat://chat/a")
-    assert not _is_to_open("ask")
-    assert not _is_to_open(str(tmp_path))
-    assert parse(["open", "a", "b"])[1].what == ("a", "b")
+    assert _is_openable(str(file))
+    assert _is_openable("kvchat://chat/a")
+    assert not _is_openable("ask")
+    assert not _is_openable(str(tmp_path))
+    assert parse(["open", "a", "b"])[1].targets == ("a", "b")
     assert parse(["quick"])[0].name == "quick"
 
 
@@ -240,10 +240,10 @@ async def test_without_a_model_the_main_window_comes(runtime: FakeRuntime, windo
 FINDER = """
 from PySide6.QtCore import QCoreApplication, QUrl
 from PySide6.QtGui import QFileOpenEvent
-from kvchat.app import _Qt, _Requests
+from kvchat.app import _Qt, _RequestQueue
 from kvchat.system.owner import StartRequest
-qt, requests = _Qt([]), _Requests(StartRequest())
-qt.asked.connect(requests.hear)
+qt, requests = _Qt([]), _RequestQueue(StartRequest())
+qt.open_requested.connect(requests.submit)
 QCoreApplication.sendEvent(qt, QFileOpenEvent(QUrl("kvchat://chat/a")))
 requests.begin(lambda request: print(*request.open))
 QCoreApplication.sendEvent(qt, QFileOpenEvent(QUrl.fromLocalFile("/a b/c.kvchat")))

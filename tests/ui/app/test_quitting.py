@@ -29,7 +29,7 @@ class Slow(FakeRuntime):
     def unfinished(self) -> Unfinished | None:
         return self.left
 
-    def give_up_saving(self) -> None:
+    def cancel_saving(self) -> None:
         self.told.set()
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from kvchat.application import SpentTimers
+from kvchat.application import CancelledTimers
 from tests.ui.waiting import until
 
 
@@ -20,16 +20,16 @@ def handles() -> int:
 async def test_cancelled_timers_go_and_the_others_ring() -> None:
     rung: list[str] = []
     loop = asyncio.get_running_loop()
-    spent = SpentTimers(loop)
+    spent = CancelledTimers(loop)
     before = handles()
     for _ in range(500):
         loop.call_later(600, rung.append, "cancelled").cancel()
         loop.call_later(300, rung.append, "cancelled too").cancel()
     assert handles() >= before + 1000
     loop.call_later(0.05, rung.append, "kept")
-    assert spent.let_go() >= 1000
+    assert spent.release_cancelled() >= 1000
     assert handles() <= before
     await until(lambda: rung)
     assert rung == ["kept"]
-    assert spent.let_go() < 100
+    assert spent.release_cancelled() < 100
     spent.deleteLater()

@@ -73,7 +73,7 @@ async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime,
     assert card.larger.text() == "Increase context to 64K"
     assert "take about 6.2 GB of the 11.4 GB" in card.advice.text()
     card.larger.click()
-    await until(lambda: ("raise_context", 65_536) in runtime.calls)
+    await until(lambda: ("increase_context", 65_536) in runtime.calls)
     card.drop.click()
     await until(lambda: ("drop_middle", chat) in runtime.chat.calls)
     await until(lambda: any("4 messages were left out" in n.words[0] for n in window.notices.on_show))
