@@ -250,7 +250,7 @@ def main(home: Path, seed: int, fate: Fate | None) -> int:
         lives[0].add_done_callback(bury)
 
     application.open_runtime, Runtime.begin = opened, begun  # type: ignore[method-assign]
-    application.Application._bug = lambda self, loop, context: say(bug=str(context))  # type: ignore[method-assign]
+    application.Application._handle_exception = lambda self, loop, context: say(bug=str(context))  # type: ignore[method-assign]
     return app.run(starter=False, hidden=False)
 
 

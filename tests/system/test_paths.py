@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import platformdirs.windows
 import pytest
 
 from kvchat.__main__ import main
-from kvchat.cli import terminal
 from kvchat.errors import KvchatError
 from kvchat.system.paths import expanded, resolve_paths
 
@@ -40,12 +40,21 @@ def test_without_a_home_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.startswith("kvchat: No home folder found\n")
 
 
-@pytest.mark.usefixtures("homeless")
-def test_a_folder_for_kvchat_alone_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVCHAT_HOME", str(tmp_path))
-    terminal.make_at_home()
-    assert Path.home() == tmp_path
-    monkeypatch.delenv("HOME")  # which monkeypatch knows nothing of
+@pytest.mark.skipif(sys.platform == "win32", reason="has its own list of users")
+def test_a_folder_for_kvchat_alone_will_do(tmp_path: Path) -> None:
+    homeless = """
+import os, pwd
+from pathlib import Path
+from kvchat.cli.terminal import run_process
+del os.environ["HOME"]
+pwd.getpwuid = {}.__getitem__  # nobody is known
+run_process(lambda: print(Path.home()) or 0)
+"""
+    environment = os.environ | {"HOME": "/", "KVCHAT_HOME": str(tmp_path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", homeless], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (ended.stdout, ended.stderr) == (f"{tmp_path}\n", "")
 
 
 def test_nobodys_home_is_taken_as_it_is_written() -> None:

@@ -303,7 +303,7 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     library.close()
     yield "shortcuts", window.keyboard.open_sheet()
     yield "palette", window.keyboard.open_palette()
-    quick = QuickWindow(runtime, window.look, window.runner, window.chat, lambda _: None)
+    quick = QuickWindow(runtime, window.look, window.runner, window.chat)
     quick.come()
     yield "quick question", quick
     quick.come()

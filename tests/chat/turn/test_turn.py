@@ -12,7 +12,7 @@ import pytest
 from kvchat.chat.events import FirstToken, MessagesChanged, Prefilling, ReplyDelta
 from kvchat.chat.record.messages import Message, MessageState, Receipt, Role
 from kvchat.kvstore import saving
-from kvchat.kvstore.blocks.absorb import Absorbed, Earlier, split_slot_file
+from kvchat.kvstore.blocks.absorb import AbsorbResult, PreviousSave, split_slot_file
 from kvchat.kvstore.blocks.layout import RowMap
 from kvchat.session.events import Restored, RestoreFailed, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
@@ -47,7 +47,7 @@ async def test_the_first_turn_is_cold_and_saved_and_the_next_is_hot(stage: Stage
 async def test_rows_the_engine_has_kept_are_not_read_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     absorbed: list[tuple[int, int]] = []
 
-    def spy(slot_file: Path, row_map: RowMap, before: Earlier | None, *rest: Any, **more: Any) -> Absorbed:
+    def spy(slot_file: Path, row_map: RowMap, before: PreviousSave | None, *rest: Any, **more: Any) -> AbsorbResult:
         absorbed.append((before.unchanged, before.shared) if before else (0, 0))
         return split_slot_file(slot_file, row_map, before, *rest, **more)
 

@@ -306,7 +306,7 @@ async def test_each_chat_says_how_long_it_would_take(furnished: FakeRuntime, win
     roles = Qt.ItemDataRole.AccessibleTextRole, Qt.ItemDataRole.ToolTipRole
     await until(lambda: [index_of(id).data(roles[0]) for id in chats] == names)
     assert index_of("jeju").data(roles[1]) == names[1].replace(", ", "\n", 1)
-    assert [index_of(id).data(ROW).forecast.noticeable for id in chats] == [False, True]
+    assert [index_of(id).data(ROW).forecast.is_noticeable for id in chats] == [False, True]
 
 
 async def test_only_chats_in_sight_are_asked_how_long_they_would_take(
