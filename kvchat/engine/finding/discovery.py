@@ -281,7 +281,7 @@ def build_identity(location: EngineLocation, probed: EngineProbe) -> str:
     if location.path is None or probed.build is not None:
         return probed.version
     size, changed_ns, _ = stamp_of(location.path)
-    return f"{probed.version}, {size} bytes of {changed_ns}"
+    return f"{probed.version}-{size}-{changed_ns}"
 
 
 def usable_engine(settings_path: str | None) -> tuple[EngineLocation, EngineProbe]:
