@@ -93,7 +93,7 @@ class Runtime:
             events=self.events,
             user_sampling=self.model.user_sampling,
             model=self.model.for_new_chats,
-            model_sampling=self.model.own_sampling,
+            model_sampling=self.model.recommended_for_loaded,
             keep_deleted_s=lambda: self.settings.keep_deleted_s,
             read_ahead_off_reason=self._prefill_blocker,
         )
@@ -166,7 +166,7 @@ class Runtime:
         newest = next(iter(await self.chat.conversations()), None)
         if newest is not None and newest.model and await asyncio.to_thread(Path(newest.model).exists):
             self._take_model(newest.model)
-        if self.model.is_there:
+        if self.model.is_configured:
             await (self.start_engine() if self.settings.engine_start == "app" else self.engine.rest())
         self._background.begin(self.door.follow())
         self._background.begin(self._idle_stop.run())
@@ -219,7 +219,7 @@ class Runtime:
     async def use_engine(self, path: str | None) -> None:
         """Use this engine: now or, if a reply is running, from the next start."""
         await self.apply_settings(dataclasses.replace(self.settings, engine_path=path))
-        if self.model.is_there and self.chat.idle_s and self.door.idle_s:
+        if self.model.is_configured and self.chat.idle_s and self.door.idle_s:
             await self.restart_engine()
 
     async def locate_model(self, missing: str, path: Path) -> None:

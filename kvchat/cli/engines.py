@@ -21,7 +21,7 @@ from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import columns, print_out, print_result, show_progress
 from kvchat.engine.finding.discovery import EngineEntry, find_engine, list_engines, usable_engine
 from kvchat.engine.finding.graphics import Backend, detect_graphics, install_advice
-from kvchat.engine_host.setup import EngineSetup, FetchedEngine, Stage, fetched_engines, trial_model
+from kvchat.engine_host.setup import DownloadedEngine, EngineSetup, Stage, downloaded_engines, trial_model
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError
 from kvchat.settings import NAMES, Settings, load_settings, validation_error
@@ -34,7 +34,7 @@ _CHECKED_BY_ENGINE = ("engine_arguments", "rpc_workers", "engine_url")
 
 def print_engines(options: JsonOptions) -> int:
     paths = resolve_paths()
-    fetched = fetched_engines(paths.engines)
+    fetched = downloaded_engines(paths.engines)
     entries = list_engines(load_settings(paths.settings_file).engine_path, [engine.location for engine in fetched])
     graphics = detect_graphics()
     fields = {
@@ -59,7 +59,7 @@ def print_engines(options: JsonOptions) -> int:
     return 0 if any(entry.chosen for entry in entries) else 1
 
 
-def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[FetchedEngine] = ()) -> list[str]:
+def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[DownloadedEngine] = ()) -> list[str]:
     rows = []
     for entry in entries:
         rows.append(f"{'*' if entry.chosen else ' '} {entry.location}")
@@ -205,7 +205,7 @@ async def change(options: ChangeSettingOptions, commands: Commands) -> int:
     name, value = options.name, _parse_value(options.name, options.values)
     why = validation_error(name, value) if value != getattr(Settings(), name) else ""
     if not why and value and name in _CHECKED_BY_ENGINE:
-        why = await EngineSetup(commands.paths, lambda: commands.settings, _ignore).why_not(name, value)
+        why = await EngineSetup(commands.paths, lambda: commands.settings, _ignore).validation_error(name, value)
     if why:
         advice = _("Run `kvchat settings reset {name}` to restore the default.", name=name)
         raise KvchatError(_("Invalid value for {name}", name=name), why, advice)

@@ -21,7 +21,7 @@ from kvchat.cli.arguments import (
 )
 from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import columns, current_terminal, print_out, print_result, show_progress
-from kvchat.engine_host.choice import ModelJudge, look_at_capacity
+from kvchat.engine_host.choice import ModelJudge, query_capacity
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.memory.demand import LoadLimits, available_memory
@@ -55,7 +55,7 @@ async def list_models(options: ModelsOptions, commands: Commands) -> int:
             raise ModelNotFound(_("The folder does not exist"), str(folder), _("Specify an existing folder."))
     models: list[JudgedModel] = []
     settings = commands.settings
-    judge = ModelJudge(settings, look_at_capacity(settings), LoadLimits(commands.paths.load_limits))
+    judge = ModelJudge(settings, query_capacity(settings), LoadLimits(commands.paths.load_limits))
     unreadable = await _library(commands, options.folders).find(judge, models.append)
     models.sort(key=lambda judged: (judged.judgement is None, judged.model.name.lower()))
     return print_result(options.as_json, {"models": list(map(_fields, models))}, list_lines(models, unreadable))
@@ -109,7 +109,7 @@ def _fields(judged: JudgedModel) -> dict[str, Any]:
 
 
 def suggest(options: JsonOptions) -> int:
-    memory = look_at_capacity(load_settings(resolve_paths().settings_file)).memory
+    memory = query_capacity(load_settings(resolve_paths().settings_file)).memory
     tier, fitting = tier_for(memory), suggestions_for(memory)
     rows = [
         (
@@ -140,7 +140,7 @@ async def search(options: SearchModelsOptions, commands: Commands) -> int:
 async def files(options: FilesOptions, commands: Commands) -> int:
     name, _quantisation = _parse_repository(options.repository)
     repository = await _library(commands).hub.repository(name)
-    memory = look_at_capacity(commands.settings).memory
+    memory = query_capacity(commands.settings).memory
     verdicts = [(file, judge_size(file.size, memory).verdict) for file in repository.files]
     judged = [dataclasses.asdict(file) | {"size": file.size, "verdict": verdict} for file, verdict in verdicts]
     rows = [(file.name, size(file.size), verdict.value) for file, verdict in verdicts]

@@ -46,10 +46,10 @@ from kvchat.words.language import _
 # 1.04 times as long with 1K tokens idle, 1.06 with 4K, 1.24 with 10K. Restoring a chat takes less time than that.
 WINDOW_SLOTS, PROGRAMS_SLOTS = 1, 4
 
-_OWN = frozenset(("-mm", "--mmproj", "-mmu", "--mmproj-url"))  # user arguments that load a projector
+_PROJECTOR_OPTIONS = frozenset(("-mm", "--mmproj", "-mmu", "--mmproj-url"))  # user arguments that load a projector
 
 
-class CannotSee(KvchatError):
+class VisionUnsupported(KvchatError):
     def __init__(self, model: str, why: str = "", advice: str = "") -> None:
         super().__init__(
             _("{model} does not support images", model=model),
@@ -60,12 +60,12 @@ class CannotSee(KvchatError):
 
 
 def find_projector(model: Path, extra: Sequence[str]) -> Path | None:
-    """Return the projector to load with a model, None if the user's arguments load one. Raises CannotSee."""
-    if any(word in _OWN for word in extra):
+    """Return the projector to load with a model, None if the user's arguments load one. Raises VisionUnsupported."""
+    if any(word in _PROJECTOR_OPTIONS for word in extra):
         return None
     projector = projector_of(model)
     if projector is None:
-        raise CannotSee(display_name(model))
+        raise VisionUnsupported(display_name(model))
     return projector
 
 
@@ -90,7 +90,7 @@ class EngineChoice:
     plan: LaunchPlan
     facts: GgufFacts
     context: ContextChoice  # allocated now
-    most: ContextChoice  # maximum as chats grow
+    max_context: ContextChoice  # maximum as chats grow
     fingerprint: Fingerprint
     kv_bytes_per_token: float
     model_stamp: FileStamps  # of the weights at fingerprinting
@@ -125,8 +125,8 @@ class EngineChoice:
         choices = []
         for context in ContextChooser(self._demand(self.limit), self.memory).smaller(self.context):
             fingerprint = replace(self.fingerprint, rope=rope_factors(self.facts, context.tokens))
-            plan = placed(self.plan, context)
-            choices.append(replace(self, plan=plan, context=context, most=context, fingerprint=fingerprint))
+            plan = with_placement(self.plan, context)
+            choices.append(replace(self, plan=plan, context=context, max_context=context, fingerprint=fingerprint))
         return tuple(choices)
 
     def larger(self, tokens: int, memory: MemoryFacts, limit: LoadLimit | None) -> ContextChoice | None:
@@ -140,7 +140,7 @@ class EngineChoice:
         """Return changes that make the model fit better. `wanted`: the user's context size."""
         demand, own = self._demand(self.limit), self.plan.extra
         takes_arguments = self.location.path is not None
-        return proposals(Situation(self.most, demand, self.memory, wanted, own, takes_arguments=takes_arguments))
+        return proposals(Situation(self.max_context, demand, self.memory, wanted, own, takes_arguments=takes_arguments))
 
     def _demand(self, limit: LoadLimit | None) -> Demand:
         plan, swa_full = self.plan, FULL_WINDOW in self.plan.extra
@@ -167,18 +167,18 @@ def choose_engine(
     model = Path(settings.model_path)
     facts = read_facts(model)
     stamp = file_stamps(facts.parts)
-    location, asked = usable_engine(settings.engine_path)
-    extra, workers = user_arguments(settings, location, asked)
+    location, engine_probe = usable_engine(settings.engine_path)
+    extra, workers = user_arguments(settings, location, engine_probe)
     projector = find_projector(model, extra) if vision else None
     projector_bytes, projector_name = _size_and_identity(projector) if projector else (0, "")
     memory, identity = memory_for(location, workers, staged), model_identity(model)
-    build = build_identity(location, asked)
+    build = build_identity(location, engine_probe)
     loaded = f"{identity} with {projector_name}" if projector else identity  # its buffers are logged as the model's
     circumstances = Circumstances(loaded, facts.size, build, memory.device_kind)
     limit = limits.find(circumstances) if limits else None
     swa_full = FULL_WINDOW in extra  # the user keeps sliding windows at full length
     demand = Demand(facts, settings.kv_type, swa_full, projector_bytes, limit=limit)
-    left_out = options_to_leave_out(asked)
+    left_out = omitted_options(engine_probe)
     most_slots = PROGRAMS_SLOTS if settings.door else WINDOW_SLOTS
     slots = 1 if "--kv-unified" in left_out else settings.slots or slots_for(demand, memory, most_slots)
     chooser = ContextChooser(replace(demand, slots=slots), memory)
@@ -209,7 +209,7 @@ def choose_engine(
     per_token = kv_bytes_per_token(facts.kv, plan.kv_type_k, plan.kv_type_v)
     return EngineChoice(
         location,
-        placed(plan, context),
+        with_placement(plan, context),
         facts,
         context,
         most,
@@ -231,10 +231,10 @@ def _size_and_identity(projector: Path) -> tuple[int, str]:
     except OSError as error:
         reason = error.strerror or error
         why = _("Its vision file, {name}, cannot be read: {reason}.", name=projector.name, reason=reason)
-        raise CannotSee(_("This model"), why, _("Check the permissions of the file.")) from error
+        raise VisionUnsupported(_("This model"), why, _("Check the permissions of the file.")) from error
 
 
-def placed(plan: LaunchPlan, context: ContextChoice) -> LaunchPlan:
+def with_placement(plan: LaunchPlan, context: ContextChoice) -> LaunchPlan:
     return replace(plan, context_size=context.tokens, fit_target=context.fit_target, without_gpu=context.without_gpu)
 
 
@@ -256,26 +256,26 @@ def with_file_stamps(state_arguments: str, folder: Path) -> str:
     return " ".join((state_arguments, *stamps))
 
 
-def options_to_leave_out(asked: EngineProbe) -> frozenset[str]:
-    if asked.options is None:
+def omitted_options(engine_probe: EngineProbe) -> frozenset[str]:
+    if engine_probe.options is None:
         return frozenset()
     # In builds of the year before, level 4 logs whole conversations.
-    levels = frozenset() if asked.options.has_trace_level else frozenset(("--verbosity",))
-    return asked.options.missing(OPTIONAL_OPTIONS) | levels
+    levels = frozenset() if engine_probe.options.has_trace_level else frozenset(("--verbosity",))
+    return engine_probe.options.missing(OPTIONAL_OPTIONS) | levels
 
 
 def user_arguments(
-    settings: Settings, location: EngineLocation, asked: EngineProbe
+    settings: Settings, location: EngineLocation, engine_probe: EngineProbe
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the user's checked arguments and RPC workers. Raises BadArguments and BadWorkers."""
     extra = arguments.parse_arguments(settings.engine_arguments)
     workers = arguments.parse_workers(settings.rpc_workers)
     if location.path is None and extra:
         raise arguments.BadArguments(_("The embedded engine takes no extra arguments; only llama-server does."))
-    no_rpc = location.path is None or (asked.options is not None and asked.options.find("--rpc") is None)
+    no_rpc = location.path is None or (engine_probe.options is not None and engine_probe.options.find("--rpc") is None)
     if workers and no_rpc:
         raise arguments.BadWorkers(_("This engine does not support RPC servers."))
-    arguments.check_arguments(extra, asked.options)
+    arguments.check_arguments(extra, engine_probe.options)
     return extra, workers
 
 
@@ -315,15 +315,15 @@ class ModelJudge:
         return judge(demand, self.capacity.memory, settings.context_size)
 
 
-def look_at_capacity(settings: Settings, staged: Staged = NOTHING_STAGED) -> Capacity:
+def query_capacity(settings: Settings, staged: Staged = NOTHING_STAGED) -> Capacity:
     """Query the configured engine; system memory alone if that fails. Blocks for a moment.
 
     `staged`: what the store has in memory.
     """
     try:
-        location, asked = usable_engine(settings.engine_path)
+        location, engine_probe = usable_engine(settings.engine_path)
         workers = arguments.parse_workers(settings.rpc_workers)
-        return Capacity(memory_for(location, workers, staged), build_identity(location, asked))
+        return Capacity(memory_for(location, workers, staged), build_identity(location, engine_probe))
     except KvchatError:
         return Capacity(_memory(staged))
 

@@ -25,8 +25,8 @@ from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.engine.speaking.vitals import SlotState, parse_slots
 from kvchat.engine.speaking.wire import ServerFacts
 from kvchat.engine_host.choice import (
-    CannotSee,
     EngineChoice,
+    VisionUnsupported,
     choose_engine,
     find_projector,
     promised_strategy,
@@ -66,13 +66,13 @@ class ManagedEngine:
         return self.connection.pid
 
     async def check_vision(self, settings: Settings, model: str | None) -> None:
-        """Raise CannotSee if the model does not support images, KvchatError if it is missing."""
+        """Raise VisionUnsupported if the model does not support images, KvchatError if it is missing."""
         chosen = model or settings.model_path
         if chosen is not None:
             await asyncio.to_thread(find_projector, Path(chosen), arguments.parse_arguments(settings.engine_arguments))
 
-    def cannot_see(self) -> CannotSee:
-        return CannotSee(_("This model"), _("Its vision file (mmproj) does not support images."))
+    def vision_error(self) -> VisionUnsupported:
+        return VisionUnsupported(_("This model"), _("Its vision file (mmproj) does not support images."))
 
     async def prepare(self, settings: Settings, *, vision: bool, tokens: int) -> Callable[[], Awaitable[None]]:
         """Choose an engine with room for `tokens`, if possible; return the function that starts it."""
@@ -80,9 +80,9 @@ class ManagedEngine:
         choice = await asyncio.to_thread(self.memory.choose, settings, self._slot_path, vision=vision, needed=needed)
 
         async def start() -> None:
-            self.memory.starts(choice)
+            self.memory.begin_load(choice)
             self.choice = choice
-            await self.connection.start(choice.location, choice.plan, self._step_down)
+            await self.connection.start(choice.location, choice.plan, self._smaller_plan)
 
         return start
 
@@ -110,12 +110,12 @@ class ManagedEngine:
             vision=facts.vision,
             slots=tuple(range(choice.plan.slots)),
             model_name=shown_name(choice.facts.path),
-            most_context=choice.most.tokens if choice.context.tokens < choice.most.tokens else 0,
+            most_context=choice.max_context.tokens if choice.context.tokens < choice.max_context.tokens else 0,
         )
         return ready, choice.subject
 
-    def _step_down(self) -> LaunchPlan | None:
-        smaller = self.memory.ran_out(self.choice) if self.choice else None
+    def _smaller_plan(self) -> LaunchPlan | None:
+        smaller = self.memory.next_smaller(self.choice) if self.choice else None
         if smaller is None:
             return None
         self.choice = smaller
@@ -135,7 +135,7 @@ class EngineMemory:
         self.limit: LoadLimit | None = None  # for the last choice
         self._notify, self._store = notify, store
         self._smaller: Iterator[EngineChoice] = iter(())
-        self._ran_out: EngineChoice | None = None  # the first that did not fit
+        self._failed_choice: EngineChoice | None = None  # the first that did not fit
         self._learning: asyncio.Task[None] | None = None
 
     def staged(self) -> Staged:
@@ -148,19 +148,19 @@ class EngineMemory:
         self._store.restoring.keep_in_memory(choice.context.bars[-1].staging)
         return choice
 
-    def starts(self, choice: EngineChoice) -> None:
+    def begin_load(self, choice: EngineChoice) -> None:
         self.limit = choice.limit
-        self.bars, self._smaller, self._ran_out = choice.context.bars, iter(choice.smaller()), None
+        self.bars, self._smaller, self._failed_choice = choice.context.bars, iter(choice.smaller()), None
 
-    def ran_out(self, choice: EngineChoice) -> EngineChoice | None:
+    def next_smaller(self, choice: EngineChoice) -> EngineChoice | None:
         smaller = next(self._smaller, None)
         if smaller is not None:
-            self.bars, self._ran_out = smaller.context.bars, self._ran_out or choice
+            self.bars, self._failed_choice = smaller.context.bars, self._failed_choice or choice
         return smaller
 
     def loaded(self, choice: EngineChoice, log: Sequence[str]) -> EngineChoice:
         """Return the choice updated from the engine's log; notify the user if it differs from the plan."""
-        ran_out, self._ran_out = self._ran_out, None
+        ran_out, self._failed_choice = self._failed_choice, None
         if (actual := read_allocations(log)) is not None:
             measured = []
             for bar in choice.context.bars:
@@ -174,7 +174,7 @@ class EngineMemory:
                     weights = min(weights, bar.weights)
                 measured.append(replace(bar, weights=weights, kv=kv, compute=compute, measured=True))
             self.bars = tuple(measured)
-            choice = replace(choice, context=choice.context.placed(actual.placement, choice.memory.beside))
+            choice = replace(choice, context=choice.context.with_placement(actual.placement, choice.memory.beside))
         self._learning = asyncio.create_task(self._learn(choice, ran_out), name="memory limits")
         return choice
 
@@ -214,8 +214,8 @@ class ExternalEngine:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    def cannot_see(self) -> CannotSee:
-        return CannotSee(
+    def vision_error(self) -> VisionUnsupported:
+        return VisionUnsupported(
             _("The server’s model"),
             _("The server was started without a vision file (--mmproj)."),
             _("Restart it with --mmproj, or attach the text from the image."),
@@ -235,7 +235,7 @@ class ExternalEngine:
         slots: tuple[SlotState, ...] = ()
         with contextlib.suppress(EngineRefused):  # server runs with --no-slots
             slots = parse_slots(await engine.get("/slots"))
-        number, free = slot_for_us(slots)
+        number, free = choose_slot(slots)
         if facts.vision:  # the fingerprint covers the server's arguments, with the projector
             engine = engine.with_projector("", facts.media_marker)
         ready = ReadyEngine(
@@ -252,11 +252,11 @@ class ExternalEngine:
         )
         if self._process is None:
             return ready, None
-        known = await asyncio.to_thread(with_states, ready, self._process, facts, free=free)
+        known = await asyncio.to_thread(with_state_support, ready, self._process, facts, free=free)
         return (known, Subject(known.fingerprint, facts.build)) if known else (ready, None)
 
 
-def slot_for_us(slots: Sequence[SlotState]) -> tuple[int, bool]:
+def choose_slot(slots: Sequence[SlotState]) -> tuple[int, bool]:
     """Choose a slot; True if it is free: nothing may be tried out in one that another program uses.
 
     Others begin with the first, so take the last free one; if none is free, the last.
@@ -265,7 +265,9 @@ def slot_for_us(slots: Sequence[SlotState]) -> tuple[int, bool]:
     return (free[-1], True) if free else (max(0, len(slots) - 1), False)
 
 
-def with_states(ready: ReadyEngine, process: RunningServer, facts: ServerFacts, *, free: bool) -> ReadyEngine | None:
+def with_state_support(
+    ready: ReadyEngine, process: RunningServer, facts: ServerFacts, *, free: bool
+) -> ReadyEngine | None:
     """Add how to keep the server's states; None if it is remote or its folder or model is unreadable.
 
     `free`: its slot may be tested. Reads the disk: call it off the event loop.

@@ -28,7 +28,7 @@ from kvchat.system.paths import Paths
 from kvchat.words.reasons import Reason, ReasonCode
 
 # An engine lost in these states hung or was stopped on purpose, which is no result of its self-test.
-_SAYS_NOTHING = (EngineState.READY, EngineState.STOPPING, EngineState.STOPPED)
+_INCONCLUSIVE_STATES = (EngineState.READY, EngineState.STOPPING, EngineState.STOPPED)
 
 
 class EngineLifecycle:
@@ -63,7 +63,7 @@ class EngineLifecycle:
         self.external = external = ExternalEngine(folder, generations, server_key(paths))
         self.current: ManagedEngine | ExternalEngine = external if settings().engine_url else managed
         self._started_with: Settings | None = None  # settings at its start
-        self._meant_to_see = False  # it was started for pictures
+        self._started_with_vision = False  # it was started for pictures
         self._override: EngineStatus | None = None  # replaces the connection's status until there is one
         self._ready: ReadyEngine | None = None
         self._subject: Subject | None = None  # what the restore findings are about
@@ -102,20 +102,24 @@ class EngineLifecycle:
 
     def is_ready(self, model: str | None = None, *, vision: bool = False) -> bool:
         engine = self._usable
-        return engine is not None and (engine.vision or not vision) and (model is None or not self._runs_another(model))
+        return (
+            engine is not None
+            and (engine.vision or not vision)
+            and (model is None or not self._runs_other_model(model))
+        )
 
     def recovers(self) -> bool:
         return self.status.state in (EngineState.STARTING, EngineState.LOADING, EngineState.READY)
 
     async def check_vision(self, model: str | None = None) -> None:
-        await self._change_hosts()
+        await self._switch_connection()
         if isinstance(self.current, ManagedEngine):
             await self.current.check_vision(self._settings(), model)
         elif self.is_ready() and not self.is_ready(vision=True):
-            raise self.current.cannot_see()
+            raise self.current.vision_error()
 
     async def start(self) -> None:
-        await self._change_hosts()
+        await self._switch_connection()
         await self._start(vision=False, tokens=0)
 
     async def stop(self) -> None:
@@ -127,7 +131,7 @@ class EngineLifecycle:
 
     async def rest(self) -> None:
         """Stop kvchat's own engine, or do not start it, until somebody asks for one."""
-        await self._change_hosts()
+        await self._switch_connection()
         if not self.is_external:
             async with self._lock:
                 self._set_override(EngineStatus(EngineState.UNLOADED))
@@ -147,9 +151,9 @@ class EngineLifecycle:
 
         A projector is loaded only on request, and stays as long as the engine.
         """
-        await self._change_hosts()
+        await self._switch_connection()
         if model is not None and not self.is_external:
-            await self._change_models(model, restarts=vision and not self.is_ready(vision=True))
+            await self._switch_model(model, restarts=vision and not self.is_ready(vision=True))
         if vision and not self.is_ready(vision=True):
             await self.check_vision()
         while True:
@@ -161,15 +165,15 @@ class EngineLifecycle:
             if not (known := self.known):
                 # Cancelling one caller must not end the inspection for others.
                 running = self._inspection is not None and not self._inspection.done()
-                await asyncio.shield(self._inspection if self._inspection and running else self._inspect())
+                await asyncio.shield(self._inspection if self._inspection and running else self._start_inspection())
                 continue
             if known.vision or not vision:
                 if known.context_size >= min(tokens, known.limit):
                     return known
                 vision = known.vision
-            elif self.is_external or self._meant_to_see:
-                raise self.current.cannot_see()
-            await self._start_anew(vision=vision, tokens=tokens)
+            elif self.is_external or self._started_with_vision:
+                raise self.current.vision_error()
+            await self._restart(vision=vision, tokens=tokens)
 
     async def note_restore(self, *, hollow: bool) -> None:
         known, subject = self.known, self._subject
@@ -184,7 +188,7 @@ class EngineLifecycle:
         if self._subject is not None:
             await self._findings.forget(self._subject)
 
-    async def _change_models(self, model: str, *, restarts: bool) -> None:
+    async def _switch_model(self, model: str, *, restarts: bool) -> None:
         """Switch to `model`; while it runs, the settings may name another. Raises ModelMissing.
 
         `restarts`: it will be restarted even if it runs.
@@ -195,10 +199,10 @@ class EngineLifecycle:
             if not await asyncio.to_thread(Path(model).exists):
                 raise ModelMissing(model)
             self._choose_model(model)
-        if self._runs_another(model):
+        if self._runs_other_model(model):
             await self.stop()
 
-    def _runs_another(self, model: str) -> bool:
+    def _runs_other_model(self, model: str) -> bool:
         return self._running_model not in (None, model)
 
     @property
@@ -206,7 +210,7 @@ class EngineLifecycle:
         started = self._started_with
         return None if self.is_external or started is None or self.status.state in DOWN_STATES else started.model_path
 
-    async def _change_hosts(self) -> None:
+    async def _switch_connection(self) -> None:
         wanted = self.external if self._settings().engine_url else self.managed
         if wanted is not self.current and self.status.state in DOWN_STATES:
             await self.stop()
@@ -219,7 +223,7 @@ class EngineLifecycle:
                 return
             self._set_override(EngineStatus(EngineState.STARTING))
             self._started_with = settings = self._settings()
-            self._meant_to_see = vision
+            self._started_with_vision = vision
             try:
                 if isinstance(self.current, ManagedEngine):
                     start = await self.current.prepare(settings, vision=vision, tokens=tokens)
@@ -240,7 +244,7 @@ class EngineLifecycle:
             self._override = None
             await start()
 
-    async def _start_anew(self, *, vision: bool, tokens: int) -> None:
+    async def _restart(self, *, vision: bool, tokens: int) -> None:
         """Start an engine, replacing a running one. Completes even if the caller goes away."""
 
         async def start() -> None:
@@ -248,13 +252,13 @@ class EngineLifecycle:
             await self._start(vision=vision, tokens=tokens)
 
         self._starter = asyncio.create_task(start(), name="starting the engine")
-        self._starter.add_done_callback(tell_bug)
+        self._starter.add_done_callback(report_unexpected_error)
         await asyncio.shield(self._starter)
 
-    def _inspect(self) -> asyncio.Task[None]:
+    def _start_inspection(self) -> asyncio.Task[None]:
         """Inspect the started engine in its own task, because the caller may go away."""
-        self._inspection = asyncio.create_task(self._look_into(), name="inspecting the engine")
-        self._inspection.add_done_callback(tell_bug)
+        self._inspection = asyncio.create_task(self._run_inspection(), name="inspecting the engine")
+        self._inspection.add_done_callback(report_unexpected_error)
         return self._inspection
 
     async def _end_inspection(self) -> None:
@@ -263,7 +267,7 @@ class EngineLifecycle:
                 self._inspection.cancel()
             await asyncio.wait({self._inspection})
 
-    async def _look_into(self) -> None:
+    async def _run_inspection(self) -> None:
         """Inspect the engine until it is ready or gone. Raises EngineError if it is neither."""
         source = self.current
         inspected = await source.inspect()
@@ -281,7 +285,7 @@ class EngineLifecycle:
                     await self._findings.learn(subject, finding)
                 except EngineGone as loss:
                     reason = await loss.explain()
-                    if source is self.external or source.connection.status.state in _SAYS_NOTHING:
+                    if source is self.external or source.connection.status.state in _INCONCLUSIVE_STATES:
                         raise reason from loss
                     died = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
                     await self._findings.learn(subject, died)
@@ -297,7 +301,7 @@ class EngineLifecycle:
             if status.state is EngineState.READY:
                 if source is self.managed:
                     self.managed.loaded()
-                self._inspect()
+                self._start_inspection()
             self._publish(self.status)
 
     def _set_override(self, status: EngineStatus) -> None:
@@ -305,7 +309,7 @@ class EngineLifecycle:
         self._publish(self.status)
 
 
-def tell_bug(task: asyncio.Task[None]) -> None:
+def report_unexpected_error(task: asyncio.Task[None]) -> None:
     """Report a finished task's exception, unless a KvchatError: those go to whoever asks for the engine."""
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, KvchatError):

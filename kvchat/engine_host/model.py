@@ -49,12 +49,12 @@ class AnsweringModel:
     def name_of(self, model: str) -> str:
         return shown_name(Path(model))
 
-    def name_in(self, conversation: Conversation | None) -> str | None:
+    def name_for(self, conversation: Conversation | None) -> str | None:
         model = conversation.model if conversation and conversation.model else self._settings().model_path
         return self.name if self._settings().engine_url or model is None else self.name_of(model)
 
     @property
-    def is_there(self) -> bool:
+    def is_configured(self) -> bool:
         return bool(self._settings().model_path or self._settings().engine_url)
 
     @property
@@ -75,7 +75,7 @@ class AnsweringModel:
         settings = self._settings()
         return Sampling(settings.max_tokens, settings.temperature, settings.seed)
 
-    def own_sampling(self) -> Sampling:
+    def recommended_for_loaded(self) -> Sampling:
         return recommended_sampling(self._host.choice.facts) if self._host.choice else ENGINE_DEFAULTS
 
     async def default_sampling(self, model: str | None) -> Sampling:
@@ -95,16 +95,16 @@ class AnsweringModel:
             return None
 
 
-SMALL_MODEL = 1_500_000_000  # weights in bytes
+SMALL_MODEL_BYTES = 1_500_000_000  # weights in bytes
 
 # Ten replies of 400 tokens by the starter model (SmolLM2-135M, 5 questions, 2 seeds, b11434): 2 of 10 looped at the
 # engine's defaults, 6 of 10 at its author's temperature 0.2 and top-p 0.9, none with these.
-OF_SMALL_MODELS = Sampling(temperature=0.7, repeat_penalty=1.1)
-OF_OTHERS = Sampling(temperature=0.7)
+SMALL_MODEL_SAMPLING = Sampling(temperature=0.7, repeat_penalty=1.1)
+STANDARD_SAMPLING = Sampling(temperature=0.7)
 
 
 def recommended_sampling(facts: GgufFacts) -> Sampling:
     """Return the sampling for a model. The engine itself applies `general.sampling.*` from the GGUF."""
     if facts.names_sampling:
         return ENGINE_DEFAULTS
-    return OF_SMALL_MODELS if facts.size < SMALL_MODEL else OF_OTHERS
+    return SMALL_MODEL_SAMPLING if facts.size < SMALL_MODEL_BYTES else STANDARD_SAMPLING

@@ -46,7 +46,7 @@ from kvchat.system.secret_store import Keeper
 from kvchat.words.language import N_, _, listed
 from kvchat.words.wording import size as size_in_words
 
-UNPACKED = 3  # unpacked to download size, at most
+MAX_UNPACK_RATIO = 3  # unpacked to download size, at most
 STALE_AFTER_S = 24 * 3600.0  # older files are not being unpacked or deleted
 
 
@@ -59,7 +59,7 @@ class Stage(Enum):
 
 
 @dataclass(frozen=True)
-class Fetching:
+class EngineDownload:
     """The progress of a download, in bytes and bytes per second; `rate` is 0 if unknown."""
 
     stage: Stage
@@ -70,7 +70,7 @@ class Fetching:
 
 
 @dataclass(frozen=True)
-class FetchedEngine:
+class DownloadedEngine:
     name: str
     folder: Path
     size: int  # bytes
@@ -80,13 +80,13 @@ class FetchedEngine:
         return EngineLocation(EngineKind.LLAMA_SERVER, self.folder / program_name())
 
 
-def fetched_engines(engines: Path) -> tuple[FetchedEngine, ...]:
+def downloaded_engines(engines: Path) -> tuple[DownloadedEngine, ...]:
     found = []
     with contextlib.suppress(OSError):
         for folder in sorted(engines.iterdir()):
             if not folder.name.startswith(".") and (folder / program_name()).is_file():
                 size = sum(size_of(path) for path in folder.rglob("*") if not path.is_symlink())
-                found.append(FetchedEngine(folder.name, folder, size))
+                found.append(DownloadedEngine(folder.name, folder, size))
     return tuple(found)
 
 
@@ -113,7 +113,7 @@ class EngineSetup:
         self.key = server_key(paths)
         self._engines, self._downloads = paths.engines, paths.engines / ".downloads"
         self._github, self._downloader = GitHub(), Downloader("engines")
-        self.fetching: Fetching | None = None
+        self.fetching: EngineDownload | None = None
         self._fetch = Interruption()
         self._listeners: list[Callable[[], None]] = []
 
@@ -140,11 +140,11 @@ class EngineSetup:
         if self.fetching is not None:
             return None
 
-        async def work() -> tuple[FetchedEngine, Trial]:
+        async def work() -> tuple[DownloadedEngine, Trial]:
             graphics = await asyncio.to_thread(detect_graphics)
-            return await self._fetch_build(await self._find_build(graphics, wanted))
+            return await self._download_and_test(await self._newest_build(graphics, wanted))
 
-        self._tell(Fetching(Stage.ASKING))
+        self._tell(EngineDownload(Stage.ASKING))
         try:
             got = await self._fetch.run(work())
         finally:
@@ -162,7 +162,7 @@ class EngineSetup:
         """Delete a downloaded engine; if it is selected, let kvchat choose another. Raises KvchatError."""
 
         def delete() -> None:
-            folder = self._named(name).folder
+            folder = self._find_downloaded(name).folder
             try:  # Windows cannot move running files
                 shutil.rmtree(folder.rename(folder.with_name(f".{name}.gone")))
             except OSError as error:
@@ -174,13 +174,13 @@ class EngineSetup:
         await asyncio.to_thread(delete)
 
     async def close(self) -> None:
-        self.cancel_fetch()
+        self.cancel_download()
         await self._downloader.close()
 
-    def cancel_fetch(self) -> None:
+    def cancel_download(self) -> None:
         self._fetch.interrupt()
 
-    def _tell(self, fetching: Fetching | None) -> None:
+    def _tell(self, fetching: EngineDownload | None) -> None:
         if fetching is not None and fetching.build is not None and self.fetching is None:
             return  # a late report of an ended download
         self.fetching = fetching
@@ -189,16 +189,16 @@ class EngineSetup:
 
     async def engines(self) -> tuple[EngineEntry, ...]:
         def look() -> tuple[EngineEntry, ...]:
-            fetched = [engine.location for engine in fetched_engines(self._engines)]
+            fetched = [engine.location for engine in downloaded_engines(self._engines)]
             return list_engines(self._settings().engine_path, fetched)
 
         return await asyncio.to_thread(look)
 
-    async def try_out(self, location: EngineLocation, tell: Callable[[TrialStep], None]) -> Trial:
+    async def test_engine(self, location: EngineLocation, on_step: Callable[[TrialStep], None]) -> Trial:
         model = await asyncio.to_thread(trial_model, self._paths, self._settings())
-        return await try_engine(location, model, tell)
+        return await try_engine(location, model, on_step)
 
-    async def keep_key(self, value: str) -> Keeper | None:
+    async def save_key(self, value: str) -> Keeper | None:
         """Save the server's API key, or delete it if empty; return where it is kept. Raises KvchatError."""
         try:
             if value:
@@ -209,7 +209,7 @@ class EngineSetup:
             raise KvchatError(_("The API key could not be saved"), f"{error.strerror}.", advice) from error
         return None
 
-    async def why_not(self, name: str, text: str) -> str:
+    async def validation_error(self, name: str, text: str) -> str:
         """Return why the setting `name` cannot have this text; empty if it can.
 
         For `engine_arguments`, `rpc_workers` and `engine_url`. May query the engine for its options.
@@ -220,13 +220,13 @@ class EngineSetup:
             if name == "engine_url":
                 parse_address(text)
             else:
-                location, asked = await asyncio.to_thread(usable_engine, wanted.engine_path)
-                user_arguments(wanted, location, asked)
+                location, engine_probe = await asyncio.to_thread(usable_engine, wanted.engine_path)
+                user_arguments(wanted, location, engine_probe)
         except KvchatError as error:
             return error.detail or error.title
         return ""
 
-    async def _find_build(self, graphics: Graphics, wanted: Backend | None) -> EngineBuild:
+    async def _newest_build(self, graphics: Graphics, wanted: Backend | None) -> EngineBuild:
         """Find the newest matching build, of the wanted backend if given. Raises KvchatError."""
         if not graphics.vendors:
             why = _("The embedded engine is as fast as any other on the CPU.")
@@ -245,7 +245,7 @@ class EngineSetup:
             _("See {source}, or choose a llama-server on this computer.", source=self.source),
         )
 
-    async def _fetch_build(self, build: EngineBuild) -> tuple[FetchedEngine, Trial]:
+    async def _download_and_test(self, build: EngineBuild) -> tuple[DownloadedEngine, Trial]:
         """Download an engine and test it; an existing one is only tested.
 
         Cancelling keeps the partial download. An engine that fails the test is kept for another try. Raises
@@ -254,20 +254,20 @@ class EngineSetup:
         steps: list[TrialStep] = []
 
         def report(done: int, rate: float, checking: bool) -> None:
-            self._tell(Fetching(Stage.CHECKING if checking else Stage.FETCHING, build, done, rate))
+            self._tell(EngineDownload(Stage.CHECKING if checking else Stage.FETCHING, build, done, rate))
 
         def step(tried: TrialStep) -> None:
             steps.append(tried)
-            self._tell(Fetching(Stage.TRYING, build, build.size, steps=tuple(steps)))
+            self._tell(EngineDownload(Stage.TRYING, build, build.size, steps=tuple(steps)))
 
         if not (self._engines / build.name / program_name()).exists():
             await asyncio.to_thread(self._make_room, build)
-            self._tell(Fetching(Stage.FETCHING, build))
+            self._tell(EngineDownload(Stage.FETCHING, build))
             await self._downloader.fetch(build.order, self._downloads, self._github, report)
-            self._tell(Fetching(Stage.UNPACKING, build, build.size))
+            self._tell(EngineDownload(Stage.UNPACKING, build, build.size))
             await in_thread(lambda stop: self._unpack(build.order, stop))
-        self._tell(Fetching(Stage.TRYING, build, build.size))
-        engine = await asyncio.to_thread(self._named, build.name)
+        self._tell(EngineDownload(Stage.TRYING, build, build.size))
+        engine = await asyncio.to_thread(self._find_downloaded, build.name)
         model = await asyncio.to_thread(trial_model, self._paths, self._settings())
         return engine, await try_engine(engine.location, model, step, needs=backend_of(build.name))
 
@@ -284,7 +284,7 @@ class EngineSetup:
             free = shutil.disk_usage(self._engines).free
         except OSError as error:
             raise disk_failure(self._engines, error) from error
-        needed = build.size * (1 + UNPACKED) - build.order.done(self._downloads)
+        needed = build.size * (1 + MAX_UNPACK_RATIO) - build.order.done(self._downloads)
         if free < needed:
             sizes = {"needed": size_in_words(needed), "engines": self._engines, "free": size_in_words(free)}
             raise KvchatError(
@@ -319,8 +319,8 @@ class EngineSetup:
             raise disk_failure(self._engines, error) from error
         shutil.rmtree(self._downloads, ignore_errors=True)
 
-    def _named(self, name: str) -> FetchedEngine:
-        engines = {engine.name: engine for engine in fetched_engines(self._engines)}
+    def _find_downloaded(self, name: str) -> DownloadedEngine:
+        engines = {engine.name: engine for engine in downloaded_engines(self._engines)}
         if name not in engines:
             raise KvchatError(
                 _("No downloaded engine is named {name}", name=name),

@@ -12,7 +12,7 @@ from pathlib import Path
 from kvchat.chat.service import ChatService
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.vitals import Vitals, collect_vitals
-from kvchat.engine_host.choice import Capacity, EngineChoice, ModelJudge, choose_engine, look_at_capacity
+from kvchat.engine_host.choice import Capacity, EngineChoice, ModelJudge, choose_engine, query_capacity
 from kvchat.engine_host.lifecycle import EngineLifecycle
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
@@ -24,8 +24,8 @@ from kvchat.session.restore_cost import BreakEven, RestoreCost
 from kvchat.settings import any_changed
 from kvchat.words.language import sentences
 
-LOOK_S = 10.0  # interval of IdleStop's checks
-SPARE_AFTER_S = 60.0  # the user is unlikely to return at once
+CHECK_INTERVAL_S = 10.0  # interval of IdleStop's checks
+VERIFY_AFTER_IDLE_S = 60.0  # the user is unlikely to return at once
 
 # These need an engine restart.
 RESTART_SETTINGS = (
@@ -75,7 +75,7 @@ class SwitchingHost(EngineLifecycle):
         `model`: path of the model meant, if another may be running. None if unknown.
         """
         known = self.known
-        if known is not None and (model is None or not self._runs_another(model)):
+        if known is not None and (model is None or not self._runs_other_model(model)):
             return known.fingerprint, known.limit
         choice, settings = self.choice, self._settings()
         if model is not None:
@@ -87,7 +87,7 @@ class SwitchingHost(EngineLifecycle):
                 choice = await asyncio.to_thread(choose_engine, settings, Path())
         except KvchatError:
             return None
-        return choice.fingerprint, choice.most.tokens
+        return choice.fingerprint, choice.max_context.tokens
 
     def break_even(self, cost: RestoreCost) -> BreakEven | None:
         """Return the token count above which restoring pays; None until both have been measured."""
@@ -123,8 +123,8 @@ class SwitchingHost(EngineLifecycle):
         if self.status.state is not EngineState.READY:
             return None
         choice = self.choice
-        if choice is not None and choice.context.tokens < choice.most.tokens:
-            return choice.most.tokens
+        if choice is not None and choice.context.tokens < choice.max_context.tokens:
+            return choice.max_context.tokens
         return self._usable.context_size if self._usable else None
 
     @property
@@ -147,7 +147,7 @@ class SwitchingHost(EngineLifecycle):
         Asks the engine for its devices, which takes a moment.
         """
         staged = self.managed.memory.staged
-        capacity = await asyncio.to_thread(lambda: look_at_capacity(self._settings(), staged()))
+        capacity = await asyncio.to_thread(lambda: query_capacity(self._settings(), staged()))
         if self.choice is None or self.status.state is not EngineState.READY:
             return capacity
         return replace(capacity, memory=given_back(capacity.memory, self.memory_bars))
@@ -173,7 +173,7 @@ class IdleStop:
     minutes: Callable[[], int | None]  # current setting; None: never
     chat: ChatService
     host: SwitchingHost
-    look_s: float = LOOK_S
+    check_interval_s: float = CHECK_INTERVAL_S
     others_idle_s: Callable[[], float] = lambda: math.inf  # other programs'
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -181,10 +181,10 @@ class IdleStop:
         while not self._ended.is_set():
             if self._is_due():
                 await self.chat.save_and_stop(self._stop)
-            elif min(self.chat.idle_s, self.others_idle_s()) >= SPARE_AFTER_S:
+            elif min(self.chat.idle_s, self.others_idle_s()) >= VERIFY_AFTER_IDLE_S:
                 await self.chat.memory_verifier.verify_when_idle()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.look_s):
+                async with asyncio.timeout(self.check_interval_s):
                     await self._ended.wait()
 
     def end(self) -> None:

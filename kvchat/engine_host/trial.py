@@ -18,7 +18,7 @@ from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.errors import EngineGone
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
-from kvchat.engine_host.choice import options_to_leave_out, promised_strategy
+from kvchat.engine_host.choice import omitted_options, promised_strategy
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import read_facts
@@ -53,59 +53,61 @@ class Trial:
 async def try_engine(
     location: EngineLocation,
     model: Path | None,
-    tell: Callable[[TrialStep], None] = lambda _: None,
+    on_step: Callable[[TrialStep], None] = lambda _: None,
     needs: Backend | None = None,
 ) -> Trial:
     """Query the engine's version and devices; with a model, also load it, get a reply and test restoring.
 
-    `tell` receives each finished step. `needs`: the required backend. Raises no KvchatError.
+    `on_step` receives each finished step. `needs`: the required backend. Raises no KvchatError.
     """
     steps: list[TrialStep] = []
 
-    def done(step: TrialStep) -> None:
+    def report_step(step: TrialStep) -> None:
         steps.append(step)
-        tell(step)
+        on_step(step)
 
     try:
         try:
-            asked = await asyncio.to_thread(probe, location)
+            engine_probe = await asyncio.to_thread(probe, location)
         except EngineNotFound as error:
             if not (needs and location.path):
                 raise
             # For a downloaded engine, report the packages that provide the missing libraries, not a path.
             lacking = await asyncio.to_thread(describe_missing_libraries, location.path)
             raise cannot_run_error(lacking or error.detail) from error
-        asked.check(location)
-        done(TrialStep(_("Version"), asked.version))
+        engine_probe.check(location)
+        report_step(TrialStep(_("Version"), engine_probe.version))
         devices = await asyncio.to_thread(list_devices, location)
         if needs and location.path and all(device.name.startswith(("CPU", "BLAS")) for device in devices):
             raise await asyncio.to_thread(undetected_gpu_error, location.path, needs)
-        done(TrialStep(_("Devices"), listed(device.description for device in devices) or _("CPU only")))
+        report_step(TrialStep(_("Devices"), listed(device.description for device in devices) or _("CPU only")))
         if model is None:
-            done(TrialStep(_("Model"), _("No model to test with")))
+            report_step(TrialStep(_("Model"), _("No model to test with")))
         else:
-            await _run(location, asked, model, done)
+            await _run(location, engine_probe, model, report_step)
     except KvchatError as error:
-        done(TrialStep(error.title, error.detail, error))
+        report_step(TrialStep(error.title, error.detail, error))
     return Trial(tuple(steps))
 
 
-async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: Callable[[TrialStep], None]) -> None:
+async def _run(
+    location: EngineLocation, engine_probe: EngineProbe, model: Path, report_step: Callable[[TrialStep], None]
+) -> None:
     with tempfile.TemporaryDirectory(prefix="kvchat-trial-", ignore_cleanup_errors=True) as folder:
-        plan = LaunchPlan(model, _CONTEXT, Path(folder), left_out=options_to_leave_out(asked))
+        plan = LaunchPlan(model, _CONTEXT, Path(folder), left_out=omitted_options(engine_probe))
         supervisor = EngineSupervisor(log=EngineLog(), policy=RestartPolicy(max_deaths=1))
         started = time.perf_counter()
         try:
             await supervisor.start(location, plan)
             engine = await supervisor.ready()
             took = duration(1000 * (time.perf_counter() - started))
-            done(TrialStep(_("Model"), _("{stem} loaded in {perf_counter}", stem=model.stem, perf_counter=took)))
+            report_step(TrialStep(_("Model"), _("{stem} loaded in {perf_counter}", stem=model.stem, perf_counter=took)))
             timings = None
             stream = engine.chat([ChatMessage("user", "Say hello.")], Sampling(max_tokens=8, temperature=0.0))
             async with contextlib.aclosing(stream) as chunks:
                 async for chunk in chunks:
                     timings = chunk.timings or timings
-            done(TrialStep(_("Reply"), per_second(timings.tokens_per_second) if timings else _("received")))
+            report_step(TrialStep(_("Reply"), per_second(timings.tokens_per_second) if timings else _("received")))
             finding = await _self_test(engine, supervisor.generation, plan)
             if not (finding.proved and finding.strategy.saves):
                 title = _("Chat memory does not work with this engine")
@@ -115,7 +117,7 @@ async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: 
                     "You can chat, but each chat is reprocessed when you open it. Try another version of llama-server."
                 )
                 raise KvchatError(title, finding.words, advice)
-            done(TrialStep(_("Chat memory"), finding.words))
+            report_step(TrialStep(_("Chat memory"), finding.words))
         except EngineGone as error:  # the supervisor may know why the engine died
             raise await error.explain() from error
         finally:
@@ -128,13 +130,13 @@ async def _self_test(engine: LlamaServerClient, generation: int, plan: LaunchPla
         facts = await asyncio.to_thread(read_facts, plan.model)
         promised, window = promised_strategy(facts, swa_full=False), facts.sliding_window
         per_token = kv_bytes_per_token(facts.kv, plan.kv_type_k, plan.kv_type_v)
-    told = await engine.facts()
+    server_facts = await engine.facts()
     ready = ReadyEngine(
         engine,
         generation,
         plan.slot_path,
         Fingerprint(str(plan.model), plan.kv_type_k, plan.kv_type_v, "auto", 1, ""),
-        told.context_size,
+        server_facts.context_size,
         per_token,
         Finding(promised, proved=False),
         window or 0,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
-BEAT_S, LOOK_AFTER_S, LOOK_S = 0.004, 0.012, 0.002
+BEAT_S, LOOK_AFTER_S, CHECK_INTERVAL_S = 0.004, 0.012, 0.002
 NOTED_S = 0.008
 _FRAMES = 7  # of kvchat's own, the innermost, for each stack
 _SELF = f"{Path(__file__).parent}"
@@ -66,7 +66,7 @@ class Watch(QObject):
             # It wakes late where others have the cores, and where a thread lets no other one run Python.
             late = max(begun - asleep - BEAT_S - (_queued(task) - held), 0.0)
             self._beat.emit(came)
-            while not came.wait(LOOK_S) and not self._over:
+            while not came.wait(CHECK_INTERVAL_S) and not self._over:
                 if time.perf_counter() - begun > LOOK_AFTER_S:
                     stacks[self._stack()] += 1
             wall, ran = time.perf_counter() - begun, time.clock_gettime(self._clock) - cpu

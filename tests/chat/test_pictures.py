@@ -12,7 +12,7 @@ from kvchat.chat.attachments import MAX_PICTURE_BYTES, AttachmentError, picture_
 from kvchat.chat.record.messages import MessageState, Role, needs_vision, prompt_messages
 from kvchat.engine.speaking.pictures import image_size
 from kvchat.engine.speaking.wire import Picture, messages_body
-from kvchat.engine_host.choice import CannotSee, find_projector
+from kvchat.engine_host.choice import VisionUnsupported, find_projector
 from kvchat.library.model_files import projector_of
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.importing import import_paths
@@ -104,7 +104,7 @@ def test_a_model_sees_through_the_projector_beside_it(tmp_path: Path) -> None:
     model = tmp_path / "gemma-3-4b-it-Q4_K_M.gguf"
     model.touch()
     assert projector_of(model) is None
-    with pytest.raises(CannotSee, match="gemma-3-4b-it"):
+    with pytest.raises(VisionUnsupported, match="gemma-3-4b-it"):
         find_projector(model, ())
     assert find_projector(model, ("--mmproj", "own.gguf")) is None
     (tmp_path / "mmproj-F16.gguf").touch()

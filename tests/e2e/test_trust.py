@@ -189,7 +189,7 @@ async def marked(runtime: Runtime) -> set[str]:
 
 
 async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_first(tmp_path, forged, monkeypatch):
-    monkeypatch.setattr(switching, "SPARE_AFTER_S", 0.0)
+    monkeypatch.setattr(switching, "VERIFY_AFTER_IDLE_S", 0.0)
     monkeypatch.setattr(Pace, "tokens", lambda self, left: min(16, left))
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead="always", slots=1)
     async with opened(tmp_path / "home", chosen) as ours:
@@ -208,7 +208,7 @@ async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_f
         assert await marked(ours) == {imported}, "and ended for the message"
         assert (await answers[0]).source.value == "warm", "the chat of which is loaded again"
         unsubscribe()
-        idle = IdleStop(lambda: None, ours.chat, ours.engine, look_s=0.01)
+        idle = IdleStop(lambda: None, ours.chat, ours.engine, check_interval_s=0.01)
         looking = asyncio.create_task(idle.run())
         await until(lambda: not ours.chat.slots.store.inventory.imported())
         idle.end()

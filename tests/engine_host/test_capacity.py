@@ -11,7 +11,7 @@ import pytest
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation, EngineNotFound
 from kvchat.engine.speaking.errors import EngineFailed
 from kvchat.engine_host import choice as choosing
-from kvchat.engine_host.choice import Capacity, ModelJudge, look_at_capacity, memory_for
+from kvchat.engine_host.choice import Capacity, ModelJudge, memory_for, query_capacity
 from kvchat.library.gguf.facts import model_identity
 from kvchat.library.memory.demand import Circumstances, LoadLimits, MemoryFacts
 from kvchat.library.memory.verdict import Verdict
@@ -39,8 +39,8 @@ def test_a_load_that_ran_out_changes_the_verdict(tmp_path: Path, monkeypatch: py
 
 
 def test_an_engine_that_cannot_be_asked_leaves_the_computers_memory(tmp_path: Path, fake_engine: FakeEngine) -> None:
-    assert look_at_capacity(Settings(engine_path=str(fake_engine.path))).build
-    nobody = look_at_capacity(Settings(engine_path=str(tmp_path / "gone")))
+    assert query_capacity(Settings(engine_path=str(fake_engine.path))).build
+    nobody = query_capacity(Settings(engine_path=str(tmp_path / "gone")))
     assert (nobody.build, nobody.memory.devices) == ("", ())
     assert nobody.memory.available > 0
 

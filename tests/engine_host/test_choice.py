@@ -10,7 +10,7 @@ import pytest
 from kvchat.engine.finding.arguments import BadWorkers, KnownOptions, Option
 from kvchat.engine.finding.discovery import EngineLocation, EngineProbe
 from kvchat.engine_host import choice as choosing
-from kvchat.engine_host.choice import EngineChoice, choose_engine, options_to_leave_out
+from kvchat.engine_host.choice import EngineChoice, choose_engine, omitted_options
 from kvchat.engine_host.engines import EngineMemory
 from kvchat.errors import KvchatError
 from kvchat.library.memory.demand import LoadLimits, MemoryFacts
@@ -87,7 +87,7 @@ def test_a_build_that_cannot_share_its_work_is_said(tmp_path: Path, fake_engine:
 
 def test_levels_that_would_log_conversations_are_not_asked_for() -> None:
     asked = EngineProbe("version: 6451", 6451, KnownOptions((Option(("--verbosity",), 1),)))
-    assert "--verbosity" in options_to_leave_out(asked)
+    assert "--verbosity" in omitted_options(asked)
 
 
 @pytest.mark.engine

@@ -60,8 +60,8 @@ def test_it_begins_with_half_as_much_again_as_is_needed(
 ) -> None:
     settings = Settings(model_path=str(large), engine_path=str(fake_engine.path))
     choice = choose_engine(settings, tmp_path, needed=needed)
-    assert choice.most.tokens == LONGEST
-    assert choice.most.kv_bytes > CHEAP
+    assert choice.max_context.tokens == LONGEST
+    assert choice.max_context.kv_bytes > CHEAP
     assert choice.context.tokens == choice.plan.context_size == tokens
     assert (f"Starts with {tokens:,} tokens" in choice.context.reason) == (tokens < LONGEST)
     assert all(smaller.context.tokens < tokens for smaller in choice.smaller())

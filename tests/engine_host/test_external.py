@@ -16,7 +16,7 @@ from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.vitals import SlotState
-from kvchat.engine_host.engines import server_key, slot_for_us
+from kvchat.engine_host.engines import choose_slot, server_key
 from kvchat.kvstore import disk
 from kvchat.library.model_files import display_name
 from kvchat.runtime import Runtime, open_runtime
@@ -67,7 +67,7 @@ async def test_a_conversation_outlives_the_servers_restart_and_the_server_outliv
 ) -> None:
     with serving(fake) as theirs:
         async with attached(tmp_path, theirs.address.url) as runtime:
-            assert runtime.model.is_there
+            assert runtime.model.is_configured
             chat = (await runtime.chat.new_conversation()).id
             first = await ask(runtime, chat, LONG)
             assert first.receipt.source is Source.COLD
@@ -118,7 +118,7 @@ async def test_a_slot_that_another_program_uses_is_not_touched_when_the_server_i
     ],
 )
 def test_the_last_free_slot_is_ours(slots: list[tuple[bool, int]], chosen: tuple[int, bool]) -> None:
-    assert slot_for_us([SlotState(busy, tokens, 4096) for busy, tokens in slots]) == chosen
+    assert choose_slot([SlotState(busy, tokens, 4096) for busy, tokens in slots]) == chosen
 
 
 @sees_processes

@@ -16,7 +16,7 @@ import pytest_asyncio
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.finding.graphics import Backend, GpuVendor, Graphics
 from kvchat.engine_host import setup as engine_setup
-from kvchat.engine_host.setup import EngineSetup, Fetching, Stage, fetched_engines
+from kvchat.engine_host.setup import EngineDownload, EngineSetup, Stage, downloaded_engines
 from kvchat.engine_host.trial import Trial
 from kvchat.errors import KvchatError
 from kvchat.library.remote import downloader
@@ -38,7 +38,7 @@ class Home:
 
     def __init__(self, paths: Paths, fake: FakeEngine) -> None:
         self.paths, self.settings = paths, Settings(engine_path="/usr/bin/old", model_path=str(fake.plan.model))
-        self.told: list[Fetching | None] = []
+        self.told: list[EngineDownload | None] = []
         self.notices: list[tuple[str, ...]] = []
         self.setup = EngineSetup(paths, lambda: self.settings, self._use, lambda *words: self.notices.append(words))
         self.setup.subscribe(lambda: self.told.append(self.setup.fetching))
@@ -101,14 +101,14 @@ async def test_it_is_fetched_tried_out_and_used(home: Home, github: FakeHub, mon
     assert home.told[-1] is None
     last = home.told[-2]
     assert [step.name for step in last.steps][-1] == "Chat memory"
-    assert [one.name for one in fetched_engines(home.paths.engines)] == [NAME]
+    assert [one.name for one in downloaded_engines(home.paths.engines)] == [NAME]
     entries = await home.setup.engines()
     assert (entries[0].location.path, entries[0].chosen) == (home.program, True)
     fetched = len(github.downloads)
     await home.works()
     assert len(github.downloads) == fetched, "what is here is only tried again"
     await home.setup.get(Backend.VULKAN)
-    assert [one.name for one in fetched_engines(home.paths.engines)] == [NAME, "llama.cpp-b11457-vulkan"]
+    assert [one.name for one in downloaded_engines(home.paths.engines)] == [NAME, "llama.cpp-b11457-vulkan"]
     with pytest.raises(KvchatError, match="No SYCL engine"):
         await home.setup.get(Backend.SYCL)
     asked = len(github.requests)
@@ -140,7 +140,7 @@ async def refused(home: Home, kind: type[KvchatError]) -> KvchatError:
         await home.setup.get()
     assert home.setup.fetching is None
     assert home.settings.engine_path == "/usr/bin/old"
-    assert fetched_engines(home.paths.engines) == ()
+    assert downloaded_engines(home.paths.engines) == ()
     assert caught.value.detail
     assert caught.value.advice
     return caught.value
@@ -170,7 +170,7 @@ async def test_cancelled_it_goes_on_later(home: Home, github: FakeHub) -> None:
     work = asyncio.ensure_future(home.setup.get())
     await asyncio.to_thread(github.held.wait, 240)
     assert await home.setup.get() is None, "one at a time"
-    home.setup.cancel_fetch()
+    home.setup.cancel_download()
     assert await work is None
     assert home.setup.fetching is None
     assert home.settings.engine_path == "/usr/bin/old"

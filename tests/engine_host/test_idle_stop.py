@@ -22,7 +22,7 @@ LONG = "Tell me again, and at length, how a cache of keys and values comes to kn
 @contextlib.asynccontextmanager
 async def resting_at_once(runtime: Runtime) -> AsyncIterator[None]:
     """Every idle moment is long enough."""
-    rest = IdleStop(lambda: 0, runtime.chat, runtime.engine, look_s=0.01)
+    rest = IdleStop(lambda: 0, runtime.chat, runtime.engine, check_interval_s=0.01)
     running = asyncio.create_task(rest.run())
     try:
         yield

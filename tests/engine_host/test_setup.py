@@ -39,7 +39,7 @@ async def test_a_text_is_judged_by_the_engine_in_use(
     paths: Paths, fake_engine: FakeEngine, name: str, text: str, reason: str
 ) -> None:
     setup = EngineSetup(paths, lambda: Settings(engine_path=str(fake_engine.path)), unused)
-    said = await setup.why_not(name, text)
+    said = await setup.validation_error(name, text)
     assert reason in said
     assert bool(said) is bool(reason)
 
@@ -50,19 +50,19 @@ async def test_an_engine_is_tried_with_the_smallest_model_there_is(
     monkeypatch.setattr("kvchat.engine_host.setup.installed_starter", lambda: None)
     settings = Settings(engine_path=str(fake_engine.path))
     heard: list[TrialStep] = []
-    await EngineSetup(paths, lambda: settings, unused).try_out(fake_engine.location, heard.append)
+    await EngineSetup(paths, lambda: settings, unused).test_engine(fake_engine.location, heard.append)
     assert fake_engine.launches() == []
     with_model = replace(settings, model_path=str(fake_engine.plan.model))
-    trial = await EngineSetup(paths, lambda: with_model, unused).try_out(fake_engine.location, heard.append)
+    trial = await EngineSetup(paths, lambda: with_model, unused).test_engine(fake_engine.location, heard.append)
     assert trial.works
     assert str(fake_engine.plan.model) in fake_engine.launches()[0]["arguments"]
 
 
 async def test_the_servers_key_is_in_no_settings_file(paths: Paths) -> None:
     setup = EngineSetup(paths, Settings, unused)
-    assert await setup.keep_key("s3cret") is not None
+    assert await setup.save_key("s3cret") is not None
     kept = setup.key.load()
     assert kept[0] == "s3cret"
     assert "s3cret" not in json.dumps(vars(Settings()))
-    assert await setup.keep_key("") is None
+    assert await setup.save_key("") is None
     assert setup.key.load() is None

@@ -40,7 +40,7 @@ from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.engine_host.choice import Capacity, ModelJudge
 from kvchat.engine_host.model import AnsweringModel
-from kvchat.engine_host.setup import EngineSetup, fetched_engines
+from kvchat.engine_host.setup import EngineSetup, downloaded_engines
 from kvchat.engine_host.switching import RESTART_SETTINGS, SwitchingHost
 from kvchat.engine_host.trial import Trial, TrialStep
 from kvchat.errors import KvchatError
@@ -493,20 +493,20 @@ class FakeEngines(EngineSetup):
     kept: str | None = None
 
     async def engines(self) -> tuple[EngineEntry, ...]:
-        fetched = fetched_engines(self._engines)
+        fetched = downloaded_engines(self._engines)
         return *(EngineEntry(engine.location, chosen=False) for engine in fetched), *self.found
 
-    async def try_out(self, location: EngineLocation, tell: Callable[[TrialStep], None]) -> Trial:
+    async def test_engine(self, location: EngineLocation, tell: Callable[[TrialStep], None]) -> Trial:
         steps = (TrialStep("Version", str(location)), TrialStep("The engine crashed", "SIGSEGV", KvchatError("x")))
         for step in steps:
             tell(step)
         return Trial(steps)
 
-    async def keep_key(self, value: str) -> Keeper | None:
+    async def save_key(self, value: str) -> Keeper | None:
         self.kept = value or None
         return Keeper.KEYRING if value else None
 
-    async def why_not(self, name: str, text: str) -> str:
+    async def validation_error(self, name: str, text: str) -> str:
         return self.refuse
 
 

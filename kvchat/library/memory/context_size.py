@@ -43,7 +43,7 @@ class ContextChoice:
     def in_full(self) -> str:
         return sentences(self.reason, self.beside, self.share)
 
-    def placed(self, placement: Placement | None, where: str) -> ContextChoice:
+    def with_placement(self, placement: Placement | None, where: str) -> ContextChoice:
         """Add what the engine placed on the GPUs. `where`: "the GPU"; None: not in the log."""
         if placement is None:
             return self

@@ -255,7 +255,7 @@ class MainWindow(QMainWindow):
         header.requested.connect(self.keyboard.do)
 
     def _show_right_page(self) -> None:
-        if not self.runtime.model.is_there:
+        if not self.runtime.model.is_configured:
             self.show_first_start()
         else:
             self._pages.setCurrentWidget(self._chat_page)

@@ -224,7 +224,7 @@ class Opener(QObject):
             self.hold_key()
 
     def fulfil(self, wish: StartRequest) -> None:
-        if wish.quick and self._runtime.model.is_there:
+        if wish.quick and self._runtime.model.is_configured:
             self.quick.come(wish.token)
             return
         self._window.raise_window(wish.token)
@@ -244,7 +244,7 @@ class Opener(QObject):
             case ".kvchat":
                 window.transfer.import_files([Path(path)])
             case ".gguf":
-                use = window.models.switch if self._runtime.model.is_there else window.models.use
+                use = window.models.switch if self._runtime.model.is_configured else window.models.use
                 window.runner.start(use(Path(path)))
             case _:
                 window.new_conversation()

@@ -171,7 +171,7 @@ class ChatController(Controller):
         fetchable = model.repository is not None
         views.engine_card.show_status(engine.status, model.name, missing=model.is_missing, fetchable=fetchable)
         views.strip.show_engine(engine.status.state, model.name)
-        views.header.show_model(model.name_in(self.conversations.conversation(self.current)))
+        views.header.show_model(model.name_for(self.conversations.conversation(self.current)))
         views.strip.show_context(engine.context_size, engine.context_reason)
         if self._had_model != model.path:
             self._had_model = model.path
@@ -265,7 +265,7 @@ class ChatController(Controller):
 
     def _show_header(self) -> None:
         here, known = self.current, self.conversations
-        self._views.header.show_model(self._runtime.model.name_in(known.conversation(here)))
+        self._views.header.show_model(self._runtime.model.name_for(known.conversation(here)))
         self._views.header.show_conversation(known.title(here), exists=here is not None)
 
     def _show_turn(self) -> None:
@@ -273,7 +273,7 @@ class ChatController(Controller):
         turn = self.turn_of(other) if other else None
         waiting = waiting_words(self.conversations.title(other), turn.story, turn.live_text) if other and turn else ""
         here, runtime = self.turn_of(), self._runtime
-        no_model = not runtime.model.is_there and told_by_engine(here.failure, runtime.engine.status)
+        no_model = not runtime.model.is_configured and told_by_engine(here.failure, runtime.engine.status)
         story, remarks = here.story, () if no_model else here.story.remarks
         self._views.strip.show_turn(remarks, story.fraction, silent=story.silent, ahead=story.reading_ahead)
         self._shown.show_turn(waiting)

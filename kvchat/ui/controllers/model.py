@@ -61,10 +61,10 @@ class ModelController(Controller):
         works = self._chat.failure is None and self._runtime.engine.status.state is not EngineState.FAILED
         if begun and works and self.answering != self._runtime.settings.model_path:
             self._views.notices.tell(
-                _("New chats use {model}", model=model.name_in(None)),
+                _("New chats use {model}", model=model.name_for(None)),
                 _(
                     "This chat still uses {model}. You can change its model above the chat.",
-                    model=model.name_in(conversation),
+                    model=model.name_for(conversation),
                 ),
             )
         else:

@@ -110,7 +110,7 @@ class ChatPresenter:
         self.transcript.show_pending((waiting or turn.story.pending) if turn.awaiting else "", waits=bool(waiting))
         too_long = self.cards and isinstance(turn.failure, PromptTooLong)
         told = too_long or (self.cards and told_by_engine(turn.failure, self.runtime.engine.status))
-        self.transcript.show_failure(None if told else turn.failure, self.runtime.model.name_in(None))
+        self.transcript.show_failure(None if told else turn.failure, self.runtime.model.name_for(None))
         unanswered = bool(messages) and messages[-1].role is Role.USER and not running
         self.transcript.show_unanswered(unanswered and not too_long and (told or turn.failure is None))
 

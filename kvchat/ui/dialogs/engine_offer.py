@@ -11,7 +11,7 @@ from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QComboBox, QWidget
 
 from kvchat.engine.finding.graphics import Backend, Graphics, driver_advice, suitable_backends
-from kvchat.engine_host.setup import EngineSetup, Fetching, Stage
+from kvchat.engine_host.setup import EngineDownload, EngineSetup, Stage
 from kvchat.engine_host.trial import TrialStep
 from kvchat.errors import KvchatError
 from kvchat.library.remote.github import about
@@ -52,7 +52,7 @@ class EngineOffer(QWidget):
         kind = "" if explains else "primary"
         self.get = button(_("Download"), self._begin, kind)
         self.bar, self.amount = progress_bar(_("Downloading an engine")), label(kind="muted", wraps=True)
-        self.cancel = button(_("Cancel"), engines.cancel_fetch, name=_("Cancel the engine download"))
+        self.cancel = button(_("Cancel"), engines.cancel_download, name=_("Cancel the engine download"))
         self.outcome = Card()
         self._choosing, self._running = QWidget(), QWidget()
         self._choosing.setLayout(flow(self.choice, self.get))
@@ -148,7 +148,7 @@ def cards(graphics: Graphics) -> str:
     return _("{makers} GPU", makers=_(" and ").join(maker.value for maker in graphics.vendors))
 
 
-def _words(now: Fetching) -> str:
+def _words(now: EngineDownload) -> str:
     """Return the progress: "llama.cpp-b11457-vulkan: 12 MB of 32 MB · 5 MB/s · 4 s left", or the stage."""
     if now.build is None:
         return f"{_(now.stage.value).capitalize()}…"

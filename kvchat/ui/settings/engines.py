@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
 from kvchat.engine.finding.discovery import EngineEntry, EngineKind, EngineLocation
 from kvchat.engine.finding.graphics import Graphics, detect_graphics, driver_advice
-from kvchat.engine_host.setup import FetchedEngine, fetched_engines
+from kvchat.engine_host.setup import DownloadedEngine, downloaded_engines
 from kvchat.engine_host.trial import TrialStep
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import button, clear, column, label, line_edit, row
@@ -86,7 +86,7 @@ class EnginePage(SettingsPage):
 
     async def _look(self) -> None:
         with_engine = self._looked_with
-        fetched = await asyncio.to_thread(fetched_engines, self.runtime.paths.engines)
+        fetched = await asyncio.to_thread(downloaded_engines, self.runtime.paths.engines)
         found = await self._engines.engines()
         self._graphics = await asyncio.to_thread(detect_graphics)  # a driver can be slow
         if with_engine == self._looked_with:
@@ -138,7 +138,7 @@ class EnginePage(SettingsPage):
             if path is not None and path != EngineKind.EMBEDDED.value:
                 location = EngineLocation(EngineKind.LLAMA_SERVER, Path(path))
             location = next((entry.location for entry in self.found if entry.chosen), location)
-            await self._engines.try_out(location, tell)
+            await self._engines.test_engine(location, tell)
         finally:
             self.test.setEnabled(True)
 
@@ -151,7 +151,7 @@ class FetchedEntry(Entry):
             _("Downloaded engines"), _("Choose an engine above. You can remove unused ones."), self._list, wide=True
         )
 
-    def show_engines(self, engines: Sequence[FetchedEngine]) -> None:
+    def show_engines(self, engines: Sequence[DownloadedEngine]) -> None:
         clear(self._rows)
         for engine in engines:
             holder, words = QWidget(), listed((engine.name, size(engine.size)))
@@ -161,7 +161,7 @@ class FetchedEntry(Entry):
             self._rows.addWidget(holder)
         self.setVisible(bool(engines))
 
-    def _ask(self, engine: FetchedEngine) -> None:
+    def _ask(self, engine: DownloadedEngine) -> None:
         async def remove() -> None:
             try:
                 await self._page.runtime.engines.remove(engine.name)
@@ -193,7 +193,7 @@ class KeyEntry(Entry):
 
     async def _keep(self, key: str) -> None:
         """key: empty to forget the stored one"""
-        keeper = await self._engines.keep_key(key)
+        keeper = await self._engines.save_key(key)
         kept = _("Saved in {place}. Used the next time the engine starts.", place=_(keeper.value)) if keeper else ""
         self.say(kept or _("No API key is saved."))
         self.field.clear()

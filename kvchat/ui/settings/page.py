@@ -124,7 +124,7 @@ class TextEntry(FieldEntry):
             self._page.run(self._judge(self.field.text().strip()))
 
     async def _judge(self, text: str) -> None:
-        reason = await self._page.runtime.engines.why_not(self.name, text) if text else ""
+        reason = await self._page.runtime.engines.validation_error(self.name, text) if text else ""
         if self.field.text().strip() != text:
             return  # the text changed meanwhile
         self.refuse(reason)

@@ -128,8 +128,8 @@ def test_a_gpu_that_is_too_small_takes_what_it_can(large: GgufFacts) -> None:
 )
 def test_what_the_engine_decided_is_told_after_the_load(large: GgufFacts, placement: Placement, words: str) -> None:
     choice = choose(large, MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 6 * GB),)))
-    assert choice.placed(placement, "the GPU").beside == words
-    assert choice.placed(None, "the GPU") == choice
+    assert choice.with_placement(placement, "the GPU").beside == words
+    assert choice.with_placement(None, "the GPU") == choice
 
 
 def test_apples_gpu_memory_is_the_computers(large: GgufFacts) -> None:

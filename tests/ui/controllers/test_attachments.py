@@ -20,7 +20,7 @@ from kvchat.chat.events import QuestionNotStored
 from kvchat.chat.record.messages import Attachment
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.pictures import image_size
-from kvchat.engine_host.choice import CannotSee
+from kvchat.engine_host.choice import VisionUnsupported
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.opening import QuickWindow
@@ -126,7 +126,7 @@ async def test_a_model_without_sight_refuses_pictures(
     runtime: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_: object) -> None:
-        raise CannotSee("Llama")
+        raise VisionUnsupported("Llama")
 
     monkeypatch.setattr(runtime.chat.context, "check_vision", refuse)
     (tmp_path / "red.png").write_bytes(png())
