@@ -26,9 +26,9 @@ from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import BlockStore
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.memory.demand import on_battery
-from kvchat.library.model_files import name_of_blob
+from kvchat.library.model_files import ollama_name
 from kvchat.library.model_library import ModelLibrary
-from kvchat.library.remote.downloads import Download, outcome_in_words
+from kvchat.library.remote.downloads import Download, describe_outcome
 from kvchat.session.restore_cost import BreakEven
 from kvchat.session.restore_support import Findings
 from kvchat.session.slots import Unfinished
@@ -78,7 +78,7 @@ class Runtime:
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
 
         def download_changed(download: Download) -> None:
-            if words := outcome_in_words(download):
+            if words := describe_outcome(download):
                 self._notify(*words)
 
         self.models.subscribe(download_changed)
@@ -203,7 +203,7 @@ class Runtime:
     async def use_model(self, path: Path) -> None:
         """Check that it is a GGUF and use it for new chats; the engine keeps its model. Raises KvchatError."""
         await asyncio.to_thread(read_facts, path)
-        await asyncio.to_thread(name_of_blob, path)
+        await asyncio.to_thread(ollama_name, path)
         self._loaded_model = self.model.path
         await self.apply_settings(dataclasses.replace(self.settings, model_path=str(path)))
 
@@ -290,7 +290,7 @@ class Runtime:
 
     async def _load_blob_names(self) -> None:
         models = {chat.model for chat in await self.chat.conversations() if chat.model}
-        if any([await asyncio.to_thread(name_of_blob, Path(model)) for model in models]):
+        if any([await asyncio.to_thread(ollama_name, Path(model)) for model in models]):
             self.events.publish(ConversationsChanged())
 
     def _take_model(self, model: str) -> None:
@@ -329,5 +329,5 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
             await worker.run(purge_orphans, store, database)
             await asyncio.to_thread(apply_bounds, paths, settings, store)  # delete what has become too old
     if settings.model_path:
-        await asyncio.to_thread(name_of_blob, Path(settings.model_path))
+        await asyncio.to_thread(ollama_name, Path(settings.model_path))
     return Runtime(paths=paths, settings=settings, database=database, worker=worker, store=store)

@@ -320,11 +320,11 @@ def _model_rows(report: DoctorReport) -> Iterator[tuple[str, str]]:
         yield "model", f"{model.name}: {model.architecture}, {model.quantisation}, {size_in_words(model.size)}"
         yield "", model.path
     if context is not None:
-        yield "context", context.in_full
+        yield "context", context.full_explanation
         if context.warning:
             yield "", context.warning
         for bar in context.bars:
-            yield "takes", f"{bar.place}: {bar.in_words}"
+            yield "takes", f"{bar.place}: {bar.summary}"
     if report.restoring is not None:
         yield "restoring", report.restoring.words
         yield "", f"engine: {report.restoring.build}"

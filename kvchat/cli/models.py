@@ -28,7 +28,7 @@ from kvchat.library.memory.demand import LoadLimits, available_memory
 from kvchat.library.memory.verdict import judge_size
 from kvchat.library.model_library import JudgedModel, ModelLibrary, UnreadableFolder
 from kvchat.library.remote.downloader import Downloader, Order
-from kvchat.library.remote.hub import HubFile, HubRepository, repository_in
+from kvchat.library.remote.hub import HubFile, HubRepository, parse_repository
 from kvchat.library.remote.starter import suggestions_for, tier_for
 from kvchat.settings import load_settings
 from kvchat.system.files import is_folder
@@ -227,7 +227,7 @@ def _parse_repository(text: str) -> tuple[str, str]:
     name, quantisation = text, ""
     if "://" not in text:
         name, _colon, quantisation = text.partition(":")
-    if (repository := repository_in(name)) is None:
+    if (repository := parse_repository(name)) is None:
         advice = _("Use the form OWNER/NAME; run `kvchat models search` to find repositories.")
         raise ModelNotFound(_("This is not a repository"), _("“{name}”", name=name), advice)
     return repository, quantisation

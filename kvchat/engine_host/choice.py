@@ -183,7 +183,7 @@ def choose_engine(
     slots = 1 if "--kv-unified" in left_out else settings.slots or slots_for(demand, memory, most_slots)
     chooser = ContextChooser(replace(demand, slots=slots), memory)
     most = chooser.choose(settings.context_size)
-    context = chooser.begin_with(most, needed)
+    context = chooser.initial_choice(most, needed)
     plan = LaunchPlan(
         model=model,
         context_size=context.tokens,

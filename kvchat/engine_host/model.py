@@ -84,7 +84,7 @@ class AnsweringModel:
 
     async def template_options(self, model: str | None) -> tuple[TemplateOption, ...]:
         facts = await self._facts_of(model)
-        return known_options(facts.template_words) if facts else ()
+        return known_options(facts.template_variables) if facts else ()
 
     async def _facts_of(self, model: str | None) -> GgufFacts | None:
         if model is None or self._settings().engine_url:

@@ -18,7 +18,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.memory.context_size import ContextChoice
-from kvchat.library.memory.demand import MemoryBar, given_back
+from kvchat.library.memory.demand import MemoryBar, with_freed_memory
 from kvchat.library.memory.verdict import Proposal
 from kvchat.session.restore_cost import BreakEven, RestoreCost
 from kvchat.settings import any_changed
@@ -150,7 +150,7 @@ class SwitchingHost(EngineLifecycle):
         capacity = await asyncio.to_thread(lambda: query_capacity(self._settings(), staged()))
         if self.choice is None or self.status.state is not EngineState.READY:
             return capacity
-        return replace(capacity, memory=given_back(capacity.memory, self.memory_bars))
+        return replace(capacity, memory=with_freed_memory(capacity.memory, self.memory_bars))
 
     async def model_judge(self) -> ModelJudge:
         return ModelJudge(self._settings(), await self.capacity(), self.managed.memory.limits)

@@ -23,12 +23,12 @@ from kvchat.library.gguf.facts import part_name
 from kvchat.system.files import in_time, read_json, read_plain
 from kvchat.words.language import N_
 
-DEEPEST = 8  # folder levels below; the Hugging Face cache needs 4
+MAX_DEPTH = 8  # folder levels below; the Hugging Face cache needs 4
 _QUANTISATION = r"(?:ud[-_.])?(?:iq\d\w*|q\d\w*|t?q\d_\d|bf16|f16|f32|fp16|fp32|mxfp4\w*|nvfp4)"
 _TRAILING_QUANTISATION = re.compile(rf"[-_.]{_QUANTISATION}$", re.IGNORECASE)
 _PROJECTOR_NOISE = re.compile(rf"mmproj|model|gguf|{_QUANTISATION}|[^a-z0-9]+")
 _REVISION_OR_QUANTISATION = re.compile(rf"snapshots|[0-9a-f]{{7,64}}|(?i:{_QUANTISATION})")
-_TELLS_NOTHING = frozenset(("model", "ggml-model", "weights", "gguf"))
+_GENERIC_NAMES = frozenset(("model", "ggml-model", "weights", "gguf"))
 
 
 class Source(Enum):
@@ -122,11 +122,11 @@ _HOME_REGISTRY, _HOME_NAMESPACE = "registry.ollama.ai", "library"  # Ollama omit
 _names: dict[Path, str | None] = {}  # names of the blobs seen so far
 
 
-def name_of_blob(path: Path) -> str | None:
+def ollama_name(path: Path) -> str | None:
     """Return the Ollama name of a blob, or None if it is not one. Reads files once."""
     if path not in _names and path.parent.name == "blobs" and path.name.startswith("sha256"):
         _names[path] = None
-        any(file.path == path for file in _of_ollama(path.parent.parent, lambda *_: None))
+        any(file.path == path for file in _ollama_models(path.parent.parent, lambda *_: None))
     return _names.get(path)
 
 
@@ -154,15 +154,15 @@ class ModelFile:
 def model_files(folder: ModelFolder, on_unreadable: OnUnreadable, stop: Event) -> Iterator[ModelFile]:
     """Yield the models in a folder tree until `stop` is set; none if it is missing."""
     if folder.source is Source.FILE:
-        yield from _one_file(folder.path)
+        yield from _models_at_path(folder.path)
     elif folder.source is Source.OLLAMA:
-        yield from _of_ollama(folder.path, on_unreadable)
+        yield from _ollama_models(folder.path, on_unreadable)
     else:
         for place, names in _gguf_names(folder.path, on_unreadable, stop):
-            yield from _in_one_folder(place, names, folder.source)
+            yield from _models_in_folder(place, names, folder.source)
 
 
-def _one_file(path: Path) -> Iterator[ModelFile]:
+def _models_at_path(path: Path) -> Iterator[ModelFile]:
     try:
         names = sorted(file.name for file in path.parent.iterdir() if file.suffix.lower() == ".gguf")
     except OSError:
@@ -171,19 +171,19 @@ def _one_file(path: Path) -> Iterator[ModelFile]:
         if path.is_file():
             yield ModelFile(path, (path,), Source.FILE, display_name(path))
         return
-    models = _in_one_folder(path.parent, names, Source.FILE)
+    models = _models_in_folder(path.parent, names, Source.FILE)
     yield from (model for model in models if path in (model.path, *model.parts))
 
 
 def projector_of(model: Path) -> Path | None:
     """Return the projector stored with a model, by name, or None. Reads the disk."""
-    found = _one_file(model)
+    found = _models_at_path(model)
     if model.parent.name == "blobs":
-        found = (file for file in _of_ollama(model.parent.parent, lambda *_: None) if file.path == model)
+        found = (file for file in _ollama_models(model.parent.parent, lambda *_: None) if file.path == model)
     return next((file.projector for file in found), None)
 
 
-def _of_ollama(folder: Path, on_unreadable: OnUnreadable) -> Iterator[ModelFile]:
+def _ollama_models(folder: Path, on_unreadable: OnUnreadable) -> Iterator[ModelFile]:
     """Yield the models in an Ollama folder by name, skipping invalid manifests."""
     manifests = folder / "manifests"
     try:
@@ -213,31 +213,31 @@ def _of_ollama(folder: Path, on_unreadable: OnUnreadable) -> Iterator[ModelFile]
 def _gguf_names(top: Path, on_unreadable: OnUnreadable, stop: Event) -> Iterator[tuple[Path, list[str]]]:
     """Yield each folder that has GGUF files, with their names. Follows folder links, none twice."""
 
-    def told(error: OSError) -> None:
+    def report_error(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             on_unreadable(Path(error.filename or top), error)
 
     try:
         in_time(top.stat)
     except OSError as error:
-        told(error)
+        report_error(error)
         return
     seen: set[tuple[int, int]] = set()
-    for folder, folders, files in os.walk(top, onerror=told, followlinks=True):
+    for folder, folders, files in os.walk(top, onerror=report_error, followlinks=True):
         place = Path(folder)
-        identity = identity_of(place)
+        identity = inode_of(place)
         if identity is None or identity in seen or stop.is_set():
             folders.clear()
             continue
         seen.add(identity)
-        deep = len(place.relative_to(top).parts) >= DEEPEST
-        folders[:] = [] if deep else _in_order(place, [name for name in folders if not name.startswith(".")])
+        deep = len(place.relative_to(top).parts) >= MAX_DEPTH
+        folders[:] = [] if deep else _sorted_folders(place, [name for name in folders if not name.startswith(".")])
         names = sorted(name for name in files if name.lower().endswith(".gguf") and not name.startswith("."))
         if names:
             yield place, names
 
 
-def identity_of(path: Path) -> tuple[int, int] | None:
+def inode_of(path: Path) -> tuple[int, int] | None:
     """Return device and inode, which are the same for all links; None if the file is inaccessible."""
     try:
         found = path.stat()
@@ -246,7 +246,7 @@ def identity_of(path: Path) -> tuple[int, int] | None:
     return (found.st_dev, found.st_ino)
 
 
-def _in_order(place: Path, folders: list[str]) -> list[str]:
+def _sorted_folders(place: Path, folders: list[str]) -> list[str]:
     """Sort by name, but put the Hugging Face snapshot that `main` points to first."""
     if place.name != "snapshots":
         return sorted(folders)
@@ -257,7 +257,7 @@ def _in_order(place: Path, folders: list[str]) -> list[str]:
     return sorted(folders, key=lambda name: (name != current, name))
 
 
-def _in_one_folder(place: Path, names: list[str], source: Source) -> Iterator[ModelFile]:
+def _models_in_folder(place: Path, names: list[str], source: Source) -> Iterator[ModelFile]:
     projectors = [name for name in names if is_projector(name)]
     whole: dict[str, list[Path]] = {}  # files by their first file's name
     for name in names:
@@ -308,7 +308,7 @@ def display_name(path: Path) -> str:
     """Return the file name without suffix, or the folder name if the file name is generic."""
     part = part_name(path.name)
     stem = Path(part.stem).name if part else path.stem
-    if _TRAILING_QUANTISATION.sub("", stem).lower() not in _TELLS_NOTHING:
+    if _TRAILING_QUANTISATION.sub("", stem).lower() not in _GENERIC_NAMES:
         return stem
     for folder in reversed(path.parent.parts):
         if not _REVISION_OR_QUANTISATION.fullmatch(folder):

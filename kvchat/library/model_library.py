@@ -15,7 +15,7 @@ from kvchat.library.memory.verdict import Judgement
 from kvchat.library.model_files import (
     ModelFolder,
     Source,
-    identity_of,
+    inode_of,
     model_files,
     model_folders,
     this_machine,
@@ -76,9 +76,9 @@ class ModelLibrary:
         """Start downloading a model; return its future path. Raises HubError for an invalid file name."""
         return self.downloads.begin(Order(repository.repository, repository.revision, file))
 
-    def is_here(self, repository: HubRepository, file: HubFile) -> bool:
+    def is_downloaded(self, repository: HubRepository, file: HubFile) -> bool:
         """Return True if kvchat downloaded this model. Raises HubError for an invalid file name."""
-        return Order(repository.repository, repository.revision, file).is_here(self._paths.models)
+        return Order(repository.repository, repository.revision, file).is_downloaded(self._paths.models)
 
     def _finder(self, in_use: str | None) -> ModelFinder:
         folders = list(model_folders(self._paths.models, [*map(expanded, self._chosen())], this_machine()))
@@ -123,7 +123,7 @@ class FoundModel:
         return tuple(parts) if others or self.projector is None else (*parts, self.projector)
 
     @property
-    def may_be_deleted(self) -> bool:
+    def can_delete(self) -> bool:
         """True in kvchat's and the user's folders: other programs keep their own list."""
         return self.source in (Source.KVCHAT, Source.CHOSEN, Source.FILE)
 
@@ -151,7 +151,7 @@ class ModelFinder:
         for file in (file for folder in self._folders for file in model_files(folder, cannot_read, stop)):
             if stop.is_set():
                 return
-            identity = identity_of(file.path)
+            identity = inode_of(file.path)
             if identity is not None and identity in seen:  # missing files are all reported
                 continue
             seen.add(identity)

@@ -25,7 +25,7 @@ from kvchat.chat.record.messages import Role
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.library.gguf.facts import model_identity
-from kvchat.library.gguf.template_options import known_options, words_in
+from kvchat.library.gguf.template_options import known_options, template_variables
 from kvchat.session.events import WaitingForEngine
 from kvchat.session.proof import Source
 from kvchat.settings import load_settings
@@ -91,7 +91,7 @@ def test_out_of_bounds_is_refused(sampling: Sampling, words: str) -> None:
     ],
 )
 def test_what_a_template_asks_for(template: str, found: dict[str, list[bool | str]]) -> None:
-    options = known_options(words_in(template))
+    options = known_options(template_variables(template))
     assert {option.name: [value for value, _ in option.choices] for option in options} == found
     assert all(words for option in options for _, words in option.choices)
 

@@ -122,7 +122,7 @@ def test_a_load_comes_before_chats_kept_ready(
     fake_engine.set(FAKE_NO_GPU=1)
     model = write_gguf(tmp_path / "model.gguf", dict(LLAMA))
     settings = Settings(model_path=str(model), engine_path=str(fake_engine.path))
-    crowded = MemoryFacts(300_000_000, all_there_is=GB)
+    crowded = MemoryFacts(300_000_000, total=GB)
     memory = EngineMemory(LoadLimits(tmp_path / "memory.json"), lambda title, detail: None, bench.store)
     monkeypatch.setattr(choosing, "available_memory", lambda devices=(): crowded)
     choice = memory.choose(settings, tmp_path, vision=False, needed=0)
@@ -130,7 +130,7 @@ def test_a_load_comes_before_chats_kept_ready(
     assert bar.free == crowded.available + held
     assert bar.staging == 0
     assert bench.store.staging.staged().disposable == 0, "it went, for the model is large"
-    crowded = replace(crowded, available=10 * GB, all_there_is=12 * GB)
+    crowded = replace(crowded, available=10 * GB, total=12 * GB)
     (bar,) = memory.choose(settings, tmp_path, vision=False, needed=0).context.bars
     assert 0 < bar.staging <= 3 * GB
     bench.save("another", tuple(range(5000, 5300)))

@@ -12,7 +12,7 @@ from kvchat.chat.events import TurnFailed
 from kvchat.chat.record.messages import Attachment, MessageState
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine_host.choice import choose_engine
-from kvchat.library.memory.context_size import CHEAP
+from kvchat.library.memory.context_size import CHEAP_KV_BYTES
 from kvchat.session.events import MakingRoom, Restored
 from kvchat.session.proof import Source
 from kvchat.settings import Settings
@@ -61,7 +61,7 @@ def test_it_begins_with_half_as_much_again_as_is_needed(
     settings = Settings(model_path=str(large), engine_path=str(fake_engine.path))
     choice = choose_engine(settings, tmp_path, needed=needed)
     assert choice.max_context.tokens == LONGEST
-    assert choice.max_context.kv_bytes > CHEAP
+    assert choice.max_context.kv_bytes > CHEAP_KV_BYTES
     assert choice.context.tokens == choice.plan.context_size == tokens
     assert (f"Starts with {tokens:,} tokens" in choice.context.reason) == (tokens < LONGEST)
     assert all(smaller.context.tokens < tokens for smaller in choice.smaller())

@@ -79,7 +79,7 @@ async def home(
     monkeypatch.setattr(engine_setup, "detect_graphics", lambda: Graphics("linux", (GpuVendor.NVIDIA,)))
     monkeypatch.setattr(engine_setup, "installed_starter", lambda: None)
     monkeypatch.setattr(engine_setup.builds_for, "__defaults__", ("x86_64",))
-    monkeypatch.setattr(downloader, "WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(downloader, "RETRY_DELAYS_S", (0.0, 0.0))
     program = fake_engine.path.read_bytes()
     engine = tarred({"llama-b11457/llama-server": program, "llama-b11457/libggml-cuda.so": bytes(300_000)})
     libraries = tarred({f"{LIBRARIES}/libcudart.so.12": b"cuda", f"{LIBRARIES}/libcublas.so.12": b"blas"})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.library.gguf.facts import GgufFacts
-from kvchat.library.memory.demand import COMPUTER, Demand, DeviceMemory, MemoryBar, MemoryFacts, given_back
+from kvchat.library.memory.demand import COMPUTER, Demand, DeviceMemory, MemoryBar, MemoryFacts, with_freed_memory
 from kvchat.library.memory.verdict import Judgement, Verdict, judge
 from kvchat.library.model_files import Machine
 from kvchat.library.model_library import JudgedModel, ModelLibrary
@@ -81,10 +81,10 @@ def test_what_is_here_already(paths: Paths) -> None:
     file = HubFile("x", "", (HubPart("x.gguf", 3, "0"),))
     repository = HubRepository("org/x-GGUF", "1", False, (file,))
     library = ModelLibrary(paths, tuple)
-    assert not library.is_here(repository, file)
+    assert not library.is_downloaded(repository, file)
     (paths.models / "org" / "x-GGUF").mkdir(parents=True)
     (paths.models / "org" / "x-GGUF" / "x.gguf").write_bytes(b"abc")
-    assert library.is_here(repository, file)
+    assert library.is_downloaded(repository, file)
     assert library.repository_of(paths.models / "org" / "x-GGUF" / "BF16" / "x.gguf") == "org/x-GGUF"
     assert library.repository_of(paths.models / "starter.gguf") is None
     assert library.repository_of(Path("/elsewhere/x.gguf")) is None
@@ -96,6 +96,6 @@ def test_the_running_model_gives_its_memory_back() -> None:
         MemoryBar("CUDA0", free=20, margin=1, weights=8, kv=4, compute=2, other=1),
         MemoryBar(COMPUTER, free=20, margin=1, weights=7, kv=0, compute=3, other=2),
     )
-    after = given_back(memory, bars)
+    after = with_freed_memory(memory, bars)
     assert [device.free for device in after.devices] == [20, 6]
     assert after.available == 15, "weights in the computer's memory count as free already"

@@ -14,16 +14,16 @@ from blake3 import blake3
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.header import (
     TENSOR_TYPES,
-    CutShort,
     GgufFields,
     GgufHeader,
-    HeaderFault,
-    OtherVersion,
+    HeaderError,
+    TruncatedHeader,
+    UnsupportedVersion,
     Value,
     read_header,
 )
 from kvchat.library.gguf.kv_cache import KvLayout, head_lengths, kv_layout
-from kvchat.library.gguf.template_options import TemplateWord, words_in
+from kvchat.library.gguf.template_options import TemplateVariable, template_variables
 from kvchat.system.files import NotAFile, open_plain, stamp_of
 from kvchat.words.language import N_, _
 
@@ -35,8 +35,8 @@ _FILE_TYPES = (
     "39:NVFP4 40:Q1_0"
 )
 FILE_TYPES = {int(number): name for number, name in (entry.split(":") for entry in _FILE_TYPES.split())}
-MOST_BLOCKS = 4096  # more layers than any model has; limits lists from a damaged header
-_MADE_FOR_A_MODEL = {
+MAX_BLOCKS = 4096  # more layers than any model has; limits lists from a damaged header
+_COMPANION_FILES = {
     "adapter": N_("This is a LoRA adapter, not a model"),
     "imatrix": N_("This is an importance matrix, not a model"),
 }
@@ -92,7 +92,7 @@ class GgufFacts:
     parts: tuple[Path, ...]  # more than one for a split model
     header_size: int
     names_sampling: bool = False  # the file sets sampling defaults, which the engine uses
-    template_words: tuple[TemplateWord, ...] = ()  # chat template options that kvchat knows
+    template_variables: tuple[TemplateVariable, ...] = ()  # chat template options that kvchat knows
 
     @property
     def sliding_window(self) -> int | None:
@@ -128,9 +128,9 @@ def _read_whole(path: Path) -> GgufHeader:
         size = path.stat().st_size
     except FileNotFoundError:
         raise ModelFileMissing(path) from None
-    except CutShort:
-        raise _half_downloaded(path) from None
-    except HeaderFault as fault:
+    except TruncatedHeader:
+        raise _incomplete_download(path) from None
+    except HeaderError as fault:
         raise _not_gguf(path, fault) from None
     except NotAFile as error:
         advice = _("Choose a file whose name ends in .gguf.")
@@ -138,7 +138,7 @@ def _read_whole(path: Path) -> GgufHeader:
     except OSError as error:
         raise unreadable(path, error) from None
     if header.data_end > size:
-        raise _half_downloaded(path)
+        raise _incomplete_download(path)
     return header
 
 
@@ -148,7 +148,7 @@ def unreadable(path: Path, error: OSError) -> NotAModel:
     )
 
 
-def _half_downloaded(path: Path) -> NotAModel:
+def _incomplete_download(path: Path) -> NotAModel:
     return NotAModel(
         _("The model file is incomplete"),
         _("{path} ends before the last weights. The download may be incomplete.", path=path),
@@ -156,14 +156,14 @@ def _half_downloaded(path: Path) -> NotAModel:
     )
 
 
-def _not_gguf(path: Path, fault: HeaderFault) -> NotAModel:
-    if isinstance(fault, OtherVersion) and fault.big_endian:
+def _not_gguf(path: Path, fault: HeaderError) -> NotAModel:
+    if isinstance(fault, UnsupportedVersion) and fault.big_endian:
         return NotAModel(
             _("This model is for big-endian machines"),
             str(path),
             _("Choose the little-endian GGUF file of this model."),
         )
-    if isinstance(fault, OtherVersion):
+    if isinstance(fault, UnsupportedVersion):
         return NotAModel(
             _("This GGUF version is not supported"),
             _("{path} is {fault}; kvchat supports versions 2 and 3.", path=path, fault=fault),
@@ -181,8 +181,8 @@ def _check_kind(values: Mapping[str, Value]) -> None:
             _("It is a multimodal projector (mmproj)."),
             _("Choose the model file that came with it."),
         )
-    if kind in _MADE_FOR_A_MODEL:
-        raise NotAModel(_(_MADE_FOR_A_MODEL[kind]), "", _("Choose the model it was made for."))
+    if kind in _COMPANION_FILES:
+        raise NotAModel(_(_COMPANION_FILES[kind]), "", _("Choose the model it was made for."))
     if not architecture or not fields.number("context_length"):
         raise NotAModel(
             _("This is not a language model"),
@@ -190,9 +190,9 @@ def _check_kind(values: Mapping[str, Value]) -> None:
             _("Choose a text model."),
         )
     nonsense = ""
-    if not 0 < fields.number("block_count") <= MOST_BLOCKS:
+    if not 0 < fields.number("block_count") <= MAX_BLOCKS:
         nonsense = _("Its number of layers is invalid.")
-    elif any(count < 0 for count in fields.per_layer("attention.head_count_kv", MOST_BLOCKS)):
+    elif any(count < 0 for count in fields.per_layer("attention.head_count_kv", MAX_BLOCKS)):
         nonsense = _("Its number of attention heads is invalid.")
     if nonsense:
         raise NotAModel(_("This is not a GGUF model"), nonsense, _("Download it again."))
@@ -249,7 +249,7 @@ def _facts(path: Path, headers: Sequence[GgufHeader], parts: tuple[Path, ...]) -
         parts=parts,
         header_size=header.data_offset,
         names_sampling=any(name.startswith("general.sampling.") for name in header.values),
-        template_words=words_in(_text(header.values, "tokenizer.chat_template")),
+        template_variables=template_variables(_text(header.values, "tokenizer.chat_template")),
     )
 
 

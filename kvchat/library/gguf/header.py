@@ -18,7 +18,7 @@ from kvchat.system.files import open_plain
 
 MAGIC = b"GGUF"
 HEADER_LIMIT = 512 * 1024 * 1024  # bytes; the largest headers known are about 30 MB
-KEPT_ARRAY = 4096  # numeric arrays up to this length are kept; per-layer lists are far shorter
+MAX_KEPT_ARRAY_LENGTH = 4096  # numeric arrays up to this length are kept; per-layer lists are far shorter
 STRING_LIMIT = 16 * 1024 * 1024  # bytes; chat templates are well under 1 MB
 DEFAULT_ALIGNMENT = 32
 FIRST_READ = 1024 * 1024
@@ -45,17 +45,17 @@ TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
 }
 
 
-class HeaderFault(ValueError):
+class HeaderError(ValueError):
     """The file is not a readable GGUF; the message says why in a few technical words."""
 
 
-class OtherVersion(HeaderFault):
+class UnsupportedVersion(HeaderError):
     def __init__(self, version: int) -> None:
         super().__init__(f"GGUF version {version}")
         self.big_endian = version in (2 << 24, 3 << 24)
 
 
-class CutShort(HeaderFault):
+class TruncatedHeader(HeaderError):
     """The file is shorter than its header announces."""
 
 
@@ -93,14 +93,14 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read a GGUF header. Raises OSError, HeaderFault, or CutShort if the header itself is truncated."""
+    """Read a GGUF header. Raises OSError, HeaderError, or TruncatedHeader if the header itself is truncated."""
     with open_plain(path) as file:
         cursor = _Cursor(file, path.stat().st_size)
         if cursor.take(4) != MAGIC:
-            raise HeaderFault("no GGUF magic")
+            raise HeaderError("no GGUF magic")
         version = cursor.number(_U32)
         if version not in (2, 3):
-            raise OtherVersion(version)
+            raise UnsupportedVersion(version)
         n_tensors, n_values = cursor.number(_U64), cursor.number(_U64)
         values: dict[str, Value] = {}
         array_lengths: dict[str, int] = {}
@@ -110,12 +110,12 @@ def read_header(path: Path) -> GgufHeader:
         for _ in range(n_tensors):
             name, n_dimensions = cursor.string(), cursor.number(_U32)
             if n_dimensions > 8:  # ggml allows 4
-                raise HeaderFault("bad tensor shape")
+                raise HeaderError("bad tensor shape")
             shape = tuple(cursor.number(_U64) for _ in range(n_dimensions))
             tensors.append(TensorInfo(name, shape, cursor.number(_U32), cursor.number(_U64)))
         alignment = values.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
-            raise HeaderFault("bad alignment")
+            raise HeaderError("bad alignment")
         return GgufHeader(values, array_lengths, tuple(tensors), -(-cursor.position // alignment) * alignment)
 
 
@@ -130,8 +130,8 @@ def _read_value(cursor: _Cursor, values: dict[str, Value], array_lengths: dict[s
     if element == _STRING:
         cursor.skip_strings(length)
     elif element not in _SCALARS:
-        raise HeaderFault(f"array of type {element}")
-    elif length <= KEPT_ARRAY:
+        raise HeaderError(f"array of type {element}")
+    elif length <= MAX_KEPT_ARRAY_LENGTH:
         values[key] = tuple(_read_scalar(cursor, element) for _ in range(length))
     else:
         cursor.skip(length * _SCALARS[element].size)
@@ -141,7 +141,7 @@ def _read_scalar(cursor: _Cursor, kind: int) -> Scalar:
     if kind == _STRING:
         return cursor.string()
     if kind not in _SCALARS:
-        raise HeaderFault(f"value of type {kind}")
+        raise HeaderError(f"value of type {kind}")
     scalar: Scalar = _SCALARS[kind].unpack(cursor.take(_SCALARS[kind].size))[0]
     return scalar
 
@@ -164,7 +164,7 @@ class _Cursor:
     def skip(self, n: int) -> None:
         self.position += n
         if self.position > self._file_size:
-            raise CutShort("the file ends inside its header")
+            raise TruncatedHeader("the file ends inside its header")
 
     def number(self, layout: struct.Struct) -> int:
         number: int = layout.unpack(self.take(layout.size))[0]
@@ -173,7 +173,7 @@ class _Cursor:
     def string(self) -> str:
         length = self.number(_U64)
         if length > STRING_LIMIT:
-            raise HeaderFault("a string is impossibly long")
+            raise HeaderError("a string is impossibly long")
         return self.take(length).decode("utf-8", "replace")
 
     def skip_strings(self, count: int) -> None:
@@ -188,13 +188,13 @@ class _Cursor:
 
     def _reach(self, end: int) -> None:
         if end > self._file_size:
-            raise CutShort("the file ends inside its header")
+            raise TruncatedHeader("the file ends inside its header")
         if end > HEADER_LIMIT:
-            raise HeaderFault("the header is impossibly long")
+            raise HeaderError("the header is impossibly long")
         while len(self._buffer) < end:
             more = self._file.read(max(FIRST_READ, len(self._buffer), end - len(self._buffer)))
             if not more:
-                raise CutShort("the file ends inside its header")
+                raise TruncatedHeader("the file ends inside its header")
             self._buffer += more
 
 

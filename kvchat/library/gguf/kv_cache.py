@@ -67,7 +67,7 @@ _INDEX_KEYS = {
 }
 _INDEX_IN_LISTED = {"glm-dsa", "hy_v4", "dots3note", "glm5-next"}  # layers whose `indexer.types` is not 0
 _FIRST_SHARED = {"gemma3n": 20}  # layers from this one on use an earlier layer's rows (src/models/gemma3n.cpp)
-_ONLY_ROUGHLY = {"deepseek4", "nanbeige"}  # compressed rows; layers that run more than once
+_APPROXIMATE = {"deepseek4", "nanbeige"}  # compressed rows; layers that run more than once
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def kv_layout(fields: GgufFields) -> KvLayout:
     slides, window_note = _sliding_layers(fields, blocks, recurs)
     if window_note:
         notes.append(window_note)
-    if fields.prefix in _ONLY_ROUGHLY:
+    if fields.prefix in _APPROXIMATE:
         notes.append(_("this architecture uses its own KV cache layout"))
     state, indexed = _state_values(fields), _indexed_layers(fields, blocks)
     layers = []

@@ -16,7 +16,7 @@ Choices = tuple[tuple[bool | str, str], ...]
 
 
 @dataclass(frozen=True)
-class TemplateWord:
+class TemplateVariable:
     """An option found in a chat template, and the values it names (maybe not all)."""
 
     name: str
@@ -50,7 +50,7 @@ _KNOWN = (
     TemplateOption("truncate_history_thinking", _REMEMBER, _NO_YES),  # Nemotron
     TemplateOption("drop_thinking", _REMEMBER, _NO_YES),  # DeepSeek V4
 )
-_LADDER = ("off", "none", "no_think", "disabled", "minimal", "low", "medium", "high", "xhigh", "max")  # ascending
+_EFFORT_ORDER = ("off", "none", "no_think", "disabled", "minimal", "low", "medium", "high", "xhigh", "max")  # ascending
 _WORDS = {"no_think": N_("None"), "xhigh": N_("Very high"), "max": N_("Maximum")} | {
     value: words for option in _KNOWN for value, words in option.choices if isinstance(value, str)
 }
@@ -61,14 +61,14 @@ _VARIABLE = r"(?<![\w.]){name}\b(?!\s*=[^=])(?!\()"  # not an attribute, assignm
 _COMPARED = r"(?<![\w.]){name}(?:\s*\|\s*lower)?\s*(?:[!=]=\s*({text})|(?:not\s+)?in\s*[\[(]([^\])]*)[\])])"
 
 
-def words_in(template: str) -> tuple[TemplateWord, ...]:
+def template_variables(template: str) -> tuple[TemplateVariable, ...]:
     tags = _CODE.findall(_COMMENT.sub("", template))
     code, bare = " ".join(tags), " ".join(_TEXT.sub("''", tag) for tag in tags)
     names = [option.name for option in _KNOWN if re.search(_VARIABLE.format(name=option.name), bare)]
-    return tuple(TemplateWord(name, _values(name, code)) for name in names)
+    return tuple(TemplateVariable(name, _values(name, code)) for name in names)
 
 
-def known_options(words: Iterable[TemplateWord]) -> tuple[TemplateOption, ...]:
+def known_options(words: Iterable[TemplateVariable]) -> tuple[TemplateOption, ...]:
     """Return the known options among these, the first of several with the same meaning.
 
     Values named by a template replace the default choices.
@@ -91,5 +91,5 @@ def _values(name: str, code: str) -> tuple[str, ...]:
     found: set[str] = set()
     for compared in re.finditer(_COMPARED.format(name=name, text=_TEXT.pattern), code, re.DOTALL):
         found |= {single or double for single, double in _TEXT.findall(compared[0])}
-    rank = {value: place for place, value in enumerate(_LADDER)}
+    rank = {value: place for place, value in enumerate(_EFFORT_ORDER)}
     return tuple(sorted(found - {""}, key=lambda value: (rank.get(value, len(rank)), value)))

@@ -17,10 +17,10 @@ from kvchat.words.wording import day
 from kvchat.words.wording import size as size_in_words
 
 STEP = 256  # tokens; llama.cpp rounds context sizes to it
-MINIMUM = 2048  # tokens; less is too short for a chat
-ENOUGH_ON_DEVICE = 16_384  # tokens; with this much on the GPU, slower main memory is not worth using
-LEAST_BEGINNING, CHEAP = 8192, 512 * 1024 * 1024  # tokens; KV cache bytes allocated within about a second
-WORTHWHILE_PART = 8  # a context grows by at least an eighth
+MIN_CONTEXT = 2048  # tokens; less is too short for a chat
+SUFFICIENT_GPU_CONTEXT = 16_384  # tokens; with this much on the GPU, slower main memory is not worth using
+MIN_INITIAL_CONTEXT, CHEAP_KV_BYTES = 8192, 512 * 1024 * 1024  # tokens; KV cache bytes allocated within about a second
+MIN_GROWTH_DIVISOR = 8  # a context grows by at least an eighth
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ContextChoice:
     by_user: bool = False  # the user's own size
 
     @property
-    def in_full(self) -> str:
+    def full_explanation(self) -> str:
         return sentences(self.reason, self.beside, self.share)
 
     def with_placement(self, placement: Placement | None, where: str) -> ContextChoice:
@@ -50,7 +50,7 @@ class ContextChoice:
         return replace(self, beside="" if placement.whole else _placement_sentence(placement, where))
 
 
-def _placement_in_words(placement: Placement, where: str) -> str:
+def _describe_placement(placement: Placement, where: str) -> str:
     layers, all_layers, experts = placement.gpu_layers, placement.all_layers, placement.cpu_experts
     if layers == 0:
         return _("no part of the model fits on {where}", where=where)
@@ -65,7 +65,7 @@ def _placement_in_words(placement: Placement, where: str) -> str:
 
 
 def _placement_sentence(placement: Placement, where: str) -> str:
-    words = ended(_placement_in_words(placement, where))
+    words = ended(_describe_placement(placement, where))
     return words[:1].upper() + words[1:]
 
 
@@ -77,7 +77,7 @@ def slots_for(demand: Demand, memory: MemoryFacts, wanted: int) -> int:
     alone = ContextChooser(demand, memory).choose().tokens
     for slots in range(wanted, 1, -1):
         beside = ContextChooser(replace(demand, slots=slots), memory).choose()
-        if beside.fits and beside.tokens >= alone - alone // WORTHWHILE_PART:
+        if beside.fits and beside.tokens >= alone - alone // MIN_GROWTH_DIVISOR:
             return slots
     return 1
 
@@ -87,11 +87,11 @@ class ContextChooser:
 
     def __init__(self, demand: Demand, memory: MemoryFacts) -> None:
         self._demand, self._memory, self._facts = demand, memory, demand.facts
-        self._least = min(MINIMUM, self._facts.trained_context)
-        self._trained = max(self._least, round_down(self._facts.trained_context))
+        self._min_tokens = min(MIN_CONTEXT, self._facts.trained_context)
+        self._trained = max(self._min_tokens, round_down(self._facts.trained_context))
         limit = demand.limit.tokens if demand.limit else self._trained
-        self._most = max(self._least, min(self._trained, limit))
-        self._nothing = Placement(0, self._facts.block_count + 1)  # on the GPUs
+        self._max_tokens = max(self._min_tokens, min(self._trained, limit))
+        self._no_gpu_layers = Placement(0, self._facts.block_count + 1)  # on the GPUs
         self._without_gpu = False  # GPU memory ran out
         self._cached_bars = lru_cache(maxsize=None)(
             lambda tokens, without_gpu: demand.bars(tokens, memory, on_gpu=not without_gpu)
@@ -99,39 +99,39 @@ class ContextChooser:
 
     def choose(self, wanted: int | None = None) -> ContextChoice:
         """Choose the context size for launching the engine. `wanted` is honored, with a warning if unwise."""
-        return self._automatic() if wanted is None else self._honour(wanted)
+        return self._automatic() if wanted is None else self._user_choice(wanted)
 
     def smaller(self, choice: ContextChoice) -> tuple[ContextChoice, ...]:
         """Return the choices to try after `choice` ran out of memory, halving the context each time.
 
-        With a GPU, the model moves off it at ENOUGH_ON_DEVICE.
+        With a GPU, the model moves off it at SUFFICIENT_GPU_CONTEXT.
         """
         steps, tokens = [], choice.tokens
         if self._on_gpu(tokens):
-            floor = min(ENOUGH_ON_DEVICE, self._trained)
+            floor = min(SUFFICIENT_GPU_CONTEXT, self._trained)
             while tokens > floor:
                 tokens = max(floor, round_down(tokens // 2))
-                steps.append(self._stepped_down(tokens, choice))
+                steps.append(self._reduced_choice(tokens, choice))
             self._without_gpu = True
-            steps.append(self._stepped_down(tokens, choice))
-        while tokens > self._least:
-            tokens = max(self._least, round_down(tokens // 2))
-            steps.append(self._stepped_down(tokens, choice))
+            steps.append(self._reduced_choice(tokens, choice))
+        while tokens > self._min_tokens:
+            tokens = max(self._min_tokens, round_down(tokens // 2))
+            steps.append(self._reduced_choice(tokens, choice))
         self._without_gpu = False
         return tuple(steps)
 
-    def begin_with(self, most: ContextChoice, needed: int) -> ContextChoice:
+    def initial_choice(self, most: ContextChoice, needed: int) -> ContextChoice:
         """Choose how much of the context in `most` to allocate at first for chats of `needed` tokens.
 
         The engine zeroes its whole KV cache before it is ready: 8 GB took 17 s on two cores, 1 GB 1.2 s (measured).
         So it starts with 1.5 times what is needed, rounded up to a power of two. Everything is allocated at once on a
-        GPU, up to CHEAP bytes, or if the user chose the size.
+        GPU, up to CHEAP_KV_BYTES, or if the user chose the size.
         """
-        size = max(LEAST_BEGINNING, 1 << (3 * needed // 2 - 1).bit_length())
+        size = max(MIN_INITIAL_CONTEXT, 1 << (3 * needed // 2 - 1).bit_length())
         original = self._facts.original_context
         if original and most.tokens > original:
             size = max(size, original + STEP)  # start beyond it, since crossing it changes the keys
-        if most.by_user or self._whole(most.tokens) or most.kv_bytes <= CHEAP or size >= most.tokens:
+        if most.by_user or self._fits_on_gpu(most.tokens) or most.kv_bytes <= CHEAP_KV_BYTES or size >= most.tokens:
             return most
         reason = _(
             "{reason} Starts with {size} tokens and grows as needed.",
@@ -145,14 +145,14 @@ class ContextChooser:
 
         Moves part of the model off the GPU only if nothing larger fits otherwise. None if nothing is worth a restart.
         """
-        most, worthwhile = min(2 * tokens, self._most), tokens + tokens // WORTHWHILE_PART
-        whole = self._whole(tokens)
-        for holds in (self._whole, self._fits) if whole else (self._fits,):
+        most, worthwhile = min(2 * tokens, self._max_tokens), tokens + tokens // MIN_GROWTH_DIVISOR
+        whole = self._fits_on_gpu(tokens)
+        for holds in (self._fits_on_gpu, self._fits) if whole else (self._fits,):
             larger = self._largest(most, holds)
             if larger < worthwhile or not holds(larger):
                 continue
-            needed, free = self._compared(larger)
-            slower = " " + self._beside_gpu(larger) if whole and not self._whole(larger) else ""
+            needed, free = self._needed_and_free(larger)
+            slower = " " + self._offload_note(larger) if whole and not self._fits_on_gpu(larger) else ""
             reason = _(
                 "{larger} tokens need about {needed} of the {free} {place} after the engine stops.{slower}",
                 larger=number(larger),
@@ -165,17 +165,17 @@ class ContextChooser:
         return None
 
     def _automatic(self) -> ContextChoice:
-        limit, most = self._demand.limit, self._most
-        tokens = self._largest(most, self._whole if self._memory.devices else self._fits)
-        if self._memory.devices and not (self._whole(tokens) and tokens >= min(most, ENOUGH_ON_DEVICE)):
-            tokens = self._largest(min(most, ENOUGH_ON_DEVICE), self._fits)
+        limit, most = self._demand.limit, self._max_tokens
+        tokens = self._largest(most, self._fits_on_gpu if self._memory.devices else self._fits)
+        if self._memory.devices and not (self._fits_on_gpu(tokens) and tokens >= min(most, SUFFICIENT_GPU_CONTEXT)):
+            tokens = self._largest(min(most, SUFFICIENT_GPU_CONTEXT), self._fits)
         if not self._fits(tokens):
             reason = _(
                 "{tokens} tokens: the minimum, but even this may not fit. With this context, the "
                 "model needs about {needed}, and {sparable}.",
                 tokens=number(tokens),
-                needed=size_in_words(self._compared(tokens)[0]),
-                sparable=self._sparable(tokens),
+                needed=size_in_words(self._needed_and_free(tokens)[0]),
+                sparable=self._describe_usable(tokens),
             )
         elif tokens >= self._trained:
             reason = _("{tokens} tokens: the full context length of this model.", tokens=number(tokens))
@@ -194,15 +194,15 @@ class ContextChooser:
             )
         return self._choice(tokens, reason)
 
-    def _honour(self, wanted: int) -> ContextChoice:
+    def _user_choice(self, wanted: int) -> ContextChoice:
         tokens = max(STEP, wanted)
         reason = _("{tokens} tokens: set by you.", tokens=number(tokens))
         warning = ""
         if not self._fits(tokens):
             warning = _(
                 "This may not fit: with this context, the model needs about {needed}, and {spare}.",
-                needed=size_in_words(self._compared(tokens)[0]),
-                spare=self._sparable(tokens),
+                needed=size_in_words(self._needed_and_free(tokens)[0]),
+                spare=self._describe_usable(tokens),
             )
         elif tokens > self._facts.trained_context:
             # b11434 caps the slot at the trained context and wastes the rest
@@ -213,11 +213,11 @@ class ContextChooser:
             )
         return replace(self._choice(tokens, reason), warning=warning, by_user=True)
 
-    def _stepped_down(self, tokens: int, before: ContextChoice) -> ContextChoice:
+    def _reduced_choice(self, tokens: int, before: ContextChoice) -> ContextChoice:
         more = _("more of the model on {beside}", beside=self._memory.beside)
         if tokens < before.tokens:
             more = number(before.tokens)
-        less = f"; {_placement_in_words(self._nothing, self._memory.beside)}" if self._without_gpu else ""
+        less = f"; {_describe_placement(self._no_gpu_layers, self._memory.beside)}" if self._without_gpu else ""
         reason = _(
             "{tokens} tokens: memory ran out with {more}{less}.",
             tokens=number(tokens),
@@ -236,7 +236,7 @@ class ContextChooser:
                 fitting = middle
             else:
                 too_much = middle
-        return max(self._least, fitting * STEP)
+        return max(self._min_tokens, fitting * STEP)
 
     def _bars(self, tokens: int) -> tuple[MemoryBar, ...]:
         return self._cached_bars(tokens, self._without_gpu)
@@ -250,30 +250,34 @@ class ContextChooser:
     def _on_gpu(self, tokens: int) -> bool:
         return any(bar.needed for bar in self._bars(tokens)[:-1])
 
-    def _whole(self, tokens: int) -> bool:
+    def _fits_on_gpu(self, tokens: int) -> bool:
         computer = self._bars(tokens)[-1]
         beside = computer.kv or computer.weights > self._facts.weights.embedding
         return not beside and self._on_gpu(tokens) and self._fits(tokens)
 
-    def _compared(self, tokens: int) -> tuple[int, int]:
+    def _needed_and_free(self, tokens: int) -> tuple[int, int]:
         bars = self._bars(tokens)
-        deciding = bars[:-1] if self._whole(tokens) else bars
+        deciding = bars[:-1] if self._fits_on_gpu(tokens) else bars
         return sum(bar.needed for bar in deciding), sum(bar.free for bar in deciding)
 
     def _place(self, tokens: int) -> str:
         if not self._on_gpu(tokens):
             return _("allowed by the system") if self._memory.limited else _("free")
-        if self._whole(tokens):
+        if self._fits_on_gpu(tokens):
             return _("free on {beside}", beside=self._memory.beside)
         return _("free, including {beside}", beside=self._memory.beside)
 
-    def _beside_gpu(self, tokens: int) -> str:
-        if not self._memory.devices or self._whole(tokens):
+    def _offload_note(self, tokens: int) -> str:
+        if not self._memory.devices or self._fits_on_gpu(tokens):
             return ""
-        return partly(self._memory) if self._on_gpu(tokens) else _placement_sentence(self._nothing, self._memory.beside)
+        return (
+            partial_offload_note(self._memory)
+            if self._on_gpu(tokens)
+            else _placement_sentence(self._no_gpu_layers, self._memory.beside)
+        )
 
-    def _sparable(self, tokens: int) -> str:
-        free = self._compared(tokens)[1]
+    def _describe_usable(self, tokens: int) -> str:
+        free = self._needed_and_free(tokens)[1]
         return _(
             "only {spare} of the {free} {place} can be used",
             spare=size_in_words(spendable(free)),
@@ -282,7 +286,7 @@ class ContextChooser:
         )
 
     def _choice(self, tokens: int, reason: str) -> ContextChoice:
-        needed, free = self._compared(tokens)
+        needed, free = self._needed_and_free(tokens)
         shared = share = ""
         if self._demand.slots > 1:
             slots = self._demand.slots
@@ -307,13 +311,13 @@ class ContextChooser:
             free=free,
             fits=self._fits(tokens),
             bars=bars,
-            beside=self._beside_gpu(tokens),
+            beside=self._offload_note(tokens),
             fit_target=min(targets, default=None),
             without_gpu=self._without_gpu,
         )
 
 
-def partly(memory: MemoryFacts) -> str:
+def partial_offload_note(memory: MemoryFacts) -> str:
     return _("Part of the model runs outside {beside}, which is slower.", beside=memory.beside)
 
 

@@ -24,9 +24,9 @@ from kvchat.words.wording import size as size_in_words
 COMPUTER = "memory"  # bar name of main memory
 ENGINE_BYTES = 128 * 1024 * 1024  # the engine's process, HTTP threads and small buffers
 MARGIN_SHARE = 0.10  # of free memory, left for other uses
-MARGIN_LEAST = 256 * 1024 * 1024  # bytes
-_STAYS_FREE = 4 << 30  # bytes
-MOST_ENTRIES = 200  # of load limits; keeps newest
+MIN_MARGIN_BYTES = 256 * 1024 * 1024  # bytes
+_MAX_RESERVED_BYTES = 4 << 30  # bytes
+MAX_ENTRIES = 200  # of load limits; keeps newest
 DAY_S, MOST_DAYS = 86_400.0, 32  # until more is tried again
 
 
@@ -50,7 +50,7 @@ class MemoryFacts:
     available: int  # of the computer, or the container's limit if lower
     limited: bool = False  # a container's or service's limit applies
     devices: tuple[DeviceMemory, ...] = ()
-    all_there_is: int = 0  # total of the computer or container
+    total: int = 0  # total of the computer or container
     staging_place: int = 0  # bytes for slot files in memory; 0: no place for them
 
     @property
@@ -79,16 +79,16 @@ class MemoryFacts:
     def with_staging(self, disposable: int, place: int) -> MemoryFacts:
         """Return the facts once `disposable` bytes of in-memory slot files are gone; `place`: room for new ones."""
         more = disposable if self.limited else 0
-        available, all_there_is = self.available + disposable, self.all_there_is + more
-        return replace(self, available=available, all_there_is=all_there_is, staging_place=place)
+        available, total = self.available + disposable, self.total + more
+        return replace(self, available=available, total=total, staging_place=place)
 
     def staging_beside(self, needed: int, margin: int) -> int:
         """Return how many bytes of slot files fit in memory beside a model's need and a margin.
 
         At most a quarter of the memory; at least a sixteenth, or 4 GB if less, stays free.
         """
-        left = self.available - needed - max(margin, min(self.all_there_is // 16, _STAYS_FREE))
-        return max(0, min(self.all_there_is // 4, self.staging_place, left))
+        left = self.available - needed - max(margin, min(self.total // 16, _MAX_RESERVED_BYTES))
+        return max(0, min(self.total // 4, self.staging_place, left))
 
 
 def available_memory(devices: Sequence[DeviceMemory] = (), root: Path = Path("/")) -> MemoryFacts:
@@ -149,7 +149,7 @@ def on_battery() -> bool:
 
 
 def margin(free: int) -> int:
-    return min(free, round(max(MARGIN_LEAST, MARGIN_SHARE * free)))
+    return min(free, round(max(MIN_MARGIN_BYTES, MARGIN_SHARE * free)))
 
 
 def spendable(free: int) -> int:
@@ -179,7 +179,7 @@ class MemoryBar:
         return max(0, self.free - self.margin - self.needed - self.staging)
 
     @property
-    def in_words(self) -> str:
+    def summary(self) -> str:
         parts = (
             (self.weights, _("weights")),
             (self.kv, _("KV cache")),
@@ -196,7 +196,7 @@ class MemoryBar:
         return self.needed <= self.free - self.margin
 
 
-def given_back(memory: MemoryFacts, bars: tuple[MemoryBar, ...]) -> MemoryFacts:
+def with_freed_memory(memory: MemoryFacts, bars: tuple[MemoryBar, ...]) -> MemoryFacts:
     """Return the memory available once the model of these bars is unloaded.
 
     Weights in main memory are file pages, which already count as free.
@@ -267,7 +267,7 @@ class LoadLimits:
             again = before is not None and not self._in_force(before)
             times = (before.times if before is not None else 1) + again
             limit = entries[circumstances.key] = LoadLimit(tokens, times, self._clock())
-        newest = dict(list(entries.items())[-MOST_ENTRIES:])
+        newest = dict(list(entries.items())[-MAX_ENTRIES:])
         with suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with whole_file(self._file) as new:

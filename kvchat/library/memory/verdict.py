@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from kvchat.library.gguf.kv_cache import KV_TYPES
-from kvchat.library.memory.context_size import ContextChoice, ContextChooser, partly
+from kvchat.library.memory.context_size import ContextChoice, ContextChooser, partial_offload_note
 from kvchat.library.memory.demand import ENGINE_BYTES, Demand, MemoryFacts, spendable
 from kvchat.settings import Settings
 from kvchat.words.language import N_, _, number, sentences
@@ -38,17 +38,19 @@ def judge(demand: Demand, memory: MemoryFacts, wanted: int | None = None) -> Jud
     choice = chooser.choose()
     blind = ContextChooser(replace(demand, projector=0), memory).choose() if not choice.fits else choice
     if not choice.fits and blind.fits:
-        return Judgement(Verdict.TIGHT, _("{reason} There is not enough memory for images.", reason=blind.in_full))
+        return Judgement(
+            Verdict.TIGHT, _("{reason} There is not enough memory for images.", reason=blind.full_explanation)
+        )
     if not choice.fits:
-        return Judgement(Verdict.NO, choice.in_full)
+        return Judgement(Verdict.NO, choice.full_explanation)
     if wanted is not None and not (own := chooser.choose(wanted)).fits:
         return Judgement(
             Verdict.TIGHT,
             _("{tokens} tokens: set by you. {warning}", tokens=number(own.tokens), warning=own.warning),
         )
     if choice.beside or choice.tokens < min(demand.facts.trained_context, COMFORTABLE):
-        return Judgement(Verdict.TIGHT, choice.in_full)
-    return Judgement(Verdict.FITS, choice.in_full)
+        return Judgement(Verdict.TIGHT, choice.full_explanation)
+    return Judgement(Verdict.FITS, choice.full_explanation)
 
 
 def judge_size(size: int, memory: MemoryFacts) -> Judgement:
@@ -60,7 +62,7 @@ def judge_size(size: int, memory: MemoryFacts) -> Judgement:
     if needed <= spendable(free):
         return Judgement(Verdict.FITS, guess)
     if memory.devices and needed <= spendable(free + memory.available):
-        return Judgement(Verdict.TIGHT, sentences(guess, partly(memory)))
+        return Judgement(Verdict.TIGHT, sentences(guess, partial_offload_note(memory)))
     if not memory.devices and size + ENGINE_BYTES <= spendable(free):
         return Judgement(Verdict.TIGHT, _("{guess} Little memory is left for the context.", guess=guess))
     return Judgement(Verdict.NO, guess)

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 ORDER_SUFFIX = ".download"
 CHUNK = 4 * 1024 * 1024  # bytes hashed at a time when a download resumes
 WRITE_BUFFER = 256 * 1024  # bytes that a kill may lose
-SPARE_ROOM = 500_000_000  # disk bytes that a download leaves free
-WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before each retry while no data arrives
-LARGEST = 50_000_000_000  # bytes; the Hub gives larger files only to clients of its Xet protocol
+RESERVED_DISK_BYTES = 500_000_000  # disk bytes that a download leaves free
+RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before each retry while no data arrives
+MAX_FILE_BYTES = 50_000_000_000  # bytes; the Hub gives larger files only to clients of its Xet protocol
 
-TELL_EVERY_S = 0.2
-RATE_OVER_S = 5.0  # the displayed rate averages this long
+REPORT_INTERVAL_S = 0.2
+RATE_WINDOW_S = 5.0  # the displayed rate averages this long
 
 T = TypeVar("T")
 Report = Callable[[int, float, bool], object]  # bytes, bytes per second, True while verifying
@@ -79,9 +79,9 @@ class Order:
         return models.joinpath(*pieces)
 
     def partial(self, models: Path, part: HubPart) -> Path:
-        return _beside(self.target(models, part), ".part")
+        return _sibling(self.target(models, part), ".part")
 
-    def is_here(self, models: Path) -> bool:
+    def is_downloaded(self, models: Path) -> bool:
         """Return True if all files of the model are in place, by size. Raises HubError like `target`."""
         return all(size_of(self.target(models, part)) == part.size for part in self.file.parts)
 
@@ -98,7 +98,7 @@ def unfinished_orders(models: Path) -> Iterator[Order]:
         if any(piece.startswith(".") for piece in path.relative_to(models).parts):
             continue
         order = _read(path)
-        if order is not None and _order_file(order, models) == path and not order.is_here(models):
+        if order is not None and _order_file(order, models) == path and not order.is_downloaded(models):
             yield order
 
 
@@ -112,18 +112,18 @@ def discard(order: Order, models: Path) -> None:
             folder.rmdir()
 
 
-async def fetch_model(order: Order, models: Path, origin: Origin, told: DoneBytes) -> Path:
+async def fetch_model(order: Order, models: Path, origin: Origin, on_progress: DoneBytes) -> Path:
     """Download the missing parts, check hashes and move them into place; return the first file.
 
     Cancelling keeps what has arrived, for resuming. Raises HubError, DownloadFailed.
     """
     target = order.target(models)
     try:
-        if order.is_here(models):
+        if order.is_downloaded(models):
             _order_file(order, models).unlink(missing_ok=True)  # left by a kill between the last two steps
             return target
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _alone(target):
+        with _exclusive(target):
             begun = _read(_order_file(order, models))
             if begun is not None and begun.file != order.file:  # another version's parts would fail the check
                 for part in order.file.parts:
@@ -133,7 +133,7 @@ async def fetch_model(order: Order, models: Path, origin: Origin, told: DoneByte
             before, fetched = 0, []
             for part in order.file.parts:
                 if size_of(order.target(models, part)) != part.size:  # equal after a kill during the final moves
-                    await _Fetch(order, part, models, origin, told, before).run()
+                    await _Fetch(order, part, models, origin, on_progress, before).run()
                     fetched.append(part)
                 before += part.size
             for part in fetched:
@@ -147,9 +147,11 @@ async def fetch_model(order: Order, models: Path, origin: Origin, told: DoneByte
 class _Fetch:
     """Download of one file, hashed as it is written. `before`: bytes of the files before it."""
 
-    def __init__(self, order: Order, part: HubPart, models: Path, origin: Origin, told: DoneBytes, before: int) -> None:
+    def __init__(
+        self, order: Order, part: HubPart, models: Path, origin: Origin, on_progress: DoneBytes, before: int
+    ) -> None:
         self._order, self._part, self._origin = order, part, origin
-        self._told, self._before = told, before
+        self._on_progress, self._before = on_progress, before
         self._path = order.partial(models, part)
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._done = 0
@@ -158,12 +160,12 @@ class _Fetch:
     async def run(self) -> None:
         with self._path.open("ab", buffering=WRITE_BUFFER) as file:
             if size_of(self._path) > self._part.size:
-                self._begin_anew(file)
+                self._start_over(file)
             with self._path.open("rb") as reader:
                 while chunk := reader.read(CHUNK):
                     self._hash.update(chunk)
                     self._done += len(chunk)
-                    self._told(self._before + self._done, True)
+                    self._on_progress(self._before + self._done, True)
                     await asyncio.sleep(0)  # cancellation point
             failures = 0
             while self._done < self._part.size:
@@ -173,9 +175,9 @@ class _Fetch:
                 except Unreachable:
                     failures = 1 if self._done > before else failures + 1
                     file.flush()
-                    if failures > len(WAITS_S):
+                    if failures > len(RETRY_DELAYS_S):
                         raise
-                    await asyncio.sleep(WAITS_S[failures - 1])
+                    await asyncio.sleep(RETRY_DELAYS_S[failures - 1])
             file.flush()
             await asyncio.to_thread(os.fsync, file.fileno())
         if self._hash.hexdigest() != self._part.sha256:
@@ -186,14 +188,14 @@ class _Fetch:
         order, part = self._order, self._part
         async with self._origin.download(order.repository, order.revision, part.path, self._done) as response:
             if self._done and not response.headers.get("Content-Range", "").startswith(f"bytes {self._done}-"):
-                self._begin_anew(file)  # the server ignored the range
+                self._start_over(file)  # the server ignored the range
             async for chunk in response.aiter_bytes():
                 if self._done + len(chunk) > part.size:
                     raise self._damaged()
                 file.write(chunk)
                 self._hash.update(chunk)
                 self._done += len(chunk)
-                self._told(self._before + self._done, False)
+                self._on_progress(self._before + self._done, False)
         if self._done < part.size:
             raise Unreachable(
                 _("The download was interrupted"), _("{path} is incomplete.", path=part.path), _("Try again.")
@@ -211,39 +213,39 @@ class _Fetch:
             _("kvchat deleted the damaged file. Download it again."),
         )
 
-    def _begin_anew(self, file: Any) -> None:
+    def _start_over(self, file: Any) -> None:
         file.seek(0)
         file.truncate()
         self._done, self._hash = 0, hashlib.sha256()
 
 
-_in_hand: set[Path] = set()  # first files of active downloads
+_active_targets: set[Path] = set()  # first files of active downloads
 
 
 @contextlib.contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    if target in _in_hand:
+def _exclusive(target: Path) -> Iterator[None]:
+    if target in _active_targets:
         raise DownloadFailed(
             _("This download is already in progress"),
             _("Another kvchat process is downloading it."),
             _("Wait until the download finishes."),
         )
-    _in_hand.add(target)
+    _active_targets.add(target)
     try:
         yield
     finally:
-        _in_hand.discard(target)
+        _active_targets.discard(target)
 
 
 def _check_room(order: Order, models: Path) -> None:
     largest = max(part.size for part in order.file.parts)
-    if largest > LARGEST:
+    if largest > MAX_FILE_BYTES:
         raise DownloadFailed(
             _("This file is too large to download in kvchat"),
             _(
                 "It is {largest}. Hugging Face serves files larger than {largest2} only to its own client.",
                 largest=size_in_words(largest),
-                largest2=size_in_words(LARGEST),
+                largest2=size_in_words(MAX_FILE_BYTES),
             ),
             _(
                 "Run `hf download {repository} {path}`. kvchat will find the model.",
@@ -253,13 +255,13 @@ def _check_room(order: Order, models: Path) -> None:
         )
     needed = order.file.size - order.done(models)
     free = shutil.disk_usage(order.target(models).parent).free
-    if needed + SPARE_ROOM > free:
+    if needed + RESERVED_DISK_BYTES > free:
         raise DownloadFailed(
             _("Not enough disk space for this download"),
             _(
                 "It needs {needed} more, and {spare_room} should stay free; {models} has {free} free.",
                 needed=size_in_words(needed),
-                spare_room=size_in_words(SPARE_ROOM),
+                spare_room=size_in_words(RESERVED_DISK_BYTES),
                 models=models,
                 free=size_in_words(free),
             ),
@@ -279,12 +281,12 @@ def disk_failure(folder: Path, error: OSError) -> DownloadFailed:
     )
 
 
-def _beside(path: Path, suffix: str) -> Path:
+def _sibling(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
 def _order_file(order: Order, models: Path) -> Path:
-    return _beside(order.target(models), ORDER_SUFFIX)
+    return _sibling(order.target(models), ORDER_SUFFIX)
 
 
 def _write(order: Order, path: Path) -> None:
@@ -370,12 +372,12 @@ class _Meter:
 
     def __call__(self, done: int, checking: bool) -> None:
         now = time.monotonic()
-        if now - self._told_at < TELL_EVERY_S:
+        if now - self._told_at < REPORT_INTERVAL_S:
             return
         self._told_at = now
         if checking:
             self._looks.clear()
-        self._looks = [(at, by_then) for at, by_then in self._looks if now - at <= RATE_OVER_S]
+        self._looks = [(at, by_then) for at, by_then in self._looks if now - at <= RATE_WINDOW_S]
         self._looks.append((now, done))
         began, first = self._looks[0]
         with contextlib.suppress(RuntimeError):  # the caller's loop is closed

@@ -23,7 +23,7 @@ class DownloadState(Enum):
     FAILED = N_("failed")
 
 
-RUNS = frozenset((DownloadState.WAITING, DownloadState.CHECKING, DownloadState.FETCHING))
+ACTIVE_STATES = frozenset((DownloadState.WAITING, DownloadState.CHECKING, DownloadState.FETCHING))
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Downloads:
         """Start or resume a download; return its path. Raises HubError for an invalid file name."""
         path = order.target(self._models)
         known = self._known.get(path)
-        if known is not None and known.state in RUNS:
+        if known is not None and known.state in ACTIVE_STATES:
             return path
         self._set(Download(order, path, DownloadState.WAITING, known.done if known else 0))
         self._running[path] = asyncio.create_task(self._fetch(order, path), name="download")
@@ -141,7 +141,7 @@ class Downloads:
         self._tell(download)
 
 
-def outcome_in_words(download: Download) -> tuple[str, str] | None:
+def describe_outcome(download: Download) -> tuple[str, str] | None:
     """Return a title and a sentence for an ended download; None if it is running or was stopped."""
     name, error = download.order.file.name, download.error
     if download.state is DownloadState.DONE:

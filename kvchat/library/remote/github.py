@@ -39,7 +39,7 @@ from kvchat import __version__
 from kvchat.engine.finding.graphics import Backend, Graphics, suitable_backends
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloader import Order
-from kvchat.library.remote.hub import MOST_ANSWER, HubError, HubFile, HubPart, Unreachable, answer
+from kvchat.library.remote.hub import MAX_ANSWER_BYTES, HubError, HubFile, HubPart, Unreachable, answer
 from kvchat.system.files import collect, parse_json
 from kvchat.words.language import _
 from kvchat.words.wording import size as size_in_words
@@ -47,7 +47,7 @@ from kvchat.words.wording import size as size_in_words
 if TYPE_CHECKING:
     import httpx2
 
-MOST_RELEASES = 10
+MAX_RELEASES = 10
 _SHA256 = "sha256:"
 
 
@@ -69,9 +69,9 @@ class GitHub:
         """Return the newest releases of "owner/name", newest first, with prereleases. Raises HubError."""
         base = (os.environ.get("GITHUB_API_URL") or "https://api.github.com").rstrip("/")
         accept = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
-        async with self._answer(f"{base}/repos/{repository}/releases?per_page={MOST_RELEASES}", accept) as response:
+        async with self._answer(f"{base}/repos/{repository}/releases?per_page={MAX_RELEASES}", accept) as response:
             try:
-                listed = parse_json(await collect(response.aiter_bytes(), MOST_ANSWER))
+                listed = parse_json(await collect(response.aiter_bytes(), MAX_ANSWER_BYTES))
                 return tuple(_release(release) for release in listed if not release["draft"])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise HubError(
@@ -210,8 +210,8 @@ def _builds(release: Release, backend: Backend, system: str, machine: str) -> It
 
 
 _KVCHAT = "kvchat/kvchat"
-ASK_EVERY_S = 86_400.0
-_LOOK_EVERY_S = 600.0
+UPDATE_INTERVAL_S = 86_400.0
+_CHECK_INTERVAL_S = 600.0
 _ASKED = "asked-for-updates"  # in the state folder; mtime: last check
 
 
@@ -222,7 +222,7 @@ async def watch_updates(state: Path, wanted: Callable[[], bool], tell: Callable[
             with contextlib.suppress(KvchatError):  # a background check: retried tomorrow
                 if tag := await newer_tag():
                     tell(tag.removeprefix("v"), f"{GitHub().page(_KVCHAT)}/tag/{tag}")
-        await asyncio.sleep(_LOOK_EVERY_S)
+        await asyncio.sleep(_CHECK_INTERVAL_S)
 
 
 async def newer_tag() -> str:
@@ -234,7 +234,7 @@ async def newer_tag() -> str:
 
 def _due(asked: Path) -> bool:
     with contextlib.suppress(OSError):
-        if asked.exists() and 0 <= time.time() - asked.stat().st_mtime < ASK_EVERY_S:
+        if asked.exists() and 0 <= time.time() - asked.stat().st_mtime < UPDATE_INTERVAL_S:
             return False
         asked.touch()
         return True

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
 HOME = "https://huggingface.co"
-MOST_RESULTS = 40
+MAX_RESULTS = 40
 TIMEOUT_S = 20.0  # without data
-MOST_ANSWER = 32_000_000  # bytes
+MAX_ANSWER_BYTES = 32_000_000  # bytes
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 Token = Callable[[], str | None]  # may block: a keyring asks the user to unlock it
@@ -144,9 +144,9 @@ class Hub:
 
     async def search(self, text: str) -> tuple[HubModel, ...]:
         """Return GGUF repositories with the text in their name, by downloads. Raises HubError."""
-        query = {"search": text, "filter": "gguf", "sort": "downloads", "direction": -1, "limit": MOST_RESULTS}
+        query = {"search": text, "filter": "gguf", "sort": "downloads", "direction": -1, "limit": MAX_RESULTS}
         content = await self._json("/api/models", query)
-        with _sense(_("Search")):
+        with _valid_answer(_("Search")):
             return tuple(
                 HubModel(info.id, info.downloads or 0, info.likes or 0, info.last_modified, bool(info.gated))
                 for info in map(_info, content)
@@ -155,7 +155,7 @@ class Hub:
     async def repository(self, repository: str) -> HubRepository:
         """Return a repository by "owner/name". Raises HubError, AccessNeeded."""
         content = await self._json(f"/api/models/{repository}", {"blobs": True}, repository)
-        with _sense(repository):
+        with _valid_answer(repository):
             info = _info(content)
             return HubRepository(info.id, str(info.sha), bool(info.gated), _files(info))
 
@@ -168,8 +168,8 @@ class Hub:
 
     async def _json(self, path: str, query: Mapping[str, Any], repository: str = "") -> Any:
         async with self._answer(path, query, repository) as response:
-            with _sense(str(response.request.url.host)):
-                return parse_json(await collect(response.aiter_bytes(), MOST_ANSWER))
+            with _valid_answer(str(response.request.url.host)):
+                return parse_json(await collect(response.aiter_bytes(), MAX_ANSWER_BYTES))
 
     @contextlib.asynccontextmanager
     async def _answer(
@@ -245,7 +245,7 @@ class Hub:
         return AccessNeeded(_("Your account has no access to this model"), terms, advice, page)
 
 
-def repository_in(text: str) -> str | None:
+def parse_repository(text: str) -> str | None:
     """Return the repository named by a text: "owner/name" or a Hugging Face URL."""
     text = text.strip()
     if "://" in text:
@@ -270,7 +270,7 @@ def _info(entry: dict[str, Any]) -> ModelInfo:
 
 
 @contextlib.contextmanager
-def _sense(what: str) -> Any:
+def _valid_answer(what: str) -> Any:
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -287,7 +287,7 @@ def _files(info: ModelInfo) -> tuple[HubFile, ...]:
     for file in info.siblings or ():
         if file.lfs is not None and file.rfilename.lower().endswith(".gguf"):
             part = HubPart(file.rfilename, file.size or file.lfs.size, file.lfs.sha256)
-            if _is_sound(part):
+            if _is_valid_part(part):
                 parts[part.path] = part
     files = []
     for path in (path for path in parts if not is_projector(path)):
@@ -307,7 +307,7 @@ def _files(info: ModelInfo) -> tuple[HubFile, ...]:
     return tuple(sorted(files, key=lambda file: (file.size, file.name)))
 
 
-def _is_sound(part: HubPart) -> bool:
+def _is_valid_part(part: HubPart) -> bool:
     folders = PurePosixPath(part.path)
     inside = not folders.is_absolute() and ".." not in folders.parts and not re.search(r"[\0-\x1f\\:]", part.path)
     counted = isinstance(part.size, int) and 0 <= part.size < 2**53
@@ -316,13 +316,13 @@ def _is_sound(part: HubPart) -> bool:
 
 ACCOUNT = "Hugging Face access token"
 FILE_NAME = "huggingface-token"
-ELSEWHERE = N_("HF_TOKEN or the Hugging Face command-line tool")
+EXTERNAL_PLACE = N_("HF_TOKEN or the Hugging Face command-line tool")
 
 
 @dataclass(frozen=True)
 class AccessToken:
     value: str = field(repr=False)
-    place: str  # ends a sentence: "kept in …"; ELSEWHERE: it is not ours
+    place: str  # ends a sentence: "kept in …"; EXTERNAL_PLACE: it is not ours
 
 
 class TokenStore:
@@ -352,7 +352,7 @@ class TokenStore:
         from huggingface_hub import get_token
 
         found = get_token()
-        return AccessToken(found, ELSEWHERE) if found else None
+        return AccessToken(found, EXTERNAL_PLACE) if found else None
 
     def save(self, value: str) -> str:
         """Store a token; return where, in words. Raises KvchatError, and OSError if even the file fails."""

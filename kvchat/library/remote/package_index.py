@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urldefrag, urljoin, urlsplit
 
 from kvchat.library.remote.downloader import Order
-from kvchat.library.remote.hub import MOST_ANSWER, HubError, HubFile, HubPart, Unreachable, answer
+from kvchat.library.remote.hub import MAX_ANSWER_BYTES, HubError, HubFile, HubPart, Unreachable, answer
 from kvchat.system.files import collect
 from kvchat.words.language import _
 
@@ -38,7 +38,7 @@ class PackageIndex:
         """Return an order for a project's newest wheel. Raises HubError."""
         async with self._answer(project, f"{self._index}/{project}/", {"Accept": "text/html"}) as page:
             try:
-                text = (await collect(page.aiter_bytes(), MOST_ANSWER)).decode("utf-8", "replace")
+                text = (await collect(page.aiter_bytes(), MAX_ANSWER_BYTES)).decode("utf-8", "replace")
                 found = newest_wheel(str(page.url), text)
             except ValueError as error:
                 raise HubError(

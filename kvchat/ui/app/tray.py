@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication, QDialog, QMenu, QSystemTrayIcon
 
 from kvchat.chat.events import EngineChanged, Event, ReplyFinished, TurnFailed
 from kvchat.engine.speaking.connection import EngineState
-from kvchat.library.remote.downloads import RUNS
+from kvchat.library.remote.downloads import ACTIVE_STATES
 from kvchat.runtime import Runtime
 from kvchat.session.slots import Unfinished
 from kvchat.system.session_bus import NoAnswer, Service, SessionBus
@@ -248,7 +248,7 @@ class QuitController(QObject):
             )
             for chat in self._runtime.chat.answering_chats
         ]
-        if count := sum(download.state in RUNS for download in self._runtime.models.downloads.all()):
+        if count := sum(download.state in ACTIVE_STATES for download in self._runtime.models.downloads.all()):
             ends.append(
                 several(
                     count,

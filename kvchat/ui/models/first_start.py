@@ -17,7 +17,7 @@ from kvchat.engine.finding.discovery import find_engine
 from kvchat.errors import KvchatError
 from kvchat.library.memory.verdict import Verdict, judge_size
 from kvchat.library.model_library import JudgedModel
-from kvchat.library.remote.starter import fetch_starter, starter_is_here, starter_path
+from kvchat.library.remote.starter import fetch_starter, is_starter_downloaded, starter_path
 from kvchat.runtime import Runtime
 from kvchat.system.login import can_start_at_login, start_at_login, starts_at_login
 from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar, row
@@ -124,7 +124,7 @@ class FirstStart(QWidget):
             self._runner.start(run)
 
     async def _see_starter(self, number: int) -> None:
-        here = await asyncio.to_thread(starter_is_here, self._runtime.paths.models)
+        here = await asyncio.to_thread(is_starter_downloaded, self._runtime.paths.models)
         if number == self._looks:
             self._starter_is_here = here
             self.starter.setText(starter_words(here=here))
@@ -139,7 +139,7 @@ class FirstStart(QWidget):
             engine = error.title
         memory = (await runtime.engine.capacity()).memory
         self.starter.setToolTip(judge_size(STARTER_SIZE, memory).reason)
-        free, whole = size(memory.available), size(memory.all_there_is)
+        free, whole = size(memory.available), size(memory.total)
         seen = [engine, _("{free} of {whole} memory free", free=free, whole=whole)]
         free = size(memory.device_free)
         seen.append(

@@ -13,12 +13,12 @@ from PySide6.QtWidgets import QLineEdit, QWidget
 from kvchat.errors import KvchatError
 from kvchat.library.memory.demand import MemoryFacts
 from kvchat.library.remote.hub import (
-    ELSEWHERE,
+    EXTERNAL_PLACE,
     AccessNeeded,
     HubFile,
     HubModel,
     HubRepository,
-    repository_in,
+    parse_repository,
 )
 from kvchat.library.remote.starter import Suggestion, suggestions_for, tier_for
 from kvchat.runtime import Runtime
@@ -81,7 +81,7 @@ class ModelsHub(QWidget):
 
     def _search(self) -> None:
         text = self.field.text().strip()
-        repository = repository_in(text)
+        repository = parse_repository(text)
         if repository is not None:
             self.open_repository(repository)
         elif text:
@@ -126,8 +126,8 @@ class ModelsHub(QWidget):
         heading = listed.repository
         if not listed.files:
             heading = _("{repository} has no model that kvchat can use", repository=heading)
-        is_here = self._runtime.models.is_here
-        rows = [file_row(file, memory, here=is_here(listed, file)) for file in listed.files]
+        is_downloaded = self._runtime.models.is_downloaded
+        rows = [file_row(file, memory, here=is_downloaded(listed, file)) for file in listed.files]
         self._show_rows(heading, rows, back=bool(self._results))
         self._repository = listed
         wanted = quantisation or "Q4_K_M"
@@ -219,10 +219,10 @@ class TokenDialog(Panel):
 
     async def _load(self) -> None:
         token = await asyncio.to_thread(self._store.load)
-        self.forget.setVisible(token is not None and token.place != ELSEWHERE)
+        self.forget.setVisible(token is not None and token.place != EXTERNAL_PLACE)
         if token is None:
             self.place.setText(_("No access token is saved."))
-        elif token.place == ELSEWHERE:
+        elif token.place == EXTERNAL_PLACE:
             self.place.setText(
                 _(
                     "An access token was found in {place}. It is used unless you enter another one.",

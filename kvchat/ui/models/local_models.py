@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QFileDialog, QMenu, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.library.model_library import FoundModel, JudgedModel, UnreadableFolder
-from kvchat.library.remote.starter import starter_is_here
+from kvchat.library.remote.starter import is_starter_downloaded
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import button, column, label, row
 from kvchat.ui.base.theme import Look
@@ -111,7 +111,7 @@ class ModelsHere(QWidget):
 
         try:
             self._say(())
-            here = await asyncio.to_thread(starter_is_here, self._runtime.paths.models)
+            here = await asyncio.to_thread(is_starter_downloaded, self._runtime.paths.models)
             self.starter.setText(starter_words(here=here))
             judge = await self._runtime.engine.model_judge()
             unreadable = await self._runtime.models.find(judge, found, self._runtime.settings.model_path)
@@ -181,7 +181,7 @@ class ModelsHere(QWidget):
         self.use.setEnabled(current is not None and current.judgement is not None)
         in_use = model is not None and str(model.path) in (used, self._runtime.model.path)
         why_not = _("This model is in use.") if in_use else ""
-        if model is not None and not model.may_be_deleted:
+        if model is not None and not model.can_delete:
             why_not = _("Delete it in the app that installed it.")
         self.delete.setEnabled(model is not None and not why_not)
         self.delete.setToolTip(why_not)

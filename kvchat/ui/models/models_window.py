@@ -9,7 +9,7 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QButtonGroup, QFrame, QStackedWidget, QWidget
 
 from kvchat.chat.events import EngineChanged, Event, SettingsChanged
-from kvchat.library.remote.downloads import RUNS, Download, DownloadState
+from kvchat.library.remote.downloads import ACTIVE_STATES, Download, DownloadState
 from kvchat.library.remote.hub import AccessNeeded
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar, row, styled
@@ -168,7 +168,7 @@ class DownloadView(QFrame):
         self.bar.setAccessibleName(f"{name}: {100 * download.done // max(download.total, 1)} %")
         self.words.setText(download_words(download))
         for choice, wanted in (
-            (self.pause, state in RUNS),
+            (self.pause, state in ACTIVE_STATES),
             (self.resume, state is DownloadState.PAUSED),
             (self.again, state is DownloadState.FAILED),
             (self.token, isinstance(download.error, AccessNeeded)),

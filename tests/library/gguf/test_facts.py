@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvchat.library.gguf.facts import NotAModel, model_identity, read_facts
-from kvchat.library.gguf.header import TENSOR_TYPES, HeaderFault, read_header
+from kvchat.library.gguf.header import TENSOR_TYPES, HeaderError, read_header
 from kvchat.library.gguf.kv_cache import kv_estimate
 from tests.library.gguf_files import LLAMA, write_gguf
 
@@ -166,7 +166,7 @@ def test_any_damaged_byte_is_read_or_refused_in_words(
 def test_impossible_lengths_are_refused_without_reading_on(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 62) + bytes(64))
-    with pytest.raises(HeaderFault, match="impossibly long"):
+    with pytest.raises(HeaderError, match="impossibly long"):
         read_header(path)
 
 

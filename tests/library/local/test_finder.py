@@ -16,7 +16,7 @@ from kvchat.library.model_files import (
     Source,
     display_name,
     model_folders,
-    name_of_blob,
+    ollama_name,
     projector_for,
 )
 from kvchat.library.model_library import FoundModel, ModelFinder
@@ -166,8 +166,8 @@ def test_ollamas_blobs_have_ollamas_names(tmp_path: Path) -> None:
     assert all(model.facts for model in found.values())
     assert found["hf.co/org/Eyes-GGUF:Q4_0"].projector is not None
     assert sorted(folder.rglob("*")) == before
-    assert name_of_blob(blob) == "llama3.2:3b"
-    assert name_of_blob(tmp_path / "b.gguf") is None
+    assert ollama_name(blob) == "llama3.2:3b"
+    assert ollama_name(tmp_path / "b.gguf") is None
     blob.unlink()
     (gone,) = [model for model in look(ModelFolder(Source.OLLAMA, folder)) if model.problem]
     assert gone.name == "llama3.2:3b"

@@ -7,7 +7,14 @@ import pytest
 
 from kvchat.engine.running.log import Placement
 from kvchat.library.gguf.facts import GgufFacts, read_facts
-from kvchat.library.memory.context_size import ENOUGH_ON_DEVICE, MINIMUM, STEP, ContextChoice, ContextChooser, slots_for
+from kvchat.library.memory.context_size import (
+    MIN_CONTEXT,
+    STEP,
+    SUFFICIENT_GPU_CONTEXT,
+    ContextChoice,
+    ContextChooser,
+    slots_for,
+)
 from kvchat.library.memory.demand import Demand, DeviceMemory, LoadLimit, MemoryFacts, margin
 from kvchat.words.wording import size
 from tests.library.gguf_files import LLAMA, llama_8b, write_gguf
@@ -29,7 +36,7 @@ def large(tmp_path: Path) -> GgufFacts:
 def test_all_the_model_was_trained_for_where_it_fits(smollm2: Path) -> None:
     choice = choose(read_facts(smollm2), MemoryFacts(14_200_000_000))
     assert choice.tokens == 8192
-    assert choice.in_full == (
+    assert choice.full_explanation == (
         "8,192 tokens: the full context length of this model. "
         "With this context, the model needs about 446 MB of the 14.2 GB free; 1.4 GB stays reserved."
     )
@@ -52,7 +59,7 @@ def test_as_much_as_fits_and_not_a_step_more(large: GgufFacts) -> None:
     memory = MemoryFacts(10 * GB)
     choice = choose(large, memory)
     assert choice.tokens % STEP == 0
-    assert MINIMUM < choice.tokens < 131_072
+    assert MIN_CONTEXT < choice.tokens < 131_072
     assert choice.needed <= 9 * GB < choose(large, memory, wanted=choice.tokens + STEP).needed
     assert choice.reason.startswith(f"{choice.tokens:,} tokens: the most that fits in memory; ")
     assert "supports 131,072" in choice.reason
@@ -60,14 +67,14 @@ def test_as_much_as_fits_and_not_a_step_more(large: GgufFacts) -> None:
     assert "allowed by the system" in choose(large, MemoryFacts(10 * GB, limited=True)).share
     sizes = [choose(large, MemoryFacts(n * GB // 4)).tokens for n in range(0, 120)]
     assert sizes == sorted(sizes), "more memory never means less context"
-    assert (sizes[0], sizes[-1]) == (MINIMUM, 131_072)
+    assert (sizes[0], sizes[-1]) == (MIN_CONTEXT, 131_072)
     least = choose(large, MemoryFacts(4 * GB))
-    assert (least.tokens, least.fits) == (MINIMUM, False)
+    assert (least.tokens, least.fits) == (MIN_CONTEXT, False)
     assert "may not fit" in least.reason
     assert "only 3.6 GB of the 4 GB free can be used" in least.reason
 
 
-@pytest.mark.parametrize(("trained", "most", "least"), [(1000, 1000, 1000), (5000, 4864, MINIMUM)])
+@pytest.mark.parametrize(("trained", "most", "least"), [(1000, 1000, 1000), (5000, 4864, MIN_CONTEXT)])
 def test_a_small_trained_context_is_the_least_and_a_crooked_one_is_rounded_down(
     tmp_path: Path, trained: int, most: int, least: int
 ) -> None:
@@ -91,11 +98,11 @@ def on_gpu(facts: GgufFacts, gpu: int, computer: int = 64 * GB) -> ContextChoice
 
 def test_a_gpu_with_room_decides_alone_and_one_of_no_use_is_left_alone(large: GgufFacts, tmp_path: Path) -> None:
     choice = on_gpu(large, 12 * GB)
-    assert ENOUGH_ON_DEVICE <= choice.tokens < 131_072
+    assert SUFFICIENT_GPU_CONTEXT <= choice.tokens < 131_072
     assert "12 GB free on the GPU" in choice.share
     together = on_gpu(large, 4 * GB, 4 * GB)
     assert together.fits
-    assert MINIMUM < together.tokens < ENOUGH_ON_DEVICE
+    assert MIN_CONTEXT < together.tokens < SUFFICIENT_GPU_CONTEXT
     assert together.beside
     none = on_gpu(large, GB // 4)
     assert none.beside == "No part of the model fits on the GPU."
@@ -106,7 +113,7 @@ def test_a_gpu_with_room_decides_alone_and_one_of_no_use_is_left_alone(large: Gg
 
 def test_a_gpu_that_is_too_small_takes_what_it_can(large: GgufFacts) -> None:
     choice = on_gpu(large, 6 * GB)
-    assert choice.tokens == ENOUGH_ON_DEVICE
+    assert choice.tokens == SUFFICIENT_GPU_CONTEXT
     assert choice.fits
     assert choice.beside == "Part of the model runs outside the GPU, which is slower."
     assert choice.fit_target == margin(6 * GB) // 2
@@ -114,7 +121,7 @@ def test_a_gpu_that_is_too_small_takes_what_it_can(large: GgufFacts) -> None:
     assert gpu.unused == pytest.approx(0, abs=10), "what the engine will make of it is not known yet"
     assert gpu.margin == margin(6 * GB)
     assert memory.weights > 295_000_000
-    assert sum(bar.kv for bar in choice.bars) == choice.kv_bytes == 131_072 * ENOUGH_ON_DEVICE
+    assert sum(bar.kv for bar in choice.bars) == choice.kv_bytes == 131_072 * SUFFICIENT_GPU_CONTEXT
 
 
 @pytest.mark.parametrize(
@@ -153,7 +160,7 @@ def test_bars_add_up(large: GgufFacts) -> None:
 
 
 def test_chats_kept_ready_are_a_part_of_the_plan_and_take_nothing_from_a_model(large: GgufFacts) -> None:
-    full = MemoryFacts(7 * GB, all_there_is=32 * GB).with_staging(disposable=5 * GB, place=16 * GB)
+    full = MemoryFacts(7 * GB, total=32 * GB).with_staging(disposable=5 * GB, place=16 * GB)
     choice, roomy = choose(large, full), choose(large, MemoryFacts(12 * GB))
     assert (choice.tokens, choice.fits) == (roomy.tokens, True)
     assert choice.tokens > choose(large, MemoryFacts(7 * GB)).tokens
@@ -161,7 +168,7 @@ def test_chats_kept_ready_are_a_part_of_the_plan_and_take_nothing_from_a_model(l
     (bar,) = modest.bars
     assert bar.staging > GB
     assert bar.needed + bar.staging + bar.margin + bar.unused == bar.free == 12 * GB
-    assert " for cached chats, " in bar.in_words
+    assert " for cached chats, " in bar.summary
 
 
 def test_a_size_that_ran_out_of_memory_bounds_the_choice_but_not_the_users_own(large: GgufFacts) -> None:
@@ -179,7 +186,7 @@ def test_steps_down_halve_the_context_to_the_floor(large: GgufFacts) -> None:
     choice = choose(large, memory)
     steps = ContextChooser(Demand(large, "f16"), memory).smaller(choice)
     assert [step.tokens for step in steps][:2] == [choice.tokens // 2 // STEP * STEP, choice.tokens // 4 // STEP * STEP]
-    assert steps[-1].tokens == MINIMUM
+    assert steps[-1].tokens == MIN_CONTEXT
     needed = [choice.needed, *(step.needed for step in steps)]
     assert needed == sorted(needed, reverse=True)
     assert steps[0].reason.startswith(f"{steps[0].tokens:,} tokens: memory ran out with {choice.tokens:,}.")
@@ -193,7 +200,7 @@ def test_steps_down_leave_the_gpu_before_the_context_gets_short(large: GgufFacts
     steps = ContextChooser(Demand(large, "f16"), memory).smaller(choice)
     taken = [(step.tokens, step.without_gpu, step.fit_target is None) for step in steps]
     on_gpu = [tokens for tokens, without, _ in taken if not without]
-    assert on_gpu[-1] == ENOUGH_ON_DEVICE
+    assert on_gpu[-1] == SUFFICIENT_GPU_CONTEXT
     assert taken[len(on_gpu) :] == [(tokens, True, True) for tokens in (16_384, 8192, 4096, 2048)]
     assert steps[len(on_gpu)].reason.endswith(
         f"memory ran out with {choice.tokens:,}; no part of the model fits on the GPU."

@@ -88,7 +88,7 @@ def test_what_is_beside_the_computer_in_words() -> None:
 def test_chats_are_kept_ready_in_what_a_model_leaves(
     free: int, staged: int, place: int, needed: int, left: int
 ) -> None:
-    memory = MemoryFacts(free * GB, all_there_is=64 * GB).with_staging(staged * GB, place * GB)
+    memory = MemoryFacts(free * GB, total=64 * GB).with_staging(staged * GB, place * GB)
     assert memory.available == (free + staged) * GB
     assert memory.staging_beside(needed * GB, 2 * GB) == left * GB
 

@@ -31,7 +31,7 @@ CONTENT = random.Random(0).randbytes(3_000_000)
 @pytest.fixture
 def hub(served: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Hub:
     served.repositories[REPOSITORY] = {FILE: CONTENT}
-    monkeypatch.setattr(downloader, "WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(downloader, "RETRY_DELAYS_S", (0.0, 0.0))
     return Hub(lambda: None)
 
 
@@ -217,7 +217,7 @@ async def test_little_disk_space_is_told_before_a_byte_is_fetched(
     hub: Hub, served: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, downloader.SPARE_ROOM + 2_000_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, downloader.RESERVED_DISK_BYTES + 2_000_000))
     with pytest.raises(DownloadFailed, match="Not enough disk space"):
         await fetched(hub, tmp_path)
     assert served.requests == []
@@ -230,7 +230,7 @@ async def test_little_disk_space_is_told_before_a_byte_is_fetched(
 
 
 async def test_a_file_too_large_for_plain_requests_is_told(hub: Hub, tmp_path: Path) -> None:
-    part = HubPart("huge.gguf", downloader.LARGEST + 1, "0" * 64)
+    part = HubPart("huge.gguf", downloader.MAX_FILE_BYTES + 1, "0" * 64)
     huge = Order(REPOSITORY, REVISION, HubFile("huge", "", (part,)))
     with pytest.raises(DownloadFailed, match="too large") as caught:
         await fetched(hub, tmp_path, huge)

@@ -155,7 +155,7 @@ async def test_it_is_told_where_it_is_and_nothing_is_asked_again_for_a_day(
     github: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released(github, "v9.0.0")
-    monkeypatch.setattr(github_module, "_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(github_module, "_CHECK_INTERVAL_S", 0.001)
     told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     looks, wanted = asyncio.Semaphore(0), False
 
@@ -177,7 +177,7 @@ async def test_it_is_told_where_it_is_and_nothing_is_asked_again_for_a_day(
     await looked(5)
     assert [request.path.partition("?")[0] for request in github.requests] == ["/repos/kvchat/kvchat/releases"]
     assert "cookie" not in github.requests[0].headers
-    yesterday = time.time() - github_module.ASK_EVERY_S
+    yesterday = time.time() - github_module.UPDATE_INTERVAL_S
     os.utime(tmp_path / "asked-for-updates", (yesterday, yesterday))
     github.status = 503
     while len(github.requests) < 2:

@@ -16,15 +16,15 @@ from keyring.backends import fail, null
 
 from kvchat.errors import KvchatError
 from kvchat.library.remote.hub import (
-    ELSEWHERE,
+    EXTERNAL_PLACE,
     FILE_NAME,
-    MOST_ANSWER,
+    MAX_ANSWER_BYTES,
     AccessNeeded,
     Hub,
     HubError,
     TokenStore,
     Unreachable,
-    repository_in,
+    parse_repository,
 )
 from kvchat.system.secret_store import Keeper
 from tests.library.fake_hub import REVISION, TOKEN, FakeHub
@@ -109,7 +109,7 @@ def listing(**lfs: object) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "answer", [None, b"[" * 100_000, b" " * (MOST_ANSWER + 1), b'{"id": 1, "siblings": 5}', b"[5]", b"null"]
+    "answer", [None, b"[" * 100_000, b" " * (MAX_ANSWER_BYTES + 1), b'{"id": 1, "siblings": 5}', b"[5]", b"null"]
 )
 async def test_a_hostile_answer_or_a_hotels_page_is_refused(hub: Hub, served: FakeHub, answer: bytes | None) -> None:
     served.answer, served.makes_sense = answer, answer is not None
@@ -151,10 +151,10 @@ async def test_the_token_is_sent_and_never_logged(served: FakeHub, hub: Hub, cap
 
 
 def test_a_pasted_address_names_its_repository() -> None:
-    assert repository_in("org/Thing-7B-GGUF") == REPOSITORY
-    assert repository_in(" https://huggingface.co/org/Thing-7B-GGUF/tree/main ") == REPOSITORY
-    assert repository_in("https://huggingface.co/org") is None
-    assert repository_in("thing 7b") is None
+    assert parse_repository("org/Thing-7B-GGUF") == REPOSITORY
+    assert parse_repository(" https://huggingface.co/org/Thing-7B-GGUF/tree/main ") == REPOSITORY
+    assert parse_repository("https://huggingface.co/org") is None
+    assert parse_repository("thing 7b") is None
 
 
 def test_importing_the_module_imports_no_http(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_the_token_of_hugging_faces_own_tools_serves_too(tmp_path: Path, monkeyp
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     found = TokenStore(tmp_path).load()
     assert found is not None
-    assert (found.value, found.place) == (TOKEN, ELSEWHERE)
+    assert (found.value, found.place) == (TOKEN, EXTERNAL_PLACE)
 
 
 @pytest.mark.usefixtures("no_token")

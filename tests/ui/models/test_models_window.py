@@ -21,7 +21,7 @@ from kvchat.library.memory.demand import MemoryFacts
 from kvchat.library.model_files import Source
 from kvchat.library.model_library import FoundModel, UnreadableFolder
 from kvchat.library.remote.downloads import DownloadState
-from kvchat.library.remote.starter import starter_is_here
+from kvchat.library.remote.starter import is_starter_downloaded
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
@@ -290,7 +290,7 @@ async def test_a_page_without_models_says_what_to_do(
     qtbot.mouseClick(button(models.here.none, "Choose a folder…"), LEFT)
     dialog = child(models, QFileDialog)
     dialog.close()
-    assert models.here.starter.text() == starter_words(here=starter_is_here(runtime.paths.models))
+    assert models.here.starter.text() == starter_words(here=is_starter_downloaded(runtime.paths.models))
     qtbot.mouseClick(models.here.starter, LEFT)
     await until(lambda: asked)
     assert not models.isVisible()

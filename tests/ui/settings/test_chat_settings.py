@@ -11,7 +11,7 @@ from kvchat.chat.options import ChatOptions, Preset
 from kvchat.chat.record.messages import Role
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.library.gguf.facts import read_facts
-from kvchat.library.gguf.template_options import TemplateOption, TemplateWord, known_options
+from kvchat.library.gguf.template_options import TemplateOption, TemplateVariable, known_options
 from kvchat.library.model_files import Source
 from kvchat.library.model_library import FoundModel
 from kvchat.ui.app.main_window import MainWindow
@@ -34,7 +34,7 @@ class ThinkingModel(FakeModel):
 
     async def template_options(self, model: str | None) -> tuple[TemplateOption, ...]:
         self.asked.append(model)
-        return known_options([TemplateWord("enable_thinking"), TemplateWord("reasoning_effort")])
+        return known_options([TemplateVariable("enable_thinking"), TemplateVariable("reasoning_effort")])
 
 
 @pytest.fixture
