@@ -30,8 +30,8 @@ from kvchat.library.model_files import ollama_name
 from kvchat.library.model_library import ModelLibrary
 from kvchat.library.remote.downloads import Download, describe_outcome
 from kvchat.session.restore_cost import BreakEven
-from kvchat.session.restore_support import Findings
-from kvchat.session.slots import Unfinished
+from kvchat.session.restore_support import FindingStore
+from kvchat.session.slots import PendingSave
 from kvchat.settings import Settings, any_changed, save_settings
 from kvchat.store_service import BOUND_SETTINGS, StoreService, apply_bounds, open_store_or_empty
 from kvchat.system.concurrency import Background, Worker
@@ -68,7 +68,7 @@ class Runtime:
             paths=paths,
             settings=self._engine_settings,
             store=store,
-            findings=Findings(paths.restore_findings, self._notify),
+            findings=FindingStore(paths.restore_findings, self._notify),
             log=self._log,
             choose_model=self._take_model,
             publish=self._engine_changed,
@@ -127,7 +127,7 @@ class Runtime:
         )
 
     def cancel_saving(self) -> None:
-        self.chat.slots.finishing.cancel()
+        self.chat.slots.save_progress.cancel()
 
     async def increase_context(self, tokens: int) -> None:
         await self.apply_settings(dataclasses.replace(self.settings, context_size=tokens))
@@ -146,7 +146,7 @@ class Runtime:
         vitals, engine = await self.engine.vitals(), self.engine.known
         if vitals is None or vitals.slot is None or engine is None:
             return vitals
-        contents = [slot.known(engine) for slot in self.chat.slots.all]
+        contents = [slot.known_contents(engine) for slot in self.chat.slots.all]
         held = sum(len(content.tokens) for content in contents if content)
         return dataclasses.replace(vitals, slot=dataclasses.replace(vitals.slot, tokens=max(vitals.slot.tokens, held)))
 
@@ -175,7 +175,7 @@ class Runtime:
     async def serve(self) -> None:
         """Wait until the engine is ready, for `kvchat serve`. Raises KvchatError."""
         self.chat.resume_deletions()
-        async with self.chat.slots.alone():
+        async with self.chat.slots.exclusive():
             await self.engine.ready()
         self._background.begin(self._idle_stop.run())
 
@@ -186,7 +186,7 @@ class Runtime:
         """Stop all replies, finish saving, and stop the engine, even a hung one. New requests wait."""
         self._stops += 1
         self.chat.stop_all()
-        with self.door.stopped(), self.chat.slots.giving_none() as left:
+        with self.door.stopped(), self.chat.slots.paused() as left:
             await self._wait_until_idle(left)
             await self.engine.stop()
 
@@ -250,11 +250,11 @@ class Runtime:
         if self._closed:
             return
         self._closed = True
-        finishing = self.chat.slots.finishing
+        save_progress = self.chat.slots.save_progress
         self._idle_stop.end()
         await asyncio.gather(self.models.close(), self.engines.close())
         self.chat.close()
-        await finishing.in_time(self.door.close(), SAVE_TIMEOUT_S)
+        await save_progress.finish_or_cancel(self.door.close(), SAVE_TIMEOUT_S)
 
         async def idle() -> None:
             await self.chat.idle()
@@ -262,21 +262,23 @@ class Runtime:
 
         await self._wait_until_idle(idle())
         await self.engine.close()
-        await finishing.in_time(self.chat.idle(), SAVE_TIMEOUT_S)
+        await save_progress.finish_or_cancel(self.chat.idle(), SAVE_TIMEOUT_S)
         await self._background.idle()
         await self.chat.unsaved_replies.close()
         await self._backups.close()
-        await finishing.in_time(asyncio.to_thread(self._store.close, finishing.cancelled.is_set), SAVE_TIMEOUT_S)
+        await save_progress.finish_or_cancel(
+            asyncio.to_thread(self._store.close, save_progress.cancelled.is_set), SAVE_TIMEOUT_S
+        )
         await asyncio.to_thread(self._log.close)
         await self._worker.run(self._database.close)
         self._worker.close()
 
     @property
-    def unfinished(self) -> Unfinished | None:
-        return self.chat.slots.finishing.left()
+    def unfinished(self) -> PendingSave | None:
+        return self.chat.slots.save_progress.pending_save()
 
     async def _wait_until_idle(self, idle: Awaitable[None]) -> None:
-        if not await self.chat.slots.finishing.rested(idle, SAVE_TIMEOUT_S):
+        if not await self.chat.slots.save_progress.wait_until_done(idle, SAVE_TIMEOUT_S):
             self._notify(
                 _("The engine is not responding"), _("kvchat stopped the engine. Chat memory being saved was lost.")
             )

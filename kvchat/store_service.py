@@ -17,7 +17,7 @@ from kvchat.kvstore.store import BlockStore, store_without_memory, unavailable
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.memory.demand import staging_room
-from kvchat.session.restore_cost import ReadingSpeed
+from kvchat.session.restore_cost import PrefillSpeed
 from kvchat.settings import Settings
 from kvchat.system.files import in_time, is_folder
 from kvchat.system.paths import Paths
@@ -113,7 +113,7 @@ def saved_models(usage: StoreUsage) -> set[str]:
     return {chat.model for chat in usage.conversations if chat.tokens}
 
 
-def with_times(usage: StoreUsage, speeds: Mapping[str, ReadingSpeed]) -> StoreUsage:
+def with_times(usage: StoreUsage, speeds: Mapping[str, PrefillSpeed]) -> StoreUsage:
     conversations = [
         replace(chat, reading=speeds[chat.model].forecast(chat.tokens)) if chat.tokens else chat
         for chat in usage.conversations
@@ -136,7 +136,7 @@ class StoreService:
         paths: Paths,
         store: BlockStore,
         settings: Callable[[], Settings],
-        speed: Callable[[str], Awaitable[ReadingSpeed]],
+        speed: Callable[[str], Awaitable[PrefillSpeed]],
     ) -> None:
         """`speed`: by fingerprint name of a model."""
         self.store = store

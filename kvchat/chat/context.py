@@ -28,10 +28,10 @@ from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.speaking.client import count_tokens_up_to
 from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
-from kvchat.session.allocator import Rank
 from kvchat.session.exchange import Exchange, Request
-from kvchat.session.host import RESERVE_MOST, ReadyEngine
+from kvchat.session.host import MAX_RESERVE, ReadyEngine
 from kvchat.session.slot import Slot
+from kvchat.session.slot_request import Priority
 from kvchat.words.language import N_, _, number, sentences
 
 SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
@@ -162,7 +162,7 @@ class ContextService:
         chosen, branch = await self._turn_context.settings_and_branch(conversation_id)
         if not self._turn_context.host.is_ready(chosen.model):
             return None
-        engine = (await self._turn_context.host.ready(chosen.model)).rendering(chosen.options.template)
+        engine = (await self._turn_context.host.ready(chosen.model)).with_template(chosen.options.template)
         used = await self._count_branch(engine, branch) if conversation_id else 0
         counts = []
         if draft.strip() or attachments:
@@ -226,7 +226,7 @@ class ContextService:
 
     async def drop_middle(self, conversation_id: str) -> int:
         """Branch without the middle and return the number of messages dropped. Raises KvchatError."""
-        async with self._turn_context.slots.needed(conversation_id) as slot:  # the chat may use another model
+        async with self._turn_context.slots.acquire(conversation_id) as slot:  # the chat may use another model
             reduction = await self._start_reduction(conversation_id, slot)
             for share in BUDGET_DIVISORS:
                 split = split_branch(reduction.branch, reduction.sizes, reduction.engine.limit // share if share else 0)
@@ -237,7 +237,7 @@ class ContextService:
 
     async def summarise(self, conversation_id: str) -> int:
         """Branch with the model's summary of the middle; return the number of messages replaced."""
-        async with self._turn_context.slots.needed(conversation_id) as slot:
+        async with self._turn_context.slots.acquire(conversation_id) as slot:
             reduction = await self._start_reduction(conversation_id, slot)
             split = split_branch(reduction.branch, reduction.sizes, reduction.engine.limit // 4)
             while True:  # shorten the middle until it fits with the summary
@@ -252,7 +252,7 @@ class ContextService:
             said: list[str] = []
             exchange = self._turn_context.exchange(slot, conversation_id)
             request = Request(messages, lambda: plain, reduction.chosen.model, reduction.chosen.options.template)
-            async with exchange.losses_explained():
+            async with exchange.explaining_losses():
                 await exchange.answer(request, lambda chunk: said.append(chunk.text))
             if not (summary := "".join(said).strip()):
                 raise KvchatError(
@@ -274,7 +274,7 @@ class ContextService:
             branches = await self._turn_context.run_in_database(used_last)
         except KvchatError:
             return 0
-        return max(map(estimate_tokens, branches), default=0) + RESERVE_MOST
+        return max(map(estimate_tokens, branches), default=0) + MAX_RESERVE
 
     async def _start_reduction(self, conversation_id: str, slot: Slot) -> _Reduction:
         if self._is_answering(conversation_id):
@@ -300,7 +300,7 @@ class ContextService:
             await self._turn_context.exchange(slot, owner).with_room(Request((), model=model), tokens)
 
         with contextlib.suppress(KvchatError):  # the next request reports it
-            await self._turn_context.slots.run(Rank.GROW, owner, enlarge, wait=False)
+            await self._turn_context.slots.run_background(Priority.ENLARGE_CONTEXT, owner, enlarge, wait=False)
 
     async def _count_document(self, engine: ReadyEngine, attachment: Attachment) -> _TokenCount:
         if attachment.data and not engine.vision:

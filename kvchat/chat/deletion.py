@@ -65,7 +65,7 @@ class PermanentDeletion:
         """Forget messages by conversation: all of it if its own id is among them."""
         slots = self._turn_context.slots
         with self._retry_on_error():
-            await slots.apart(deleted)
+            await slots.wait_until_released(deleted)
             begun = [
                 slots.discard(chat) if chat in gone else slots.discard_messages(chat, gone)
                 for chat, gone in deleted.items()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from kvchat.chat.record.messages import Attachment, Receipt
 from kvchat.engine.speaking.connection import EngineStatus
 from kvchat.errors import KvchatError
-from kvchat.session.events import Asked, SessionEvent, Tell
+from kvchat.session.events import EventHandler, RequestSent, SessionEvent
 from kvchat.session.proof import Verdict
 from kvchat.words.reasons import Reason
 
@@ -192,9 +192,9 @@ class EventBus:
                 message = f"A listener broke over {type(event).__name__}"
                 loop.call_exception_handler({"message": message, "exception": error})
 
-    def for_chat(self, conversation_id: str) -> Tell:
+    def for_chat(self, conversation_id: str) -> EventHandler:
         def notify(event: SessionEvent) -> None:
-            if not isinstance(event, Asked):  # internal to session and reply
+            if not isinstance(event, RequestSent):  # internal to session and reply
                 self.publish(replace(event, conversation_id=conversation_id))
 
         return notify

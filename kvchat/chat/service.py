@@ -277,7 +277,7 @@ class ChatService:
     def stop_all(self) -> None:
         self.turns.stop()
         self.library.stop()
-        self.slots.end()
+        self.slots.stop_background()
 
     async def idle(self) -> None:
         await self._background.idle()
@@ -285,7 +285,7 @@ class ChatService:
 
     async def save_and_stop(self, stop: Callable[[], Awaitable[bool]]) -> None:
         """Save everything and stop the engine between turns. `stop_engine` returns True if it did."""
-        async with self.slots.alone():
+        async with self.slots.exclusive():
             await self.turn_context.absorb(patience_s=0.0)
             if await stop():
                 self.slots.forget()

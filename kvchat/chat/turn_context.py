@@ -15,11 +15,12 @@ from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import Message
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.savepoint import StoreRefused
-from kvchat.session.allocator import ABSORBING_PATIENCE_S, Rank
+from kvchat.session.allocator import ABSORB_TIMEOUT_S
 from kvchat.session.exchange import Exchange
 from kvchat.session.host import EngineHost
-from kvchat.session.restore_cost import ReadingSpeed
+from kvchat.session.restore_cost import PrefillSpeed
 from kvchat.session.slot import Slot
+from kvchat.session.slot_request import Priority
 from kvchat.session.slots import Slots
 from kvchat.system.concurrency import Background, Worker
 from kvchat.words.language import _
@@ -114,7 +115,7 @@ class TurnContext:
     async def branch(self, conversation_id: str) -> list[Message]:
         return await self.worker.run(self.database.branch, conversation_id)
 
-    async def prefill_speed(self, model: str) -> ReadingSpeed:
+    async def prefill_speed(self, model: str) -> PrefillSpeed:
         """Return a model's read speed measured in this and earlier runs; `model`: its name in fingerprints."""
         speed = self.slots.restore_cost.speed_of(model)
         if not speed.recalled:
@@ -134,9 +135,9 @@ class TurnContext:
     def with_model(self, chosen: AnswerSettings) -> AnswerSettings:
         return chosen if chosen.model else replace(chosen, model=self.default_model())
 
-    async def absorb(self, patience_s: float = ABSORBING_PATIENCE_S) -> None:
+    async def absorb(self, patience_s: float = ABSORB_TIMEOUT_S) -> None:
         """Have the store process saved states when nothing more urgent runs, and publish the result."""
-        await self.slots.quiet(Rank.ABSORB, patience_s)
+        await self.slots.wait_until_quiet(Priority.ABSORB, patience_s)
         try:
             report = await self.slots.absorb()
         except StoreRefused as refusal:

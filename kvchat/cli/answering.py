@@ -279,7 +279,7 @@ async def ask(options: AskOptions, commands: Commands) -> int:
         if commands.is_local:
             await _wait_until_saved(session.runtime)
             if (finding := session.runtime.engine.finding) and not finding.strategy.saves:
-                print_err(finding.words)
+                print_err(finding.description)
         if error:
             raise error
         if options.as_json and reply:
@@ -308,7 +308,7 @@ def _report_unfinished_save(runtime: Runtime) -> bool:
     if (unfinished := runtime.unfinished) is None:
         return False
     words = _(
-        "saving the memory of this chat ({words}); press Ctrl+C to quit without saving it", words=unfinished.words
+        "saving the memory of this chat ({words}); press Ctrl+C to quit without saving it", words=unfinished.description
     )
     print_err(words)
     return True

@@ -153,7 +153,7 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
         engine=engine,
         model=model,
         context=context,
-        restoring=newest and RestoreReport(newest[0].strategy.value, newest[0].words, newest[1]),
+        restoring=newest and RestoreReport(newest[0].strategy.value, newest[0].description, newest[1]),
         memory=memory,
         display=Finding(*display),
         tray=find_tray(),

@@ -19,7 +19,7 @@ from kvchat.cli.terminal import columns, padded, print_out, print_result, show_p
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan, StoreUsage, VerifyReport, program_of, program_owner
 from kvchat.kvstore.store import BlockStore
-from kvchat.session.restore_cost import ReadingSpeed
+from kvchat.session.restore_cost import PrefillSpeed
 from kvchat.settings import Settings
 from kvchat.store_service import (
     describe_capacity,
@@ -75,7 +75,7 @@ async def _run_on_store(commands: Commands, run: Callable[[_StoreContext], int])
 
 
 def _with_times(paths: Paths, usage: StoreUsage) -> StoreUsage:
-    speeds = {model: ReadingSpeed() for model in saved_models(usage)}
+    speeds = {model: PrefillSpeed() for model in saved_models(usage)}
     with contextlib.suppress(KvchatError), closing(Database(paths.database)) as database:
         for model, speed in speeds.items():
             speed.recall(database.prefill_timings(model))

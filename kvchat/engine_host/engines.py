@@ -110,7 +110,7 @@ class ManagedEngine:
             vision=facts.vision,
             slots=tuple(range(choice.plan.slots)),
             model_name=shown_name(choice.facts.path),
-            most_context=choice.max_context.tokens if choice.context.tokens < choice.max_context.tokens else 0,
+            max_context=choice.max_context.tokens if choice.context.tokens < choice.max_context.tokens else 0,
         )
         return ready, choice.subject
 

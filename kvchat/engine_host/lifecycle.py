@@ -21,7 +21,7 @@ from kvchat.kvstore.store import BlockStore
 from kvchat.library.gguf.facts import ModelFileMissing
 from kvchat.library.memory.demand import LoadLimits
 from kvchat.session.host import ReadyEngine
-from kvchat.session.restore_support import Finding, Findings, Strategy, Subject
+from kvchat.session.restore_support import Finding, FindingStore, Strategy, Subject
 from kvchat.session.self_test import self_test
 from kvchat.settings import Settings
 from kvchat.system.paths import Paths
@@ -43,7 +43,7 @@ class EngineLifecycle:
         paths: Paths,
         settings: Callable[[], Settings],
         store: BlockStore,
-        findings: Findings,
+        findings: FindingStore,
         log: EngineLog,
         choose_model: Callable[[str], None],
         publish: Callable[[EngineStatus], None],
@@ -108,7 +108,7 @@ class EngineLifecycle:
             and (model is None or not self._runs_other_model(model))
         )
 
-    def recovers(self) -> bool:
+    def can_recover(self) -> bool:
         return self.status.state in (EngineState.STARTING, EngineState.LOADING, EngineState.READY)
 
     async def check_vision(self, model: str | None = None) -> None:

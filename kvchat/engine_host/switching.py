@@ -111,7 +111,7 @@ class SwitchingHost(EngineLifecycle):
 
     @property
     def restoring(self) -> str:
-        return self.finding.words if self.finding else ""
+        return self.finding.description if self.finding else ""
 
     @property
     def may_retest(self) -> bool:

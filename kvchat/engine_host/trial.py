@@ -116,8 +116,8 @@ async def _run(
                 advice = _(
                     "You can chat, but each chat is reprocessed when you open it. Try another version of llama-server."
                 )
-                raise KvchatError(title, finding.words, advice)
-            report_step(TrialStep(_("Chat memory"), finding.words))
+                raise KvchatError(title, finding.description, advice)
+            report_step(TrialStep(_("Chat memory"), finding.description))
         except EngineGone as error:  # the supervisor may know why the engine died
             raise await error.explain() from error
         finally:

@@ -23,12 +23,12 @@ from kvchat.gateway.mending import Mending, tokens_spared
 from kvchat.gateway.requests import MOST_NAME, Passage, Passages, Stage
 from kvchat.gateway.work import GaveWay, TooSlow, Work, pictures_in, shared_tokens
 from kvchat.kvstore.savepoint import Tokens, common_prefix
-from kvchat.session.events import nobody
+from kvchat.session.events import ignore_event
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.lease import Lease
-from kvchat.session.reading import Settling
-from kvchat.session.slot import TAIL, Slot
+from kvchat.session.prefill import Settling
+from kvchat.session.slot import TAIL_TOKENS, Slot
 from kvchat.session.slots import Slots
 from kvchat.system.concurrency import Background, apart
 
@@ -104,7 +104,9 @@ class Answering:
     mending: Mending = field(default_factory=Mending)
 
     def __post_init__(self) -> None:
-        self.crashes = Crashes(lambda: any(slot.suspect and slot.claim and not slot.window for slot in self.slots.all))
+        self.crashes = Crashes(
+            lambda: any(slot.suspect and slot.claimed_tokens and not slot.window for slot in self.slots.all)
+        )
         self._works: list[Work] = []
         self._last: dict[Slot, Work] = {}  # last request by slot
         self._heads: deque[tuple[str, Tokens, bool]] = deque(maxlen=HEADS)
@@ -192,13 +194,13 @@ class Answering:
         asked, passage = work.asked, work.passage
         async with contextlib.AsyncExitStack() as held:
             ids = (before or work).prompt.ids
-            slot = await held.enter_async_context(self.slots.needed(passage.owner, ids, window=False))
+            slot = await held.enter_async_context(self.slots.acquire(passage.owner, ids, window=False))
             if before and (engine is None or self._goes_on_from(work, engine, slot) is not before):
                 return False
             await held.enter_async_context(self.crashes.asking(passage.program))
             passage.slot, passage.queue_ms = slot.number, passage.queue_ms or passage.ms()
             if asked.several:
-                await held.enter_async_context(self.slots.alone(slot))
+                await held.enter_async_context(self.slots.exclusive(slot))
             exchange = Exchange(self.slots, slot, self.host, passage.owner)
             forwarder = Forwarder(
                 *(work, request, exchange, self.passages.moved, self.mending, self.crashes, self._heads),
@@ -223,7 +225,7 @@ class Answering:
             lease = exchange.lease
             if lease is not None and not (work.left and self.stops):
                 await self._keep(work, slot, lease, heard)
-        if lease is not None and lease.keeps:
+        if lease is not None and lease.saving_enabled:
             await self.absorb()
         return True
 
@@ -235,9 +237,9 @@ class Answering:
             return None
         for place in self.slots.all if slot is None else [slot]:
             contents, before = place.contents, self._last.get(place)
-            if before is None or contents is None or place.holds(engine.generation) != owner:
+            if before is None or contents is None or place.holder(engine.generation) != owner:
                 continue
-            there = common_prefix(contents.tokens, before.prompt.ids) >= len(before.prompt.ids) - TAIL > 0
+            there = common_prefix(contents.tokens, before.prompt.ids) >= len(before.prompt.ids) - TAIL_TOKENS > 0
             if there and asked.goes_on_from(before.asked):
                 return before
         return None
@@ -247,7 +249,7 @@ class Answering:
         reply, asked = heard.reply if heard else None, work.asked
         if asked.several or not work.prompt.ids or slot.contents is None:
             return
-        settling = Settling(nobody)
+        settling = Settling(ignore_event)
         with self.slots.settling(slot, settling.supersede, settling.hurry):
             try:
                 await settling.run(lease, partial(_boundary, lease, asked, reply))

@@ -24,10 +24,10 @@ from kvchat.gateway.work import GaveWay, Work, shared_tokens
 from kvchat.kvstore.audience import SHARED
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.exchange import Exchange, Request
-from kvchat.session.proof import SOURCES, Loaded, Source
-from kvchat.session.reading import STEP_MS, read_ahead, tail_of
-from kvchat.session.restore_cost import LEAST_GAIN, LONG_MS, Reading
-from kvchat.session.slot import unchanged
+from kvchat.session.prefill import TARGET_STEP_MS, prefill_ahead, tail_size
+from kvchat.session.proof import SOURCES, LoadedState, Source
+from kvchat.session.restore_cost import LONG_PREFILL_MS, MIN_GAIN, PrefillSample
+from kvchat.session.slot import load_unchanged
 from kvchat.system.concurrency import apart, to_its_end
 from kvchat.words.reasons import Reason, ReasonCode
 
@@ -56,7 +56,7 @@ class Forwarder:
 
         Not resent after a crash that it may have caused. Raises EngineError and GaveWay.
         """
-        async with self.exchange.losses_explained():
+        async with self.exchange.explaining_losses():
             return await self.exchange.attempt(self._send, lambda: self.work.outlet.begun, resend=False)
 
     async def _send(self) -> Heard | None:
@@ -65,8 +65,8 @@ class Forwarder:
         if self.ahead:
             self.ahead = False  # a retry knows the prompt
             slot, engine = self.lease.slot, self.lease.engine
-            tokens = slot.held(engine.generation) + LEAST_STEPS + self._reserve
-            await self.lease.slots.context.room(slot, engine, min(tokens, engine.context_size))
+            tokens = slot.max_tokens_held(engine.generation) + LEAST_STEPS + self._reserve
+            await self.lease.slots.shared_context.reserve_room(slot, engine, min(tokens, engine.context_size))
             return await self._forward(unknown=True)
         if self.work.rendered_by != self.lease.engine.generation:
             await self._render()
@@ -77,7 +77,7 @@ class Forwarder:
             self.lease = await self.exchange.with_room(self.request, wanted)
         if self._known:
             self.moved(self.work.passage, Stage.LOADING)
-            await self.lease.wait_for_others(self.work.prompt.ids)
+            await self.lease.wait_for_pending_saves(self.work.prompt.ids)
             await self.exchange.load(self.work.prompt.ids, self._reserve)
             self._found()
         elif self.work.asked.several:
@@ -88,7 +88,7 @@ class Forwarder:
         if self._known and not steps:
             self._note_loaded()
         if self._choosy and not self.work.asked.several:
-            await self.lease.keep_to_its_slot(self.work.prompt.ids)
+            await self.lease.isolate_slot(self.work.prompt.ids)
         return await self._forward(steps=steps)
 
     async def _catch_up(self, *, answered: bool) -> None:
@@ -99,7 +99,7 @@ class Forwarder:
         await self._render()
         ids, contents, held = self.work.prompt.ids, self.lease.slot.contents, self._as_it_is.expected_cached
         # It continues the slot's contents if nothing must be restored and few tokens processed.
-        little = LEAST_STEPS if contents and held == len(contents.tokens) else LEAST_GAIN
+        little = LEAST_STEPS if contents and held == len(contents.tokens) else MIN_GAIN
         goes_on = self._known and held > 0 and len(ids) - held < little
         if not ids or not (answered or (goes_on and not self.lease.engine.too_small(len(ids) + self._reserve))):
             raise GaveWay
@@ -110,11 +110,11 @@ class Forwarder:
 
     async def _render(self) -> None:
         await self.work.render(self.lease.engine)
-        self.lease.slots.reads(self.lease.slot, self.work.prompt.ids)
+        self.lease.slots.set_prompt(self.lease.slot, self.work.prompt.ids)
 
     def _note_loaded(self) -> None:
         loaded = self.exchange.loaded
-        self.lease.note(self.work.prompt.ids[: loaded.expected_cached], loaded=loaded)
+        self.lease.note_contents(self.work.prompt.ids[: loaded.expected_cached], loaded=loaded)
 
     @property
     def _reserve(self) -> int:
@@ -123,8 +123,10 @@ class Forwarder:
         return self.lease.engine.reserve(limit)
 
     @property
-    def _as_it_is(self) -> Loaded:
-        return unchanged(self.lease.engine, self.lease.slot.known(self.lease.engine), self.work.prompt.ids)
+    def _as_it_is(self) -> LoadedState:
+        return load_unchanged(
+            self.lease.engine, self.lease.slot.known_contents(self.lease.engine), self.work.prompt.ids
+        )
 
     @property
     def _known(self) -> bool:
@@ -150,11 +152,11 @@ class Forwarder:
             passage.restore_ms = loaded.restore.ms
             speed = self.lease.slots.restore_cost.speed
             if speed.ms_per_token is None and point.prefill_ms:
-                speed.readings.append(Reading(point.n_tokens, point.prefill_ms))
+                speed.samples.append(PrefillSample(point.n_tokens, point.prefill_ms))
         if as_it_is is Source.COLD and not loaded.restore:
             passage.miss = loaded.miss_reason or Reason(ReasonCode.NOTHING_ALIKE)
 
-    async def _heads(self, loaded: Loaded) -> dict[Tokens, str | None]:
+    async def _heads(self, loaded: LoadedState) -> dict[Tokens, str | None]:
         """Map the prefixes to save for other conversations to their audience (None: the default).
 
         States that can be cut already serve the program itself. A prefix sent by two programs, each with its own
@@ -162,7 +164,7 @@ class Forwarder:
         """
         lease, ids, keyed = self.lease, self.work.prompt.ids, self.work.passage.keyed
         few = len(ids) - loaded.expected_cached < LEAST_HEAD
-        if not lease.keeps or few or (lease.engine.can_cut and not keyed):
+        if not lease.saving_enabled or few or (lease.engine.can_cut and not keyed):
             return {}
         head = await shared_tokens(lease.engine, self.work.asked.begun_otherwise)
         if not max(loaded.expected_cached, LEAST_HEAD) < len(head) < len(ids) or ids[: len(head)] != head:
@@ -171,7 +173,7 @@ class Forwarder:
         self.heads.append((lease.owner, head, keyed))
         if keyed and any(has_key for owner, has_key in sent_by.items() if owner != lease.owner):
             return {head: SHARED}
-        worth = lease.owner in sent_by or lease.slots.restore_cost.prefill_ms(len(head)) >= LONG_MS
+        worth = lease.owner in sent_by or lease.slots.restore_cost.prefill_ms(len(head)) >= LONG_PREFILL_MS
         return {head: None} if worth and not lease.engine.can_cut else {}
 
     async def _read(self) -> bool:
@@ -181,12 +183,12 @@ class Forwarder:
         loaded = self.exchange.loaded
         ids, passage, cost = self.work.prompt.ids, self.work.passage, self.lease.slots.restore_cost
         choosy = self._choosy
-        rate, step_ms = cost.speed.ms_per_token, STEP_MS if self.lease.slots.window_used else ALONE_STEP_MS
-        last = len(ids) - (1 if choosy else tail_of(len(ids) - loaded.expected_cached, rate, step_ms))
+        rate, step_ms = cost.speed.ms_per_token, TARGET_STEP_MS if self.lease.slots.is_window_active else ALONE_STEP_MS
+        last = len(ids) - (1 if choosy else tail_size(len(ids) - loaded.expected_cached, rate, step_ms))
         # The engine processes a picture in one piece: steps end at the first one.
         end = next((n for n, token in enumerate(ids[:last]) if token <= FIRST_PICTURE_ID), last)
         missing, heads = end - loaded.expected_cached, await self._heads(loaded)
-        is_long = missing >= LEAST_STEPS and (rate is None or missing * rate >= 2 * STEP_MS)
+        is_long = missing >= LEAST_STEPS and (rate is None or missing * rate >= 2 * TARGET_STEP_MS)
         if not (heads or is_long or (choosy and missing > 0)):
             return False
         began_at, found, read = time.perf_counter(), loaded.expected_cached, passage.read
@@ -202,16 +204,16 @@ class Forwarder:
             self.moved(passage, Stage.READING)
 
         slots, slot = self.lease.slots, self.lease.slot
-        turn = partial(slots.context.step, slot)
+        turn = partial(slots.shared_context.step, slot)
         for stop in (*heads, ids[:end]):
-            if not await read_ahead(
+            if not await prefill_ahead(
                 self.lease, stop, loaded, lambda: not self.work.left, progress, step_ms=step_ms, turn=turn
             ):
                 ended()
-                await self.lease.keep_what_was_read()
+                await self.lease.save_processed()
                 raise GaveWay
             if stop in heads:
-                await to_its_end(self.lease.save(stop, tell=False, audience=heads[stop]))
+                await to_its_end(self.lease.save(stop, notify=False, audience=heads[stop]))
             if contents := slot.contents:
                 loaded = replace(loaded, expected_cached=max(len(stop), found), restore=None, ahead=contents.ahead)
         ended()
@@ -231,9 +233,9 @@ class Forwarder:
         patience_s = SOON_S if ahead and not asked.stream else 0.0
         try:
             # Several answers use no lease on the slot's state, which may be another owner's.
-            reuse = not asked.several or lease.slot.holds(lease.engine.generation) == lease.owner
+            reuse = not asked.several or lease.slot.holder(lease.engine.generation) == lease.owner
             body = asked.for_slot(engine.slot, reuse=reuse)
-            async with lease.at_risk(), engine.forward(work.path, body, catch_up, patience_s) as answer:
+            async with lease.guarding_restore(), engine.forward(work.path, body, catch_up, patience_s) as answer:
                 work.passage.status = answer.status_code
                 if unknown and (asked.stream or answer.status_code != 200):
                     await catch_up()
@@ -275,7 +277,7 @@ class Forwarder:
             if lines := heard.take(data):
                 outlet.write(lines)
             self.work.answered = heard.whole and not self.work.asked.several
-            lease.slots.context.grows(lease.slot, lease.engine, prompt + heard.events)
+            lease.slots.shared_context.note_growth(lease.slot, lease.engine, prompt + heard.events)
             if heard.is_too_large:
                 raise Refused(502, "The answer is too long.", "server_error")
         rest = await apart(heard.is_large, heard.end)
@@ -302,9 +304,9 @@ class Forwarder:
         lease, contents, ids = self.lease, self.lease.slot.contents, self.work.prompt.ids
         held = common_prefix(contents.tokens, ids) if contents else 0
         if self._known and begun:
-            lease.note(ids)
+            lease.note_contents(ids)
         elif self._known and contents and (lease.engine.can_cut or held == len(contents.tokens)):
-            lease.note(ids[:held])  # at least; more may have been processed
+            lease.note_contents(ids[:held])  # at least; more may have been processed
         elif self._known or begun or ahead:
             lease.slot.forget()
 
@@ -313,7 +315,7 @@ class Forwarder:
         passage, ids, lease = self.work.passage, self.work.prompt.ids, self.lease
         if counts is None:
             return
-        lease.slot.proved()
+        lease.slot.mark_proved()
         cost, prompt = lease.slots.restore_cost, counts.prompt_tokens
         if not steps:
             cost.speed.learn(counts.prompt_n, counts.prompt_ms, counts.cache_n)
@@ -342,4 +344,4 @@ class Forwarder:
 
 def _is_little(found: int, prompt: int) -> bool:
     """True if `found` is no more than any two prompts share."""
-    return found < LEAST_GAIN <= prompt - found
+    return found < MIN_GAIN <= prompt - found

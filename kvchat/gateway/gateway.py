@@ -109,7 +109,7 @@ class Gateway:
         slots = []
         for slot in self._slots.all:
             if slot.contents is not None and program in (None, owner := program_of(slot.contents.owner)):
-                busy = slot.claim > 0  # answering, settling or saving
+                busy = slot.claimed_tokens > 0  # answering, settling or saving
                 tokens = len(slot.contents.tokens)
                 slots.append({"slot": slot.number, "owner": owner or "kvchat", "tokens": tokens, "busy": busy})
         return {"at": time.time(), "under_way": under_way, "last": last, "slots": slots}
@@ -118,7 +118,7 @@ class Gateway:
         """Return the running engine, or start one. Raises KvchatError."""
         if self._host.is_ready():
             return (await self._host.ready()).engine
-        async with self._slots.alone():
+        async with self._slots.exclusive():
             return (await self._host.ready()).engine
 
 

@@ -7,7 +7,8 @@ slot holds.
   engine, makes the ids, makes room, loads, streams, proves and learns, and reports events as plain values. However
   a request ends, the slot's record never exceeds its contents. The self-test uses the steps one by one
   (`lease.py`).
-- **Several slots, one allocator** (`allocator.py`). As many chats as the engine has slots are answered at a time.
+- **Several slots, one allocator** (`allocator.py`, `slot_request.py`). As many chats as the engine has slots are
+  answered at a time.
   Two conversations never mix, and none has two slots. A `Slot` remembers what it holds (owner, tokens, `generation`
   of the engine process); what it already holds is never restored into it.
 - **One context** (`slots.py`). The engine purges idle slots as it likes, fails all requests that together are too
@@ -18,7 +19,7 @@ slot holds.
 - **Self-test** (`self_test.py`, `restore_support.py`). When an engine starts with a new model or new flags,
   restoring is tested before it is called ready. The *strategy* found is kept on disk; two hollow restores in a row
   in real turns make it one step more careful.
-- **Shared system prompts** (`reading.py`). Where states cannot be cut, a new chat needs a save point exactly at
+- **Shared system prompts** (`prefill.py`). Where states cannot be cut, a new chat needs a save point exactly at
   the end of its system prompt. The second chat with the same one, or the first if processing it takes seconds,
   saves there.
 - **Prove.** The engine's 200 proves nothing: the next request's `cache_n` decides between *disk*, *hot* and a

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvchat.session.proof import Loaded
+from kvchat.session.proof import LoadedState
 from kvchat.words.reasons import Reason
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class BaseSessionEvent:
     """A session event; the listener for a chat's session adds the chat id."""
 
     conversation_id: str = ""
 
 
 @dataclass(frozen=True)
-class WaitingForEngine(Told):
+class WaitingForEngine(BaseSessionEvent):
     """The request waits until the engine is ready."""
 
 
 @dataclass(frozen=True)
-class MakingRoom(Told):
+class MakingRoom(BaseSessionEvent):
     """The engine restarts with a larger context, which the request needs."""
 
     tokens: int  # tokens needed
@@ -30,13 +30,13 @@ class MakingRoom(Told):
 
 
 @dataclass(frozen=True)
-class Restoring(Told):
+class Restoring(BaseSessionEvent):
     bytes: int
     tokens: int
 
 
 @dataclass(frozen=True)
-class Restored(Told):
+class Restored(BaseSessionEvent):
     """The engine accepted the restore. Unproved until the next request's cache_n."""
 
     bytes: int
@@ -45,7 +45,7 @@ class Restored(Told):
 
 
 @dataclass(frozen=True)
-class RestoreFailed(Told):
+class RestoreFailed(BaseSessionEvent):
     """The save point was unusable; the request continues as an ordinary prefill."""
 
     reason: Reason
@@ -53,33 +53,33 @@ class RestoreFailed(Told):
 
 
 @dataclass(frozen=True)
-class Asked(Told):
+class RequestSent(BaseSessionEvent):
     """The request is sent to the engine, with the slot prepared."""
 
-    loaded: Loaded
+    loaded: LoadedState
 
 
 @dataclass(frozen=True)
-class Saving(Told):
+class Saving(BaseSessionEvent):
     """The turn boundary is being settled and the slot saved."""
 
 
 @dataclass(frozen=True)
-class Saved(Told):
+class Saved(BaseSessionEvent):
     bytes: int
     tokens: int
     ms: float
 
 
 @dataclass(frozen=True)
-class SaveSkipped(Told):
+class SaveSkipped(BaseSessionEvent):
     reason: Reason
 
 
 SessionEvent = (
-    WaitingForEngine | MakingRoom | Restoring | Restored | RestoreFailed | Asked | Saving | Saved | SaveSkipped
+    WaitingForEngine | MakingRoom | Restoring | Restored | RestoreFailed | RequestSent | Saving | Saved | SaveSkipped
 )
-Tell = Callable[[SessionEvent], None]
+EventHandler = Callable[[SessionEvent], None]
 
 
-def nobody(event: SessionEvent) -> None: ...
+def ignore_event(event: SessionEvent) -> None: ...

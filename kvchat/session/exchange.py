@@ -1,6 +1,6 @@
 """One request to the engine: get an engine ready, load the slot, send, prove, retry after a loss.
 
-Settling and saving follow in kvchat.session.reading.
+Settling and saving follow in kvchat.session.prefill.
 """
 
 from __future__ import annotations
@@ -15,21 +15,29 @@ from kvchat.engine.speaking.errors import EngineError, EngineGone, EngineRefused
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
-from kvchat.session.events import Asked, MakingRoom, RestoreFailed, SaveSkipped, Tell, WaitingForEngine, nobody
+from kvchat.session.events import (
+    EventHandler,
+    MakingRoom,
+    RequestSent,
+    RestoreFailed,
+    SaveSkipped,
+    WaitingForEngine,
+    ignore_event,
+)
 from kvchat.session.host import EngineHost, ReadyEngine, TemplateOptions
 from kvchat.session.lease import Lease
-from kvchat.session.proof import NOTHING_LOADED, Step
-from kvchat.session.reading import SystemPrompt, save_on_the_way
+from kvchat.session.prefill import SystemPrompt, save_system_prompt
+from kvchat.session.proof import NOTHING_LOADED, LoadResult
 from kvchat.session.slot import Slot
 from kvchat.session.slots import Slots
 from kvchat.words.language import _, number
 from kvchat.words.reasons import Reason, ReasonCode
 
-LETTERS_A_TOKEN = 4  # rough estimate
-_NOT_SAVED = 64  # tokens at the end of a full context: settling needs room
+CHARS_PER_TOKEN = 4  # rough estimate
+_UNSAVED_TAIL = 64  # tokens at the end of a full context: settling needs room
 
 R = TypeVar("R")
-Hear = Callable[[ChatChunk], bool | None]  # True: stop
+ChunkHandler = Callable[[ChatChunk], bool | None]  # True: stop
 
 
 class PromptTooLong(KvchatError):
@@ -63,8 +71,10 @@ class Exchange:
     However a request ends, the slot's known contents never exceed its real ones.
     """
 
-    def __init__(self, slots: Slots, slot: Slot, host: EngineHost, owner: str, tell: Tell = nobody) -> None:
-        self._slots, self._slot, self._host, self._owner, self._tell = slots, slot, host, owner, tell
+    def __init__(
+        self, slots: Slots, slot: Slot, host: EngineHost, owner: str, notify: EventHandler = ignore_event
+    ) -> None:
+        self._slots, self._slot, self._host, self._owner, self._notify = slots, slot, host, owner, notify
         self.crowded_out = False  # the last answer was cut off as others took its room
         self._reserve = 0  # tokens reserved after it was crowded out before
         self.engine_wait_s = 0.0  # spent waiting for an engine to start
@@ -73,28 +83,28 @@ class Exchange:
         self.prompt: Tokens = ()
         self.loaded = NOTHING_LOADED
         self.timings: Timings | None = None  # cached tokens exclude what this exchange processed itself
-        self.step: Step | None = None  # once the engine has counted
+        self.result: LoadResult | None = None  # once the engine has counted
         self.finish_reason: str | None = None
-        self._read_ahead: Timings | None = None
-        self._heard = False  # got output
-        self._blameless = False  # the same request crashed the engine before without a restored state
-        self._afresh: Reason | None = None  # why nothing is restored: the last restore killed the engine
+        self._prefilled: Timings | None = None
+        self._has_output = False  # got output
+        self._is_restore_cleared = False  # the same request crashed the engine before without a restored state
+        self._skip_reason: Reason | None = None  # why nothing is restored: the last restore killed the engine
 
     @property
     def engine(self) -> ReadyEngine | None:
         return self.lease.engine if self.lease else None
 
-    async def answer(self, request: Request, hear: Hear) -> None:
-        """Prepare the slot and send; `hear` gets the chunks, and the progress before them.
+    async def answer(self, request: Request, on_chunk: ChunkHandler) -> None:
+        """Prepare the slot and send; `on_chunk` gets the chunks, and the progress before them.
 
         If others take a started answer's room, it ends like one that outgrew the context. Raises PromptTooLong
         and what `attempt` raises.
         """
-        self._heard = self.crowded_out = False
+        self._has_output = self.crowded_out = False
         try:
-            await self.attempt(lambda: self._answer(request, hear), lambda: self._heard)
+            await self.attempt(lambda: self._answer(request, on_chunk), lambda: self._has_output)
         except EngineRefused as refusal:
-            if not (self._heard and self._gets_more_room(refusal)):
+            if not (self._has_output and self._reserve_more(refusal)):
                 raise
             self.crowded_out = True
 
@@ -105,7 +115,7 @@ class Exchange:
         any other engine loss it retries once, and only with `resend`: the request itself may have crashed the engine.
         Raises EngineGone, EngineRefused, and KvchatError if no engine starts.
         """
-        self._afresh, self._blameless, lost = None, False, False
+        self._skip_reason, self._is_restore_cleared, lost = None, False, False
         while True:
             try:
                 return await send()
@@ -113,38 +123,38 @@ class Exchange:
                 if begun():
                     raise
                 if isinstance(loss, EngineGone):
-                    await self._lost(loss)
-                elif self._gets_more_room(loss):
+                    await self._explain_loss(loss)
+                elif self._reserve_more(loss):
                     continue
-                if loss.restore_fault and not self._afresh:  # retry: the faulty state was set aside
-                    self._tell(RestoreFailed(loss.restore_fault))
-                    self._afresh = loss.restore_fault
-                elif lost or not (resend and isinstance(loss, EngineGone) and self._host.recovers()):
+                if loss.restore_fault and not self._skip_reason:  # retry: the faulty state was set aside
+                    self._notify(RestoreFailed(loss.restore_fault))
+                    self._skip_reason = loss.restore_fault
+                elif lost or not (resend and isinstance(loss, EngineGone) and self._host.can_recover()):
                     raise
-                lost, self._blameless = True, not loss.restore_fault and crashed(loss)
+                lost, self._is_restore_cleared = True, not loss.restore_fault and is_crash(loss)
 
-    def _gets_more_room(self, refusal: EngineRefused) -> bool:
+    def _reserve_more(self, refusal: EngineRefused) -> bool:
         """Reserve more if others took too much of the context meanwhile; False if that was not the cause."""
         if not refusal.crowded_out or self._reserve > self._leased.engine.context_size:
             return False
-        self._slot.emptied()
+        self._slot.mark_empty()
         self._reserve = 2 * self._leased.engine.reserve(None) + 2 * self._reserve
         return True
 
     async def load(self, prompt: Tokens, reserve: int) -> None:
         """Load the state that leaves least of the prompt to read, plus room for `reserve`. Raises EngineGone."""
         self.prompt = prompt
-        self.loaded = await self._leased.load(prompt, max(reserve, self._reserve), afresh=self._afresh)
-        if self._blameless:
+        self.loaded = await self._leased.load(prompt, max(reserve, self._reserve), skip_reason=self._skip_reason)
+        if self._is_restore_cleared:
             self._slot.suspect = None
 
     async def prepare(self, request: Request) -> Lease:
         """Get an engine ready and the best state into its slot. Raises like `answer`."""
-        self.loaded, self._read_ahead, self.timings, self.step = NOTHING_LOADED, None, None, None
+        self.loaded, self._prefilled, self.timings, self.result = NOTHING_LOADED, None, None, None
         lease = await self.ready(request)
         letters = sum(len(message.content) for message in request.messages)
-        if lease.engine.cannot_hold(letters):  # counting 60 MB took 4 GB and minutes
-            raise PromptTooLong(letters // LETTERS_A_TOKEN, lease.engine.limit)
+        if lease.engine.surely_exceeds_limit(letters):  # counting 60 MB took 4 GB and minutes
+            raise PromptTooLong(letters // CHARS_PER_TOKEN, lease.engine.limit)
         self.prompt = await lease.engine.engine.prompt_tokens(request.messages)
         wanted = len(self.prompt) + lease.engine.reserve(request.sampling().max_tokens)
         if lease.engine.too_small(wanted):
@@ -152,81 +162,81 @@ class Exchange:
         if len(self.prompt) >= lease.engine.context_size:
             raise PromptTooLong(len(self.prompt), lease.engine.limit)
         await self.load(self.prompt, wanted - len(self.prompt))
-        if not (self._afresh or any(message.role == "assistant" for message in request.messages)):
+        if not (self._skip_reason or any(message.role == "assistant" for message in request.messages)):
             self.loaded = replace(self.loaded, miss_reason=Reason(ReasonCode.FIRST_REPLY))
         return lease
 
-    async def ask(self, request: Request, hear: Hear) -> None:
+    async def ask(self, request: Request, on_chunk: ChunkHandler) -> None:
         """Send a prepared request, then prove what was loaded for it. Raises like `answer`."""
         lease, self.finish_reason = self._leased, None
-        lease.note(self.prompt[: self.loaded.expected_cached], loaded=self.loaded)
-        self._tell(Asked(self.loaded))
+        lease.note_contents(self.prompt[: self.loaded.expected_cached], loaded=self.loaded)
+        self._notify(RequestSent(self.loaded))
         read: Timings | None = None
         done: int | None = None
         try:
             stream = lease.engine.engine.chat(request.messages, request.sampling())
-            async with lease.at_risk(), contextlib.aclosing(stream) as chunks:
+            async with lease.guarding_restore(), contextlib.aclosing(stream) as chunks:
                 async for chunk in chunks:
                     read, done = chunk.timings or read, chunk.progress.processed if chunk.progress else done
                     if chunk.timings:
                         used = chunk.timings.prompt_tokens + chunk.timings.predicted_n
-                        self._slots.context.grows(lease.slot, lease.engine, used)
-                    if self._take(chunk, hear):
+                        self._slots.shared_context.note_growth(lease.slot, lease.engine, used)
+                    if self._forward_chunk(chunk, on_chunk):
                         break
         except EngineRefused as refusal:
             if refusal.too_long:
                 raise PromptTooLong(len(self.prompt), lease.engine.limit) from refusal
             raise
         finally:
-            self._note(read.prompt_tokens if read else done, begun=read is not None)
+            self._note_contents(read.prompt_tokens if read else done, begun=read is not None)
             if read and self.timings:
-                for took in filter(None, (self._read_ahead, read)):
+                for took in filter(None, (self._prefilled, read)):
                     self._slots.restore_cost.speed.learn(took.prompt_n, took.prompt_ms, took.cache_n)
                 await self.prove(self.timings)
 
-    async def prove(self, timings: Timings) -> Step:
+    async def prove(self, timings: Timings) -> LoadResult:
         verdict = await self._leased.prove(self.loaded, timings.cache_n, timings.prompt_tokens)
-        self.step = Step(self.loaded, timings, verdict)
+        self.result = LoadResult(self.loaded, timings, verdict)
         if self.loaded.restore:
             await self._host.note_restore(hollow=verdict.hollow)
-        return self.step
+        return self.result
 
     async def ready(self, request: Request, tokens: int = 0) -> Lease:
         """Lease the slot of a ready engine with room for `tokens`, if it can grow so far. Raises KvchatError."""
         slots, slot, model, vision = self._slots, self._slot, request.model, request.vision
         is_ready, asked_at, engine = self._host.is_ready(model, vision=vision), time.perf_counter(), None
         if not is_ready:
-            self._tell(WaitingForEngine())
+            self._notify(WaitingForEngine())
         elif not tokens:
             engine = await self._host.ready(model, vision=vision)
         if engine is not None and len(engine.slots) == len(slots.all) and slot in slots.all:
-            slots.fit(engine, slot)
+            slots.match_engine(engine, slot)
         else:
-            async with slots.alone(slot):  # change the engine only while its other slots are idle
+            async with slots.exclusive(slot):  # change the engine only while its other slots are idle
                 engine = await self._host.ready(model, vision=vision, tokens=tokens)
-                slots.fit(engine, slot)
+                slots.match_engine(engine, slot)
         self.engine_wait_s += time.perf_counter() - asked_at
-        self.lease = Lease(slots, slot, engine.rendering(request.template), self._owner, self._tell)
+        self.lease = Lease(slots, slot, engine.with_template(request.template), self._owner, self._notify)
         return self.lease
 
     async def with_room(self, request: Request, tokens: int) -> Lease:
         """Like `ready`, for an engine that is too small: restart it, which empties its slot."""
-        self._tell(MakingRoom(tokens))
+        self._notify(MakingRoom(tokens))
         try:
             return await self.ready(request, tokens)
         finally:
-            self._tell(MakingRoom(tokens, done=True))
+            self._notify(MakingRoom(tokens, done=True))
 
     @property
-    def outgrown(self) -> bool:
+    def has_outgrown_context(self) -> bool:
         """True if the last answer filled the context and may continue in a larger one, or alone."""
         engine = self.engine
         if self.crowded_out:
             return True
-        return engine is not None and self.full and engine.too_small(engine.context_size + 1)
+        return engine is not None and self.is_context_full and engine.too_small(engine.context_size + 1)
 
     @property
-    def full(self) -> bool:
+    def is_context_full(self) -> bool:
         if self.engine is None or self.timings is None or self.finish_reason != "length":
             return False
         used = self.timings.prompt_tokens + self.timings.predicted_n
@@ -235,45 +245,47 @@ class Exchange:
     async def save_what_fits(self, messages: Sequence[ChatMessage], label: str) -> None:
         """Save the messages a full context holds, so that a larger one need not read them again."""
         lease = self._leased
-        if lease.keeps and lease.engine.can_cut and not self.crowded_out:
-            known = (await lease.engine.engine.prompt_tokens(messages))[: lease.engine.context_size - _NOT_SAVED]
+        if lease.saving_enabled and lease.engine.can_cut and not self.crowded_out:
+            known = (await lease.engine.engine.prompt_tokens(messages))[: lease.engine.context_size - _UNSAVED_TAIL]
             await lease.settle(known)
-            await lease.save(known, label=label, tell=False)
+            await lease.save(known, label=label, notify=False)
 
     @contextlib.asynccontextmanager
-    async def losses_explained(self) -> AsyncIterator[None]:
+    async def explaining_losses(self) -> AsyncIterator[None]:
         try:
             yield
         except EngineGone as loss:
-            raise await self._lost(loss) from loss
+            raise await self._explain_loss(loss) from loss
 
     @property
     def _leased(self) -> Lease:
         assert self.lease is not None, "prepare comes first"
         return self.lease
 
-    async def _answer(self, request: Request, hear: Hear) -> None:
+    async def _answer(self, request: Request, on_chunk: ChunkHandler) -> None:
         lease = await self.prepare(request)
         if request.system and not self.loaded.expected_cached:
 
             def progress(so_far: PromptProgress) -> None:
-                hear(ChatChunk(progress=replace(so_far, total=len(self.prompt))))
+                on_chunk(ChatChunk(progress=replace(so_far, total=len(self.prompt))))
 
             try:
-                self._read_ahead = await save_on_the_way(lease, request.system, request.messages, self.prompt, progress)
+                self._prefilled = await save_system_prompt(
+                    lease, request.system, request.messages, self.prompt, progress
+                )
             except EngineGone as loss:
-                await self._lost(loss)
+                await self._explain_loss(loss)
                 await self.ready(request)
-                self._tell(SaveSkipped(Reason(ReasonCode.DIED_OVER_SAVE)))
-        await self.ask(request, hear)
+                self._notify(SaveSkipped(Reason(ReasonCode.DIED_OVER_SAVE)))
+        await self.ask(request, on_chunk)
 
-    async def _lost(self, loss: EngineGone) -> EngineError:
+    async def _explain_loss(self, loss: EngineGone) -> EngineError:
         self._slot.forget()
         return await loss.explain()
 
-    def _take(self, chunk: ChatChunk, hear: Hear) -> bool:
+    def _forward_chunk(self, chunk: ChatChunk, on_chunk: ChunkHandler) -> bool:
         """Forward a chunk, with counts as the requester sees them; True if that is enough."""
-        if ahead := self._read_ahead:  # exclude tokens this session processed itself
+        if ahead := self._prefilled:  # exclude tokens this session processed itself
             timings, progress = chunk.timings, chunk.progress
             if timings:
                 had, ms = min(timings.cache_n, ahead.cache_n), ahead.prompt_ms + timings.prompt_ms
@@ -283,12 +295,12 @@ class Exchange:
             chunk = replace(chunk, timings=timings, progress=progress)
         self.timings = chunk.timings or self.timings
         self.finish_reason = chunk.finish_reason or self.finish_reason
-        if not self._heard and (chunk.text or chunk.thinking):
-            self._heard = True
-            self._slots.talks(self._slot)
-        return bool(hear(chunk))
+        if not self._has_output and (chunk.text or chunk.thinking):
+            self._has_output = True
+            self._slots.mark_streaming(self._slot)
+        return bool(on_chunk(chunk))
 
-    def _note(self, done: int | None, *, begun: bool) -> None:
+    def _note_contents(self, done: int | None, *, begun: bool) -> None:
         """Note that the slot holds this much of the prompt, and more once the answer has begun.
 
         If the engine has reported nothing, it may be anywhere past what was loaded: a state that cannot be cut is then
@@ -296,11 +308,11 @@ class Exchange:
         """
         lease = self._leased
         if done is not None and (begun or lease.engine.can_cut or done > self.loaded.expected_cached):
-            lease.note(self.prompt[:done])
+            lease.note_contents(self.prompt[:done])
         elif not lease.engine.can_cut:
             lease.slot.forget()
 
 
-def crashed(loss: EngineError) -> bool:
+def is_crash(loss: EngineError) -> bool:
     """True if the engine ended without a known outside cause."""
     return isinstance(loss, EngineGone) and loss.lifetime is not None and loss.lifetime.crashed

@@ -11,8 +11,8 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.session.restore_support import Finding, Strategy
 
 TemplateOptions = tuple[tuple[str, bool | str], ...]  # chat template options: name and value
-MOST_LETTERS_A_TOKEN = 64  # upper bound of the average; English has 4 to 5
-RESERVE_SHARE, RESERVE_MOST = 8, 2048  # fraction of the context (1/n) reserved for the reply; maximum tokens
+MAX_CHARS_PER_TOKEN = 64  # upper bound of the average; English has 4 to 5
+RESERVE_SHARE, MAX_RESERVE = 8, 2048  # fraction of the context (1/n) reserved for the reply; maximum tokens
 
 
 @dataclass(frozen=True)
@@ -26,31 +26,31 @@ class ReadyEngine:
     finding: Finding  # restore capabilities
     window: int = 0  # the model's sliding window in tokens; 0: none
     vision: bool = False  # accepts images
-    most_context: int = 0  # tokens it may grow to after a restart; 0: cannot grow
+    max_context: int = 0  # tokens it may grow to after a restart; 0: cannot grow
     slots: tuple[int, ...] = (0,)  # numbers of the slots kvchat uses; `engine` uses the first
     model_name: str = ""  # for display; empty: unknown
 
     @property
     def limit(self) -> int:
-        return max(self.context_size, self.most_context)
+        return max(self.context_size, self.max_context)
 
-    def cannot_hold(self, letters: int) -> bool:
+    def surely_exceeds_limit(self, letters: int) -> bool:
         """True if the text certainly has too many tokens, without counting them."""
-        return letters > MOST_LETTERS_A_TOKEN * self.limit
+        return letters > MAX_CHARS_PER_TOKEN * self.limit
 
     def reserve(self, max_tokens: int | None) -> int:
         """Return how many tokens to keep free for a reply of up to `max_tokens`."""
-        return min(max_tokens or RESERVE_MOST, self.limit // RESERVE_SHARE)
+        return min(max_tokens or MAX_RESERVE, self.limit // RESERVE_SHARE)
 
     def too_small(self, tokens: int) -> bool:
         """True if it lacks room for `tokens` but can grow."""
         return self.context_size < min(tokens, self.limit)
 
-    def on_slot(self, place: int) -> ReadyEngine:
+    def on_slot(self, index: int) -> ReadyEngine:
         """Return the same engine bound to another slot: the first is 0, whatever its number."""
-        return replace(self, engine=self.engine.on_slot(self.slots[place]))
+        return replace(self, engine=self.engine.on_slot(self.slots[index]))
 
-    def rendering(self, template: TemplateOptions) -> ReadyEngine:
+    def with_template(self, template: TemplateOptions) -> ReadyEngine:
         return replace(self, engine=self.engine.with_template(dict(template))) if template else self
 
     @property
@@ -62,7 +62,7 @@ class ReadyEngine:
         """Tokens of the sliding window that lacks a row in saved files, or 0."""
         return self.window if self.finding.strategy in (Strategy.COMPLETE, Strategy.LONG) else 0
 
-    def remembers(self, tokens: int) -> bool:
+    def can_save(self, tokens: int) -> bool:
         return self.saves and not (self.finding.strategy is Strategy.LONG and tokens <= self.window)
 
     @property
@@ -87,7 +87,7 @@ class EngineHost(Protocol):
         """Raise a KvchatError with the reason if that model, or the one in use, cannot see images."""
         ...
 
-    def recovers(self) -> bool:
+    def can_recover(self) -> bool:
         """After a loss: True if an engine is up or restarting."""
         ...
 

@@ -27,35 +27,35 @@ from kvchat.kvstore.savepoint import (
     Tokens,
     common_prefix,
 )
-from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Tell
+from kvchat.session.events import EventHandler, Restored, RestoreFailed, Restoring, Saved, SaveSkipped
 from kvchat.session.host import ReadyEngine
-from kvchat.session.proof import Loaded, RestoreRecord, Verdict, judged
-from kvchat.session.restore_cost import LEAST_GAIN, LONG_MS
-from kvchat.session.slot import Slot, SlotContents, found, plan, unchanged
+from kvchat.session.proof import LoadedState, RestoreRecord, Verdict, judge_load
+from kvchat.session.restore_cost import LONG_PREFILL_MS, MIN_GAIN
+from kvchat.session.slot import Slot, SlotContents, find_save_point, load_unchanged, plan_load
 from kvchat.session.slots import Slots
 from kvchat.system.concurrency import to_its_end
 from kvchat.words.reasons import Reason, ReasonCode
 
-NEXT = -1  # placeholder for the first token after a boundary
+NEXT_TOKEN = -1  # placeholder for the first token after a boundary
 # Two next messages that differ at the first character: the shared prompt prefix ends before both.
 BOUNDARY_PROBES = ("A", "7")
 
 
-def why_not_saved(error: Exception) -> Reason:
+def save_failure_reason(error: Exception) -> Reason:
     if isinstance(error, NotSaved):
         return error.reason
     return Reason(ReasonCode.ERROR, {"message": error.message if isinstance(error, EngineRefused) else str(error)})
 
 
 class Lease:
-    def __init__(self, slots: Slots, slot: Slot, engine: ReadyEngine, owner: str, tell: Tell) -> None:
+    def __init__(self, slots: Slots, slot: Slot, engine: ReadyEngine, owner: str, notify: EventHandler) -> None:
         self.slots, self.slot, self.engine, self.owner = slots, slot, engine.on_slot(slot.number), owner
-        self._store, self._tell = slots.store, tell
-        slot.of_process(engine.generation)
+        self._store, self._notify = slots.store, notify
+        slot.set_generation(engine.generation)
         slot.audience = audience_of(owner) if slot.audience is None else slot.audience
 
     @property
-    def keeps(self) -> bool:
+    def saving_enabled(self) -> bool:
         """True if saving is useful: the engine can, and the store works."""
         return self.engine.saves and self._store.problem is None
 
@@ -68,18 +68,18 @@ class Lease:
         """
         slot = self.slot
         unreadable = not slot.is_readable_by(reader or self.owner)
-        if unreadable or (is_imported(slot.audience) and not slot.known(self.engine)):
-            await self._empty(slot)
-            slot.emptied()
+        if unreadable or (is_imported(slot.audience) and not slot.known_contents(self.engine)):
+            await self._erase(slot)
+            slot.mark_empty()
         if not is_imported(slot.audience):
             slot.audience = audience_of(self.owner)
 
     async def erase_all(self) -> None:
         """Erase every slot, for requests that may use any; nothing reuses what they leave."""
         for slot in self.slots.all:
-            await self._empty(slot)
+            await self._erase(slot)
 
-    async def keep_to_its_slot(self, prompt: Tokens) -> None:
+    async def isolate_slot(self, prompt: Tokens) -> None:
         """Make this the only slot the engine can pick for a prompt that cannot be pinned to it.
 
         This slot lacks the prompt's last token. The engine takes the idle slot with the longest common prefix, the
@@ -94,18 +94,18 @@ class Lease:
             if other is mine or other.is_readable_by(self.owner):
                 return False
             if other.contents is None or not prompt:
-                return not other.claim
+                return not other.claimed_tokens
             return common_prefix(other.contents.tokens, prompt) + (other.number < mine.number) >= len(prompt)
 
         while rivals := [slot for slot in self.slots.all if is_rival(slot)]:
             for other in rivals:
-                if not other.claim:
-                    await self._empty(other)
+                if not other.claimed_tokens:
+                    await self._erase(other)
                     other.audience = mine.audience
-            if any(other.claim for other in rivals):
-                await self.slots.moved()
+            if any(other.claimed_tokens for other in rivals):
+                await self.slots.wait_for_change()
 
-    async def _empty(self, slot: Slot) -> None:
+    async def _erase(self, slot: Slot) -> None:
         """Erase a slot; unreadable until a reader is assigned. Raises EngineGone."""
         slot.forget()
         slot.audience = NOBODY
@@ -116,7 +116,7 @@ class Lease:
             await engine.prefill((0,))
 
     @contextlib.asynccontextmanager
-    async def at_risk(self, reason: ReasonCode = ReasonCode.FAILED_OVER_USE) -> AsyncIterator[None]:
+    async def guarding_restore(self, reason: ReasonCode = ReasonCode.FAILED_OVER_USE) -> AsyncIterator[None]:
         """Guard a request in the slot: if it fails, set aside the unproved save point restored there.
 
         The error records this (`restore_fault`): the request may be resent and read from the start. A 200 from a
@@ -135,84 +135,89 @@ class Lease:
                 error.restore_fault, self.slot.suspect = Reason(reason), None
                 await self._set_aside(point, error.restore_fault)
                 if isinstance(error, EngineRefused):
-                    self.slot.emptied()
+                    self.slot.mark_empty()
                     with contextlib.suppress(EngineError):  # a stopped engine has no slots
                         await self.engine.engine.erase_slot()
             raise
 
     # Loading
 
-    async def load(self, prompt: Tokens, reserve: int = 0, *, afresh: Reason | None = None, reader: str = "") -> Loaded:
+    async def load(
+        self, prompt: Tokens, reserve: int = 0, *, skip_reason: Reason | None = None, reader: str = ""
+    ) -> LoadedState:
         """Load the state that leaves the least of `prompt` to prefill, with room for it.
 
-        `reserve`: tokens to follow it. `afresh`: why nothing may be restored this time. `reader`: whose memory may be
-        used, if not the owner's. A bad save point raises nothing: it is set aside and the prompt is prefilled.
+        `reserve`: tokens to follow it. `skip_reason`: why nothing may be restored this time. `reader`: whose memory
+        may be used, if not the owner's. A bad save point raises nothing: it is set aside and the prompt is prefilled.
         Raises EngineGone if it kills the engine.
         """
         cost, slot, reader = self.slots.restore_cost, self.slot, reader or self.owner
         cost.use_model(self.engine.fingerprint.model)
-        await self.slots.context.room(slot, self.engine, min(len(prompt) + reserve, self.engine.context_size))
-        held = slot.readable(self.engine, reader)
-        if afresh:
+        await self.slots.shared_context.reserve_room(
+            slot, self.engine, min(len(prompt) + reserve, self.engine.context_size)
+        )
+        held = slot.readable_contents(self.engine, reader)
+        if skip_reason:
             await self.take_over(reader)
-            return replace(unchanged(self.engine, held, prompt), miss_reason=afresh)
-        ready = await plan(self._store, self.engine, reader, held, prompt, cost.worth_trying)
+            return replace(load_unchanged(self.engine, held, prompt), miss_reason=skip_reason)
+        ready = await plan_load(self._store, self.engine, reader, held, prompt, cost.is_worth_trying)
         if ready.restore is None:
             await self.take_over(reader)
-            return ready.as_it_is
+            return ready.without_restore
         outcome = await self._restore(ready.restore)
         if isinstance(outcome, Miss):
             await self.take_over()
-            self._tell(RestoreFailed(outcome.reason))
-            return Loaded(0, None, miss_reason=outcome.reason)
+            self._notify(RestoreFailed(outcome.reason))
+            return LoadedState(0, None, miss_reason=outcome.reason)
         cost.learn_restore(outcome.bytes, outcome.ms)
         tokens = outcome.save_point.tokens[: outcome.n_tokens]
-        slot.hold(SlotContents(self.engine.generation, self.owner, tokens, exact=True, unproved=outcome))
-        self._tell(Restored(outcome.bytes, outcome.n_tokens, outcome.ms))
-        return Loaded(ready.had, outcome, miss_reason=None)
+        slot.set_contents(SlotContents(self.engine.generation, self.owner, tokens, exact=True, unproved=outcome))
+        self._notify(Restored(outcome.bytes, outcome.n_tokens, outcome.ms))
+        return LoadedState(ready.reused_tokens, outcome, miss_reason=None)
 
-    async def load_boundary(self, boundary: Tokens) -> Loaded:
+    async def load_boundary(self, boundary: Tokens) -> LoadedState:
         """Load for whatever follows a turn boundary.
 
         A state that cannot be cut serves only longer prompts: the bare boundary would find an older one.
         """
-        return await self.load((*boundary, NEXT))
+        return await self.load((*boundary, NEXT_TOKEN))
 
-    async def wait_for_others(self, prompt: Tokens) -> None:
+    async def wait_for_pending_saves(self, prompt: Tokens) -> None:
         """Wait for other slots' answers to be saved, if that leaves less to read than anything kept.
 
         Waits at most half the time that reading it would take.
         """
-        slots, held = self.slots, self.slot.readable(self.engine, self.owner)
-        had, soon = unchanged(self.engine, held, prompt).expected_cached, partial(slots.saved_soon, self.owner, prompt)
-        if not self.keeps or soon() - had < LEAST_GAIN:
+        slots, held = self.slots, self.slot.readable_contents(self.engine, self.owner)
+        had = load_unchanged(self.engine, held, prompt).expected_cached
+        soon = partial(slots.pending_save_tokens, self.owner, prompt)
+        if not self.saving_enabled or soon() - had < MIN_GAIN:
             return
-        had = max(had, await self._found(prompt))
+        had = max(had, await self._saved_tokens(prompt))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(slots.restore_cost.prefill_ms(soon() - had) / 2000):
-                while soon() - had >= LEAST_GAIN:
-                    await slots.moved()
+                while soon() - had >= MIN_GAIN:
+                    await slots.wait_for_change()
 
     async def _restore(self, plan: RestorePlan) -> RestoreRecord | Miss:
         """Stage and restore; a failure leaves the slot empty. Raises EngineGone if it kills the engine."""
         engine, slot, point = self.engine.engine, self.slot, plan.save_point
-        self._tell(Restoring(plan.bytes, plan.tokens_used))
+        self._notify(Restoring(plan.bytes, plan.tokens_used))
         started = time.perf_counter()
-        async with self._staged(plan) as staged:
+        async with self._stage_file(plan) as staged:
             if isinstance(staged, Miss):
                 return staged
             if staged.n_tokens > self.engine.context_size:  # the engine would refuse a good state
                 return Miss(Reason(ReasonCode.TOO_LARGE_NOW))
-            if staged.n_tokens > slot.claim:
-                await self.slots.context.room(slot, self.engine, staged.n_tokens)
+            if staged.n_tokens > slot.claimed_tokens:
+                await self.slots.shared_context.reserve_room(slot, self.engine, staged.n_tokens)
             slot.forget()
             slot.audience, slot.suspect = NOBODY, point
             try:
-                async with self.at_risk(ReasonCode.DIED_OVER_RESTORE):
+                async with self.guarding_restore(ReasonCode.DIED_OVER_RESTORE):
                     answer = await engine.restore_slot(staged.path.name)
             except EngineRefused as refusal:
                 reason = Reason(ReasonCode.REFUSED, {"message": refusal.message})
-                slot.emptied()
+                slot.mark_empty()
                 if not refusal.restore_fault:
                     await self._set_aside(point, reason)
                 return Miss(reason)
@@ -220,7 +225,7 @@ class Lease:
             reason = Reason(ReasonCode.LOADED_LESS, {"loaded": answer.tokens, "tokens": staged.n_tokens})
             await self._set_aside(point, reason)
             await engine.erase_slot()
-            slot.emptied()
+            slot.mark_empty()
             return Miss(reason)
         finished = time.perf_counter()
         self._note_save_point(point, staged.n_tokens)
@@ -228,7 +233,7 @@ class Lease:
         return RestoreRecord(point, staged.n_tokens, staged.tier, answer.bytes, 1000 * (finished - started), finished)
 
     @contextlib.asynccontextmanager
-    async def _staged(self, plan: RestorePlan) -> AsyncIterator[StagedFile | Miss]:
+    async def _stage_file(self, plan: RestorePlan) -> AsyncIterator[StagedFile | Miss]:
         """Put the save point's file into the slot folder and remove it afterwards. Ends soon if cancelled."""
         engine, cancelled = self.engine, threading.Event()
         work = asyncio.to_thread(
@@ -254,18 +259,18 @@ class Lease:
             cancelled.set()
             await to_its_end(unstage())  # a second cancellation would leave the file
 
-    async def prove(self, loaded: Loaded, cached: int, prompt: int) -> Verdict:
+    async def prove(self, loaded: LoadedState, cached: int, prompt: int) -> Verdict:
         """Judge a load by the next request: `cached` of its `prompt` tokens came from the engine's cache.
 
         A hollow restore is set aside.
         """
-        self.slot.proved()
-        verdict = judged(loaded, cached, prompt)
+        self.slot.mark_proved()
+        verdict = judge_load(loaded, cached, prompt)
         if verdict.miss_reason == Reason(ReasonCode.NOT_REUSED) and not cached and len(self.slots.all) > 1:
             verdict = replace(verdict, miss_reason=Reason(ReasonCode.PURGED))
         if verdict.hollow and loaded.restore and verdict.miss_reason:
             await self._set_aside(loaded.restore.save_point, verdict.miss_reason)
-            self._tell(RestoreFailed(verdict.miss_reason, hollow=True))
+            self._notify(RestoreFailed(verdict.miss_reason, hollow=True))
         return verdict
 
     async def _set_aside(self, point: SavePoint, reason: Reason) -> None:
@@ -275,12 +280,12 @@ class Lease:
 
     # Reading
 
-    def note(self, tokens: Tokens, *, exact: bool = False, loaded: Loaded | None = None) -> None:
+    def note_contents(self, tokens: Tokens, *, exact: bool = False, loaded: LoadedState | None = None) -> None:
         """Note that the slot holds at least these tokens; `loaded` if that is still unproved."""
         unproved = loaded.restore if loaded else None
-        self.slot.hold(SlotContents(self.engine.generation, self.owner, tokens, exact, unproved))
+        self.slot.set_contents(SlotContents(self.engine.generation, self.owner, tokens, exact, unproved))
 
-    async def boundary(self, history: Sequence[ChatMessage]) -> Tokens:
+    async def turn_boundary(self, history: Sequence[ChatMessage]) -> Tokens:
         """Return the turn boundary after `history`: the tokens that begin every possible next message."""
         first, second = [
             await self.engine.engine.prompt_tokens([*history, ChatMessage("user", probe)]) for probe in BOUNDARY_PROBES
@@ -291,96 +296,98 @@ class Lease:
         self, boundary: Tokens, progress: Callable[[PromptProgress], None] = lambda progress: None
     ) -> Timings:
         """Make the slot hold exactly these tokens, up to a turn boundary. May be cancelled at any point."""
-        held = self.slot.known(self.engine)
+        held = self.slot.known_contents(self.engine)
         if held and held.exact and held.tokens == boundary:
             return Timings(cache_n=len(boundary), prompt_n=0, prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
         if held:  # if cancelled now, this much remains
-            self.note(boundary[: common_prefix(held.tokens, boundary)])
-        timings = await self.read(boundary, progress)
-        self.note(boundary, exact=True)
+            self.note_contents(boundary[: common_prefix(held.tokens, boundary)])
+        timings = await self.prefill(boundary, progress)
+        self.note_contents(boundary, exact=True)
         return timings
 
-    async def read(self, tokens: Tokens, progress: Callable[[PromptProgress], None] = lambda progress: None) -> Timings:
+    async def prefill(
+        self, tokens: Tokens, progress: Callable[[PromptProgress], None] = lambda progress: None
+    ) -> Timings:
         """Have the engine read these tokens. Does not note them."""
-        async with self.at_risk():
+        async with self.guarding_restore():
             timings = await self.engine.engine.prefill(tokens, progress)
         self.slot.suspect = None
         return timings
 
     # Saving
 
-    async def is_kept(self, boundary: Tokens) -> bool:
-        return await self._found((*boundary, NEXT)) >= len(boundary)
+    async def is_saved(self, boundary: Tokens) -> bool:
+        return await self._saved_tokens((*boundary, NEXT_TOKEN)) >= len(boundary)
 
-    async def cost_of_return(self, boundary: Tokens) -> float | None:
+    async def restore_ms(self, boundary: Tokens) -> float | None:
         """Estimate the ms to restore a boundary; None if it is not kept."""
-        best = await found(self._store, self.engine, self.owner, (*boundary, NEXT))
+        best = await find_save_point(self._store, self.engine, self.owner, (*boundary, NEXT_TOKEN))
         if isinstance(best, Miss) or best.tokens_used < len(boundary):
             return None
         return best.bytes * (self.slots.restore_cost.restore_ms_per_byte or 0.0)
 
-    async def _found(self, prompt: Tokens) -> int:
-        best = await found(self._store, self.engine, self.owner, prompt)
+    async def _saved_tokens(self, prompt: Tokens) -> int:
+        best = await find_save_point(self._store, self.engine, self.owner, prompt)
         return 0 if isinstance(best, Miss) else best.tokens_used
 
     async def save(
-        self, boundary: Tokens, *, label: str | None = None, tell: bool = True, audience: str | None = None
+        self, boundary: Tokens, *, label: str | None = None, notify: bool = True, audience: str | None = None
     ) -> SavePoint | None:
         """Save the settled slot to the store; None, and an event with the reason, if it was not kept.
 
-        `label`: id of the owner's item it belongs to, such as a message. `tell` false: no event on success.
+        `label`: id of the owner's item it belongs to, such as a message. `notify` false: no event on success.
         `audience`: if not the slot's. Raises EngineGone if the engine dies while saving.
         """
         started, store, engine = time.perf_counter(), self._store, self.engine
-        if not engine.remembers(len(boundary)):
+        if not engine.can_save(len(boundary)):
             return None
         rows, path = engine.engine.rows, engine.slot_path / f"{disk.name_for_engine()}.slot"
         try:
-            written = await self._written(path, boundary)
+            written = await self._write_slot_file(path, boundary)
             grown = Extension(self.slot.save_point, rows.count) if rows.count else None
             prefill_ms, audience = self.slots.restore_cost.prefill_ms(len(boundary)), audience or self.slot.audience
             state = self.owner, engine.fingerprint, boundary, written, prefill_ms, engine.window_to_complete
             point = await self.slots.write(store.saving.take, path, *state, label, grown, audience)
         except (StoreRefused, EngineRefused, OSError) as error:
-            self._tell(SaveSkipped(why_not_saved(error)))
+            self._notify(SaveSkipped(save_failure_reason(error)))
             return None
         self._note_save_point(point, len(boundary))
-        if tell:
-            self._tell(Saved(point.size, point.n_tokens, 1000 * (time.perf_counter() - started)))
+        if notify:
+            self._notify(Saved(point.size, point.n_tokens, 1000 * (time.perf_counter() - started)))
         return point
 
-    async def keep_what_was_read(self, label: str | None = None) -> bool:
+    async def save_processed(self, label: str | None = None) -> bool:
         """Save the known slot contents if reading them again would take long; True if they are kept now.
 
         A state that cannot be cut is saved only if the slot holds nothing else. Raises EngineGone and EngineRefused.
         """
-        contents = self.slot.known(self.engine)
-        if not contents or contents.owner != self.owner or not self.keeps:
+        contents = self.slot.known_contents(self.engine)
+        if not contents or contents.owner != self.owner or not self.saving_enabled:
             return False
         if not (contents.exact or self.engine.can_cut):
             return False
-        missing = len(contents.tokens) - await self._found((*contents.tokens, NEXT))
-        if self.slots.restore_cost.prefill_ms(missing) < LONG_MS:
+        missing = len(contents.tokens) - await self._saved_tokens((*contents.tokens, NEXT_TOKEN))
+        if self.slots.restore_cost.prefill_ms(missing) < LONG_PREFILL_MS:
             return False
         await self.settle(contents.tokens)
-        return await to_its_end(self.save(contents.tokens, label=label, tell=False)) is not None
+        return await to_its_end(self.save(contents.tokens, label=label, notify=False)) is not None
 
-    async def _written(self, path: Path, boundary: Tokens) -> int:
+    async def _write_slot_file(self, path: Path, boundary: Tokens) -> int:
         """Have the slot written to `path`; return the bytes. A failure leaves no file.
 
         Falls back to disk if memory is too small. Raises StoreRefused, EngineRefused and EngineGone.
         """
-        finishing, ready, answer = self.slots.finishing, self.engine, None
-        if finishing.cancelled.is_set():
+        save_progress, ready, answer = self.slots.save_progress, self.engine, None
+        if save_progress.cancelled.is_set():
             raise NotSaved(Reason(ReasonCode.NOT_WAITED_FOR))
         size = int(len(boundary) * ready.kv_bytes_per_token)
         try:
             await asyncio.to_thread(
                 self._store.saving.check_room, size, self.owner, path, (ready.fingerprint, boundary)
             )
-            with finishing.saving(size, path):
+            with save_progress.track_save(size, path):
                 with contextlib.suppress(EngineRefused):
-                    async with self.at_risk():
+                    async with self.guarding_restore():
                         answer = await ready.engine.save_slot(path.name)
                 if answer is None or not answer.bytes:
                     await asyncio.to_thread(self._store.staging.forget, path)

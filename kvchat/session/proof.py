@@ -12,7 +12,7 @@ from kvchat.words.reasons import Reason, ReasonCode
 # A restore is proved if the engine reused this share of the possible tokens, hollow below the other.
 PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
 # A prefix shared by all prompts, such as the template's start, proves no memory.
-LEAST_SHARE, LEAST_TOKENS = 0.1, 64
+MIN_SHARE, MIN_TOKENS = 0.1, 64
 
 NOTICEABLE_MS = 250.0  # users notice this delay
 
@@ -48,30 +48,30 @@ class RestoreRecord:
 
 
 @dataclass(frozen=True)
-class ReadAhead:
+class PrefilledAhead:
     """Tokens at the end of a slot that were read before they were requested, and the time taken."""
 
     tokens: int = 0
     ms: float = 0.0
 
-    def within(self, tokens: int, held: int) -> ReadAhead:
+    def within(self, tokens: int, held: int) -> PrefilledAhead:
         """Return the part within the first `held` of the slot's `tokens`."""
         left = max(0, self.tokens - (tokens - held))
-        return ReadAhead(left, self.ms * left / self.tokens) if left else NOTHING_AHEAD
+        return PrefilledAhead(left, self.ms * left / self.tokens) if left else NOTHING_AHEAD
 
 
-NOTHING_AHEAD = ReadAhead()
+NOTHING_AHEAD = PrefilledAhead()
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedState:
     expected_cached: int  # tokens expected from the engine's cache
     restore: RestoreRecord | None  # to be proved by the next cache_n
     miss_reason: Reason | None
-    ahead: ReadAhead = NOTHING_AHEAD  # of those tokens
+    ahead: PrefilledAhead = NOTHING_AHEAD  # of those tokens
 
 
-NOTHING_LOADED = Loaded(0, None, None)
+NOTHING_LOADED = LoadedState(0, None, None)
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Step:
-    loaded: Loaded
+class LoadResult:
+    loaded: LoadedState
     timings: Timings
     verdict: Verdict
 
 
-def judged(loaded: Loaded, cached: int, prompt: int) -> Verdict:
+def judge_load(loaded: LoadedState, cached: int, prompt: int) -> Verdict:
     """Judge a load by the next request: `cached` of its `prompt` tokens came from the engine's cache."""
     expected = loaded.expected_cached
     if cached < HOLLOW_SHARE * (expected or prompt):
@@ -100,7 +100,7 @@ def judged(loaded: Loaded, cached: int, prompt: int) -> Verdict:
     if loaded.ahead.ms >= max(NOTICEABLE_MS, loaded.restore.ms if loaded.restore else 0.0):
         source = Source.AHEAD  # it saved a noticeable wait
     if cached >= PROVED_SHARE * expected:
-        few = cached < max(LEAST_SHARE * prompt, min(LEAST_TOKENS, PROVED_SHARE * prompt))
+        few = cached < max(MIN_SHARE * prompt, min(MIN_TOKENS, PROVED_SHARE * prompt))
         return Verdict(source, hollow=False, miss_reason=loaded.miss_reason if few else None)
     reason = Reason(ReasonCode.REUSED_LESS, {"reused": cached, "held": expected})
     return Verdict(source, hollow=False, miss_reason=reason)

@@ -10,35 +10,35 @@ from dataclasses import dataclass
 
 from kvchat.words.wording import TimeRange
 
-LONG_MS = 2000.0  # processing this long is saved at once
-LEAST_GAIN = 32  # tokens; restoring fewer is never worth it
-LEAST_TOLD = 8  # tokens; for fewer, overhead dominates
+LONG_PREFILL_MS = 2000.0  # processing this long is saved at once
+MIN_GAIN = 32  # tokens; restoring fewer is never worth it
+MIN_LEARNED_TOKENS = 8  # tokens; for fewer, overhead dominates
 # Tokens; fewer measure overhead, not the rate. On a CPU, llama.cpp's attention takes two to five times as long
 # per token for fewer tokens, growing with their depth.
-LEAST_MEASURED = 64
-_READINGS = 50  # kept per model
-_LAST = 5  # readings used for a forecast
-_MUCH_LONGER = 20  # factor: a reading does not predict much longer texts
-_STEADY, _FARTHEST_APART = 1.5, 4.0  # rate spread up to which one figure or a range is given
-_RESTORES = 5  # the rate is the median of these: one may have hit a busy disk
-_DOUBT = 0.8  # factor applied to a rate each time it prevents a restore
+MIN_MEASURED_TOKENS = 64
+_MAX_SAMPLES = 50  # kept per model
+_FORECAST_SAMPLES = 5  # readings used for a forecast
+_MAX_EXTRAPOLATION = 20  # factor: a reading does not predict much longer texts
+_STEADY_SPREAD, _MAX_SPREAD = 1.5, 4.0  # rate spread up to which one figure or a range is given
+_RESTORE_SAMPLES = 5  # the rate is the median of these: one may have hit a busy disk
+_SKIP_FACTOR = 0.8  # factor applied to a rate each time it prevents a restore
 
 
 @dataclass(frozen=True)
-class Reading:
+class PrefillSample:
     tokens: int
     ms: float
     end: int = -1  # tokens in the slot afterwards; -1: unknown
 
 
-class ReadingSpeed:
+class PrefillSpeed:
     """A model's reading speed on this machine: the only source of reading time forecasts.
 
     No speed is known for texts much longer than any read so far: in a greeting, overhead dominates.
     """
 
     def __init__(self) -> None:
-        self.readings: deque[Reading] = deque(maxlen=_READINGS)  # newest last
+        self.samples: deque[PrefillSample] = deque(maxlen=_MAX_SAMPLES)  # newest last
         self.recalled = False  # earlier runs are loaded
         self._steps: dict[bool, float] = {}  # ms per token of the last step; True: a whole step
 
@@ -46,18 +46,18 @@ class ReadingSpeed:
         """Note that `tokens` were read in `ms`, with `after` tokens before them."""
         if not (tokens and ms):
             return
-        if tokens >= LEAST_TOLD:
-            self._steps[tokens >= LEAST_MEASURED] = ms / tokens
-        before = Reading(0, 0.0)
-        if self.readings and self.readings[-1].end == after >= 0:
-            before = self.readings.pop()
-        self.readings.append(Reading(before.tokens + tokens, before.ms + ms, after + tokens))
+        if tokens >= MIN_LEARNED_TOKENS:
+            self._steps[tokens >= MIN_MEASURED_TOKENS] = ms / tokens
+        before = PrefillSample(0, 0.0)
+        if self.samples and self.samples[-1].end == after >= 0:
+            before = self.samples.pop()
+        self.samples.append(PrefillSample(before.tokens + tokens, before.ms + ms, after + tokens))
 
-    def recall(self, readings: Iterable[Reading]) -> None:
+    def recall(self, samples: Iterable[PrefillSample]) -> None:
         """Add the readings of earlier runs, oldest first; once."""
         if not self.recalled:
             self.recalled = True
-            self.readings = deque((*readings, *self.readings), maxlen=_READINGS)
+            self.samples = deque((*samples, *self.samples), maxlen=_MAX_SAMPLES)
 
     def ms_per_step_token(self) -> tuple[float | None, float | None]:
         """Return ms per token of the last full and the last smaller step, which may be slower."""
@@ -82,19 +82,19 @@ class ReadingSpeed:
         slowest and fastest are dropped as busy or idle moments.
         """
         rates = sorted(self._rates(tokens))
-        if len(rates) == _LAST:
+        if len(rates) == _FORECAST_SAMPLES:
             rates = rates[1:-1]
-        if not rates or rates[-1] > _FARTHEST_APART * rates[0]:
+        if not rates or rates[-1] > _MAX_SPREAD * rates[0]:
             return None
-        if rates[-1] <= _STEADY * rates[0]:
+        if rates[-1] <= _STEADY_SPREAD * rates[0]:
             rates = [statistics.median(rates)]
         least, most = ((more_ms + tokens * rate) / 1000 for rate in (rates[0], rates[-1]))
         return TimeRange(least, most)
 
     def _rates(self, tokens: int) -> list[float]:
         """Return ms per token of the last readings long enough to be valid for this many tokens."""
-        least = max(LEAST_MEASURED, tokens / _MUCH_LONGER)
-        return [reading.ms / reading.tokens for reading in self.readings if reading.tokens >= least][-_LAST:]
+        least = max(MIN_MEASURED_TOKENS, tokens / _MAX_EXTRAPOLATION)
+        return [reading.ms / reading.tokens for reading in self.samples if reading.tokens >= least][-_FORECAST_SAMPLES:]
 
 
 @dataclass(frozen=True)
@@ -106,17 +106,17 @@ class BreakEven:
 
 class RestoreCost:
     def __init__(self) -> None:
-        self._speeds: dict[str, ReadingSpeed] = {}  # by model
+        self._speeds: dict[str, PrefillSpeed] = {}  # by model
         self.speed = self.speed_of("")  # of the model in use
-        self._restores: deque[float] = deque(maxlen=_RESTORES)
+        self._restores: deque[float] = deque(maxlen=_RESTORE_SAMPLES)
 
     @property
     def restore_ms_per_byte(self) -> float | None:
         return statistics.median(self._restores) if self._restores else None
 
-    def speed_of(self, model: str) -> ReadingSpeed:
+    def speed_of(self, model: str) -> PrefillSpeed:
         """Return the speed of a model, by its fingerprint name."""
-        return self._speeds.setdefault(model, ReadingSpeed())
+        return self._speeds.setdefault(model, PrefillSpeed())
 
     def use_model(self, model: str) -> None:
         self.speed = self.speed_of(model)
@@ -130,28 +130,28 @@ class RestoreCost:
         """Estimate the reading time; 0 if nothing was measured."""
         return self.speed.ms(tokens) or 0.0
 
-    def worth(self, gain: int, size: int) -> bool:
+    def is_worth(self, gain: int, size: int) -> bool:
         """True if restoring `size` bytes beats reading `gain` tokens, or until both are measured."""
-        if gain < LEAST_GAIN:
+        if gain < MIN_GAIN:
             return False
         rate = self.speed.ms_per_token
         if rate is None or self.restore_ms_per_byte is None:
             return True
         return size * self.restore_ms_per_byte < gain * rate
 
-    def worth_trying(self, gain: int, size: int) -> bool:
-        """Like `worth`, for a restore about to be made or skipped.
+    def is_worth_trying(self, gain: int, size: int) -> bool:
+        """Like `is_worth`, for a restore about to be made or skipped.
 
         A skipped restore is not measured, so each skip lowers the restore rate a little: one slow moment must not be
         final.
         """
-        worth = self.worth(gain, size)
-        if not worth and gain >= LEAST_GAIN:
-            self._restores = deque((rate * _DOUBT for rate in self._restores), maxlen=_RESTORES)
-        return worth
+        is_worth = self.is_worth(gain, size)
+        if not is_worth and gain >= MIN_GAIN:
+            self._restores = deque((rate * _SKIP_FACTOR for rate in self._restores), maxlen=_RESTORE_SAMPLES)
+        return is_worth
 
     def break_even(self, size_of: Callable[[int], float], context_size: int) -> BreakEven | None:
-        """Return the least gain `worth` its restore; None until both rates are measured.
+        """Return the least gain that is worth its restore; None until both rates are measured.
 
         `size_of`: slot file bytes for a number of tokens, a growing part and a fixed one.
         """
@@ -159,5 +159,5 @@ class RestoreCost:
         if rate is None or self.restore_ms_per_byte is None:
             return None
         gains = range(context_size + 1)
-        tokens = bisect.bisect_left(gains, True, key=lambda gain: self.worth(gain, int(size_of(gain))))
+        tokens = bisect.bisect_left(gains, True, key=lambda gain: self.is_worth(gain, int(size_of(gain))))
         return BreakEven(tokens if tokens in gains else None, rate, self.restore_ms_per_byte)

@@ -24,7 +24,7 @@ HOLLOW_LIMIT = 2  # hollow restores in a row until a proved strategy is replaced
 
 
 class Strategy(Enum):
-    """Ways to save and restore states, most useful first; `Finding.words` explains each."""
+    """Ways to save and restore states, most useful first; `Finding.description` explains each."""
 
     PLAIN = "plain"  # a state can be cut back to any prefix
     FULL_WINDOW = "full window"  # sliding window kept whole by --swa-full: like SETTLE
@@ -61,17 +61,19 @@ class Finding:
     hollow: int = 0  # hollow restores since the last proved one
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         if not self.strategy.saves:
-            words = _("With this engine and model, kvchat saves no chat memory and reprocesses chats instead.")
+            description = _("With this engine and model, kvchat saves no chat memory and reprocesses chats instead.")
         elif self.proved:
-            words = _("Chat memory works with this engine and model: {how}.", how=_(_REACH[self.strategy]))
-        else:
-            words = _(
-                "Chat memory should work with this engine and model (not confirmed yet): {how}.",
-                how=_(_REACH[self.strategy]),
+            description = _(
+                "Chat memory works with this engine and model: {how}.", how=_(_STRATEGY_TEXT[self.strategy])
             )
-        return sentences(words, self.reason.in_a_sentence if self.reason else "")
+        else:
+            description = _(
+                "Chat memory should work with this engine and model (not confirmed yet): {how}.",
+                how=_(_STRATEGY_TEXT[self.strategy]),
+            )
+        return sentences(description, self.reason.in_a_sentence if self.reason else "")
 
     def after_restore(self, *, hollow: bool) -> Finding:
         if not hollow:
@@ -84,7 +86,7 @@ class Finding:
         return Finding(self.strategy.more_careful, proved=False, reason=reason)
 
 
-_REACH = {
+_STRATEGY_TEXT = {
     Strategy.PLAIN: N_("any part of a chat can be reused"),
     Strategy.FULL_WINDOW: N_("a chat can be restored to the end of any reply (--swa-full is on)"),
     Strategy.COMPLETE: N_("a chat can be restored to the end of any reply"),
@@ -94,7 +96,7 @@ _REACH = {
 
 
 RETEST_AFTER_S = 7 * 86_400.0  # if restoring does not work
-_MOST, _MOST_BYTES = 200, 4_000_000  # newest entries kept; a larger file is not ours
+_MAX_ROWS, _MAX_BYTES = 200, 4_000_000  # newest entries kept; a larger file is not ours
 
 
 @dataclass(frozen=True)
@@ -103,56 +105,58 @@ class Subject:
     build: str  # of the engine
 
 
-class Findings:
+class FindingStore:
     """Findings on disk. A file that cannot be read or written only costs another self-test."""
 
-    def __init__(self, file: Path, tell: Callable[[str, str], object], clock: Callable[[], float] = time.time) -> None:
-        """`tell` takes a title and a sentence for the user; `clock`: seconds since 1970."""
-        self._file, self._tell, self._clock = file, tell, clock
+    def __init__(
+        self, file: Path, notify: Callable[[str, str], object], clock: Callable[[], float] = time.time
+    ) -> None:
+        """`notify` takes a title and a sentence for the user; `clock`: seconds since 1970."""
+        self._file, self._notify, self._clock = file, notify, clock
 
     async def known(self, subject: Subject) -> Finding | None:
         """Return the finding of an earlier test; None if there is none or a retest is due."""
-        for row in await asyncio.to_thread(_read, self._file):
-            if _is_about(row, subject):
+        for row in await asyncio.to_thread(_read_rows, self._file):
+            if _matches(row, subject):
                 finding = _finding(row)
                 works = finding is None or finding.strategy.saves
                 return finding if works or row["found_at"] >= self._clock() - RETEST_AFTER_S else None
         return None
 
     async def forget(self, subject: Subject) -> None:
-        await asyncio.to_thread(_keep, self._file, lambda row: not _is_about(row, subject))
+        await asyncio.to_thread(_update, self._file, lambda row: not _matches(row, subject))
 
     async def learn(self, subject: Subject, finding: Finding, before: Finding | None = None) -> None:
         """Store a finding. Tell the user if restoring does not work, or less well than it seemed."""
         await asyncio.to_thread(store_finding, self._file, subject, finding, self._clock())
         if not finding.strategy.saves:
-            self._tell(_("Chat memory does not work with this engine"), finding.words)
+            self._notify(_("Chat memory does not work with this engine"), finding.description)
         elif finding.strategy is Strategy.LONG and before is None:
-            self._tell(_("Chat memory does not work for short chats with this engine"), finding.words)
+            self._notify(_("Chat memory does not work for short chats with this engine"), finding.description)
         elif before is not None and before.strategy is not finding.strategy:
-            self._tell(_("Chat memory did not work as expected"), finding.words)
+            self._notify(_("Chat memory did not work as expected"), finding.description)
 
 
 def newest_finding(file: Path, model: str) -> tuple[Finding, str] | None:
     """Return the last finding for a model, by its identity, and its engine build, or None."""
-    row = next((row for row in _read(file) if row["fingerprint"].get("model") == model), None)
+    row = next((row for row in _read_rows(file) if row["fingerprint"].get("model") == model), None)
     finding = _finding(row) if row else None
     return (finding, row["build"]) if row and finding else None
 
 
 def forget_model(file: Path, model: str) -> None:
-    _keep(file, lambda row: row["fingerprint"].get("model") != model)
+    _update(file, lambda row: row["fingerprint"].get("model") != model)
 
 
 def store_finding(file: Path, subject: Subject, finding: Finding, found_at: float) -> None:
     """Store a finding, replacing an older one; `found_at` in seconds since 1970."""
     new = {"found_at": found_at, **asdict(subject), **asdict(finding), "strategy": finding.strategy.value}
-    _keep(file, lambda row: not _is_about(row, subject), new)
+    _update(file, lambda row: not _matches(row, subject), new)
 
 
-def _keep(file: Path, wanted: Callable[[dict[str, Any]], bool], *new: dict[str, Any]) -> None:
-    there = _read(file)
-    rows = [*new, *filter(wanted, there)][:_MOST]
+def _update(file: Path, keep_row: Callable[[dict[str, Any]], bool], *new: dict[str, Any]) -> None:
+    there = _read_rows(file)
+    rows = [*new, *filter(keep_row, there)][:_MAX_ROWS]
     if rows != there:
         with suppress(OSError):
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -160,16 +164,16 @@ def _keep(file: Path, wanted: Callable[[dict[str, Any]], bool], *new: dict[str, 
                 written.write_text(json.dumps(rows, indent=1), "utf-8")
 
 
-def _read(file: Path) -> list[dict[str, Any]]:
+def _read_rows(file: Path) -> list[dict[str, Any]]:
     types = {"fingerprint": dict, "build": str, "found_at": int | float}
     with suppress(OSError, ValueError):
-        rows = read_json(file, _MOST_BYTES)
+        rows = read_json(file, _MAX_BYTES)
         dicts = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
         return [row for row in dicts if all(isinstance(row.get(name), kind) for name, kind in types.items())]
     return []
 
 
-def _is_about(row: dict[str, Any], subject: Subject) -> bool:
+def _matches(row: dict[str, Any], subject: Subject) -> bool:
     return bool(row["build"] == subject.build and row["fingerprint"] == asdict(subject.fingerprint))
 
 

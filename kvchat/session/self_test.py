@@ -20,18 +20,18 @@ from kvchat.kvstore.savepoint import Bounds, NotSaved, StoreRefused, Tokens
 from kvchat.kvstore.store import BlockStore
 from kvchat.session.events import SaveSkipped, SessionEvent
 from kvchat.session.host import ReadyEngine
-from kvchat.session.lease import Lease, why_not_saved
+from kvchat.session.lease import Lease, save_failure_reason
 from kvchat.session.proof import PROVED_SHARE
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.session.slots import Slots
 from kvchat.words.reasons import Reason, ReasonCode
 
-LENGTH = 96  # test tokens; restoring fewer than 32 is never worth it
-BEYOND = 64  # tokens beyond the sliding window needed for a valid test
-NEXT = 4  # tokens appended after a restore
-LONGEST_MS = 5000.0  # processing limit; beyond it the first real restore is the test
+TEST_TOKENS = 96  # test tokens; restoring fewer than 32 is never worth it
+WINDOW_MARGIN = 64  # tokens beyond the sliding window needed for a valid test
+FOLLOWING_TOKENS = 4  # tokens appended after a restore
+MAX_PREFILL_MS = 5000.0  # processing limit; beyond it the first real restore is the test
 LIMIT_S, ERASE_S = 60.0, 5.0
-COPIES = 4  # slot file sizes that must fit: two saves, their blocks, a restore
+SLOT_FILE_COPIES = 4  # slot file sizes that must fit: two saves, their blocks, a restore
 
 _NAME = "self-test"
 
@@ -49,10 +49,10 @@ async def self_test(host: ReadyEngine) -> Finding:
     except TimeoutError:
         return Finding(promised, proved=False, reason=Reason(ReasonCode.TOO_SLOW_TO_TRY))
     except (EngineRefused, StoreRefused, OSError) as error:
-        return Finding(promised, proved=False, reason=_not_tried(why_not_saved(error)))
+        return Finding(promised, proved=False, reason=_untested(save_failure_reason(error)))
 
 
-def _not_tried(reason: Reason) -> Reason:
+def _untested(reason: Reason) -> Reason:
     return Reason(ReasonCode.NOT_TRIED, {"reason": reason})
 
 
@@ -81,50 +81,58 @@ class _Trial:
         self._slots = Slots(store)
         self._skipped = Reason(ReasonCode.NOTHING_HELD)
 
-    def _hear(self, event: SessionEvent) -> None:
+    def _on_event(self, event: SessionEvent) -> None:
         if isinstance(event, SaveSkipped):
             self._skipped = event.reason
 
     async def run(self, promised: Strategy) -> Finding:
         """Try the promised strategy, then more careful ones; a sliding window first with a shorter chat."""
         window = self._host.window
-        length = max(LENGTH, window + BEYOND) if window else LENGTH
-        text = await self._text(length + 2 * NEXT)
+        length = max(TEST_TOKENS, window + WINDOW_MARGIN) if window else TEST_TOKENS
+        text = await self._test_text(length + 2 * FOLLOWING_TOKENS)
         strategy, reason = promised, None
-        if promised is Strategy.COMPLETE and window >= LENGTH and (fault := await self._fault(promised, text, LENGTH)):
+        if (
+            promised is Strategy.COMPLETE
+            and window >= TEST_TOKENS
+            and (fault := await self._find_fault(promised, text, TEST_TOKENS))
+        ):
             strategy, reason = (Strategy.LONG if window < self._host.limit else Strategy.NONE), fault
         proved = True
-        if strategy.saves and (why := await self._why_not_tried(text, length)):
-            proved, reason = False, reason or _not_tried(why)
-        while proved and strategy.saves and (fault := await self._fault(strategy, text, length)):
+        if strategy.saves and (why := await self._find_obstacle(text, length)):
+            proved, reason = False, reason or _untested(why)
+        while proved and strategy.saves and (fault := await self._find_fault(strategy, text, length)):
             strategy, reason = strategy.more_careful, fault
         if promised is Strategy.COMPLETE and strategy in (Strategy.LONG, Strategy.NONE):
             reason = Reason(ReasonCode.NEEDS_SWA_FULL, {"reason": reason})
         return Finding(strategy, proved, reason)
 
-    async def _why_not_tried(self, text: Tokens, length: int) -> Reason | None:
-        if len(text) < length + 2 * NEXT or length + 2 * NEXT >= self._host.context_size:
+    async def _find_obstacle(self, text: Tokens, length: int) -> Reason | None:
+        if len(text) < length + 2 * FOLLOWING_TOKENS or length + 2 * FOLLOWING_TOKENS >= self._host.context_size:
             return Reason(ReasonCode.WINDOW_AS_CONTEXT)
-        if length > LENGTH:
-            read = await self._host.engine.prefill(text[-LENGTH:])
-            if length * read.prompt_ms / LENGTH > LONGEST_MS:
+        if length > TEST_TOKENS:
+            read = await self._host.engine.prefill(text[-TEST_TOKENS:])
+            if length * read.prompt_ms / TEST_TOKENS > MAX_PREFILL_MS:
                 return Reason(ReasonCode.TAKES_LONG)
         return None
 
-    async def _fault(self, strategy: Strategy, text: Tokens, length: int) -> Reason | None:
+    async def _find_fault(self, strategy: Strategy, text: Tokens, length: int) -> Reason | None:
         host = replace(self._host, finding=Finding(strategy, proved=False))
-        lease = Lease(self._slots, self._slots.all[0], host, _NAME, self._hear)
-        saved, following, other = text[:length], text[length : length + NEXT], text[length + NEXT :]
+        lease = Lease(self._slots, self._slots.all[0], host, _NAME, self._on_event)
+        saved, following, other = (
+            text[:length],
+            text[length : length + FOLLOWING_TOKENS],
+            text[length + FOLLOWING_TOKENS :],
+        )
         await self._save(lease, saved)
         hot = await host.engine.prefill(saved + following)
         if hot.cache_n < PROVED_SHARE * length:
             raise NotSaved(Reason(ReasonCode.NEVER_REUSES))
-        if fault := await self._restored(lease, saved + following, length):
+        if fault := await self._load_fault(lease, saved + following, length):
             return fault
         if not strategy.can_cut:
             return None
         half, quarter = length // 2, length // 4
-        if fault := await self._restored(lease, saved[:half] + other, half):
+        if fault := await self._load_fault(lease, saved[:half] + other, half):
             return Reason(ReasonCode.NO_PARTS, {"reason": fault})
         # Then test the engine's own reuse of its slot.
         lease.slot.forget()
@@ -139,11 +147,11 @@ class _Trial:
         point = await lease.save(tokens)
         if point is None:
             raise NotSaved(self._skipped)
-        if COPIES * point.size > await asyncio.to_thread(disk.free_bytes, lease.engine.slot_path):
+        if SLOT_FILE_COPIES * point.size > await asyncio.to_thread(disk.free_bytes, lease.engine.slot_path):
             raise NotSaved(Reason(ReasonCode.LITTLE_ROOM))
         await self._slots.absorb()
 
-    async def _restored(self, lease: Lease, prompt: Tokens, length: int) -> Reason | None:
+    async def _load_fault(self, lease: Lease, prompt: Tokens, length: int) -> Reason | None:
         """Load into an empty slot, as at the start of a turn; return what failed."""
         engine = lease.engine.engine
         await engine.erase_slot()
@@ -156,7 +164,7 @@ class _Trial:
             return Reason(ReasonCode.USED_LESS, {"accepted": length, "used": read.cache_n})
         return None
 
-    async def _text(self, length: int) -> Tokens:
+    async def _test_text(self, length: int) -> Tokens:
         """Return `length` tokens of text without repetition, assuming a typical vocabulary."""
         lines = (f"Item {number} weighs {number * 37 % 991} grams." for number in range(length // 6 + 8))
         tokens = await self._host.engine.prompt_tokens([ChatMessage("user", "\n".join(lines))])

@@ -37,17 +37,17 @@ _ENGINE_S_PER_BYTE, _STORE_S_PER_BYTE = 1e-9, 2e-9  # defaults until measured he
 
 
 @dataclass(frozen=True)
-class Unfinished:
+class PendingSave:
     bytes: int
     seconds: float  # estimate
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return _("{bytes}, about {seconds}", bytes=size(self.bytes), seconds=rough_duration(self.seconds))
 
 
 @dataclass(frozen=True)
-class _Step:
+class _FileWrite:
     """A file being written: from the engine into `path` or, without one, into the store."""
 
     size: int
@@ -66,13 +66,13 @@ class _Step:
         return max(0.0, self.size * rate - taken)
 
 
-class Finishing:
+class SaveProgress:
     """Saves in progress in all slots, and their duration. On the event loop's thread, except `cancelled`."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()  # no caller is waiting
         self._hurry = asyncio.Event()
-        self._steps: list[_Step] = []  # run in parallel
+        self._steps: list[_FileWrite] = []  # run in parallel
         self._waiting = 0  # bytes saved but not yet absorbed
         self._ahead: list[int] = []  # bytes to save after the current reading
         self._read: object = None  # last progress it reported
@@ -84,7 +84,7 @@ class Finishing:
         self.cancelled.set()
         self._hurry.set()
 
-    async def rested(self, idle: Awaitable[None], patience_s: float) -> bool:
+    async def wait_until_done(self, idle: Awaitable[None], patience_s: float) -> bool:
         """Wait until all work ends or is cancelled; False if the engine was inactive for `patience_s`."""
         task, hurry = asyncio.ensure_future(idle), asyncio.ensure_future(self._hurry.wait())
         try:
@@ -98,7 +98,7 @@ class Finishing:
             task.cancel()
             hurry.cancel()
 
-    async def in_time(self, work: Coroutine[Any, Any, None], patience_s: float) -> None:
+    async def finish_or_cancel(self, work: Coroutine[Any, Any, None], patience_s: float) -> None:
         """Wait for work; once cancelled, at most `patience_s`, because a disk may hang."""
         task, hurry = asyncio.ensure_future(work), asyncio.ensure_future(self._hurry.wait())
         await asyncio.wait({task, hurry}, return_when=asyncio.FIRST_COMPLETED)
@@ -106,7 +106,7 @@ class Finishing:
         hurry.cancel()
 
     @contextlib.contextmanager
-    def reading(self, size: int) -> Iterator[Callable[[object], None]]:
+    def track_prefill(self, size: int) -> Iterator[Callable[[object], None]]:
         """Count `size` bytes to be saved once the engine has read so far; yield the progress callback."""
 
         def tell(progress: object) -> None:
@@ -119,25 +119,25 @@ class Finishing:
             self._ahead.remove(size)
 
     @contextlib.contextmanager
-    def saving(self, size: int, path: Path) -> Iterator[None]:
-        with self._running(_Step(size, path, time.monotonic())):
+    def track_save(self, size: int, path: Path) -> Iterator[None]:
+        with self._running(_FileWrite(size, path, time.monotonic())):
             yield
         self._waiting += size
 
     @contextlib.contextmanager
-    def absorbing(self) -> Iterator[None]:
+    def track_absorb(self) -> Iterator[None]:
         size, self._waiting = self._waiting, 0
-        with self._running(_Step(size, None, time.monotonic())):
+        with self._running(_FileWrite(size, None, time.monotonic())):
             yield
 
-    def left(self) -> Unfinished | None:
+    def pending_save(self) -> PendingSave | None:
         steps, rates, ahead = self._steps, self._rates, sum(self._ahead)
         waiting = self._waiting + ahead + sum(step.size for step in steps if step.path)
         if not steps and not waiting:
             return None
         seconds = sum(step.left_s(rates[bool(step.path)]) for step in steps) if steps else ahead * rates[True]
         absorbed = sum(step.size for step in steps if not step.path)
-        return Unfinished(max(waiting, absorbed), seconds + waiting * rates[False])
+        return PendingSave(max(waiting, absorbed), seconds + waiting * rates[False])
 
     def progress(self) -> object:
         """Return a value that equals an earlier one only if the engine was inactive in between."""
@@ -146,7 +146,7 @@ class Finishing:
         return [(step, step.written) for step in self._steps] or self._read
 
     @contextlib.contextmanager
-    def _running(self, step: _Step) -> Iterator[None]:
+    def _running(self, step: _FileWrite) -> Iterator[None]:
         self._steps.append(step)
         try:
             yield
@@ -156,8 +156,8 @@ class Finishing:
             self._steps = [other for other in self._steps if other is not step]
 
 
-MARGIN = 32  # tokens: the engine may keep slightly more than kvchat knows
-STEP_EVERY_S = 5.0  # interval between steps of a program's prompt while a window reply streams
+ROOM_MARGIN = 32  # tokens: the engine may keep slightly more than kvchat knows
+STEP_INTERVAL_S = 5.0  # interval between steps of a program's prompt while a window reply streams
 
 
 class SharedContext:
@@ -179,58 +179,62 @@ class SharedContext:
         async with self._turn:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None) as patience:
-                    while (streaming := self._allocator.at_the_window()) and not self.crowded(slot):
+                    while (streaming := self._allocator.window_replies_streaming()) and not self.must_yield(slot):
                         if not all(streaming):
                             patience.reschedule(None)
                         elif patience.when() is None:
-                            patience.reschedule(asyncio.get_running_loop().time() + STEP_EVERY_S)
-                        await self._allocator.moved()
-            slot.leaving = self.crowded(slot)
-            yield not slot.leaving
+                            patience.reschedule(asyncio.get_running_loop().time() + STEP_INTERVAL_S)
+                        await self._allocator.wait_for_change()
+            slot.is_leaving = self.must_yield(slot)
+            yield not slot.is_leaving
 
-    def crowded(self, slot: Slot) -> bool:
+    def must_yield(self, slot: Slot) -> bool:
         """True if a program must leave this slot: the window waits for a slot, or for the room it takes."""
-        waited_for = self._allocator.kept_from_the_window or any(other.window for other in self._waiting)
-        return not slot.window and (slot.leaving or waited_for)
+        waited_for = self._allocator.is_window_blocked or any(other.window for other in self._waiting)
+        return not slot.window and (slot.is_leaving or waited_for)
 
-    async def room(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
+    async def reserve_room(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
         """Wait until the slot has room for `tokens`. Raises EngineGone and EngineRefused."""
-        slot.claim = 0
+        slot.claimed_tokens = 0
         self._waiting.append(slot)
         self._waiting.sort(key=lambda waiting: not waiting.window)
-        self._allocator.move()
+        self._allocator.notify_change()
         try:
             while self._waiting[0] is not slot or not self._fits(slot, engine, tokens):
-                await self._allocator.moved()
-            slot.claim = tokens  # reserved now: a window request may arrive before the rest is done
+                await self._allocator.wait_for_change()
+            slot.claimed_tokens = tokens  # reserved now: a window request may arrive before the rest is done
             self._make_room(slot, engine)
             if self._erasing:  # shared with other waiters: `gather` would cancel it for all
                 await asyncio.wait(self._erasing)
         finally:
             self._waiting.remove(slot)
-            self._allocator.move()
+            self._allocator.notify_change()
 
-    def grows(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
+    def note_growth(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
         """Note that the slot now holds `tokens`; erase unused slots that are in the way."""
-        if tokens > slot.claim:
-            slot.claim = tokens + MARGIN
+        if tokens > slot.claimed_tokens:
+            slot.claimed_tokens = tokens + ROOM_MARGIN
             self._make_room(slot, engine)
 
     def _fits(self, slot: Slot, engine: ReadyEngine, tokens: int) -> bool:
         """True if `tokens` fit beside running replies. Alone they do: the engine rejects what is too long."""
-        claimed = sum(other.claim for other in self._others(slot))
-        return not claimed or claimed + tokens + MARGIN <= engine.context_size
+        claimed = sum(other.claimed_tokens for other in self._others(slot))
+        return not claimed or claimed + tokens + ROOM_MARGIN <= engine.context_size
 
     def _make_room(self, slot: Slot, engine: ReadyEngine) -> None:
         """Start erasing idle slots, least recently used first, until the slot's claim fits."""
-        claimed = sum(other.claim for other in self._others(slot))
-        idle = [other for other in self._others(slot) if not other.claim and other.held(engine.generation)]
+        claimed = sum(other.claimed_tokens for other in self._others(slot))
+        idle = [
+            other
+            for other in self._others(slot)
+            if not other.claimed_tokens and other.max_tokens_held(engine.generation)
+        ]
         idle.sort(key=lambda other: -other.used_at)
-        room = engine.context_size - claimed - slot.claim - MARGIN
+        room = engine.context_size - claimed - slot.claimed_tokens - ROOM_MARGIN
         for other in idle:
-            room -= other.held(engine.generation)
+            room -= other.max_tokens_held(engine.generation)
             if room < 0:
-                other.emptied()
+                other.mark_empty()
                 task = asyncio.ensure_future(self._erase(other, engine))
                 self._erasing.add(task)
                 task.add_done_callback(self._erasing.discard)
@@ -248,7 +252,7 @@ class Slots(Allocator):
 
     def __init__(self, store: BlockStore) -> None:
         super().__init__(RestoreCost())
-        self.store, self.finishing, self.context = store, Finishing(), SharedContext(self)
+        self.store, self.save_progress, self.shared_context = store, SaveProgress(), SharedContext(self)
         self._in_turn = asyncio.Lock()  # first come, first served
         self._writing: set[asyncio.Future[Any]] = set()
 
@@ -268,14 +272,14 @@ class Slots(Allocator):
         """Let the store process new saves. Not under a lock: slots continue meanwhile. Raises StoreRefused."""
         if self.store.problem is not None:
             return AbsorbReport(0, 0, ())
-        with self.finishing.absorbing():
-            report = await asyncio.to_thread(self.store.absorb_pending, self.finishing.cancelled.is_set)
+        with self.save_progress.track_absorb():
+            report = await asyncio.to_thread(self.store.absorb_pending, self.save_progress.cancelled.is_set)
         losses = await asyncio.to_thread(self.store.inventory.losses)
         return replace(report, refused=(*report.refused, *(loss.reason for loss in losses)))
 
     def discard(self, owner: str) -> asyncio.Future[int]:
         """Delete all that the store keeps of a removed owner. Call it while the owner has no slot."""
-        if slot := self.of(owner):
+        if slot := self.slot_of(owner):
             slot.forget()
         return self.write(self.store.inventory.delete_conversation, owner)
 

@@ -72,7 +72,9 @@ def test_what_restoring_can_do_is_told_once_it_is_known(paths, smollm2, chosen):
     subject = Subject(Fingerprint(model_identity(smollm2), "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
     store_finding(paths.restore_findings, subject, Finding(Strategy.PLAIN, proved=True), 0.0)
     report = collect(paths, chosen)
-    assert report.restoring == RestoreReport("plain", Finding(Strategy.PLAIN, True).words, "version: 11434 (abc1234)")
+    assert report.restoring == RestoreReport(
+        "plain", Finding(Strategy.PLAIN, True).description, "version: 11434 (abc1234)"
+    )
     text = "\n".join(lines(report))
     assert "restoring     Chat memory works with this engine and model" in text
     assert "engine: version: 11434" in text

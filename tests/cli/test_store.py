@@ -16,7 +16,7 @@ from kvchat.cli.arguments import parse
 from kvchat.cli.store import plan_lines
 from kvchat.kvstore.disk import tree_size
 from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan
-from kvchat.session.restore_cost import Reading
+from kvchat.session.restore_cost import PrefillSample
 from kvchat.system.paths import resolve_paths
 from tests.kvstore.true_files import FULL, Bench
 from tests.store_contents import StoreContents, spoil
@@ -109,7 +109,7 @@ def test_other_programs_are_named_counted_and_forgotten(filled, capsys):
 
 
 def test_a_dry_run_tells_and_removes_nothing(filled, capsys, monkeypatch):
-    monkeypatch.setattr(Database, "prefill_timings", lambda self, model: [Reading(1000, 1000.0)])
+    monkeypatch.setattr(Database, "prefill_timings", lambda self, model: [PrefillSample(1000, 1000.0)])
     before = filled.kept.block_files()
     assert main(["store", "prune", "--to", "0", "--dry-run"]) == 0
     text = capsys.readouterr().out

@@ -22,7 +22,7 @@ from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
 from kvchat.session.restore_cost import RestoreCost
-from kvchat.session.self_test import LENGTH
+from kvchat.session.self_test import TEST_TOKENS
 from kvchat.settings import Settings
 from tests.e2e.home import notes
 from tests.e2e.restarts import settings
@@ -111,7 +111,7 @@ def poisoner(monkeypatch: pytest.MonkeyPatch) -> Poisoner:
 
     def put_poisoned(store: Restoring, plan: RestorePlan, target: Path, *others: Any) -> Any:
         placed = put(store, plan, target, *others)
-        if one.poison is not None and plan.tokens_used > LENGTH:
+        if one.poison is not None and plan.tokens_used > TEST_TOKENS:
             data = bytearray(target.read_bytes())
             one.poison(data)
             target.unlink()  # it may be a link to what is kept warm
@@ -120,7 +120,7 @@ def poisoner(monkeypatch: pytest.MonkeyPatch) -> Poisoner:
         return placed
 
     monkeypatch.setattr(Restoring, "_put", put_poisoned)
-    monkeypatch.setattr(RestoreCost, "worth_trying", lambda *_: True)  # a tiny model reads as fast as it loads
+    monkeypatch.setattr(RestoreCost, "is_worth_trying", lambda *_: True)  # a tiny model reads as fast as it loads
     monkeypatch.setattr(RestartPolicy, "delay_s", lambda *_: 0.0)
     return one
 
@@ -203,13 +203,13 @@ async def test_another_program_is_answered(tmp_path, poisoner, engine):
 @pytest.mark.parametrize("way", ["chat", "looked at", "imported", "prepared", "program"])
 async def test_a_flipped_byte_of_a_block_reaches_no_engine(tmp_path, monkeypatch, kind, way):
     """On every way by which a state is restored: the prompt is read instead."""
-    monkeypatch.setattr(RestoreCost, "worth_trying", lambda *_: True)
+    monkeypatch.setattr(RestoreCost, "is_worth_trying", lambda *_: True)
     staged: list[StagedFile | Miss] = []
     stage = Restoring.stage
 
     def stage_and_tell(store: Restoring, plan: RestorePlan, *where: Any, **how: Any) -> StagedFile | Miss:
         outcome = stage(store, plan, *where, **how)
-        if plan.tokens_used > LENGTH:
+        if plan.tokens_used > TEST_TOKENS:
             staged.append(outcome)
         return outcome
 

@@ -17,11 +17,11 @@ from kvchat.engine_host import switching
 from kvchat.engine_host.switching import IdleStop
 from kvchat.kvstore.exchange import stored_manifest
 from kvchat.runtime import Runtime
-from kvchat.session.allocator import Rank
 from kvchat.session.exchange import Exchange, Request
-from kvchat.session.reading import Pace
-from kvchat.session.restore_cost import Reading
+from kvchat.session.prefill import StepPacer
+from kvchat.session.restore_cost import PrefillSample
 from kvchat.session.slot import Slot
+from kvchat.session.slot_request import Priority
 from tests.e2e.home import notes
 from tests.e2e.restarts import settings
 from tests.engine.waiting import until
@@ -33,13 +33,13 @@ pytestmark = pytest.mark.engine
 
 SECRET = f"Our project is called Heron.\n{notes(12)}"
 SHORT = Sampling(4, temperature=0.0)
-AS_LARGE = [Reading(1000, 1e5)] * 5  # with a large model restoring pays
+AS_LARGE = [PrefillSample(1000, 1e5)] * 5  # with a large model restoring pays
 FEW = 40  # tokens that any two prompts may share: the template's first words
 DIALECTS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "several", "twice")
 
 
 async def said(runtime: Runtime, chat: str, words: str) -> Receipt:
-    runtime.chat.slots.restore_cost.speed.readings.extend(AS_LARGE)
+    runtime.chat.slots.restore_cost.speed.samples.extend(AS_LARGE)
     reply = await runtime.chat.send(chat, words, SHORT)
     assert reply is not None
     assert reply.receipt is not None
@@ -74,7 +74,7 @@ def taken_from_cache(answer: Any) -> list[int]:
 
 async def asked(at: OpenDoor, program: str, dialect: str, words: str) -> int:
     path, wanted = body(dialect, words)
-    at.runtime.chat.slots.restore_cost.speed.readings.extend(AS_LARGE)
+    at.runtime.chat.slots.restore_cost.speed.samples.extend(AS_LARGE)
     answer = await at.client.post(path, json=wanted, headers={"user-agent": program})
     assert answer.status_code == 200, answer.text
     told = [int(answer.headers.get("x-kvchat-found", 0)), at.last.found or 0, at.last.cached or 0]
@@ -156,7 +156,7 @@ async def _forge(runtime: Runtime, file: Path) -> None:
             store.saving.take, path, chat.id, lease.engine.fingerprint, tokens, len(data), 100.0 * len(tokens)
         )
 
-    await runtime.chat.slots.run(Rank.TRY_OUT, chat.id, work)
+    await runtime.chat.slots.run_background(Priority.TEST_IMPORT, chat.id, work)
     await runtime.transfer.export_with_memory(chat.id, file, lambda done, total: None)
 
 
@@ -190,7 +190,7 @@ async def marked(runtime: Runtime) -> set[str]:
 
 async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_first(tmp_path, forged, monkeypatch):
     monkeypatch.setattr(switching, "VERIFY_AFTER_IDLE_S", 0.0)
-    monkeypatch.setattr(Pace, "tokens", lambda self, left: min(16, left))
+    monkeypatch.setattr(StepPacer, "tokens", lambda self, left: min(16, left))
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead="always", slots=1)
     async with opened(tmp_path / "home", chosen) as ours:
         [imported] = (await ours.transfer.take_in([forged], lambda done, total: None, start=True)).imported
@@ -224,7 +224,7 @@ async def test_not_every_chat_is_verified_in_spare_time(tmp_path, forged, monkey
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead=read_ahead)
     async with opened(tmp_path / "home", chosen) as ours:
         [imported] = (await ours.transfer.take_in([forged], lambda done, total: None, start=True)).imported
-        ours.chat.slots.restore_cost.speed.readings.extend(AS_LARGE)
+        ours.chat.slots.restore_cost.speed.samples.extend(AS_LARGE)
         for _ in range(2):
             await ours.chat.memory_verifier.verify_when_idle()
         assert await marked(ours) == {imported}
@@ -234,11 +234,11 @@ async def test_not_every_chat_is_verified_in_spare_time(tmp_path, forged, monkey
 
 @pytest.mark.parametrize("for_good", [False, True])
 async def test_a_chat_deleted_while_it_is_verified_ends_that_without_an_error(tmp_path, forged, monkeypatch, for_good):
-    monkeypatch.setattr(Pace, "tokens", lambda self, left: min(64, left))
+    monkeypatch.setattr(StepPacer, "tokens", lambda self, left: min(64, left))
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead="never", slots=1)
     async with opened(tmp_path / "home", chosen) as ours:
         [imported] = (await ours.transfer.take_in([forged], lambda done, total: None, start=True)).imported
-        ours.chat.slots.restore_cost.speed.readings.extend(AS_LARGE)
+        ours.chat.slots.restore_cost.speed.samples.extend(AS_LARGE)
         deletions: list[asyncio.Future[None]] = []
         steps: list[int] = []
 

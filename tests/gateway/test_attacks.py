@@ -279,8 +279,8 @@ def test_a_large_body_is_read_in_steps_between_which_other_threads_run() -> None
 async def test_what_fits_nowhere_is_the_engines_to_refuse(at: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ids are many, and nothing is found out about them."""
     known: list[Any] = []
-    note = Slot.known
-    monkeypatch.setattr(Slot, "known", lambda slot, engine: known.append(slot) or note(slot, engine))
+    note = Slot.known_contents
+    monkeypatch.setattr(Slot, "known_contents", lambda slot, engine: known.append(slot) or note(slot, engine))
     assert (await at.chat("Hello")).status_code == 200
     await at.settled()
     known.clear()

@@ -26,9 +26,9 @@ from kvchat.gateway.keys import Keys
 from kvchat.gateway.requests import MOST_NAME, Stage
 from kvchat.gateway.work import Prompt, Work, prompt_of
 from kvchat.kvstore.savepoint import Tokens, program_of
-from kvchat.session import allocator, lease, reading
+from kvchat.session import allocator, lease, prefill
 from kvchat.session.host import ReadyEngine
-from kvchat.session.restore_cost import Reading
+from kvchat.session.restore_cost import PrefillSample
 from kvchat.settings import Settings
 from kvchat.system.owner import owner_of
 from tests.engine.waiting import until
@@ -221,7 +221,7 @@ async def test_a_client_that_leaves_stops_its_answer_and_what_was_read_for_it_is
     tmp_path: Path, at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it takes long to read: its slot may be another's next."""
-    monkeypatch.setattr(lease, "LONG_MS", 0.0)
+    monkeypatch.setattr(lease, "LONG_PREFILL_MS", 0.0)
     async with long_answer(at, fake_engine) as answer:
         async for _ in answer.aiter_bytes():
             break
@@ -265,7 +265,9 @@ async def test_a_conversation_that_begins_alike_waits_until_the_one_before_is_sa
         await at.settled()
         fake_engine.set(FAKE_HOLD_DURING="save")
         await at.chat(system + "The first.")
-        at.runtime.chat.slots.restore_cost.speed.readings.extend([Reading(1000, 1e6)] * 5)  # it is worth some waiting
+        at.runtime.chat.slots.restore_cost.speed.samples.extend(
+            [PrefillSample(1000, 1e6)] * 5
+        )  # it is worth some waiting
         second = asyncio.ensure_future(at.chat(system + "Another."))
         await until(lambda: [one.stage for one in at.runtime.door.gateway.passages.under_way] == [Stage.LOADING])
         fake_engine.set(FAKE_HOLD_DURING=None)
@@ -284,8 +286,8 @@ async def test_what_was_read_is_saved_where_another_program_needs_the_slot_befor
 
     find = answering._boundary
     monkeypatch.setattr(answering, "_boundary", boundary)
-    monkeypatch.setattr(allocator, "SETTLING_PATIENCE_S", 0.0)
-    monkeypatch.setattr(lease, "LONG_MS", 0.0)
+    monkeypatch.setattr(allocator, "SETTLE_WAIT_S", 0.0)
+    monkeypatch.setattr(lease, "LONG_PREFILL_MS", 0.0)
     async with door(tmp_path / "home", replace(settings, slots=1)) as at:
         answer = reply_in(await at.chat(WORDS))
         other = {"user-agent": "another/1.0"}
@@ -471,7 +473,7 @@ async def test_whoever_sits_at_the_window_waits_for_a_step_at_most(
     tmp_path: Path, settings: Settings, fake_engine: FakeEngine, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program's long prompt gives way between two steps, and goes on where it was."""
-    monkeypatch.setattr(reading, "MOST_STEP", 128)  # the fake engine says that it is quick
+    monkeypatch.setattr(prefill, "MAX_STEP", 128)  # the fake engine says that it is quick
     async with door(tmp_path / "home", replace(settings, slots=slots)) as at:
         await at.chat("Hello")
         await at.settled()
@@ -518,9 +520,9 @@ async def test_a_client_that_leaves_while_room_is_made_stops_nobody_else(
         await at.settled()
         fake_engine.set(FAKE_HOLD_DURING="erase")
         program = asyncio.ensure_future(at.chat("y" * 1500))
-        await until(lambda: slots.of(old) is None)
+        await until(lambda: slots.slot_of(old) is None)
         reply = chats.send(new, "And me?")
-        await until(lambda: sum(bool(slot.claim) for slot in slots.all) == 2)  # it waits, too
+        await until(lambda: sum(bool(slot.claimed_tokens) for slot in slots.all) == 2)  # it waits, too
         program.cancel()
         await until(lambda: at.last.stage is Stage.LEFT)
         fake_engine.set(FAKE_HOLD_DURING=None)
@@ -566,19 +568,19 @@ async def test_steps_are_short_only_where_somebody_at_the_window_may_wait(
 ) -> None:
     """On a processor, a prompt read in many short steps takes several times as long as in a few long ones."""
     steps: list[float] = []
-    read = forwarder.read_ahead
+    read = forwarder.prefill_ahead
 
     async def heard(*args: Any, step_ms: float, **others: Any) -> bool:
         steps.append(step_ms)
         return await read(*args, step_ms=step_ms, **others)
 
-    monkeypatch.setattr(forwarder, "read_ahead", heard)
+    monkeypatch.setattr(forwarder, "prefill_ahead", heard)
     await at.chat("x" * 1000)
     chat = await at.runtime.chat.new_conversation("")
     await at.runtime.chat.send(chat.id, "Hello")
     await at.runtime.chat.idle()
     monkeypatch.setattr(forwarder, "LEAST_STEPS", 1)
-    monkeypatch.setattr(forwarder, "STEP_MS", 0.0)
+    monkeypatch.setattr(forwarder, "TARGET_STEP_MS", 0.0)
     await at.chat("y" * 1000)
     assert steps == [forwarder.ALONE_STEP_MS, 0.0]
 
@@ -627,7 +629,7 @@ async def test_who_gives_up_opening_it_leaves_nobody_listening() -> None:
 
 async def found(at: OpenDoor, key: str, name: str, *words: str) -> int:
     """How much of a prompt was known before it was asked, by somebody who shows this key and gives this name."""
-    at.runtime.chat.slots.restore_cost.speed.readings.extend([Reading(1000, 1e6)] * 5)  # restoring pays
+    at.runtime.chat.slots.restore_cost.speed.samples.extend([PrefillSample(1000, 1e6)] * 5)  # restoring pays
     said = chat_body(*words)
     said["messages"].insert(0, {"role": "system", "content": WORDS})
     headers = {"authorization": f"Bearer {key}", "user-agent": name}

@@ -45,7 +45,7 @@ def greedy(path: str, body: dict[str, Any], **more: Any) -> dict[str, Any]:
 @pytest.fixture
 def many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarder, "LEAST_STEPS", 1)
-    monkeypatch.setattr(forwarder, "STEP_MS", 0.0)
+    monkeypatch.setattr(forwarder, "TARGET_STEP_MS", 0.0)
 
 
 def users_server(folder: Path, settings: Settings, *arguments: str) -> UsersServer:

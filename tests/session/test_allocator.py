@@ -16,15 +16,15 @@ from kvchat.kvstore.savepoint import Tokens
 from kvchat.kvstore.store import BlockStore
 from kvchat.session import allocator
 from kvchat.session import slots as sharing
-from kvchat.session.allocator import Rank
 from kvchat.session.slot import Slot, SlotContents
+from kvchat.session.slot_request import Priority
 from kvchat.session.slots import Slots
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator, "SETTLING_PATIENCE_S", 0.0)
-    monkeypatch.setattr(sharing, "STEP_EVERY_S", 0.0)
+    monkeypatch.setattr(allocator, "SETTLE_WAIT_S", 0.0)
+    monkeypatch.setattr(sharing, "STEP_INTERVAL_S", 0.0)
 
 
 def pool(count: int) -> Slots:
@@ -36,7 +36,7 @@ def pool(count: int) -> Slots:
 def hold(slots: Slots, **owners: tuple[int, ...]) -> None:
     """Have the first slots hold these."""
     for slot, (owner, tokens) in zip(slots.all, owners.items(), strict=False):
-        slot.taken(window=True)
+        slot.mark_taken(window=True)
         slot.contents = SlotContents(1, owner, tokens, exact=True)
 
 
@@ -84,7 +84,7 @@ class Crowd:
             self.programs -= not window
 
     async def change(self, slot: Slot | None) -> None:
-        async with self.slots.alone(slot):
+        async with self.slots.exclusive(slot):
             assert not self.computing
             self.changing = True
             try:
@@ -100,19 +100,19 @@ class Crowd:
         self.done += 1
 
     async def answered(self, owner: str, *, window: bool) -> bool:
-        async with self.slots.needed(owner, window=window) as slot:
+        async with self.slots.acquire(owner, window=window) as slot:
             with self.having(slot, owner, window=window):
                 if self.random.random() < 0.3:
                     await self.change(slot)
                 for _ in range(0 if window else self.random.randrange(4)):
-                    async with self.slots.context.step(slot) as may:
+                    async with self.slots.shared_context.step(slot) as may:
                         if not may:
                             await self.pause()
                             return False
                         await self.compute(slot)
                 await self.compute(slot)
                 if window:
-                    self.slots.talks(slot)
+                    self.slots.mark_streaming(slot)
                     await self.compute(slot)
                 if self.random.random() < 0.2:  # it needs more room
                     await self.change(slot)
@@ -126,17 +126,17 @@ class Crowd:
                         await self.compute(slot)
         return True
 
-    async def spare(self, rank: Rank, owner: str) -> None:
+    async def spare(self, priority: Priority, owner: str) -> None:
         async def work(slot: Slot, wanted: Callable[[], bool]) -> None:
             with self.having(slot, owner):
-                if rank is Rank.GROW:
+                if priority is Priority.ENLARGE_CONTEXT:
                     await self.change(slot)
                 while wanted() and self.random.random() < 0.8:
                     await self.compute(slot)
 
         await self.pause()
-        beside = rank is Rank.PREPARE and self.random.random() < 0.5
-        await self.slots.run(rank, owner, work, wait=self.random.random() < 0.5, beside=beside)
+        concurrent = priority is Priority.PREPARE and self.random.random() < 0.5
+        await self.slots.run_background(priority, owner, work, wait=self.random.random() < 0.5, concurrent=concurrent)
 
     async def impatient(self, owner: str) -> None:
         """Goes away again at any moment."""
@@ -153,27 +153,27 @@ async def test_whatever_comes_when_every_reply_is_given(count: int, seed: int) -
     crowd = Crowd(slots, seed)
     replies = [crowd.reply(f"chat {n}", window=True) for n in range(6)]
     replies += [crowd.reply("program", window=False) for _ in range(4)]
-    spare = [crowd.spare(rank, f"chat {n % 3}") for n, rank in enumerate([*Rank][:5] * 2)]
-    rest = [crowd.change(None), slots.apart(["chat 1", "chat 2"])]
+    spare = [crowd.spare(priority, f"chat {n % 3}") for n, priority in enumerate([*Priority][:5] * 2)]
+    rest = [crowd.change(None), slots.wait_until_released(["chat 1", "chat 2"])]
     rest += [crowd.impatient(f"one who leaves {n}") for n in range(3)]
     async with asyncio.timeout(20):
         await asyncio.gather(*replies, *spare, *rest)
     assert crowd.done >= len(replies)
-    assert slots.free
+    assert slots.is_idle
 
 
 async def test_nothing_new_is_begun_while_one_waits_for_all_slots() -> None:
     slots, order = pool(2), list[str]()
 
     async def turn(owner: str) -> None:
-        async with slots.needed(owner):
+        async with slots.acquire(owner):
             order.append(owner)
             await steps(30)
             order.append(f"end of {owner}")
 
     async def stop() -> None:
         await steps()
-        async with slots.alone():
+        async with slots.exclusive():
             order.append("stopped")
 
     async def late() -> None:
@@ -188,29 +188,29 @@ async def test_nothing_new_is_begun_while_one_waits_for_all_slots() -> None:
 async def test_a_chat_gets_the_slot_that_holds_it_and_another_the_one_left_alone_longest() -> None:
     slots = pool(3)
     hold(slots, a=(1, 2), b=(3, 4))
-    async with slots.needed("b") as of_b, slots.needed("c") as of_c, slots.needed("a") as of_a:
+    async with slots.acquire("b") as of_b, slots.acquire("c") as of_c, slots.acquire("a") as of_a:
         assert (of_a, of_b, of_c) == (slots.all[0], slots.all[1], slots.all[2])
     slots.all[2].contents = SlotContents(1, "c", (5,), exact=True)
-    async with slots.needed("a"):
+    async with slots.acquire("a"):
         pass
-    async with slots.needed("d") as of_d:
-        assert slots.of("b") is of_d, "a was used since"
+    async with slots.acquire("d") as of_d:
+        assert slots.slot_of("b") is of_d, "a was used since"
 
 
 async def test_a_prompt_goes_where_most_of_it_is() -> None:
     slots = pool(3)
     shared, one, other = tuple(range(100)), tuple(range(200, 260)), tuple(range(300, 360))
     hold(slots, one=shared + one, other=shared + other)
-    async with slots.needed("program", (*shared, *other, 7), window=False) as slot:
+    async with slots.acquire("program", (*shared, *other, 7), window=False) as slot:
         assert slot is slots.all[1]
-    async with slots.needed("program", (*range(900, 1000), 7), window=False) as slot:
+    async with slots.acquire("program", (*range(900, 1000), 7), window=False) as slot:
         assert slot is slots.all[2], "an empty one, for nothing of it is in any"
-    async with slots.needed("new", (*shared[:40], 7)) as slot:
+    async with slots.acquire("new", (*shared[:40], 7)) as slot:
         assert slot is slots.all[2], "too little of it for what would be thrown away"
     slots = pool(2)  # where states cannot be cut only what is extended serves
     hold(slots, one=tuple(range(100)), other=tuple(range(60)))
     slots._can_cut = False
-    async with slots.needed("program", (*range(80), 7), window=False) as slot:
+    async with slots.acquire("program", (*range(80), 7), window=False) as slot:
         assert slot is slots.all[1]
 
 
@@ -220,13 +220,13 @@ async def test_other_programs_wait_longer_for_settling_than_the_window() -> None
     slots.restore_cost.speed.learn(100, 100_000.0, 0)
 
     async def settles() -> None:
-        async with slots.needed("a", window=False) as slot:
+        async with slots.acquire("a", window=False) as slot:
             hold(slots, a=tuple(range(100)))
             with slots.settling(slot, ended.set):
                 await ended.wait()
 
     async def wants(window: bool) -> None:
-        async with slots.needed("b", window=window):
+        async with slots.acquire("b", window=window):
             pass
 
     task = asyncio.create_task(settles())
@@ -242,7 +242,7 @@ async def test_what_goes_on_from_what_is_settling_waits_for_its_slot_though_anot
     """It would have to be restored there, and the context would hold it twice."""
     slots, ended, prompt = pool(2), asyncio.Event(), tuple(range(100))
     async with asyncio.timeout(5):
-        async with slots.needed("program", prompt, window=False) as slot:
+        async with slots.acquire("program", prompt, window=False) as slot:
             with slots.settling(slot, ended.set):
                 follows = asyncio.create_task(first_slot(slots, "program", (*prompt, 7)))
                 other = await asyncio.create_task(first_slot(slots, "program", (*prompt[:40], 7)))
@@ -260,11 +260,11 @@ async def test_what_is_settling_is_not_lost_where_another_has_the_slot_before_it
         over.set()
 
     async def program(name: str) -> None:
-        async with slots.needed(name, (*prompt, 7), window=False):
+        async with slots.acquire(name, (*prompt, 7), window=False):
             order.append(name)
 
     async with asyncio.timeout(5):
-        async with slots.needed("one", prompt, window=False) as slot:
+        async with slots.acquire("one", prompt, window=False) as slot:
             hold(slots, one=prompt)
             with slots.settling(slot, partial(end, "for its next"), partial(end, "for another")):
                 waiting = [asyncio.create_task(program(name)) for name in ("two", "one")]
@@ -276,33 +276,33 @@ async def test_what_is_settling_is_not_lost_where_another_has_the_slot_before_it
 
 async def test_programs_have_every_slot_where_nobody_is_at_the_window() -> None:
     slots = pool(2)
-    async with asyncio.timeout(5), slots.needed("one", window=False) as slot:
-        async with slots.needed("two", window=False):
-            assert not slots.window_used
+    async with asyncio.timeout(5), slots.acquire("one", window=False) as slot:
+        async with slots.acquire("two", window=False):
+            assert not slots.is_window_active
         with slots.settling(slot, lambda: None):
             assert await first_slot(slots, "two") is not slot
 
 
 async def first_slot(slots: Slots, owner: str, prompt: Tokens = (1, 2, 3)) -> Slot:
-    async with slots.needed(owner, prompt, window=False) as slot:
+    async with slots.acquire(owner, prompt, window=False) as slot:
         return slot
 
 
 async def test_the_window_goes_first_and_has_a_slot_of_several() -> None:
     slots, order = pool(2), list[str]()
     go = asyncio.Event()
-    async with slots.needed("chat"):
+    async with slots.acquire("chat"):
         pass
 
     async def program(name: str) -> None:
-        async with slots.needed("program", window=False):
+        async with slots.acquire("program", window=False):
             order.append(name)
             await go.wait()
 
     waiting = [asyncio.create_task(program(name)) for name in ("one", "two")]
     await steps()
     assert order == ["one"], "the other slot is the window's"
-    async with asyncio.timeout(5), slots.needed("chat"):
+    async with asyncio.timeout(5), slots.acquire("chat"):
         order.append("chat")
     go.set()
     await asyncio.gather(*waiting)
@@ -313,16 +313,16 @@ async def test_settling_goes_on_beside_another_chat_and_ends_where_its_slot_is_n
     slots, ended = pool(2), asyncio.Event()
 
     async def settles() -> None:
-        async with slots.needed("a") as slot:
+        async with slots.acquire("a") as slot:
             with slots.settling(slot, ended.set):
                 await ended.wait()
 
     task = asyncio.create_task(settles())
     await steps()
-    async with slots.needed("b"):
+    async with slots.acquire("b"):
         await asyncio.sleep(0.01)
         assert not ended.is_set()
-        async with asyncio.timeout(5), slots.needed("c"):
+        async with asyncio.timeout(5), slots.acquire("c"):
             assert ended.is_set()
     await task
 
@@ -333,9 +333,9 @@ async def test_a_restore_goes_on_beside_a_reply_and_reading_does_not() -> None:
     async def work(slot: Slot, wanted: Callable[[], bool]) -> bool:
         return wanted()
 
-    async with slots.needed("a"):
-        assert await slots.run(Rank.PREPARE, "b", work, wait=False, beside=True) is True
-        assert await slots.run(Rank.PREPARE, "b", work, wait=False) is None
+    async with slots.acquire("a"):
+        assert await slots.run_background(Priority.PREPARE, "b", work, wait=False, concurrent=True) is True
+        assert await slots.run_background(Priority.PREPARE, "b", work, wait=False) is None
 
 
 async def test_fewer_slots_than_before_are_shared_by_those_that_wait() -> None:
@@ -345,10 +345,10 @@ async def test_fewer_slots_than_before_are_shared_by_those_that_wait() -> None:
     slots, order = pool(2), list[tuple[str, int, int]]()
 
     async def turn(owner: str) -> None:
-        async with slots.needed(owner) as slot:
+        async with slots.acquire(owner) as slot:
             await steps()
-            async with slots.alone(slot):
-                slots.fit(Engine(), slot)  # type: ignore[arg-type]
+            async with slots.exclusive(slot):
+                slots.match_engine(Engine(), slot)  # type: ignore[arg-type]
             order.append((owner, slot.number, len(slots.all)))
             await steps(20)
             order.append((owner, slot.number, len(slots.all)))
@@ -370,7 +370,7 @@ async def test_turns_are_one_in_each_chat_first_come_first_served_unless_one_is_
         turns = [asyncio.create_task(turn(owner, f"{owner}{n}")) for n, owner in enumerate("abac")]
         await steps()
         assert (slots.ahead_of("b"), slots.ahead_of("a")) == ("a", None)
-        slots.put_first("c")
+        slots.move_to_front("c")
         await asyncio.gather(*turns)
     assert order == ["a0", "c3", "b1", "a2"]
     assert told[:2] == ["a", "a"]

@@ -23,7 +23,7 @@ from kvchat.engine.speaking.errors import (
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
 from kvchat.kvstore.store import BlockStore
-from kvchat.session.events import Asked, MakingRoom, SessionEvent, WaitingForEngine
+from kvchat.session.events import MakingRoom, RequestSent, SessionEvent, WaitingForEngine
 from kvchat.session.exchange import Exchange, PromptTooLong, Request
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.proof import Source
@@ -68,7 +68,7 @@ class Room:
         self.sizes.append(tokens)
         return self.engines.pop(0) if len(self.engines) > 1 else self.engines[0]
 
-    def recovers(self) -> bool:
+    def can_recover(self) -> bool:
         return True
 
     async def note_restore(self, *, hollow: bool) -> None: ...
@@ -114,17 +114,17 @@ async def test_it_tells_what_happens_and_what_the_counts_prove() -> None:
     cast_ = Cast(ready(Script(progress(20), chunk("Yes"), chunk(" it was."), DONE)))
     with pytest.raises(EngineRefused):
         await cast_.ask()
-    assert [type(event) for event in cast_.told] == [WaitingForEngine, Asked]
+    assert [type(event) for event in cast_.told] == [WaitingForEngine, RequestSent]
     assert "".join(one.text for one in cast_.heard) == "Yes it was."
-    assert cast_.exchange.step.verdict.source is Source.COLD
-    assert cast_.slots.all[0].holds() == "river"
+    assert cast_.exchange.result.verdict.source is Source.COLD
+    assert cast_.slots.all[0].holder() == "river"
     assert len(cast_.slots.all[0].contents.tokens) == 44
 
 
 async def test_enough_ends_the_stream_and_it_is_proved_all_the_same() -> None:
     cast_ = Cast(ready(Script(chunk("Yes"), chunk(" and"), chunk(" no"))))
     await cast_.ask(lambda chunk: chunk.text == " and")
-    assert cast_.exchange.step is not None
+    assert cast_.exchange.result is not None
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ async def test_a_stop_before_the_answer_notes_what_the_slot_holds(
     known = await script.prompt_tokens([WORDS])
     await cast_.exchange.ready(Request([WORDS]))
     if strategy.saves:
-        cast_.exchange.lease.note(known[:40], exact=True)
+        cast_.exchange.lease.note_contents(known[:40], exact=True)
     asking = asyncio.ensure_future(cast_.ask())
     await script.hangs.wait()
     asking.cancel()
@@ -163,10 +163,10 @@ async def test_an_engine_lost_before_the_first_word_costs_nothing() -> None:
 async def test_an_engine_lost_after_it_is_told_in_the_rooms_words() -> None:
     cast_ = Cast(ready(Script(chunk("Yes"), lost())), ready(Script(chunk("Yes"), DONE), generation=2))
     with pytest.raises(EngineError, match="ran out of memory"):
-        async with cast_.exchange.losses_explained():
+        async with cast_.exchange.explaining_losses():
             await cast_.ask()
     assert cast_.slots.all[0].contents is None
-    assert cast_.exchange.step is not None, "what it had counted"
+    assert cast_.exchange.result is not None, "what it had counted"
 
 
 async def test_room_is_made_for_a_prompt_that_needs_it_and_refused_beyond_that() -> None:
@@ -175,7 +175,7 @@ async def test_room_is_made_for_a_prompt_that_needs_it_and_refused_beyond_that()
     cast_ = Cast(small)
     with pytest.raises(PromptTooLong):
         await cast_.ask()
-    cast_ = Cast(ReadyEngine(**(vars(small) | {"most_context": 4096})))
+    cast_ = Cast(ReadyEngine(**(vars(small) | {"max_context": 4096})))
     with pytest.raises(PromptTooLong):
         await cast_.ask()  # the engine stayed as it is
     assert cast_.host.sizes == [0, 44 + 512]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvchat.session.restore_cost import LEAST_GAIN, BreakEven, Reading, ReadingSpeed, RestoreCost
+from kvchat.session.restore_cost import MIN_GAIN, BreakEven, PrefillSample, PrefillSpeed, RestoreCost
 from kvchat.words.wording import TimeRange, added, roughly
 
 CONTEXT = 8192
@@ -17,7 +17,7 @@ def reading_at(ms_per_token: float) -> RestoreCost:
 @pytest.mark.parametrize(
     ("per_token", "fixed", "tokens"),
     [
-        (20_000, 0, LEAST_GAIN),  # 0.1 ms a token against 4: at once
+        (20_000, 0, MIN_GAIN),  # 0.1 ms a token against 4: at once
         (20_000, 40_000_000, 52),  # 200 ms of recurrent state to load first: 51.3 tokens' reading
         (0, 400_000_000, 501),
         (1_000_000, 0, None),  # 5 ms a token
@@ -42,25 +42,25 @@ def test_one_slow_restore_among_others_changes_nothing() -> None:
     cost = reading_at(1.0)
     for ms in (5, 5, 5000, 5):
         cost.learn_restore(1_000_000, ms)
-    assert cost.worth(1000, 1_000_000)
-    assert not cost.worth_trying(LEAST_GAIN - 1, 10)
+    assert cost.is_worth(1000, 1_000_000)
+    assert not cost.is_worth_trying(MIN_GAIN - 1, 10)
     assert cost.restore_ms_per_byte == 5e-6, "what gains too little says nothing of the rate"
 
 
 def test_restores_found_too_slow_are_tried_again_some_time() -> None:
     cost = reading_at(1.0)
     cost.learn_restore(1_000_000, 5000)
-    tried = [cost.worth_trying(1000, 1_000_000) for _ in range(20)]
+    tried = [cost.is_worth_trying(1000, 1_000_000) for _ in range(20)]
     assert not any(tried[:5])
     assert tried[-1]
     cost.learn_restore(1_000_000, 5000)
-    assert not cost.worth(1000, 1_000_000)
+    assert not cost.is_worth(1000, 1_000_000)
 
 
-def read_in(*seconds: float, tokens: int = 2000) -> ReadingSpeed:
+def read_in(*seconds: float, tokens: int = 2000) -> PrefillSpeed:
     """As if texts of so many tokens had been read in so many seconds each."""
-    speed = ReadingSpeed()
-    speed.recall(Reading(tokens, 1000 * one) for one in seconds)
+    speed = PrefillSpeed()
+    speed.recall(PrefillSample(tokens, 1000 * one) for one in seconds)
     return speed
 
 
@@ -91,12 +91,12 @@ def test_only_the_last_readings_count_and_a_greeting_says_nothing_of_a_book() ->
 
 
 def test_the_steps_of_one_prompt_are_one_reading() -> None:
-    speed = ReadingSpeed()
+    speed = PrefillSpeed()
     for step in range(10):
         speed.learn(32, 100 * (step + 1), 32 * step)
-    assert [(one.tokens, one.ms) for one in speed.readings] == [(320, 5500)]
+    assert [(one.tokens, one.ms) for one in speed.samples] == [(320, 5500)]
     speed.learn(100, 1000, 0)
-    assert len(speed.readings) == 2
+    assert len(speed.samples) == 2
     assert speed.ms_per_step_token() == (10.0, 1000 / 32)
 
 

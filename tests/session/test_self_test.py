@@ -96,7 +96,7 @@ async def test_an_engine_that_restores_no_chat_shorter_than_the_window_is_found_
 
 
 async def test_a_window_too_long_to_try_stays_a_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONGEST_MS", 0.0)
+    monkeypatch.setattr(module, "MAX_PREFILL_MS", 0.0)
     finding = await found(tmp_path, "gemma3", EMBEDDED, Strategy.COMPLETE, window=128)
     assert (finding.strategy, finding.proved) == (Strategy.COMPLETE, False)
     assert finding.reason == Reason(ReasonCode.NOT_TRIED, {"reason": Reason(ReasonCode.TAKES_LONG)})

@@ -17,7 +17,7 @@ from kvchat.session import slots as sharing
 from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import Lease
 from kvchat.session.slot import Slot, SlotContents
-from kvchat.session.slots import MARGIN, Finishing, Slots
+from kvchat.session.slots import ROOM_MARGIN, SaveProgress, Slots
 from tests.session.test_allocator import pool, steps
 
 CONTEXT = 1000
@@ -50,23 +50,23 @@ class Engine:
 def filled(count: int, *held: int) -> tuple[Slots, Engine]:
     slots = pool(count)
     for slot, tokens in zip(slots.all, held, strict=False):
-        slot.of_process(1)
-        slot.taken(window=True)
-        slot.hold(SlotContents(1, f"owner {slot.number}", tuple(range(tokens)), exact=True))
+        slot.set_generation(1)
+        slot.mark_taken(window=True)
+        slot.set_contents(SlotContents(1, f"owner {slot.number}", tuple(range(tokens)), exact=True))
     for slot in slots.all[len(held) :]:
-        slot.of_process(1)
+        slot.set_generation(1)
     return slots, Engine()
 
 
 async def room(slots: Slots, slot: Slot, engine: Any, tokens: int) -> None:
-    await slots.context.room(slot, cast(ReadyEngine, engine), tokens)
+    await slots.shared_context.reserve_room(slot, cast(ReadyEngine, engine), tokens)
 
 
 async def test_what_was_left_alone_longest_goes_until_there_is_room() -> None:
     slots, engine = filled(4, 300, 300, 300)
-    async with slots.needed("new") as slot:
+    async with slots.acquire("new") as slot:
         assert slot is slots.all[3]
-        await room(slots, slot, engine, 400 - MARGIN)
+        await room(slots, slot, engine, 400 - ROOM_MARGIN)
         assert engine.erased == [0]
         assert slots.owners() == ["owner 2", "owner 1"]
         await room(slots, slot, engine, CONTEXT)
@@ -75,7 +75,7 @@ async def test_what_was_left_alone_longest_goes_until_there_is_room() -> None:
 
 async def test_a_cancelled_waiter_leaves_the_others_their_room() -> None:
     slots, engine = filled(3, 900)
-    async with slots.needed("a") as of_a, slots.needed("b") as of_b:
+    async with slots.acquire("a") as of_a, slots.acquire("b") as of_b:
         first = asyncio.create_task(room(slots, of_a, engine, 400))
         await steps(1)
         second = asyncio.create_task(room(slots, of_b, engine, 400))
@@ -89,11 +89,11 @@ async def test_a_cancelled_waiter_leaves_the_others_their_room() -> None:
 
 async def test_room_that_somebody_needs_is_waited_for() -> None:
     slots, engine = filled(2)
-    async with slots.needed("a") as of_a:
+    async with slots.acquire("a") as of_a:
         await room(slots, of_a, engine, 600)
 
         async def second() -> None:
-            async with slots.needed("b") as of_b:
+            async with slots.acquire("b") as of_b:
                 await room(slots, of_b, engine, 500)
 
         waiting = asyncio.create_task(second())
@@ -106,7 +106,7 @@ async def test_two_that_wait_for_room_do_not_wait_for_each_other() -> None:
     slots, engine = filled(2, 450, 450)
 
     async def turn(owner: str) -> None:
-        async with slots.needed(owner) as slot:
+        async with slots.acquire(owner) as slot:
             await steps()
             await room(slots, slot, engine, 800)
             await steps()
@@ -119,29 +119,29 @@ async def test_two_that_wait_for_room_do_not_wait_for_each_other() -> None:
 async def test_who_waits_for_all_slots_is_in_nobodys_way() -> None:
     slots, engine = filled(2)
 
-    async def grows() -> None:
-        async with slots.needed("a") as slot:
+    async def note_growth() -> None:
+        async with slots.acquire("a") as slot:
             await room(slots, slot, engine, 700)
             await steps()
-            async with slots.alone(slot):
+            async with slots.exclusive(slot):
                 pass
 
     async def other() -> None:
-        async with slots.needed("b") as slot:
+        async with slots.acquire("b") as slot:
             await steps(3)
             await room(slots, slot, engine, 700)
             await steps()
 
-    await asyncio.wait_for(asyncio.gather(grows(), other()), 60)
+    await asyncio.wait_for(asyncio.gather(note_growth(), other()), 60)
 
 
 async def test_a_reply_that_grows_puts_out_what_nobody_uses_before_the_engine_does() -> None:
     slots, engine = filled(2, 500)
-    async with slots.needed("new") as slot:
+    async with slots.acquire("new") as slot:
         await room(slots, slot, engine, 400)
-        slots.context.grows(slot, cast(ReadyEngine, engine), 400)
+        slots.shared_context.note_growth(slot, cast(ReadyEngine, engine), 400)
         assert slots.owners() == ["owner 0"]
-        slots.context.grows(slot, cast(ReadyEngine, engine), 450)
+        slots.shared_context.note_growth(slot, cast(ReadyEngine, engine), 450)
         assert slots.owners() == []
         await steps()
         assert engine.erased == [0]
@@ -153,13 +153,13 @@ async def test_never_more_than_there_is(seed: int) -> None:
 
     async def turn(owner: str, *, window: bool) -> None:
         for _ in range(4):
-            async with slots.needed(owner, window=window) as slot:
+            async with slots.acquire(owner, window=window) as slot:
                 tokens = dice.randrange(1, CONTEXT)
                 await room(slots, slot, engine, tokens)
-                held = sum(one.claim or one.held(1) for one in slots.all if one is not slot)
+                held = sum(one.claimed_tokens or one.max_tokens_held(1) for one in slots.all if one is not slot)
                 assert held + tokens <= max(CONTEXT, tokens)
                 await steps(dice.randrange(8))
-                slot.hold(SlotContents(1, owner, tuple(range(tokens)), exact=True))
+                slot.set_contents(SlotContents(1, owner, tuple(range(tokens)), exact=True))
         finished.append(owner)
 
     owners = [("a", True), ("b", True), ("c", True), ("program", False), ("program", False)]
@@ -170,51 +170,51 @@ async def test_never_more_than_there_is(seed: int) -> None:
 async def test_programs_read_step_by_step_in_turn() -> None:
     slots, order = pool(3), list[str]()
 
-    async def reads(name: str) -> None:
-        async with slots.needed("program", window=False) as slot:
+    async def set_prompt(name: str) -> None:
+        async with slots.acquire("program", window=False) as slot:
             for _ in range(3):
-                async with slots.context.step(slot) as may:
+                async with slots.shared_context.step(slot) as may:
                     assert may
                     order.append(name)
                     await steps(2)
 
-    await asyncio.wait_for(asyncio.gather(reads("a"), reads("b")), 60)
+    await asyncio.wait_for(asyncio.gather(set_prompt("a"), set_prompt("b")), 60)
     assert order == ["a", "b"] * 3
 
 
 async def test_a_send_at_the_window_waits_for_one_step_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "STEP_EVERY_S", 0.01)
+    monkeypatch.setattr(sharing, "STEP_INTERVAL_S", 0.01)
     slots, order = pool(2), list[str]()
 
-    async def reads() -> None:
-        async with slots.needed("program", window=False) as slot:
+    async def set_prompt() -> None:
+        async with slots.acquire("program", window=False) as slot:
             for _ in range(6):
-                async with slots.context.step(slot):
+                async with slots.shared_context.step(slot):
                     order.append("step")
                     await steps(2)
 
-    reading = asyncio.create_task(reads())
+    track_prefill = asyncio.create_task(set_prompt())
     await steps(3)
-    async with slots.needed("chat") as slot:
+    async with slots.acquire("chat") as slot:
         begun = order.count("step")
         await asyncio.sleep(0.05)
         assert order.count("step") <= begun + 1, "none while the first word is waited for"
-        slots.talks(slot)
+        slots.mark_streaming(slot)
         while order.count("step") < begun + 3:  # noqa: ASYNC110 - and now and then while the reply is written: nobody starves
             await asyncio.sleep(0.01)
-    await asyncio.wait_for(reading, 60)
+    await asyncio.wait_for(track_prefill, 60)
 
 
 async def test_a_program_that_reads_leaves_the_room_that_the_window_needs() -> None:
     slots, engine = filled(2)
     log = list[str]()
 
-    async def reads() -> None:
+    async def set_prompt() -> None:
         while True:
-            async with slots.needed("program", window=False) as slot:
+            async with slots.acquire("program", window=False) as slot:
                 await room(slots, slot, engine, 900)
                 for _ in range(4):
-                    async with slots.context.step(slot) as may:
+                    async with slots.shared_context.step(slot) as may:
                         if not may:
                             log.append("gave way")
                             break
@@ -223,27 +223,27 @@ async def test_a_program_that_reads_leaves_the_room_that_the_window_needs() -> N
                     log.append("read")
                     return
 
-    reading = asyncio.create_task(reads())
+    track_prefill = asyncio.create_task(set_prompt())
     await steps(3)
-    async with asyncio.timeout(60), slots.needed("chat") as slot:
+    async with asyncio.timeout(60), slots.acquire("chat") as slot:
         await room(slots, slot, engine, 500)
         log.append("answered")
-    await asyncio.wait_for(reading, 60)
+    await asyncio.wait_for(track_prefill, 60)
     assert log == ["gave way", "answered", "read"]
 
 
 def held(slots: Slots, number: int, owner: str, tokens: Tokens, engine: Engine) -> Lease:
     """A program's slot, in its hands."""
     slot = slots.all[number]
-    slot.of_process(1)
-    slot.claim, slot.audience = 1, audience_of(owner)
+    slot.set_generation(1)
+    slot.claimed_tokens, slot.audience = 1, audience_of(owner)
     slot.contents = SlotContents(1, owner, tokens, exact=True)
     return Lease(slots, slot, cast(Any, engine), owner, lambda event: None)
 
 
 async def leave(slots: Slots, slot: Slot) -> None:
-    slot.left()
-    slots.move()
+    slot.mark_released()
+    slots.notify_change()
     await steps()
 
 
@@ -251,7 +251,7 @@ async def test_a_slot_with_more_of_the_prompt_is_waited_for_while_somebody_has_i
     slots, engine = pool(3), Engine()
     theirs = held(slots, 2, "program/theirs", (*PROMPT, 7, 8), engine)
     mine = held(slots, 1, "program/mine", PROMPT[:-1], engine)
-    asking = asyncio.create_task(mine.keep_to_its_slot(PROMPT))
+    asking = asyncio.create_task(mine.isolate_slot(PROMPT))
     await steps()
     assert not asking.done()
     await leave(slots, theirs.slot)
@@ -262,7 +262,7 @@ async def test_a_slot_with_more_of_the_prompt_is_waited_for_while_somebody_has_i
 async def test_of_two_with_the_same_prompt_the_first_goes_on() -> None:
     slots, engine = pool(3), Engine()
     one, two = (held(slots, n, f"program/{n}", PROMPT[:-1], engine) for n in (0, 1))
-    asking = [asyncio.create_task(each.keep_to_its_slot(PROMPT)) for each in (two, one)]
+    asking = [asyncio.create_task(each.isolate_slot(PROMPT)) for each in (two, one)]
     await steps()
     assert [task.done() for task in asking] == [False, True]
     await leave(slots, one.slot)
@@ -275,44 +275,47 @@ async def test_what_parts_before_and_what_cannot_be_known_is_not_waited_for() ->
     held(slots, 0, "program/theirs", (*PROMPT[:-2], 7), engine)
     mine = held(slots, 1, "program/mine", PROMPT[:-1], engine)
     slots.all[2].audience = "nobody"  # what it holds is not known
-    await mine.keep_to_its_slot(PROMPT)
+    await mine.isolate_slot(PROMPT)
     assert engine.erased == [2]
-    await mine.keep_to_its_slot(())
+    await mine.isolate_slot(())
     assert engine.erased == [2]
 
 
 def test_it_is_said_of_the_first_save_too_and_goes_by_what_is_written(tmp_path: Path) -> None:
-    finishing, file = Finishing(), tmp_path / "1.slot"
-    with finishing.saving(20_000_000_000, file):
-        begun = finishing.left()
-        assert begun.words.startswith("20 GB, about ")
+    save_progress, file = SaveProgress(), tmp_path / "1.slot"
+    with save_progress.track_save(20_000_000_000, file):
+        begun = save_progress.pending_save()
+        assert begun.description.startswith("20 GB, about ")
         file.touch()
         os.truncate(file, 15_000_000_000)
-        going = finishing.left()
+        going = save_progress.pending_save()
         assert going.seconds < begun.seconds
-    saved = finishing.left()
+    saved = save_progress.pending_save()
     assert saved.bytes == 20_000_000_000
-    with finishing.absorbing():
-        assert finishing.left() is not None
-    assert finishing.left() is None
-    first, second = finishing.saving(1000, tmp_path / "1.slot"), finishing.saving(1000, tmp_path / "2.slot")
+    with save_progress.track_absorb():
+        assert save_progress.pending_save() is not None
+    assert save_progress.pending_save() is None
+    first, second = (
+        save_progress.track_save(1000, tmp_path / "1.slot"),
+        save_progress.track_save(1000, tmp_path / "2.slot"),
+    )
     first.__enter__()
     second.__enter__()
-    assert finishing.left().bytes == 2000
+    assert save_progress.pending_save().bytes == 2000
     first.__exit__(None, None, None)
     second.__exit__(None, None, None)
-    with finishing.absorbing():
-        assert finishing.left() is not None
-    assert finishing.left() is None, "of two at a time the first to end is not told of afterwards"
+    with save_progress.track_absorb():
+        assert save_progress.pending_save() is not None
+    assert save_progress.pending_save() is None, "of two at a time the first to end is not told of afterwards"
 
 
 def test_what_is_read_before_it_is_saved_counts_and_is_no_standstill() -> None:
-    finishing = Finishing()
-    with finishing.reading(20_000_000_000) as tell:
-        left = finishing.left()
-        assert left.words.startswith("20 GB, about ")
-        before = finishing.progress()
-        assert finishing.progress() == before, "an engine that hangs is not waited for"
+    save_progress = SaveProgress()
+    with save_progress.track_prefill(20_000_000_000) as tell:
+        left = save_progress.pending_save()
+        assert left.description.startswith("20 GB, about ")
+        before = save_progress.progress()
+        assert save_progress.progress() == before, "an engine that hangs is not waited for"
         tell("half of it")
-        assert finishing.progress() != before
-    assert finishing.left() is None
+        assert save_progress.progress() != before
+    assert save_progress.pending_save() is None

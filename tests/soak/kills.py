@@ -21,7 +21,7 @@ import psutil
 
 from kvchat.kvstore.inventory import STAGING
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, private_folder_in
-from kvchat.session.proof import LEAST_TOKENS, PROVED_SHARE
+from kvchat.session.proof import MIN_TOKENS, PROVED_SHARE
 from kvchat.system.files import whole_file
 from kvchat.words.reasons import ReasonCode
 from tests.e2e.home import Home
@@ -223,7 +223,7 @@ class _Life:
             if not line["why"]:
                 raise Broken(f"cold without a reason: {line}")
             honest = {ReasonCode.NOT_WORTH_IT, *([ReasonCode.DIED_OVER_RESTORE] if self._killed_engine else ())}
-            if kept >= LEAST_TOKENS and line["why"] not in honest:
+            if kept >= MIN_TOKENS and line["why"] not in honest:
                 raise Broken(f"cold, though there was something: {line}")
         elif cached < PROVED_SHARE * kept and not line["why"]:
             raise Broken(f"called {source}, and read again: {line}")

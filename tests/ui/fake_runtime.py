@@ -543,7 +543,7 @@ class FakeEngine(SwitchingHost):
 
     @property
     def restoring(self) -> str:
-        return self.finding.words if self.status.state is EngineState.READY else ""
+        return self.finding.description if self.status.state is EngineState.READY else ""
 
     @property
     def may_retest(self) -> bool:

@@ -34,7 +34,7 @@ from kvchat.engine.speaking.vitals import SlotState, Vitals
 from kvchat.library.model_files import Source as Place
 from kvchat.library.model_library import FoundModel
 from kvchat.session.exchange import PromptTooLong
-from kvchat.session.slots import Unfinished
+from kvchat.session.slots import PendingSave
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.opening import QuickWindow
@@ -366,7 +366,7 @@ async def _dialogs(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tu
         await until(lambda: window.findChildren(ConfirmDialog))
         yield "metered", window.findChildren(ConfirmDialog)[-1]
     box = FinishingBox()
-    box.say(Unfinished(2_100_000_000, 12.3))
+    box.say(PendingSave(2_100_000_000, 12.3))
     box.show()
     yield "finishing", box
 

@@ -32,15 +32,15 @@ from kvchat.engine.speaking.client import count_tokens_up_to
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, Fingerprint, Tokens
-from kvchat.session.allocator import Rank
 from kvchat.session.events import SaveSkipped, SessionEvent
 from kvchat.session.exchange import Exchange, Request
-from kvchat.session.host import RESERVE_MOST, RESERVE_SHARE, ReadyEngine
-from kvchat.session.lease import NEXT
+from kvchat.session.host import MAX_RESERVE, RESERVE_SHARE, ReadyEngine
+from kvchat.session.lease import NEXT_TOKEN
+from kvchat.session.prefill import prefill_and_save, save_points_of
 from kvchat.session.proof import NOTHING_AHEAD
-from kvchat.session.reading import parts_of, read_and_keep
-from kvchat.session.restore_cost import LEAST_MEASURED
+from kvchat.session.restore_cost import MIN_MEASURED_TOKENS
 from kvchat.session.slot import Slot
+from kvchat.session.slot_request import Priority
 from kvchat.words.language import N_, _, listed, number
 from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import TimeRange, percent, tokens_short
@@ -121,7 +121,7 @@ class Library:
         documents = await asyncio.to_thread(read_documents, paths)
         message = record.system_message([document.attachment for document in documents])
         text = await asyncio.to_thread(prompt_content, message)  # in small files, names and separators dominate
-        room = limit - min(RESERVE_MOST, limit // RESERVE_SHARE) if limit else None
+        room = limit - min(MAX_RESERVE, limit // RESERVE_SHARE) if limit else None
         tokens, counted = round(len(text) / CHARACTERS_PER_TOKEN), False
         if room is not None and self._turn_context.host.is_ready():
             with contextlib.suppress(KvchatError):
@@ -238,7 +238,7 @@ class Library:
         work, again, now = partial(self._read_documents, prepared, documents), False, None
         while now is None:
             try:
-                now = await turn_context.slots.run(Rank.DOCUMENTS, prepared.owner, work)
+                now = await turn_context.slots.run_background(Priority.DOCUMENTS, prepared.owner, work)
             except EngineError as error:
                 loss = error.__cause__ or error
                 if again or not (isinstance(loss, EngineError) and loss.restore_fault):
@@ -262,28 +262,28 @@ class Library:
 
         exchange = Exchange(turn_context.slots, slot, turn_context.host, prepared.owner, on_event)
         messages = prompt_messages([system_message([document.attachment for document in documents])])
-        async with exchange.losses_explained():
+        async with exchange.explaining_losses():
             lease = await exchange.ready(Request(messages))
-            boundary = await lease.boundary(messages)
+            boundary = await lease.turn_boundary(messages)
             tokens = len(boundary)
             needed = tokens + lease.engine.reserve(None)
             if lease.engine.too_small(needed) and needed <= lease.engine.limit:
                 lease = await exchange.with_room(Request(messages), needed)
             if needed > min(lease.engine.limit, lease.engine.context_size):
                 _raise_too_long(tokens, lease.engine, documents)
-            if not (lease.keeps and lease.engine.remembers(tokens)):
+            if not (lease.saving_enabled and lease.engine.can_save(tokens)):
                 problem = turn_context.slots.store.problem
-                why = problem.detail if problem else lease.engine.finding.words
+                why = problem.detail if problem else lease.engine.finding.description
                 raise PreparationError(_("Prepared documents cannot be saved on this computer"), why, "")
             digest = blake3(repr(lease.engine.fingerprint).encode())
             for document in documents:
                 digest.update(f"{document.source.name}\0{document.source.hash}\0".encode())
             label = digest.hexdigest()[:32]
-            loaded = await lease.load((*boundary, NEXT))
+            loaded = await lease.load((*boundary, NEXT_TOKEN))
 
             async def keep(stop: Tokens) -> None:
                 await lease.settle(stop)  # a longer restored state holds more
-                if await lease.save(stop, label=label, tell=False) is None and skipped:
+                if await lease.save(stop, label=label, notify=False) is None and skipped:
                     title = _("The prepared documents could not be saved")
                     raise PreparationError(title, skipped[-1].in_a_sentence, "")
 
@@ -292,12 +292,12 @@ class Library:
                     self.reading[prepared.id] = replace(self.reading[prepared.id], done=done, total=tokens)
                     turn_context.events.publish(LibraryChanged(progress=True))
 
-            stops = [stop for stop in parts_of(lease, boundary) if len(stop) >= loaded.expected_cached]
-            if not await read_and_keep(lease, stops, loaded, may_continue, keep, progress, STEP_MS):
+            stops = [stop for stop in save_points_of(lease, boundary) if len(stop) >= loaded.expected_cached]
+            if not await prefill_and_save(lease, stops, loaded, may_continue, keep, progress, STEP_MS):
                 return None
-            contents, engine = lease.slot.known(lease.engine), lease.engine
+            contents, engine = lease.slot.known_contents(lease.engine), lease.engine
         ahead = contents.ahead if contents else NOTHING_AHEAD
-        measured = ahead.tokens >= LEAST_MEASURED
+        measured = ahead.tokens >= MIN_MEASURED_TOKENS
         ms = tokens * ahead.ms / ahead.tokens if measured else lease.slots.restore_cost.prefill_ms(tokens)
         return replace(
             prepared,

@@ -29,7 +29,7 @@ from kvchat.chat.record.messages import (
     receipt_to_json,
 )
 from kvchat.errors import KvchatError
-from kvchat.session.restore_cost import Reading
+from kvchat.session.restore_cost import PrefillSample
 from kvchat.system.concurrency import Worker
 from kvchat.words.language import _
 
@@ -204,7 +204,7 @@ class Database(DatabaseFile):
         """
         return {row[0]: float(row[1]) for row in self.rows(query) if row[1]}
 
-    def prefill_timings(self, model: str) -> list[Reading]:
+    def prefill_timings(self, model: str) -> list[PrefillSample]:
         """Return read timings of this model's newest replies and documents of 64 tokens or more, newest last."""
         query = """
             SELECT * FROM (
@@ -219,7 +219,9 @@ class Database(DatabaseFile):
             WHERE CASE WHEN json_valid(fingerprint) THEN fingerprint ->> '$.model' END = ?1
             ORDER BY 3
         """
-        return [Reading(int(tokens), float(ms)) for tokens, ms, _at in self.rows(query, (model,)) if tokens and ms]
+        return [
+            PrefillSample(int(tokens), float(ms)) for tokens, ms, _at in self.rows(query, (model,)) if tokens and ms
+        ]
 
     def restore_ms_per_byte(self) -> float | None:
         query = """

@@ -24,9 +24,9 @@ from kvchat.engine.speaking.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Kept, StoreRefused, Tier
 from kvchat.session.host import ReadyEngine
-from kvchat.session.proof import LEAST_SHARE, SOURCES, Source
-from kvchat.session.restore_cost import ReadingSpeed
-from kvchat.session.slot import plan
+from kvchat.session.proof import MIN_SHARE, SOURCES, Source
+from kvchat.session.restore_cost import PrefillSpeed
+from kvchat.session.slot import plan_load
 from kvchat.words.language import N_, _, several
 from kvchat.words.wording import STILL_LOADED, TimeRange, roughly
 
@@ -123,8 +123,8 @@ class Forecasts:
                 for point in kept.get(chat, ())
                 if (point.fingerprint == engine.fingerprint if engine else point.fingerprint.model == last)
             ]
-            slot = turn_context.slots.of(chat)
-            contents = slot.known(engine) if slot and engine else None
+            slot = turn_context.slots.slot_of(chat)
+            contents = slot.known_contents(engine) if slot and engine else None
             held = len(contents.tokens) if contents else None
             forecast = _forecast_chat(branch, fits, held, speed, await self._restore_rate())
             if len(branch) == 1 and branch[0].tokens_through is None:  # others may share its beginning
@@ -144,16 +144,16 @@ class Forecasts:
             messages, ready = prompt_messages([*branch, new]), await self._engine(chosen.model)
             if ready is None or needs_vision(messages):
                 return None
-            engine = ready.rendering(chosen.options.template)
+            engine = ready.with_template(chosen.options.template)
             prompt, end = await engine.engine.growing_tokens(messages)
-            contents, _ = turn_context.slots.best(owner, prompt, engine)
-            best = await plan(
-                turn_context.slots.store, engine, owner, contents, prompt, turn_context.slots.restore_cost.worth
+            contents, _ = turn_context.slots.best_contents(owner, prompt, engine)
+            best = await plan_load(
+                turn_context.slots.store, engine, owner, contents, prompt, turn_context.slots.restore_cost.is_worth
             )
-            source, size = Source.HOT if best.had >= LEAST_SHARE * len(prompt) else Source.COLD, 0
+            source, size = Source.HOT if best.reused_tokens >= MIN_SHARE * len(prompt) else Source.COLD, 0
             if best.restore is not None:
                 source, size = SOURCES[best.restore.tier], best.restore.bytes
-            left = len(prompt) + end - best.had
+            left = len(prompt) + end - best.reused_tokens
             speed = await turn_context.prefill_speed(engine.fingerprint.model)
             return Forecast(source, left, speed.forecast(left, size * await self._restore_rate()))
         except EngineError:
@@ -178,7 +178,7 @@ class Forecasts:
 
 
 def _forecast_chat(
-    branch: Sequence[_MessageTokens], kept: Collection[Kept], held: int | None, speed: ReadingSpeed, restore_rate: float
+    branch: Sequence[_MessageTokens], kept: Collection[Kept], held: int | None, speed: PrefillSpeed, restore_rate: float
 ) -> Forecast:
     if not branch:
         return Forecast(Source.COLD, 0, has_messages=False)

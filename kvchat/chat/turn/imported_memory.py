@@ -21,11 +21,11 @@ from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.errors import KvchatError
 from kvchat.kvstore.audience import CHATS, imported, is_imported
 from kvchat.kvstore.savepoint import Fingerprint, StoreRefused, Tokens
-from kvchat.session.allocator import Rank
 from kvchat.session.exchange import PromptTooLong, Request
 from kvchat.session.lease import Lease
-from kvchat.session.reading import parts_of, read_and_keep
+from kvchat.session.prefill import prefill_and_save, save_points_of
 from kvchat.session.slot import Slot
+from kvchat.session.slot_request import Priority
 from kvchat.words.language import _, sentences
 from kvchat.words.reasons import Reason, ReasonCode
 
@@ -64,7 +64,7 @@ async def try_imported_memory(
             if lease is not None:
                 await _erase_slot(lease)
 
-    tried = await turn_context.slots.run(Rank.TRY_OUT, conversation_id, work, wait=start)
+    tried = await turn_context.slots.run_background(Priority.TEST_IMPORT, conversation_id, work, wait=start)
     return tried or MemoryTest(is_pending=True)
 
 
@@ -73,7 +73,7 @@ async def _test_memory(lease: Lease, messages: list[ChatMessage], fingerprint: F
     if differences:
         return MemoryTest(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": differences}))
     await _erase_slot(lease)
-    boundary = await lease.boundary(messages)
+    boundary = await lease.turn_boundary(messages)
     if len(boundary) + PROBE_TOKENS >= lease.engine.context_size:
         places = {"tokens": len(boundary), "context_size": lease.engine.context_size}
         return MemoryTest(reason=Reason(ReasonCode.LONGER_THAN_CONTEXT, places))
@@ -81,7 +81,7 @@ async def _test_memory(lease: Lease, messages: list[ChatMessage], fingerprint: F
     if loaded.restore is None:
         return MemoryTest(reason=loaded.miss_reason or Reason(ReasonCode.NOT_WORTH_IT))
     more = (await lease.engine.engine.prompt_tokens([ChatMessage("user", "A")]))[:PROBE_TOKENS]
-    read = await lease.read((*boundary, *more))
+    read = await lease.prefill((*boundary, *more))
     verdict = await lease.prove(loaded, read.cache_n, read.prompt_tokens)
     if verdict.hollow:
         return MemoryTest(reason=verdict.miss_reason)
@@ -92,7 +92,7 @@ async def _erase_slot(lease: Lease) -> None:
     lease.slot.forget()
     with contextlib.suppress(EngineError):  # a dead engine has no state
         await lease.engine.engine.erase_slot()
-    lease.slot.emptied()
+    lease.slot.mark_empty()
 
 
 MAX_SPARE_MS = 600_000.0  # longer reads are verified only on request
@@ -161,15 +161,15 @@ class MemoryVerifier:
         """Return True if the whole chat was read. Raises VerificationError if that takes over `max_ms`."""
         is_requested = math.isinf(max_ms)
         self._in_progress.add(conversation_id)
-        rank = Rank.DOCUMENTS if is_requested else Rank.VERIFY
+        rank = Priority.DOCUMENTS if is_requested else Priority.VERIFY
         work = partial(self._read, conversation_id, max_ms)
-        return await self._turn_context.slots.run(rank, conversation_id, work, wait=is_requested)
+        return await self._turn_context.slots.run_background(rank, conversation_id, work, wait=is_requested)
 
     async def _replace(self, conversation_id: str) -> None:
         turn_context, slots = self._turn_context, self._turn_context.slots
         await turn_context.absorb()
         for slot in slots.all:
-            if slot.audience == imported(conversation_id) and not slot.claim:
+            if slot.audience == imported(conversation_id) and not slot.claimed_tokens:
                 slot.forget()  # erased before its next use
         await slots.write(slots.store.inventory.delete_imported, conversation_id)
         turn_context.events.publish(ConversationsChanged())
@@ -187,15 +187,15 @@ class MemoryVerifier:
             turn_context.events,
             turn_context.slots.restore_cost,
         )
-        async with exchange.losses_explained():
+        async with exchange.explaining_losses():
             lease = await exchange.ready(request)
-            boundary = await lease.boundary(request.messages)
+            boundary = await lease.turn_boundary(request.messages)
             needed = len(boundary) + lease.engine.reserve(None)
             if lease.engine.too_small(needed) and math.isinf(max_ms):
                 lease = await exchange.with_room(request, needed)
             if len(boundary) >= lease.engine.context_size:
                 raise PromptTooLong(len(boundary), lease.engine.limit)
-            if not lease.keeps:
+            if not lease.saving_enabled:
                 raise VerificationError(_("Chat memory cannot be saved with this engine and model."))
             loaded = await lease.load(boundary, reader=CHATS)
             done, saved = loaded.expected_cached, False
@@ -208,7 +208,7 @@ class MemoryVerifier:
             async def keep(stop: Tokens) -> None:
                 nonlocal saved
                 await lease.settle(stop)
-                point = await lease.save(stop, label=branch[-1].id, tell=False)
+                point = await lease.save(stop, label=branch[-1].id, notify=False)
                 saved = point is not None and stop == boundary and not is_imported(point.audience)
 
             def progress(so_far: int) -> None:
@@ -217,8 +217,8 @@ class MemoryVerifier:
                 events.publish(ReadAheadProgress(conversation_id, done, len(boundary), draft=False))
 
             try:
-                stops = [stop for stop in parts_of(lease, boundary) if len(stop) >= done]
-                read = await read_and_keep(lease, stops, loaded, may_continue, keep, progress)
+                stops = [stop for stop in save_points_of(lease, boundary) if len(stop) >= done]
+                read = await prefill_and_save(lease, stops, loaded, may_continue, keep, progress)
             finally:
                 events.publish(ReadAheadProgress(conversation_id, len(boundary), len(boundary), draft=False))
         if read and not saved:

@@ -27,13 +27,13 @@ from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens, common_prefix
-from kvchat.session.allocator import Rank
 from kvchat.session.exchange import Request
-from kvchat.session.lease import NEXT, Lease
-from kvchat.session.proof import Loaded
-from kvchat.session.reading import Keep, nothing, read_and_keep
-from kvchat.session.restore_cost import LEAST_GAIN
+from kvchat.session.lease import NEXT_TOKEN, Lease
+from kvchat.session.prefill import Keep, keep_nothing, prefill_and_save
+from kvchat.session.proof import LoadedState
+from kvchat.session.restore_cost import MIN_GAIN
 from kvchat.session.slot import Slot
+from kvchat.session.slot_request import Priority
 from kvchat.words.reasons import Reason, ReasonCode
 
 TYPING_PAUSE_S = 0.6  # delay after the last draft change
@@ -110,12 +110,14 @@ class ReadAhead:
 
     def stop(self, conversation_id: str) -> None:
         self._stopped = conversation_id
-        self._turn_context.slots.end()
+        self._turn_context.slots.stop_background()
 
     def start(self) -> None:
         self._forget_timer()
         self._due.set()
-        self._turn_context.slots.end(Rank.PREPARE, but=self._target.conversation_id if self._target else None)
+        self._turn_context.slots.stop_background(
+            Priority.PREPARE, except_owner=self._target.conversation_id if self._target else None
+        )
         if self._target and not self._running:
             self._running = True
             self._turn_context.background.begin(self._run())
@@ -134,7 +136,10 @@ class ReadAhead:
                     if read and not await self._should_read(target):
                         break
                     job = functools.partial(self._prepare, target.conversation_id, read)
-                    if await slots.run(Rank.PREPARE, target.conversation_id, job, beside=not read) is None:
+                    if (
+                        await slots.run_background(Priority.PREPARE, target.conversation_id, job, concurrent=not read)
+                        is None
+                    ):
                         self._due.set()  # interrupted by other work
                         break
         except KvchatError as error:
@@ -169,7 +174,7 @@ class ReadAhead:
         try:
             lease = await turn_context.exchange(slot, owner).ready(request)
             return await self._run_job(
-                _PrefillJob(target, may_continue, lease, branch, await lease.boundary(messages)), read
+                _PrefillJob(target, may_continue, lease, branch, await lease.turn_boundary(messages)), read
             )
         except EngineError:
             slot.forget()
@@ -181,28 +186,28 @@ class ReadAhead:
             return False  # answering makes room for it
         pictures = needs_vision(prompt_messages([*job.branch, job.target.message]))
         job.draft = () if pictures else await self._stable_prefix(job)
-        loaded = await lease.load((*(job.draft or boundary), NEXT))
+        loaded = await lease.load((*(job.draft or boundary), NEXT_TOKEN))
         if not read or pictures or not job.may_continue():
             return True
         missing = len(boundary) - loaded.expected_cached
         stopped_short = loaded.ahead.tokens and loaded.expected_cached == len(boundary)  # without being saved
-        unsaved = stopped_short and self._may_save(job) and not await lease.is_kept(boundary)
-        if job.branch and (missing >= LEAST_GAIN or unsaved):
+        unsaved = stopped_short and self._may_save(job) and not await lease.is_saved(boundary)
+        if job.branch and (missing >= MIN_GAIN or unsaved):
             label = job.branch[-1].id
 
             async def keep(stop: Tokens) -> None:
-                if self._may_save(job) and not await lease.is_kept(stop):
+                if self._may_save(job) and not await lease.is_saved(stop):
                     await lease.settle(stop)
-                    if await lease.save(stop, label=label, tell=stop == boundary) is None:
+                    if await lease.save(stop, label=label, notify=stop == boundary) is None:
                         self._failed_saves[lease.owner] = len(boundary)
 
             if not await self._read(job, [boundary], loaded, keep, draft=False):
                 return False
             self._turn_context.background.begin(self._turn_context.absorb())
-            loaded = await lease.load((*(job.draft or boundary), NEXT))
-        if len(job.draft) - loaded.expected_cached >= LEAST_GAIN:
+            loaded = await lease.load((*(job.draft or boundary), NEXT_TOKEN))
+        if len(job.draft) - loaded.expected_cached >= MIN_GAIN:
             if not lease.engine.can_cut:  # discarding the draft must not cost more than reading it saves
-                cost = await lease.cost_of_return(boundary)
+                cost = await lease.restore_ms(boundary)
                 gain = lease.slots.restore_cost.prefill_ms(len(job.draft) - len(boundary))
                 if cost is None or cost > gain:
                     reason = Reason(ReasonCode.COSTS_MORE)
@@ -213,11 +218,11 @@ class ReadAhead:
 
     def _may_save(self, job: _PrefillJob) -> bool:
         """Return False if saving failed before at this length, to avoid repeated attempts and reports."""
-        remembers = job.lease.keeps and job.lease.engine.remembers(len(job.boundary))
-        return remembers and self._failed_saves.get(job.lease.owner) != len(job.boundary)
+        can_save = job.lease.saving_enabled and job.lease.engine.can_save(len(job.boundary))
+        return can_save and self._failed_saves.get(job.lease.owner) != len(job.boundary)
 
     async def _read(
-        self, job: _PrefillJob, stops: Sequence[Tokens], loaded: Loaded, keep: Keep = nothing, *, draft: bool
+        self, job: _PrefillJob, stops: Sequence[Tokens], loaded: LoadedState, keep: Keep = keep_nothing, *, draft: bool
     ) -> bool:
         conversation_id, events, end = job.target.conversation_id, self._turn_context.events, len(stops[-1])
         begun = reached = min(loaded.expected_cached, end)
@@ -230,7 +235,7 @@ class ReadAhead:
 
         on_progress(begun)
         try:
-            return await read_and_keep(job.lease, stops, loaded, job.may_continue, keep, on_progress)
+            return await prefill_and_save(job.lease, stops, loaded, job.may_continue, keep, on_progress)
         finally:
             events.publish(ReadAheadProgress(conversation_id, reached - begun, reached - begun, draft))
 
@@ -239,7 +244,7 @@ class ReadAhead:
         target, engine = job.target, job.lease.engine
         if not target.draft.strip() and not target.attachments:
             return ()
-        if engine.cannot_hold(len(target.draft) + sum(len(item.text) for item in target.attachments)):
+        if engine.surely_exceeds_limit(len(target.draft) + sum(len(item.text) for item in target.attachments)):
             return ()
         tokens, _end = await engine.engine.growing_tokens(prompt_messages([*job.branch, target.message]))
         stable = tokens[: max(len(job.boundary), len(tokens) - UNSTABLE_TOKENS)]

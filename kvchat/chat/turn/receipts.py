@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Receipt
-from kvchat.session.proof import LEAST_SHARE, PROVED_SHARE, Source, Verdict
+from kvchat.session.proof import MIN_SHARE, PROVED_SHARE, Source, Verdict
 from kvchat.words.language import N_, _, beside, listed, mark, number, several
 from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.safe_text import calm
@@ -97,7 +97,7 @@ def source_label(verdict: Verdict, cached: int, prompt: int, earlier: int = 0) -
     most = PROVED_SHARE if verdict.source is Source.AHEAD else 0.5
     if verdict.source is Source.COLD or cached >= max(most * prompt, PROVED_SHARE * earlier):
         return where
-    return _("{where} in part", where=where) if cached >= LEAST_SHARE * prompt else _(READ)
+    return _("{where} in part", where=where) if cached >= MIN_SHARE * prompt else _(READ)
 
 
 def receipt_verdict(receipt: Receipt) -> Verdict:

@@ -13,7 +13,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import Message, MessageState, Receipt
 from kvchat.engine.speaking.wire import ChatChunk, Timings
-from kvchat.session.proof import NOTHING_LOADED, Loaded, Step, judged
+from kvchat.session.proof import NOTHING_LOADED, LoadedState, LoadResult, judge_load
 from kvchat.system.concurrency import Worker
 from kvchat.words.language import _
 
@@ -70,7 +70,7 @@ class ReplyWriter:
         self.queue_wait_s = 0.0  # waiting for another conversation's turn; not part of it either
         self._loaded = NOTHING_LOADED  # how the slot was prepared
         self._awaiting_output = False  # waiting for output of the engine
-        self._steps: list[Step] = []  # several if outgrown or crowded out
+        self._steps: list[LoadResult] = []  # several if outgrown or crowded out
         self._sent_at = self._last_output_at = sent_at  # time.perf_counter() at Send and at the engine's last output
         self._longest_gap_s, self._silent = 0.0, False
         self._database = database
@@ -92,11 +92,11 @@ class ReplyWriter:
         thinking = self.original.thinking + "".join(self._thinking)
         return replace(self.original, content=content, thinking=thinking, state=state, receipt=receipt)
 
-    def add_step(self, step: Step | None) -> None:
+    def add_step(self, step: LoadResult | None) -> None:
         self._awaiting_output = False
         self._steps += [step] if step else []
 
-    def on_request_sent(self, loaded: Loaded | None, engine_wait_s: float) -> None:
+    def on_request_sent(self, loaded: LoadedState | None, engine_wait_s: float) -> None:
         self._awaiting_output, self._engine_wait_s = loaded is not None, engine_wait_s
         self._last_output_at = time.perf_counter()
         if loaded is None:
@@ -186,7 +186,7 @@ class ReplyWriter:
         if first:
             self._ttft_ms = 1000 * (now - self._sent_at - self._engine_wait_s - self.queue_wait_s)
             cached, prompt = (timings.cache_n, timings.prompt_tokens) if timings else (0, 0)
-            verdict = judged(self._loaded, cached, prompt) if timings else None
+            verdict = judge_load(self._loaded, cached, prompt) if timings else None
             restored = restore.ms_since(self._sent_at) if (restore := self._loaded.restore) else 0.0
             self._events.publish(
                 FirstToken(conversation, self._ttft_ms, cached, prompt, verdict, restored, self.earlier_tokens)

@@ -19,10 +19,10 @@ from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
-from kvchat.session.allocator import Rank
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.host import TemplateOptions
 from kvchat.session.slot import Slot
+from kvchat.session.slot_request import Priority
 from kvchat.system.concurrency import Background
 from kvchat.words.language import _
 
@@ -103,8 +103,8 @@ class TitleGenerator:
         branch = await turn_context.branch(conversation_id)
         attempt, end = _TitleAttempt(conversation_id, branch), branch[-1] if branch else None
         if end and end.state in (MessageState.COMPLETE, MessageState.EDITED):
-            await turn_context.slots.run(
-                Rank.TITLE, conversation_id, lambda slot, _: self._request_title(attempt, slot), wait=False
+            await turn_context.slots.run_background(
+                Priority.TITLE, conversation_id, lambda slot, _: self._request_title(attempt, slot), wait=False
             )
         texts = (text for m in branch for text in (m.content, *(a.text for a in m.attachments)))
         attempt.title = parse_title(attempt.answer or "", " ".join(text[:_READ_CHARACTERS] for text in texts))
@@ -118,7 +118,7 @@ class TitleGenerator:
     async def _request_title(self, attempt: _TitleAttempt, slot: Slot) -> None:
         exchange = self._turn_context.exchange(slot, attempt.conversation_id)
         try:
-            async with exchange.losses_explained():
+            async with exchange.explaining_losses():
                 if (question := await self._title_request(attempt, exchange)) is None:
                     return
                 request, boundary = question
@@ -152,10 +152,10 @@ class TitleGenerator:
         messages = [*history, ChatMessage(Role.USER.value, TITLE_REQUEST)]
         request = Request(messages, model=chosen.model, template=chosen.options.template)
         lease = await exchange.ready(request)
-        boundary = await lease.boundary(history)
-        if lease.slot.holds(lease.engine.generation) != conversation_id:
+        boundary = await lease.turn_boundary(history)
+        if lease.slot.holder(lease.engine.generation) != conversation_id:
             return None
-        if not (lease.engine.can_cut or await lease.is_kept(boundary)):
+        if not (lease.engine.can_cut or await lease.is_saved(boundary)):
             return None
         quiet = replace(request, template=(*request.template, *_NO_THINKING))
         plain = await lease.engine.engine.prompt_tokens(messages)

@@ -30,10 +30,10 @@ from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.audience import is_imported
 from kvchat.kvstore.savepoint import Tokens
-from kvchat.session.events import Asked, SaveSkipped, SessionEvent
+from kvchat.session.events import RequestSent, SaveSkipped, SessionEvent
 from kvchat.session.exchange import Exchange, Request
-from kvchat.session.lease import why_not_saved
-from kvchat.session.reading import Settling, SystemPrompt
+from kvchat.session.lease import save_failure_reason
+from kvchat.session.prefill import Settling, SystemPrompt
 from kvchat.system.concurrency import Interruption
 from kvchat.words.language import N_, _, number
 
@@ -95,7 +95,7 @@ class Turn:
     async def run(self, on_reply: Callable[[Message | None], None]) -> None:
         """Answer, call `on_reply` with the reply or None, then settle and save. Publishes KvchatErrors, raises none."""
         slots = self._turn_context.slots
-        async with slots.needed(self.conversation_id, await self._prompt()) as slot:
+        async with slots.acquire(self.conversation_id, await self._prompt()) as slot:
             self._exchange = Exchange(slots, slot, self._turn_context.host, self.conversation_id, self._on_event)
             self._queued_s = time.perf_counter() - self._sent_at if self.is_queued else 0.0
             reply: Message | None = None
@@ -118,14 +118,14 @@ class Turn:
     async def _prompt(self) -> Tokens:
         """Return the prompt's ids if another owner's slot may hold most of them, as for a new chat."""
         turn_context, beginning = self._turn_context, self.start
-        if not beginning or len(turn_context.slots.all) == 1 or turn_context.slots.of(self.conversation_id):
+        if not beginning or len(turn_context.slots.all) == 1 or turn_context.slots.slot_of(self.conversation_id):
             return ()
         with contextlib.suppress(KvchatError):  # the next engine request or chat read reports it
             chosen = await turn_context.answer_settings(self.conversation_id)
             messages = prompt_messages(await turn_context.path(beginning.question_id))
             if not messages or needs_vision(messages) or not turn_context.host.is_ready(chosen.model):
                 return ()
-            engine = (await turn_context.host.ready(chosen.model)).rendering(chosen.options.template)
+            engine = (await turn_context.host.ready(chosen.model)).with_template(chosen.options.template)
             return await engine.engine.prompt_tokens(messages)
         return ()
 
@@ -133,7 +133,7 @@ class Turn:
         if self.stopped:
             return None
         try:
-            async with self._exchange.losses_explained():
+            async with self._exchange.explaining_losses():
                 message = await self._answering.run(self._stream())
         except EngineRefused as refusal:
             if (self._chosen_sampling.grammar or self._chosen_sampling.json_schema) and "grammar" in refusal.message:
@@ -171,7 +171,7 @@ class Turn:
         request = Request(messages, lambda: self._choose_sampling(chosen, reply), chosen.model, template, system)
         async with reply.periodic_flush():
             await self._request_reply(request, reply)
-            while exchange.outgrown and exchange.step:
+            while exchange.has_outgrown_context and exchange.result:
                 written = reply.snapshot(MessageState.STREAMING)
                 messages = prompt_messages(
                     [*(message for message in path if message.id != written.id), written], continues_reply=True
@@ -188,7 +188,7 @@ class Turn:
         try:
             await self._exchange.answer(request, lambda chunk: reply.add_chunk(echo.strip(chunk) if echo else chunk))
         finally:
-            reply.add_step(self._exchange.step)
+            reply.add_step(self._exchange.result)
 
     def _choose_sampling(self, chosen: AnswerSettings, reply: ReplyWriter) -> Sampling:
         """Return the sampling for a ready engine; tokens of earlier requests count towards the limit."""
@@ -205,7 +205,7 @@ class Turn:
     def _on_event(self, event: SessionEvent) -> None:
         if self._reply is not None:
             self._reply.on_request_sent(
-                event.loaded if isinstance(event, Asked) else None, self._exchange.engine_wait_s
+                event.loaded if isinstance(event, RequestSent) else None, self._exchange.engine_wait_s
             )
         self._notify(event)
 
@@ -233,7 +233,7 @@ class Turn:
             turn_context.unsaved_replies.add(reply.message)
             raise
         turn_context.events.publish(ReplyFinished(self.conversation_id, message.id, receipt))
-        if receipt is not None and exchange.full and engine is not None:
+        if receipt is not None and exchange.is_context_full and engine is not None:
             sentence = N_(
                 "All {tokens} tokens are in use. Choose a larger context length, or continue in a shorter branch."
             )
@@ -249,8 +249,8 @@ class Turn:
             path = await turn_context.path(reply.id)
             if lease is not None and ends_with_reply(path):
                 going_on = prompt_messages(path, continues_reply=True) if path[-1].state in UNFINISHED_STATES else ()
-                async with self._exchange.losses_explained():
-                    boundary = partial(lease.boundary, prompt_messages(path))
+                async with self._exchange.explaining_losses():
+                    boundary = partial(lease.turn_boundary, prompt_messages(path))
                     await self._settling.run(lease, boundary, reply.id, going_on)
             if reply.receipt is not None and self._settling.settle_ms:
                 settle_ms, save_ms = self._settling.settle_ms, self._settling.save_ms or None
@@ -262,4 +262,4 @@ class Turn:
                     )
                     turn_context.events.publish(MessagesChanged(self.conversation_id))
         except KvchatError as error:
-            turn_context.events.publish(SaveSkipped(why_not_saved(error), conversation_id=self.conversation_id))
+            turn_context.events.publish(SaveSkipped(save_failure_reason(error), conversation_id=self.conversation_id))

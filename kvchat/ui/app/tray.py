@@ -15,7 +15,7 @@ from kvchat.chat.events import EngineChanged, Event, ReplyFinished, TurnFailed
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.library.remote.downloads import ACTIVE_STATES
 from kvchat.runtime import Runtime
-from kvchat.session.slots import Unfinished
+from kvchat.session.slots import PendingSave
 from kvchat.system.session_bus import NoAnswer, Service, SessionBus
 from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.icons import LogoState, tray_icon
@@ -285,8 +285,8 @@ class FinishingBox(QDialog):
         parts = self.title, self.words, row(STRETCH, self.leave)
         column(*parts, on=self, spacing=10, margins=(24, 22, 24, 18))
 
-    def say(self, unfinished: Unfinished | None) -> None:
-        self.words.setText(unfinished.words if unfinished else _("Stopping the engine"))
+    def say(self, unfinished: PendingSave | None) -> None:
+        self.words.setText(unfinished.description if unfinished else _("Stopping the engine"))
         fit_height(self, _BOX_LETTERS)
 
     def reject(self) -> None:

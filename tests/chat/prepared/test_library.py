@@ -10,7 +10,7 @@ import pytest
 from kvchat.chat.prepared.documents import FileChanges, PreparationError
 from kvchat.chat.prepared.library import ChatDocuments, reprocess_reason
 from kvchat.chat.record.messages import Role
-from kvchat.session import reading
+from kvchat.session import prefill
 from kvchat.session.proof import Source
 from tests.chat.stage import Stage
 
@@ -54,8 +54,8 @@ async def test_a_chat_on_prepared_documents_is_warm_from_its_first_question(stag
 async def test_where_states_cannot_be_cut_too_and_from_the_last_save_on(
     stage: Stage, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "FIRST_PART", 300)
-    monkeypatch.setattr(reading, "LEAST_PART", 300)
+    monkeypatch.setattr(prefill, "DEFAULT_PART", 300)
+    monkeypatch.setattr(prefill, "MIN_PART", 300)
     library = stage.runtime.chat.library
     made = await library.add([folder], "Manual")
     task = asyncio.ensure_future(library.read(made))
@@ -82,7 +82,7 @@ async def test_a_question_elsewhere_goes_first_and_the_reading_goes_on(stage: St
     task = asyncio.ensure_future(library.read(made))
     await stage.until(lambda: len(stage.requests("/completion")) > before)
     asked = stage.runtime.chat.send(chat, "And then?")
-    await stage.until(lambda: stage.runtime.chat.slots._asking)
+    await stage.until(lambda: stage.runtime.chat.slots._pending)
     stage.fake.set(FAKE_HOLD_DURING=None)
     await asked
     assert not task.done()

@@ -120,7 +120,7 @@ async def test_of_chats_chosen_one_after_the_other_only_the_last_is_restored(
 async def test_settling_that_takes_long_gives_way_to_a_message_in_another_chat(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(allocator, "SETTLING_PATIENCE_S", 0.0)
+    monkeypatch.setattr(allocator, "SETTLE_WAIT_S", 0.0)
     first, second = await stage.chat(), await stage.chat()
     one = await stage.writing(first, "A long story. " * 60)
     two = stage.runtime.chat.send(second, "Hello?")
@@ -360,7 +360,7 @@ async def test_a_message_sent_while_the_middle_is_summed_up_stays_on_the_page(st
         await stage.answered(chat, f"{text} {'word ' * 100}")
     stage.fake.set(FAKE_HOLD_DURING="prefill", FAKE_REPLY="it was about this and that")
     summing = asyncio.create_task(stage.runtime.chat.context.summarise(chat))
-    await stage.until(lambda: not stage.runtime.chat.slots.free or summing.done())
+    await stage.until(lambda: not stage.runtime.chat.slots.is_idle or summing.done())
     assert not summing.done()
     sent = stage.runtime.chat.send(chat, "four")
     stage.fake.set(FAKE_HOLD_DURING=None)
@@ -410,7 +410,7 @@ async def test_quitting_says_what_it_waits_for_and_need_not_wait(stage: Stage) -
     unfinished = stage.runtime.unfinished
     assert unfinished.bytes > 0
     assert unfinished.seconds is not None
-    assert ", about " in unfinished.words
+    assert ", about " in unfinished.description
     assert not closing.done()
     stage.runtime.cancel_saving()
     await closing

@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.chat.events import ReadAheadProgress, ReadAheadSkipped
 from kvchat.chat.turn import read_ahead
-from kvchat.session import reading
+from kvchat.session import prefill
 from kvchat.session.events import SaveSkipped
 from kvchat.session.proof import Source
 from kvchat.words.reasons import Reason, ReasonCode
@@ -24,7 +24,7 @@ DRAFT = "What came of the garden in the end, and who looked after it when the ri
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_ahead, "DWELL_S", 0.05)
     monkeypatch.setattr(read_ahead, "TYPING_PAUSE_S", 0.05)
-    monkeypatch.setattr(reading, "MOST_STEP", 64)
+    monkeypatch.setattr(prefill, "MAX_STEP", 64)
 
 
 async def shown(stage: Stage, chat: str) -> None:
@@ -141,9 +141,9 @@ async def test_what_is_read_ahead_teaches_how_fast_reading_is(stage: Stage) -> N
     await stage.answered(chat)
     await shown(stage, chat)
     speed = stage.runtime.chat.slots.restore_cost.speed
-    speed.readings.clear()
+    speed.samples.clear()
     await written(stage, chat, DRAFT * 4)
-    assert sum(one.tokens for one in speed.readings) == stage.of(ReadAheadProgress)[-1].done
+    assert sum(one.tokens for one in speed.samples) == stage.of(ReadAheadProgress)[-1].done
     assert speed.ms_per_token
 
 

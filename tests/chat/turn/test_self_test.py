@@ -12,7 +12,7 @@ from kvchat.chat.events import Absorbed, EngineChanged, Notice, Prefilling
 from kvchat.chat.record.messages import Role
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.wire import Sampling
-from kvchat.session import reading
+from kvchat.session import prefill
 from kvchat.session.events import Saved, SaveSkipped, Saving, WaitingForEngine
 from kvchat.session.proof import Source
 from kvchat.session.restore_support import Finding, Strategy
@@ -243,7 +243,7 @@ async def test_a_long_system_prompt_is_saved_before_anybody_shares_it(
 ) -> None:
     stage.fake.set(FAKE_EXACT_ONLY=1)
     await stage.answered(await stage.chat("Be brief."), "A question that shows how quickly prompts are read. " * 3)
-    monkeypatch.setattr(reading, "LONG_MS", 0.001)
+    monkeypatch.setattr(prefill, "LONG_PREFILL_MS", 0.001)
     chat = await stage.chat(SYSTEM)
     await stage.answered(chat)
     question = (await stage.runtime.chat.messages(chat))[1]

@@ -50,14 +50,14 @@ async def test_what_was_saved_from_one_slot_is_restored_into_another(two: Stage)
     for chat, topic in zip(chats, TOPICS, strict=True):
         await two.answered(chat, topic)
     slots = two.runtime.chat.slots
-    assert [slots.of(chat) for chat in chats] == [None, slots.all[1], slots.all[0]]
+    assert [slots.slot_of(chat) for chat in chats] == [None, slots.all[1], slots.all[0]]
     foretold = await two.runtime.chat.forecasts.forecast_chats(dict.fromkeys(chats))
     assert [foretold[chat].source is Source.HOT for chat in chats] == [False, True, True]
     await two.answered(chats[1], "Go on.")
     receipt = await two.answered(chats[2], "Go on.")
     assert receipt.source == Source.HOT
     receipt = await two.answered(chats[0], "Go on.")
-    assert slots.of(chats[0]) is slots.all[1], "the one left alone longest"
+    assert slots.slot_of(chats[0]) is slots.all[1], "the one left alone longest"
     assert receipt.source == Source.WARM
     assert receipt.cached_tokens > 100
 
@@ -100,7 +100,7 @@ async def test_a_chat_is_restored_while_another_is_answered(two: Stage) -> None:
     reply = two.runtime.chat.send(chats[2], OTHER)
     await two.until(lambda: two.runtime.chat.answering_chat)
     two.runtime.chat.select(chats[0])
-    await two.until(lambda: two.runtime.chat.slots.of(chats[0]))
+    await two.until(lambda: two.runtime.chat.slots.slot_of(chats[0]))
     assert two.runtime.chat.answering_chat == chats[2]
     two.fake.set(FAKE_HOLD_DURING=None)
     assert await reply
@@ -135,7 +135,7 @@ async def test_what_the_engine_gave_up_by_itself_is_a_miss_with_a_reason(two: St
     chats = [await two.chat(), await two.chat()]
     for chat, topic in zip(chats, TOPICS, strict=False):
         await two.answered(chat, topic)
-    slot = two.runtime.chat.slots.of(chats[0])
+    slot = two.runtime.chat.slots.slot_of(chats[0])
     engine = await two.runtime.engine.ready()
     await engine.on_slot(slot.number).engine.erase_slot()
     receipt = await two.answered(chats[0], "Go on.")
@@ -147,7 +147,7 @@ async def test_a_new_chat_goes_on_with_what_was_read_before_it_began(two: Stage)
     first = await two.chat()
     await two.answered(first)
     two.runtime.chat.prepare(None, f"{QUESTION} And {OTHER} " * 3)
-    await two.until(lambda: two.runtime.chat.slots.of("") or len(two.runtime.chat.slots.owners()) == 2)
+    await two.until(lambda: two.runtime.chat.slots.slot_of("") or len(two.runtime.chat.slots.owners()) == 2)
     await two.runtime.chat.idle()
     receipt = await two.answered(await two.chat(), f"{QUESTION} And {OTHER} " * 3)
     assert receipt.cached_tokens > 300

@@ -16,7 +16,7 @@ from kvchat.kvstore.blocks.absorb import AbsorbResult, PreviousSave, split_slot_
 from kvchat.kvstore.blocks.layout import RowMap
 from kvchat.session.events import Restored, RestoreFailed, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
-from kvchat.session.restore_cost import LEAST_GAIN, RestoreCost
+from kvchat.session.restore_cost import MIN_GAIN, RestoreCost
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.chat.stage import QUESTION, Stage
 from tests.engine_fixtures import FakeEngine
@@ -274,7 +274,7 @@ async def test_stop_keeps_what_came_and_saves_it(stage: Stage) -> None:
 async def test_time_saved_for_a_stopped_and_continued_reply_counts_each_restore_once(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RestoreCost, "worth", lambda self, gain, size: gain >= LEAST_GAIN)
+    monkeypatch.setattr(RestoreCost, "is_worth", lambda self, gain, size: gain >= MIN_GAIN)
 
     async def stopped(begin: Callable[[], asyncio.Future[Message | None]]) -> tuple[Message, Receipt]:
         stage.fake.set(FAKE_HOLD_DURING="stream")

@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
-from kvchat.session.slots import Unfinished
+from kvchat.session.slots import PendingSave
 from kvchat.ui.app import tray
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.tray import FinishingBox, Tray, close_and_tell
@@ -19,14 +19,14 @@ from tests.ui.fake_runtime import FakeRuntime
 class Slow(FakeRuntime):
     """It ends when it is told not to wait."""
 
-    left: Unfinished | None = Unfinished(2_100_000_000, 12.3)
+    left: PendingSave | None = PendingSave(2_100_000_000, 12.3)
 
     def __init__(self, home: Path) -> None:
         super().__init__(home)
         self.told = asyncio.Event()
 
     @property
-    def unfinished(self) -> Unfinished | None:
+    def unfinished(self) -> PendingSave | None:
         return self.left
 
     def cancel_saving(self) -> None:

@@ -1,0 +1,69 @@
+"""Requests for slots: who asks, how urgently, and how to end them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+
+from kvchat.kvstore.savepoint import Tokens
+from kvchat.session.slot import TAIL_TOKENS, Slot
+
+StopCallback = Callable[[], object]
+
+
+class Priority(IntEnum):
+    """Kinds of background work, most urgent first."""
+
+    ENLARGE_CONTEXT = 1  # restart the engine with more context
+    TEST_IMPORT = 2  # test an imported chat's memory while the user waits
+    PREPARE = 3  # restore and process what the user views or types
+    DOCUMENTS = 4  # process prepared documents
+    TITLE = 5  # name a chat
+    VERIFY = 6  # reprocess an imported chat to verify it
+    # These need no slot:
+    ABSORB = 7  # split saved files into blocks
+
+
+class RequestState(Enum):
+    PENDING = "asks"  # someone waits; it has no slot yet
+    ACTIVE = "answers"  # in a slot; someone waits
+    SETTLING = "settles"  # still in a slot, settling and saving; nobody waits for it
+    STANDBY = "stands-by"  # for idle time
+    BACKGROUND = "works"  # in a slot, in idle time
+
+
+@dataclass(eq=False)
+class Turn:
+    owner: str
+    model: str | None
+    begun: bool = False
+
+
+@dataclass(eq=False)
+class SlotRequest:
+    owner: str
+    state: RequestState = RequestState.PENDING
+    priority: Priority = Priority.ENLARGE_CONTEXT  # of background work
+    stop: StopCallback = lambda: None  # ends unawaited work early
+    hurry: StopCallback = lambda: None  # like `stop`, for settling that another owner awaits
+    reprocess_s: float = 0.0  # time to reprocess what it settles
+    prompt: Tokens = ()
+    window: bool = True  # requested by the window
+    concurrent: bool = False  # computes nothing, so it may run beside other requests
+    should_continue: bool = True  # False: end at the next good point
+    idle: bool = False  # waits for all others and leaves its own slot idle
+    granted: asyncio.Future[Slot] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def slot(self) -> Slot | None:
+        granted = self.granted
+        return granted.result() if granted.done() and not granted.cancelled() else None
+
+    def continues(self, other: SlotRequest) -> bool:
+        """True if it is the same conversation's next request: settling and saving `other` is then useless."""
+        if self.owner != other.owner or self.window or self is other:
+            return self.owner == other.owner
+        cut = max(len(other.prompt) - TAIL_TOKENS, 1)  # its last tokens begin a reply
+        return bool(other.prompt) and self.prompt[:cut] == other.prompt[:cut]
