@@ -16,7 +16,7 @@ def blocks(text: str) -> list[Block]:
     """The blocks of a whole text."""
     stream = MarkdownStream(MARKDOWN)
     stream.feed(text)
-    stream.finish()
+    stream.finished = True
     while stream.step():
         pass
     return stream.settled

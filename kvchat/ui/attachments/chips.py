@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QIcon, QImage, QKeySequence, QPixmap, QShortcut, QTextCursor
-from PySide6.QtWidgets import QDialog, QFrame, QHBoxLayout, QScrollArea, QToolButton, QWidget
+from PySide6.QtWidgets import QDialog, QFrame, QScrollArea, QToolButton, QWidget
 
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row, styled, tool_button
 from kvchat.ui.base.icons import icon
@@ -80,16 +81,24 @@ class PictureTile(AttachmentCard):
 
     def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
         super().__init__(look, attachment, _("Image"), _("Show full size"))
-        from kvchat.ui.attachments.pictures import shape
+        from kvchat.ui.attachments.pictures import decoded, shape
 
         shown = shape(attachment.data)
-        size = tile_size(shown) if shown is not None else QSize(NARROWEST, HEIGHT)
+        size = QSize(NARROWEST, HEIGHT)
+        if shown is not None:  # full height unless too wide, and never a sliver
+            size = shown.scaled(WIDEST, HEIGHT, Qt.AspectRatioMode.KeepAspectRatio).expandedTo(QSize(4, 4))
         styled(self.name, "picture").setIconSize(size)
         self.name.setFixedSize(size)
         below = [row((self.count, 1), self.cross(), spacing=2)] if removable else []
         column((self.name, 0, Qt.AlignmentFlag.AlignCenter), *below, on=self, spacing=2, margins=6)
         self._ratio = self.devicePixelRatioF()
-        self._decoding = _thread.submit(_thumbnail, attachment.data, size * self._ratio)
+        pixels, smooth = size * self._ratio, Qt.TransformationMode.SmoothTransformation
+
+        def thumbnail() -> QImage | None:
+            image = decoded(attachment.data, pixels * 2)
+            return image.scaled(pixels, Qt.AspectRatioMode.IgnoreAspectRatio, smooth) if image is not None else None
+
+        self._decoding = _thread.submit(thumbnail)
         self._timer = QTimer(self, interval=_LOOK_MS)
         self._timer.timeout.connect(self._show_when_ready)
         self._timer.start()
@@ -163,20 +172,6 @@ class ChipRows(QWidget):
         self.show_attachments([a for a in self.attachments if a is not attachment], removable=removable)
 
 
-def tile_size(picture: QSize) -> QSize:
-    """Return a picture's size on its tile: full height unless too wide, and never a sliver."""
-    return picture.scaled(WIDEST, HEIGHT, Qt.AspectRatioMode.KeepAspectRatio).expandedTo(QSize(4, 4))
-
-
-def _thumbnail(data: bytes, size: QSize) -> QImage | None:
-    from kvchat.ui.attachments.pictures import decoded
-
-    image = decoded(data, size * 2)
-    if image is None:
-        return None
-    return image.scaled(size, Qt.AspectRatioMode.IgnoreAspectRatio, Qt.TransformationMode.SmoothTransformation)
-
-
 def short_name(name: str) -> str:
     name = one_line(name)
     half = (_NAME_LETTERS - 1) // 2
@@ -188,7 +183,6 @@ class AttachmentView(QDialog):
 
     def __init__(self, look: Look, attachment: Attachment, terms: Sequence[Term], parent: QWidget) -> None:
         super().__init__(parent)
-        self._look = look
         self.setWindowTitle(calm(attachment.name))
         words = shown_document(attachment.name, attachment.text)
         font = code_font(look.type.mono, look.type.small)
@@ -196,32 +190,27 @@ class AttachmentView(QDialog):
         self.place = label(kind="small")
         self._hits = cursors_at(self.text, words, spans(words, terms)[:_MOST_MARKS])
         self._at = 0
-        column(self.text, *([self._steps()] if self._hits else []), on=self)
+        steps: list[QWidget] = []
+        for name, keys, picture, by in (
+            (_("Previous match"), "Shift+F3", "chevron-up", -1),
+            (_("Next match"), "F3", "chevron-down", 1),
+        ):
+            step, drawn = partial(self.step, by), icon(picture, look.theme.muted)
+            steps.append(tool_button(name, step, tip=f"{name} ({keys})", icon=drawn))
+            steps[-1].setEnabled(len(self._hits) > 1)
+            QShortcut(QKeySequence(keys), self, step)
+        below = QWidget()
+        row(STRETCH, self.place, *steps, on=below, margins=0)
+        below.setVisible(bool(self._hits))
+        column(self.text, below, on=self)
         if self._hits:
             mark(self.text, self._hits, look.theme)
-            self._show_place()
+            self.step(0)
         self.resize(720, 520)
         self.finished.connect(self.deleteLater)
 
     def step(self, by: int) -> None:
-        self._at = (self._at + by) % len(self._hits)
-        self._show_place()
-
-    def _steps(self) -> QHBoxLayout:
-        buttons = []
-        for words, keys, picture, by in (
-            (_("Previous match"), "Shift+F3", "chevron-up", -1),
-            (_("Next match"), "F3", "chevron-down", 1),
-        ):
-            drawn = icon(picture, self._look.theme.muted)
-            button = tool_button(words, lambda _=False, by=by: self.step(by), tip=f"{words} ({keys})", icon=drawn)
-            button.setEnabled(len(self._hits) > 1)
-            shortcut = QShortcut(QKeySequence(keys), self, context=Qt.ShortcutContext.WindowShortcut)
-            shortcut.activated.connect(lambda by=by: self.step(by))
-            buttons.append(button)
-        return row(STRETCH, self.place, *buttons)
-
-    def _show_place(self) -> None:
+        self._at = (self._at + by) % max(len(self._hits), 1)
         self.place.setText(_("{at} of {count}", at=self._at + 1, count=len(self._hits)))
         at = QTextCursor(self._hits[self._at])
         at.setPosition(at.selectionStart())  # no selection: it would hide the mark's colour

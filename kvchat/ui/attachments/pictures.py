@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 from collections.abc import Iterator
-from typing import BinaryIO
 
 from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QLoggingCategory, QPoint, QRect, QSize, Qt, QUrl, Signal
 from PySide6.QtGui import (
@@ -40,7 +38,6 @@ from kvchat.ui.desktop.global_key import Declined, request
 from kvchat.words.language import _
 
 # Decoder warnings about untrusted pictures are not printed; decoding failures are reported.
-_STDERR, _silencing = 2, threading.Lock()
 QLoggingCategory.setFilterRules("qt.gui.imageio*=false")
 
 FORMATS = frozenset((b"png", b"jpeg", b"webp", b"gif", b"bmp"))
@@ -70,9 +67,8 @@ def prepared(name: str, data: bytes) -> Attachment:
     """
     image = decoded(data, QSize(LONGEST_SIDE, LONGEST_SIDE))
     if image is None:
-        raise AttachmentError(
-            name, _("The image is damaged, too large or in an unsupported format."), _("Save it as a PNG file first.")
-        )
+        reason = _("The image is damaged, too large or in an unsupported format.")
+        raise AttachmentError(name, reason, _("Save it as a PNG file first."))
     return of_image(name, image)
 
 
@@ -101,8 +97,7 @@ def decoded(data: bytes, most: QSize) -> QImage | None:
         size = reader.size()
         if size.isValid() and max(size.width(), size.height()) > max(most.width(), most.height()):
             reader.setScaledSize(size.scaled(_as_it_lies(reader, most), _KEEPS_SHAPE))
-        with _libpng_silent():
-            image = reader.read()
+        image = reader.read()
         return None if image.isNull() else image
 
 
@@ -110,30 +105,6 @@ def shape(data: bytes) -> QSize | None:
     """Size of the upright image, from its header; None if it is not an image."""
     with _reader(data) as reader:
         return None if reader is None or reader.size().isEmpty() else _as_it_lies(reader, reader.size())
-
-
-@contextlib.contextmanager
-def _libpng_silent() -> Iterator[None]:
-    """Keep libpng, which Qt does not silence, from printing; other output is printed afterwards."""
-    if not hasattr(os, "memfd_create"):  # no terminal on other systems
-        yield
-        return
-    with _silencing, contextlib.ExitStack() as afterwards:
-        with contextlib.suppress(OSError):  # stderr is closed
-            terminal, heard = os.dup(_STDERR), os.fdopen(os.memfd_create("stderr"), "r+b", buffering=0)
-            os.dup2(heard.fileno(), _STDERR)
-            afterwards.callback(_print_again, terminal, heard)
-        yield
-
-
-def _print_again(terminal: int, heard: BinaryIO) -> None:
-    os.dup2(terminal, _STDERR)
-    os.close(terminal)
-    with heard:
-        heard.seek(0)
-        for line in heard:
-            if not line.startswith(b"libpng "):
-                os.write(_STDERR, line)
 
 
 @contextlib.contextmanager

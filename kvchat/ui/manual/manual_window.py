@@ -33,16 +33,7 @@ def _read(topic: str) -> str:
 
 
 # Read at startup, so the GUI thread reads no file later. Links between topics stay within the one page.
-_SOURCE = re.sub(r"\]\([a-z-]+\.md#", "](#", "\n".join(map(_read, _TOPICS)))
-
-
-def source() -> str:
-    return _SOURCE
-
-
-def _anchor(heading: str) -> str:
-    """Return a heading's link anchor, such as "#chats-and-disk"."""
-    return "#" + re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading.lower()))
+SOURCE = re.sub(r"\]\([a-z-]+\.md#", "](#", "\n".join(map(_read, _TOPICS)))
 
 
 class ManualPage(QTextBrowser):
@@ -68,7 +59,7 @@ class ManualPage(QTextBrowser):
         document.setDefaultFont(page_font(look.type.family, look.type.body))
         css = prose_css(look.theme, look.type.mono, look.type.body - 1.25)
         document.setDefaultStyleSheet(css + "table { margin-bottom: 14px }")
-        self.setHtml(parser.render(source()))
+        self.setHtml(parser.render(SOURCE))
         self._place = place
         self._stay()
 
@@ -80,9 +71,12 @@ class ManualPage(QTextBrowser):
             block = block.next()
         return found
 
-    def go_to(self, heading: QTextBlock) -> None:
-        self.setTextCursor(QTextCursor(heading))
-        self.bring(heading)
+    def go_to(self, number: int) -> None:
+        """number: of a heading; -1: stay"""
+        if number >= 0:
+            heading = self.headings()[number]
+            self.setTextCursor(QTextCursor(heading))
+            self.bring(heading)
 
     def bring(self, block: QTextBlock) -> None:
         self.verticalScrollBar().setValue(self._top(block))
@@ -110,9 +104,10 @@ class ManualPage(QTextBrowser):
         if not url.toString().startswith("#"):
             QDesktopServices.openUrl(url)
             return
-        for heading in self.headings():
-            if _anchor(heading.text()) == url.toString():
-                self.go_to(heading)
+        for number, heading in enumerate(self.headings()):
+            anchor = re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading.text().lower()))  # as in "#chats-and-disk"
+            if f"#{anchor}" == url.toString():
+                self.go_to(number)
 
 
 class ManualWindow(Panel):
@@ -130,15 +125,11 @@ class ManualWindow(Panel):
         column(self.notices, above, (self.page, 1), on=(right := QWidget()), spacing=0, margins=0)
         row(self.list, (right, 1), on=self, spacing=0, margins=0)
         self.search.reached.connect(lambda: self.page.bring(self.page.textCursor().block()))
-        self.list.currentRowChanged.connect(self._turn_to)
+        self.list.currentRowChanged.connect(self.page.go_to)
         self.page.verticalScrollBar().valueChanged.connect(self._scrolled)
         look.changed.connect(self._restyle)
         self._fit_list()
         self.search.setFocus()
-
-    def _turn_to(self, number: int) -> None:
-        if number >= 0:
-            self.page.go_to(self.page.headings()[number])
 
     def _scrolled(self) -> None:
         self.list.blockSignals(True)  # the list only follows

@@ -45,7 +45,6 @@ class FirstStart(QWidget):
         """use: loads a model; errors are shown here"""
         super().__init__()
         self._runtime, self._runner, self._use = runtime, runner, use
-        self._looks = 0  # only the latest counts
         self._fetching: asyncio.Task[None] | None = None
         self._starter_is_here = False
         self.offer = EngineOffer(look, runtime.engines, runner.start, explains=True)
@@ -79,9 +78,8 @@ class FirstStart(QWidget):
         self._show_fetching(True)
         self.bar.setRange(0, 1000 if total else 0)
         self.bar.setValue(int(1000 * done / total) if total else 0)
-        self.amount.setText(
-            _("{done} of {total}", done=size(done), total=size(total)) if total else _("{done} so far", done=size(done))
-        )
+        known = _("{done} of {total}", done=size(done), total=size(total))
+        self.amount.setText(known if total else _("{done} so far", done=size(done)))
 
     @property
     def is_fetching(self) -> bool:
@@ -119,16 +117,13 @@ class FirstStart(QWidget):
         self._runner.start(self._use(path))
 
     def _see(self) -> None:
-        self._looks += 1
-        for run in (self._see_starter(self._looks), self._see_machine(), self._see_models()):
+        for run in (self._see_starter(), self._see_machine(), self._see_models()):
             self._runner.start(run)
 
-    async def _see_starter(self, number: int) -> None:
-        here = await asyncio.to_thread(is_starter_downloaded, self._runtime.paths.models)
-        if number == self._looks:
-            self._starter_is_here = here
-            self.starter.setText(starter_words(here=here))
-            self.starter.setAccessibleName(self.starter.text())
+    async def _see_starter(self) -> None:
+        self._starter_is_here = await asyncio.to_thread(is_starter_downloaded, self._runtime.paths.models)
+        self.starter.setText(starter_words(here=self._starter_is_here))
+        self.starter.setAccessibleName(self.starter.text())
 
     async def _see_machine(self) -> None:
         runtime = self._runtime
@@ -140,11 +135,9 @@ class FirstStart(QWidget):
         memory = (await runtime.engine.capacity()).memory
         self.starter.setToolTip(judge_size(STARTER_SIZE, memory).reason)
         free, whole = size(memory.available), size(memory.total)
-        seen = [engine, _("{free} of {whole} memory free", free=free, whole=whole)]
-        free = size(memory.device_free)
-        seen.append(
-            _("{free} free on {cards}", free=free, cards=memory.beside) if memory.devices else _("no supported GPU")
-        )
+        memory_free, cards = _("{free} of {whole} memory free", free=free, whole=whole), _("no supported GPU")
+        if memory.devices:
+            cards = _("{free} free on {cards}", free=size(memory.device_free), cards=memory.beside)
         usage = await runtime.save_points.usage()
         saving = _(
             "Chat memory takes up to {size} on disk and saves seconds to minutes of waiting each "
@@ -152,7 +145,7 @@ class FirstStart(QWidget):
             size=size(usage.quota_bytes),
         )
         at_login = await asyncio.to_thread(starts_at_login) if can_start_at_login() else None
-        self.machine.setText(_("Detected: {things}.", things=beside(seen)))
+        self.machine.setText(_("Detected: {things}.", things=beside((engine, memory_free, cards))))
         self.saving.setText(saving)
         self.login.setVisible(at_login is not None)
         self.login.setChecked(bool(at_login))
@@ -205,7 +198,14 @@ class FirstStart(QWidget):
         self._progress.hide()
         choices = self._found, self.starter, self.models, self.pick, self._progress, self.error, self.back
         more = self.saving, self.login, self.offer
-        column(*_greeting(), self.machine, 8, *choices, 8, *more, on=box, spacing=12, margins=24)
+        logo = QLabel(pixmap=app_icon().pixmap(QSize(64, 64)))
+        title = label(_("Choose a model to chat with"), "hero", wraps=True)
+        words = _(
+            "Everything stays on this computer. kvchat saves the memory of each chat, so that chats "
+            "continue without delay when you come back."
+        )
+        greeting = logo, title, label(words, "muted", wraps=True), self.machine
+        column(*greeting, 8, *choices, 8, *more, on=box, spacing=12, margins=24)
         return column(STRETCH, STRETCH, box, STRETCH, STRETCH, STRETCH)
 
 
@@ -220,17 +220,6 @@ def open_gguf_dialog(parent: QWidget, on_pick: Callable[[Path], object]) -> None
     dialog = file_dialog(parent, _("Choose a model file"), mode, _("Models (*.gguf);;All files (*)"))
     dialog.fileSelected.connect(lambda name: on_pick(Path(name)))
     dialog.open()
-
-
-def _greeting() -> tuple[QLabel, QLabel, QLabel]:
-    logo = QLabel()
-    logo.setPixmap(app_icon().pixmap(QSize(64, 64)))
-    title = label(_("Choose a model to chat with"), "hero", wraps=True)
-    words = _(
-        "Everything stays on this computer. kvchat saves the memory of each chat, so that chats "
-        "continue without delay when you come back."
-    )
-    return logo, title, label(words, "muted", wraps=True)
 
 
 def _widen(made: QPushButton) -> QPushButton:

@@ -12,14 +12,7 @@ from PySide6.QtWidgets import QLineEdit, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.library.memory.demand import MemoryFacts
-from kvchat.library.remote.hub import (
-    EXTERNAL_PLACE,
-    AccessNeeded,
-    HubFile,
-    HubModel,
-    HubRepository,
-    parse_repository,
-)
+from kvchat.library.remote.hub import EXTERNAL_PLACE, AccessNeeded, HubFile, HubModel, HubRepository, parse_repository
 from kvchat.library.remote.starter import Suggestion, suggestions_for, tier_for
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row
@@ -32,7 +25,7 @@ from kvchat.ui.models.model_choice import file_row, result_row, suggestion_row
 from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.lists import Row, RowList
 from kvchat.ui.widgets.text_search import ClearableField
-from kvchat.words.language import N_, _, listed
+from kvchat.words.language import N_, _, listed, pgettext
 from kvchat.words.wording import size
 
 SAID = N_("kvchat contacts huggingface.co only when you search or download.")
@@ -53,7 +46,7 @@ class ModelsHub(QWidget):
         hint = _("Model name or address on huggingface.co")
         self.field = ClearableField(look, _("Search Hugging Face"), hint)
         self.field.setToolTip(hint)
-        self.search = button(_("Search"), self._search)
+        self.search = button(pgettext("to do", "Search"), self._search)
         self.field.returnPressed.connect(self._search)
         self.back = button(_("‹ Back"), self._go_back, "link", name=_("Back to the list"))
         self.heading = label(kind="strong", wraps=True)
@@ -81,13 +74,10 @@ class ModelsHub(QWidget):
 
     def _search(self) -> None:
         text = self.field.text().strip()
-        repository = parse_repository(text)
-        if repository is not None:
+        if (repository := parse_repository(text)) is not None:
             self.open_repository(repository)
-        elif text:
-            self._ask(self._find(text))
         else:
-            self._ask(self._suggest())
+            self._ask(self._find(text) if text else self._suggest())
 
     def _ask(self, run: Coroutine[Any, Any, None]) -> None:
         if self._asking is not None:
@@ -220,15 +210,10 @@ class TokenDialog(Panel):
     async def _load(self) -> None:
         token = await asyncio.to_thread(self._store.load)
         self.forget.setVisible(token is not None and token.place != EXTERNAL_PLACE)
-        if token is None:
-            self.place.setText(_("No access token is saved."))
-        elif token.place == EXTERNAL_PLACE:
-            self.place.setText(
-                _(
-                    "An access token was found in {place}. It is used unless you enter another one.",
-                    place=_(token.place),
-                )
-            )
-        else:
-            self.place.setText(_("An access token is saved in {place}.", place=_(token.place)))
+        words, place = _("No access token is saved."), _(token.place) if token is not None else ""
+        if place:
+            words = _("An access token is saved in {place}.", place=place)
+        if token is not None and token.place == EXTERNAL_PLACE:
+            words = _("An access token was found in {place}. It is used unless you enter another one.", place=place)
+        self.place.setText(words)
         fit_height(self, _LETTERS)

@@ -107,14 +107,11 @@ class ModelMenu(QObject):
     def _fill(self) -> None:
         menu, used = self._menu, self._answering()
         menu.clear()
-        usable = [judged for judged in self._found if judged.judgement is not None]
-        usable.sort(
-            key=lambda judged: (
-                str(judged.model.path) != used,
-                _chip(judged.judgement)[1] is Tone.BAD,
-                in_order(judged),
-            )
-        )
+
+        def order(judged: JudgedModel) -> tuple[object, ...]:
+            return str(judged.model.path) != used, _chip(judged.judgement)[1] is Tone.BAD, in_order(judged)
+
+        usable = sorted((judged for judged in self._found if judged.judgement is not None), key=order)
         names = told_apart([(judged.model.name, judged.model.path) for judged in usable[:_MOST]])
         for judged, name in zip(usable, names, strict=False):
             row = found_row(judged, Path(used) if used else None)
@@ -170,22 +167,16 @@ def in_order(judged: JudgedModel) -> tuple[bool, str, int]:
 
 def suggestion_row(suggestion: Suggestion, memory: MemoryFacts) -> Row:
     judgement = judge_size(suggestion.size, memory)
-    words = _(
-        "{why} {quantisation}, about {size}.",
-        why=_(suggestion.why),
-        quantisation=suggestion.quantisation,
-        size=size(suggestion.size),
-    )
+    why, kind = _(suggestion.why), suggestion.quantisation
+    words = _("{why} {quantisation}, about {size}.", why=why, quantisation=kind, size=size(suggestion.size))
     return Row(suggestion, suggestion.repository, words, *_chip(judgement), judgement.reason)
 
 
 def result_row(model: HubModel) -> Row:
-    parts = [
-        _("{downloads} downloads per month", downloads=number(model.downloads)),
-        _("{likes} likes", likes=number(model.likes)),
-    ]
-    parts += [_("updated {updated}", updated=f"{model.updated:%Y-%m-%d}")] if model.updated else []
-    return Row(model, model.repository, beside(parts), _("needs access token") if model.gated else "")
+    downloads = _("{downloads} downloads per month", downloads=number(model.downloads))
+    updated = _("updated {updated}", updated=f"{model.updated:%Y-%m-%d}") if model.updated else ""
+    words = beside((downloads, _("{likes} likes", likes=number(model.likes)), updated))
+    return Row(model, model.repository, words, _("needs access token") if model.gated else "")
 
 
 def file_row(file: HubFile, memory: MemoryFacts, *, here: bool) -> Row:

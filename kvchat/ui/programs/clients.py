@@ -91,17 +91,15 @@ def _opencode(access: Access) -> str:
     }
     name = f"kvchat/{access.model}"
     schema = "https://opencode.ai/config.json"
-    return _json({"$schema": schema, "provider": {"kvchat": provider}, "model": name, "small_model": name})
+    whole = {"$schema": schema, "provider": {"kvchat": provider}, "model": name, "small_model": name}
+    return _quoted(whole, indent=2)
 
 
 def _cline(access: Access) -> str:
-    fields = (
-        ("API Provider", "OpenAI Compatible"),
-        ("Base URL", access.v1),
-        ("OpenAI Compatible API Key", access.some_key),
-        ("Model ID", access.model),
+    return (
+        f"API Provider: OpenAI Compatible\nBase URL: {access.v1}\n"
+        f"OpenAI Compatible API Key: {access.some_key}\nModel ID: {access.model}"
     )
-    return "\n".join(f"{name}: {value}" for name, value in fields)
 
 
 def _aider(access: Access) -> str:
@@ -117,7 +115,7 @@ def _zed(access: Access) -> str:
         "capabilities": {"tools": True, "images": False, "parallel_tool_calls": False, "prompt_cache_key": False},
     }
     provider = {"api_url": access.v1, "available_models": [model]}
-    return _json({"language_models": {"openai_compatible": {"kvchat": provider}}})
+    return _quoted({"language_models": {"openai_compatible": {"kvchat": provider}}}, indent=2)
 
 
 def _continue(access: Access) -> str:
@@ -186,10 +184,6 @@ def _environment(access: Access, variables: dict[str, str], command: str = "") -
     return "\n".join([*lines, *([command] if command else [])])
 
 
-def _quoted(text: str) -> str:
-    """Return a JSON string, which is also valid in Python, TOML and YAML."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=2)
+def _quoted(value: object, indent: int | None = None) -> str:
+    """Return JSON; a string is also valid in Python, TOML and YAML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from PySide6.QtWidgets import QVBoxLayout, QWidget
@@ -11,7 +11,6 @@ from kvchat.chat.record.messages import Receipt
 from kvchat.chat.turn.receipts import receipt_source_label
 from kvchat.gateway.medicine.rules import RULES
 from kvchat.gateway.requests import Passage, Stage, Sum, Total
-from kvchat.kvstore.savepoint import program_of
 from kvchat.session.proof import Source
 from kvchat.ui.base.building import clear, column, label, plain_text, row
 from kvchat.ui.base.theme import Look, code_font
@@ -30,6 +29,7 @@ _STAGES = {
 }
 _ENDED = {Stage.FAILED: N_("failed"), Stage.LEFT: N_("canceled by the app")}
 _LEAST_SAVED_MS = 1000.0
+_GOOD = 0.7  # share of sent tokens
 
 
 def stage_of(passage: Passage) -> str:
@@ -39,22 +39,14 @@ def stage_of(passage: Passage) -> str:
     return _(_STAGES.get(passage.stage, _ENDED.get(passage.stage, "")))
 
 
-def holder_of(owner: str, titles: Mapping[str, str]) -> str:
-    return program_of(owner) or titles.get(owner, _("a chat"))
-
-
-def program_line(total: Total, now: datetime) -> str:
+def program_row(name: str, total: Total) -> Row:
     parts = [several(total.requests, "{count} request", "{count} requests")]
     if total.last_at:
-        parts.append(_("last {when}", when=since(datetime.fromtimestamp(total.last_at, UTC), now)))
+        parts.append(_("last {when}", when=since(datetime.fromtimestamp(total.last_at, UTC), datetime.now(UTC))))
     if total.saved_ms >= _LEAST_SAVED_MS:
         parts.append(_("{time} saved", time=roughly(total.saved_ms / 1000)))
-    return beside(parts)
-
-
-def found_share(total: Total) -> str:
-    """Return the remembered share of prompt tokens; "" without prompts."""
-    return _("{share} remembered", share=percent(total.share)) if total.prompt else ""
+    chip = _("{share} remembered", share=percent(total.share)) if total.prompt else ""
+    return Row(name, name, beside(parts), chip, Tone.GOOD if total.share >= _GOOD else Tone.PLAIN)
 
 
 def all_together(totals: Sequence[Total]) -> str:
@@ -72,13 +64,6 @@ def told_of(amount: Sum) -> str:
     return listed((f"{number(amount.times)}×", roughly(amount.ms / 1000) if amount.ms >= _LEAST_SAVED_MS else ""))
 
 
-def request_title(passage: Passage) -> str:
-    at = datetime.fromtimestamp(passage.at).astimezone()
-    today = at.date() == datetime.now().date()
-    when, model = f"{at:%H:%M:%S}" if today else moment_of(at), passage.model or _("the model in use")
-    return beside((when, model))
-
-
 def request_line(passage: Passage) -> str:
     if passage.stage in _ENDED:
         status = f" ({passage.status})" if passage.status >= 400 else ""
@@ -87,12 +72,9 @@ def request_line(passage: Passage) -> str:
     if passage.first_ms is not None:
         first_ms = brief(_first_word_ms(passage))
         # Some dialects omit the writing time of unstreamed replies.
-        known = passage.stream or passage.write_ms
-        parts.append(
-            _("first token after {first_ms}", first_ms=first_ms)
-            if known
-            else _("completed after {time}", time=first_ms)
-        )
+        whole = not (passage.stream or passage.write_ms)
+        words = _("completed after {time}", time=first_ms)
+        parts.append(words if whole else _("first token after {first_ms}", first_ms=first_ms))
     if passage.why:
         parts.append(passage.why.words)
     return beside(parts)
@@ -128,11 +110,6 @@ def _first_word_ms(passage: Passage) -> float:
 
 def source_of(passage: Passage) -> Source:
     return next((source for source in Source if source.value == passage.source), Source.COLD)
-
-
-def chip_of(passage: Passage) -> str:
-    receipt = receipt_of(passage)
-    return receipt_source_label(receipt) if receipt else ""
 
 
 _MOST = 50  # requests kept per program
@@ -216,4 +193,8 @@ def _row(passage: Passage) -> Row:
         tone = Tone.WARN
     elif source_of(passage) is Source.COLD:
         tone = Tone.PLAIN
-    return Row(passage.id, request_title(passage), request_line(passage), chip_of(passage), tone)
+    at, receipt = datetime.fromtimestamp(passage.at).astimezone(), receipt_of(passage)
+    when = f"{at:%H:%M:%S}" if at.date() == datetime.now().date() else moment_of(at)
+    title = beside((when, passage.model or _("the model in use")))
+    chip = receipt_source_label(receipt) if receipt else ""
+    return Row(passage.id, title, request_line(passage), chip, tone)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QShowEvent
@@ -15,25 +14,18 @@ from kvchat.door_service import InEngine
 from kvchat.gateway.medicine.causes import MENDED_BY
 from kvchat.gateway.medicine.rules import RULES, Rule
 from kvchat.gateway.requests import Passage, Stage, Sum, Total
+from kvchat.kvstore.savepoint import program_of
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import STRETCH, button, clear, column, label, progress_bar, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.programs.last_requests import (
-    LastRequests,
-    all_together,
-    found_share,
-    holder_of,
-    program_line,
-    stage_of,
-    told_of,
-)
+from kvchat.ui.programs.last_requests import LastRequests, all_together, program_row, stage_of, told_of
 from kvchat.ui.widgets.controls import Switch
 from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage
-from kvchat.ui.widgets.lists import Row, RowList, Tone
+from kvchat.ui.widgets.lists import RowList
 from kvchat.words.language import N_, _, number, sentences, several
 from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import tokens_short
@@ -57,11 +49,16 @@ class LiveRows(QWidget):
 
     def show_now(self, under_way: Sequence[Passage], in_engine: Sequence[InEngine], titles: Mapping[str, str]) -> None:
         busy = {passage.slot for passage in under_way if passage.stage is not Stage.QUEUED}
-        told = [(passage.program, stage_of(passage), _done(passage)) for passage in under_way]
+        told: list[tuple[str, str, float | None]] = []
+        for passage in under_way:
+            done = None
+            if passage.stage is Stage.READING and passage.prompt:
+                done = min(1.0, ((passage.found or 0) + passage.read) / passage.prompt)
+            told.append((passage.program, stage_of(passage), done))
         for held in in_engine:
             if held.place not in busy and held.tokens:
                 words = _("loaded, {tokens} tokens", tokens=tokens_short(held.tokens))
-                told.append((holder_of(held.owner, titles), words, None))
+                told.append((program_of(held.owner) or titles.get(held.owner, _("a chat")), words, None))
         while len(self.rows) < min(len(told), _MOST):
             self.rows.append(LiveRow(self._look))
             self._lines.addWidget(self.rows[-1])
@@ -93,12 +90,6 @@ class LiveRow(QWidget):
     def _fit(self) -> None:
         self.name.setFixedWidth(self._look.px(_NAME_WIDTH))
         self.bar.setFixedWidth(self._look.px(_BAR_WIDTH))
-
-
-def _done(passage: Passage) -> float | None:
-    if passage.stage is not Stage.READING or not passage.prompt:
-        return None
-    return min(1.0, ((passage.found or 0) + passage.read) / passage.prompt)
 
 
 class ProgramDetails(QWidget):
@@ -184,7 +175,6 @@ _EMPTY = N_(
 _SHUT, _LET_IN = N_("The API server is off."), N_("API server settings")
 _SOON_MS = 120  # update interval while processing
 _MOST_SHOWN = 4  # programs without scrolling
-_GOOD = 0.7  # share of sent tokens
 
 
 class ProgramsWindow(Panel):
@@ -205,11 +195,23 @@ class ProgramsWindow(Panel):
         self.list = RowList(look, _("Connected apps"))
         self.details = ProgramDetails(look)
         self.requests = LastRequests(look)
-        self.empty = QWidget()
-        self._build()
         self.list.current_changed.connect(self._show_current)
         self.details.rule_wanted.connect(self._switch)
         look.changed.connect(self._fit)
+        self.empty, self._shut, self._page = QWidget(), QWidget(), ScrollPage("settingsPage")
+        row((self.shut, 1), self.let_in, on=self._shut, spacing=10, margins=(22, 0, 22, 0))
+        title = label(_("Connected apps"), "strong")
+        parts = self.now, title, self.total, self.list, self.details, self.requests, STRETCH
+        column(*parts, on=self._page.ground, spacing=8, margins=(22, 12, 22, 12))
+        nothing, top = label(_(_EMPTY), "muted", wraps=True), Qt.AlignmentFlag.AlignHCenter
+        nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        set_up = button(_("Connect an app…"), self.settings_requested, name=_("Connect an app"))
+        column(STRETCH, nothing, (set_up, 0, top), STRETCH, on=self.empty, spacing=14, margins=(60, 0, 60, 0))
+        self.forget = button(_("Forget app…"), self._ask_forget, "danger", name=_("Forget the chosen app"))
+        self._leave = button(_("Close"), self.close, "primary", name=_("Close connected apps"))
+        below = row(self.forget, STRETCH, self._leave, margins=(22, 0, 22, 0))
+        shown = self.notices, self._shut, (self._page, 1), (self.empty, 1), below
+        column(*shown, on=self, spacing=12, margins=(0, 14, 0, 16))
 
     def refresh(self) -> None:
         door = self._door
@@ -219,7 +221,7 @@ class ProgramsWindow(Panel):
         self.now.show_now(door.under_way, door.in_engine, self._titles)
         names = sorted(self._totals, key=lambda name: -self._totals[name].last_at)
         before = self.list.current
-        self.list.show_rows([_row(name, self._totals[name]) for name in names])
+        self.list.show_rows([program_row(name, self._totals[name]) for name in names])
         if before is None and names:
             self.list.select(names[0])
         self.total.setText(all_together(list(self._totals.values())) if self._totals else "")
@@ -276,31 +278,3 @@ class ProgramsWindow(Panel):
 
     def _fit(self) -> None:
         self.list.show_at_most(_MOST_SHOWN)
-
-    def _build(self) -> None:
-        self._shut, self._page = QWidget(), ScrollPage("settingsPage")
-        row((self.shut, 1), self.let_in, on=self._shut, spacing=10, margins=(22, 0, 22, 0))
-        parts = (
-            self.now,
-            label(_("Connected apps"), "strong"),
-            self.total,
-            self.list,
-            self.details,
-            self.requests,
-            STRETCH,
-        )
-        column(*parts, on=self._page.ground, spacing=8, margins=(22, 12, 22, 12))
-        nothing, top = label(_(_EMPTY), "muted", wraps=True), Qt.AlignmentFlag.AlignHCenter
-        nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        set_up = button(_("Connect an app…"), self.settings_requested, name=_("Connect an app"))
-        column(STRETCH, nothing, (set_up, 0, top), STRETCH, on=self.empty, spacing=14, margins=(60, 0, 60, 0))
-        self.forget = button(_("Forget app…"), self._ask_forget, "danger", name=_("Forget the chosen app"))
-        self._leave = button(_("Close"), self.close, "primary", name=_("Close connected apps"))
-        below = row(self.forget, STRETCH, self._leave, margins=(22, 0, 22, 0))
-        shown = self.notices, self._shut, (self._page, 1), (self.empty, 1), below
-        column(*shown, on=self, spacing=12, margins=(0, 14, 0, 16))
-
-
-def _row(name: str, total: Total) -> Row:
-    tone = Tone.GOOD if total.share >= _GOOD else Tone.PLAIN
-    return Row(name, name, program_line(total, datetime.now(UTC)), found_share(total), tone)

@@ -22,7 +22,6 @@ from PySide6.QtGui import (
     QTextBlockFormat,
     QTextCharFormat,
     QTextCursor,
-    QTextLayout,
     QTextOption,
     QWheelEvent,
 )
@@ -31,8 +30,8 @@ from PySide6.QtWidgets import QFrame, QTextEdit, QWidget
 from kvchat.ui.base.building import button, label, styled
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Theme
-from kvchat.ui.rendering.text_page import PageStyle, sideways, without_ground
-from kvchat.ui.widgets.text_search import position, select
+from kvchat.ui.rendering.text_page import PageStyle, bare, sideways
+from kvchat.ui.widgets.text_search import format_range, select
 from kvchat.words.language import _, number
 from kvchat.words.safe_text import calm, spelled_out
 
@@ -152,14 +151,9 @@ class CodeText(QTextEdit):
     def __init__(self, style: PageStyle, language: str) -> None:
         super().__init__()
         self.setReadOnly(True)
-        self.setAccessibleName(_("Code"))
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        without_ground(self)
+        bare(self, _("Code"))
         self.setFont(style.code_font)
         self.setWordWrapMode(QTextOption.WrapMode.NoWrap)
-        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setUndoRedoEnabled(False)
-        self.document().setDocumentMargin(0)
         self._whole = ""
         self._shown = 0  # characters of it in the document as whole lines
         self._ended = False
@@ -201,11 +195,6 @@ class CodeText(QTextEdit):
         if ended:
             self._timer.start(0)
 
-    def natural_height(self, width: int) -> int:
-        document = self.document()  # its size is at least the widget's, which may not be laid out yet
-        bar = self.horizontalScrollBar().sizeHint().height() if document.idealWidth() > width else 0
-        return math.ceil(document.size().height()) + bar
-
     def wheelEvent(self, event: QWheelEvent) -> None:
         sideways(self, event)
 
@@ -242,10 +231,7 @@ class CodeText(QTextEdit):
                 if colour not in self._formats:
                     self._formats[colour] = QTextCharFormat()
                     self._formats[colour].setForeground(QColor(colour))
-                span = QTextLayout.FormatRange()
-                span.start, span.format = position(text, at), self._formats[colour]
-                span.length = position(text, at + count) - span.start
-                ranges.append(span)
+                ranges.append(format_range(text, at, at + count, self._formats[colour]))
             block.layout().setFormats(ranges)
             block = block.next()
         document.markContentsDirty(start, (block.position() if block.isValid() else document.characterCount()) - start)
@@ -277,7 +263,10 @@ class CodeView(QFrame):
         self.body.show_text(text, ended=ended)
 
     def heightForWidth(self, width: int) -> int:
-        return _TOP + self._head() + _GAP + self.body.natural_height(width - _LEFT - _RIGHT) + _BOTTOM
+        document = self.body.document()  # its size is at least the widget's, which may not be laid out yet
+        overflows = document.idealWidth() > width - _LEFT - _RIGHT
+        bar = self.body.horizontalScrollBar().sizeHint().height() if overflows else 0
+        return _TOP + self._head() + _GAP + math.ceil(document.size().height()) + bar + _BOTTOM
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         width, head = self.width() - _LEFT - _RIGHT, self._head()

@@ -179,9 +179,6 @@ class FormulaLayer(QPyTextObject):
         size = f'width="{place.width}" height="{place.ascent + place.descent}"'
         return f'{_STRUT}<img src="{name}" {size} style="vertical-align:middle; font-size:{place.font_size}px">'
 
-    def have_come(self) -> bool:
-        return any(map(self._all.is_known, self.awaited))
-
     def source(self, name: str) -> str:
         return self._formulas[int(name.removeprefix(FORMULA))][0].source
 

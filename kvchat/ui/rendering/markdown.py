@@ -15,6 +15,7 @@ from kvchat.ui.base.theme import Theme
 from kvchat.words.markdown import STREAMING, SafeRenderer, is_too_deep, markdown_parser
 from kvchat.words.safe_text import calm
 
+ITEM = "list_item_open"  # kind of a list item's unit
 FORMULAS = "formulas"  # markdown-it env key: formulas of the current rendering
 _PLAIN_PIECE = 3_000  # characters
 _EMPTY_LINE = '<p class="plain" style="-qt-paragraph-type:empty"><br></p>'
@@ -80,10 +81,6 @@ class Unit:
     list_number: int = 0  # index of the top-level list an item belongs to
     ordinal: int | None = None  # number in an ordered list
 
-    @property
-    def is_item(self) -> bool:
-        return self.kind == "list_item_open"
-
 
 class Markdown:
     def __init__(self, theme: Theme) -> None:
@@ -106,7 +103,7 @@ class Markdown:
             return [Wide(*self._render(unit.tokens, source, env), columns)]
         if first.type == "math_block" and first.meta["closed"]:
             return [Wide(*self._render(unit.tokens, source, env))]
-        if unit.is_item:
+        if unit.kind == ITEM:
             return self._item(unit, source, env)
         return [Prose(*self._render(unit.tokens, source, env), heading=first.type == "heading_open")]
 
@@ -184,7 +181,7 @@ def _units(tokens: list[Token]) -> Iterator[Unit]:
             else:
                 yield Unit(first.type, begins, ends, span)
             begin = None
-            if first.type == "list_item_open" and ordinal is not None:
+            if first.type == ITEM and ordinal is not None:
                 ordinal += 1
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from markdown_it.token import Token
 
-from kvchat.ui.rendering.markdown import Block, Code, Env, Markdown, Prose, Unit, Wide, plain_block
+from kvchat.ui.rendering.markdown import ITEM, Block, Code, Env, Markdown, Prose, Unit, plain_block
 
 SLICE = 4_000  # characters per step
 TABLE_CELLS = 120  # per table while it grows; more rows go into another table below with the same head
@@ -61,14 +61,10 @@ class MarkdownStream:
         self._fence: _Fence | None = None
         self._env: Env = {"references": {}, "footnotes": {"refs": {}, "list": {}}}  # definitions in settled text
         self._pieces: list[str] = []  # settled pieces of the table the tail continues
-        self.finished = False  # no more text is expected
+        self.finished = False  # set it when no more text is expected: the next steps settle the whole text
 
     def feed(self, text: str) -> None:
         self._unread, self._at = self._unread[self._at :] + text, 0
-
-    def finish(self) -> None:
-        """Let the next steps settle the whole text: no more will come."""
-        self.finished = True
 
     def step(self) -> bool:
         """Parse the next slice; return False if nothing is left. Always quick, for any text."""
@@ -101,25 +97,32 @@ class MarkdownStream:
     def _read_units(self, last: bool) -> bool:
         """Parse the tail; return True if it got shorter and must be parsed again."""
         env = _copy(self._env)
-        units = self._numbered(self._markdown.units(self._tail, env, streaming=not last))
+        units = self._markdown.units(self._tail, env, streaming=not last)
+        if self._ordinal is not None and units and units[0].ordinal is not None:  # the list began earlier
+            ahead, ours = self._ordinal - units[0].ordinal, units[0].list_number
+            units = [replace(u, ordinal=(u.ordinal or 0) + ahead) if u.list_number == ours else u for u in units]
         starts = [0, *(newline.end() for newline in re.finditer("\n", self._tail))]  # of lines; the last may be empty
         whole = len(starts) - 1  # complete lines
         begun = [i for i, unit in enumerate(units) if unit.first_line < whole and not _is_open_formula(unit.tokens[0])]
         keep = len(units) if last else begun[-1] if begun else 0
-        self._settle(
-            block for unit in units[:keep] for block in self._final(unit, _source(self._tail, starts, unit), env)
-        )
-        self.open = [
-            block
-            for unit in units[keep:]
-            for block in self._markdown.blocks(unit, _source(self._tail, starts, unit), env)
-        ]
+        sources = [_source(self._tail, starts, unit) for unit in units]
+        pairs = list(zip(units, sources, strict=True))
+        self._settle(block for unit, source in pairs[:keep] for block in self._final(unit, source, env))
+        self.open = [block for pair in pairs[keep:] for block in self._markdown.blocks(*pair, env)]
         if last:
             self._define(env)
             self._tail, self._ordinal = "", None
             return False
         if keep:
-            self._cut(units, starts, keep, env)
+            before, now = units[keep - 1], units[keep]
+            same_list = before.kind == now.kind == ITEM and before.list_number == now.list_number
+            self._ordinal = now.ordinal if same_list else None
+            position = starts[now.first_line]
+            if _labels(env) != _labels(self._env):
+                settled = _copy(self._env)
+                self._markdown.units(self._tail[:position], settled, streaming=False)
+                self._define(settled)
+            self._tail = self._tail[position:]
         return bool(units) and self._go_on(units[keep])
 
     def _final(self, unit: Unit, source: str, env: Env) -> list[Block]:
@@ -168,25 +171,6 @@ class MarkdownStream:
         self._tail, self._ordinal = self._tail[cut:], None
         return True
 
-    def _numbered(self, units: list[Unit]) -> list[Unit]:
-        if self._ordinal is None or not units or units[0].ordinal is None:
-            return units
-        ahead = self._ordinal - units[0].ordinal
-        ours = units[0].list_number
-        counted = [replace(unit, ordinal=(unit.ordinal or 0) + ahead) for unit in units if unit.list_number == ours]
-        return counted + units[len(counted) :]
-
-    def _cut(self, units: list[Unit], starts: list[int], keep: int, env: Env) -> None:
-        before, now = units[keep - 1], units[keep]
-        same_list = before.is_item and now.is_item and before.list_number == now.list_number
-        self._ordinal = now.ordinal if same_list else None
-        position = starts[now.first_line]
-        if _labels(env) != _labels(self._env):
-            settled = _copy(self._env)
-            self._markdown.units(self._tail[:position], settled, streaming=False)
-            self._define(settled)
-        self._tail = self._tail[position:]
-
     def _settle(self, blocks: Iterable[Block]) -> None:
         self.settled += list(blocks)  # iterating may remove settled blocks
         self.open = []
@@ -194,20 +178,17 @@ class MarkdownStream:
     def _define(self, env: Env) -> None:
         fresh = _labels(env) - _labels(self._env)
         self._env = _copy(env)
-        for label in fresh:
-            for i, block in enumerate(self.settled):
-                if isinstance(block, Prose | Wide) and label in block.source.upper():
-                    self._read_again(i, block)
-
-    def _read_again(self, i: int, old: Prose | Wide) -> None:
-        env = _copy(self._env)
-        blocks = self._read(old.source, env)
-        if [type(block) for block in blocks] != [type(block) for block in self.settled[i : i + len(blocks)]]:
-            return  # parses differently on its own: keep it as it is
-        if isinstance(old, Prose) and blocks and isinstance(blocks[0], Prose):
-            blocks[0] = replace(blocks[0], list_tag=old.list_tag)
-        if self.settled[i : i + len(blocks)] != blocks:
-            self.settled[i : i + len(blocks)] = blocks
+        for i, old in enumerate(self.settled):
+            if isinstance(old, Code) or not any(label in old.source.upper() for label in fresh):
+                continue
+            blocks = self._read(old.source, _copy(env))
+            place = slice(i, i + len(blocks))
+            if [type(block) for block in blocks] != [type(block) for block in self.settled[place]]:
+                continue  # parses differently on its own: keep it as it is
+            if isinstance(old, Prose) and blocks and isinstance(blocks[0], Prose):
+                blocks[0] = replace(blocks[0], list_tag=old.list_tag)
+            if self.settled[place] != blocks:
+                self.settled[place] = blocks
 
 
 def _table_pieces(unit: Unit, source: str) -> list[str]:

@@ -12,13 +12,7 @@ from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
 from PySide6.QtCore import QByteArray, Qt, QUrl, Signal
-from PySide6.QtGui import (
-    QDesktopServices,
-    QFontMetricsF,
-    QGuiApplication,
-    QTextOption,
-    QWheelEvent,
-)
+from PySide6.QtGui import QDesktopServices, QFontMetricsF, QGuiApplication, QTextOption, QWheelEvent
 from PySide6.QtWidgets import QFrame, QPushButton, QTextBrowser, QTextEdit, QWidget
 
 from kvchat.ui.base.building import label
@@ -69,20 +63,15 @@ class TextPage(QTextBrowser):
 
     def __init__(self, style: PageStyle, accessible_name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setAccessibleName(accessible_name)
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        without_ground(self)
+        bare(self, accessible_name)
         self.setOpenLinks(False)
-        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         bar = self.verticalScrollBar()
         bar.valueChanged.connect(lambda _: bar.setValue(0))  # the space below the last line must not scroll
         self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
-        self.setUndoRedoEnabled(False)
         document = self.document()
         document.setDefaultFont(style.font)
         document.setDefaultStyleSheet(style.css)
-        document.setDocumentMargin(0)
         document.setIndentWidth(24)
         self.blocks: tuple[Prose | Wide, ...] = ()
         self._style = style
@@ -123,7 +112,7 @@ class TextPage(QTextBrowser):
             self._show()
 
     def show_formulas(self) -> bool:
-        ready = self.formulas.have_come()
+        ready = any(map(self._style.formulas.is_known, self.formulas.awaited))
         if ready:
             self._show()
         return ready
@@ -193,9 +182,14 @@ class WidePage(TextPage):
         return max(width, min(self._natural, columns * self._style.column_width) if columns else self._natural)
 
 
-def without_ground(text: QTextEdit) -> None:
-    """Disable the background: Qt's style sheets leak 1 KB for each background painted."""
-    text.viewport().setAutoFillBackground(False)
+def bare(text: QTextEdit, accessible_name: str) -> None:
+    """Leave only the text: no frame, margin, vertical scroll bar or undo history."""
+    text.setAccessibleName(accessible_name)
+    text.setFrameShape(QFrame.Shape.NoFrame)
+    text.viewport().setAutoFillBackground(False)  # Qt's style sheets leak 1 KB for each background painted
+    text.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    text.setUndoRedoEnabled(False)
+    text.document().setDocumentMargin(0)
 
 
 def sideways(page: QTextEdit, event: QWheelEvent) -> None:
@@ -248,17 +242,11 @@ class LinkDialog(Question):
         self.open_button, self.copy_button, self.cancel = map(QPushButton, (_("Open"), _("Copy"), _("Cancel")))
         self.copy_button.setToolTip(_("Copy the address"))
         super().__init__(parent, _("Open this link?"), lines, self.open_button, self.copy_button, self.cancel)
-        self.open_button.clicked.connect(self._open)
-        self.copy_button.clicked.connect(self._copy)
-        self.cancel.clicked.connect(self.reject)
-
-    def _open(self) -> None:
-        QDesktopServices.openUrl(QUrl(self.url))
-        self.accept()
-
-    def _copy(self) -> None:
-        QGuiApplication.clipboard().setText(self.url)
-        self.reject()
+        self.open_button.clicked.connect(lambda: QDesktopServices.openUrl(QUrl(url)))
+        self.open_button.clicked.connect(self.accept)
+        self.copy_button.clicked.connect(lambda: QGuiApplication.clipboard().setText(url))
+        for answer in (self.copy_button, self.cancel):
+            answer.clicked.connect(self.reject)
 
 
 def ask_to_open(parent: QWidget, url: str) -> LinkDialog | None:

@@ -46,7 +46,8 @@ class StoragePage(SettingsPage):
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         show = button(_("Show…"), lambda: self.leads_to.emit("storage"), name=_("Show chat memory"))
-        self.add(Entry(_(MEMORY_OF_CHATS), _("Disk space used by each chat, and which chat memory to keep."), show))
+        words = _("Disk space used by each chat, and which chat memory to keep.")
+        self.add(Entry(_("Chat memory by chat"), words, show))
         self.add_settings()
         paths = runtime.paths
         for title, folder, words in (

@@ -25,8 +25,6 @@ from kvchat.words.wording import one_line
 if TYPE_CHECKING:
     from kvchat.chat.record.messages import Conversation
     from kvchat.chat.turn.forecasts import Forecast
-if TYPE_CHECKING:
-    from kvchat.chat.record.messages import Conversation
 
 
 class Order(Enum):
@@ -187,16 +185,13 @@ class ConversationModel(ItemModel["Conversation | Heading"]):
         return self._row_of(row) if role == ROW and not isinstance(row, Heading) else super().data(index, role)
 
     def spoken(self, row: Conversation | Heading) -> str:
-        if isinstance(row, Heading):
-            return row.title
-        return listed((row.title, self._row_of(row).state))
+        return row.title if isinstance(row, Heading) else listed((row.title, self._row_of(row).state))
 
     def tip(self, row: Conversation | Heading) -> str:
         if isinstance(row, Heading):
             return ""
-        return "\n".join(
-            filter(None, (row.title, row.folder and _("In {folder}", folder=row.folder), self._row_of(row).state))
-        )
+        folder = row.folder and _("In {folder}", folder=row.folder)
+        return "\n".join(filter(None, (row.title, folder, self._row_of(row).state)))
 
     def index_of(self, conversation_id: str | None) -> QModelIndex:
         place = self._places.get(conversation_id or "")
@@ -237,7 +232,14 @@ class ConversationDelegate(ItemDelegate):
             icon("dots", self.look.theme.text).paint(painter, menu_box(self.look, option))
             taken = self.look.px(_MENU)
         else:
-            taken = self._paint_badges(painter, option, row)
+            side, rect = self.look.px(_BADGE), option.rect
+            names = [name for name, _words in row.badges]
+            # A clock for a slow reply; the time is only in the tooltip: beside a chat it reads as the chat's age.
+            names += ["clock"] if row.forecast and row.forecast.is_noticeable else []
+            for number, name in enumerate(names, 1):
+                box = QRect(rect.right() - 8 - number * side, rect.center().y() - side // 2 + 1, side, side)
+                icon(name, self.look.theme.muted).paint(painter, sided(option, box))
+            taken = len(names) * side
         painter.setFont(option.font)
         painter.setPen(QColor(self.look.theme.text))
         write(painter, option, option.rect.adjusted(self.look.px(30), 0, -10 - taken, 0), one_line(row.title))
@@ -255,20 +257,6 @@ class ConversationDelegate(ItemDelegate):
 
     def updateEditorGeometry(self, editor: QWidget, option: QStyleOptionViewItem, index: Index) -> None:
         editor.setGeometry(sided(option, option.rect.adjusted(self.look.px(26), 2, -2, -2)))
-
-    def _paint_badges(self, painter: QPainter, option: QStyleOptionViewItem, row: Row) -> int:
-        """Draw the badges, and a clock for a slow reply; return their width in pixels.
-
-        The time is only in the tooltip: beside a chat it reads as the chat's age.
-        """
-        side, rect = self.look.px(_BADGE), option.rect
-        names = [name for name, _words in row.badges]
-        if row.forecast and row.forecast.is_noticeable:
-            names.append("clock")
-        for number, name in enumerate(names, 1):
-            box = QRect(rect.right() - 8 - number * side, rect.center().y() - side // 2 + 1, side, side)
-            icon(name, self.look.theme.muted).paint(painter, sided(option, box))
-        return len(names) * side
 
     def _paint_dot(self, painter: QPainter, option: QStyleOptionViewItem, row: Row) -> None:
         """Draw it full: in a slot; with a core: in memory; half: on disk; empty: to be read, or unknown."""

@@ -101,10 +101,8 @@ def row_of(entry: DeletedEntry) -> Row:
     if not entry.is_chat:
         what = _("{count} of “{title}”", count=count, title=entry.title)
     days = (entry.expires_at.astimezone().date() - datetime.now().date()).days
-    gone = (
-        several(days, "permanently deleted in {count} day", "permanently deleted in {count} days")
-        if days >= 1
-        else _("permanently deleted today")
-    )
+    gone = _("permanently deleted today")
+    if days >= 1:
+        gone = several(days, "permanently deleted in {count} day", "permanently deleted in {count} days")
     words = _("{what} · deleted {deleted_at} · {gone}", what=what, deleted_at=moment_of(entry.deleted_at), gone=gone)
     return Row(entry, entry.title if entry.is_chat else entry.text, words)

@@ -51,17 +51,14 @@ class DayBars(QWidget):
         self.setMouseTracking(True)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        look.changed.connect(self._resize)
+        look.changed.connect(self.updateGeometry)
+        look.changed.connect(self.update)
 
     def show_days(self, days: Sequence[date], values: Sequence[float], unit: float = 1) -> None:
         self._days, self._values = days, values
         most = max(values) / unit
         power = 10 ** max(0, math.ceil(math.log10(max(most, 1))) - 1)
         self._top = next(step * power for step in _STEPS if most <= step * power) * unit
-        self.update()
-
-    def point(self, day: int) -> None:
-        self.day = day
         self.update()
 
     def sizeHint(self) -> QSize:
@@ -89,10 +86,6 @@ class DayBars(QWidget):
             high = box.height() * value / self._top
             bar = QRectF(slot.center().x() - wide / 2, box.bottom() - high, wide, high)
             painter.fillRect(bar, QColor(theme.accent))
-        self._paint_days(painter, box)
-        painter.end()
-
-    def _paint_days(self, painter: QPainter, box: QRectF) -> None:
         metrics, last = self._metrics(), len(self._days) - 1
         wide = metrics.horizontalAdvance(day_short(date(2000, 11, 30)))
         step = max(1, math.ceil(2.2 * wide / box.width() * len(self._days)))
@@ -102,6 +95,7 @@ class DayBars(QWidget):
             left = min(max(self._slot(box, day).center().x() - wide / 2, box.left()), box.right() - wide)
             place = QRectF(left, box.bottom() + 4, wide, metrics.height())
             painter.drawText(place, Qt.AlignmentFlag.AlignCenter, words)
+        painter.end()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         box, x = self._plot(), event.position().x()
@@ -135,10 +129,6 @@ class DayBars(QWidget):
     def _slot(self, box: QRectF, day: int) -> QRectF:
         wide = box.width() / max(len(self._days), 1)
         return QRectF(box.left() + day * wide, box.top(), wide, box.height())
-
-    def _resize(self) -> None:
-        self.updateGeometry()
-        self.update()
 
 
 EMPTY = N_("No replies yet. This page will show how much reprocessing time your chats have saved.")
@@ -198,7 +188,17 @@ class SavedPanel(Panel):
             )
         )
         self._point(-1)
-        self._fill_kinds(statistics)
+        clear(self.kinds)
+        for place, words in enumerate((_("replies"), _("time to first token"), _("saved")), 1):
+            self.kinds.addWidget(label(words, "small", wraps=True), 0, place, Qt.AlignmentFlag.AlignRight)
+        for kind in REPLY_KINDS:
+            count, spared, first = statistics.kind_totals(kind)
+            if not count:
+                continue
+            line = self.kinds.rowCount()
+            self.kinds.addWidget(label(_(kind), wraps=True), line, 0)
+            for place, words in enumerate((number(count), brief(1000 * first), roughly(spared) if spared else "–"), 1):
+                self.kinds.addWidget(label(words, wraps=True), line, place, Qt.AlignmentFlag.AlignRight)
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, ReplyFinished):
@@ -207,30 +207,11 @@ class SavedPanel(Panel):
     def _point(self, day: int) -> None:
         words = _("Point at a day or use the arrow keys.")
         if self.shown is not None and 0 <= day < len(self.shown.days):
-            words = _of_day(self.shown, day)
+            count, saved = self.shown.day_totals(self.shown.days[day])
+            parts = [several(count, "{count} reply", "{count} replies") if count else _("no replies")]
+            parts += [_("{time} saved", time=roughly(saved))] if saved else []
+            words = f"{day_of(self.shown.days[day])}{mark(': ')}{mark('; ').join(parts)}"
         self.day.setText(words)
-        self.saved.point(day)
+        self.saved.day = day
+        self.saved.update()
         self.saved.setAccessibleDescription(words)
-
-    def _fill_kinds(self, statistics: ReplyStatistics) -> None:
-        clear(self.kinds)
-        for place, words in enumerate((_("replies"), _("time to first token"), _("saved")), 1):
-            self.kinds.addWidget(label(words, "small", wraps=True), 0, place, Qt.AlignmentFlag.AlignRight)
-        for kind in REPLY_KINDS:
-            count, saved, first = statistics.kind_totals(kind)
-            if not count:
-                continue
-            line = self.kinds.rowCount()
-            self.kinds.addWidget(label(_(kind), wraps=True), line, 0)
-            for place, words in enumerate((number(count), brief(1000 * first), roughly(saved) if saved else "–"), 1):
-                self.kinds.addWidget(label(words, wraps=True), line, place, Qt.AlignmentFlag.AlignRight)
-
-
-def _of_day(statistics: ReplyStatistics, place: int) -> str:
-    """Return a day in words: "22 November: 34 replies, about 3 min saved"."""
-    day = statistics.days[place]
-    count, saved = statistics.day_totals(day)
-    parts = [several(count, "{count} reply", "{count} replies") if count else _("no replies")]
-    if saved:
-        parts.append(_("{time} saved", time=roughly(saved)))
-    return f"{day_of(day)}{mark(': ')}{mark('; ').join(parts)}"

@@ -44,7 +44,7 @@ class PruneCard(QFrame):
         self._total = 0
         self.slider = QSlider(Qt.Orientation.Horizontal)
         self.slider.setMaximum(_STEPS)
-        self.slider.setValue(_STEPS)
+        self.to_rest()
         self.slider.setPageStep(_STEPS // 20)
         self.slider.setSingleStep(_STEPS // 100)
         self.slider.setAccessibleName(_("Shrink to"))
@@ -86,10 +86,6 @@ class PruneCard(QFrame):
     def to_rest(self) -> None:
         self.slider.setValue(_STEPS)
 
-    @property
-    def waits(self) -> bool:
-        return self.moved and self.plan is None
-
     def show_plan(self, plan: PrunePlan, version: int) -> None:
         if version != self.version:
             return
@@ -120,7 +116,6 @@ class PruneCard(QFrame):
 
 
 _LEAST_LIST = 120  # pixels at 100 % text
-GONE = N_("Deleted chat")
 EMPTY = N_("No chat memory yet. kvchat saves it after each reply.")
 
 
@@ -154,11 +149,20 @@ class StoragePanel(Panel):
         self.empty.hide()
         self.list.setMinimumHeight(look.px(_LEAST_LIST))
         self.limits = label(kind="small", wraps=True)
-        self._change = button(_("Change limits…"), self._change_limits, "link", name=_("Change the limits"))
+        self._change = button(_("Change limits…"), self.close, "link", name=_("Change the limits"))
+        self._change.clicked.connect(self.limits_requested)
         top = Qt.AlignmentFlag.AlignTop
         limits = row((self.limits, 1), (self._change, 0, top), spacing=10, margins=(8, 0, 8, 0))
         page = ScrollPage("page")  # too tall for small screens
-        shown = self.summary, self._build_heading(), (self.list, 1), (self.empty, 1), self.prune, limits
+        self._legend = styled(QLabel(), "small")
+        words = _("Show affected chats only")
+        self.only_losses = button(words, None, "link", name=_("Show only chats that would lose memory"))
+        self.only_losses.setCheckable(True)
+        self.only_losses.toggled.connect(lambda on: self.only_losses.setText(_("Show all") if on else words))
+        self.only_losses.hide()
+        self._heading = QWidget()
+        row(label(_("Chats"), "strong"), STRETCH, self._legend, self.only_losses, on=self._heading)
+        shown = self.summary, self._heading, (self.list, 1), (self.empty, 1), self.prune, limits
         column(*shown, on=page.ground, spacing=12, margins=0)
         name = _("Delete all chat memory")
         self.delete_all = button(_("Delete all…"), self._ask_delete_all, "danger", name=name)
@@ -166,7 +170,15 @@ class StoragePanel(Panel):
         saved = button(_("Time saved…"), self.saved_requested, tip=_("Time saved by chat memory, day by day"))
         buttons = row(self.delete_all, STRETCH, saved, self._leave, margins=(8, 0, 8, 0))
         column(self.notices, (page, 1), buttons, on=self, spacing=12, margins=(16, 20, 16, 18))
-        self._connect()
+        self.list.delete_wanted.connect(self._delete)
+        self.list.pin_wanted.connect(lambda id, on: self._do(self._runtime.save_points.pin(id, on)))
+        self.list.never_save_wanted.connect(lambda id, on: self._do(self._runtime.save_points.never_save(id, on)))
+        self.prune.plan_wanted.connect(lambda: self.run(self._preview()))
+        self.prune.plan_dropped.connect(self._fill)
+        self.prune.prune_wanted.connect(self._prune)
+        self.only_losses.toggled.connect(self._fill)
+        self._look.changed.connect(self._restyle)
+        self._restyle()
 
     def refresh(self) -> None:
         if not self.isVisible():
@@ -208,37 +220,12 @@ class StoragePanel(Panel):
         largest = entries[0].bytes if entries else 0
         if self.only_losses.isChecked():
             entries = [entry for entry in entries if entry.conversation_id in losses]
-        saved, rows = self._seconds_saved, list[UsageRow]()
+        rows = []
         for entry in entries:
-            id = entry.conversation_id
-            rows.append(UsageRow(self._title(id), entry, losses.get(id), largest, saved.get(id, 0.0)))
+            id, program = entry.conversation_id, program_of(entry.conversation_id)
+            title = _("{name} (app)", name=program) if program else self._titles.get(id, _("Deleted chat"))
+            rows.append(UsageRow(title, entry, losses.get(id), largest, self._seconds_saved.get(id, 0.0)))
         self.list.usage.set_rows(rows)
-
-    def _title(self, conversation_id: str) -> str:
-        program = program_of(conversation_id)
-        return _("{name} (app)", name=program) if program else self._titles.get(conversation_id, _(GONE))
-
-    def _connect(self) -> None:
-        self.list.delete_wanted.connect(self._delete)
-        self.list.pin_wanted.connect(lambda id, on: self._do(self._runtime.save_points.pin(id, on)))
-        self.list.never_save_wanted.connect(lambda id, on: self._do(self._runtime.save_points.never_save(id, on)))
-        self.prune.plan_wanted.connect(lambda: self.run(self._preview()))
-        self.prune.plan_dropped.connect(self._fill)
-        self.prune.prune_wanted.connect(self._prune)
-        self.only_losses.toggled.connect(self._fill)
-        self._look.changed.connect(self._restyle)
-        self._restyle()
-
-    def _build_heading(self) -> QWidget:
-        self._legend = styled(QLabel(), "small")
-        words = _("Show affected chats only")
-        self.only_losses = button(words, None, "link", name=_("Show only chats that would lose memory"))
-        self.only_losses.setCheckable(True)
-        self.only_losses.toggled.connect(lambda on: self.only_losses.setText(_("Show all") if on else words))
-        self.only_losses.hide()
-        self._heading = QWidget()
-        row(label(_("Chats"), "strong"), STRETCH, self._legend, self.only_losses, on=self._heading)
-        return self._heading
 
     def _restyle(self) -> None:
         inside = self._heading.layout()
@@ -251,18 +238,9 @@ class StoragePanel(Panel):
         square = '<span style="color:{}">■</span>&nbsp;{}'
         self._legend.setText(" &nbsp; ".join(square.format(colour, html.escape(words)) for colour, words in parts))
 
-    def _change_limits(self) -> None:
-        self.close()
-        self.limits_requested.emit()
-
     def _ask_delete_all(self) -> None:
-        confirm(
-            self,
-            _("Delete all chat memory?"),
-            _("Messages are not deleted. Each chat must be reprocessed once before it replies quickly again."),
-            _("Delete all"),
-            lambda: self._delete(None),
-        )
+        words = _("Messages are not deleted. Each chat must be reprocessed once before it replies quickly again.")
+        confirm(self, _("Delete all chat memory?"), words, _("Delete all"), lambda: self._delete(None))
 
     def _do(self, run: Coroutine[Any, Any, object]) -> None:
         self.prune.drop_plan()
@@ -289,7 +267,7 @@ class StoragePanel(Panel):
             return
         self._planning = True
         try:
-            while self.prune.waits and not self._changing:
+            while self.prune.moved and self.prune.plan is None and not self._changing:
                 version = self.prune.version
                 self.prune.show_plan(await self._runtime.save_points.plan_prune(self.prune.target), version)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from PySide6.QtCore import QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QContextMenuEvent, QFontMetrics, QKeyEvent, QPainter, QPainterPath, QResizeEvent
@@ -67,8 +68,16 @@ class UsageDelegate(ItemDelegate):
         height = option.fontMetrics.height()
         self._paint_title(painter, option, QRect(box.left(), box.top(), box.width(), height), row)
         self._paint_bar(painter, option, QRectF(box.left(), box.top() + height + _GAP, box.width(), _BAR), row)
-        below = box.top() + height + 2 * _GAP + _BAR
-        self._paint_words(painter, option, QRect(box.left(), below, box.width(), box.bottom() - below + 1), row)
+        box.setTop(box.top() + height + 2 * _GAP + _BAR)
+        painter.setFont(self.small(option.font))
+        split = split_of(row.usage)
+        room = box.width() - painter.fontMetrics().horizontalAdvance(split) - 16
+        if room > 80:
+            painter.setPen(QColor(self.look.theme.muted))
+            write(painter, option, box, split, at_end=True)
+            box.setWidth(room)
+        painter.setPen(QColor(self.look.theme.warn if row.loss else self.look.theme.muted))
+        write(painter, option, box, row.details)
         painter.restore()
 
     def _paint_title(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, row: UsageRow) -> None:
@@ -79,29 +88,15 @@ class UsageDelegate(ItemDelegate):
         right = box.right() - metrics.horizontalAdvance(amount) - 12
         for words in row.chips:
             room = QRect(box.left(), box.top(), right - box.left(), box.height())
-            right = self._paint_chip(painter, option, room, words)
+            right = self.paint_chip(painter, option, room, words, theme.bubble, theme.muted) - 8
         if row.usage.pinned:
             side = metrics.height() - 1
             right -= side
             icon("pin", theme.accent).paint(painter, sided(option, QRect(right, box.top(), side, side)))
             right -= 8
-        painter.setFont(option.font)
         painter.setPen(QColor(theme.text))
         room = QRect(box.left(), box.top(), max(right - box.left(), 24), box.height())
         write(painter, option, room, one_line(row.title))
-
-    def _paint_chip(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, words: str) -> int:
-        theme = self.look.theme
-        painter.setFont(self.small(option.font))
-        width = QFontMetrics(painter.font()).horizontalAdvance(words) + 14
-        chip = QRectF(box.right() - width, box.top(), width, box.height())
-        drawn, path = sided(option, chip), QPainterPath()
-        path.addRoundedRect(drawn, chip.height() / 2, chip.height() / 2)
-        painter.fillPath(path, QColor(theme.bubble))
-        painter.setPen(QColor(theme.muted))
-        painter.drawText(drawn, int(Qt.AlignmentFlag.AlignCenter), words)
-        painter.setFont(option.font)
-        return int(chip.left()) - 8
 
     def _paint_bar(self, painter: QPainter, option: QStyleOptionViewItem, box: QRectF, row: UsageRow) -> None:
         """Draw own bytes, then shared ones; cross out what the visible plan removes at the end."""
@@ -129,20 +124,6 @@ class UsageDelegate(ItemDelegate):
                 painter.setClipRect(gone, Qt.ClipOperation.IntersectClip)
                 painter.drawLine(x, int(gone.bottom()), x + _BAR, int(gone.top()))
         painter.restore()
-
-    def _paint_words(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, row: UsageRow) -> None:
-        theme = self.look.theme
-        painter.setFont(self.small(option.font))
-        metrics = QFontMetrics(painter.font())
-        split = split_of(row.usage)
-        room = box.width() - metrics.horizontalAdvance(split) - 16
-        painter.setPen(QColor(theme.muted))
-        if room > 80:
-            write(painter, option, box, split, at_end=True)
-        else:
-            room = box.width()
-        painter.setPen(QColor(theme.warn if row.loss else theme.muted))
-        write(painter, option, QRect(box.left(), box.top(), room, box.height()), row.details)
 
 
 class UsageModel(ItemModel[UsageRow]):
@@ -202,19 +183,18 @@ class UsageList(ItemList):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.setAccessibleName(_("Actions for {title}", title=row.title))
-        add_keep_actions(
-            menu,
-            row.usage.pinned,
-            lambda on: self.pin_wanted.emit(id, on),
-            row.usage.never_save,
-            lambda on: self.never_save_wanted.emit(id, on),
-        )
+        pin, never = (lambda on: self.pin_wanted.emit(id, on)), (lambda on: self.never_save_wanted.emit(id, on))
+        add_keep_actions(menu, row.usage.pinned, pin, row.usage.never_save, never)
         menu.addSeparator()
         delete = menu.addAction(_("Delete chat memory"))
         delete.setEnabled(row.usage.save_points > 0)
         delete.triggered.connect(lambda: self.delete_wanted.emit(id))
         menu.popup(at)
         return menu
+
+    def _open_below(self, number: int) -> None:
+        button = self.buttons[number]
+        self.open_menu(number, button.mapToGlobal(button.rect().bottomLeft()))
 
     def _furnish(self, *, anew: bool = False) -> None:
         view = self.viewport().rect()
@@ -226,7 +206,15 @@ class UsageList(ItemList):
             gone.hide()
             gone.deleteLater()
         for number in wanted:
-            button = self.buttons.get(number) or self._make_button(number)
+            button = self.buttons.get(number)
+            if button is None:
+                title, tip = self.usage.rows[number].title, _("Always keep, never keep, delete")
+                drawn = icon("dots", self._look.theme.muted)
+                button = tool_button(_("Actions for {title}", title=title), tip=tip, icon=drawn)
+                button.setParent(self.viewport())
+                button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the list keeps focus: Space opens this menu
+                button.clicked.connect(partial(self._open_below, number))
+                self.buttons[number] = button
             row, side = self.visualRect(self.usage.index(number)), self._look.px(BUTTON)
             place = QRect(row.right() - side - 4, row.center().y() - side // 2, side, side)
             button.setGeometry(QStyle.visualRect(self.layoutDirection(), row, place))
@@ -234,13 +222,3 @@ class UsageList(ItemList):
 
     def _furnish_anew(self) -> None:
         self._furnish(anew=True)
-
-    def _make_button(self, number: int) -> QToolButton:
-        drawn, title = icon("dots", self._look.theme.muted), self.usage.rows[number].title
-        name, tip = _("Actions for {title}", title=title), _("Always keep, never keep, delete")
-        button = tool_button(name, tip=tip, icon=drawn)
-        button.setParent(self.viewport())
-        button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the list keeps focus: Space opens this menu
-        button.clicked.connect(lambda: self.open_menu(number, button.mapToGlobal(button.rect().bottomLeft())))
-        self.buttons[number] = button
-        return button

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from PySide6.QtCore import QRectF
 from PySide6.QtGui import QColor, QPainter
-from PySide6.QtWidgets import QHBoxLayout, QWidget
+from PySide6.QtWidgets import QWidget
 
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage, program_of
 from kvchat.session.restore_cost import BreakEven
@@ -103,26 +103,16 @@ def split_of(usage: ConversationUsage) -> str:
         return _("nothing saved")
     if not usage.shared_bytes:
         return _("nothing shared")
-    return _(
-        "{exclusive_bytes} own, {shared_bytes} shared",
-        exclusive_bytes=size(usage.exclusive_bytes),
-        shared_bytes=size(usage.shared_bytes),
-    )
+    own, shared = size(usage.exclusive_bytes), size(usage.shared_bytes)
+    return _("{exclusive_bytes} own, {shared_bytes} shared", exclusive_bytes=own, shared_bytes=shared)
 
 
 def loss_of(loss: PrunedConversation) -> str:
-    if loss.save_points_left and program_of(loss.conversation_id):
-        return _(
-            "would lose {what}: {size}",
-            what=several(loss.save_points, "{count} prompt", "{count} prompts"),
-            size=size(loss.bytes_freed),
-        )
     if loss.save_points_left:
-        return _(
-            "would lose {what}: {size}",
-            what=several(loss.save_points, "{count} old turn", "{count} old turns"),
-            size=size(loss.bytes_freed),
-        )
+        what = several(loss.save_points, "{count} old turn", "{count} old turns")
+        if program_of(loss.conversation_id):
+            what = several(loss.save_points, "{count} prompt", "{count} prompts")
+        return _("would lose {what}: {size}", what=what, size=size(loss.bytes_freed))
     if loss.reading is None:
         return _("would have to be reprocessed")
     return _("would have to be reprocessed: {time}", time=roughly(loss.reading))
@@ -201,8 +191,19 @@ class UsageSummary(QWidget):
         self.today, self.ever, self.warm, self.room = (label(kind="strong") for _ in range(4))
         self.free, self.pays = label(kind="small", wraps=True), label(kind="small", wraps=True)
         self.pays.hide()
-        self._figures = QWidget()
-        self._figures.setLayout(self._build_figures())
+        self._figures, cells = QWidget(), []
+        for figure, words, tip in (
+            (self.today, _("written today"), _("Bytes written to the disk today (SSD wear)")),
+            (self.ever, _("written in total"), _("Bytes written to the disk in total (SSD wear)")),
+            (self.warm, _("cached in memory"), _("Chat memory that loads without reading the disk")),
+            (self.room, _("free on this disk"), ""),
+        ):
+            caption = label(words, "small", wraps=True)
+            caption.setBuddy(figure)
+            for part in (figure, caption):
+                part.setToolTip(tip)
+            cells.append((column(figure, caption, STRETCH, spacing=0), 1))
+        row(*cells, on=self._figures, spacing=12, margins=0)
         legend = row(self.on_disk, (self.spared, 1), spacing=14)
         parts = (self.total, self.share, 6, legend, self.picture, 4, self._figures, self.free, self.pays)
         column(*parts, on=self, spacing=8, margins=(8, 0, 8, 0))
@@ -221,12 +222,8 @@ class UsageSummary(QWidget):
         self.spared.setText(sharing(usage))
         for widget in (self.picture, self.on_disk, self.spared):
             widget.setVisible(usage.physical_bytes > 0)
-        for figure, count in (
-            (self.today, usage.bytes_written_today),
-            (self.ever, usage.bytes_written),
-            (self.warm, usage.warm_bytes),
-            (self.room, usage.free_bytes),
-        ):
+        counts = usage.bytes_written_today, usage.bytes_written, usage.warm_bytes, usage.free_bytes
+        for figure, count in zip((self.today, self.ever, self.warm, self.room), counts, strict=True):
             figure.setText(size(count) if count else _("nothing"))
         words = _(
             "When less than {free_floor_bytes} is free on the disk, nothing more is saved.",
@@ -236,18 +233,3 @@ class UsageSummary(QWidget):
             others = size(usage.other_bytes)
             words = sentences(words, _("{size} of the space in use is the index and temporary files.", size=others))
         self.free.setText("" if usage.problem else words)
-
-    def _build_figures(self) -> QHBoxLayout:
-        cells = []
-        for figure, words, tip in (
-            (self.today, _("written today"), _("Bytes written to the disk today (SSD wear)")),
-            (self.ever, _("written in total"), _("Bytes written to the disk in total (SSD wear)")),
-            (self.warm, _("cached in memory"), _("Chat memory that loads without reading the disk")),
-            (self.room, _("free on this disk"), ""),
-        ):
-            caption = label(words, "small", wraps=True)
-            caption.setBuddy(figure)
-            for words_of_it in (figure, caption):
-                words_of_it.setToolTip(tip)
-            cells.append((column(figure, caption, STRETCH, spacing=0), 1))
-        return row(*cells, spacing=12, margins=0)

@@ -8,13 +8,12 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QEvent, QObject, QRectF, Qt, Signal
 from PySide6.QtGui import QMouseEvent, QPainter, QPointingDevice
 from PySide6.QtWidgets import (
     QBoxLayout,
     QFrame,
     QGridLayout,
-    QMenu,
     QPushButton,
     QSizePolicy,
     QToolButton,
@@ -47,8 +46,6 @@ from kvchat.words.wording import date_of, day_short, duration, moment_of
 _LEAST, _GAP, _MARK = 3.0, 1.0, 8  # pixels: shortest step, gap between steps, side of a legend mark
 _BETWEEN = 6  # pixels between a reply's lines and its buttons
 _APART = 10  # pixels between the ending and its actions
-_JUMP_SIZE, _FROM_BELOW = 32, 14  # pixels
-JUMP_ROOM = _JUMP_SIZE + 2 * _FROM_BELOW  # height used at the page's bottom
 _STATE_WORDS = {
     MessageState.EDITED: N_("You edited this reply."),
     MessageState.STOPPED: N_("You stopped this reply."),
@@ -83,8 +80,8 @@ class MessageActions(QWidget):
     def __init__(self, style: PageStyle, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._style = style
-        self._buttons: list[QToolButton] = []
-        self._always = self._near = False
+        self.buttons: list[QToolButton] = []
+        self.always = self.near = False  # last on the page; hovered. Call update after a change
         self.painted = False  # as last painted
         self.pager: list[QToolButton] = []  # previous and next branch, if there are several
         self._row = row(on=self, spacing=2, margins=0)
@@ -94,7 +91,7 @@ class MessageActions(QWidget):
         made = tool_button(words, lambda: act(), "quiet", icon=picture)
         made.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # else a click would focus the page
         made.installEventFilter(self)
-        self._buttons.append(made)
+        self.buttons.append(made)
         self._row.addWidget(made)
         return made
 
@@ -107,19 +104,12 @@ class MessageActions(QWidget):
         time.installEventFilter(self)
         self._row.insertWidget(0, time)
 
-    def add_to(self, menu: QMenu) -> None:
-        for shown in self._buttons[1:]:
-            if not shown.isHidden():
-                menu.addAction(shown.icon(), shown.toolTip(), shown.click)
-
     def add_pager(self, position: int, count: int, go: Callable[[int], object]) -> None:
         """Show the branch number, `position` counted from 0; `go` gets another's position."""
         place = label(f"{position + 1} / {count}", "small")
         place.setAccessibleName(_("Branch {position} of {count}", position=position + 1, count=count))
-        for glyph, words, to in (
-            ("chevron-left", _("Previous branch"), position - 1),
-            ("chevron-right", _("Next branch"), position + 1),
-        ):
+        previous = "chevron-left", _("Previous branch"), position - 1
+        for glyph, words, to in (previous, ("chevron-right", _("Next branch"), position + 1)):
             picture = icon(glyph, self._style.theme.muted if 0 <= to < count else self._style.theme.line)
             arrow = tool_button(words, lambda _=False, to=to: go(to), "quiet", icon=picture)
             arrow.setEnabled(0 <= to < count)
@@ -129,15 +119,7 @@ class MessageActions(QWidget):
 
     @property
     def seen(self) -> bool:
-        return self._near or self._always or any(shown.hasFocus() for shown in self._buttons)
-
-    def stay(self, always: bool) -> None:
-        self._always = always
-        self.update()
-
-    def reveal(self, near: bool) -> None:
-        self._near = near
-        self.update()
+        return self.near or self.always or any(shown.hasFocus() for shown in self.buttons)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         match event.type():
@@ -166,8 +148,6 @@ class TimelineBar(RoundBar):
             Phase.READING: theme.warn,
             Phase.FIRST_TOKEN: theme.code_keyword,
             Phase.WRITING: theme.accent,
-            Phase.SETTLING: theme.muted,
-            Phase.SAVING: theme.muted,
         }
         room = box.width() - (_LEAST + _GAP) * len(self._steps)
         whole, left = sum(step.ms for step in self._steps) or 1.0, box.left()
@@ -175,7 +155,7 @@ class TimelineBar(RoundBar):
             width = _LEAST + max(room, 0.0) * step.ms / whole
             end = box.right() if number == len(self._steps) - 1 else left + width
             paler = step.before_send or step.phase is Phase.SAVING
-            colour = mix(colours[step.phase], theme.code, 0.5 if paler else 1.0)
+            colour = mix(colours.get(step.phase, theme.muted), theme.code, 0.5 if paler else 1.0)
             painter.fillRect(QRectF(left, box.top(), end - left, box.height()), colour)
             left = end + _GAP
 
@@ -238,7 +218,15 @@ class ReplyFooter(QWidget):
         self._go_on: QPushButton | None = None  # for an unfinished reply
         self._lines, self._column = column(spacing=2), column(on=self, spacing=4, margins=0)
         if message.state in _STATE_WORDS:
-            self._lines.addLayout(self._ending(message.state, retry, go_on))
+            ending = FlowLayout(spacing=_APART)
+            ending.addWidget(label(_(_STATE_WORDS[message.state]), "small"))
+            if message.state is MessageState.INTERRUPTED:
+                ending.addWidget(button(_("Try again"), retry, "link", name=_("Try this reply again")))
+            if message.state in UNFINISHED_STATES:
+                self._go_on = button(_("Continue"), go_on, "link", name=_("Continue this reply"))
+                self._go_on.hide()
+                ending.addWidget(self._go_on)
+            self._lines.addLayout(ending)
         if message.receipt is not None and look.numbers:
             self.receipt = ReceiptView(message.receipt, look, self._column)
             self._lines.addWidget(self.receipt)
@@ -261,17 +249,6 @@ class ReplyFooter(QWidget):
         beside = self._lines.minimumSize().width() + _BETWEEN + self._actions.minimumSizeHint().width()
         self._row.setDirection(directions[width < beside])
         return height_for_width(self._column, width)
-
-    def _ending(self, state: MessageState, retry: Any, go_on: Any) -> FlowLayout:
-        line = FlowLayout(spacing=_APART)
-        line.addWidget(label(_(_STATE_WORDS[state]), "small"))
-        if state is MessageState.INTERRUPTED:
-            line.addWidget(button(_("Try again"), retry, "link", name=_("Try this reply again")))
-        if state in UNFINISHED_STATES:
-            self._go_on = button(_("Continue"), go_on, "link", name=_("Continue this reply"))
-            self._go_on.hide()
-            line.addWidget(self._go_on)
-        return line
 
 
 def _details(receipt: Receipt, look: Look) -> QFrame:
@@ -346,22 +323,3 @@ class TranscriptTail(QWidget):
         if all(widget.isHidden() for widget in (self.pending, self.failure, self.unanswered)):
             return 0
         return height_for_width(self._column, width)
-
-
-class JumpButton(QPushButton):
-    def __init__(self, page: QWidget, look: Look) -> None:
-        super().__init__(page)
-        self._page, self._look = page, look
-        styled(self, "jump").setAccessibleName(_("Go to the newest message"))
-        self.setFixedSize(_JUMP_SIZE, _JUMP_SIZE)
-        self.setIconSize(QSize(18, 18))
-        self.hide()
-        self._restyle()
-        look.changed.connect(self._restyle)
-
-    def _restyle(self) -> None:
-        self.setIcon(icon("arrow-down", self._look.theme.text))
-
-    def place(self) -> None:
-        page = self._page
-        self.move((page.width() - _JUMP_SIZE) // 2, page.height() - _JUMP_SIZE - _FROM_BELOW)

@@ -7,25 +7,30 @@ wrong, the page scrolls with it, so that the visible text stays where it is.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, takewhile
 
-from PySide6.QtCore import Qt, QTimer
+from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QApplication, QScrollArea, QWidget
 
 from kvchat.chat.record.messages import Message
+from kvchat.ui.base.building import button
+from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.formulas import Formulas
 from kvchat.ui.rendering.text_page import PageStyle
-from kvchat.ui.transcript.footer import JumpButton, TranscriptTail
+from kvchat.ui.transcript.footer import TranscriptTail
 from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.transcript.part_column import message_text
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
+from kvchat.words.language import _
 
 GAP, _GAP_AFTER_USER = 22, 4  # below a message; the user's buttons already leave room
 _LEFT, TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28
+_JUMP_SIZE, _FROM_BELOW = 32, 14  # pixels
+JUMP_ROOM = _JUMP_SIZE + 2 * _FROM_BELOW  # pixels used at the page's bottom
 _AT_END = 40  # pixels from the end that count as the end
 _AHEAD, _MOST = 40, 120  # messages: widgets made before they are seen; maximum number of widgets
 
@@ -81,6 +86,7 @@ class MessageColumn(QScrollArea):
         self._rows = RowHeights()
         self._row_of: dict[str, int] = {}
         self.views: dict[str, View] = {}  # of messages with a widget
+        self._pinned: Callable[[], set[str]] = set  # messages whose widgets stay, besides those being edited
         self._follow = True
         self._value = 0  # last scroll bar value
         self._arranging = False
@@ -90,8 +96,12 @@ class MessageColumn(QScrollArea):
         self.tail = TranscriptTail(self._ground)
         self.tail.changed.connect(self._fit_tail)
         self._tail_height = self._room_below = 0
-        self._jump = JumpButton(self, look)
-        self._jump.clicked.connect(self.scroll_to_end)
+        self.jump = button("", self.scroll_to_end, "jump", name=_("Go to the newest message"))
+        self.jump.setParent(self)
+        self.jump.setFixedSize(_JUMP_SIZE, _JUMP_SIZE)
+        self.jump.setIconSize(QSize(18, 18))
+        self.jump.setIcon(icon("arrow-down", look.theme.text))
+        self.jump.hide()
         self._filler = QTimer(self, singleShot=True)
         self._filler.timeout.connect(self._fill_ahead)
         self.verticalScrollBar().valueChanged.connect(self._scrolled)
@@ -117,7 +127,7 @@ class MessageColumn(QScrollArea):
             self._new_width()
         else:
             self._arrange()
-        self._jump.place()
+        self.jump.move((self.width() - _JUMP_SIZE) // 2, self.height() - _JUMP_SIZE - _FROM_BELOW)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         """Handle Home and End, which QScrollArea does not."""
@@ -139,14 +149,10 @@ class MessageColumn(QScrollArea):
         lines = 1 + message.content.count("\n") + len(message.content) // letters
         return round(lines * self._style.line_height * 0.9) + 60
 
-    def _pinned(self) -> set[str]:
-        """Return the messages whose widgets must stay, besides those being edited."""
-        raise NotImplementedError
-
     def _show_rows(self, messages: list[Message]) -> None:
         """Show these messages. A common prefix keeps its heights and widgets."""
         pairs = zip(self.messages, messages, strict=False)
-        same = sum(1 for _ in takewhile(lambda pair: pair[0].id == pair[1].id, pairs))
+        same = sum(1 for pair in takewhile(lambda pair: pair[0].id == pair[1].id, pairs))
         self.messages = messages
         self._rows.keep(same, [self._guess(message) for message in messages[same:]])
         self._row_of = {message.id: row for row, message in enumerate(messages)}
@@ -165,7 +171,7 @@ class MessageColumn(QScrollArea):
         finally:
             self._arranging = False
         self._value = self.verticalScrollBar().value()
-        self._jump.setVisible(not self._follow and self.verticalScrollBar().maximum() > 0)
+        self.jump.setVisible(not self._follow and self.verticalScrollBar().maximum() > 0)
         self._filler.start(0)
 
     def _fit_tail(self) -> None:

@@ -15,7 +15,7 @@ from kvchat.ui.base.building import button, column, label, row, styled
 from kvchat.ui.rendering.markdown import plain_blocks
 from kvchat.ui.rendering.text_page import PageStyle
 from kvchat.ui.transcript.footer import MessageActions, MessageRequest, Request
-from kvchat.ui.transcript.part_column import PartColumn, selected_text
+from kvchat.ui.transcript.part_column import PartColumn
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 from kvchat.words.language import _, several
 
@@ -133,9 +133,6 @@ class MessageView(QWidget):
         """Show the message; of a long one, the part that is quick to build."""
         raise NotImplementedError
 
-    def markdown_of(self, text: QTextEdit) -> str:
-        return self.column.markdown_of(text)
-
     def unfold(self) -> None:
         """Show hidden parts, if any."""
 
@@ -180,10 +177,12 @@ class MessageView(QWidget):
             self.changed.emit()
 
     def enterEvent(self, event: QEnterEvent) -> None:
-        self.action_row.reveal(True)
+        self.action_row.near = True
+        self.action_row.update()
 
     def leaveEvent(self, event: QEvent) -> None:
-        self.action_row.reveal(False)
+        self.action_row.near = False
+        self.action_row.update()
 
 
 class UserView(MessageView):
@@ -231,9 +230,6 @@ class UserView(MessageView):
         self.more.setVisible(self._is_long)
         if not self.complete:
             QTimer.singleShot(0, self, self._go_on)
-
-    def markdown_of(self, text: QTextEdit) -> str:
-        return selected_text(text)
 
     def heightForWidth(self, width: int) -> int:
         if self.editor is not None:

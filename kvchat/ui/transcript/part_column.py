@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
-from itertools import takewhile
+from itertools import groupby, takewhile
 
 from PySide6.QtCore import Signal
 from PySide6.QtGui import QResizeEvent, QTextBlock, QTextCursor, QTextDocument
@@ -75,13 +75,11 @@ class PartColumn(QWidget):
         return bool(ready)
 
     def natural_width(self) -> int:
-        widths = [0]
-        for part in self.parts:
-            if isinstance(part, TextPage):
-                part.document().setTextWidth(-1)
-                widths.append(int(part.document().idealWidth()) + 1)
+        documents = [part.document() for part in self.parts if isinstance(part, TextPage)]
+        for document in documents:
+            document.setTextWidth(-1)
         self._ends = []
-        return max(widths)
+        return max((int(document.idealWidth()) + 1 for document in documents), default=0)
 
     def heightForWidth(self, width: int) -> int:
         if width != self._width:
@@ -112,10 +110,13 @@ class PartColumn(QWidget):
         first = group[0]
         if i == len(self.parts):
             self.parts.append(self._new_part(first))
-        elif not _suits(self.parts[i], first):
-            _remove(self.parts[i])
-            self.parts[i] = self._new_part(first)
         part = self.parts[i]
+        suits = isinstance(part, WidePage) is isinstance(first, Wide)
+        if isinstance(part, CodeView) or isinstance(first, Code):
+            suits = isinstance(part, CodeView) and isinstance(first, Code) and part.language == first.language
+        if not suits:
+            _remove(part)
+            self.parts[i] = part = self._new_part(first)
         if isinstance(part, CodeView) and isinstance(first, Code):
             part.show_code(first.text, ended=ended)
         elif isinstance(part, TextPage):
@@ -147,12 +148,6 @@ class PartColumn(QWidget):
 
 def _text(part: Part) -> QTextEdit:
     return part.body if isinstance(part, CodeView) else part
-
-
-def _suits(part: Part, first: Block) -> bool:
-    if isinstance(part, CodeView) or isinstance(first, Code):
-        return isinstance(part, CodeView) and isinstance(first, Code) and part.language == first.language
-    return isinstance(part, WidePage) is isinstance(first, Wide)
 
 
 def _grouped(blocks: Iterable[Block]) -> list[Group]:
@@ -206,20 +201,15 @@ def message_text(markdown: Markdown, message: Message) -> str:
         return message.content.strip("\n")
     stream = MarkdownStream(markdown)
     stream.feed(message.content)
-    stream.finish()
+    stream.finished = True
     while stream.step():
         pass
     pieces: list[str] = []
-    run: list[Prose | Wide] = []
-    for block in (*stream.settled, None):
-        if isinstance(block, Prose):
-            run.append(block)
-            continue
-        if run:
-            pieces.append(_html_text(run))
-        run = []
-        if block is not None:
-            pieces.append(block.text if isinstance(block, Code) else _html_text([block]))
+    for kind, blocks in groupby(stream.settled, type):
+        if kind is Prose:
+            pieces.append(_html_text([block for block in blocks if not isinstance(block, Code)]))
+        else:
+            pieces += [block.text if isinstance(block, Code) else _html_text([block]) for block in blocks]
     return "\n\n".join(pieces)
 
 
@@ -240,8 +230,10 @@ def _words_between(document: QTextDocument, start: int, end: int, formula: Calla
     while block.isValid() and block.position() < end:
         if before is not None:
             words.append("\t" if _same_row(before, block) else "\n")
-        if start <= block.position():
-            words.append(_bullet(block))
+        items = block.textList()
+        if items is not None and start <= block.position() and not block.text().startswith(_TASK_BOXES):
+            item, deep = items.itemText(block), "  " * (items.format().indent() - 1)
+            words.append(f"{deep}{item if item[:1].isdigit() else '-'} ")
         for fragment in fragments(block):
             first, form = fragment.position(), fragment.charFormat()
             piece = between(fragment.text(), max(start - first, 0), max(end - first, 0))
@@ -251,15 +243,6 @@ def _words_between(document: QTextDocument, start: int, end: int, formula: Calla
             words.append(piece.replace("\u2028", "\n").replace("\xa0", " "))
         before, block = block, block.next()
     return "".join(words).translate(_NO_WORDS).strip("\n")
-
-
-def _bullet(block: QTextBlock) -> str:
-    items = block.textList()
-    if items is None or block.text().startswith(_TASK_BOXES):
-        return ""
-    number = items.itemText(block)
-    deep = "  " * (items.format().indent() - 1)
-    return f"{deep}{number} " if number[:1].isdigit() else f"{deep}- "
 
 
 def _same_row(before: QTextBlock, block: QTextBlock) -> bool:

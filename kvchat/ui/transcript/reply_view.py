@@ -65,11 +65,7 @@ class ThinkingView(QWidget):
         heading = self.button.sizeHint().height()
         return heading + (_ABOVE + self._words.heightForWidth(width - _LEFT) + _BELOW if self.is_open else 0)
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._place()
-
-    def _place(self) -> None:
+    def resizeEvent(self, event: QResizeEvent | None) -> None:
         width, heading = self.width(), self.button.sizeHint().height()
         place = QRect(0, 0, min(self.button.sizeHint().width(), width), heading)
         self.button.setGeometry(QStyle.visualRect(self.layoutDirection(), self.rect(), place))
@@ -87,7 +83,7 @@ class ThinkingView(QWidget):
         if name != self.button.accessibleName():
             self.button.setText(f"{self._heading} {'▾' if self.is_open else '◂' if self.isRightToLeft() else '▸'}")
             self.button.setAccessibleName(name)
-            self._place()
+            self.resizeEvent(None)
         if self.is_open and self._shown != self._text:
             self._shown = self._text
             *settled, last = plain_blocks(self._text.strip("\n"))
@@ -114,7 +110,7 @@ class ReplyView(MessageView):
         add("edit", _("Edit the reply"), self.edit)
         add("again", _("Regenerate the reply"), lambda: ask(Request.REGENERATE))
         add("swap", _("Regenerate with another model"), lambda: ask(Request.REGENERATE_WITH))
-        self._go_on = add("go-on", _("Continue the reply"), self._continue)
+        self._go_on = add("go-on", _("Continue the reply"), lambda: ask(Request.CONTINUE))
         add("fork", _("Fork into a new chat"), lambda: ask(Request.FORK))
         add("trash", _("Delete the reply and everything after it"), lambda: ask(Request.DELETE))
         self._last = False
@@ -168,7 +164,8 @@ class ReplyView(MessageView):
 
     def set_last(self, last: bool) -> None:
         self._last = last
-        self.action_row.stay(last)
+        self.action_row.always = last
+        self.action_row.update()
         self._go_on.setVisible(last)
         if self.footer is not None:
             self.footer.offer_to_go_on(last)
@@ -186,7 +183,14 @@ class ReplyView(MessageView):
         started = time.thread_time()  # not wall time: a busy machine must not make the steps larger
         self._timer.stop()
         self._show_thinking()
-        self._feed()
+        if not self.text.startswith(self._fed) or (
+            self._stream.finished and (self.streaming or self.text != self._fed)
+        ):  # the text was replaced, or continues after its end
+            self._again = bool(self._fed)
+            self._stream, self._fed = MarkdownStream(self.style_in_use.markdown), ""
+        self._stream.feed(self.text[len(self._fed) :])
+        self._fed = self.text
+        self._stream.finished = not self.streaming
         self._more = True
         while self._more and (time.thread_time() - started) * 1000 < AT_ONCE_MS:
             self._more = self._stream.step()
@@ -199,9 +203,6 @@ class ReplyView(MessageView):
             self._timer.start(self._timer.interval() if self.streaming and not self._again else 0)
         self.changed.emit()
 
-    def _continue(self) -> None:
-        self._request(Request.CONTINUE)
-
     def _parts(self) -> list[QWidget]:
         return [part for part in (self._fold, self.column, self.footer) if part is not None]
 
@@ -211,18 +212,6 @@ class ReplyView(MessageView):
             height = part.heightForWidth(width)
             part.setGeometry(0, top, width, height)
             top += height + _PART_GAP
-
-    def _feed(self) -> None:
-        """Parse new text; if the text was replaced or continues after its end, start over."""
-        if not self.text.startswith(self._fed) or (
-            self._stream.finished and (self.streaming or self.text != self._fed)
-        ):
-            self._again = bool(self._fed)
-            self._stream, self._fed = MarkdownStream(self.style_in_use.markdown), ""
-        self._stream.feed(self.text[len(self._fed) :])
-        self._fed = self.text
-        if not self.streaming:
-            self._stream.finish()
 
     def _show_thinking(self) -> None:
         if not self.thinking:
@@ -246,8 +235,8 @@ class ReplyView(MessageView):
         self.action_row.setVisible(not self.streaming)
         if self.streaming:
             return
-        look, retry = self.style_in_use.look, self.retry_requested
-        self.footer = ReplyFooter(self.message, self.action_row, look, retry=retry, go_on=self._continue)
+        look, retry, go_on = self.style_in_use.look, self.retry_requested, self._go_on.click
+        self.footer = ReplyFooter(self.message, self.action_row, look, retry=retry, go_on=go_on)
         self.footer.setParent(self)
         if self.receipt is not None:
             self.receipt.line.clicked.connect(self.opened)

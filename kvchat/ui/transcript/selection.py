@@ -9,6 +9,7 @@ from PySide6.QtGui import QContextMenuEvent, QGuiApplication, QKeyEvent, QKeySeq
 from PySide6.QtWidgets import QMenu, QTextEdit
 from shiboken6 import isValid
 
+from kvchat.chat.record.messages import Role
 from kvchat.ui.transcript.message_column import MessageColumn
 from kvchat.ui.transcript.message_view import MessageView
 from kvchat.ui.transcript.part_column import selected_text
@@ -153,7 +154,7 @@ class Selection(QObject):
                     best = (away, text, view.message.id)
         if best is None:
             return None
-        _, text, message_id = best
+        _away, text, message_id = best
         return Spot(message_id, text, text.cursorForPosition(text.viewport().mapFromGlobal(mouse)).position())
 
     def _clear_others(self, text: QTextEdit) -> None:
@@ -175,7 +176,8 @@ class Selection(QObject):
                 pieces.append(self._page.whole_message(message, markdown=markdown))
                 continue
             texts = [text for text in view.texts if text.textCursor().hasSelection()]
-            pieces += [view.markdown_of(text) if markdown else selected_text(text) for text in texts]
+            markdown_of = view.column.markdown_of if markdown and message.role is Role.ASSISTANT else selected_text
+            pieces += map(markdown_of, texts)
         return "\n\n".join(filter(None, pieces))
 
     def _key(self, text: QTextEdit, view: MessageView, event: QKeyEvent) -> bool:
@@ -226,7 +228,9 @@ class Selection(QObject):
         menu.addAction(_("Select this message"), lambda: self.select_message(view))
         if not view.action_row.isHidden():
             menu.addSeparator()
-            view.action_row.add_to(menu)
+            for action in view.action_row.buttons[1:]:
+                if not action.isHidden():
+                    menu.addAction(action.icon(), action.toolTip(), action.click)
         menu.popup(event.globalPos())
 
 

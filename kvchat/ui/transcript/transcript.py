@@ -12,12 +12,13 @@ from PySide6.QtWidgets import QApplication, QTextEdit, QWidget
 
 from kvchat.chat.record.messages import Message, Role
 from kvchat.errors import KvchatError
+from kvchat.ui.base.icons import icon
 from kvchat.ui.base.speaking import announce
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.text_page import PageStyle, TextPage, ask_to_open
 from kvchat.ui.transcript.find import HitMarks
-from kvchat.ui.transcript.footer import JUMP_ROOM, MessageRequest, Request
-from kvchat.ui.transcript.message_column import GAP, TOP, MessageColumn, View
+from kvchat.ui.transcript.footer import MessageRequest, Request
+from kvchat.ui.transcript.message_column import GAP, JUMP_ROOM, TOP, MessageColumn, View
 from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.selection import Selection
@@ -67,6 +68,7 @@ class Transcript(MessageColumn):
         self._came_by: tuple[str, bool] | None = None  # branch switched to, and True if forwards
         self.tail.retry_requested.connect(self.retry_requested)
         self.selection = Selection(self)
+        self._pinned = self.selection.pinned
         self.marks = HitMarks(self, look)
         self._gather = QTimer(self, singleShot=True, interval=_GATHER_MS)
         self._gather.timeout.connect(self._show_formulas)
@@ -193,7 +195,7 @@ class Transcript(MessageColumn):
         Creates the widgets of messages on the way.
         """
         for place in places:
-            area: QWidget = self.tail if place == len(self.messages) else self._jump
+            area: QWidget = self.tail if place == len(self.messages) else self.jump
             if place < len(self.messages):
                 area = self._view(place)
                 if not self._rows.measured[place]:
@@ -202,7 +204,7 @@ class Transcript(MessageColumn):
 
     def _stop_beside(self, here: QWidget, forwards: bool) -> QWidget | None:
         end = len(self.messages)
-        areas = {self._row_of[id]: view for id, view in self.views.items()} | {end: self.tail, end + 1: self._jump}
+        areas = {self._row_of[id]: view for id, view in self.views.items()} | {end: self.tail, end + 1: self.jump}
         begin = next(place for place, area in areas.items() if area.isAncestorOf(here))
         stops = self._stops(range(begin, end + 2) if forwards else range(begin, -1, -1), forwards)
         return next((stop for stop in dropwhile(lambda stop: stop is not here, stops) if stop is not here), None)
@@ -228,9 +230,6 @@ class Transcript(MessageColumn):
             if editor is not None:
                 self._edits[id] = editor.field.toPlainText()
         super()._drop(ids)
-
-    def _pinned(self) -> set[str]:
-        return self.selection.pinned()
 
     def _new_view(self, message: Message) -> View:
         view: View
@@ -301,6 +300,7 @@ class Transcript(MessageColumn):
 
     def _restyle(self) -> None:
         self._style = PageStyle(self._look, self._formulas)
+        self.jump.setIcon(icon("arrow-down", self._look.theme.text))
         self.selection.clear()
         self._drop([id for id in self.views if id not in self._editing()])
         self._arrange()

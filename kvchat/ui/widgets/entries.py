@@ -96,9 +96,8 @@ class Entry(QWidget):
             if direction is not self._row.direction():
                 self._row.setDirection(direction)
                 self._row.setSpacing(8 if below else 24)
-                self._row.setAlignment(
-                    self._control, Qt.AlignmentFlag.AlignLeft if below else Qt.AlignmentFlag.AlignTop
-                )
+                side = Qt.AlignmentFlag.AlignLeft if below else Qt.AlignmentFlag.AlignTop
+                self._row.setAlignment(self._control, side)
 
     def setVisible(self, visible: bool) -> None:
         super().setVisible(visible)

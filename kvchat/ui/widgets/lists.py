@@ -162,6 +162,22 @@ class ItemDelegate(QStyledItemDelegate):
             painter.setPen(QColor(theme.accent))
             painter.drawRoundedRect(QRectF(option.rect).adjusted(0.5, 1.5, -0.5, -1.5), 8, 8)
 
+    def paint_chip(
+        self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, words: str, ground: str, ink: str
+    ) -> int:
+        """Draw words on a round ground at the box's end; return its left edge."""
+        painter.setFont(self.small(option.font))
+        metrics = painter.fontMetrics()
+        width, height = metrics.horizontalAdvance(words) + 18, metrics.height() + 4
+        chip = QRectF(box.right() - width, box.center().y() - height / 2, width, height)
+        drawn, path = sided(option, chip), QPainterPath()
+        path.addRoundedRect(drawn, height / 2, height / 2)
+        painter.fillPath(path, QColor(ground))
+        painter.setPen(QColor(ink))
+        painter.drawText(drawn, int(Qt.AlignmentFlag.AlignCenter), words)
+        painter.setFont(option.font)
+        return int(chip.left())
+
 
 class ItemList(QListView):
     def __init__(self, look: Look, name: str, parent: QWidget | None = None) -> None:
@@ -218,7 +234,7 @@ class RowList(ItemList):
         self.setItemDelegate(RowDelegate(look, self))
         self.setModel(self.row_model)
         self.setUniformItemSizes(True)
-        self.doubleClicked.connect(lambda index: self.taken.emit(self.row_model.rows[index.row()]))
+        self.doubleClicked.connect(lambda index: self.taken.emit(index.data(ROW)))
         self.selectionModel().currentChanged.connect(lambda *_: self.current_changed.emit())
 
     @property
@@ -227,8 +243,7 @@ class RowList(ItemList):
 
     @property
     def current(self) -> Row | None:
-        index = self.currentIndex()
-        return self.row_model.rows[index.row()] if index.isValid() else None
+        return self.currentIndex().data(ROW)  # type: ignore[no-any-return]  # None without one
 
     def show_rows(self, rows: Sequence[Row]) -> None:
         kept, place = self.current, self.verticalScrollBar().value()
@@ -266,10 +281,18 @@ class RowDelegate(ItemDelegate):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         self.paint_ground(painter, option)
         box = option.rect.adjusted(12, _PAD, -12, -_PAD)
-        right = self._paint_chip(painter, option, box, row) if row.chip else box.right()
+        right = box.right()
+        if row.chip:
+            calm = theme.raised if option.state & QStyle.StateFlag.State_Selected else theme.bubble
+            ground, ink = {
+                Tone.PLAIN: (calm, theme.muted),
+                Tone.GOOD: (calm, theme.accent),
+                Tone.WARN: (theme.warn_soft, theme.warn),
+                Tone.BAD: (theme.bad_soft, theme.bad),
+            }[row.tone]
+            right = self.paint_chip(painter, option, box, row.chip, ground, ink)
         room = max(right - box.left() - 12, 24)
         height = option.fontMetrics.height()
-        painter.setFont(option.font)
         painter.setPen(QColor(theme.muted if row.tone is Tone.BAD else theme.text))
         title = option.fontMetrics.elidedText(one_line(row.title), Qt.TextElideMode.ElideMiddle, room)
         write(painter, option, QRect(box.left(), box.top(), room, height), title)
@@ -278,24 +301,3 @@ class RowDelegate(ItemDelegate):
         below = QRect(box.left(), box.top() + height + _GAP, room, painter.fontMetrics().height())
         write(painter, option, below, one_line(row.words))
         painter.restore()
-
-    def _paint_chip(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, row: Row) -> int:
-        theme = self.look.theme
-        calm = theme.raised if option.state & QStyle.StateFlag.State_Selected else theme.bubble
-        ground, ink = {
-            Tone.PLAIN: (calm, theme.muted),
-            Tone.GOOD: (calm, theme.accent),
-            Tone.WARN: (theme.warn_soft, theme.warn),
-            Tone.BAD: (theme.bad_soft, theme.bad),
-        }[row.tone]
-        painter.setFont(self.small(option.font))
-        metrics = QFontMetrics(painter.font())
-        width, height = metrics.horizontalAdvance(row.chip) + 18, metrics.height() + 4
-        chip = QRectF(box.right() - width, box.center().y() - height / 2, width, height)
-        drawn = sided(option, chip)
-        path = QPainterPath()
-        path.addRoundedRect(drawn, height / 2, height / 2)
-        painter.fillPath(path, QColor(ground))
-        painter.setPen(QColor(ink))
-        painter.drawText(drawn, int(Qt.AlignmentFlag.AlignCenter), row.chip)
-        return int(chip.left())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QColor, QKeySequence, QResizeEvent, QShortcut, QTextCursor
+from PySide6.QtGui import QColor, QKeySequence, QResizeEvent, QShortcut, QTextCharFormat, QTextCursor, QTextLayout
 from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QTextEdit
 
 from kvchat.ui.base.building import label, tool_button
@@ -30,6 +30,14 @@ def between(text: str, start: int, end: int) -> str:
 def position(text: str, index: int) -> int:
     """Return Qt's position (UTF-16) of `text[index]`."""
     return index if text.isascii() else len(text[:index].encode("utf-16-le", "surrogatepass")) // 2
+
+
+def format_range(text: str, start: int, end: int, format: QTextCharFormat) -> QTextLayout.FormatRange:
+    """Return the range of `text[start:end]` for a layout of the text."""
+    made = QTextLayout.FormatRange()
+    made.start, made.format = position(text, start), format
+    made.length = position(text, end) - made.start
+    return made
 
 
 def select(text: QTextEdit, anchor: int, position: int) -> None:

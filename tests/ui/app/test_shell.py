@@ -14,7 +14,6 @@ from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.settings.presets import ChatSettings, PresetDialog
-from kvchat.ui.transcript.footer import JumpButton
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child, joined
@@ -175,7 +174,7 @@ async def test_notices_move_nothing_and_stand_at_the_end(furnished: FakeRuntime,
     gap = window.transcript.mapTo(window, window.transcript.rect().bottomLeft()).y()
     gap -= window.notices.mapTo(window, window.notices.rect().bottomLeft()).y()
     assert 0 <= gap <= 12, "it stands at the very end of the page"
-    jump = child(window.transcript, JumpButton)
+    jump = window.transcript.jump
     assert window.notices.x() > jump.geometry().right()
 
 

@@ -10,7 +10,7 @@ from PySide6.QtGui import QDesktopServices
 from pytestqt.qtbot import QtBot
 
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.manual.manual_window import ManualWindow, source
+from kvchat.ui.manual.manual_window import SOURCE, ManualWindow
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.windows import child
 
@@ -25,7 +25,7 @@ def manual(window: MainWindow, qtbot: QtBot) -> ManualWindow:
 
 async def test_headings_lead_to_their_places_and_follow_the_text(manual: ManualWindow) -> None:
     names = [manual.list.item(row).text().strip() for row in range(manual.list.count())]
-    assert names == re.findall(r"^##+ (.*)", source(), re.MULTILINE)
+    assert names == re.findall(r"^##+ (.*)", SOURCE, re.MULTILINE)
     row = names.index("Privacy")
     manual.list.setCurrentRow(row)
     assert manual.page.textCursor().block().text() == "Privacy"
@@ -39,7 +39,7 @@ async def test_headings_lead_to_their_places_and_follow_the_text(manual: ManualW
 async def test_every_link_leads_somewhere(manual: ManualWindow, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: opened.append(url.toString()))
-    links = re.findall(r"\]\(([^)]*)\)", source())
+    links = re.findall(r"\]\(([^)]*)\)", SOURCE)
     within = [link for link in links if link.startswith("#")]
     assert within
     for link in links:

@@ -9,26 +9,11 @@ from itertools import chain
 from pathlib import Path
 
 import kvchat
-from kvchat.ui.manual.manual_window import source
+from kvchat.ui.manual.manual_window import SOURCE
 
 ROOT = Path(kvchat.__file__).parent
 # What is no class of errors and takes a title all the same, and at which place.
 OTHERS = {"kind": 0, "EngineFailure": 1, "_Rule": 2, "_failure": 0, "__init__": 0}
-# Titles that another part gives: each of these expressions was a title before, or is one of those that are listed.
-GIVEN_ON = {
-    "title",
-    "too_new",
-    "reason.title",
-    "error.title",
-    "gone.title",
-    "self._title",
-    "*_GONE",
-    "TITLE",
-    "reason",
-    "errors.broken(error.status, error.message)",
-    "why.removesuffix('.')",
-    "str(error)",
-}
 
 
 def error_classes(files: Iterable[list[ast.AST]]) -> dict[str, ast.ClassDef]:
@@ -41,7 +26,7 @@ def error_classes(files: Iterable[list[ast.AST]]) -> dict[str, ast.ClassDef]:
 
 
 def words(node: ast.expr | None) -> Iterator[str]:
-    """The texts that an expression may be, whatever varies as “…”; what cannot be told as its code, in braces."""
+    """The texts that an expression may be, whatever varies as “…”."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield re.sub(r"\{[^}]*\}", "…", node.value)
     elif isinstance(node, ast.JoinedStr):
@@ -53,13 +38,6 @@ def words(node: ast.expr | None) -> Iterator[str]:
         yield from words(node.func.value)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("_", "N_", "ngettext"):
         yield from chain.from_iterable(map(words, node.args[:2]))
-    elif node is not None and ast.unparse(node) not in GIVEN_ON:
-        yield f"{{{ast.unparse(node)}}}"
-
-
-def stands_in(function: ast.FunctionDef | ast.AsyncFunctionDef, call: ast.Call) -> bool:
-    """Whether that call is a part of the function; looked for only where its lines are."""
-    return function.lineno <= call.lineno <= (function.end_lineno or 0) and call in ast.walk(function)
 
 
 def assigned(nodes: list[ast.AST], call: ast.Call, given: ast.expr | None) -> Iterator[ast.expr | None]:
@@ -67,7 +45,7 @@ def assigned(nodes: list[ast.AST], call: ast.Call, given: ast.expr | None) -> It
     values = []
     if isinstance(given, ast.Name):
         for function in nodes:
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and stands_in(function, call):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and call in ast.walk(function):
                 every = [one for one in ast.walk(function) if isinstance(one, ast.Assign)]
                 values += [one.value for one in every if getattr(one.targets[0], "id", "") == given.id]
     yield from values or [given]
@@ -101,17 +79,9 @@ def titles() -> dict[str, str]:
     return found
 
 
-def plain(text: str) -> str:
-    return text.replace("’", "'")
-
-
 def test_every_title_of_a_fault_has_its_place() -> None:
     found = titles()
     assert len(found) > 150
-    listed = {plain(line.removeprefix("- ")) for line in source().splitlines() if line.startswith("- ")}
-    missing = {
-        f"{text}  ({file})"
-        for text, file in found.items()
-        if plain(text) not in listed and not re.fullmatch(r"\{[^ ]*.*\}", text)
-    }
+    listed = {line.removeprefix("- ").replace("’", "'") for line in SOURCE.splitlines() if line.startswith("- ")}
+    missing = {f"{text}  ({file})" for text, file in found.items() if text.replace("’", "'") not in listed}
     assert not missing, "\n".join(sorted(missing))

@@ -33,7 +33,7 @@ from tests.engine_fixtures import FakeEngine
 from tests.library.fake_hub import FakeHub
 from tests.ui.fake_runtime import FakeRuntime, a_model
 from tests.ui.waiting import until
-from tests.ui.windows import Open, begun, child
+from tests.ui.windows import begun, child
 
 
 @pytest.fixture
@@ -133,32 +133,25 @@ def starter(monkeypatch: pytest.MonkeyPatch) -> Starter:
     return starter
 
 
-async def test_on_a_metered_network_a_download_is_asked_about(
-    runtime: FakeRuntime, starter: Starter, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+async def test_the_starter_model_is_fetched_with_its_progress_cancelled_and_used(
+    runtime: FakeRuntime, starter: Starter, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def metered() -> bool:
         return True
 
-    monkeypatch.setattr("kvchat.ui.dialogs.metered.is_metered", metered)
     page = window.first_start
     await until(lambda: page.starter.text() == "Download the starter model (98 MB)")
-    for answer in ("keep", "yes"):
-        page.starter.click()
-        await until(lambda: page.findChildren(ConfirmDialog))
-        question = page.findChildren(ConfirmDialog)[-1]
-        assert "the starter model, 98 MB" in " ".join(label.text() for label in question.findChildren(QLabel))
-        assert not starter.asked
-        getattr(question, answer).click()
-        question.setParent(None)
-    await until(lambda: starter.asked)
-
-
-async def test_the_starter_model_is_fetched_with_its_progress_cancelled_and_used(
-    runtime: FakeRuntime, starter: Starter, window: MainWindow, qtbot: QtBot
-) -> None:
-    page = window.first_start
-    qtbot.mouseClick(page.starter, Qt.MouseButton.LeftButton)
-    await until(lambda: starter.asked)  # the network is looked at first
+    with monkeypatch.context() as patch:
+        patch.setattr("kvchat.ui.dialogs.metered.is_metered", metered)
+        for answer in ("keep", "yes"):
+            qtbot.mouseClick(page.starter, Qt.MouseButton.LeftButton)
+            await until(lambda: page.findChildren(ConfirmDialog))
+            question = page.findChildren(ConfirmDialog)[-1]
+            assert "the starter model, 98 MB" in " ".join(label.text() for label in question.findChildren(QLabel))
+            assert not starter.asked
+            getattr(question, answer).click()
+            question.setParent(None)
+        await until(lambda: starter.asked)
     starter.tell(DOWNLOADING, 49_000_000, 98_000_000)
     assert (page.bar.value(), page.amount.text()) == (500, "49 MB of 98 MB")
     assert page.starter.isHidden()
@@ -211,32 +204,21 @@ async def test_a_card_that_would_go_unused_is_offered_an_engine(
     assert with_card.settings.engine_path is None
 
 
-async def test_a_driver_that_is_missing_is_told_before_anything_is_fetched(
-    with_card: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+async def test_an_engine_that_is_there_or_a_driver_that_is_not_changes_the_offer(
+    with_card: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    page, program = window.first_start, tmp_path / "llama-server"
     nouveau = Graphics("linux", (GpuVendor.NVIDIA,), nvidia_driver=False)
+    await until(lambda: page.offer.isVisible() and "the embedded engine" in page.machine.text())
     monkeypatch.setattr("kvchat.engine_host.setup.detect_graphics", lambda: nouveau)
     window.show_first_start()
-    await until(lambda: window.first_start.offer.words.text().startswith("Install the NVIDIA driver first"))
-
-
-async def test_what_a_new_engine_changes_is_seen(runtime: FakeRuntime, window: MainWindow, tmp_path: Path) -> None:
-    page, program = window.first_start, tmp_path / "llama-server"
-    await until(lambda: "the embedded engine" in page.machine.text())
+    await until(lambda: page.offer.words.text().startswith("Install the NVIDIA driver first"))
     program.touch(0o755)
-    runtime.settings = replace(runtime.settings, engine_path=str(program))
+    with_card.settings = replace(with_card.settings, engine_path=str(program))
     page.offer.tried.emit()
     await until(lambda: str(program) in page.machine.text())
-
-
-async def test_where_an_engine_is_there_none_is_offered(
-    with_card: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    offer = window.first_start.offer
-    await until(offer.isVisible)
-    with_card.settings = replace(with_card.settings, engine_path="/usr/bin/llama-server")
     window.show_first_start()
-    await until(offer.isHidden)
+    await until(page.offer.isHidden)
 
 
 async def test_a_picked_file_is_used(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path) -> None:
@@ -259,49 +241,28 @@ async def test_a_file_that_is_no_model_is_refused_on_the_page(runtime: FakeRunti
     assert window.first_start.starter.isVisible()
 
 
-async def test_a_model_that_comes_by_itself_ends_the_page(runtime: FakeRuntime, window: MainWindow) -> None:
-    await runtime.use_model(Path("/models/starter.gguf"))
-    await until(lambda: window.composer.isVisible())
-
-
-async def unanswered(opened: Open) -> None:
-    """Wait until the page offers to try again."""
-    tail = opened.window.transcript.tail
-    await opened.until(lambda: opened.shown() == ["Hello"] and tail.unanswered.isVisibleTo(tail))
-
-
-@pytest.mark.parametrize("missing", ["no model is chosen", "its file is gone"])
-async def test_after_a_restart_a_message_written_without_a_model_is_answered_by_itself(
-    tmp_path: Path, fake_engine: FakeEngine, smollm2: Path, look: Look, missing: str
+@pytest.mark.parametrize("then", ["a model is chosen", "a model is set", "its file is back"])
+async def test_after_a_restart_a_message_written_without_a_model_is_answered(
+    tmp_path: Path, fake_engine: FakeEngine, smollm2: Path, look: Look, then: str
 ) -> None:
-    model = tmp_path / "model.gguf"
+    model, home = tmp_path / "model.gguf", tmp_path / "home"
     settings = Settings(engine_path=str(fake_engine.path), context_size=8192, model_titles=False)
-    if missing != "no model is chosen":
+    if then == "its file is back":
         settings = replace(settings, model_path=str(model))
-    for _start in range(2):
-        async with begun(tmp_path / "home", settings, look) as opened:
-            if not _start:
-                opened.window.first_start.back.click()
-                opened.send("Hello")
-            await unanswered(opened)
-            await opened.runtime.chat.idle()
-    os.link(smollm2, model)
-    async with begun(tmp_path / "home", replace(settings, model_path=str(model)), look) as opened:
-        await opened.until(lambda: opened.shown() == ["Hello", "You said: Hello"])
-        await opened.runtime.chat.idle()
-
-
-async def test_after_a_restart_it_is_answered_when_a_model_is_chosen(
-    tmp_path: Path, fake_engine: FakeEngine, smollm2: Path, look: Look
-) -> None:
-    settings = Settings(engine_path=str(fake_engine.path), context_size=8192, model_titles=False)
+    answered = ["Hello", "You said: Hello"]
     for start in range(2):
-        async with begun(tmp_path / "home", settings, look) as opened:
+        async with begun(home, settings, look) as opened:
             if start == 0:
                 opened.window.first_start.back.click()
                 opened.send("Hello")
-            await unanswered(opened)
-            if start == 1:
+            tail = opened.window.transcript.tail
+            await opened.until(lambda: opened.shown() == ["Hello"] and tail.unanswered.isVisibleTo(tail))  # noqa: B023
+            if start == 1 and then == "a model is chosen":
                 await opened.window.models.use(smollm2)
-                await opened.until(lambda: opened.shown() == ["Hello", "You said: Hello"])
+                await opened.until(lambda: opened.shown() == answered)
+            await opened.runtime.chat.idle()
+    if then != "a model is chosen":
+        os.link(smollm2, model)
+        async with begun(home, replace(settings, model_path=str(model)), look) as opened:
+            await opened.until(lambda: opened.shown() == answered)
             await opened.runtime.chat.idle()

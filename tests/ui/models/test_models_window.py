@@ -84,10 +84,11 @@ def only_download(models: ModelsWindow) -> DownloadView:
     return view
 
 
+@pytest.mark.usefixtures("catalogues")
 async def test_models_on_this_computer_whether_they_fit_and_those_that_pass_the_filter(
     runtime: FakeRuntime, models: ModelsWindow, qtbot: QtBot
 ) -> None:
-    await until(lambda: len(titles(models)) == 3)
+    await until(lambda: len(models.here.list.rows) == 3)
     assert titles(models) == ["Apple-8B-Q4_K_M", "Zebra-70B-Q4_K_M", "Half"]
     assert chips(models) == ["fits", "does not fit", "unusable"]
     assert models.here.list.rows[0].words == "5 GB · 4K context · LM Studio"
@@ -101,18 +102,11 @@ async def test_models_on_this_computer_whether_they_fit_and_those_that_pass_the_
     await until(lambda: chips(models)[:2] == ["fits", "fits"])
     qtbot.keyClicks(models.here.filter, "lm studio zeb")
     assert titles(models) == ["Zebra-70B-Q4_K_M"]
-
-
-@pytest.mark.usefixtures("catalogues")
-async def test_a_model_that_cannot_be_read_cannot_be_chosen_in_any_language(
-    runtime: FakeRuntime, models: ModelsWindow, qtbot: QtBot
-) -> None:
+    models.here.filter.clear()
     speak("de")
     models.here.look()
-    await until(lambda: len(titles(models)) == 3 and chips(models)[2] != "unusable")
-    for _row in range(3):
-        qtbot.keyClick(models.here.list, Qt.Key.Key_Down)
-    assert "Half" in models.here.list.current.title  # type: ignore[union-attr]
+    await until(lambda: len(models.here.list.rows) == 3 and chips(models)[2] != "unusable")
+    models.here.list.select(models.here.list.rows[2].value)
     assert not models.here.use.isEnabled()
     qtbot.keyClick(models.here.list, Qt.Key.Key_Return)
     assert not [call for call in runtime.calls if call[0] == "use_model"]
@@ -121,10 +115,15 @@ async def test_a_model_that_cannot_be_read_cannot_be_chosen_in_any_language(
 async def test_a_model_is_used_by_enter_and_the_window_closes(
     runtime: FakeRuntime, models: ModelsWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:
-    await until(lambda: titles(models))
+    await until(lambda: models.here.list.rows)
     assert not models.here.use.isEnabled()
     qtbot.keyClick(models.here.list, Qt.Key.Key_Down)
     assert models.here.use.isEnabled()
+    runtime.refuse = NotAModel("This is an embedding model")
+    models.here.list.taken.emit(models.here.list.rows[0])
+    await until(lambda: models.notices.on_show)
+    assert models.isVisible()
+    runtime.refuse = None
     assert "8B" in models.here.list.current.title  # type: ignore[union-attr]
     qtbot.keyClick(models.here.list, Qt.Key.Key_Return)
     await until(lambda: not models.isVisible())
@@ -133,20 +132,12 @@ async def test_a_model_is_used_by_enter_and_the_window_closes(
     await until(lambda: "in use" in chips(models))
 
 
-async def test_what_is_refused_is_told_here(runtime: FakeRuntime, models: ModelsWindow) -> None:
-    await until(lambda: titles(models))
-    runtime.refuse = NotAModel("This is an embedding model")
-    models.here.list.taken.emit(models.here.list.rows[0])
-    await until(lambda: models.notices.on_show)
-    assert models.isVisible()
-
-
 async def test_folders_are_added_and_dropped(runtime: FakeRuntime, models: ModelsWindow, tmp_path: Path) -> None:
-    await until(lambda: titles(models))
+    await until(lambda: models.here.list.rows)
     runtime.models.there = []
     runtime.models.locked = (UnreadableFolder(Path("/locked"), "Permission denied"),)
     models.here.add_folder(str(tmp_path))
-    await until(lambda: not titles(models))
+    await until(lambda: not models.here.list.rows)
     assert runtime.settings.model_folders == (str(tmp_path),)
     assert models.here.status.text() == "/locked cannot be read."
     assert models.here.none.isVisible()
@@ -252,9 +243,8 @@ async def test_a_missing_model_offers_choices(
     failure = EngineFailure(FailureKind.BAD_MODEL, "The model file is missing", str(gone), "Choose it again.")
     runtime.set_engine(EngineState.FAILED, failure=failure)
     card = window.engine_card
-    assert [button.isVisible() for button in (card.locate, card.fetch, card.model, card.restart)] == [True] * 3 + [
-        False
-    ]
+    buttons = card.locate, card.fetch, card.model, card.restart
+    assert [button.isVisible() for button in buttons] == [True, True, True, False]
     qtbot.mouseClick(card.locate, LEFT)
     dialog = child(window, QFileDialog)
     dialog.fileSelected.emit("/found/Thing.gguf")
@@ -288,8 +278,7 @@ async def test_a_page_without_models_says_what_to_do(
     assert models.hub.isVisible()
     models.tabs.button(0).click()
     qtbot.mouseClick(button(models.here.none, "Choose a folder…"), LEFT)
-    dialog = child(models, QFileDialog)
-    dialog.close()
+    child(models, QFileDialog).close()
     assert models.here.starter.text() == starter_words(here=is_starter_downloaded(runtime.paths.models))
     qtbot.mouseClick(models.here.starter, LEFT)
     await until(lambda: asked)
@@ -324,11 +313,9 @@ async def test_a_model_is_deleted_with_all_its_files_once_its_size_was_said(
         gone.append(file)
         return False
 
-    monkeypatch.setattr("kvchat.ui.models.local_models.QFile", SimpleNamespace(moveToTrash=no_trash))
+    monkeypatch.setattr("kvchat.ui.models.models_window.QFile", SimpleNamespace(moveToTrash=no_trash))
     models.here.delete.click()
-    words = " ".join(label.text() for label in question(models).findChildren(QLabel))
-    assert "Delete Own?" in words
-    assert "moves 5 GB to the trash" in words
+    assert "moves 5 GB to the trash" in " ".join(label.text() for label in question(models).findChildren(QLabel))
     question(models).yes.click()
     await until(lambda: len(gone) == 3)
     await until(lambda: any(one.isVisible() for one in models.findChildren(ConfirmDialog)))

@@ -33,19 +33,17 @@ def words(window: ProgramsWindow) -> str:
     return "\n".join(getattr(one, "whole", "") or one.text() for one in window.findChildren(QLabel) if one.isVisible())
 
 
-def opened(window: MainWindow) -> ProgramsWindow:
-    return window.side_windows.open_programs()
-
-
 async def test_nothing_was_asked_yet(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    programs = opened(window)
+    programs = window.side_windows.open_programs()
     assert programs.empty.isVisible()
     qtbot.mouseClick(button(programs, "Connect an app"), LEFT)
     await until(lambda: window.side_windows.open_settings().page(OtherProgramsPage).isVisible())
 
 
 async def test_programs_stand_with_what_was_found_the_last_one_first(filled: FakeRuntime, window: MainWindow) -> None:
-    programs = opened(window)
+    assert Settings().door_rules == ()
+    assert not Settings().door
+    programs = window.side_windows.open_programs()
     assert [row.title for row in programs.list.rows] == [CLAUDE, "opencode", LONG_NAME]
     first = programs.list.rows[0]
     assert first.chip == "92 % remembered"
@@ -57,7 +55,7 @@ async def test_programs_stand_with_what_was_found_the_last_one_first(filled: Fak
 
 
 async def test_what_goes_on_is_told_with_how_far_it_is(filled: FakeRuntime, window: MainWindow) -> None:
-    programs = opened(window)
+    programs = window.side_windows.open_programs()
     await until(lambda: programs.now.rows[2].name.whole == "Chat c")
     shown = [(row.name.whole, row.words.whole, row.bar.isVisible()) for row in programs.now.rows if row.isVisible()]
     assert shown == [
@@ -69,7 +67,7 @@ async def test_what_goes_on_is_told_with_how_far_it_is(filled: FakeRuntime, wind
 
 
 async def test_why_it_was_read_again_and_what_mends_it(filled: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    programs = opened(window)
+    programs = window.side_windows.open_programs()
     await until(lambda: "The date in the system prompt" in words(programs))
     said = words(programs)
     assert "3×, about 2 min\n" in said
@@ -89,7 +87,7 @@ async def test_why_it_was_read_again_and_what_mends_it(filled: FakeRuntime, wind
 
 
 async def test_a_request_has_the_receipt_of_a_reply_and_both_texts(filled: FakeRuntime, window: MainWindow) -> None:
-    programs = opened(window)
+    programs = window.side_windows.open_programs()
     requests = programs.requests
     assert [row.chip for row in requests.list.rows] == ["read again", "", "still loaded", "remembered"]
     assert requests.list.rows[1].words == "canceled by the app"
@@ -125,8 +123,10 @@ def test_an_answer_in_one_piece_was_written_after_its_first_word() -> None:
     assert "first token after 1.1 s" in request_line(whole)
 
 
-async def test_it_follows_what_comes(filled: FakeRuntime, window: MainWindow) -> None:
-    programs = opened(window)
+async def test_it_follows_what_comes_and_a_program_can_be_forgotten(
+    filled: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    programs = window.side_windows.open_programs()
     programs.requests.list.select(9)
     filled.door.last = [*filled.door.last, a_request(11)]
     for listener in filled.door.listeners:
@@ -137,15 +137,8 @@ async def test_it_follows_what_comes(filled: FakeRuntime, window: MainWindow) ->
     programs.close()
     assert not filled.door.listeners
 
-
-async def test_a_program_can_be_forgotten(filled: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    programs = opened(window)
+    programs.show()
     qtbot.mouseClick(programs.forget, LEFT)
     qtbot.mouseClick(button(question(programs), "Forget"), LEFT)
     await until(lambda: CLAUDE not in [row.title for row in programs.list.rows])
     assert ("forget program", CLAUDE) in filled.calls
-
-
-def test_rules_are_off_by_default() -> None:
-    assert Settings().door_rules == ()
-    assert not Settings().door

@@ -9,7 +9,7 @@ from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from kvchat.ui.base.theme import Look
-from kvchat.ui.rendering.formulas import _INK, Formulas, outline
+from kvchat.ui.rendering.formulas import Formulas, outline
 from kvchat.ui.rendering.markdown import Formula, Prose
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.text_page import PageStyle, TextPage
@@ -25,28 +25,20 @@ def formulas(text: str) -> list[str]:
     ("text", "found"),
     [
         ("$x^2$", ["x^2"]),
-        ("so $a_1 * b_1 * c$ it is", ["a_1 * b_1 * c"]),
         (r"\(x\) and \[y\]", ["x", "y"]),
         ("$$x$$", ["x"]),
         ("$$\nx\n= y\n$$", ["x\n= y"]),
         ("\\[\nx\n\\]", ["x"]),
-        ("text $$x$$ text", ["x"]),
-        (
-            "$$\\begin{aligned}\na &= b \\\\\n+ c &= d\n\\end{aligned}$$",
-            ["\\begin{aligned}\na &= b \\\\\n+ c &= d\n\\end{aligned}"],
-        ),
         ("\\begin{align}\na &= b\n\\end{align}", ["\\begin{align}\na &= b\n\\end{align}"]),
         ("- $x$\n- \\(y\\)", ["x", "y"]),
         ("| $x$ |\n|---|", ["x"]),
         ("> $$\n> x\n> $$", ["x"]),
         ("It costs $5, and $x$ is left", ["x"]),
-        ("$5 and $6", []),
         ("between $5 and 10$ or so", []),
         ("$5-$6", []),
         ("US$5 and CA$7", []),
         ("$ x $", []),
         ("\\$x$ and $y\\$", []),
-        ("`$x$`", []),
         ("```\n$x$\n```", []),
         ("$$\nnever closed\n\nmore", []),
         ("\\[never closed", []),
@@ -67,26 +59,9 @@ def test_an_open_formula_shows_as_source_and_swallows_nothing() -> None:
     assert "<p>A new paragraph.</p>" in [getattr(block, "html", "") for block in stream.settled]
 
 
-def test_a_formula_is_drawn_in_a_colour_to_be_replaced() -> None:
-    drawn = outline(r"\frac{-b \pm \sqrt{b^2 - 4ac}}{2a}", True)
-    assert drawn is not None
-    assert drawn.width > 3
-    assert drawn.ascent > 1
-    assert drawn.descent > 0.3
-    assert _INK in drawn.svg
-
-
 @pytest.mark.parametrize(
     "tex",
-    [
-        r"\ce{H2O}",
-        r"\nosuchcommand x",
-        r"\frac{1",
-        r"\text{价格}",
-        "{" * 500 + "x" + "}" * 500,
-        "x" * 5_000,
-        r"\mathop{x}",
-    ],
+    [r"\ce{H2O}", r"\frac{1", r"\text{价格}", "{" * 500 + "x" + "}" * 500, "x" * 5_000, r"\mathop{x}"],
     ids=lambda tex: tex[:12],
 )
 def test_what_cannot_be_drawn_in_full_is_not_drawn(tex: str) -> None:
@@ -118,8 +93,8 @@ def drawn(page: TextPage) -> QImage:
     return picture
 
 
-@pytest.mark.parametrize("behind", ["", " and $\\int_0^1 f$", " and $\\frac{a}{b}$"])
-@pytest.mark.parametrize(("tex", "below"), [("E", 0), ("x^2", 0), ("E=mc^2", 0), ("y", 3), ("g_i", 3)])
+@pytest.mark.parametrize("behind", ["", " and $\\int_0^1 f$"])
+@pytest.mark.parametrize(("tex", "below"), [("E", 0), ("x^2", 0), ("g_i", 3)])
 def test_a_formula_stands_on_the_line_of_its_text(tex: str, below: int, behind: str, look: Look, qtbot: QtBot) -> None:
     page = TextPage(PageStyle(look, Formulas()), "Reply")
     qtbot.addWidget(page)
@@ -134,18 +109,6 @@ def test_a_formula_stands_on_the_line_of_its_text(tex: str, below: int, behind: 
     columns = range(left, left + 12)
     inked = [y for y in range(picture.height()) if any(picture.pixelColor(x, y).lightness() < 140 for x in columns)]
     assert max(inked) + 1 == pytest.approx(stands + below, abs=1.6)
-
-
-def test_on_another_screen_formulas_are_drawn_anew(look: Look, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = TextPage(PageStyle(look, Formulas()), "Reply")
-    qtbot.addWidget(page)
-    page.show_blocks([block for block in blocks("Words $x$") if isinstance(block, Prose)])
-    drawn(page)
-    (before,) = page.formulas._images.values()
-    monkeypatch.setattr(page, "devicePixelRatioF", lambda: 2 * before.devicePixelRatio())
-    drawn(page)
-    (after,) = page.formulas._images.values()
-    assert after.width() == pytest.approx(2 * before.width(), abs=1)
 
 
 def test_formulas_are_forgotten_that_nobody_shows(qtbot: QtBot) -> None:

@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.formulas import Formulas
-from kvchat.ui.rendering.markdown import Code, Prose, Wide, plain_blocks
+from kvchat.ui.rendering.markdown import Code, Prose, Wide
 from kvchat.ui.rendering.text_page import PageStyle, TextPage
 from kvchat.words.markdown import is_web_link
 from kvchat.words.safe_text import calm, spelled_out
@@ -37,11 +37,8 @@ def test_code_in_an_item_is_code_and_the_text_behind_it_has_no_second_bullet() -
     assert before.list_tag == "<ul>"
     assert isinstance(after, Prose)
     assert "none" in after.list_tag
-
-
-def test_items_are_numbered_on() -> None:
-    tags = [block.list_tag for block in blocks("4. a\n4. b\n4. c") if isinstance(block, Prose)]
-    assert tags == ['<ol start="4">', '<ol start="5">', '<ol start="6">']
+    tags = [block.list_tag for block in blocks("4. a\n4. b") if isinstance(block, Prose)]
+    assert tags == ['<ol start="4">', '<ol start="5">']
 
 
 def test_tables_quotes_tasks_and_notes() -> None:
@@ -62,9 +59,7 @@ def test_tables_quotes_tasks_and_notes() -> None:
         "<script>alert(1)</script>",
         "a <img src='http://evil.example/x.png'> b",
         "<iframe src=x></iframe>",
-        "<style>body{}</style>",
         "<a href='file:///etc/passwd'>x</a>",
-        "- <img src=x>",
         "|<img src=x>|\n|-|",
         "$<img src=x>$",
         "$$\n<img src=x>\n",
@@ -79,26 +74,20 @@ def test_raw_html_stays_text(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://evil.example/x.png", "file:///etc/passwd", "data:image/png;base64,AAAA", "x.png", "math:0"]
-)
-def test_images_become_their_description(url: str) -> None:
-    html = prose(f"![a picture]({url})")
-    assert "<img" not in html
-    assert "a picture" in html
-
-
-@pytest.mark.parametrize(
     "url",
-    ["file:///etc/passwd", "javascript:alert(1)", "/etc/passwd", "data:text/html,x", "vbscript:x", "smb://host/share"],
+    [
+        *("file:///etc/passwd", "javascript:alert(1)", "/etc/passwd", "data:image/png;base64,AAAA", "vbscript:x"),
+        *("smb://host/share", "x.png", "math:0"),
+    ],
 )
-def test_other_links_than_web_links_are_text(url: str) -> None:
+def test_only_web_links_are_links_and_images_are_their_description(url: str) -> None:
     assert "href" not in prose(f"[click]({url})")
     assert not is_web_link(url)
-
-
-def test_web_links_are_links() -> None:
+    for image in (url, "http://evil.example/x.png"):
+        html = prose(f"![a picture]({image})")
+        assert "<img" not in html
+        assert "a picture" in html
     assert '<a href="https://example.org/a?b=1&amp;c=2">x</a>' in prose("[x](https://example.org/a?b=1&c=2)")
-    assert is_web_link("mailto:a@example.org")
     assert prose("[**a**](file:///x) [b](https://b.example)").count("</a>") == 1
 
 
@@ -115,14 +104,11 @@ def test_hidden_characters_do_nothing_in_prose_and_are_seen_in_code() -> None:
     "text",
     [
         ">" * 10_000 + " x",
-        "> " * 10_000 + "x",
         "\n".join("  " * i + "- x" for i in range(300)),
         "x" * 1_000_000,
         "word " * 200_000,
-        "- " + "x " * 200_000,
         "[x" * 10_000,
         "*a " * 10_000,
-        "![x" * 2_000,
         "$x" * 20_000,
         "\\(" * 20_000,
         "$" * 20_000,
@@ -136,14 +122,6 @@ def test_monstrous_text_is_read_in_pieces(text: str) -> None:
         text.count("x"), 1
     )
     assert time.process_time() - started < 20  # a second here; the point is that it ends
-
-
-def test_text_that_is_shown_as_it_was_written_comes_in_pieces() -> None:
-    text = "\n".join(f"line {i}" for i in range(3_000))
-    pieces = plain_blocks(text)
-    assert "".join(piece.source for piece in pieces) == text
-    assert max(len(piece.source) for piece in pieces) <= 3_000
-    assert plain_blocks("")[0].source == ""
 
 
 def test_a_page_loads_nothing(look: Look, qtbot: QtBot) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
@@ -35,6 +34,9 @@ def test_chats_are_parted_by_day() -> None:
         *("[Last 30 days]", "month", "[Earlier]", "old"),
     ]
     assert shown([*chats[:1], chat("kept", hours=900, on_top=True)]) == ["[Kept on top]", "kept", "[Today]", "now"]
+    assert shown([]) == []
+    assert shown([chat("a", hours=900)], Order.CREATED) == ["[Earlier]", "a"]
+    assert shown(chats[::5], Order.NAME) == ["now", "old"], "names have no days"
 
 
 def test_times_of_a_wrong_clock_go_with_their_neighbors() -> None:
@@ -46,17 +48,6 @@ def test_times_of_a_wrong_clock_go_with_their_neighbors() -> None:
     assert shown([ahead, old]) == ["[Today]", "ahead", "[Earlier]", "old"]
     assert shown([behind, now, ahead, late]) == ["[Today]", "behind", "now", "ahead", "[Yesterday]", "late"]
     assert shown([ahead, now, old], Order.CREATED) == ["[Today]", "ahead", "now", "[Earlier]", "old"]
-
-
-@pytest.mark.parametrize("order", [Order.USED, Order.CREATED])
-def test_chats_of_one_day_have_its_heading(order: Order) -> None:
-    assert shown([], order) == []
-    assert shown([chat("a", hours=1), chat("b", hours=2)], order) == ["[Today]", "a", "b"]
-    assert shown([chat("a", hours=900)], order) == ["[Earlier]", "a"]
-
-
-def test_names_have_no_days() -> None:
-    assert shown([chat("a", hours=1), chat("b", hours=2000)], Order.NAME) == ["a", "b"]
 
 
 async def test_a_heading_is_no_chat(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
@@ -29,6 +28,16 @@ def undo(window: MainWindow, qtbot: QtBot) -> None:
 async def test_ctrl_z_has_back_what_was_deleted_last_long_after_the_notice(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
+    qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
+    await until(lambda: window.notices.can_undo)
+    window.composer.focus()
+    qtbot.keyClicks(window.composer.editor, "typed")
+    undo(window, qtbot)
+    assert window.composer.draft == "", "the field's own comes first"
+    assert set(furnished.chat.by_id) == {"a", "b", "c"}
+    undo(window, qtbot)
+    await until(lambda: set(furnished.chat.by_id) == {"a", "b", "c", "d"})
+    await until(lambda: window.chat.current == "d")
     for left in ("abc", "ab"):
         qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
         await until(lambda left=left: "".join(window.chat.conversations.ids[::-1]) == left)
@@ -48,18 +57,19 @@ async def test_ctrl_z_has_back_what_was_deleted_last_long_after_the_notice(
     assert not window.notices.on_show
 
 
-async def test_ctrl_z_is_the_field_s_while_it_has_something_to_undo(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
-) -> None:
-    qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
-    await until(lambda: window.notices.can_undo)
-    window.composer.focus()
-    qtbot.keyClicks(window.composer.editor, "typed")
-    undo(window, qtbot)
-    assert window.composer.draft == ""
-    assert set(furnished.chat.by_id) == {"a", "b", "c"}
-    undo(window, qtbot)
-    await until(lambda: set(furnished.chat.by_id) == {"a", "b", "c", "d"})
+def test_what_was_deleted_is_told_in_whole_sentences_of_the_language(catalogues: None) -> None:
+    now = datetime.now(UTC)
+    for days, words in (
+        (7, "permanently deleted in 7 days"),
+        (1, "permanently deleted in 1 day"),
+        (0, "deleted today"),
+    ):
+        deleted = DeletedEntry("a", "a", "Lakes", 2, "", now, now + timedelta(days=days))
+        assert row_of(deleted).words.endswith(words)
+    speak("de")
+    words = row_of(DeletedEntry("m", "a", "Lakes", 2, "The deepest", now, now + timedelta(days=5))).words
+    assert words.startswith("2 Nachrichten aus „Lakes“")
+    assert words.endswith("wird in 5 Tagen endgültig gelöscht")
 
 
 async def test_the_window_gives_back_and_lets_go_for_good(
@@ -87,30 +97,10 @@ async def test_the_window_gives_back_and_lets_go_for_good(
     assert not panel.restore.isEnabled()
     panel.limits.click()
     settings = child(window, SettingsWindow)
-    settings.page(StoragePage).settings["keep_deleted_days"].field.setText("30")
-    settings.page(StoragePage).settings["keep_deleted_days"].field.setModified(True)
-    settings.page(StoragePage).settings["keep_deleted_days"].field.editingFinished.emit()
+    field = settings.page(StoragePage).settings["keep_deleted_days"].field
+    field.setText("30")
+    field.setModified(True)
+    field.editingFinished.emit()
     await until(lambda: "for 30 days" in panel.words.text())
     settings.close()
     panel.close()
-
-
-@pytest.mark.parametrize(
-    ("after", "words"),
-    [
-        ({"days": 7}, "permanently deleted in 7 days"),
-        ({"days": 1}, "permanently deleted in 1 day"),
-        ({}, "permanently deleted today"),
-    ],
-)
-def test_what_is_kept_for_seven_days_goes_in_seven(after: dict[str, int], words: str) -> None:
-    now = datetime.now(UTC)
-    assert row_of(DeletedEntry("a", "a", "Lakes", 2, "", now, now + timedelta(**after))).words.endswith(words)
-
-
-def test_what_was_deleted_is_told_in_whole_sentences_of_the_language(catalogues: None) -> None:
-    speak("de")
-    now = datetime.now(UTC)
-    words = row_of(DeletedEntry("m", "a", "Lakes", 2, "The deepest", now, now + timedelta(days=5))).words
-    assert words.startswith("2 Nachrichten aus „Lakes“")
-    assert words.endswith("wird in 5 Tagen endgültig gelöscht")

@@ -64,8 +64,11 @@ async def test_what_is_added_is_read_with_a_bar_and_a_chat_begins_on_it(
 async def test_what_is_longer_than_the_context_is_said_before_it_is_read(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:
-    furnished.chat.library.expected = Estimate(412, 90_000, TimeRange(36, 36), available=6_144, counted=True)
+    assert name_for([Path("a.md"), Path("b.md")], {"a and 1 more"}) == "a and 1 more 2"
+    furnished.chat.library.expected = Estimate(412, 90_000, TimeRange(36, 36), room=6_144, counted=True)
     panel = await opened(window, qtbot)
+    assert panel.empty.isVisible()
+    assert not any(part.isVisible() for part in (panel.begin, panel.again, panel.remove, panel.cancel, panel.bar))
     await panel.consider([tmp_path])
     await until(lambda: panel.findChild(AddDialog) is not None)
     dialog = child(panel, AddDialog)
@@ -73,28 +76,6 @@ async def test_what_is_longer_than_the_context_is_said_before_it_is_read(
     assert not dialog.read.isEnabled()
     dialog.field.setText("Another name")
     assert not dialog.read.isEnabled()
-
-
-async def test_the_warning_about_an_entry_goes_with_the_entry(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
-) -> None:
-    library = furnished.chat.library
-    library.put("grown", tokens=5_000)
-    library.refusal = KvchatError("This is too long for the model's context")
-    panel = await opened(window, qtbot)
-    qtbot.mouseClick(panel.again, LEFT)
-    await until(lambda: panel.notices.on_show)
-    qtbot.mouseClick(panel.remove, LEFT)
-    question = child(panel, ConfirmDialog)
-    qtbot.mouseClick(question.yes, LEFT)
-    await until(lambda: not panel.list.rows)
-    await until(lambda: not panel.notices.on_show)
-
-
-async def test_with_nothing_in_it_it_says_what_it_is_for(window: MainWindow, qtbot: QtBot) -> None:
-    panel = await opened(window, qtbot)
-    assert panel.empty.isVisible()
-    assert not any(one.isVisible() for one in (panel.begin, panel.again, panel.remove, panel.cancel, panel.bar))
 
 
 async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
@@ -113,6 +94,10 @@ async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
     assert "2 files changed, 1 added since then" in panel.details.text()
     panel.list.select("p1")
     assert "process them first, which takes about 36 s: it was processed with another model." in panel.details.text()
+    library.refusal = KvchatError("This is too long for the model's context")
+    qtbot.mouseClick(panel.again, LEFT)
+    await until(lambda: panel.notices.on_show)
+    library.refusal = None
     library.go_on.set()
     qtbot.mouseClick(panel.again, LEFT)
     await until(lambda: panel.list.rows[1].chip == "ready")
@@ -123,6 +108,7 @@ async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
     question = child(panel, ConfirmDialog)
     qtbot.mouseClick(question.yes, LEFT)
     await until(lambda: [row.title for row in panel.list.rows] == ["a changed one", "c that was too long"])
+    assert not panel.notices.on_show, "the warning about an entry goes with the entry"
 
 
 async def test_a_chat_says_what_it_stands_on_and_leads_there(
@@ -156,8 +142,3 @@ async def test_a_chat_says_what_it_stands_on_and_leads_there(
     await until(lambda: line.accessibleName() == "Documents: 2 documents, no longer in the library")
     window.chat.open("b")
     await until(lambda: not line.isVisible())
-
-
-def test_names_are_like_no_other(tmp_path: Path) -> None:
-    assert name_for([tmp_path], ()) == tmp_path.name
-    assert name_for([Path("a.md"), Path("b.md")], {"a and 1 more"}) == "a and 1 more 2"

@@ -33,10 +33,6 @@ async def opened(window: MainWindow) -> SavedPanel:
     return panel
 
 
-def labels(panel: SavedPanel) -> list[str]:
-    return [one.text() for one in panel.findChildren(QLabel) if one.isVisibleTo(panel)]
-
-
 async def test_storage_and_the_palette_lead_to_it(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     storage = window.side_windows.open_storage()
     qtbot.mouseClick(button(storage, "Time saved…"), LEFT)
@@ -50,20 +46,15 @@ async def test_storage_and_the_palette_lead_to_it(furnished: FakeRuntime, window
     await until(panel.isVisible)
 
 
-async def test_a_new_user_is_told_what_will_be_here(runtime: FakeRuntime, window: MainWindow) -> None:
+async def test_the_sums_and_where_they_come_from(runtime: FakeRuntime, window: MainWindow) -> None:
     panel = await opened(window)
     assert panel.empty.isVisible()
     runtime.chat.counted = counted()
     runtime.events.publish(ReplyFinished("a", "m", a_receipt()))  # the first one
     await until(lambda: not panel.empty.isVisible())
-    assert panel.saved.isVisible()
-
-
-async def test_the_sums_and_where_they_come_from(furnished: FakeRuntime, window: MainWindow) -> None:
-    panel = await opened(window)
     assert panel.total.text() == "About 9 min saved"
     assert panel.estimate.text() == "Less waiting in the last 14 days, over 70 replies."
-    shown = labels(panel)
+    shown = [label.text() for label in panel.findChildren(QLabel) if label.isVisibleTo(panel)]
     for kind in REPLY_KINDS:
         assert shown[shown.index(kind) + 1 : shown.index(kind) + 3][0] == "10"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -15,7 +14,6 @@ from kvchat.chat.events import Absorbed
 from kvchat.chat.record.messages import Role
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan
-from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
@@ -83,38 +81,35 @@ async def test_shows_what_is_kept_largest_first(furnished: FakeRuntime, window: 
     ]
     spoken = panel.list.usage.data(panel.list.usage.index(0), Qt.ItemDataRole.AccessibleTextRole)
     assert spoken == ("Jeju, 900 MB, 675 MB own, 225 MB shared, used 3 h ago · reprocessing: about 40 s")
+    furnished.kept["gone"] = 5_000_000
+    furnished.keep(ConversationUsage("b", 900_000_000, 9, datetime.now(UTC), 900_000_000, imported=True))
+    for saved_ms in (36_000.0, 42_000.0, None):
+        furnished.chat.write("b", Role.ASSISTANT, "x", receipt=a_receipt(saved_ms=saved_ms))
+    panel.refresh()
+    assert rows_of(panel)["gone"].usage.bytes == 1_000_000, "what was known is shown while a large store counts"
+    await until(lambda: rows_of(panel)["gone"].usage.bytes == 5_000_000)
+    assert "about 78 s saved" in rows_of(panel)["b"].details
+    assert "imported, not verified" in rows_of(panel)["b"].spoken
     speak("ja")
     spoken = panel.list.usage.data(panel.list.usage.index(0), Qt.ItemDataRole.AccessibleTextRole)
     assert spoken.startswith("Jeju、900 MB、")
     assert ", " not in spoken
 
 
-async def test_a_recently_deleted_chat_keeps_its_name_when_the_list_of_chats_is_loaded_again(
-    furnished: FakeRuntime, window: MainWindow
+async def test_a_deleted_chat_and_a_program_are_named_and_can_be_deleted(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
+    furnished.keep(ConversationUsage("program/claude-cli", 10**9, 12, datetime.now(UTC), 10**9))
     await furnished.chat.recently_deleted.delete(["a"])
-    panel = await opened(window)
+    panel = await opened(window, 4)
     await until(lambda: rows_of(panel)["a"].title == "Thesis (recently deleted)")
     await window.chat.conversations.reload()
     assert rows_of(panel)["a"].title == "Thesis (recently deleted)"
-
-
-async def test_a_program_is_named_and_can_be_deleted(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    furnished.keep(ConversationUsage("program/claude-cli", 10**9, 12, datetime.now(UTC), 10**9))
-    panel = await opened(window, 4)
     row = rows_of(panel)["program/claude-cli"]
     assert row.title == "claude-cli (app)"
     assert row.details.startswith("12 prompts saved")
     await chosen(panel, qtbot, "program/claude-cli", "Delete chat memory")
     await until(lambda: "program/claude-cli" not in rows_of(panel))
-
-
-async def test_a_chat_has_saved_what_its_replies_say(furnished: FakeRuntime, window: MainWindow) -> None:
-    for saved_ms in (36_000.0, 42_000.0, None):
-        furnished.chat.write("b", Role.ASSISTANT, "x", receipt=a_receipt(saved_ms=saved_ms))
-    panel = await opened(window)
-    await until(lambda: "about 78 s saved" in rows_of(panel)["b"].details)
-    assert rows_of(panel)["b"].details == "used 3 h ago · about 78 s saved"
 
 
 async def test_shows_the_sums_and_draws_what_is_on_disk_and_whose_it_is(
@@ -123,11 +118,8 @@ async def test_shows_the_sums_and_draws_what_is_on_disk_and_whose_it_is(
     panel = await opened(window)
     summary = panel.summary
     assert summary.total.text() == "1 of 20 GB in use"
-    for words in (
-        "When less than 2 GB is free on the disk, nothing more is saved",
-        "3 MB of the space in use",
-    ):
-        assert words in summary.free.text()
+    assert "When less than 2 GB is free on the disk, nothing more is saved" in summary.free.text()
+    assert "3 MB of the space in use" in summary.free.text()
     assert summary.on_disk.text() == "1 GB on disk"
     assert summary.spared.text() == "7.6 GB saved by sharing (88 %). Without sharing: 8.6 GB."
     assert summary.picture.share == pytest.approx(1.037 / 8.645, abs=1e-3)
@@ -138,14 +130,6 @@ async def test_shows_the_sums_and_draws_what_is_on_disk_and_whose_it_is(
     middle = image.height() // 2
     strong = [x for x in range(image.width()) if image.pixelColor(x, middle).name() == look.theme.accent]
     assert len(strong) / image.width() == pytest.approx(picture.share, abs=0.02)
-    await until(lambda: 0 in panel.list.buttons)
-    image = panel.list.viewport().grab(panel.list.visualRect(panel.list.usage.index(0))).toImage()
-    lengths = []
-    for y in range(image.height()):
-        line = [image.pixelColor(x, y).name() for x in range(image.width())]
-        lengths.append(line.count(look.theme.accent))
-    width = image.width()
-    assert max(lengths) / width == pytest.approx(0.75, abs=0.1)  # three quarters of the largest are its own
 
 
 async def test_pin_and_unpin_never_save_and_delete_one(
@@ -228,25 +212,22 @@ async def test_a_prune_that_fails_is_told_and_else_does_exactly_the_plan_in_view
     assert not panel.prune.button.isEnabled()
 
 
-async def test_a_slider_on_its_way_asks_once(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    await window.chat.conversations.reload()
-    panel = await opened(window)
-    await slid(panel, qtbot, 0.3)
-    asked = [call[1] for call in furnished.calls if call[0] == "plan_prune"]
-    assert asked == [panel.prune.target]
-
-
-async def test_a_pin_makes_the_plan_anew(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_a_slider_asks_once_and_a_pin_makes_the_plan_anew(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
     panel = await opened(window)
     before = await slid(panel, qtbot, 0.5)
-    assert "a" in {one.conversation_id for one in before.conversations}
+    assert [call[1] for call in furnished.calls if call[0] == "plan_prune"] == [panel.prune.target]
+    assert "a" in {loss.conversation_id for loss in before.conversations}
     await chosen(panel, qtbot, "a", ALWAYS_KEEP)
     await until(lambda: panel.prune.plan not in (None, before), "another plan")
     assert panel.prune.plan is not None
-    assert {one.conversation_id for one in panel.prune.plan.conversations} == {"b"}
+    assert {loss.conversation_id for loss in panel.prune.plan.conversations} == {"b"}
 
 
-async def test_delete_all_asks_first(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_delete_all_asks_first_and_leaves_an_empty_window(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
     panel = await opened(window)
     qtbot.mouseClick(panel.delete_all, LEFT)
     question = child(panel, ConfirmDialog)
@@ -254,26 +235,9 @@ async def test_delete_all_asks_first(furnished: FakeRuntime, window: MainWindow,
     qtbot.mouseClick(question.yes, LEFT)
     await until(lambda: not panel.list.usage.rows)
     assert ("delete_save_points", None) in furnished.calls
-    assert not panel.prune.isVisible()
-
-
-async def test_nothing_saved_yet(window: MainWindow) -> None:
-    panel = window.side_windows.open_storage()
-    await until(lambda: panel.empty.isVisible())
-    assert not panel.prune.isVisible()
-    assert not panel.list.isVisible()
-    assert not panel.summary.picture.isVisible()
+    assert panel.empty.isVisible()
+    assert not any(part.isVisible() for part in (panel.prune, panel.list, panel.summary.picture))
     assert not panel.delete_all.isEnabled()
-
-
-async def test_says_what_goes_by_itself(furnished: FakeRuntime, window: MainWindow) -> None:
-    furnished.settings = replace(furnished.settings, quota_bytes=5 * GB, max_age_days=30)
-    panel = await opened(window)
-    words = (
-        "When the limit of 5 GB is reached, kvchat deletes the chat memory that saves the least time per GB. "
-        "Chat memory not used for 30 days is also deleted."
-    )
-    await until(lambda: panel.limits.text() == words)
 
 
 async def test_opens_at_once_with_two_thousand_conversations(runtime: FakeRuntime, window: MainWindow) -> None:
@@ -289,15 +253,10 @@ async def test_opens_at_once_with_two_thousand_conversations(runtime: FakeRuntim
     print(f"the disk panel opened and was drawn in {took * 1000:.0f} ms with 2,000 chats")
     assert took < OPENS_WITHIN_S
     assert 0 < len(panel.list.buttons) < 30
-
-
-async def test_shows_what_was_known_while_a_large_store_counts(furnished: FakeRuntime, window: MainWindow) -> None:
-    await until(lambda: window.chat.conversations.usage is not None)
-    furnished.kept["gone"] = 5_000_000
-    panel = window.side_windows.open_storage()  # no await: the store has had no chance to answer
-    assert [row.title for row in panel.list.usage.rows] == ["Jeju", "Thesis", "Deleted chat"]
-    assert rows_of(panel)["gone"].usage.bytes == 1_000_000
-    await until(lambda: rows_of(panel)["gone"].usage.bytes == 5_000_000)
+    panel.list.scrollToBottom()
+    await until(lambda: 1999 in panel.list.buttons and 0 not in panel.list.buttons)
+    box = panel.list.visualRect(panel.list.usage.index(1999))
+    assert box.contains(panel.list.buttons[1999].geometry())
 
 
 async def test_stays_true_while_one_goes_on_talking(furnished: FakeRuntime, window: MainWindow) -> None:
@@ -308,24 +267,3 @@ async def test_stays_true_while_one_goes_on_talking(furnished: FakeRuntime, wind
     await until(lambda: len(rows_of(panel)) == 4)
     assert panel.list.usage.rows[0].title == "Lamp"
     assert panel.summary.total.text() == "3 of 20 GB in use"
-
-
-async def test_scrolling_moves_the_buttons_along(runtime: FakeRuntime, window: MainWindow) -> None:
-    for i in range(300):
-        conversation = runtime.chat.add(f"Chat {i}")
-        runtime.kept[conversation.id] = 1_000_000 + i
-    panel = await opened(window, 300)
-    await until(lambda: 0 in panel.list.buttons)
-    panel.list.scrollToBottom()
-    await until(lambda: 299 in panel.list.buttons)
-    assert 0 not in panel.list.buttons
-    box = panel.list.visualRect(panel.list.usage.index(299))
-    assert box.contains(panel.list.buttons[299].geometry())
-    assert panel.list.buttons[299].accessibleName() == "Actions for Chat 0"
-
-
-async def test_imported_memory_is_marked(furnished: FakeRuntime, window: MainWindow) -> None:
-    furnished.keep(ConversationUsage("b", 900_000_000, 9, datetime.now(UTC), 900_000_000, imported=True))
-    panel = await opened(window)
-    await until(lambda: rows_of(panel)["b"].chips == ["imported, not verified"])
-    assert "imported, not verified" in rows_of(panel)["b"].spoken

@@ -64,23 +64,16 @@ def test_in_japanese_no_space_and_no_narrow_mark_stands_between_the_parts() -> N
     assert "。 " not in told
 
 
-def test_split() -> None:
+def test_sharing() -> None:
     assert split_of(USAGE) == "80 MB own, 20 MB shared"
     assert split_of(replace(USAGE, shared_bytes=0)) == "nothing shared"
     assert split_of(replace(USAGE, bytes=0)) == "nothing saved"
-
-
-def test_sharing() -> None:
+    assert sharing(replace(STORE, logical_bytes=9_000_000)).startswith("Chats share some chat memory")
     assert sharing(STORE) == "30 MB saved by sharing (75 %). Without sharing: 40 MB."
     assert sharing(replace(STORE, logical_bytes=10**12)).startswith("1000 GB saved by sharing (more than 99 %)")
     alone = replace(USAGE, exclusive_bytes=100_000_000, shared_bytes=0)
     assert sharing(replace(STORE, conversations=(alone,), logical_bytes=9_000_000)).startswith("Nothing is shared yet")
     assert sharing(replace(STORE, save_points=0)) == ""
-
-
-def test_who_shares_a_little_is_not_told_that_nothing_is_shared() -> None:
-    assert split_of(replace(USAGE, shared_bytes=16_000)).endswith("16 KB shared")
-    assert sharing(replace(STORE, logical_bytes=9_000_000)).startswith("Chats share some chat memory")
 
 
 def test_a_plan() -> None:
@@ -96,29 +89,16 @@ def test_a_plan() -> None:
     assert loss_of(thinned) == "would lose 1 old turn: 5 MB"
     assert loss_of(cold) == "would have to be reprocessed: 1 to 2 min"
     assert loss_of(replace(cold, reading=None)) == "would have to be reprocessed"
-
-
-def test_a_plan_without_effect() -> None:
-    plan = PrunePlan((), 0, (), 5_000_000)
-    assert plan_in_words(plan, 5_000_000) == "Nothing would be deleted."
-    words = (
-        "Nothing would be deleted. At least 5 MB must remain: chat memory that is always kept, "
-        "and the chat memory index."
-    )
-    assert plan_in_words(plan, 1) == words
+    nothing = PrunePlan((), 0, (), 5_000_000)
+    assert plan_in_words(nothing, 5_000_000) == "Nothing would be deleted."
+    assert plan_in_words(nothing, 1).startswith("Nothing would be deleted. At least 5 MB must remain: chat memory")
 
 
 def test_the_break_even() -> None:
     pays = BreakEven(1032, prefill_ms_per_token=4.218, restore_ms_per_byte=1000 / 210e6)
     rates = "(processing 237 tokens/s, loading 210 MB/s)"
-    assert (
-        break_even_in_words(pays)
-        == f"On this computer, loading is faster than processing from about 1,032 tokens on {rates}."
-    )
-    assert (
-        break_even_in_words(replace(pays, tokens=None))
-        == f"On this computer, loading is never faster than processing {rates}."
-    )
+    assert break_even_in_words(pays).endswith(f"faster than processing from about 1,032 tokens on {rates}.")
+    assert break_even_in_words(replace(pays, tokens=None)).endswith(f"never faster than processing {rates}.")
     assert break_even_in_words(None) == ""
 
 
@@ -126,10 +106,8 @@ def test_the_limits() -> None:
     words = "When the limit of 1 GB is reached, kvchat deletes the chat memory that saves the least time per GB."
     assert limits_in_words(STORE, None) == words
     assert limits_in_words(STORE, 1) == f"{words} Chat memory not used for 1 day is also deleted."
-    assert limits_in_words(replace(STORE, chat_bytes=300_000_000), None) == (
-        "The limit of 1 GB holds about 3 chats of 32K tokens with this model. When it is reached, "
-        "kvchat deletes the chat memory that saves the least time per GB."
-    )
+    holds = limits_in_words(replace(STORE, chat_bytes=300_000_000), None)
+    assert holds.startswith("The limit of 1 GB holds about 3 chats of 32K tokens with this model. When it is reached, ")
 
 
 def test_what_a_maximum_age_takes() -> None:

@@ -43,10 +43,8 @@ REPLIES = {
         f"## Heading {i}\n\n- one\n- two\n- three" if i % 7 == 0 else SENTENCE * 3 for i in range(150)
     ),
     "2,000 lines of code": "```python\n" + "def f(x):  # why\n    return f'{x} and' + str(x * 2)\n" * 1_000 + "```",
-    "a list": "\n".join(f"{i}. Item {i} with **some** words and a [link](https://example.org)" for i in range(500)),
     "a table": "| Name | Value | Words | More |\n|---|---|--:|---|\n"
     + "".join(f"| item {i} | {i * 3} | some **words** here | and `more` of it |\n" for i in range(500)),
-    "one paragraph": "word and another word, " * 1_700,
     "one word": "x" * 40_000,
     "formulas": "\n\n".join(f"So $x_{{{i}}}^2 = {i}$ and\n\n$$\\sum_{{k=1}}^{{{i}}} k$$" for i in range(150)),
 }
@@ -64,26 +62,15 @@ def test_a_reply_that_streams(look: Look, qtbot: QtBot, name: str) -> None:
     view = page.views["live"]
     assert isinstance(view, ReplyView)
     step = round(TOKENS_PER_S * UPDATE_S) * LETTERS
-    costs, laid_out = [], 0
+    costs = []
     for end in range(step, len(text) + step, step):
         started = time.thread_time()
         page.set_live("live", text[:end], "")
         view.render_now()
         QCoreApplication.processEvents()
         costs.append(time.thread_time() - started)
-        laid_out = max(laid_out, view.column.laid_out)
-    started = time.thread_time()
-    page.update_messages(
-        [a_message("q", Role.USER, "Continue"), replace(live, content=text, state=MessageState.COMPLETE)]
-    )
-    ended = time.thread_time() - started
-    seconds = UPDATE_S * len(costs)
-    print(
-        f"\n{name}, {len(text) // LETTERS:,} tokens: {sum(costs) / seconds:.1%} of a core,"
-        f" {sum(costs[-50:]) / 50 / UPDATE_S:.1%} at the end; longest update {1000 * max(costs):.0f} ms,"
-        f" ending {1000 * ended:.0f} ms; {laid_out} parts at most laid out"
-    )
-    assert laid_out <= 6
+        assert view.column.laid_out <= 6
+    print(f"\n{name}: {sum(costs) / len(costs) / UPDATE_S:.1%} of a core, longest update {1000 * max(costs):.0f} ms")
     assert view.column.parts
 
 
@@ -92,10 +79,9 @@ STREAMED = "\n\n".join(f"## Heading {i}\n\n- one\n- two\n- three" if i % 7 == 0 
 
 async def test_a_streaming_reply_is_cheap(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path, look: Look) -> None:
     fake_engine.set(FAKE_REPLY=STREAMED, FAKE_TOKEN_DELAY=1 / TOKENS_PER_S)
-    settings = Settings(
-        model_path=str(smollm2), engine_path=str(fake_engine.path), context_size=65_536, free_floor_bytes=0
-    )
-    came: list[tuple[float, float]] = []  # seconds on the clock, seconds of CPU
+    model, engine = str(smollm2), str(fake_engine.path)
+    settings = Settings(model_path=model, engine_path=engine, context_size=65_536, free_floor_bytes=0)
+    came: list[float] = []  # when, in seconds
     gulps, gulping = 0, False  # a gulp: what the event loop takes in without anything else in between
 
     def swallow() -> None:
@@ -105,7 +91,7 @@ async def test_a_streaming_reply_is_cheap(tmp_path: Path, fake_engine: FakeEngin
     def hear(event: Event) -> None:
         nonlocal gulps, gulping
         if isinstance(event, ReplyDelta):
-            came.append((time.monotonic(), time.process_time()))
+            came.append(time.monotonic())
             if not gulping:
                 gulps, gulping = gulps + 1, True
                 asyncio.get_running_loop().call_soon(swallow)
@@ -119,16 +105,8 @@ async def test_a_streaming_reply_is_cheap(tmp_path: Path, fake_engine: FakeEngin
         reply = await runtime.chat.send(chat.id, "Continue")
         assert reply is not None
         assert reply.content == STREAMED
-        view = shown.window.transcript.views[reply.id]
-        assert isinstance(view, ReplyView)
-        assert view.text == STREAMED
         await runtime.chat.idle()
-    (began, before), (ended, after) = came[0], came[-1]
-    print(
-        f"\n{len(came):,} tokens in {ended - began:.1f} s: {(after - before) / len(came) * TOKENS_PER_S:.1%} of a core"
-        f" at {TOKENS_PER_S} tokens/s"
-    )
-    assert gulps < 1.2 * (ended - began) / READ_INTERVAL_S + 5, "the event loop woke up for nearly every token"
+    assert gulps < 1.2 * (came[-1] - came[0]) / READ_INTERVAL_S + 5, "the event loop woke up for nearly every token"
 
 
 PAINTED = "Some **words**.\n\n```python\nprint(1)\n```\n\n- one\n- two\n\n```\nand\n```\n\nand words."

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from functools import partial
 
 import pytest
-from PySide6.QtCore import QSize
 
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.ui.app.main_window import MainWindow
@@ -21,21 +18,13 @@ from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
 REPLIES = {
-    "prose": "# Lakes\n\nBaikal is **deep**. It is\nold, too: see [here](https://example.org).\n\nThe end.",
     "lists": "First:\n\n1. one\n2. two\n   - nested\n   - again\n3. three\n\n   more of three\n\n- [ ] task\n- [x] ok",
-    "code": "Look:\n\n```python\ndef f(x):\n    return x\n\n\nprint(f(1))\n```\n\nand `so` on:\n\n~~~\n``` text\n~~~\n",
     "code in a list": "- item:\n\n  ```c\n  int x;\n  ```\n\n  after\n- next",
-    "table": "| a | b |\n|---|--:|\n| one | 1 |\n| two | 2 |\n\nAfter it.",
     "a long table": "| a | b |\n|---|---|\n" + "".join(f"| r{i} | word |\n" for i in range(62)) + "\nAfter.",
     "maths": "So $x^2$ and\n\n$$\n\\sum_k k\n$$\n\nand \\(y\\).\n\n\\[\nz\n\\]\n",
     "late definitions": "See [here][r] and this[^n].\n\nMore.\n\n[r]: https://example.org\n\n[^n]: A note.\n\nThe end.",
 }
 SPLITS = (0.2, 0.63, 0.97)
-
-
-def pieces(text: str, size: int = 17) -> Iterator[str]:
-    for at in range(0, len(text), size):
-        yield text[at : at + size]
 
 
 async def seen(page: Transcript, id: str) -> list[object]:
@@ -57,42 +46,29 @@ async def seen(page: Transcript, id: str) -> list[object]:
     return [*parts, view.footer is None, view.size()]
 
 
-def ended(page: Transcript, id: str) -> bool:
-    return page.views[id].message.state is not MessageState.STREAMING
-
-
-async def restarted(runtime: FakeRuntime, look: Look, id: str, size: QSize) -> list[object]:
-    """The same reply in a window that is opened now."""
-    page = Transcript(look)
-    page.resize(size)
-    page.show()
-    page.show_conversation(await runtime.chat.messages("lakes"))
-    look_now = await seen(page, id)
-    page.deleteLater()
-    return look_now
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REPLIES)
 async def test_stop_and_continue_look_as_after_a_restart(
     runtime: FakeRuntime, window: MainWindow, look: Look, name: str
 ) -> None:
-    chat, text = runtime.chat, REPLIES[name]
-    page = window.transcript
+    chat, text, page = runtime.chat, REPLIES[name], window.transcript
 
-    async def grows(at: int) -> None:
-        """The reply that runs comes to its end, looked at now and then and in the end."""
-        for i, piece in enumerate(pieces(text[at:], 7)):
-            chat.say("lakes", piece)
-            id = chat.said("lakes")[-1].id
-            await until(partial(page.views.__contains__, id))
-            if i % 12 == 0 and name != "late definitions":  # read at once, they are found a line sooner
-                fresh = await restarted(runtime, look, id, page.size())
-                assert await seen(page, id) == fresh, f"going on from {at}, piece {i}"
-        chat.finish("lakes", None)
+    async def is_as_in_a_window_opened_now(*, ended: bool = True) -> None:
         id = chat.said("lakes")[-1].id
-        await until(partial(ended, page, id))
-        assert await seen(page, id) == await restarted(runtime, look, id, page.size())
+        streaming = MessageState.STREAMING
+        await until(lambda: id in page.views and (page.views[id].message.state is not streaming or not ended))
+        fresh = Transcript(look)
+        fresh.resize(page.size())
+        fresh.show()
+        fresh.show_conversation(await chat.messages("lakes"))
+        assert await seen(page, id) == await seen(fresh, id)
+        fresh.deleteLater()
+
+    async def grows(begin: int, end: int, size: int) -> None:
+        for number, at in enumerate(range(begin, end, size)):
+            chat.say("lakes", text[at : min(at + size, end)])
+            if number % 12 == 0 and name != "late definitions":  # read at once, they are found a line sooner
+                await is_as_in_a_window_opened_now(ended=False)
 
     for number, share in enumerate(SPLITS):
         at = round(len(text) * share)
@@ -101,18 +77,13 @@ async def test_stop_and_continue_look_as_after_a_restart(
         window.chat.open("lakes")
         window.chat.retry()
         chat.say("lakes", thinking="Hm, which one?" if number % 2 else "")
-        for piece in pieces(text[:at]):
-            chat.say("lakes", piece)
-        id = chat.said("lakes")[-1].id
-        await until(partial(page.views.__contains__, id))
-        assert await seen(page, id) == await restarted(runtime, look, id, page.size())
+        await grows(0, at, 17)
         window.chat.stop()
-        await until(partial(ended, page, id))
-        assert await seen(page, id) == await restarted(runtime, look, id, page.size())
-        page.message_requested.emit(MessageRequest(Request.CONTINUE, chat.said("lakes")[-1]))
-        await grows(at)
-        page.message_requested.emit(MessageRequest(Request.REGENERATE, chat.said("lakes")[-1]))
-        chat.say("lakes", text[:at])
-        await grows(at)
+        await is_as_in_a_window_opened_now()
+        for request in (Request.CONTINUE, Request.REGENERATE):
+            page.message_requested.emit(MessageRequest(request, chat.said("lakes")[-1]))
+            await grows(at if request is Request.CONTINUE else 0, len(text), 11)
+            chat.finish("lakes", None)
+            await is_as_in_a_window_opened_now()
         await chat.delete("lakes")
         window.chat.open(None)

@@ -44,7 +44,7 @@ async def talked(runtime: FakeRuntime, window: MainWindow) -> None:
     await until(lambda: len(window.transcript.messages) == 4 and len(window.transcript.views) == 4)
 
 
-async def test_a_tap_on_a_message_shows_what_can_be_done_and_a_second_one_does_it(
+async def test_a_tap_shows_what_can_be_done_and_a_second_one_does_it(
     furnished: FakeRuntime, window: MainWindow
 ) -> None:
     """The pointer was never there: Qt makes a click of a tap that nobody takes."""
@@ -65,17 +65,13 @@ async def test_a_tap_on_a_message_shows_what_can_be_done_and_a_second_one_does_i
     await until(lambda: [seen(window, row) for row in range(4)] == [False, False, True, True])
 
 
-async def test_a_tap_where_the_buttons_are_not_seen_shows_them_and_presses_none(
-    furnished: FakeRuntime, window: MainWindow
-) -> None:
+async def test_a_tap_where_the_buttons_are_not_seen_presses_none(furnished: FakeRuntime, window: MainWindow) -> None:
     await talked(furnished, window)
     reply = window.transcript.views[window.transcript.messages[1].id]
     edit = reply.action_row.findChildren(QToolButton)[1]
     tap(edit, edit.rect().center())
     await until(lambda: seen(window, 1) and reply.action_row.painted)
     assert reply.editor is None
-    tap(edit, edit.rect().center())
-    assert reply.editor is not None
 
 
 async def test_a_message_says_when_it_was_written(furnished: FakeRuntime, window: MainWindow) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from PySide6.QtCore import QEvent, QPoint, QRect, Qt
+from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtWidgets import QApplication, QTextBrowser, QToolButton, QWidget
 from pytestqt.qtbot import QtBot
 
@@ -85,7 +85,7 @@ def is_in_sight(page: Transcript, widget: QWidget) -> bool:
 async def test_tab_goes_through_the_messages_and_on_to_the_composer(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
-    await opened(window)
+    page = await opened(window)
     window.header.more.setFocus()
     there = tab(qtbot, 2 + len(AS_THEY_STAND) + 2)
     assert there == ["Chat", *AS_THEY_STAND, "Attach files", "Attach a screenshot", "Message"]
@@ -96,10 +96,6 @@ async def test_tab_goes_through_the_messages_and_on_to_the_composer(
     text = AS_THEY_STAND.index("the lake") - 1
     from_below = [*AS_THEY_STAND[:text], "the lake", "the map", "Reply", *AS_THEY_STAND[text + 3 :]]
     assert back[2:-2] == from_below[::-1], "from below, too, a text comes before its links"
-
-
-async def test_enter_on_a_link_asks_about_that_one(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    page = await opened(window)
     page.views[page.messages[3].id].texts[0].setFocus()
     assert tab(qtbot, 2) == ["the lake", "the map"]
     qtbot.keyClick(focused(), Qt.Key.Key_Return)
@@ -134,16 +130,6 @@ async def test_messages_that_had_no_widgets_come_in_their_order_and_into_sight(
         assert steps == (ids[::-1] if back else ids)
 
 
-async def test_keys_stay_on_the_page_when_what_had_them_goes(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
-) -> None:
-    page = await opened(window)
-    page.views[page.messages[3].id].action_row.findChildren(QToolButton)[0].setFocus()
-    page.update_messages(page.messages[:3])
-    assert focused() is page
-    assert tab(qtbot)[0] == AS_THEY_STAND[0]
-
-
 async def test_a_part_with_the_keys_that_turns_into_another_gives_them_to_the_page(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
@@ -159,17 +145,7 @@ async def test_a_part_with_the_keys_that_turns_into_another_gives_them_to_the_pa
     view.render_now()
     assert focused() is page
     assert tab(qtbot)[0] in AS_THEY_STAND
-
-
-async def test_nothing_goes_with_messages_that_tab_has_passed(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
-) -> None:
-    page = await opened(window)
-    window.header.more.setFocus()
-    first = tab(qtbot, len(AS_THEY_STAND) + 10)
-    page.show_conversation([])
-    QApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
-    window.header.show_conversation("Lakes", exists=True)
-    window.header.more.setFocus()
-    left = [stop for stop in first if stop not in AS_THEY_STAND]
-    assert tab(qtbot, len(left)) == left
+    page.views[page.messages[3].id].action_row.findChildren(QToolButton)[0].setFocus()
+    page.update_messages(page.messages[:3])
+    assert focused() is page
+    assert tab(qtbot)[0] == AS_THEY_STAND[0]

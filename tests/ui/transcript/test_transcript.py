@@ -129,45 +129,25 @@ def test_a_long_conversation_opens_at_its_end_with_few_widgets(page: Transcript,
 def test_what_is_read_stays_where_it_is_while_heights_are_found_out(page: Transcript, qtbot: QtBot) -> None:
     page.show_conversation(conversation(300))
     bar = page.verticalScrollBar()
+    for key, place in ((Qt.Key.Key_Home, 0), (Qt.Key.Key_End, bar.maximum)):
+        QTest.keyClick(page, key)
+        assert bar.value() == (place() if callable(place) else place)
     for _ in range(60):
         before = in_sight(page)
         value = bar.value()
         bar.setValue(value - 150)
         assert before
-        for id, top in before.items():
-            assert top_of(page, id) == top + 150
-        QGuiApplication.processEvents()
-        for id, top in before.items():
-            assert top_of(page, id) == top + 150
-
-
-@pytest.mark.slow
-def test_widgets_far_away_are_given_up(page: Transcript, qtbot: QtBot) -> None:
-    page.show_conversation(conversation(300))
-    for place in range(10, 0, -1):
-        page.verticalScrollBar().setValue(page.verticalScrollBar().maximum() * place // 11)
-        count = len(page.views)
-        qtbot.waitUntil(lambda count=count: len(page.views) > count + 15 or "a299" not in page.views, timeout=LONG_MS)  # type: ignore[misc]
-    qtbot.waitUntil(lambda: "a299" not in page.views, timeout=LONG_MS)
-    assert len(page.views) <= 130
-
-
-def test_another_width_keeps_the_place(page: Transcript) -> None:
-    page.show_conversation(conversation(300))
-    page.verticalScrollBar().setValue(page.verticalScrollBar().maximum() // 2)
-    id, before = next(iter(sorted(in_sight(page).items(), key=lambda item: item[1])))
+        for _ in range(2):
+            assert all(top_of(page, id) == top + 150 for id, top in before.items())
+            QGuiApplication.processEvents()
+    id, top = next(iter(sorted(in_sight(page).items(), key=lambda item: item[1])))
     page.resize(560, 600)
     QGuiApplication.processEvents()
-    assert abs(top_of(page, id) - before) < 150
-
-
-def test_home_and_end(page: Transcript) -> None:
-    page.show_conversation(conversation(300))
-    QTest.keyClick(page, Qt.Key.Key_Home)
-    assert page.verticalScrollBar().value() == 0
-    assert "q0" in page.views
-    QTest.keyClick(page, Qt.Key.Key_End)
-    assert page.verticalScrollBar().value() == page.verticalScrollBar().maximum()
+    assert abs(top_of(page, id) - top) < 150
+    for place in range(10, 0, -1):
+        bar.setValue(bar.maximum() * place // 11)
+        QGuiApplication.processEvents()
+    qtbot.waitUntil(lambda: "a299" not in page.views and len(page.views) <= 130, timeout=LONG_MS)
 
 
 def test_follows_the_reply_until_the_reader_scrolls_up(page: Transcript, qtbot: QtBot) -> None:
@@ -182,13 +162,9 @@ def test_follows_the_reply_until_the_reader_scrolls_up(page: Transcript, qtbot: 
     bar.setValue(bar.maximum())
     says("More words.\n\n" * 90)
     assert bar.value() == bar.maximum()
-
-
-def test_more_room_below_does_not_end_the_following(page: Transcript) -> None:
-    page.show_conversation(conversation(2))
     for height in (300, 900, 300):
         page.resize(850, height)
-    assert page.verticalScrollBar().value() == page.verticalScrollBar().maximum() > 0
+    assert bar.value() == bar.maximum()
 
 
 def test_a_reply_that_streams_survives_losing_its_widget(page: Transcript) -> None:
@@ -249,6 +225,12 @@ def test_selecting_within_a_reply(page: Transcript) -> None:
     assert page.selection.selected() == page.selection.selected(markdown=True) == "First"
     drag(code, 8, first, 6)  # upwards
     assert page.selection.selected() == "words.\n- one\n- two $x^2$\n\nprint(1)"
+    page.show_conversation([a_message("e", Role.ASSISTANT, "One 🍅🍅 **two 👩‍👧 three** four")])
+    text = texts(page, "e")[0]
+    drag(text, 0, text, len("One 🍅🍅".encode("utf-16-le")) // 2)
+    assert page.selection.selected() == "One 🍅🍅"
+    page.selection.select_message(page.views["e"])
+    assert page.selection.selected() == "One 🍅🍅 two 👩‍👧 three four"
 
 
 def test_what_is_selected_stays_so_while_the_reply_goes_on(page: Transcript) -> None:
@@ -270,15 +252,6 @@ def test_what_is_selected_stays_so_while_the_reply_goes_on(page: Transcript) -> 
     assert code.textCursor().selectedText().replace("\u2029", "\n") == "x = 1\ny"
 
 
-def test_emoji_do_not_shift_what_is_copied(page: Transcript) -> None:
-    page.show_conversation([a_message("a", Role.ASSISTANT, "One 🍅🍅 **two 👩‍👧 three** four")])
-    text = texts(page, "a")[0]
-    drag(text, 0, text, len("One 🍅🍅".encode("utf-16-le")) // 2)
-    assert page.selection.selected() == "One 🍅🍅"
-    page.selection.select_message(page.views["a"])
-    assert page.selection.selected() == "One 🍅🍅 two 👩‍👧 three four"
-
-
 def test_a_selection_outlives_widgets_between_its_ends(page: Transcript, qtbot: QtBot) -> None:
     page.show_conversation(conversation(300))
     end = texts(page, "a299")[0]
@@ -295,42 +268,18 @@ def test_a_selection_outlives_widgets_between_its_ends(page: Transcript, qtbot: 
 
 
 def test_a_message_is_copied_by_the_menu_and_by_its_button(page: Transcript) -> None:
-    page.show_conversation([a_message("q", Role.USER, "My  question"), a_message("a", Role.ASSISTANT, REPLY)])
+    typed = "a  b\n    indented *not emphasised*\n\n<b>bold</b> $x$"
+    page.show_conversation([a_message("q", Role.USER, typed), a_message("a", Role.ASSISTANT, REPLY)])
+    assert (texts(page, "q")[0].toPlainText(), texts(page, "q")[0].accessibleName()) == (typed, f"You: {typed}")
     assert page.whole_message(page.messages[1], markdown=True) == REPLY
     assert page.whole_message(page.messages[1], markdown=False).startswith("First words.\n- one\n- two $x^2$")
     page.selection.select_message(page.views["a"])
     assert page.selection.selected().endswith("print(1)\n\nLast words.")
-    for id, expected in (("q", "My  question"), ("a", REPLY)):
+    for id, expected in (("q", typed), ("a", REPLY)):
         buttons = page.views[id].findChildren(QToolButton)
         assert all(button.isVisible() for button in buttons)
         next(button for button in buttons if button.accessibleName().startswith("Copy")).click()
         assert QGuiApplication.clipboard().text() == expected
-
-
-def test_a_user_message_is_shown_as_typed(page: Transcript) -> None:
-    typed = "a  b\n    indented *not emphasised*\n\n<b>bold</b> $x$"
-    page.show_conversation([a_message("q", Role.USER, typed)])
-    (text,) = texts(page, "q")
-    assert (text.toPlainText(), text.accessibleName()) == (typed, f"You: {typed}")
-
-
-def test_a_megabyte_is_shown_in_pieces(page: Transcript, qtbot: QtBot) -> None:
-    page.show_conversation([a_message("q", Role.USER, "x " * 40_000), a_message("a", Role.ASSISTANT, "y " * 40_000)])
-    assert not page.views["a"].complete
-    qtbot.waitUntil(
-        lambda: all(view.complete for view in page.views.values()) and len(page.views) == 2, timeout=LONG_MS
-    )
-    assert sum(text.toPlainText().count("y") for text in page.views["a"].texts) == 40_000
-
-
-def test_long_code_is_shown_in_pieces(page: Transcript, qtbot: QtBot) -> None:
-    source = "\n".join(f"line_{i} = {i}" for i in range(10_000))
-    page.show_conversation([a_message("a", Role.ASSISTANT, f"```python\n{source}\n```")])
-    view = page.views["a"]
-    assert not view.complete
-    assert view.texts[0].document().blockCount() < 5_000
-    qtbot.waitUntil(lambda: view.complete, timeout=LONG_MS)
-    assert view.texts[0].toPlainText() == source
 
 
 def test_a_link_says_where_it_leads_and_asks(page: Transcript, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,25 +297,29 @@ def test_a_link_says_where_it_leads_and_asks(page: Transcript, qtbot: QtBot, mon
     assert not opened
     dialog.open_button.click()
     assert opened == ["https://example.org/a"]
-
-
-@pytest.mark.parametrize(
-    ("url", "place"),
-    [
-        ("https://example.org/a", "example.org"),
+    for url, place in (
         ("https://www.paypal.com@evil.example/x", "evil.example"),
         ("https://аррӏе.com/", "xn--80ak6aa92e.com"),
         ("http://example.org:8080/", "example.org:8080"),
         ("mailto:a@example.org", "a@example.org"),
-    ],
-)
-def test_the_place_a_link_leads_to(url: str, place: str) -> None:
-    assert real_place(url) == place
+    ):
+        assert real_place(url) == place
+
+
+def test_long_messages_are_shown_in_pieces(page: Transcript, qtbot: QtBot) -> None:
+    source = "\n".join(f"line_{i} = {i}" for i in range(10_000))
+    long = {"a": "y " * 40_000, "c": f"```python\n{source}\n```"}
+    page.show_conversation([a_message("q", Role.USER, "x " * 40_000)])
+    for id, text in long.items():
+        page.show_conversation([a_message(id, Role.ASSISTANT, text)])
+        assert not page.views[id].complete
+        qtbot.waitUntil(lambda: all(view.complete for view in page.views.values()), timeout=LONG_MS)
+        shown = "".join(text.toPlainText() for text in page.views[id].texts)
+        assert shown.count("y") == 40_000 if id == "a" else shown == source
 
 
 @pytest.mark.parametrize(
-    "ending",
-    ["# [Lemmy L", "## gy", "### gy", "gy", "- gy", "> gy", "| g |\n|---|\n| y |", "# غ", "- gy\n\n  gy", "`gy`"],
+    "ending", ["# [Lemmy L", "gy", "- gy", "> gy", "| g |\n|---|\n| y |", "# غ", "- gy\n\n  gy", "`gy`"]
 )
 def test_the_last_line_is_not_cut(page: Transcript, ending: str) -> None:
     page.show_conversation([a_message("a", Role.ASSISTANT, f"Before.\n\n{ending}")])
