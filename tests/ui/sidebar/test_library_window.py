@@ -65,7 +65,7 @@ async def test_what_is_longer_than_the_context_is_said_before_it_is_read(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:
     assert name_for([Path("a.md"), Path("b.md")], {"a and 1 more"}) == "a and 1 more 2"
-    furnished.chat.library.expected = Estimate(412, 90_000, TimeRange(36, 36), room=6_144, counted=True)
+    furnished.chat.library.expected = Estimate(412, 90_000, TimeRange(36, 36), available=6_144, counted=True)
     panel = await opened(window, qtbot)
     assert panel.empty.isVisible()
     assert not any(part.isVisible() for part in (panel.begin, panel.again, panel.remove, panel.cancel, panel.bar))
