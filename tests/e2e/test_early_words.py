@@ -59,7 +59,7 @@ if moment == "imports":  # never
         await asyncio.Event().wait()
     app.asyncio.to_thread = hang
 elif moment == "before it is stored":
-    turns.ask = dies(turns.ask, after=False)
+    turns.store_question = dies(turns.store_question, after=False)
 elif moment == "while it is stored":
     turns.store_drafts = dies(turns.store_drafts, after=False)
 elif moment == "before the commit":
