@@ -31,6 +31,8 @@ from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.users_server import UsersServer
 
+pytestmark = pytest.mark.slow
+
 IMPATIENT = PollPolicy(
     unreachable_after_s=0.3, poll_s=0.02, check_interval_s=0.05, response_timeout_s=5.0, max_misses=2
 )

@@ -15,7 +15,7 @@ from tests.engine.waiting import is_alive, until
 
 LONG_S = 120.0  # what it does in time it does sooner
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="speaks of signals")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="speaks of signals")]
 
 
 def python(code: str) -> list[str]:

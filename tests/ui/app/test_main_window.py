@@ -45,6 +45,8 @@ from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import LONG_MS, until
 from tests.ui.windows import child, joined, question
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def furnished(runtime: FakeRuntime) -> FakeRuntime:

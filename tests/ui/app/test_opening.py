@@ -29,6 +29,8 @@ from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def opener(furnished: FakeRuntime, window: MainWindow, look: Look) -> Iterator[Opener]:

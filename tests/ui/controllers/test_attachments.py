@@ -36,6 +36,8 @@ from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child
 
+pytestmark = pytest.mark.slow
+
 
 def names(window: MainWindow) -> list[str]:
     return [attachment.name for attachment in window.composer.chips.attachments]
