@@ -140,8 +140,8 @@ class Application:
 class CancelledTimers(QObject):
     """Frees cancelled timers: qasync keeps each, with its callback's context, until it would have fired.
 
-    Each piece read of a reply sets a time limit, so its timer would be kept for minutes. They are in private
-    attributes: https://github.com/CabbageDevelopment/qasync/blob/v0.28.0/src/qasync/__init__.py.
+    Each chunk of a reply sets a time limit, so cancelled timers would pile up for minutes. qasync stores them in
+    private attributes: https://github.com/CabbageDevelopment/qasync/blob/v0.28.0/src/qasync/__init__.py.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, parent: QObject | None = None) -> None:

@@ -1,13 +1,13 @@
-"""Archive, folders and deletion: restorable for a while, then permanent.
+"""Archiving, folders and deletion: first reversible, then permanent.
 
-**Recently deleted.** A deleted chat is hidden; a deleted message and those after it move to the table `removed`.
-Both keep their save points and can be restored for `keep_s` (if 0: for `UNDO_PERIOD_S` or until quit).
+**Recently deleted.** A deleted chat is hidden; a deleted message and those after it move to the table `removed`. Both
+keep their save points and can be restored for `keep_s` (if 0: for `UNDO_PERIOD_S` or until quit).
 
 **A wrong clock deletes nothing early.** `deleted_s` sums the time between checks (hourly), each interval counted as
-at most `_max_interval_s`. An entry expires when `keep_s` has passed by the clock and by that sum.
+at most `_max_interval_s`. An entry expires only when both the clock and this sum exceed `keep_s`.
 
-**Permanent deletion** also deletes the save points that end in the entry, its words in the index (SQLite and FTS5
-overwrite them) and titles made from it. What a killed run left behind is deleted at the next start.
+**Permanent deletion** also deletes the save points whose last message is in the entry, its words in the search index
+(SQLite and FTS5 overwrite them) and titles made from it. An interrupted deletion is completed at the next start.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PermanentDeletion:
             self._retry_timer.cancel()
 
     async def purge(self, deleted: Mapping[str, set[str]]) -> None:
-        """Forget messages by conversation: all of it if its own id is among them."""
+        """Permanently delete messages of each conversation, or all of it if its own id is among them."""
         slots = self._turn_context.slots
         with self._retry_on_error():
             await slots.wait_until_released(deleted)

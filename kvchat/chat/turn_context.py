@@ -59,7 +59,7 @@ class UnsavedReplies:
         return shown
 
     async def write(self) -> None:
-        """Write the replies; on StorageFailed they stay held."""
+        """Save the pending replies. On StorageFailed they stay in memory for the next attempt."""
         for id, reply in tuple(self._replies.items()):
             await self._worker.run(self._database.update_reply, reply)
             self._replies.pop(id, None)

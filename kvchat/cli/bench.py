@@ -151,7 +151,7 @@ def _numbered_notes(count: int, first: int) -> str:
 
 
 async def bench(options: BenchOptions, commands: Commands) -> int:
-    """Measure and print; progress goes to standard error. Raises KvchatError."""
+    """Run the benchmark and print its results; progress goes to standard error. Raises KvchatError."""
     async with bench_home(options) as home:
         figures = await _measure(home, options.tokens or TOKENS)
     return print_result(options.as_json, figures, lines(figures))

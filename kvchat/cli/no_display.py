@@ -41,7 +41,7 @@ class DisplayProblem:
 
 
 def find_problem(environment: Mapping[str, str] = os.environ) -> DisplayProblem | None:
-    """Return why Qt would abort, or None. Only Linux can lack displays and libraries."""
+    """Return why Qt would abort, or None. Only Linux is checked: elsewhere displays and libraries are always there."""
     if sys.platform != "linux":
         return None
     chosen = environment.get("QT_QPA_PLATFORM", "").split(";")[0].split(":")[0]

@@ -207,7 +207,7 @@ def read_passphrase(file: Path | None) -> str:
 
 
 def check_reachable(files: tuple[Path, ...]) -> None:
-    """Raise KvchatError for a file on a hung disk; other errors are reported by its reader."""
+    """Raise KvchatError if the file's disk does not respond. Other errors appear when the file is read."""
     for file in files:
         try:
             in_time(file.stat)

@@ -125,11 +125,11 @@ def _run_under_pipe(engine_command: Sequence[str]) -> int:
 def engine_environment(program: str) -> dict[str, str]:
     """Return our environment as `program` should see it.
 
-    PyInstaller points LD_LIBRARY_PATH into the bundle and saves the user's own value; a foreign llama-server must
+    PyInstaller points LD_LIBRARY_PATH into the bundle and saves the user's own value; an external llama-server must
     get the user's, or it loads our libraries instead of its own.
 
-    Engine options are removed: LLAMA_ARG_ROPE_SCALING_TYPE or LLAMA_ARG_SWA_FULL, set for another server, would
-    change what a saved KV state means, and no fingerprint would know.
+    LLAMA_ARG_* options are removed: those set for another server, such as LLAMA_ARG_SWA_FULL, would change what a
+    saved KV state means, and the fingerprint does not include them.
     """
     environment = {name: value for name, value in os.environ.items() if not name.upper().startswith(_OPTION_PREFIX)}
     if getattr(sys, "frozen", False) and program != sys.executable:

@@ -128,7 +128,7 @@ class Answering:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """Abort all answers and accept no requests inside the context; saves in progress continue."""
+        """Context manager: abort all answers and refuse requests until it exits. Saves in progress continue."""
         self.stops += 1
         for work in tuple(self._works):
             work.break_off()

@@ -130,7 +130,7 @@ class Forwarder:
 
     @property
     def _known(self) -> bool:
-        """True for a single prompt with known ids that fits: only these are looked up and saved."""
+        """True for a single prompt with known token ids that fits the context. Only these are restored and saved."""
         return not self.work.asked.several and 0 < len(self.work.prompt.ids) < self.lease.engine.context_size
 
     @property

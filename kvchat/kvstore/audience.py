@@ -21,7 +21,7 @@ _PREPARED = "prepared:"  # owner prefix of prepared documents
 
 
 def audience_of(owner: str) -> str:
-    """Return the audience for an owner: a chat, a program, or prepared documents."""
+    """Return who may reuse an owner's save points. Owners are chats, programs and prepared documents."""
     if owner.startswith(PROGRAM):
         return owner
     return SHARED if owner.startswith(_PREPARED) else CHATS

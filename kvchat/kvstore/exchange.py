@@ -1,4 +1,4 @@
-"""Export of save points from one store and import into another, every block verified by its name."""
+"""Export of save points from one store and import into another. Each block is checked against the hash in its name."""
 
 from __future__ import annotations
 

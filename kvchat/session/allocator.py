@@ -258,7 +258,10 @@ class Allocator:
                     await self._changed.wait()
 
     def stop_background(self, priority: Priority | None = None, *, except_owner: str | None = None) -> None:
-        """End background work of `priority`, or all of it except settling; `except_owner`'s ends between steps."""
+        """Stop background work of `priority`, or all of it except settling.
+
+        Work of `except_owner` stops at its next step instead of immediately.
+        """
         for use in self._active:
             if use.state is RequestState.BACKGROUND and priority in (None, use.priority):
                 use.should_continue = False

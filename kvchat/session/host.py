@@ -84,7 +84,7 @@ class EngineHost(Protocol):
     def is_ready(self, model: str | None = None, *, vision: bool = False) -> bool: ...
 
     async def check_vision(self, model: str | None = None) -> None:
-        """Raise a KvchatError with the reason if that model, or the one in use, cannot see images."""
+        """Raise a KvchatError with the reason if the model (default: the one in use) does not support images."""
         ...
 
     def can_recover(self) -> bool:

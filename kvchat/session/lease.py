@@ -145,11 +145,11 @@ class Lease:
     async def load(
         self, prompt: Tokens, reserve: int = 0, *, skip_reason: Reason | None = None, reader: str = ""
     ) -> LoadedState:
-        """Load the state that leaves the least of `prompt` to prefill, with room for it.
+        """Restore the save point that leaves the fewest tokens of `prompt` to prefill.
 
-        `reserve`: tokens to follow it. `skip_reason`: why nothing may be restored this time. `reader`: whose memory
-        may be used, if not the owner's. A bad save point raises nothing: it is set aside and the prompt is prefilled.
-        Raises EngineGone if it kills the engine.
+        `reserve`: tokens to keep free after the prompt. `skip_reason`: if set, restore nothing. `reader`: owner whose
+        memory may be used (default: the lease's owner). A bad save point is set aside and the prompt is prefilled.
+        Raises EngineGone if restoring kills the engine.
         """
         cost, slot, reader = self.slots.restore_cost, self.slot, reader or self.owner
         cost.use_model(self.engine.fingerprint.model)

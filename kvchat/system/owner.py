@@ -1,6 +1,6 @@
 """Ownership of the data folder by one process; others connect to it and have it do their work.
 
-The lock dies with its process. The note beside it holds the owner's address and a key that both ends prove to have:
+The lock dies with its process. A file beside it holds the owner's address and a secret that each side proves to know:
 the folder is private to the user, so nobody else can pose as the owner or connect to it.
 """
 
@@ -92,7 +92,7 @@ class Ownership:
             threading.Thread(target=self._accept, args=(listener, key, welcome), name="guests", daemon=True).start()
 
     def stop_listening(self) -> None:
-        """Stop accepting; later clients wait for the folder."""
+        """Stop accepting connections. New clients wait until the lock is free."""
         listener, self._listener = self._listener, None
         if listener is None:
             return

@@ -76,7 +76,7 @@ def _in_place(found: re.Match[str]) -> str:
 
 
 def _picture(char: str) -> str:
-    """Return a control code's picture; "" for any other character."""
+    """Return the Unicode control picture (U+2400…) of a control character; "" for any other character."""
     code = ord(char)
     if code < 0x20:
         return chr(_CONTROL_PICTURES + code)

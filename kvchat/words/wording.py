@@ -95,7 +95,7 @@ def rough_duration(seconds: float) -> str:
 
 
 class TimeRange(NamedTuple):
-    """Estimated time in seconds; both values are equal if it is well known."""
+    """Estimated time range in seconds; both ends are equal if the estimate is precise."""
 
     least: float
     most: float

@@ -78,7 +78,7 @@ class ExternalServer(EngineConnection):
         self._check_now = asyncio.Event()  # a request failed: check the server immediately
 
     async def connect(self, address: ServerAddress) -> None:
-        """Look for the server from now on. Returns at once: `ready` and listeners get the result."""
+        """Start looking for the server. Returns at once: `ready` and listeners get the result."""
         await self.stop()
         self._publish(EngineStatus(EngineState.STARTING))
         self._task = asyncio.create_task(self._monitor(address), name="external engine")

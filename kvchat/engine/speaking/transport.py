@@ -91,9 +91,10 @@ class EngineResponse:
         return b"".join([data async for data in self.aiter_raw()])
 
     def read_in_batches(self, closing: asyncio.Event, on_silence: Callable[[], None]) -> None:
-        """Pause before each further read until `closing` is set, and call `on_silence` during long silences.
+        """Until `closing` is set, pause before each read, so that data arrives in batches.
 
-        Data waits in the operating system's buffer, where it stays readable even if the engine is gone.
+        Calls `on_silence` during long silences. Data waits in the operating system's buffer, where it stays readable
+        even if the engine is gone.
         """
         self._closing, self._on_silence = closing, on_silence
 

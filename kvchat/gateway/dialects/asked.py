@@ -84,7 +84,7 @@ class Asked:
 
     @cached_property
     def several(self) -> bool:
-        """True if it wants several answers (a slot each) or embeddings (any slots)."""
+        """True if the request needs several slots: one per answer, or any number for embeddings."""
         prompt, prompts = self.body.get("prompt"), 1
         if self.form is Form.COMPLETION and isinstance(prompt, list):
             # Token ids and texts in one list form one prompt; a text may have pictures.

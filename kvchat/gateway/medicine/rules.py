@@ -105,9 +105,9 @@ def masked(text: str) -> str:
 
 
 def telling_now(text: str, now: datetime) -> list[re.Match[str]]:
-    """Find dates and times that state when the text was written: `now`, plus or minus a day for time zones.
+    """Find statements of the current date or time: `now`, plus or minus a day for time zones.
 
-    Excludes deadlines and times in examples: the line must say that it gives the date or time, and a date must be
+    Skips deadlines and examples: the line must label the value as the current date or time, and a date must be
     today's.
     """
     days = [now + timedelta(days=shift) for shift in (-1, 0, 1)]

@@ -126,7 +126,7 @@ class _Splitter:
     def _unchanged_spans(self, spans: Sequence[RowSpan]) -> list[RowSpan]:
         """Return the spans whose rows equal their block's bytes.
 
-        Recomputed rows differ from some token on: after a cache's first difference the rest is not compared.
+        Once a recomputed row differs, so do all later rows of its cache: comparing stops there.
         """
         different: dict[int, int] = {}
 

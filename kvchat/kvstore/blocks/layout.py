@@ -99,7 +99,7 @@ class CacheRows:
         return "swa" if self.first_position > 0 else "full"
 
     def runs_between(self, first: int, last: int) -> tuple[Run, ...]:
-        """Return the rows of the tokens first ≤ position < last, in position order."""
+        """Return runs of the rows of tokens with first ≤ position < last, in position order."""
         cut = []
         for run in self.runs:
             start, stop = max(first, run.position), min(last, run.position + run.rows)
@@ -278,7 +278,10 @@ def _compose(layout: Layout, n_tokens: int, rows: Callable[[AttentionCache, int]
 
 
 def _header(header: Header, n_tokens: int) -> Iterator[Piece]:
-    """Keep magic, version and the first tokens in the same wrapping; pictures only if no token is cut."""
+    """Return the header for the first tokens, with the same magic, version and wrapping.
+
+    Images are kept only if no token is removed.
+    """
     yield Span(0, 8)
     media = header.media
     if header.wrapped:

@@ -287,7 +287,7 @@ def unused_blocks(db: sqlite3.Connection, limit: int) -> list[tuple[int, bytes, 
 
 
 def _path(db: sqlite3.Connection, recipe: Recipe) -> list[_Link]:
-    """Return the recipe's uses as links; those the next turn shares, rows that stay in place, come first."""
+    """Return the recipe's block references as links. Rows that stay in place, which the next turn shares, come first."""
     kinds = [cache.kind for cache in recipe.row_map.caches]
 
     def moves(use: BlockUse) -> tuple[int, int, int, int]:
@@ -347,7 +347,7 @@ def release_recipe(db: sqlite3.Connection, link_id: int, conversation: int) -> N
 
 
 def _path_to(db: sqlite3.Connection, link_id: int) -> list[sqlite3.Row]:
-    """Return each use on the path: name, size, cache, first row, rows, skip, position, the block's XXH3."""
+    """Return each block on the path: name, size, cache, first row, rows, skip, position and XXH3."""
     query = """
         WITH RECURSIVE up (id, parent_id, block_id, cache, first_row, n_rows, skip, position) AS (
             SELECT * FROM links WHERE id = ?

@@ -68,7 +68,7 @@ class ContextMeter(QWidget):
         self.show_use(None)
 
     def show_use(self, use: ContextUsage | None, forecast: Forecast | None = None) -> None:
-        """Show how full the context is and how long the reply would wait; None if unknown."""
+        """Show the context usage and the expected wait for the reply; None: unknown."""
         wait = forecast.message_text if forecast else ""
         self.wait.set_text(wait)
         self.wait.setVisible(bool(wait))

@@ -120,7 +120,7 @@ class ChatPresenter:
             self.transcript.set_live(turn.live_id, turn.live_text, turn.live_thinking, turn.live_thinking_ms)
 
     async def reload(self, chat: str, *, fresh: bool = False) -> bool:
-        """Load and show the messages, from the end if `fresh`. Return False if the chat is no longer open."""
+        """Load and show the messages, scrolled to the end if `fresh`. Return False if the chat is no longer open."""
         messages = await self.runtime.chat.messages(chat)
         if chat != self.current():
             return False

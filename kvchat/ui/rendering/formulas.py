@@ -61,7 +61,7 @@ class Outline:
 
 @dataclass(frozen=True)
 class Place:
-    """Space of a formula in a line of text, in device-independent pixels from the baseline."""
+    """Extent of an inline formula in device-independent pixels, from the baseline."""
 
     outline: Outline
     em: float

@@ -1,9 +1,9 @@
 """Incremental Markdown parser: text that can no longer change is parsed once.
 
-CommonMark decides by whole lines where a top-level block (or an item of a top-level list) begins, and what begins
-one ends the one before. So everything before the last unit begun by a whole line is settled. Two things look back:
-a fence, which is tracked line by line here, and definitions of links and notes, after which what refers to them is
-parsed again.
+In CommonMark, whole lines decide where a top-level block (or an item of a top-level list) begins, and its beginning
+ends the previous one. So everything before the last block or item that a whole line began is final, with two
+exceptions: fences, which are tracked line by line here, and definitions of links and notes, after which the blocks
+that refer to them are parsed again.
 """
 
 from __future__ import annotations

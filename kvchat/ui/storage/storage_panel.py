@@ -75,7 +75,7 @@ class PruneCard(QFrame):
         return self.slider.value() < _STEPS
 
     def set_total(self, total: int) -> None:
-        """total: bytes at the slider's right end. A visible plan is recomputed for it."""
+        """Set the slider's maximum in bytes and recompute a visible plan."""
         target, was_moved = self.target, self.moved
         self._total = total
         with QSignalBlocker(self.slider):

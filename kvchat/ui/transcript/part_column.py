@@ -55,7 +55,7 @@ class PartColumn(QWidget):
         return selected_markdown(text, self._groups[texts.index(text)] if text in texts else ())
 
     def show_blocks(self, settled: Sequence[Block], open_blocks: Sequence[Block] = ()) -> None:
-        """Show blocks; `open_blocks` may still grow."""
+        """Show blocks. `open_blocks` may still change while the reply streams."""
         before, self._groups = self._groups, _grouped((*settled, *open_blocks))
         same = takewhile(lambda pair: pair[0] == pair[1], zip(before, self._groups, strict=False))
         first = min(sum(1 for _ in same), self._ended)
