@@ -44,7 +44,10 @@ async def open_or_repair(paths: Paths, settings: Settings, release: Callable[[],
         message = _("The repair recovers all readable messages and adds those from the newest automatic backup.")
         await release()
         if not await ask(
-            error.title, sentences(message, _("The damaged file is set aside.")), error.detail, _("Repair")
+            error.title,
+            sentences(message, _("kvchat keeps the damaged file under another name.")),
+            error.detail,
+            _("Repair"),
         ):
             return None
         repaired = await asyncio.to_thread(repair, paths)

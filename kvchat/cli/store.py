@@ -151,7 +151,7 @@ async def forget(options: ProgramOptions, commands: Commands) -> int:
         kept = opened.store.inventory.usage().conversations
         programs = sorted(filter(None, (program_of(chat.conversation_id) for chat in kept)))
         if options.program not in programs:
-            there = listed(programs) or _("No apps have save points")
+            there = listed(programs) or _("No app has saved chat memory")
             raise KvchatError(
                 _("There are no save points of an app named “{program}”", program=options.program), f"{there}.", ""
             )

@@ -53,7 +53,7 @@ class VisionUnsupported(KvchatError):
     def __init__(self, model: str, why: str = "", advice: str = "") -> None:
         super().__init__(
             _("{model} does not support images", model=model),
-            why or _("Its vision file (with “mmproj” in its name) is not in the same folder."),
+            why or _("The model’s vision file (“mmproj” in its name) is not in the model’s folder."),
             advice
             or _("Choose a model that supports images. If this one does, download it again to get its vision file."),
         )

@@ -200,7 +200,7 @@ class ContextChooser:
         warning = ""
         if not self._fits(tokens):
             warning = _(
-                "This may not fit: with this context, the model needs about {needed}, and {spare}.",
+                "This may not fit: at this context length the model needs about {needed}, but {spare}.",
                 needed=size_in_words(self._needed_and_free(tokens)[0]),
                 spare=self._describe_usable(tokens),
             )

@@ -120,7 +120,7 @@ def _smaller_kv(situation: Situation) -> Proposal | None:
     best = situation.otherwise(kv_type=SMALLER_KV)
     tokens = best.tokens - choice.tokens
     if tokens > 0:
-        gain = _("{tokens} more tokens of context fit in the same memory.", tokens=number(tokens))
+        gain = _("Adds {tokens} tokens of context without using more memory.", tokens=number(tokens))
     elif best.fits and not choice.fits:
         gain = _("A context of {tokens} tokens then fits.", tokens=number(best.tokens))
     elif choice.beside and not best.beside:

@@ -112,7 +112,7 @@ def loss_of(loss: PrunedConversation) -> str:
         what = several(loss.save_points, "{count} old turn", "{count} old turns")
         if program_of(loss.conversation_id):
             what = several(loss.save_points, "{count} prompt", "{count} prompts")
-        return _("would lose {what}: {size}", what=what, size=size(loss.bytes_freed))
+        return _("would delete {what} ({size})", what=what, size=size(loss.bytes_freed))
     if loss.reading is None:
         return _("would have to be reprocessed")
     return _("would have to be reprocessed: {time}", time=roughly(loss.reading))

@@ -88,7 +88,7 @@ def test_a_smaller_kv_type_and_its_price(large: GgufFacts) -> None:
     (proposal,) = proposals(here)
     assert proposal.tokens > 0.7 * here.choice.tokens
     assert proposal.bytes == pytest.approx(here.choice.kv_bytes * 15 / 32, rel=0.01)
-    assert proposal.gain == f"{proposal.tokens:,} more tokens of context fit in the same memory."
+    assert proposal.gain == f"Adds {proposal.tokens:,} tokens of context without using more memory."
     assert "reprocessed once" in proposal.price
     assert proposal.taken(Settings(engine_arguments="-t 2")) == Settings(engine_arguments="-t 2", kv_type="q8_0")
 

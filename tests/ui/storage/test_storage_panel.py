@@ -177,7 +177,7 @@ async def test_the_slider_shows_what_would_go_and_removes_nothing(
         "reprocessing everything would take about 40 s."
     )
     assert rows_of(panel)["a"].details == "would have to be reprocessed: about 40 s"
-    assert rows_of(panel)["b"].details == "would lose 4 old turns: 400 MB"
+    assert rows_of(panel)["b"].details == "would delete 4 old turns (400 MB)"
     assert rows_of(panel)["gone"].loss is None
     assert furnished.kept == before
     qtbot.mouseClick(panel.only_losses, LEFT)

@@ -45,7 +45,7 @@ def test_other_programs_are_told_in_words_of_their_own() -> None:
     assert "apps" not in limits_in_words(STORE, None)
     assert expiry_in_words(store, 1, NOW + timedelta(days=9)).startswith("No chat would have to be reprocessed")
     lost = PrunedConversation("program/zed", 2, 5_000_000, 1)
-    assert loss_of(lost) == "would lose 2 prompts: 5 MB"
+    assert loss_of(lost) == "would delete 2 prompts (5 MB)"
     plan = PrunePlan(("1", "2"), 5_000_000, (lost,), 10)
     assert plan_in_words(plan, 10) == "Frees 5 MB: 2 prompts of apps."
 
@@ -86,7 +86,7 @@ def test_a_plan() -> None:
     assert plan_in_words(replace(plan, bytes_left=19_000_000), 70_000_000).endswith(
         " This leaves 19 MB, because the memory of a reply can only be deleted as a whole."
     )
-    assert loss_of(thinned) == "would lose 1 old turn: 5 MB"
+    assert loss_of(thinned) == "would delete 1 old turn (5 MB)"
     assert loss_of(cold) == "would have to be reprocessed: 1 to 2 min"
     assert loss_of(replace(cold, reading=None)) == "would have to be reprocessed"
     nothing = PrunePlan((), 0, (), 5_000_000)
