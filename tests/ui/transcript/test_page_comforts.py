@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from PySide6.QtCore import QEvent, QPoint, Qt
+from PySide6.QtCore import QEvent, QObject, QPoint, Qt
 from PySide6.QtGui import QContextMenuEvent
-from PySide6.QtWidgets import QApplication, QMenu
+from PySide6.QtWidgets import QApplication, QMenu, QWidget
 from pytestqt.qtbot import QtBot
 
+from kvchat.chat.attachments import document_from_text
 from kvchat.chat.record.messages import Role
 from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.attachments.chips import ChipRows
+from kvchat.ui.base.theme import Look
+from kvchat.ui.rendering.text_page import ask_to_open
 from kvchat.ui.transcript.footer import MessageRequest, Request
 from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.transcript.reply_view import ReplyView
@@ -139,3 +143,37 @@ async def test_a_right_click_opens_a_menu(runtime: FakeRuntime, window: MainWind
     entries["Regenerate the reply"].trigger()
     menu.close()
     assert requested[0].run is Request.REGENERATE
+
+
+def test_chips_stand_side_by_side(look: Look, qtbot: QtBot) -> None:
+    rows = ChipRows(look)
+    qtbot.addWidget(rows)
+    rows.show_attachments([document_from_text(f"{i}.txt", "words") for i in range(6)], removable=True)
+    for width, fewest, most in ((2_000, 1, 1), (400, 2, 4), (100, 6, 6)):
+        rows.resize(width, rows.heightForWidth(width))
+        tops = {chip.y() for chip in rows.chips}
+        assert fewest <= len(tops) <= most
+        assert all(rows.rect().contains(chip.geometry()) for chip in rows.chips)
+        boxes = [chip.geometry() for chip in rows.chips]
+        assert not any(a.intersects(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+async def test_nothing_grows_with_what_was_attached_or_asked(
+    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    def everything() -> int:
+        QApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
+        return len(window.findChildren(QWidget)) + len(window.composer.findChildren(QObject))
+
+    def once() -> None:
+        window.composer.set_attachments([document_from_text(f"{i}.txt", "words") for i in range(4)])
+        window.composer.set_attachments(())
+        dialog = ask_to_open(window, "https://example.org")
+        assert dialog is not None
+        dialog.close()
+
+    once()
+    before = everything()
+    for _ in range(5):
+        once()
+    assert everything() == before
