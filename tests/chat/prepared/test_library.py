@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.prepared.documents import FileChanges, PreparationError
-from kvchat.chat.prepared.library import ChatDocuments, reprocess_reason
+from kvchat.chat.prepared.library import CHARACTERS_PER_TOKEN, ChatDocuments, reprocess_reason
 from kvchat.chat.record.messages import Role
 from kvchat.session import prefill
 from kvchat.session.proof import Source
@@ -193,3 +193,19 @@ async def test_a_restart_finds_it_and_why_it_would_not_be_ready_is_said(stage: S
     receipt = await stage.answered(chat.id, "What of the boat?")
     assert receipt.source is Source.DISK
     assert receipt.cached_tokens >= one.tokens - 1
+
+
+@pytest.mark.parametrize("ready", [True, False])
+async def test_many_small_files_are_estimated_with_what_parts_them(stage: Stage, tmp_path: Path, ready: bool) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    for number in range(20):
+        (folder / f"{number}.md").write_text("é")
+    library = stage.runtime.chat.library
+    if ready:
+        await stage.runtime.engine.ready()
+    estimate = await library.estimate([folder], await stage.runtime.engine.states_now())
+    read = await library.read(await library.add([folder], "Small"))
+    assert estimate.counted is ready
+    whole = estimate.tokens if ready else estimate.tokens * CHARACTERS_PER_TOKEN  # this engine's tokens are bytes
+    assert 0.8 * read.tokens < whole < 1.2 * read.tokens
