@@ -287,7 +287,7 @@ def unused_blocks(db: sqlite3.Connection, limit: int) -> list[tuple[int, bytes, 
 
 
 def _path(db: sqlite3.Connection, recipe: Recipe) -> list[_Link]:
-    """Return the recipe's block references as links. Rows that stay in place, which the next turn shares, come first."""
+    """Return the recipe's block references as links. Rows that stay in place, shared with the next turn, come first."""
     kinds = [cache.kind for cache in recipe.row_map.caches]
 
     def moves(use: BlockUse) -> tuple[int, int, int, int]:
