@@ -7,14 +7,14 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 
 from kvchat.errors import KvchatError
 from kvchat.kvstore.inventory import check_store
 from kvchat.kvstore.savepoint import Bounds, PrunePlan, StoreUsage, default_quota
 from kvchat.kvstore.store import BlockStore, store_without_memory, unavailable
-from kvchat.library.gguf.facts import GgufFacts, read_facts
+from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.memory.demand import staging_room
 from kvchat.session.restore_cost import PrefillSpeed
@@ -53,7 +53,7 @@ def long_chat_bytes(settings: Settings) -> int:
     if settings.model_path is None or settings.engine_url:
         return 0
     try:
-        facts = _facts(settings.model_path, in_time(Path(settings.model_path).stat).st_mtime_ns)
+        facts = in_time(partial(read_facts, Path(settings.model_path)))
         return kv_bytes(facts.kv, LONG_CHAT, settings.kv_type, settings.kv_type)
     except (KvchatError, OSError, ValueError):
         return 0
@@ -73,11 +73,6 @@ def describe_capacity(quota: int, chat_bytes: int) -> str:
 def describe_limit(paths: Paths, settings: Settings) -> str:
     quota = store_bounds(paths, settings).quota
     return mark("; ").join(filter(None, (size_in_words(quota), describe_capacity(quota, long_chat_bytes(settings)))))
-
-
-@lru_cache(maxsize=4)
-def _facts(model: str, _changed_ns: int) -> GgufFacts:
-    return read_facts(Path(model))
 
 
 def open_store(paths: Paths, settings: Settings) -> BlockStore:
