@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str], on_start: Callable[[], None] = lambda: None) -> int:
-    """Run kvchat; call `ready` before any disk read, since that may hang."""
+    """Run kvchat; call `on_start` before any disk read, since that may hang."""
     from kvchat.errors import KvchatError
 
     try:

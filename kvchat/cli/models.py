@@ -207,7 +207,7 @@ async def _find_model(library: ModelLibrary, name: str) -> Path:
 
 
 def select_file(repository: HubRepository, quantisation: str) -> HubFile:
-    """Return the model of that quantisation or name; by default Q4_K_M or the only one. Raises NoSuchFile."""
+    """Return the model of that quantisation or name; by default Q4_K_M or the only one. Raises ModelNotFound."""
     wanted = quantisation.lower()
     fitting = [file for file in repository.files if wanted in (file.quantisation.lower(), file.name.lower()) and wanted]
     if not wanted:

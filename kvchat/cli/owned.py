@@ -57,7 +57,7 @@ class DataFolderInUse(KvchatError):
 
 
 class Commands:
-    """Runs commands over one runtime. Event-loop thread only, except `welcome`."""
+    """Runs commands over one runtime. Event-loop thread only, except `serve_connection`."""
 
     def __init__(self, paths: Paths, name: str) -> None:
         self.paths, self.name = paths, name
@@ -249,7 +249,7 @@ def _run_locally(ownership: Ownership | None, paths: Paths, name: str, options: 
 def run_client(connection: Connection, name: str, options: object, *, is_owner: bool = False) -> int:
     """Print the command's output and send it typed input until it is done; return the exit code.
 
-    `is_owner`: this process owns the data and closes everything before it ends. Raises KvchatError, NotBegun.
+    `is_owner`: this process owns the data and closes everything before it ends. Raises KvchatError, NotStarted.
     """
     with contextlib.suppress(OSError):  # owner quitting: no answer
         connection.send((name, _with_absolute_paths(options), str(Path.cwd()), tuple(map(_is_terminal, range(3)))))

@@ -52,7 +52,7 @@ class _StoreContext:
 
 
 async def _run_on_store(commands: Commands, run: Callable[[_StoreContext], int]) -> int:
-    """Run `do` in a thread; without a runtime, open only the store, so damaged chats do not matter."""
+    """Call `run` in a thread; without a runtime, open only the store, so damaged chats do not matter."""
 
     def run_with(store: BlockStore) -> int:
         titles: dict[str, str] = {}

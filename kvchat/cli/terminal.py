@@ -171,7 +171,7 @@ class SignalReceived(KeyboardInterrupt):
 def run_process(work: Callable[[], int]) -> NoReturn:
     """Run `work` as the whole process and exit with the code it returns.
 
-    Hung threads are not waited for. Until `work` calls `listen`, a signal ends the process.
+    Hung threads are not waited for. Until `work` calls `install_signal_handlers`, a signal ends the process.
     """
     recorder = _prepare_streams()
     try:
@@ -206,7 +206,7 @@ def run_process(work: Callable[[], int]) -> NoReturn:
 
 
 def install_signal_handlers() -> None:
-    """Make Ctrl+C and SIGTERM raise Ended, so that work is cleaned up; a second one ends the process.
+    """Make Ctrl+C and SIGTERM raise SignalReceived, so that work is cleaned up; a second one ends the process.
 
     A signal that the main thread does not receive, as in a folder that is gone, also ends it.
     """
@@ -241,13 +241,13 @@ _signal_handler: Callable[[int], object] = _raise_signal
 
 
 def set_signal_handler(handler: Callable[[int], object]) -> None:
-    """On a signal, call `take` in the main thread, at any point, instead of raising Ended."""
+    """On a signal, call `handler` in the main thread, at any point, instead of raising SignalReceived."""
     global _signal_handler
     _signal_handler = handler
 
 
 def set_interrupt_handler(handler: Callable[[int], object]) -> None:
-    """Call `take` on each Ctrl+C, also while a line is typed; it ends nothing."""
+    """Call `handler` on each Ctrl+C, also while a line is typed; it ends nothing."""
     signal.set_wakeup_fd(-1)  # here an interrupt does not mean quitting
     signal.signal(signal.SIGINT, lambda number, frame: handler(number))
     with suppress(ImportError):  # Windows needs none

@@ -1,4 +1,4 @@
-"""What a store holds: files, index and limits, with the queries, deletions and checks for all of them."""
+"""The contents of a store: files, index and limits, with the queries, deletions and checks for all of them."""
 
 from __future__ import annotations
 

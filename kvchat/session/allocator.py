@@ -94,7 +94,7 @@ class Allocator:
     ) -> AsyncIterator[None]:
         """Wait for a chat's turn: first come, first served, unless one is put first.
 
-        There are as many turns at a time as slots, one per chat, all with one model. `waits` gets the id of a chat
+        There are as many turns at a time as slots, one per chat, all with one model. `on_wait` gets the id of a chat
         answered while this one waits. Background work stops: the same owner's ends cleanly, another's ends at once
         or, if it is settling, after a delay.
         """

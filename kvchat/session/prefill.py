@@ -1,4 +1,4 @@
-"""What enters a slot beside a request.
+"""Background prefill of a slot, outside any request.
 
 - Processing ahead: a prompt enters in steps so small that nobody waits long for one.
 - Settling at a boundary and saving: after the reply, unless the next request comes first; or at a system prompt. If

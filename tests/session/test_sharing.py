@@ -1,4 +1,4 @@
-"""What slots share: the engine's context, its time beside somebody at the window, its rows, and unfinished saves."""
+"""State shared by slots: the engine's context, its time beside the window, its rows, and unfinished saves."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ async def test_who_hears_of_the_progress_ends_on_the_loops_thread() -> None:
 
 @pytest.mark.parametrize("goes_on", [True, False])
 async def test_it_meets_the_wish_to_stop_where_it_tells_its_progress(goes_on: bool) -> None:
-    """What does not tell any more was cancelled too late, and counts."""
+    """Work that reports no more progress was cancelled too late: its result counts."""
     loop, begun, cancelled = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
     met: list[BaseException] = []
 

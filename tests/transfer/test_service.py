@@ -81,7 +81,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 @pytest.mark.parametrize("cancelled", [True, False])
 @pytest.mark.parametrize("which", WORK)
 async def test_the_database_does_what_else_it_is_asked_for_meanwhile(bench: Bench, which: str, cancelled: bool) -> None:
-    """What is cancelled leaves all as it was."""
+    """A cancelled transfer changes nothing."""
     before, heard = bench.all_there_is(), []
 
     def progress(done: int, total: int) -> None:

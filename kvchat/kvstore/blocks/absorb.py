@@ -204,7 +204,7 @@ class _Splitter:
         return use, written
 
     def _read_pieces(self, parts: Sequence[Span], buffer: memoryview) -> Iterator[memoryview]:
-        """Yield the bytes of spans, one buffer at a time. Raises Changed if the file is shorter."""
+        """Yield the bytes of spans, one buffer at a time. Raises FileChanged if the file is shorter."""
         for part in parts:
             done = 0
             while done < part.size:

@@ -12,7 +12,7 @@ middle of a reply too (`session/exchange.py`; how much the chats need: `chat/con
 **kvchat chooses the context, the engine the place.** With a GPU llama-server is started with `--fit on` and
 `--fit-target`: given a context size it changes only what goes on the devices, a mixture's experts off them first,
 and it measures them, the projector included (common/fit.cpp). Its decision is read from its log and shown
-(`ContextChoice.placed`). Without a GPU fit is off: it would read the header once more (a second) and decide
+(`ContextChoice.with_placement`). Without a GPU fit is off: it would read the header once more (a second) and decide
 nothing. Staging is part of the plan and gives way to a model: warm files count as available memory, and before the
 engine starts the store releases what exceeds the plan (`EngineMemory.choose`, `MemoryFacts.staging_beside`).
 

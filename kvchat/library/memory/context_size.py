@@ -1,7 +1,7 @@
 """Choice of the context size: what the model was trained for, as far as memory allows, with the reason.
 
 Where a model does not fit on the GPUs, the engine's own `--fit` decides what goes there: it measures the devices.
-Its decision is read from its log (`ContextChoice.placed`). Sizes in bytes, contexts in tokens.
+Its decision is read from its log (`ContextChoice.with_placement`). Sizes in bytes, contexts in tokens.
 """
 
 from __future__ import annotations
