@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+from kvchat.engine.discovery.engines import EngineKind, EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 
 FAKE = Path(__file__).with_name("fake_llama_server.py")

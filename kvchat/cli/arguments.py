@@ -30,7 +30,7 @@ from kvchat.cli.options import (
     sync_command,
     window_command,
 )
-from kvchat.engine.finding.graphics import Backend
+from kvchat.engine.discovery.graphics import Backend
 from kvchat.settings import NAMES as SETTING_NAMES
 from kvchat.transfer.exporting import ExportForm
 from kvchat.words.language import N_, _

@@ -19,8 +19,8 @@ from kvchat import __version__
 from kvchat.cli import no_display
 from kvchat.cli.arguments import DoctorOptions
 from kvchat.cli.terminal import print_result
-from kvchat.engine.finding.arguments import parse_workers
-from kvchat.engine.finding.discovery import Device, build_identity, find_engine, list_devices, usable_engine
+from kvchat.engine.discovery.arguments import parse_workers
+from kvchat.engine.discovery.engines import Device, build_identity, find_engine, list_devices, usable_engine
 from kvchat.engine_host.choice import memory_for
 from kvchat.errors import KvchatError
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, Staged, describe_staging, staging_capacity

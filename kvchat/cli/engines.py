@@ -19,8 +19,8 @@ from kvchat.cli.arguments import (
 from kvchat.cli.options import parse_size
 from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import columns, print_out, print_result, show_progress
-from kvchat.engine.finding.discovery import EngineEntry, find_engine, list_engines, usable_engine
-from kvchat.engine.finding.graphics import Backend, detect_graphics, install_advice
+from kvchat.engine.discovery.engines import EngineEntry, find_engine, list_engines, usable_engine
+from kvchat.engine.discovery.graphics import Backend, detect_graphics, install_advice
 from kvchat.engine_host.setup import DownloadedEngine, EngineSetup, Stage, downloaded_engines, trial_model
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError

@@ -1,6 +1,6 @@
 """llama-server: finding, running and calling it. Knows no conversation and no save point.
 
-- `finding`: `discovery.py` asks each build once for its number and `--help`: too old a build is refused, optional
+- `discovery`: `engines.py` asks each build once for its number and `--help`: too old a build is refused, optional
   arguments it lacks are left out. `arguments.py` checks the user's own; those that change what a state means are in
   the fingerprint, with the files they name. `--rpc` workers are devices like GPUs.
 - `running`: `plan.py` turns a `LaunchPlan` into a start of either engine, with a fresh API key in the environment

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvchat.engine.finding import arguments
-from kvchat.engine.finding.discovery import (
+from kvchat.engine.discovery import arguments
+from kvchat.engine.discovery.engines import (
     EngineLocation,
     EngineNotFound,
     EngineProbe,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from kvchat.engine.finding import arguments
+from kvchat.engine.discovery import arguments
 from kvchat.engine.running.external import (
     ExternalServer,
     RunningServer,

@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from kvchat.engine.finding.discovery import (
+from kvchat.engine.discovery.engines import (
     EngineEntry,
     EngineKind,
     EngineLocation,
@@ -28,7 +28,7 @@ from kvchat.engine.finding.discovery import (
     program_name,
     usable_engine,
 )
-from kvchat.engine.finding.graphics import Backend, Graphics, detect_graphics
+from kvchat.engine.discovery.graphics import Backend, Graphics, detect_graphics
 from kvchat.engine.running.external import parse_address
 from kvchat.engine_host.choice import user_arguments
 from kvchat.engine_host.engines import server_key

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.engine.finding.discovery import EngineLocation, EngineNotFound, EngineProbe, list_devices, probe
-from kvchat.engine.finding.graphics import Backend, cannot_run_error, describe_missing_libraries, undetected_gpu_error
+from kvchat.engine.discovery.engines import EngineLocation, EngineNotFound, EngineProbe, list_devices, probe
+from kvchat.engine.discovery.graphics import Backend, cannot_run_error, describe_missing_libraries, undetected_gpu_error
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy

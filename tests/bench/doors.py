@@ -26,7 +26,7 @@ import psutil
 
 from kvchat.cli.bench import BenchFailed, BenchHome
 from kvchat.engine import embedded
-from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.plan import LaunchPlan, free_port, prepare
 from kvchat.engine.running.process import EngineProcess

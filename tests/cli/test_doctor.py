@@ -11,7 +11,7 @@ import pytest
 
 from kvchat.__main__ import main
 from kvchat.cli.doctor import RestoreReport, collect, lines
-from kvchat.engine.finding.discovery import REQUIRED_OPTIONS
+from kvchat.engine.discovery.engines import REQUIRED_OPTIONS
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import model_identity
 from kvchat.session.restore_support import Finding, Strategy, Subject, newest_finding, store_finding

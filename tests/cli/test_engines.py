@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.__main__ import main
-from kvchat.engine.finding.graphics import GpuVendor, Graphics
+from kvchat.engine.discovery.graphics import GpuVendor, Graphics
 from tests.engine_fixtures import FakeEngine
 from tests.library.engine_archives import tarred
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from kvchat.engine import embedded
-from kvchat.engine.finding.discovery import EngineKind, EngineLocation, engine_version, list_devices
+from kvchat.engine.discovery.engines import EngineKind, EngineLocation, engine_version, list_devices
 from kvchat.engine.running.plan import LaunchPlan, embedded_parameters
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import LlamaServerClient
@@ -139,7 +139,7 @@ def test_it_says_who_it_is(location: EngineLocation) -> None:
 APP = """
 import asyncio, sys
 from pathlib import Path
-from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+from kvchat.engine.discovery.engines import EngineKind, EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor
 async def main():

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from kvchat.engine.finding.discovery import EngineKind, EngineLocation, EngineNotFound
+from kvchat.engine.discovery.engines import EngineKind, EngineLocation, EngineNotFound
 from kvchat.engine.speaking.errors import EngineFailed
 from kvchat.engine_host import choice as choosing
 from kvchat.engine_host.choice import Capacity, ModelJudge, memory_for, query_capacity

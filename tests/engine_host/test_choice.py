@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.finding.arguments import BadWorkers, KnownOptions, Option
-from kvchat.engine.finding.discovery import EngineLocation, EngineProbe
+from kvchat.engine.discovery.arguments import BadWorkers, KnownOptions, Option
+from kvchat.engine.discovery.engines import EngineLocation, EngineProbe
 from kvchat.engine_host import choice as choosing
 from kvchat.engine_host.choice import EngineChoice, choose_engine, omitted_options
 from kvchat.engine_host.engines import EngineMemory

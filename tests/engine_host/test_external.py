@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.events import Event, TurnFailed
-from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import EngineState

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from kvchat.engine.finding.discovery import EngineLocation
-from kvchat.engine.finding.graphics import Backend, GpuVendor, Graphics
+from kvchat.engine.discovery.engines import EngineLocation
+from kvchat.engine.discovery.graphics import Backend, GpuVendor, Graphics
 from kvchat.engine_host import setup as engine_setup
 from kvchat.engine_host.setup import EngineDownload, EngineSetup, Stage, downloaded_engines
 from kvchat.engine_host.trial import Trial

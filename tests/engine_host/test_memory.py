@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from kvchat.chat.events import Notice
-from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.errors import FailureKind
 from kvchat.engine_host.choice import EngineChoice

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+from kvchat.engine.discovery.engines import EngineKind, EngineLocation
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from tests.engine.waiting import is_alive
 from tests.engine_fixtures import FakeEngine

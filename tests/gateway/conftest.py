@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.settings import Settings
 from tests.engine_fixtures import FakeEngine
 from tests.gateway.corpus import TEMPLATE

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.running.plan import BATCH_SIZE, LaunchPlan
 from kvchat.engine_host.engines import server_key
 from kvchat.gateway import forwarder

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+from kvchat.engine.discovery.engines import EngineKind, EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import LlamaServerClient

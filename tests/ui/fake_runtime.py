@@ -34,7 +34,7 @@ from kvchat.chat.turn import turns
 from kvchat.chat.turn.forecasts import Forecast, Forecasts
 from kvchat.chat.turn.receipts import REPLY_KINDS, DailyReplies, ReplyStatistics
 from kvchat.door_service import DoorService, InEngine
-from kvchat.engine.finding.discovery import Device, EngineEntry, EngineKind, EngineLocation
+from kvchat.engine.discovery.engines import Device, EngineEntry, EngineKind, EngineLocation
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine.speaking.wire import Sampling

@@ -26,7 +26,7 @@ from kvchat.chat.context import ContextUsage
 from kvchat.chat.options import Preset
 from kvchat.chat.prepared.library import Estimate
 from kvchat.chat.record.messages import Conversation, MessageState, Role
-from kvchat.engine.finding.graphics import GpuVendor, Graphics
+from kvchat.engine.discovery.graphics import GpuVendor, Graphics
 from kvchat.engine.running.failure import foreign_server, hangs
 from kvchat.engine.speaking import vitals
 from kvchat.engine.speaking.connection import EngineState
@@ -373,7 +373,7 @@ async def _dialogs(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tu
 
 async def _first_run(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
     import kvchat.engine_host.setup as setup
-    from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+    from kvchat.engine.discovery.engines import EngineKind, EngineLocation
 
     yield "first run, nothing", window
     runtime.models.there = [a_model(runtime.paths.data, "Apple-8B", 5 * GB), a_model(runtime.paths.data, "Fig-1B", GB)]

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx2
 import psutil
 
-from kvchat.engine.finding.discovery import MINIMUM_BUILD, build_number
+from kvchat.engine.discovery.engines import MINIMUM_BUILD, build_number
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineFailure, EngineGone, EngineRefused, FailureKind, ForeignServer

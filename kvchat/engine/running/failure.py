@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvchat.engine import embedded, parent_guard
-from kvchat.engine.finding.arguments import BadArguments, BadWorkers
-from kvchat.engine.finding.discovery import EngineNotFound, EngineTooOld
+from kvchat.engine.discovery.arguments import BadArguments, BadWorkers
+from kvchat.engine.discovery.engines import EngineNotFound, EngineTooOld
 from kvchat.engine.running.external import BadAddress
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.process import ProcessExit

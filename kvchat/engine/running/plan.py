@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvchat.engine import embedded
-from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+from kvchat.engine.discovery.engines import EngineKind, EngineLocation
 
 # Options that kvchat can do without: a build that lacks one has no such feature to turn off.
 OPTIONAL_OPTIONS = (

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
-from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.running import failure
 from kvchat.engine.running.log import START_MARKER, EngineLog
 from kvchat.engine.running.plan import Invocation, LaunchPlan, prepare

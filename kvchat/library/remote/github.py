@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from kvchat import __version__
-from kvchat.engine.finding.graphics import Backend, Graphics, suitable_backends
+from kvchat.engine.discovery.graphics import Backend, Graphics, suitable_backends
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloader import Order
 from kvchat.library.remote.hub import MAX_ANSWER_BYTES, HubError, HubFile, HubPart, Unreachable, answer

@@ -10,7 +10,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QComboBox, QWidget
 
-from kvchat.engine.finding.graphics import Backend, Graphics, driver_advice, suitable_backends
+from kvchat.engine.discovery.graphics import Backend, Graphics, driver_advice, suitable_backends
 from kvchat.engine_host.setup import EngineDownload, EngineSetup, Stage
 from kvchat.engine_host.trial import TrialStep
 from kvchat.errors import KvchatError

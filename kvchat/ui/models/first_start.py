@@ -13,7 +13,7 @@ from typing import Any
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QCheckBox, QFileDialog, QLabel, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
-from kvchat.engine.finding.discovery import find_engine
+from kvchat.engine.discovery.engines import find_engine
 from kvchat.errors import KvchatError
 from kvchat.library.memory.verdict import Verdict, judge_size
 from kvchat.library.model_library import JudgedModel

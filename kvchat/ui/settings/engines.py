@@ -9,8 +9,8 @@ from typing import Any
 
 from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
-from kvchat.engine.finding.discovery import EngineEntry, EngineKind, EngineLocation
-from kvchat.engine.finding.graphics import Graphics, detect_graphics, driver_advice
+from kvchat.engine.discovery.engines import EngineEntry, EngineKind, EngineLocation
+from kvchat.engine.discovery.graphics import Graphics, detect_graphics, driver_advice
 from kvchat.engine_host.setup import DownloadedEngine, downloaded_engines
 from kvchat.engine_host.trial import TrialStep
 from kvchat.runtime import Runtime

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from kvchat.engine import embedded
-from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.running import failure
 from kvchat.engine.running.process import ProcessExit
 from kvchat.engine.speaking import errors

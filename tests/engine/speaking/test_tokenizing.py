@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking.client import LlamaServerClient, PromptTokenizer

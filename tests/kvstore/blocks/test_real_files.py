@@ -10,7 +10,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.kvstore.blocks.absorb import split_slot_file

@@ -9,7 +9,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.running.log import Allocations, Purpose, read_allocations
 from kvchat.engine.running.plan import LaunchPlan, prepare
 from kvchat.library.gguf.facts import read_facts

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.finding.graphics import Backend, GpuVendor, Graphics
+from kvchat.engine.discovery.graphics import Backend, GpuVendor, Graphics
 from kvchat.library.remote import github as github_module
 from kvchat.library.remote.github import REPOSITORY, GitHub, Release, about, backend_of, builds_for
 from kvchat.library.remote.hub import HubError, HubPart, Unreachable

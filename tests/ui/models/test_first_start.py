@@ -14,8 +14,8 @@ from PySide6.QtWidgets import QFileDialog, QLabel
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import TurnFailed
-from kvchat.engine.finding.discovery import EngineKind, EngineLocation
-from kvchat.engine.finding.graphics import GpuVendor, Graphics
+from kvchat.engine.discovery.engines import EngineKind, EngineLocation
+from kvchat.engine.discovery.graphics import GpuVendor, Graphics
 from kvchat.engine.running.failure import start_failure
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineFailed

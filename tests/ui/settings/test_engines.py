@@ -13,7 +13,7 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
-from kvchat.engine.finding.graphics import GpuVendor, Graphics
+from kvchat.engine.discovery.graphics import GpuVendor, Graphics
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.settings import engines as settings_engines

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvchat.engine.finding.arguments import (
+from kvchat.engine.discovery.arguments import (
     BadArguments,
     BadWorkers,
     KnownOptions,

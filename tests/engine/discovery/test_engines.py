@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.finding import discovery as probing
-from kvchat.engine.finding.discovery import (
+from kvchat.engine.discovery import discovery as probing
+from kvchat.engine.discovery.engines import (
     Device,
     EngineKind,
     EngineLocation,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.finding.graphics import (
+from kvchat.engine.discovery.graphics import (
     Backend,
     GpuVendor,
     Graphics,

@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 
 from kvchat.engine import embedded, parent_guard
-from kvchat.engine.finding.arguments import KnownOptions, parse_help
+from kvchat.engine.discovery.arguments import KnownOptions, parse_help
 from kvchat.errors import KvchatError
 from kvchat.system.files import in_time, stamp_of
 from kvchat.system.paths import expanded
