@@ -16,7 +16,7 @@ from kvchat.chat.service import ChatService
 from kvchat.chat.turn.receipts import ReplyStatistics, read_statistics
 from kvchat.diagnostics import report
 from kvchat.door_service import DoorService
-from kvchat.engine.running.log import EngineLog
+from kvchat.engine.process.log import EngineLog
 from kvchat.engine.speaking.connection import DOWN_STATES, EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine_host.model import AnsweringModel

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvchat.engine.discovery.engines import EngineKind, EngineLocation
-from kvchat.engine.running.plan import LaunchPlan
+from kvchat.engine.process.plan import LaunchPlan
 
 FAKE = Path(__file__).with_name("fake_llama_server.py")
 RUN_FAKE = f"import sys; sys.path.insert(0, {str(FAKE.parent)!r}); import {FAKE.stem} as it; it.main(sys.argv[1:])"

@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from kvchat.engine.running.external import ServerAddress
-from kvchat.engine.running.plan import LaunchPlan, llama_server_arguments
+from kvchat.engine.process.external import ServerAddress
+from kvchat.engine.process.plan import LaunchPlan, llama_server_arguments
 
 KEY = "the-users-own-key"
 # Below those a system gives out unasked, and others for each process of tests: nobody else's server answers here.

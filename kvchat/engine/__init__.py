@@ -3,7 +3,7 @@
 - `discovery`: `engines.py` asks each build once for its number and `--help`: too old a build is refused, optional
   arguments it lacks are left out. `arguments.py` checks the user's own; those that change what a state means are in
   the fingerprint, with the files they name. `--rpc` workers are devices like GPUs.
-- `running`: `plan.py` turns a `LaunchPlan` into a start of either engine, with a fresh API key in the environment
+- `process`: `plan.py` turns a `LaunchPlan` into a start of either engine, with a fresh API key in the environment
   and without the user's `LLAMA_ARG_*` variables, which could change what a save point means. `supervisor.py`
   starts, watches and restarts with back-off; a `EngineMonitor` triggers replacement of an engine that hangs or cannot
   compute; `failure.py` explains crashes. `external.py` connects to a llama-server that the user runs and never

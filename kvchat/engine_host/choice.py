@@ -16,7 +16,7 @@ from kvchat.engine.discovery.engines import (
     list_devices,
     usable_engine,
 )
-from kvchat.engine.running.plan import OPTIONAL_OPTIONS, LaunchPlan
+from kvchat.engine.process.plan import OPTIONAL_OPTIONS, LaunchPlan
 from kvchat.engine.speaking.errors import EngineFailed, rpc_server_failure
 from kvchat.errors import KvchatError
 from kvchat.kvstore.memory_files import NOTHING_STAGED, Staged

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from kvchat.engine.discovery import arguments
-from kvchat.engine.running.external import (
+from kvchat.engine.process.external import (
     ExternalServer,
     RunningServer,
     ServerAddress,
@@ -18,9 +18,9 @@ from kvchat.engine.running.external import (
     parse_address,
     reachable_slot_folder,
 )
-from kvchat.engine.running.log import Purpose, read_allocations
-from kvchat.engine.running.plan import LaunchPlan
-from kvchat.engine.running.supervisor import EngineSupervisor
+from kvchat.engine.process.log import Purpose, read_allocations
+from kvchat.engine.process.plan import LaunchPlan
+from kvchat.engine.process.supervisor import EngineSupervisor
 from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.engine.speaking.vitals import SlotState, parse_slots
 from kvchat.engine.speaking.wire import ServerFacts

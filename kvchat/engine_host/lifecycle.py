@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from kvchat.engine.running import failure
-from kvchat.engine.running.log import EngineLog
-from kvchat.engine.running.supervisor import EngineSupervisor
+from kvchat.engine.process import failure
+from kvchat.engine.process.log import EngineLog
+from kvchat.engine.process.supervisor import EngineSupervisor
 from kvchat.engine.speaking.connection import DOWN_STATES, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineFailed, EngineGone, FailureKind
 from kvchat.engine_host.choice import ModelMissing, NoModel

@@ -29,7 +29,7 @@ from kvchat.engine.discovery.engines import (
     usable_engine,
 )
 from kvchat.engine.discovery.graphics import Backend, Graphics, detect_graphics
-from kvchat.engine.running.external import parse_address
+from kvchat.engine.process.external import parse_address
 from kvchat.engine_host.choice import user_arguments
 from kvchat.engine_host.engines import server_key
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from kvchat.engine.discovery.engines import EngineLocation, EngineNotFound, EngineProbe, list_devices, probe
 from kvchat.engine.discovery.graphics import Backend, cannot_run_error, describe_missing_libraries, undetected_gpu_error
-from kvchat.engine.running.log import EngineLog
-from kvchat.engine.running.plan import LaunchPlan
-from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
+from kvchat.engine.process.log import EngineLog
+from kvchat.engine.process.plan import LaunchPlan
+from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.errors import EngineGone
 from kvchat.engine.speaking.wire import ChatMessage, Sampling

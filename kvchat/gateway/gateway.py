@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvchat.engine.running.external import is_loopback
+from kvchat.engine.process.external import is_loopback
 from kvchat.engine.speaking import wire
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.errors import EngineGone

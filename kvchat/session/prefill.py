@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from kvchat.engine.running.plan import BATCH_SIZE
+from kvchat.engine.process.plan import BATCH_SIZE
 from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, Timings
 from kvchat.kvstore.savepoint import Tokens

@@ -27,9 +27,9 @@ import psutil
 from kvchat.cli.bench import BenchFailed, BenchHome
 from kvchat.engine import embedded
 from kvchat.engine.discovery.engines import EngineLocation
-from kvchat.engine.running.log import EngineLog
-from kvchat.engine.running.plan import LaunchPlan, free_port, prepare
-from kvchat.engine.running.process import EngineProcess
+from kvchat.engine.process.child import EngineProcess
+from kvchat.engine.process.log import EngineLog
+from kvchat.engine.process.plan import LaunchPlan, free_port, prepare
 from kvchat.kvstore import disk
 
 Body = dict[str, Any]

@@ -20,7 +20,7 @@ from PySide6.QtWidgets import QApplication, QDialog, QFileDialog, QLineEdit, QWi
 
 from kvchat import app, application
 from kvchat.chat.events import Absorbed, Event, LibraryChanged, ReadAheadProgress, ReplyFinished
-from kvchat.engine.running.plan import free_port
+from kvchat.engine.process.plan import free_port
 from kvchat.session.events import Saved
 from kvchat.ui.dialogs.confirm import PassphraseDialog
 from kvchat.ui.sidebar.library_window import AddDialog, LibraryWindow

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import pytest
 
-from kvchat.engine.running.plan import free_port
+from kvchat.engine.process.plan import free_port
 from kvchat.engine_host.engines import server_key
 from kvchat.kvstore.savepoint import Bounds
 from kvchat.kvstore.store import TITLE, BlockStore

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from kvchat.engine.running.plan import free_port
+from kvchat.engine.process.plan import free_port
 from kvchat.library.remote.starter import starter_path
 from kvchat.system.paths import resolve_paths
 from tests.e2e import bare_system

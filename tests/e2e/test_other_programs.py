@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from kvchat.engine.running.plan import free_port
+from kvchat.engine.process.plan import free_port
 from tests.e2e.home import Home, engine_arguments, notes
 from tests.e2e.serving import TEMPLATE, Serving, serving
 from tests.gateway import agents

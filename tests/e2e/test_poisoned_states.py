@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvchat.chat.record.messages import Message, MessageState
-from kvchat.engine.running.supervisor import RestartPolicy
+from kvchat.engine.process.supervisor import RestartPolicy
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore.blocks.header import WRAPPED_VERSION
 from kvchat.kvstore.restoring import Restoring

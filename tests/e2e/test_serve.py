@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvchat.engine.running.plan import free_port
+from kvchat.engine.process.plan import free_port
 from tests.e2e.desktop import Desktop
 from tests.e2e.home import GREEDY, Home, engine_arguments, notes
 from tests.e2e.serving import Serving, serving

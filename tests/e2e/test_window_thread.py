@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from kvchat.engine.running.plan import free_port
+from kvchat.engine.process.plan import free_port
 from tests.e2e.home import GREEDY, Home
 from tests.e2e.watched_thread import ROUNDS
 from tests.models import tiny_model

@@ -19,8 +19,8 @@ import pytest
 
 from kvchat.engine import embedded
 from kvchat.engine.discovery.engines import EngineKind, EngineLocation, engine_version, list_devices
-from kvchat.engine.running.plan import LaunchPlan, embedded_parameters
-from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
+from kvchat.engine.process.plan import LaunchPlan, embedded_parameters
+from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.errors import EngineFailed, EngineRefused, FailureKind
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
@@ -140,8 +140,8 @@ APP = """
 import asyncio, sys
 from pathlib import Path
 from kvchat.engine.discovery.engines import EngineKind, EngineLocation
-from kvchat.engine.running.plan import LaunchPlan
-from kvchat.engine.running.supervisor import EngineSupervisor
+from kvchat.engine.process.plan import LaunchPlan
+from kvchat.engine.process.supervisor import EngineSupervisor
 async def main():
     supervisor = EngineSupervisor()
     path = Path(sys.argv[1]) if sys.argv[1] else None

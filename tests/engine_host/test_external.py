@@ -12,7 +12,7 @@ import pytest
 
 from kvchat.chat.events import Event, TurnFailed
 from kvchat.engine.discovery.engines import EngineLocation
-from kvchat.engine.running.plan import LaunchPlan
+from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.vitals import SlotState

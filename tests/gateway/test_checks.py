@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from starlette.datastructures import Headers
 
-from kvchat.engine.running.external import is_loopback
+from kvchat.engine.process.external import is_loopback
 from kvchat.errors import KvchatError
 from kvchat.gateway.checks import Checks, origins_in
 from kvchat.gateway.dialects.asked import Refused

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.engine.running.plan import free_port
+from kvchat.engine.process.plan import free_port
 from kvchat.gateway.medicine.causes import MENDED_BY
 from kvchat.gateway.medicine.prompts import Parting
 from kvchat.gateway.mending import Mending

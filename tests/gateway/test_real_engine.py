@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from kvchat.engine.discovery.engines import EngineLocation
-from kvchat.engine.running.plan import BATCH_SIZE, LaunchPlan
+from kvchat.engine.process.plan import BATCH_SIZE, LaunchPlan
 from kvchat.engine_host.engines import server_key
 from kvchat.gateway import forwarder
 from kvchat.gateway.dialects.asked import GENERATING, READING, understood

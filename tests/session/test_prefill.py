@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvchat.engine.running.plan import BATCH_SIZE
+from kvchat.engine.process.plan import BATCH_SIZE
 from kvchat.session.prefill import (
     FIRST_STEP,
     FULL_STEP,

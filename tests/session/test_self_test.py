@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.discovery.engines import EngineKind, EngineLocation
-from kvchat.engine.running.plan import LaunchPlan
-from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
+from kvchat.engine.process.plan import LaunchPlan
+from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Fingerprint

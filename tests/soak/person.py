@@ -17,8 +17,8 @@ from kvchat.chat.events import Event, ReadAheadProgress
 from kvchat.chat.record.messages import Message, MessageState, Role, prompt_messages
 from kvchat.chat.turn import read_ahead
 from kvchat.engine.discovery.engines import EngineKind, EngineLocation
-from kvchat.engine.running.plan import LaunchPlan
-from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
+from kvchat.engine.process.plan import LaunchPlan
+from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import Runtime

@@ -27,7 +27,7 @@ from kvchat.chat.options import Preset
 from kvchat.chat.prepared.library import Estimate
 from kvchat.chat.record.messages import Conversation, MessageState, Role
 from kvchat.engine.discovery.graphics import GpuVendor, Graphics
-from kvchat.engine.running.failure import foreign_server, hangs
+from kvchat.engine.process.failure import foreign_server, hangs
 from kvchat.engine.speaking import vitals
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.vitals import SlotState, Vitals

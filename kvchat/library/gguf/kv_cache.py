@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvchat.engine.running.plan import BATCH_SIZE
+from kvchat.engine.process.plan import BATCH_SIZE
 from kvchat.library.gguf.header import TENSOR_TYPES, GgufFields
 from kvchat.words.language import _
 

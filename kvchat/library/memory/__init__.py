@@ -16,7 +16,7 @@ and it measures them, the projector included (common/fit.cpp). Its decision is r
 nothing. Staging is part of the plan and gives way to a model: warm files count as available memory, and before the
 engine starts the store releases what exceeds the plan (`EngineMemory.choose`, `MemoryFacts.staging_beside`).
 
-**After the load** `engine/running/log.py` finds in the engine's log what it took (`--verbosity 4`), and the bars
+**After the load** `engine/process/log.py` finds in the engine's log what it took (`--verbosity 4`), and the bars
 show measured values. A load that runs out of memory is retried with half the context, with a GPU from 16K tokens on
 without it, down to a floor; the user is told once, and the context that did suffice is remembered (`LoadLimits`).
 Another program may have caused it: more is tried again after a day, and after twice as long each time that this

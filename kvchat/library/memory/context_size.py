@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from kvchat.engine.running.log import Placement
+from kvchat.engine.process.log import Placement
 from kvchat.library.memory.demand import Demand, MemoryBar, MemoryFacts, margin, spendable
 from kvchat.words.language import _, ended, number, sentences
 from kvchat.words.wording import day

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from kvchat.engine.running.plan import BATCH_SIZE, CONTEXT_CHECKPOINTS
+from kvchat.engine.process.plan import BATCH_SIZE, CONTEXT_CHECKPOINTS
 from kvchat.library.gguf.facts import GgufFacts
 from kvchat.library.gguf.kv_cache import kv_bytes, kv_estimate, padded
 from kvchat.system.files import read_json, whole_file

@@ -7,7 +7,7 @@ from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
 from PySide6.QtWidgets import QCheckBox, QFormLayout, QLabel, QPlainTextEdit, QTabWidget, QWidget
 
 from kvchat.chat.events import EngineChanged, Event, FirstToken, Prefilling, ReplyFinished, Speed
-from kvchat.engine.running.log import Level, filter_by_level
+from kvchat.engine.process.log import Level, filter_by_level
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.runtime import Runtime

@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from kvchat.engine.running.plan import free_port
-from kvchat.engine.running.supervisor import EngineSupervisor
+from kvchat.engine.process.plan import free_port
+from kvchat.engine.process.supervisor import EngineSupervisor
 from kvchat.engine.speaking import transport, wire
 from kvchat.engine.speaking.client import THREAD_PARSE_BYTES, LlamaServerClient
 from kvchat.engine.speaking.errors import EngineBroken, EngineError, EngineGone, EngineRefused, ForeignServer

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kvchat.engine.discovery.engines import EngineKind, EngineLocation
-from kvchat.engine.running.plan import LaunchPlan
-from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
+from kvchat.engine.process.plan import LaunchPlan
+from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import EngineRefused, LlamaServerClient
 from kvchat.engine.speaking.pictures import PicturePrompts, picture_ids
 from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling, Timings

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.discovery.engines import EngineLocation
-from kvchat.engine.running.plan import LaunchPlan
-from kvchat.engine.running.supervisor import EngineSupervisor
+from kvchat.engine.process.plan import LaunchPlan
+from kvchat.engine.process.supervisor import EngineSupervisor
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.vitals import (
     SlotState,

@@ -11,8 +11,8 @@ import gguf
 import pytest
 
 from kvchat.engine.discovery.engines import EngineLocation
-from kvchat.engine.running.plan import LaunchPlan
-from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
+from kvchat.engine.process.plan import LaunchPlan
+from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.kvstore.blocks.absorb import split_slot_file
 from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.layout import Layout, Span

@@ -10,8 +10,8 @@ import gguf
 import pytest
 
 from kvchat.engine.discovery.engines import EngineLocation
-from kvchat.engine.running.log import Allocations, Purpose, read_allocations
-from kvchat.engine.running.plan import LaunchPlan, prepare
+from kvchat.engine.process.log import Allocations, Purpose, read_allocations
+from kvchat.engine.process.plan import LaunchPlan, prepare
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.kv_cache import (
     KV_TYPES,

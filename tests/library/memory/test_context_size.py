@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.running.log import Placement
+from kvchat.engine.process.log import Placement
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.memory.context_size import (
     MIN_CONTEXT,

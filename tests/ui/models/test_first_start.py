@@ -16,7 +16,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.events import TurnFailed
 from kvchat.engine.discovery.engines import EngineKind, EngineLocation
 from kvchat.engine.discovery.graphics import GpuVendor, Graphics
-from kvchat.engine.running.failure import start_failure
+from kvchat.engine.process.failure import start_failure
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineFailed
 from kvchat.engine_host.choice import NoModel

@@ -10,9 +10,9 @@ from pathlib import Path
 from kvchat.engine import embedded, parent_guard
 from kvchat.engine.discovery.arguments import BadArguments, BadWorkers
 from kvchat.engine.discovery.engines import EngineNotFound, EngineTooOld
-from kvchat.engine.running.external import BadAddress
-from kvchat.engine.running.plan import LaunchPlan
-from kvchat.engine.running.process import ProcessExit
+from kvchat.engine.process.child import ProcessExit
+from kvchat.engine.process.external import BadAddress
+from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.speaking import errors
 from kvchat.engine.speaking.errors import (
     LOG_ADVICE,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine import parent_guard
-from kvchat.engine.running.log import EngineLog
-from kvchat.engine.running.process import EngineProcess, StopTimeouts
+from kvchat.engine.process.child import EngineProcess, StopTimeouts
+from kvchat.engine.process.log import EngineLog
 from tests.engine.waiting import is_alive, until
 
 LONG_S = 120.0  # what it does in time it does sooner
@@ -102,8 +102,8 @@ async def test_a_grandchild_that_keeps_the_pipe_does_not_hold_the_outcome_up() -
 
 APP = """
 import asyncio, os, sys
-from kvchat.engine.running.log import EngineLog
-from kvchat.engine.running.process import EngineProcess
+from kvchat.engine.process.log import EngineLog
+from kvchat.engine.process.child import EngineProcess
 async def main():
     log = EngineLog()
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"

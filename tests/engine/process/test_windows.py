@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvchat.engine import parent_guard
-from kvchat.engine.running.process import EngineProcess
+from kvchat.engine.process.child import EngineProcess
 
 
 class Function:

@@ -13,7 +13,7 @@ from threading import Thread
 
 import pytest
 
-from kvchat.engine.running.external import (
+from kvchat.engine.process.external import (
     BadAddress,
     ExternalServer,
     PollPolicy,
@@ -23,7 +23,7 @@ from kvchat.engine.running.external import (
     parse_address,
     reachable_slot_folder,
 )
-from kvchat.engine.running.plan import free_port
+from kvchat.engine.process.plan import free_port
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineError, EngineFailed
 from kvchat.engine.speaking.transport import MAX_RESPONSE_BYTES

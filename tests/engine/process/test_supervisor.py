@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.discovery.engines import EngineKind, EngineLocation
-from kvchat.engine.running.plan import LaunchPlan
-from kvchat.engine.running.process import StopTimeouts
-from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
+from kvchat.engine.process.child import StopTimeouts
+from kvchat.engine.process.plan import LaunchPlan
+from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineGone, FailureKind
 from tests.engine.waiting import is_alive, until

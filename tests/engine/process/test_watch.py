@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvchat.engine.running.log import EngineLog
-from kvchat.engine.running.process import StopTimeouts
-from kvchat.engine.running.supervisor import EngineMonitor, EngineSupervisor, MonitorPolicy, RestartPolicy
+from kvchat.engine.process.child import StopTimeouts
+from kvchat.engine.process.log import EngineLog
+from kvchat.engine.process.supervisor import EngineMonitor, EngineSupervisor, MonitorPolicy, RestartPolicy
 from kvchat.engine.speaking import transport
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import EngineState, EngineStatus

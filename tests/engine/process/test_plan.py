@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.engine import embedded
 from kvchat.engine.discovery.engines import EngineKind, EngineLocation
-from kvchat.engine.running.plan import LaunchPlan, embedded_parameters, llama_server_arguments, prepare
+from kvchat.engine.process.plan import LaunchPlan, embedded_parameters, llama_server_arguments, prepare
 
 PLAN = LaunchPlan(Path("/models/a b.gguf"), 8192, Path("/slots"), port=4567, kv_type_k="q8_0", kv_type_v="q5_1")
 

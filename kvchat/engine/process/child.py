@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.engine import parent_guard
-from kvchat.engine.running.log import EngineLog
+from kvchat.engine.process.log import EngineLog
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import pytest
 
 from kvchat.engine import embedded
 from kvchat.engine.discovery.engines import EngineLocation
-from kvchat.engine.running import failure
-from kvchat.engine.running.process import ProcessExit
+from kvchat.engine.process import failure
+from kvchat.engine.process.child import ProcessExit
 from kvchat.engine.speaking import errors
 from kvchat.engine.speaking.errors import FailureKind
 

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from kvchat.engine.discovery.engines import EngineLocation
-from kvchat.engine.running import failure
-from kvchat.engine.running.log import START_MARKER, EngineLog
-from kvchat.engine.running.plan import Invocation, LaunchPlan, prepare
-from kvchat.engine.running.process import EngineProcess, StopTimeouts
+from kvchat.engine.process import failure
+from kvchat.engine.process.child import EngineProcess, StopTimeouts
+from kvchat.engine.process.log import START_MARKER, EngineLog
+from kvchat.engine.process.plan import Invocation, LaunchPlan, prepare
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.running.log import MIB, EngineLog, Level, Placement, Purpose, filter_by_level, read_allocations
+from kvchat.engine.process.log import MIB, EngineLog, Level, Placement, Purpose, filter_by_level, read_allocations
 
 
 def test_lines_are_put_together_however_they_are_cut() -> None:
