@@ -7,8 +7,8 @@ import platform
 from collections.abc import Iterable, Sequence
 
 from kvchat import __version__
-from kvchat.engine.speaking.connection import EngineStatus
-from kvchat.engine.speaking.vitals import Vitals
+from kvchat.engine.api.connection import EngineStatus
+from kvchat.engine.api.vitals import Vitals
 from kvchat.engine_host.choice import EngineChoice
 from kvchat.settings import Settings
 from kvchat.words.wording import per_second, size

@@ -16,9 +16,9 @@ from kvchat.chat.service import ChatService
 from kvchat.chat.turn.receipts import ReplyStatistics, read_statistics
 from kvchat.diagnostics import report
 from kvchat.door_service import DoorService
+from kvchat.engine.api.connection import DOWN_STATES, EngineState, EngineStatus
+from kvchat.engine.api.vitals import Vitals
 from kvchat.engine.process.log import EngineLog
-from kvchat.engine.speaking.connection import DOWN_STATES, EngineState, EngineStatus
-from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.setup import EngineSetup
 from kvchat.engine_host.switching import IdleStop, SwitchingHost

@@ -14,8 +14,8 @@ import pytest_asyncio
 
 from kvchat.chat.events import SettingsChanged
 from kvchat.chat.record.database import Database
-from kvchat.engine.speaking.connection import EngineState
-from kvchat.engine.speaking.errors import EngineFailed
+from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.errors import EngineFailed
 from kvchat.kvstore import savepoint
 from kvchat.kvstore.inventory import Inventory
 from kvchat.runtime import Runtime, open_runtime

@@ -5,7 +5,7 @@ about them share the prefix. Those that cannot fit are refused before anything i
 files and sent as `data:` URLs; only the window decodes them (`ui/attachments/pictures.py`). The projector
 (`--mmproj`) is loaded when a conversation with pictures is answered. It does not change the states of text, so it
 is not in the fingerprint. In a prompt, a picture is as many ids below −1 as it has tokens
-(`engine/speaking/pictures.py`).
+(`engine/api/pictures.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from kvchat.chat.record.messages import Attachment
-from kvchat.engine.speaking.pictures import MAX_PIXELS, image_format, image_size
+from kvchat.engine.api.pictures import MAX_PIXELS, image_format, image_size
 from kvchat.errors import KvchatError
 from kvchat.system.files import NotAFile, TooLarge, read_plain
 from kvchat.words.language import _, number

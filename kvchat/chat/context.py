@@ -25,8 +25,8 @@ from kvchat.chat.record.messages import (
 )
 from kvchat.chat.record.tree import copy_to_branch
 from kvchat.chat.turn_context import TurnContext
-from kvchat.engine.speaking.client import count_tokens_up_to
-from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling
+from kvchat.engine.api.client import count_tokens_up_to
+from kvchat.engine.api.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.host import MAX_RESERVE, ReadyEngine

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvchat.chat.record.messages import Attachment, Receipt
-from kvchat.engine.speaking.connection import EngineStatus
+from kvchat.engine.api.connection import EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.session.events import EventHandler, RequestSent, SessionEvent
 from kvchat.session.proof import Verdict

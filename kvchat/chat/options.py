@@ -17,7 +17,7 @@ from typing import Any
 
 from kvchat.chat.record.database import ConversationGone, Database
 from kvchat.chat.record.messages import NEW_CHAT_ID, Conversation, Message, Role, new_message
-from kvchat.engine.speaking.wire import MAX_GRAMMAR_CHARS, MAX_NESTING, Sampling, nesting_depth
+from kvchat.engine.api.wire import MAX_GRAMMAR_CHARS, MAX_NESTING, Sampling, nesting_depth
 from kvchat.errors import KvchatError
 from kvchat.session.host import TemplateOptions
 from kvchat.words.language import N_, _, number, with_marks

@@ -19,7 +19,7 @@ from kvchat.chat.options import (
 from kvchat.chat.record.messages import MessageState, Role, new_message
 from kvchat.chat.record.tree import copy_to_branch
 from kvchat.chat.turn_context import TurnContext
-from kvchat.engine.speaking.errors import EngineRefused
+from kvchat.engine.api.errors import EngineRefused
 from kvchat.words.language import _
 
 

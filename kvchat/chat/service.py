@@ -28,7 +28,7 @@ from kvchat.chat.turn.titles import TitleGenerator
 from kvchat.chat.turn.turn import Turn, TurnStart
 from kvchat.chat.turn.turns import Turns
 from kvchat.chat.turn_context import TurnContext, UnsavedReplies
-from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
+from kvchat.engine.api.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import BlockStore
 from kvchat.session.host import EngineHost

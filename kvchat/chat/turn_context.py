@@ -13,7 +13,7 @@ from kvchat.chat.options import AnswerSettings, ChatOptions, answer_settings, ne
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import Message
-from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
+from kvchat.engine.api.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.session.allocator import ABSORB_TIMEOUT_S
 from kvchat.session.exchange import Exchange

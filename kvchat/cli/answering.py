@@ -35,9 +35,9 @@ from kvchat.cli.terminal import (
     stdout_is_tty,
     to_json,
 )
-from kvchat.engine.speaking.connection import EngineState, EngineStatus
-from kvchat.engine.speaking.errors import EngineFailure
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.api.connection import EngineState, EngineStatus
+from kvchat.engine.api.errors import EngineFailure
+from kvchat.engine.api.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.library.remote.starter import READY, fetch_starter
 from kvchat.runtime import Runtime

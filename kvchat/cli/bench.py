@@ -23,7 +23,7 @@ from kvchat.cli.answering import NoModelForCommand, apply_options, show_starter_
 from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import columns, print_err, print_result
-from kvchat.engine.speaking.wire import ChatMessage, Sampling
+from kvchat.engine.api.wire import ChatMessage, Sampling
 from kvchat.errors import KvchatError
 from kvchat.library.remote.starter import fetch_starter
 from kvchat.runtime import Runtime, open_runtime

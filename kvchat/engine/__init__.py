@@ -9,7 +9,7 @@
   compute; `failure.py` explains crashes. `external.py` connects to a llama-server that the user runs and never
   stops it; its states are kept only if its process and slot folder are found on this computer; all its arguments
   are in the fingerprint.
-- `speaking`: `client.py` over `transport.py`, the only module that speaks HTTP. A streamed reply is read in
+- `api`: `client.py` over `transport.py`, the only module that speaks HTTP. A streamed reply is read in
   batches: a wake-up per token would cost more than handling it.
 - `embedded.py` and `parent_guard.py` run in processes of their own and import nothing of kvchat. The guard makes
   the engine die with the app, even by SIGKILL: on Linux by `PR_SET_PDEATHSIG`, elsewhere by a pipe.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kvchat.engine.api.errors import EngineFailed, rpc_server_failure
 from kvchat.engine.discovery import arguments
 from kvchat.engine.discovery.engines import (
     EngineLocation,
@@ -17,7 +18,6 @@ from kvchat.engine.discovery.engines import (
     usable_engine,
 )
 from kvchat.engine.process.plan import OPTIONAL_OPTIONS, LaunchPlan
-from kvchat.engine.speaking.errors import EngineFailed, rpc_server_failure
 from kvchat.errors import KvchatError
 from kvchat.kvstore.memory_files import NOTHING_STAGED, Staged
 from kvchat.kvstore.savepoint import Fingerprint

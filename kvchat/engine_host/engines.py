@@ -9,6 +9,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from kvchat.engine.api.errors import EngineRefused
+from kvchat.engine.api.vitals import SlotState, parse_slots
+from kvchat.engine.api.wire import ServerFacts
 from kvchat.engine.discovery import arguments
 from kvchat.engine.process.external import (
     ExternalServer,
@@ -21,9 +24,6 @@ from kvchat.engine.process.external import (
 from kvchat.engine.process.log import Purpose, read_allocations
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor
-from kvchat.engine.speaking.errors import EngineRefused
-from kvchat.engine.speaking.vitals import SlotState, parse_slots
-from kvchat.engine.speaking.wire import ServerFacts
 from kvchat.engine_host.choice import (
     EngineChoice,
     VisionUnsupported,

@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from kvchat.engine.api.connection import DOWN_STATES, EngineState, EngineStatus
+from kvchat.engine.api.errors import EngineFailed, EngineGone, FailureKind
 from kvchat.engine.process import failure
 from kvchat.engine.process.log import EngineLog
 from kvchat.engine.process.supervisor import EngineSupervisor
-from kvchat.engine.speaking.connection import DOWN_STATES, EngineState, EngineStatus
-from kvchat.engine.speaking.errors import EngineFailed, EngineGone, FailureKind
 from kvchat.engine_host.choice import ModelMissing, NoModel
 from kvchat.engine_host.engines import EngineMemory, ExternalEngine, ManagedEngine, server_key
 from kvchat.errors import KvchatError

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvchat.chat.record.messages import Conversation
-from kvchat.engine.speaking.connection import EngineState
-from kvchat.engine.speaking.errors import FailureKind
-from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
+from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.errors import FailureKind
+from kvchat.engine.api.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.engine_host.switching import SwitchingHost
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import GgufFacts, read_facts

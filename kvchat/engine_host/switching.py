@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvchat.chat.service import ChatService
-from kvchat.engine.speaking.connection import EngineState
-from kvchat.engine.speaking.vitals import Vitals, collect_vitals
+from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.vitals import Vitals, collect_vitals
 from kvchat.engine_host.choice import Capacity, EngineChoice, ModelJudge, choose_engine, query_capacity
 from kvchat.engine_host.lifecycle import EngineLifecycle
 from kvchat.errors import KvchatError

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvchat.engine.api.client import LlamaServerClient
+from kvchat.engine.api.errors import EngineGone
+from kvchat.engine.api.wire import ChatMessage, Sampling
 from kvchat.engine.discovery.engines import EngineLocation, EngineNotFound, EngineProbe, list_devices, probe
 from kvchat.engine.discovery.graphics import Backend, cannot_run_error, describe_missing_libraries, undetected_gpu_error
 from kvchat.engine.process.log import EngineLog
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
-from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.errors import EngineGone
-from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from kvchat.engine_host.choice import omitted_options, promised_strategy
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint

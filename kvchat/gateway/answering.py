@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from kvchat.engine.speaking.errors import EngineError, EngineGone, EngineRefused
-from kvchat.engine.speaking.wire import ChatMessage
+from kvchat.engine.api.errors import EngineError, EngineGone, EngineRefused
+from kvchat.engine.api.wire import ChatMessage
 from kvchat.errors import KvchatError
 from kvchat.gateway.crashes import Crashes
 from kvchat.gateway.dialects.asked import Asked, Form, Refused

@@ -21,8 +21,8 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
-from kvchat.engine.speaking.pictures import MAX_PIXELS, image_size
-from kvchat.engine.speaking.wire import MAX_GRAMMAR_CHARS, MAX_NESTING, nesting_depth
+from kvchat.engine.api.pictures import MAX_PIXELS, image_size
+from kvchat.engine.api.wire import MAX_GRAMMAR_CHARS, MAX_NESTING, nesting_depth
 from kvchat.gateway.dialects.asked import Refused
 from kvchat.gateway.dialects.conversion import Json
 from kvchat.gateway.keys import EVERYBODY, NAMELESS, Keys, program_by

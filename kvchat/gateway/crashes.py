@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from weakref import WeakSet
 
-from kvchat.engine.speaking.errors import EngineGone, EngineLifetime, FailureKind
+from kvchat.engine.api.errors import EngineGone, EngineLifetime, FailureKind
 from kvchat.gateway.dialects.asked import Refused
 
 MOST_CRASHES, WITHIN_S = 3, 600.0  # crashes and seconds until a program is refused

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from kvchat.engine.speaking import wire
-from kvchat.engine.speaking.errors import EngineError
-from kvchat.engine.speaking.pictures import FIRST_PICTURE_ID
-from kvchat.engine.speaking.transport import EngineResponse
-from kvchat.engine.speaking.wire import Timings
+from kvchat.engine.api import wire
+from kvchat.engine.api.errors import EngineError
+from kvchat.engine.api.pictures import FIRST_PICTURE_ID
+from kvchat.engine.api.transport import EngineResponse
+from kvchat.engine.api.wire import Timings
 from kvchat.gateway.crashes import Crashes
 from kvchat.gateway.dialects.asked import LIMITS, Form, Refused, refusal
 from kvchat.gateway.dialects.replies import Heard, Usage

@@ -16,10 +16,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvchat.engine.api import wire
+from kvchat.engine.api.client import LlamaServerClient
+from kvchat.engine.api.errors import EngineGone
 from kvchat.engine.process.external import is_loopback
-from kvchat.engine.speaking import wire
-from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.errors import EngineGone
 from kvchat.errors import KvchatError
 from kvchat.gateway.answering import Answering, Catalogue, as_json
 from kvchat.gateway.checks import Checks, body_of, check_bounds

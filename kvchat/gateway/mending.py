@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from kvchat.engine.speaking.errors import EngineRefused
+from kvchat.engine.api.errors import EngineRefused
 from kvchat.gateway.dialects.asked import Asked, Form
 from kvchat.gateway.medicine import causes
 from kvchat.gateway.medicine.prompts import Parting, Prompt, RecentPrompts

@@ -12,8 +12,8 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from kvchat.engine.speaking.errors import EngineRefused
-from kvchat.engine.speaking.wire import Picture
+from kvchat.engine.api.errors import EngineRefused
+from kvchat.engine.api.wire import Picture
 from kvchat.gateway.dialects.asked import Asked, Form, as_chat, refusal
 from kvchat.gateway.dialects.conversion import Json, Unconvertible
 from kvchat.gateway.requests import Passage

@@ -10,7 +10,7 @@ the folder; another may read (`stored_manifest`, `check_store`).
   chunks.
 - **Passes** (`positioned.py` counts them). Blocks are moved by several threads, piece by piece while a piece is in
   the cache. A block's name is its BLAKE3; a restore verifies it by its XXH3, kept in the index. Rows that the
-  engine has kept since the last save (`UnchangedRows` in `engine/speaking/client.py`) are not read again, but for two
+  engine has kept since the last save (`UnchangedRows` in `engine/api/client.py`) are not read again, but for two
   blocks.
 - **Index** (`index/`, SQLite): save points, their recipes (sealed with a hash; paths in a tree of uses, so that
   what turns share is stored once), a tree of token segments for the longest known prefix, losses, bytes written. No

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from kvchat.engine.speaking.errors import EngineError, EngineGone, EngineRefused
-from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
+from kvchat.engine.api.errors import EngineError, EngineGone, EngineRefused
+from kvchat.engine.api.wire import ENGINE_DEFAULTS, ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from kvchat.engine.speaking.client import LlamaServerClient
+from kvchat.engine.api.client import LlamaServerClient
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.session.restore_support import Finding, Strategy
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from kvchat.engine.speaking.errors import EngineError, EngineGone, EngineRefused
-from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, Timings
+from kvchat.engine.api.errors import EngineError, EngineGone, EngineRefused
+from kvchat.engine.api.wire import ChatMessage, PromptProgress, Timings
 from kvchat.kvstore import disk
 from kvchat.kvstore.audience import NOBODY, audience_of, is_imported
 from kvchat.kvstore.savepoint import (

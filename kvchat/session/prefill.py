@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from kvchat.engine.api.errors import EngineRefused
+from kvchat.engine.api.wire import ChatMessage, PromptProgress, Timings
 from kvchat.engine.process.plan import BATCH_SIZE
-from kvchat.engine.speaking.errors import EngineRefused
-from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, Timings
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import EventHandler, SaveSkipped, Saving
 from kvchat.session.lease import NEXT_TOKEN, Lease, save_failure_reason

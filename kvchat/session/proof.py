@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from kvchat.engine.speaking.wire import Timings
+from kvchat.engine.api.wire import Timings
 from kvchat.kvstore.savepoint import SavePoint, Tier
 from kvchat.words.reasons import Reason, ReasonCode
 

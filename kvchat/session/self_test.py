@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-from kvchat.engine.speaking.errors import EngineError, EngineRefused
-from kvchat.engine.speaking.wire import ChatMessage
+from kvchat.engine.api.errors import EngineError, EngineRefused
+from kvchat.engine.api.wire import ChatMessage
 from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Bounds, NotSaved, StoreRefused, Tokens
 from kvchat.kvstore.store import BlockStore

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from kvchat.engine.speaking.pictures import FIRST_PICTURE_ID
+from kvchat.engine.api.pictures import FIRST_PICTURE_ID
 from kvchat.kvstore.audience import readable_by
 from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, Tokens, common_prefix
 from kvchat.kvstore.store import BlockStore

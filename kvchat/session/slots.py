@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from kvchat.engine.speaking.errors import EngineError
+from kvchat.engine.api.errors import EngineError
 from kvchat.kvstore.savepoint import AbsorbReport
 from kvchat.kvstore.store import BlockStore
 from kvchat.session.allocator import Allocator

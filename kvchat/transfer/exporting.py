@@ -15,7 +15,7 @@ from typing import IO, Any, TypeVar
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation, Message, Role
-from kvchat.engine.speaking.pictures import image_format
+from kvchat.engine.api.pictures import image_format
 from kvchat.errors import KvchatError
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import whole_file

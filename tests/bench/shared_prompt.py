@@ -9,7 +9,7 @@ from kvchat.chat.record.messages import Role
 from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import PEOPLE, REPLY_TOKENS, THINGS, BenchHome, Reply, bench_home, ttft, ttft_ratio
 from kvchat.cli.terminal import print_err
-from kvchat.engine.speaking.wire import ChatMessage
+from kvchat.engine.api.wire import ChatMessage
 from kvchat.kvstore.savepoint import common_prefix
 
 OWN_TOKENS = 200  # of each chat: its question and its reply

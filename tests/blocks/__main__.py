@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.chat.record.database import Database
+from kvchat.engine.api.wire import Sampling
 from kvchat.engine.process.plan import free_port
-from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import open_runtime
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths

@@ -27,7 +27,7 @@ from kvchat.chat.record.messages import Attachment, Message, MessageState, Recei
 from kvchat.chat.record.recovery import back_up
 from kvchat.chat.search import find, index_batch
 from kvchat.chat.turn import turns
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.api.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.proof import Source
 from kvchat.system.concurrency import Worker

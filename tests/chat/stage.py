@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from kvchat.chat.events import Event, ReplyDelta, TurnFailed
 from kvchat.chat.record.messages import Message, Receipt
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.api.wire import Sampling
 from kvchat.kvstore.savepoint import SavePoint
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings

@@ -8,8 +8,8 @@ from kvchat.chat.attachments import document_from_text
 from kvchat.chat.context import TEMPLATE_TOKENS, DocumentsTooLong, NothingToDrop, split_branch
 from kvchat.chat.events import QuestionNotStored, TurnFailed
 from kvchat.chat.record.messages import Role, prompt_content
-from kvchat.engine.speaking.client import COUNT_CHUNK_CHARS
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.api.client import COUNT_CHUNK_CHARS
+from kvchat.engine.api.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.exchange import PromptTooLong
 from tests.chat.stage import Stage

@@ -22,7 +22,7 @@ from kvchat.chat.options import (
     validate_options,
 )
 from kvchat.chat.record.messages import Role
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.api.wire import Sampling
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.library.gguf.facts import model_identity
 from kvchat.library.gguf.template_options import known_options, template_variables

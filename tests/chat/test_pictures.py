@@ -10,8 +10,8 @@ import pytest
 
 from kvchat.chat.attachments import MAX_PICTURE_BYTES, AttachmentError, picture_attachment, read_attachment
 from kvchat.chat.record.messages import MessageState, Role, needs_vision, prompt_messages
-from kvchat.engine.speaking.pictures import image_size
-from kvchat.engine.speaking.wire import Picture, messages_body
+from kvchat.engine.api.pictures import image_size
+from kvchat.engine.api.wire import Picture, messages_body
 from kvchat.engine_host.choice import VisionUnsupported, find_projector
 from kvchat.library.model_files import projector_of
 from kvchat.transfer.exporting import ExportForm, export_file

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.chat.record.messages import Message, Receipt
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.api.wire import Sampling
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from tests.e2e.home import engine_path, notes

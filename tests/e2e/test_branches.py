@@ -12,8 +12,8 @@ import pytest
 
 from kvchat.chat.record.messages import Message, MessageState, prompt_messages
 from kvchat.chat.turn.titles import is_title_due
-from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.wire import ChatMessage, Sampling, chat_body, prompt_body
+from kvchat.engine.api.client import LlamaServerClient
+from kvchat.engine.api.wire import ChatMessage, Sampling, chat_body, prompt_body
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
 from tests.e2e.restarts import SYSTEM, receipt, settings

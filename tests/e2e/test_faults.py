@@ -15,7 +15,7 @@ import pytest
 
 from kvchat.chat.events import Event, Prefilling, ReplyDelta, TurnFailed
 from kvchat.chat.record.messages import Message, MessageState
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.api.wire import Sampling
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.session.events import Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source

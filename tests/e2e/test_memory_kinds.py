@@ -14,7 +14,7 @@ from kvchat.chat.attachments import document_from_text
 from kvchat.chat.events import Notice
 from kvchat.chat.prepared.documents import PreparedSet
 from kvchat.chat.record.messages import Message
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.api.wire import Sampling
 from kvchat.kvstore.memory_files import MEMORY_FOLDER
 from kvchat.kvstore.savepoint import common_prefix
 from kvchat.runtime import Runtime

@@ -13,7 +13,7 @@ from kvchat.chat.context import SUMMARY_REQUEST, NothingToDrop
 from kvchat.chat.events import Event, Notice, TurnFailed
 from kvchat.chat.options import ChatOptions, InvalidOptions, OutputFormatRejected
 from kvchat.chat.record.messages import Role
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.api.wire import Sampling
 from kvchat.session.exchange import PromptTooLong
 from kvchat.session.proof import Source
 from tests.e2e.restarts import settings

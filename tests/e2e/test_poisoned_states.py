@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from kvchat.chat.record.messages import Message, MessageState
+from kvchat.engine.api.wire import Sampling
 from kvchat.engine.process.supervisor import RestartPolicy
-from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore.blocks.header import WRAPPED_VERSION
 from kvchat.kvstore.restoring import Restoring
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile

@@ -12,7 +12,7 @@ import pytest
 from kvchat.chat.events import Event, ReadAheadProgress
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.turn import imported_memory
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.api.wire import Sampling
 from kvchat.engine_host import switching
 from kvchat.engine_host.switching import IdleStop
 from kvchat.kvstore.exchange import stored_manifest

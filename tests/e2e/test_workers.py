@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.events import Event, TurnFailed
+from kvchat.engine.api.errors import FailureKind
 from kvchat.engine.process.plan import free_port
-from kvchat.engine.speaking.errors import FailureKind
 from kvchat.session.proof import Source
 from tests.running import ask, running
 

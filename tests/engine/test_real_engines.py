@@ -18,12 +18,12 @@ import psutil
 import pytest
 
 from kvchat.engine import embedded
+from kvchat.engine.api.client import LlamaServerClient
+from kvchat.engine.api.errors import EngineFailed, EngineRefused, FailureKind
+from kvchat.engine.api.wire import ChatMessage, Sampling
 from kvchat.engine.discovery.engines import EngineKind, EngineLocation, engine_version, list_devices
 from kvchat.engine.process.plan import LaunchPlan, embedded_parameters
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
-from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.errors import EngineFailed, EngineRefused, FailureKind
-from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from tests.engine.waiting import is_alive, until
 
 pytestmark = pytest.mark.engine

@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import pytest
 
+from kvchat.engine.api.errors import EngineFailed
 from kvchat.engine.discovery.engines import EngineKind, EngineLocation, EngineNotFound
-from kvchat.engine.speaking.errors import EngineFailed
 from kvchat.engine_host import choice as choosing
 from kvchat.engine_host.choice import Capacity, ModelJudge, memory_for, query_capacity
 from kvchat.library.gguf.facts import model_identity

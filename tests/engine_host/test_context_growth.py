@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.chat.events import TurnFailed
 from kvchat.chat.record.messages import Attachment, MessageState
-from kvchat.engine.speaking.connection import EngineState
+from kvchat.engine.api.connection import EngineState
 from kvchat.engine_host.choice import choose_engine
 from kvchat.library.memory.context_size import CHEAP_KV_BYTES
 from kvchat.session.events import MakingRoom, Restored

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.events import Event, TurnFailed
+from kvchat.engine.api.client import LlamaServerClient
+from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.vitals import SlotState
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import LaunchPlan
-from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.connection import EngineState
-from kvchat.engine.speaking.vitals import SlotState
 from kvchat.engine_host.engines import choose_slot, server_key
 from kvchat.kvstore import disk
 from kvchat.library.model_files import display_name

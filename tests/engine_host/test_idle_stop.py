@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from kvchat.engine.speaking.connection import EngineState
+from kvchat.engine.api.connection import EngineState
 from kvchat.engine_host.switching import IdleStop
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from kvchat.chat.events import Notice
+from kvchat.engine.api.connection import EngineState, EngineStatus
+from kvchat.engine.api.errors import FailureKind
 from kvchat.engine.discovery.engines import EngineLocation
-from kvchat.engine.speaking.connection import EngineState, EngineStatus
-from kvchat.engine.speaking.errors import FailureKind
 from kvchat.engine_host.choice import EngineChoice
 from kvchat.engine_host.engines import EngineMemory
 from kvchat.runtime import Runtime

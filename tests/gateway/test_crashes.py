@@ -16,8 +16,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from kvchat.engine.api.errors import EngineFailure, EngineGone, EngineLifetime, FailureKind
 from kvchat.engine.process.supervisor import RestartPolicy
-from kvchat.engine.speaking.errors import EngineFailure, EngineGone, EngineLifetime, FailureKind
 from kvchat.gateway.checks import MAX_GRAMMAR_CHARS, MAX_NESTING, MOST_LIKELY, MOST_LISTED, MOST_TEXT, check_bounds
 from kvchat.gateway.crashes import LEFT_S, REFUSED_S, WITHIN_S, Crashes
 from kvchat.gateway.dialects.asked import Refused

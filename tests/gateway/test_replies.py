@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.engine.speaking.wire import Timings
+from kvchat.engine.api.wire import Timings
 from kvchat.gateway.dialects.asked import Form
 from kvchat.gateway.dialects.replies import Heard, Usage
 

@@ -11,8 +11,8 @@ from typing import cast
 
 import pytest
 
-from kvchat.engine.speaking.client import LlamaServerClient, UnchangedRows
-from kvchat.engine.speaking.errors import (
+from kvchat.engine.api.client import LlamaServerClient, UnchangedRows
+from kvchat.engine.api.errors import (
     EngineError,
     EngineFailure,
     EngineGone,
@@ -20,7 +20,7 @@ from kvchat.engine.speaking.errors import (
     EngineRefused,
     FailureKind,
 )
-from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
+from kvchat.engine.api.wire import ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
 from kvchat.kvstore.store import BlockStore
 from kvchat.session.events import MakingRoom, RequestSent, SessionEvent, WaitingForEngine

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.discovery.engines import EngineKind, EngineLocation
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
-from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.session import self_test as module

@@ -20,8 +20,8 @@ from typing import Any
 from kvchat import app, application
 from kvchat.chat.events import EngineChanged, Event, MessagesChanged, Notice, ReplyDelta, TurnFailed
 from kvchat.chat.record.messages import Conversation, Message, MessageState, Role
-from kvchat.engine.speaking.connection import EngineState
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.wire import Sampling
 from kvchat.kvstore.restoring import Restoring
 from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, Tokens, common_prefix
 from kvchat.runtime import Runtime

@@ -16,11 +16,11 @@ from unittest import mock
 from kvchat.chat.events import Event, ReadAheadProgress
 from kvchat.chat.record.messages import Message, MessageState, Role, prompt_messages
 from kvchat.chat.turn import read_ahead
+from kvchat.engine.api.client import LlamaServerClient
+from kvchat.engine.api.wire import Sampling
 from kvchat.engine.discovery.engines import EngineKind, EngineLocation
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
-from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import Runtime
 from kvchat.session.events import Restored
 from kvchat.settings import Settings

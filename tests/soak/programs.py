@@ -25,7 +25,7 @@ import httpx2
 import psutil
 
 from kvchat.chat.record.messages import MessageState
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.api.wire import Sampling
 from kvchat.gateway.dialects.asked import GENERATING, as_chat
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings

@@ -16,7 +16,7 @@ from threading import Barrier
 
 import psutil
 
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.api.wire import Sampling
 from kvchat.kvstore import disk
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings

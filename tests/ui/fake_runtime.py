@@ -34,10 +34,10 @@ from kvchat.chat.turn import turns
 from kvchat.chat.turn.forecasts import Forecast, Forecasts
 from kvchat.chat.turn.receipts import REPLY_KINDS, DailyReplies, ReplyStatistics
 from kvchat.door_service import DoorService, InEngine
+from kvchat.engine.api.connection import EngineState, EngineStatus
+from kvchat.engine.api.vitals import Vitals
+from kvchat.engine.api.wire import Sampling
 from kvchat.engine.discovery.engines import Device, EngineEntry, EngineKind, EngineLocation
-from kvchat.engine.speaking.connection import EngineState, EngineStatus
-from kvchat.engine.speaking.vitals import Vitals
-from kvchat.engine.speaking.wire import Sampling
 from kvchat.engine_host.choice import Capacity, ModelJudge
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.setup import EngineSetup, downloaded_engines

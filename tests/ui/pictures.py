@@ -26,11 +26,11 @@ from kvchat.chat.context import ContextUsage
 from kvchat.chat.options import Preset
 from kvchat.chat.prepared.library import Estimate
 from kvchat.chat.record.messages import Conversation, MessageState, Role
+from kvchat.engine.api import vitals
+from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.vitals import SlotState, Vitals
 from kvchat.engine.discovery.graphics import GpuVendor, Graphics
 from kvchat.engine.process.failure import foreign_server, hangs
-from kvchat.engine.speaking import vitals
-from kvchat.engine.speaking.connection import EngineState
-from kvchat.engine.speaking.vitals import SlotState, Vitals
 from kvchat.library.model_files import Source as Place
 from kvchat.library.model_library import FoundModel
 from kvchat.session.exchange import PromptTooLong

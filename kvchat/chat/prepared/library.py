@@ -28,8 +28,8 @@ from kvchat.chat.prepared.documents import (
 )
 from kvchat.chat.record.messages import Conversation, prompt_content, prompt_messages
 from kvchat.chat.turn_context import TurnContext
-from kvchat.engine.speaking.client import count_tokens_up_to
-from kvchat.engine.speaking.errors import EngineError
+from kvchat.engine.api.client import count_tokens_up_to
+from kvchat.engine.api.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, Fingerprint, Tokens
 from kvchat.session.events import SaveSkipped, SessionEvent

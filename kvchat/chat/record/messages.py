@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
 
-from kvchat.engine.speaking.wire import ChatMessage, Picture
+from kvchat.engine.api.wire import ChatMessage, Picture
 from kvchat.session.proof import Source
 from kvchat.words.reasons import Reason, reason_of
 from kvchat.words.safe_text import calm

@@ -20,7 +20,7 @@ from kvchat.chat.record.messages import (
     prompt_messages,
 )
 from kvchat.chat.turn_context import TurnContext
-from kvchat.engine.speaking.errors import EngineError
+from kvchat.engine.api.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Kept, StoreRefused, Tier
 from kvchat.session.host import ReadyEngine

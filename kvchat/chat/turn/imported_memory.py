@@ -16,8 +16,8 @@ from functools import partial
 from kvchat.chat.events import ConversationsChanged, ReadAheadProgress
 from kvchat.chat.record.messages import ends_with_reply, needs_vision, prompt_messages
 from kvchat.chat.turn_context import TurnContext
-from kvchat.engine.speaking.errors import EngineError
-from kvchat.engine.speaking.wire import ChatMessage
+from kvchat.engine.api.errors import EngineError
+from kvchat.engine.api.wire import ChatMessage
 from kvchat.errors import KvchatError
 from kvchat.kvstore.audience import CHATS, imported, is_imported
 from kvchat.kvstore.savepoint import Fingerprint, StoreRefused, Tokens

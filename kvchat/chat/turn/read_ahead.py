@@ -24,7 +24,7 @@ from kvchat.chat.record.messages import (
     prompt_messages,
 )
 from kvchat.chat.turn_context import TurnContext
-from kvchat.engine.speaking.errors import EngineError
+from kvchat.engine.api.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.exchange import Request

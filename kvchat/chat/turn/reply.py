@@ -12,7 +12,7 @@ from kvchat.chat.events import EngineSilent, EventBus, FirstToken, Notice, Prefi
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import Message, MessageState, Receipt
-from kvchat.engine.speaking.wire import ChatChunk, Timings
+from kvchat.engine.api.wire import ChatChunk, Timings
 from kvchat.session.proof import NOTHING_LOADED, LoadedState, LoadResult, judge_load
 from kvchat.system.concurrency import Worker
 from kvchat.words.language import _

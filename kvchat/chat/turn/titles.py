@@ -15,8 +15,8 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Message, MessageState, Role, ends_with_reply, needs_vision, prompt_messages
 from kvchat.chat.record.titles import TITLE_REQUEST, is_title_complete, parse_title
 from kvchat.chat.turn_context import TurnContext
-from kvchat.engine.speaking.errors import EngineError
-from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
+from kvchat.engine.api.errors import EngineError
+from kvchat.engine.api.wire import ChatChunk, ChatMessage, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.exchange import Exchange, Request

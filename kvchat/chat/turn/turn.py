@@ -25,8 +25,8 @@ from kvchat.chat.record.messages import (
 )
 from kvchat.chat.turn.reply import EchoFilter, ReplyWriter
 from kvchat.chat.turn_context import TurnContext
-from kvchat.engine.speaking.errors import EngineError, EngineRefused
-from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
+from kvchat.engine.api.errors import EngineError, EngineRefused
+from kvchat.engine.api.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.audience import is_imported
 from kvchat.kvstore.savepoint import Tokens

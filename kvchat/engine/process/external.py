@@ -17,10 +17,10 @@ from pathlib import Path
 import httpx2
 import psutil
 
+from kvchat.engine.api.client import LlamaServerClient
+from kvchat.engine.api.connection import EngineConnection, EngineState, EngineStatus
+from kvchat.engine.api.errors import EngineFailure, EngineGone, EngineRefused, FailureKind, ForeignServer
 from kvchat.engine.discovery.engines import MINIMUM_BUILD, build_number
-from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
-from kvchat.engine.speaking.errors import EngineFailure, EngineGone, EngineRefused, FailureKind, ForeignServer
 from kvchat.errors import KvchatError
 from kvchat.settings import MAX_CONTEXT
 from kvchat.words.language import N_, _

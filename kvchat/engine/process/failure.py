@@ -8,13 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvchat.engine import embedded, parent_guard
-from kvchat.engine.discovery.arguments import BadArguments, BadWorkers
-from kvchat.engine.discovery.engines import EngineNotFound, EngineTooOld
-from kvchat.engine.process.child import ProcessExit
-from kvchat.engine.process.external import BadAddress
-from kvchat.engine.process.plan import LaunchPlan
-from kvchat.engine.speaking import errors
-from kvchat.engine.speaking.errors import (
+from kvchat.engine.api import errors
+from kvchat.engine.api.errors import (
     LOG_ADVICE,
     MEMORY_ADVICE,
     MISSING_LIBRARY,
@@ -26,6 +21,11 @@ from kvchat.engine.speaking.errors import (
     last_error,
     with_last_output,
 )
+from kvchat.engine.discovery.arguments import BadArguments, BadWorkers
+from kvchat.engine.discovery.engines import EngineNotFound, EngineTooOld
+from kvchat.engine.process.child import ProcessExit
+from kvchat.engine.process.external import BadAddress
+from kvchat.engine.process.plan import LaunchPlan
 from kvchat.errors import KvchatError
 from kvchat.words.language import _, number, sentences
 

@@ -12,14 +12,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
-from kvchat.engine.discovery.engines import EngineLocation
-from kvchat.engine.process import failure
-from kvchat.engine.process.child import EngineProcess, StopTimeouts
-from kvchat.engine.process.log import START_MARKER, EngineLog
-from kvchat.engine.process.plan import Invocation, LaunchPlan, prepare
-from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
-from kvchat.engine.speaking.errors import (
+from kvchat.engine.api.client import LlamaServerClient
+from kvchat.engine.api.connection import EngineConnection, EngineState, EngineStatus
+from kvchat.engine.api.errors import (
     EngineBroken,
     EngineError,
     EngineFailure,
@@ -28,6 +23,11 @@ from kvchat.engine.speaking.errors import (
     FailureKind,
     ForeignServer,
 )
+from kvchat.engine.discovery.engines import EngineLocation
+from kvchat.engine.process import failure
+from kvchat.engine.process.child import EngineProcess, StopTimeouts
+from kvchat.engine.process.log import START_MARKER, EngineLog
+from kvchat.engine.process.plan import Invocation, LaunchPlan, prepare
 from kvchat.words.language import _
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvchat.engine.speaking.wire import Timings
+from kvchat.engine.api.wire import Timings
 from kvchat.gateway.dialects.asked import MUCH, Form
 from kvchat.gateway.dialects.conversion import Json
 

@@ -7,9 +7,9 @@ from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
 from PySide6.QtWidgets import QCheckBox, QFormLayout, QLabel, QPlainTextEdit, QTabWidget, QWidget
 
 from kvchat.chat.events import EngineChanged, Event, FirstToken, Prefilling, ReplyFinished, Speed
+from kvchat.engine.api.connection import EngineState, EngineStatus
+from kvchat.engine.api.vitals import Vitals
 from kvchat.engine.process.log import Level, filter_by_level
-from kvchat.engine.speaking.connection import EngineState, EngineStatus
-from kvchat.engine.speaking.vitals import Vitals
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, progress_bar, row
 from kvchat.ui.base.tasks import TaskRunner

@@ -316,7 +316,7 @@ class MainWindow(QMainWindow):
 
     def _senseless(self) -> set[str]:
         from kvchat.chat.record.messages import Role
-        from kvchat.engine.speaking.connection import EngineState
+        from kvchat.engine.api.connection import EngineState
 
         chat, messages, settings = self.chat.current, self.transcript.messages, self.runtime.settings
         answers = chat is not None and self.runtime.chat.is_answering(chat)

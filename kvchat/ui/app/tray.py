@@ -12,7 +12,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QDialog, QMenu, QSystemTrayIcon
 
 from kvchat.chat.events import EngineChanged, Event, ReplyFinished, TurnFailed
-from kvchat.engine.speaking.connection import EngineState
+from kvchat.engine.api.connection import EngineState
 from kvchat.library.remote.downloads import ACTIVE_STATES
 from kvchat.runtime import Runtime
 from kvchat.session.slots import PendingSave

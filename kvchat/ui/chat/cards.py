@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvchat.chat.context import ContextUsage
-from kvchat.engine.speaking.connection import EngineState, EngineStatus
-from kvchat.engine.speaking.errors import FailureKind
+from kvchat.engine.api.connection import EngineState, EngineStatus
+from kvchat.engine.api.errors import FailureKind
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.ui.base.theme import restyle
 from kvchat.ui.widgets.controls import Card

@@ -10,7 +10,7 @@ from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QSizePolicy, QToolTip, QWidget
 
-from kvchat.engine.speaking.connection import EngineState
+from kvchat.engine.api.connection import EngineState
 from kvchat.ui.base.building import label, progress_bar, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, restyle

@@ -8,7 +8,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QWidget
 
 from kvchat.chat.record.messages import Role
-from kvchat.engine.speaking.connection import EngineState
+from kvchat.engine.api.connection import EngineState
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime

@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject, QTimer
 
 from kvchat.chat.events import Event, ReplyDelta, ReplyFinished, TurnEvent, TurnFailed
 from kvchat.chat.record.messages import Role
-from kvchat.engine.speaking.connection import EngineStatus
+from kvchat.engine.api.connection import EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.session.exchange import PromptTooLong

@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QPlainTextEdit, QWidget
 
 from kvchat.chat.options import NO_OPTIONS, RANGES, ChatOptions, InvalidOptions, validate_options
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.api.wire import Sampling
 from kvchat.library.gguf.template_options import TemplateOption
 from kvchat.session.host import TemplateOptions
 from kvchat.ui.base.building import STRETCH, button, clear, column, label, line_edit, styled

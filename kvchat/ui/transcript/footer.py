@@ -31,7 +31,7 @@ from kvchat.chat.turn.receipts import (
     receipt_sentence,
     timeline,
 )
-from kvchat.engine.speaking.errors import EngineFailed, FailureKind
+from kvchat.engine.api.errors import EngineFailed, FailureKind
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
 from kvchat.ui.base.building import STRETCH, beginning, button, column, label, row, styled, tool_button

@@ -28,7 +28,7 @@ from kvchat.chat.record.messages import (
     ends_with_reply,
     prompt_messages,
 )
-from kvchat.engine.speaking.wire import ChatMessage, Sampling
+from kvchat.engine.api.wire import ChatMessage, Sampling
 from kvchat.session.proof import Source
 from kvchat.system.concurrency import Worker
 from kvchat.transfer.rows import conversation_rows, store_rows

@@ -10,7 +10,7 @@ from kvchat.chat.context import ReplyInProgress
 from kvchat.chat.events import ReplyDelta
 from kvchat.chat.record.database import ConversationGone
 from kvchat.chat.record.messages import Message, MessageState, Role
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.api.wire import Sampling
 from kvchat.session.events import Restored
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage

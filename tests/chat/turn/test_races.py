@@ -29,7 +29,7 @@ from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.chat.turn import reply as reply_module
 from kvchat.chat.turn import turns
-from kvchat.engine.speaking.connection import EngineState
+from kvchat.engine.api.connection import EngineState
 from kvchat.errors import KvchatError
 from kvchat.kvstore.restoring import Restoring as StoreRestoring
 from kvchat.kvstore.savepoint import AbsorbReport, Cancelled, RestorePlan

@@ -11,7 +11,7 @@ from kvchat.chat.events import Event, EventBus, ReplyDelta
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Role, new_message
 from kvchat.chat.turn.reply import ReplyWriter
-from kvchat.engine.speaking.wire import ChatChunk
+from kvchat.engine.api.wire import ChatChunk
 from kvchat.system.concurrency import Worker
 
 

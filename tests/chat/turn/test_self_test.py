@@ -10,8 +10,8 @@ import pytest
 
 from kvchat.chat.events import Absorbed, EngineChanged, Notice, Prefilling
 from kvchat.chat.record.messages import Role
-from kvchat.engine.speaking.connection import EngineState
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.wire import Sampling
 from kvchat.session import prefill
 from kvchat.session.events import Saved, SaveSkipped, Saving, WaitingForEngine
 from kvchat.session.proof import Source

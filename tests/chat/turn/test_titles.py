@@ -11,8 +11,8 @@ from kvchat.chat.record.messages import Conversation, MessageState, Role
 from kvchat.chat.record.titles import TITLE_REQUEST
 from kvchat.chat.turn import titles as titles_module
 from kvchat.chat.turn.titles import NoTitle, is_title_due
-from kvchat.engine.speaking.connection import EngineState
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.wire import Sampling
 from tests.chat.stage import QUESTION, Stage
 
 TITLE = "River and garden"

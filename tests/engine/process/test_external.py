@@ -13,6 +13,9 @@ from threading import Thread
 
 import pytest
 
+from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.errors import EngineError, EngineFailed
+from kvchat.engine.api.transport import MAX_RESPONSE_BYTES
 from kvchat.engine.process.external import (
     BadAddress,
     ExternalServer,
@@ -24,9 +27,6 @@ from kvchat.engine.process.external import (
     reachable_slot_folder,
 )
 from kvchat.engine.process.plan import free_port
-from kvchat.engine.speaking.connection import EngineState
-from kvchat.engine.speaking.errors import EngineError, EngineFailed
-from kvchat.engine.speaking.transport import MAX_RESPONSE_BYTES
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.users_server import UsersServer

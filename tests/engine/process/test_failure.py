@@ -8,11 +8,11 @@ import signal
 import pytest
 
 from kvchat.engine import embedded
+from kvchat.engine.api import errors
+from kvchat.engine.api.errors import FailureKind
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process import failure
 from kvchat.engine.process.child import ProcessExit
-from kvchat.engine.speaking import errors
-from kvchat.engine.speaking.errors import FailureKind
 
 NO_MEMORY = """\
 0.00.006.018 I srv    load_model: loading model '/m/SmolLM2.gguf'

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.engine.api.connection import EngineState, EngineStatus
+from kvchat.engine.api.errors import EngineError, EngineFailed, EngineGone, FailureKind
 from kvchat.engine.discovery.engines import EngineKind, EngineLocation
 from kvchat.engine.process.child import StopTimeouts
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
-from kvchat.engine.speaking.connection import EngineState, EngineStatus
-from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineGone, FailureKind
 from tests.engine.waiting import is_alive, until
 from tests.engine_fixtures import FakeEngine
 

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import pytest
 
+from kvchat.engine.api import transport
+from kvchat.engine.api.client import LlamaServerClient
+from kvchat.engine.api.connection import EngineState, EngineStatus
+from kvchat.engine.api.errors import EngineError, EngineSilent, FailureKind
+from kvchat.engine.api.wire import ENGINE_DEFAULTS, ChatMessage
 from kvchat.engine.process.child import StopTimeouts
 from kvchat.engine.process.log import EngineLog
 from kvchat.engine.process.supervisor import EngineMonitor, EngineSupervisor, MonitorPolicy, RestartPolicy
-from kvchat.engine.speaking import transport
-from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.connection import EngineState, EngineStatus
-from kvchat.engine.speaking.errors import EngineError, EngineSilent, FailureKind
-from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, ChatMessage
 from tests.engine.waiting import is_alive, until
 from tests.engine_fixtures import FakeEngine
 

@@ -8,10 +8,10 @@ from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import Prefilling, Speed
-from kvchat.engine.speaking import vitals
-from kvchat.engine.speaking.connection import EngineState
-from kvchat.engine.speaking.errors import EngineFailure, FailureKind
-from kvchat.engine.speaking.vitals import SlotState, Vitals
+from kvchat.engine.api import vitals
+from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.errors import EngineFailure, FailureKind
+from kvchat.engine.api.vitals import SlotState, Vitals
 from kvchat.ui.app.engine_window import EngineWindow
 from kvchat.ui.app.main_window import MainWindow
 from tests.ui.fake_runtime import FakeRuntime

@@ -26,8 +26,8 @@ from kvchat.chat.events import (
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import MessageState, Role, receipt_to_json
-from kvchat.engine.speaking.connection import EngineState
-from kvchat.engine.speaking.errors import EngineError, EngineFailure, FailureKind
+from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.errors import EngineError, EngineFailure, FailureKind
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloader import Order
 from kvchat.library.remote.downloads import Download, DownloadState

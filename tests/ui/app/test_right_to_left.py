@@ -12,8 +12,8 @@ from PySide6.QtWidgets import QApplication, QFrame, QStyleOptionViewItem
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.messages import Role
+from kvchat.engine.api.connection import EngineState
 from kvchat.engine.process.failure import hangs
-from kvchat.engine.speaking.connection import EngineState
 from kvchat.library.model_files import Source
 from kvchat.library.model_library import FoundModel, JudgedModel
 from kvchat.ui.app.main_window import MainWindow

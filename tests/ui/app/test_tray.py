@@ -9,7 +9,7 @@ from PySide6.QtCore import QEvent
 from PySide6.QtWidgets import QApplication, QSystemTrayIcon
 from pytestqt.qtbot import QtBot
 
-from kvchat.engine.speaking.connection import EngineState
+from kvchat.engine.api.connection import EngineState
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.tray import Tray, logo_state
 from kvchat.ui.base.icons import LogoState

@@ -12,7 +12,7 @@ from PySide6.QtGui import QColor, QImage
 from PySide6.QtWidgets import QApplication
 
 from kvchat.chat.attachments import AttachmentError, picture_attachment
-from kvchat.engine.speaking.pictures import image_format, image_size
+from kvchat.engine.api.pictures import image_format, image_size
 from kvchat.ui.attachments.chips import PictureTile
 from kvchat.ui.attachments.pictures import LONGEST_SIDE, decoded, of_image, prepared, shape
 from kvchat.ui.base.theme import Look

@@ -10,8 +10,8 @@ import pytest_asyncio
 from PySide6.QtCore import QPoint, QRect, QSize
 from PySide6.QtWidgets import QLabel, QScrollArea, QWidget
 
+from kvchat.engine.api.connection import EngineState
 from kvchat.engine.process.failure import hangs
-from kvchat.engine.speaking.connection import EngineState
 from kvchat.errors import KvchatError
 from kvchat.ui.app import window_place
 from kvchat.ui.app.main_window import MainWindow

@@ -18,8 +18,8 @@ from kvchat.chat.attachments import document_from_bytes, document_from_text
 from kvchat.chat.context import ContextUsage
 from kvchat.chat.events import QuestionNotStored
 from kvchat.chat.record.messages import Attachment
-from kvchat.engine.speaking.connection import EngineState
-from kvchat.engine.speaking.pictures import image_size
+from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.pictures import image_size
 from kvchat.engine_host.choice import VisionUnsupported
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow

@@ -9,7 +9,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import TurnFailed
 from kvchat.chat.record.messages import Role
-from kvchat.engine.speaking.errors import EngineFailed, EngineFailure, FailureKind
+from kvchat.engine.api.errors import EngineFailed, EngineFailure, FailureKind
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import ModelFileMissing, read_facts

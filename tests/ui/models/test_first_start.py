@@ -14,11 +14,11 @@ from PySide6.QtWidgets import QFileDialog, QLabel
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import TurnFailed
+from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.errors import EngineFailed
 from kvchat.engine.discovery.engines import EngineKind, EngineLocation
 from kvchat.engine.discovery.graphics import GpuVendor, Graphics
 from kvchat.engine.process.failure import start_failure
-from kvchat.engine.speaking.connection import EngineState
-from kvchat.engine.speaking.errors import EngineFailed
 from kvchat.engine_host.choice import NoModel
 from kvchat.errors import KvchatError
 from kvchat.library.model_files import Source

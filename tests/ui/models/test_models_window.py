@@ -14,8 +14,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QAbstractButton, QFileDialog, QLabel, QLineEdit, QMenu
 from pytestqt.qtbot import QtBot
 
-from kvchat.engine.speaking.connection import EngineState
-from kvchat.engine.speaking.errors import EngineFailure, FailureKind
+from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.errors import EngineFailure, FailureKind
 from kvchat.library.gguf.facts import NotAModel
 from kvchat.library.memory.demand import MemoryFacts
 from kvchat.library.model_files import Source

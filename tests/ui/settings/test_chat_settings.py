@@ -9,7 +9,7 @@ import pytest
 
 from kvchat.chat.options import ChatOptions, Preset
 from kvchat.chat.record.messages import Role
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.api.wire import Sampling
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.template_options import TemplateOption, TemplateVariable, known_options
 from kvchat.library.model_files import Source

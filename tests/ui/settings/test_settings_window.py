@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import SettingsChanged
-from kvchat.engine.speaking.connection import EngineState
+from kvchat.engine.api.connection import EngineState
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.library.memory.demand import COMPUTER, MemoryBar

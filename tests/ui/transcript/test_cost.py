@@ -23,7 +23,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import Event, ReplyDelta
 from kvchat.chat.record.messages import Message, MessageState, Role
-from kvchat.engine.speaking.transport import READ_INTERVAL_S
+from kvchat.engine.api.transport import READ_INTERVAL_S
 from kvchat.settings import Settings
 from kvchat.ui.base.theme import Look
 from kvchat.ui.transcript.reply_view import ReplyView

@@ -22,12 +22,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+from kvchat.engine.api import transport, wire
+from kvchat.engine.api.client import THREAD_PARSE_BYTES, LlamaServerClient
+from kvchat.engine.api.errors import EngineBroken, EngineError, EngineGone, EngineRefused, ForeignServer
+from kvchat.engine.api.wire import ChatChunk, ChatMessage, Sampling
 from kvchat.engine.process.plan import free_port
 from kvchat.engine.process.supervisor import EngineSupervisor
-from kvchat.engine.speaking import transport, wire
-from kvchat.engine.speaking.client import THREAD_PARSE_BYTES, LlamaServerClient
-from kvchat.engine.speaking.errors import EngineBroken, EngineError, EngineGone, EngineRefused, ForeignServer
-from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from kvchat.engine.speaking.errors import EngineRefused
-from kvchat.engine.speaking.wire import ChatMessage, Picture, prompt_body
+from kvchat.engine.api.errors import EngineRefused
+from kvchat.engine.api.wire import ChatMessage, Picture, prompt_body
 from kvchat.words.language import _
 
 MAX_PIXELS = 40_000_000  # three bytes each when decoded in the engine

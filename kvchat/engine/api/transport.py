@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import h11
 import httpx2
 
-from kvchat.engine.speaking import errors, wire
-from kvchat.engine.speaking.errors import (
+from kvchat.engine.api import errors, wire
+from kvchat.engine.api.errors import (
     EngineBroken,
     EngineError,
     EngineGone,
@@ -27,7 +27,7 @@ from kvchat.engine.speaking.errors import (
     EngineRefused,
     EngineSilent,
 )
-from kvchat.engine.speaking.wire import ChatChunk
+from kvchat.engine.api.wire import ChatChunk
 from kvchat.system.files import collect
 from kvchat.words.language import N_, _
 

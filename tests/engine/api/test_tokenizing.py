@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.engine.api.client import LlamaServerClient, PromptTokenizer
+from kvchat.engine.api.wire import ChatMessage
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor
-from kvchat.engine.speaking.client import LlamaServerClient, PromptTokenizer
-from kvchat.engine.speaking.wire import ChatMessage
 
 END, END_ID = "<|end|>", 7
 HISTORY = "".join(f"<|say|>{'word ' * 50}{number}{END}" for number in range(20))

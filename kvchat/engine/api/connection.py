@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineFailure, EngineLifetime
+from kvchat.engine.api.errors import EngineError, EngineFailed, EngineFailure, EngineLifetime
 from kvchat.words.language import N_, _
 
 if TYPE_CHECKING:
-    from kvchat.engine.speaking.client import LlamaServerClient
+    from kvchat.engine.api.client import LlamaServerClient
 
 
 class EngineState(Enum):

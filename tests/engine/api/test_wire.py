@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from kvchat.engine.speaking import wire
-from kvchat.engine.speaking.errors import EngineRefused
-from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
+from kvchat.engine.api import wire
+from kvchat.engine.api.errors import EngineRefused
+from kvchat.engine.api.wire import ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
 
 # Events of a real llama-server (b11434), shortened to the fields there are.
 PROGRESS = (

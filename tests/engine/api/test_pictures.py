@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from kvchat.engine.api.client import EngineRefused, LlamaServerClient
+from kvchat.engine.api.pictures import PicturePrompts, picture_ids
+from kvchat.engine.api.wire import ChatMessage, Picture, Sampling, Timings
 from kvchat.engine.discovery.engines import EngineKind, EngineLocation
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
-from kvchat.engine.speaking.client import EngineRefused, LlamaServerClient
-from kvchat.engine.speaking.pictures import PicturePrompts, picture_ids
-from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling, Timings
 from tests.models import seeing
 from tests.pictures import png
 
@@ -129,7 +129,7 @@ async def test_what_cannot_be_said_again_is_refused(pictures_of: PicturePrompts)
 async def test_only_so_many_pictures_are_kept_at_hand(
     pictures_of: PicturePrompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvchat.engine.speaking.pictures.CACHE_BYTES", len(RED.data) + len(GREEN.data))
+    monkeypatch.setattr("kvchat.engine.api.pictures.CACHE_BYTES", len(RED.data) + len(GREEN.data))
     first = await pictures_of.tokens("<m>", [RED])
     await pictures_of.tokens("<m><m>", [GREEN, Picture(png(0, 0, 255))])
     with pytest.raises(EngineRefused, match="no longer available"):

@@ -10,16 +10,16 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import replace
 from typing import Any
 
-from kvchat.engine.speaking import wire
-from kvchat.engine.speaking.errors import EngineError, EngineLifetime, EngineRefused, ForeignServer
-from kvchat.engine.speaking.pictures import (
+from kvchat.engine.api import wire
+from kvchat.engine.api.errors import EngineError, EngineLifetime, EngineRefused, ForeignServer
+from kvchat.engine.api.pictures import (
     FIRST_PICTURE_ID,
     PicturePrompts,
     pictures_unusable,
     with_placeholder_pictures,
 )
-from kvchat.engine.speaking.transport import CONNECT_TIMEOUT_S, QUICK_TIMEOUT_S, EngineResponse, Transport
-from kvchat.engine.speaking.wire import (
+from kvchat.engine.api.transport import CONNECT_TIMEOUT_S, QUICK_TIMEOUT_S, EngineResponse, Transport
+from kvchat.engine.api.wire import (
     ChatChunk,
     ChatMessage,
     Picture,

@@ -5,11 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.discovery.engines import EngineLocation
-from kvchat.engine.process.plan import LaunchPlan
-from kvchat.engine.process.supervisor import EngineSupervisor
-from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.vitals import (
+from kvchat.engine.api.client import LlamaServerClient
+from kvchat.engine.api.vitals import (
     SlotState,
     Speed,
     collect_vitals,
@@ -18,7 +15,10 @@ from kvchat.engine.speaking.vitals import (
     parse_metrics,
     parse_slots,
 )
-from kvchat.engine.speaking.wire import ChatMessage, Sampling
+from kvchat.engine.api.wire import ChatMessage, Sampling
+from kvchat.engine.discovery.engines import EngineLocation
+from kvchat.engine.process.plan import LaunchPlan
+from kvchat.engine.process.supervisor import EngineSupervisor
 
 # As build 11434 answers.
 SLOTS = b'[{"id": 0, "n_ctx": 1024, "speculative": false, "is_processing": true, "n_prompt_tokens": 90}]'

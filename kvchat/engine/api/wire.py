@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvchat.engine.speaking.errors import EngineRefused
+from kvchat.engine.api.errors import EngineRefused
 from kvchat.system.files import parse_json
 
 Body = dict[str, Any]

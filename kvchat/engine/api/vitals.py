@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.errors import EngineError
+from kvchat.engine.api.client import LlamaServerClient
+from kvchat.engine.api.errors import EngineError
 from kvchat.system.files import parse_json
 
 _NVIDIA_SMI_TIMEOUT_S = 5.0
