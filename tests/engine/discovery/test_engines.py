@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.discovery import discovery as probing
+from kvchat.engine.discovery import engines as probing
 from kvchat.engine.discovery.engines import (
     Device,
     EngineKind,
