@@ -29,7 +29,7 @@ from kvchat.system.concurrency import Threads, Worker
 from kvchat.system.owner import Ownership, StartRequest, owner_of
 from kvchat.system.paths import RESTORING, Paths, resolve_paths
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.base.speaking import speak_here, tell_roles
+from kvchat.ui.base.accessibility import report_accessible_roles, set_ui_language
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import say
 from kvchat.ui.sidebar.conversation_list import Arrangement
@@ -59,9 +59,9 @@ def run(*, starter: bool, hidden: bool, request: StartRequest = _SHOW_WINDOW) ->
     qt.setApplicationVersion(__version__)
     qt.setDesktopFileName("kvchat")
     qt.setQuitOnLastWindowClosed(False)
-    tell_roles()
+    report_accessible_roles()
     settings = load_settings(paths.settings_file)
-    speak_here(settings.language)
+    set_ui_language(settings.language)
     try:
         paths.ensure()
     except KvchatError as error:
@@ -178,7 +178,7 @@ async def _run(
         except KvchatError as error:
             await say(error)
         settings = load_settings(paths.settings_file)  # the restored settings
-        speak_here(settings.language)
+        set_ui_language(settings.language)
     look = Look(qt, settings.theme)
     look.follow(settings)
     window = MainWindow(look, paths.config)

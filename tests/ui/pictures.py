@@ -40,7 +40,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.opening import QuickWindow
 from kvchat.ui.app.tray import FinishingBox, Tray
 from kvchat.ui.attachments.chips import AttachmentView
-from kvchat.ui.base.speaking import speak_here
+from kvchat.ui.base.accessibility import set_ui_language
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import BugReportDialog, ImportReportDialog
 from kvchat.ui.rendering.text_page import LinkDialog
@@ -473,7 +473,7 @@ def main() -> None:
             speak_pseudo(app)
         else:
             language.CATALOGUES = asked.catalogues
-            speak_here(asked.language)
+            set_ui_language(asked.language)
         look, runtime = Look(app, asked.theme), prepared(home / "home")
         runtime.settings = replace(runtime.settings, zoom=asked.text, theme=asked.theme)
         look.follow(runtime.settings)

@@ -126,7 +126,7 @@ class LogPage(QWidget):
         self.follow.setAccessibleDescription(_("Scroll to new lines automatically"))
         clipboard = QGuiApplication.clipboard()
         self.copy = button(_("Copy"), lambda: clipboard.setText("\n".join(self._shown)), name=_("Copy the log"))
-        self.text = plain_text(_("Engine log"), page_font(look.type.mono, look.type.small))
+        self.text = plain_text(_("Engine log"), page_font(look.fonts.mono, look.fonts.small))
         self.text.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )

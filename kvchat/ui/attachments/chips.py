@@ -185,7 +185,7 @@ class AttachmentView(QDialog):
         super().__init__(parent)
         self.setWindowTitle(calm(attachment.name))
         words = shown_document(attachment.name, attachment.text)
-        font = code_font(look.type.mono, look.type.small)
+        font = code_font(look.fonts.mono, look.fonts.small)
         self.text = plain_text(_("Text of {name}", name=calm(attachment.name)), font, words)
         self.place = label(kind="small")
         self._hits = cursors_at(self.text, words, spans(words, terms)[:_MOST_MARKS])

@@ -31,8 +31,8 @@ from kvchat.chat.attachments import AttachmentError, picture_attachment
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.system.session_bus import NoAnswer, SessionBus
+from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.building import label
-from kvchat.ui.base.speaking import announce
 from kvchat.ui.desktop.activation import on_wayland
 from kvchat.ui.desktop.global_key import Declined, request
 from kvchat.words.language import _

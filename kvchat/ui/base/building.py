@@ -39,32 +39,36 @@ def styled(widget: W, kind: str, tone: str = "") -> W:
     return widget
 
 
-def beginning() -> Qt.AlignmentFlag:
-    """Return the side where lines begin in the UI language, whatever the text direction."""
-    mirrored = QGuiApplication.layoutDirection() is Qt.LayoutDirection.RightToLeft
-    return Qt.AlignmentFlag.AlignAbsolute | (Qt.AlignmentFlag.AlignRight if mirrored else Qt.AlignmentFlag.AlignLeft)
+def is_mirrored() -> bool:
+    """True if the UI language is written from right to left."""
+    return QGuiApplication.layoutDirection() is Qt.LayoutDirection.RightToLeft
+
+
+def leading_alignment() -> Qt.AlignmentFlag:
+    """Return the side where lines begin in the UI language, whatever the text's own direction."""
+    side = Qt.AlignmentFlag.AlignRight if is_mirrored() else Qt.AlignmentFlag.AlignLeft
+    return Qt.AlignmentFlag.AlignAbsolute | side
 
 
 def left_to_right(text: str) -> str:
     """Isolate keys or a path from right-to-left text."""
-    mirrored = QGuiApplication.layoutDirection() is Qt.LayoutDirection.RightToLeft
-    return f"\u2066{text}\u2069" if mirrored else text
+    return f"\u2066{text}\u2069" if is_mirrored() else text
 
 
-def label(words: str = "", kind: str = "", *, wraps: bool = False, selectable: bool = False) -> QLabel:
+def label(text: str = "", kind: str = "", *, wraps: bool = False, selectable: bool = False) -> QLabel:
     """Make a label. Its text is never HTML."""
-    made = styled(QLabel(words), kind)
+    made = styled(QLabel(text), kind)
     made.setTextFormat(Qt.TextFormat.PlainText)
-    made.setAlignment(beginning() | Qt.AlignmentFlag.AlignVCenter)
+    made.setAlignment(leading_alignment() | Qt.AlignmentFlag.AlignVCenter)
     made.setWordWrap(wraps)
     if selectable:
         made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
     return made
 
 
-def button(words: str, on_click: Any = None, kind: str = "", *, name: str = "", tip: str = "") -> QPushButton:
+def button(text: str, on_click: Any = None, kind: str = "", *, name: str = "", tip: str = "") -> QPushButton:
     """Make a button. on_click: callable or signal; name: for screen readers, if the text is not enough"""
-    return _button(QPushButton(words), on_click, kind, name or words, tip)
+    return _button(QPushButton(text), on_click, kind, name or text, tip)
 
 
 def tool_button(

@@ -1,7 +1,6 @@
-"""Icons and the logo, drawn from SVG. No file is read, so nothing can be missing from a package.
+"""Icons and the logo, drawn from SVG without reading files.
 
-The logo is a speech bubble with a bookmark; `assets/` has it in files, which `python -m kvchat.ui.base.icons
-FOLDER` writes.
+`python -m kvchat.ui.base.icons FOLDER` writes the logo's files (those in `assets/`).
 """
 
 from __future__ import annotations
@@ -12,11 +11,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from PySide6.QtCore import QByteArray, QRect, QRectF, QSize, Qt
-from PySide6.QtGui import QGuiApplication, QIcon, QIconEngine, QPainter, QPixmap
+from PySide6.QtGui import QIcon, QIconEngine, QPainter, QPixmap
 from PySide6.QtSvg import QSvgRenderer
 
+from kvchat.ui.base.building import is_mirrored
+
 _DESKTOP_SIZES = (16, 22, 24, 32, 44, 48, 64, 128, 256)  # tray and window icon sizes
-_PALE = 0.4
+_DISABLED_OPACITY = 0.4
 
 # Strokes on a 24 x 24 grid.
 _GLYPHS = {
@@ -56,7 +57,7 @@ _GLYPHS = {
     "info": "M12 20.5a8.5 8.5 0 1 0 0-17 8.5 8.5 0 0 0 0 17zM12 11v5M12 8h.01",
 }
 
-_SIDED = {"sidebar", "go-on", "chevron-left", "chevron-right"}  # mirrored for right-to-left text
+_DIRECTIONAL = {"sidebar", "go-on", "chevron-left", "chevron-right"}  # mirrored for right-to-left text
 # The logo on a 32 x 32 grid; edges on even numbers stay crisp at 16 px.
 _BUBBLE = "M8 2 H24 A6 6 0 0 1 30 8 V18 A6 6 0 0 1 24 24 H15 L8 30 V24 A6 6 0 0 1 2 18 V8 A6 6 0 0 1 8 2 Z"
 _OUTLINE = (
@@ -74,24 +75,18 @@ _GOLD = "#f2b84b"
 
 def icon(name: str, colour: str) -> QIcon:
     """Return a line icon, or the filled Stop square, in `colour` ("#rrggbb"). Needs a QGuiApplication."""
-    mirrored = QGuiApplication.layoutDirection() is Qt.LayoutDirection.RightToLeft
-    return _icon(name, colour, mirrored and name in _SIDED)
+    return _icon(name, colour, is_mirrored() and name in _DIRECTIONAL)
 
 
 @lru_cache(maxsize=256)
 def _icon(name: str, colour: str, mirrored: bool) -> QIcon:
-    turned = ' transform="matrix(-1 0 0 1 24 0)"' if mirrored else ""
+    transform = ' transform="matrix(-1 0 0 1 24 0)"' if mirrored else ""
     width, fill = 3.2 if name == "dots" else 1.9, colour if name == "stop" else "none"
-    return QIcon(
-        _Drawn(
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><path d="{_GLYPHS[name]}"{turned} '
-            f'fill="{fill}" stroke="{colour}" stroke-width="{width}" '
-            'stroke-linecap="round" stroke-linejoin="round"/></svg>'
-        )
-    )
+    stroke = f'stroke="{colour}" stroke-width="{width}" stroke-linecap="round" stroke-linejoin="round"'
+    return QIcon(_SvgIconEngine(_svg(f'<path d="{_GLYPHS[name]}"{transform} fill="{fill}" {stroke}/>', 24)))
 
 
-class _Drawn(QIconEngine):
+class _SvgIconEngine(QIconEngine):
     """Icon engine that renders each requested size on demand; a window uses only a few of them."""
 
     def __init__(self, svg: str) -> None:
@@ -99,13 +94,13 @@ class _Drawn(QIconEngine):
         self._svg = svg
 
     def clone(self) -> QIconEngine:
-        return _Drawn(self._svg)
+        return _SvgIconEngine(self._svg)
 
     def paint(self, painter: QPainter, rect: QRect, mode: QIcon.Mode, state: QIcon.State) -> None:
         painter.save()
-        painter.setOpacity(painter.opacity() * (_PALE if mode is QIcon.Mode.Disabled else 1.0))
+        painter.setOpacity(painter.opacity() * (_DISABLED_OPACITY if mode is QIcon.Mode.Disabled else 1.0))
         ratio = painter.device().devicePixelRatioF()
-        painter.drawPixmap(rect, _picture(self._svg, rect.width(), rect.height(), ratio))
+        painter.drawPixmap(rect, _render(self._svg, rect.width(), rect.height(), ratio))
         painter.restore()
 
     def pixmap(self, size: QSize, mode: QIcon.Mode, state: QIcon.State) -> QPixmap:
@@ -117,7 +112,7 @@ class _Drawn(QIconEngine):
 
 
 @lru_cache(maxsize=512)
-def _picture(svg: str, width: int, height: int, ratio: float = 1.0) -> QPixmap:
+def _render(svg: str, width: int, height: int, ratio: float = 1.0) -> QPixmap:
     result = _blank(round(width * ratio), round(height * ratio))
     with QPainter(result) as painter:
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
@@ -144,7 +139,7 @@ def tray_icon(state: LogoState) -> QIcon:
 def _in_all_sizes(svg: str) -> QIcon:
     result = QIcon()
     for side in _DESKTOP_SIZES:
-        result.addPixmap(_picture(svg, side, side))
+        result.addPixmap(_render(svg, side, side))
     return result
 
 
@@ -157,37 +152,28 @@ class LogoState(Enum):
 
 
 def app_svg() -> str:
-    ground = f'<rect width="64" height="64" rx="14" fill="{TEAL}"/>'
+    background = f'<rect width="64" height="64" rx="14" fill="{TEAL}"/>'
     bubble = f'<path d="{_BUBBLE}" fill="#fdfdfb"/><path d="{_RIBBON}" fill="{_GOLD}"/>'
-    return _svg(f'{ground}<g transform="translate(9.6 10) scale(1.4)">{bubble}</g>', 64)
+    return _svg(f'{background}<g transform="translate(9.6 10) scale(1.4)">{bubble}</g>', 64)
 
 
 def tray_svg(state: LogoState) -> str:
     """Return the tray icon for a state. The shapes differ as well as the colours."""
-    match state:
-        case LogoState.STOPPED:
-            return _svg(_outline(GREY) + _filled(_RIBBON, GREY))
-        case LogoState.LOADING:
-            return _svg(_outline(TEAL) + _filled(_LOWER_HALF, TEAL))
-        case LogoState.READY:
-            return _svg(_filled(_BUBBLE + _RIBBON, TEAL))
-        case LogoState.BUSY:
-            return _svg(_filled(_BUBBLE + _DOTS, TEAL))
-        case LogoState.FAILED:
-            return _svg(_filled(_BUBBLE + _BANG, RED))
+    path, colour = {
+        LogoState.STOPPED: (_RIBBON, GREY),
+        LogoState.LOADING: (_LOWER_HALF, TEAL),
+        LogoState.READY: (_BUBBLE + _RIBBON, TEAL),
+        LogoState.BUSY: (_BUBBLE + _DOTS, TEAL),
+        LogoState.FAILED: (_BUBBLE + _BANG, RED),
+    }[state]
+    outline = f'<path d="{_OUTLINE}" fill="none" stroke="{colour}" stroke-width="2.6" stroke-linejoin="round"/>'
+    is_open = state in (LogoState.STOPPED, LogoState.LOADING)
+    return _svg(f'{outline if is_open else ""}<path d="{path}" fill="{colour}" fill-rule="evenodd"/>')
 
 
 def asset_files() -> dict[str, str]:
     files = {f"kvchat-tray-{state.value}.svg": tray_svg(state) for state in LogoState}
     return {"kvchat.svg": app_svg(), **files}
-
-
-def _outline(colour: str) -> str:
-    return f'<path d="{_OUTLINE}" fill="none" stroke="{colour}" stroke-width="2.6" stroke-linejoin="round"/>'
-
-
-def _filled(path: str, colour: str) -> str:
-    return f'<path d="{path}" fill="{colour}" fill-rule="evenodd"/>'
 
 
 def _svg(body: str, grid: int = 32) -> str:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 def style_sheet(t: Theme, base: float, small: float, icon: int, *, mirrored: bool = False) -> str:
     """Return the style sheet for a theme. base, small: points; icon: pixels; mirrored: right-to-left layout"""
     begin, end = ("right", "left") if mirrored else ("left", "right")
-    frames, words = _frames(t, icon, begin, end), _words(t, base, small)
-    return "\n".join((frames, words, _buttons(t, small, icon), _inputs(t), _lists(t, end), _scroll_bars(t)))
+    parts = _frames(t, icon, begin, end), _texts(t, base, small), _buttons(t, small, icon), _inputs(t), _lists(t, end)
+    return "\n".join(parts)
 
 
 def _frames(t: Theme, icon: int, begin: str, end: str) -> str:
@@ -47,7 +47,7 @@ def _frames(t: Theme, icon: int, begin: str, end: str) -> str:
     """
 
 
-def _words(t: Theme, base: float, small: float) -> str:
+def _texts(t: Theme, base: float, small: float) -> str:
     return f"""
     QLabel {{ background: transparent; color: {t.text}; }}
     QLabel[kind="muted"] {{ color: {t.muted}; }}
@@ -175,11 +175,6 @@ def _lists(t: Theme, end: str) -> str:
     QMenu::item:disabled {{ color: {t.muted}; }}
     QMenu::separator {{ height: 1px; background: {t.line}; margin: 5px 8px; }}
     QMenu::indicator {{ width: 14px; height: 14px; left: 4px; }}
-    """
-
-
-def _scroll_bars(t: Theme) -> str:
-    return f"""
     QAbstractScrollArea::corner {{ background: transparent; border: none; }}
     QScrollBar:vertical {{ background: transparent; width: 10px; margin: 2px; }}
     QScrollBar:horizontal {{ background: transparent; height: 10px; margin: 2px; }}

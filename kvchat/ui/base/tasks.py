@@ -12,9 +12,9 @@ ErrorHandler = Callable[[KvchatError], None]
 
 
 class TaskRunner:
-    """Supervisor of user tasks. KvchatErrors go to `on_error`, anything else to `on_bug`.
+    """Supervisor of user tasks. KvchatErrors go to `on_error`, anything else to `on_bug`. Create it on a running loop.
 
-    Create it on a running loop, which need not be running while Qt handles the event that starts a task.
+    The loop need not be running while Qt handles the event that starts a task.
     """
 
     def __init__(self, on_error: ErrorHandler, on_bug: Callable[[BaseException], None]) -> None:
@@ -25,19 +25,19 @@ class TaskRunner:
 
     def start(self, run: Coroutine[Any, Any, Any], on_error: ErrorHandler | None = None) -> asyncio.Task[Any]:
         task = self._loop.create_task(run)
-        self._keep(task, on_error or self.on_error)
+        self._watch(task, on_error or self.on_error)
         return task
 
     def watch_turn(self, task: asyncio.Future[Any]) -> None:
         """Watch a turn's task for bugs only; TurnFailed has already reported its KvchatErrors."""
-        self._keep(task, lambda error: None)
+        self._watch(task, lambda error: None)
 
     async def close(self) -> None:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _keep(self, task: asyncio.Future[Any], on_error: ErrorHandler) -> None:
+    def _watch(self, task: asyncio.Future[Any], on_error: ErrorHandler) -> None:
         self._tasks.add(task)
 
         def done(finished: asyncio.Future[Any]) -> None:

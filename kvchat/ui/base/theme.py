@@ -1,7 +1,4 @@
-"""Colors and fonts of kvchat: a table of themes, and the object that holds the current one.
-
-The tests check the contrast of the colors.
-"""
+"""Colors and fonts: the themes, and the object that holds the current one. Tests check the contrast."""
 
 from __future__ import annotations
 
@@ -22,74 +19,58 @@ _BETTER_FONTS = ("Inter", "Adwaita Sans", "Noto Sans", "Cantarell", "Source Sans
 _FALLBACK_FONTS = ("DejaVu Sans", "Bitstream Vera Sans", "Sans Serif", "sans-serif")
 _BETTER_MONO = ("JetBrains Mono", "Adwaita Mono", "Fira Code", "Noto Sans Mono", "Source Code Pro", "DejaVu Sans Mono")
 _FRAME = 127  # percent: Fusion then draws the exact colour
-# One row per field after the name, one column per theme; the strong themes have high contrast.
-_COLOURS = """
-    page         #fdfdfb #1a1c1b #ffffff #000000
-    sidebar      #f5f5f1 #141615 #ffffff #000000
-    raised       #ffffff #222524 #ffffff #0b0d0c
-    bubble       #eeefe9 #2a2e2c #f2f2ee #161918
-    hover        #ebebe5 #2c312f #e9e9e4 #1c211f
-    selected     #e2e6de #353d39 #d8e2d8 #243029
-    selection    #c6e8e0 #1b423b #c8ebe2 #123a33
-    line         #e3e3dc #303533 #5a5f5a #a5aca7
-    text         #1d211e #e8eae6 #000000 #ffffff
-    muted        #5f655f #a0a7a2 #383d38 #d3d8d4
-    accent       #0c6e60 #56c9b0 #004a3f #7fe8d0
-    on_accent    #ffffff #07231d #ffffff #000000
-    warn         #8a5300 #e8b45a #5c3600 #ffd080
-    warn_soft    #fbf0da #382d18 #fff4de #2b2008
-    mark         #fbe08c #483810 #ffe99a #443300
-    bad          #b3261e #f2897f #8a0f0a #ffb3ab
-    bad_soft     #fbe9e7 #3c2321 #ffeeec #33110f
-    code         #f4f4ef #131514 #ffffff #000000
-    code_keyword #8a2f6b #e39ac6 #6b1050 #ffc0e6
-    code_string  #2f6b2a #9fd08a #1c4a17 #c2efae
-    code_number  #a04a00 #f0b072 #6e3000 #ffcf9e
-    code_comment #5f655f #a0a7a2 #383d38 #d3d8d4
-    code_name    #1f5aa6 #8dbcf5 #0d3b78 #b9d8ff
-"""
-_NAMES = ("light", "dark", "light, strong", "dark, strong")
-_ROWS = {name: colours for name, *colours in map(str.split, _COLOURS.strip().splitlines())}
+
+
+class Colour:
+    """A colour, "#rrggbb", in each theme: light, dark, light with high contrast, dark with high contrast."""
+
+    def __init__(self, *values: str) -> None:
+        self._values = values
+
+    def __get__(self, theme: Theme, owner: type[Theme]) -> str:
+        return self._values[theme.column]
 
 
 @dataclass(frozen=True)
 class Theme:
-    """Set of colours, each "#rrggbb". The single accent also means "proved": the memory worked."""
+    """Set of colours. The single accent also means "proved": the memory worked."""
 
     name: str
-    page: str  # transcript background
-    sidebar: str  # sidebar and strip
-    raised: str  # composer, cards, menus
-    bubble: str  # the user's messages
-    hover: str
-    selected: str
-    selection: str  # behind selected text, which keeps its colour like formula images
-    line: str  # hairlines
-    text: str
-    muted: str  # receipts, captions
-    accent: str
-    on_accent: str
-    warn: str
-    warn_soft: str
-    mark: str  # search hit background
-    bad: str
-    bad_soft: str
-    code: str  # code background
-    code_keyword: str
-    code_string: str
-    code_number: str
-    code_comment: str
-    code_name: str
+    column: int  # of the values
+
+    page = Colour("#fdfdfb", "#1a1c1b", "#ffffff", "#000000")  # transcript background
+    sidebar = Colour("#f5f5f1", "#141615", "#ffffff", "#000000")  # sidebar and strip
+    raised = Colour("#ffffff", "#222524", "#ffffff", "#0b0d0c")  # composer, cards, menus
+    bubble = Colour("#eeefe9", "#2a2e2c", "#f2f2ee", "#161918")  # the user's messages
+    hover = Colour("#ebebe5", "#2c312f", "#e9e9e4", "#1c211f")
+    selected = Colour("#e2e6de", "#353d39", "#d8e2d8", "#243029")
+    selection = Colour("#c6e8e0", "#1b423b", "#c8ebe2", "#123a33")  # behind text, which keeps its colour
+    line = Colour("#e3e3dc", "#303533", "#5a5f5a", "#a5aca7")  # hairlines
+    text = Colour("#1d211e", "#e8eae6", "#000000", "#ffffff")
+    muted = Colour("#5f655f", "#a0a7a2", "#383d38", "#d3d8d4")  # receipts, captions
+    accent = Colour("#0c6e60", "#56c9b0", "#004a3f", "#7fe8d0")
+    on_accent = Colour("#ffffff", "#07231d", "#ffffff", "#000000")
+    warn = Colour("#8a5300", "#e8b45a", "#5c3600", "#ffd080")
+    warn_soft = Colour("#fbf0da", "#382d18", "#fff4de", "#2b2008")
+    mark = Colour("#fbe08c", "#483810", "#ffe99a", "#443300")  # search hit background
+    bad = Colour("#b3261e", "#f2897f", "#8a0f0a", "#ffb3ab")
+    bad_soft = Colour("#fbe9e7", "#3c2321", "#ffeeec", "#33110f")
+    code = Colour("#f4f4ef", "#131514", "#ffffff", "#000000")  # code background
+    code_keyword = Colour("#8a2f6b", "#e39ac6", "#6b1050", "#ffc0e6")
+    code_string = Colour("#2f6b2a", "#9fd08a", "#1c4a17", "#c2efae")
+    code_number = Colour("#a04a00", "#f0b072", "#6e3000", "#ffcf9e")
+    code_comment = Colour("#5f655f", "#a0a7a2", "#383d38", "#d3d8d4")
+    code_name = Colour("#1f5aa6", "#8dbcf5", "#0d3b78", "#b9d8ff")
 
 
 LIGHT, DARK, LIGHT_STRONG, DARK_STRONG = (
-    Theme(theme, **{field: colours[column] for field, colours in _ROWS.items()}) for column, theme in enumerate(_NAMES)
+    Theme(name, column) for column, name in enumerate(("light", "dark", "light, strong", "dark, strong"))
 )
 
 
 @dataclass(frozen=True)
-class Type:
-    """Font families and sizes (in points) in use."""
+class Fonts:
+    """Font families, and sizes in points."""
 
     family: str
     mono: str
@@ -97,9 +78,9 @@ class Type:
     body: float  # the transcript
     small: float  # receipts, strip, captions
 
-    def scaled(self, percent: int) -> Type:
-        by = percent / 100
-        return replace(self, base=self.base * by, body=self.body * by, small=self.small * by)
+    def scaled(self, percent: int) -> Fonts:
+        factor = percent / 100
+        return replace(self, base=self.base * factor, body=self.body * factor, small=self.small * factor)
 
 
 class Look(QObject):
@@ -108,15 +89,14 @@ class Look(QObject):
     The system's contrast preference applies to either theme.
     """
 
-    changing = Signal()  # all widgets are about to be restyled: drop unneeded ones
+    changing = Signal()  # before all widgets are restyled, which is slow: delete unneeded ones
     changed = Signal()
 
     def __init__(self, app: QApplication, choice: str = "system") -> None:
         super().__init__(app)
         self._app = app
         self._choice = choice
-        self._type = _pick_type()
-        self.type = self._type
+        self._unscaled_fonts = self.fonts = _choose_fonts()
         self.numbers = True  # show receipts and figures
         self._zoom = 100
         self.theme: Theme = LIGHT
@@ -137,7 +117,7 @@ class Look(QObject):
         wanted = settings.theme, settings.zoom, settings.show_numbers
         if wanted != (self._choice, self._zoom, self.numbers):
             self._choice, self._zoom, self.numbers = wanted
-            self.type = self._type.scaled(self._zoom)
+            self.fonts = self._unscaled_fonts.scaled(self._zoom)
             self._apply()
 
     def _system_changed(self, scheme: Qt.ColorScheme) -> None:
@@ -149,17 +129,16 @@ class Look(QObject):
         self._apply()
 
     def _apply(self) -> None:
-        follows = self._choice == "system"
-        dark = self._system is Qt.ColorScheme.Dark if follows else self._choice == "dark"
+        follows_system = self._choice == "system"
+        dark = self._system is Qt.ColorScheme.Dark if follows_system else self._choice == "dark"
         strong = self._contrast is Qt.ContrastPreference.HighContrast
         self.theme = (DARK_STRONG if dark else LIGHT_STRONG) if strong else DARK if dark else LIGHT
         mirrored = self._app.layoutDirection() is Qt.LayoutDirection.RightToLeft
-        sizes = self.type.base, self.type.small, self.px(16)
-        sheet = style_sheet(self.theme, *sizes, mirrored=mirrored)
+        sheet = style_sheet(self.theme, self.fonts.base, self.fonts.small, self.px(16), mirrored=mirrored)
         if self._app.styleSheet() != sheet:  # restyling every widget is slow
             self.changing.emit()
-            with _nothing_collected():
-                self._app.setFont(page_font(self.type.family, self.type.base))
+            with _garbage_collector_disabled():
+                self._app.setFont(page_font(self.fonts.family, self.fonts.base))
                 palette = _palette(self.theme)
                 self._app.setPalette(palette)
                 # Fusion's dark frame of a check box is invisible in a dark theme.
@@ -190,54 +169,45 @@ def code_font(family: str, points: float) -> QFont:
 
 
 @contextlib.contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Disable the garbage collector: collecting a widget while Qt calls into all of them crashes Qt."""
-    collects = gc.isenabled()  # disabled during startup
+def _garbage_collector_disabled() -> Iterator[None]:
+    """Prevent the collection of a widget while Qt calls into all of them, which crashes Qt."""
+    was_enabled = gc.isenabled()  # disabled during startup
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
 
 
-def _pick_type() -> Type:
+def _choose_fonts() -> Fonts:
     system = QFontDatabase.systemFont(QFontDatabase.SystemFont.GeneralFont)
     families = set(QFontDatabase.families())
     family = system.family()
     if family in _FALLBACK_FONTS:
         family = next((name for name in _BETTER_FONTS if name in families), family)
-    fixed = QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont).family()
-    mono = fixed
-    if fixed in _FALLBACK_FONTS or fixed in ("monospace", "Monospace"):
-        mono = next((name for name in _BETTER_MONO if name in families), fixed)
+    mono = QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont).family()
+    if mono in (*_FALLBACK_FONTS, "monospace", "Monospace"):
+        mono = next((name for name in _BETTER_MONO if name in families), mono)
     base = min(max(system.pointSizeF(), 9.5), 13.0)
-    return Type(family, mono, base, base + 0.75, base - 1.0)
+    return Fonts(family, mono, base, base + 0.75, base - 1.0)
 
 
 def _palette(theme: Theme) -> QPalette:
-    role = QPalette.ColorRole
-    colours = {
-        role.Window: theme.page,
-        role.Base: theme.page,
-        role.AlternateBase: theme.sidebar,
-        role.WindowText: theme.text,
-        role.Text: theme.text,
-        role.ButtonText: theme.text,
-        role.Button: theme.raised,
-        role.PlaceholderText: theme.muted,
-        role.Highlight: theme.accent,
-        role.HighlightedText: theme.on_accent,
-        role.Link: theme.accent,
-        role.LinkVisited: theme.accent,
-        role.ToolTipBase: theme.raised,
-        role.ToolTipText: theme.text,
-        role.Mid: theme.line,
-        role.Accent: theme.accent,
-    }
-    palette = QPalette()
-    for key, value in colours.items():
-        palette.setColor(key, QColor(value))
-    for key in (role.WindowText, role.Text, role.ButtonText):
-        palette.setColor(QPalette.ColorGroup.Disabled, key, QColor(theme.muted))
+    palette, role = QPalette(), QPalette.ColorRole
+    texts = role.WindowText, role.Text, role.ButtonText
+    for colour, roles in (
+        (theme.page, (role.Window, role.Base)),
+        (theme.sidebar, (role.AlternateBase,)),
+        (theme.text, (*texts, role.ToolTipText)),
+        (theme.raised, (role.Button, role.ToolTipBase)),
+        (theme.muted, (role.PlaceholderText,)),
+        (theme.accent, (role.Highlight, role.Link, role.LinkVisited, role.Accent)),
+        (theme.on_accent, (role.HighlightedText,)),
+        (theme.line, (role.Mid,)),
+    ):
+        for name in roles:
+            palette.setColor(name, QColor(colour))
+    for name in texts:
+        palette.setColor(QPalette.ColorGroup.Disabled, name, QColor(theme.muted))
     return palette

@@ -315,7 +315,7 @@ class Composer(QWidget):
         self.button.setToolTip(_("Stop the reply (Esc)") if self._busy else self._refusal or _("Send (Enter)"))
 
     def _restyle(self) -> None:
-        font = page_font(self._look.type.family, self._look.type.body)
+        font = page_font(self._look.fonts.family, self._look.fonts.body)
         self.editor.setFont(font)
         for pressed, side in ((self.button, 20), (self.after_reply, 20), (self.attach, 18), (self.screenshot, 18)):
             pressed.setFixedSize(QSize(1, 1) * 2 * self._look.px(16))

@@ -258,7 +258,7 @@ class StatusStrip(QFrame):
 
     def _restyle(self) -> None:
         font = self.font()
-        font.setPointSizeF(self._look.type.small)
+        font.setPointSizeF(self._look.fonts.small)
         self.remarks.setFont(font)
         self._show_remarks()
         self.stop.setIcon(icon("close", self._look.theme.muted))

@@ -17,9 +17,9 @@ from kvchat import __version__
 from kvchat.chat.events import Event
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
+from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row, styled, tool_button
 from kvchat.ui.base.icons import icon
-from kvchat.ui.base.speaking import announce
 from kvchat.ui.base.tasks import ErrorHandler, TaskRunner
 from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.widgets.layouts import GivingWay, RoomyDialog, breakable, keep_least, room_on_screen
@@ -186,7 +186,7 @@ class BugReportDialog(ReportDialog):
     def __init__(self, look: Look, text: str, parent: QWidget | None = None) -> None:
         # in English: for the developer who gets the report
         versions = f"kvchat {__version__}\n{platform.platform()}\nPython {platform.python_version()}"
-        font = page_font(look.type.mono, look.type.small)
+        font = page_font(look.fonts.mono, look.fonts.small)
         super().__init__(_("Unexpected error"), _(_REQUEST), f"{versions}\n\n{text}", font, parent)
         self.copy.setDefault(True)
 
@@ -200,7 +200,7 @@ class ImportReportDialog(ReportDialog):
         if len(problems) > 1:
             failed = _("{count} items were not imported, or only in part:", count=number(len(problems)))
         words = sentences(known, failed)
-        super().__init__(_("Import"), words, "\n".join(problems), page_font(look.type.family, look.type.base), parent)
+        super().__init__(_("Import"), words, "\n".join(problems), page_font(look.fonts.family, look.fonts.base), parent)
         self.setAccessibleName(title)
         self.column.insertWidget(0, label(title, "title"))
 

@@ -56,8 +56,8 @@ class ManualPage(QTextBrowser):
         parser = markdown_parser(renderer_class(look.theme, links_within=True))
         parser.options["breaks"] = False
         document = self.document()
-        document.setDefaultFont(page_font(look.type.family, look.type.body))
-        css = prose_css(look.theme, look.type.mono, look.type.body - 1.25)
+        document.setDefaultFont(page_font(look.fonts.family, look.fonts.body))
+        css = prose_css(look.theme, look.fonts.mono, look.fonts.body - 1.25)
         document.setDefaultStyleSheet(css + "table { margin-bottom: 14px }")
         self.setHtml(parser.render(SOURCE))
         self._place = place

@@ -174,7 +174,7 @@ class LastRequests(QWidget):
         for name, text in ((left, before), (right, after)):
             shown = ("…" if begin else "") + text[begin:]
             gone = len(text) - len(shown)
-            box = plain_text(name, code_font(self._look.type.mono, self._look.type.small), shown or _("(nothing)"))
+            box = plain_text(name, code_font(self._look.fonts.mono, self._look.fonts.small), shown or _("(nothing)"))
             box.setFixedHeight(box.fontMetrics().lineSpacing() * _LINES + self._look.px(22))
             mark(box, cursors_at(box, shown, [(at - gone, len(shown) - alike_behind)]), self._look.theme)
             sides.append(column(label(name, "small"), box, spacing=3))

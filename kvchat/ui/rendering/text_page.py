@@ -41,9 +41,9 @@ class PageStyle:
         self.theme = look.theme
         self.formulas = formulas
         self.markdown = Markdown(look.theme)
-        self.css = prose_css(look.theme, look.type.mono, look.type.body - 1.25)
-        self.font = page_font(look.type.family, look.type.body)
-        self.code_font = code_font(look.type.mono, look.type.body - 0.75)
+        self.css = prose_css(look.theme, look.fonts.mono, look.fonts.body - 1.25)
+        self.font = page_font(look.fonts.family, look.fonts.body)
+        self.code_font = code_font(look.fonts.mono, look.fonts.body - 0.75)
         metrics = QFontMetricsF(self.font)
         self.line_height = metrics.height() * 1.48  # pixels, as in prose_css
         self.letter_width = metrics.averageCharWidth()
@@ -51,7 +51,7 @@ class PageStyle:
 
     def quieter(self) -> PageStyle:
         other = copy.copy(self)
-        other.font = page_font(self.look.type.family, self.look.type.base)
+        other.font = page_font(self.look.fonts.family, self.look.fonts.base)
         other.css = f"{self.css} p {{ color: {self.theme.muted} }}"
         return other
 

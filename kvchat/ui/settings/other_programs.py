@@ -177,7 +177,7 @@ class LinesEntry(Entry):
         for client in CLIENTS:
             self.box.addItem(client.name, client)
         self.where = label(kind="small", wraps=True)
-        self.text = plain_text(_("Configuration to paste"), code_font(page.look.type.mono, page.look.type.small))
+        self.text = plain_text(_("Configuration to paste"), code_font(page.look.fonts.mono, page.look.fonts.small))
         self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.copy = CopyButton(_("the configuration"), lambda: self.client.lines(page.access))
         self.link = button(_("Documentation"), self._open, "link")
@@ -198,7 +198,7 @@ class LinesEntry(Entry):
         shown = access if self._page.key_entry.is_open or not access.key else replace(access, key=_HIDDEN)
         self.where.setText(_(self.client.where))
         lines = self.client.lines(shown)
-        self.text.setFont(code_font(look.type.mono, look.type.small))
+        self.text.setFont(code_font(look.fonts.mono, look.fonts.small))
         if self.text.toPlainText() != lines:
             self.text.setPlainText(lines)
         height = self.text.fontMetrics().lineSpacing() * (lines.count("\n") + 1)

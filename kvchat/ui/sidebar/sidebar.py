@@ -36,7 +36,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvchat.ui.base.building import beginning, button, column, label, progress_bar, row, tool_button
+from kvchat.ui.base.building import button, column, label, leading_alignment, progress_bar, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.sidebar.conversation_list import (
@@ -92,7 +92,7 @@ class _ResultDelegate(ItemDelegate):
 
     def _paint_excerpt(self, painter: QPainter, box: QRectF, found: ChatHit, option: QStyleOptionViewItem) -> None:
         layout = QTextLayout(found.excerpt, option.font)
-        runs = QTextOption(beginning())
+        runs = QTextOption(leading_alignment())
         runs.setTextDirection(Qt.LayoutDirection.LayoutDirectionAuto)  # follows its script
         layout.setTextOption(runs)
         mark = QTextCharFormat()

@@ -66,7 +66,7 @@ class DayBars(QWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        painter.setFont(page_font(self._look.type.family, self._look.type.small))
+        painter.setFont(page_font(self._look.fonts.family, self._look.fonts.small))
         box, theme = self._plot(), self._look.theme
         if self.hasFocus():
             painter.setPen(QColor(theme.accent))
@@ -119,7 +119,7 @@ class DayBars(QWidget):
         self.pointed.emit(min(max(to[Qt.Key(event.key())], 0), last))
 
     def _metrics(self) -> QFontMetricsF:
-        return QFontMetricsF(page_font(self._look.type.family, self._look.type.small))
+        return QFontMetricsF(page_font(self._look.fonts.family, self._look.fonts.small))
 
     def _plot(self) -> QRectF:
         metrics = self._metrics()

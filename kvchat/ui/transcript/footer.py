@@ -34,7 +34,7 @@ from kvchat.chat.turn.receipts import (
 from kvchat.engine.api.errors import EngineFailed, FailureKind
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
-from kvchat.ui.base.building import STRETCH, beginning, button, column, label, row, styled, tool_button
+from kvchat.ui.base.building import STRETCH, button, column, label, leading_alignment, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.text_page import PageStyle
@@ -265,7 +265,7 @@ def _details(receipt: Receipt, look: Look) -> QFrame:
         value = label(how_much, "small", wraps=True, selectable=True)
         value.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         for cell in (name, value):
-            cell.setAlignment(beginning() | Qt.AlignmentFlag.AlignTop)  # aligned with the first line
+            cell.setAlignment(leading_alignment() | Qt.AlignmentFlag.AlignTop)  # aligned with the first line
         grid.addWidget(name, line, int(indented), 1, 1 if indented else 2)
         grid.addWidget(value, line, 2)
     return frame

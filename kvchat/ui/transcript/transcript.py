@@ -12,8 +12,8 @@ from PySide6.QtWidgets import QApplication, QTextEdit, QWidget
 
 from kvchat.chat.record.messages import Message, Role
 from kvchat.errors import KvchatError
+from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.icons import icon
-from kvchat.ui.base.speaking import announce
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.text_page import PageStyle, TextPage, ask_to_open
 from kvchat.ui.transcript.find import HitMarks

@@ -9,8 +9,8 @@ from PySide6.QtCore import QPoint, QRectF, QSize, Qt, QTimer
 from PySide6.QtGui import QColor, QGuiApplication, QHideEvent, QPainter, QPainterPath, QPaintEvent, QPen, QShowEvent
 from PySide6.QtWidgets import QCheckBox, QFrame, QPushButton, QSizePolicy, QWidget
 
+from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.building import button, column, label, styled
-from kvchat.ui.base.speaking import announce
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.layouts import FlowLayout
 from kvchat.words.language import _, sentences

@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvchat.ui.base.building import beginning, styled
+from kvchat.ui.base.building import leading_alignment, styled
 from kvchat.words.wording import one_line
 
 _SEPARATORS = re.compile(r"[/\\._-]")
@@ -43,7 +43,7 @@ class ElidedLabel(QLabel):
         super().__init__()
         styled(self, kind).setTextFormat(Qt.TextFormat.PlainText)
         self.whole = ""  # the full text
-        self.setAlignment(beginning() | Qt.AlignmentFlag.AlignVCenter)
+        self.setAlignment(leading_alignment() | Qt.AlignmentFlag.AlignVCenter)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
 
     def set_text(self, text: str) -> None:

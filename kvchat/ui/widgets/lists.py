@@ -148,7 +148,7 @@ class ItemDelegate(QStyledItemDelegate):
 
     def small(self, font: QFont) -> QFont:
         small = QFont(font)
-        small.setPointSizeF(self.look.type.small)
+        small.setPointSizeF(self.look.fonts.small)
         return small
 
     def paint_ground(self, painter: QPainter, option: QStyleOptionViewItem) -> None:

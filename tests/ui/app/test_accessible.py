@@ -14,14 +14,14 @@ from kvchat.chat.record.messages import MessageState, Role
 from kvchat.errors import KvchatError
 from kvchat.session.proof import Source
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.base.speaking import tell_roles
+from kvchat.ui.base.accessibility import report_accessible_roles
 from kvchat.ui.transcript.footer import ReceiptView
 from tests.ui.every_window import furnish, open_all
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
 _MEANINGLESS = {QAccessible.Role.Client, QAccessible.Role.Border, QAccessible.Role.NoRole}
-tell_roles()
+report_accessible_roles()
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
         assert isinstance(event, QAccessibleAnnouncementEvent)
         heard.append((event.message(), event.politeness() is QAccessible.AnnouncementPoliteness.Assertive))
 
-    monkeypatch.setattr("kvchat.ui.base.speaking.QAccessible.updateAccessibility", hear)
+    monkeypatch.setattr("kvchat.ui.base.accessibility.QAccessible.updateAccessibility", hear)
     return heard
 
 

@@ -15,7 +15,7 @@ from kvchat.engine.process.failure import hangs
 from kvchat.errors import KvchatError
 from kvchat.ui.app import window_place
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.base.speaking import speak_here
+from kvchat.ui.base.accessibility import set_ui_language
 from kvchat.ui.base.theme import Look
 from kvchat.ui.commands import SHORTCUTS, shown_keys
 from kvchat.ui.transcript.footer import ReceiptView
@@ -98,9 +98,9 @@ def test_what_is_part_of_a_line_above_keeps_its_indent(look: Look) -> None:
 @pytest.mark.usefixtures("catalogues")
 @pytest.mark.parametrize("language", ["en", "de", "es", "fr", "ja", "ko", "zh_Hans", "zh_Hant"])
 def test_a_key_has_one_name(language: str, look: Look) -> None:
-    speak_here(language)
+    set_ui_language(language)
     try:
         (send,) = [shortcut for shortcut in SHORTCUTS if shortcut.action == "send"]
         assert shown_keys(send) in _("Send (Enter)")
     finally:
-        speak_here("en")
+        set_ui_language("en")

@@ -341,13 +341,13 @@ def test_few_widgets_are_styled_anew_when_the_text_size_changes(
     page.show_conversation(conversation(40))
     qtbot.waitUntil(lambda: len(page.views) > 20, timeout=LONG_MS)
     styled: list[int] = []
-    whole = theme._nothing_collected
+    whole = theme._garbage_collector_disabled
 
     def counted() -> AbstractContextManager[None]:
         styled.append(sum(isinstance(widget, MessageView) for widget in QApplication.allWidgets()))
         return whole()
 
-    monkeypatch.setattr(theme, "_nothing_collected", counted)
+    monkeypatch.setattr(theme, "_garbage_collector_disabled", counted)
     look.follow(Settings(zoom=125))
     assert styled == [0]
     assert page.views
