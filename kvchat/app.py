@@ -215,7 +215,7 @@ async def _run(
     try:
         await app.start(starter=starter, hidden=hidden)
         await drafts.close()
-        requests.begin(app.opener.fulfil)
+        requests.begin(app.start_requests.handle)
         await quitting.wait()
     finally:
         ownership.stop_listening()

@@ -23,8 +23,8 @@ from kvchat.system.paths import Paths
 from kvchat.system.session_bus import SessionBus
 from kvchat.transfer.backup import repair
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.app.opening import Opener
-from kvchat.ui.app.tray import Attention, Tray, close_and_tell
+from kvchat.ui.app.opening import StartRequestHandler
+from kvchat.ui.app.tray import ReplyNotifier, Tray, close_with_progress
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ask, say
 from kvchat.ui.settings.settings_window import SettingsWindow
@@ -68,10 +68,10 @@ class Application:
         window.join(runtime)
         window.quit_requested.connect(self.quitting.set)
         self._tray = Tray(runtime, window)
-        self._attention = Attention(runtime, window, self._tray, self._bus)
+        self._reply_notifier = ReplyNotifier(runtime, window, self._tray, self._bus)
         window.transfer.restart_requested.connect(self._restart)
-        self.opener = Opener(runtime, window, self._look, self._bus)
-        self._tray.quick_requested.connect(lambda: self.opener.fulfil(StartRequest(quick=True)))
+        self.start_requests = StartRequestHandler(runtime, window, self._look, self._bus)
+        self._tray.quick_requested.connect(lambda: self.start_requests.handle(StartRequest(quick=True)))
         self._unsubscribe = runtime.events.subscribe(self._handle_event)
 
     async def start(self, *, starter: bool, hidden: bool) -> None:
@@ -88,11 +88,11 @@ class Application:
             self._window.showMinimized()  # the window stays reachable until a tray appears
         await self._window.start()
         state, wanted = self._runtime.paths.state, lambda: self._runtime.settings.update_notice
-        self._window.runner.start(watch_updates(state, wanted, self._window.notices.tell_of_version))
+        self._window.runner.start(watch_updates(state, wanted, self._window.notices.notify_new_version))
         gc.enable()
         gc.freeze()  # else each full collection scans all Qt classes and blocks the app
         await self._runtime.begin()
-        self.opener.hold_key()
+        self.start_requests.update_key()
         if starter and not self._runtime.settings.model_path:
             self._window.first_start.fetch_starter()
 
@@ -102,14 +102,14 @@ class Application:
             message = _("The new language takes effect after a restart")
             settings = self._window.findChild(SettingsWindow)
             above = settings if settings is not None and settings.isVisible() else self._window
-            above.notices.offer(message, _("Restart kvchat"), self._restart, stays=True)
+            above.notices.notify_with_action(message, _("Restart kvchat"), self._restart, stays=True)
 
     async def close(self) -> None:
         """Hide the window at once, then finish saving and stop the engine."""
         self._unsubscribe()
         self._window.hide()
-        self.opener.close()
-        self._attention.close()
+        self.start_requests.close()
+        self._reply_notifier.close()
         self._tray.close()
         try:
             await self._window.finish()
@@ -118,7 +118,7 @@ class Application:
             with contextlib.suppress(KvchatError):
                 await self._window.chat.drafts.keep()
         await self._bus.close()
-        await close_and_tell(self._runtime)
+        await close_with_progress(self._runtime)
 
     def _on_quit_signal(self) -> None:
         """Quit on a signal; a second one skips saving and closes any open dialog."""

@@ -213,9 +213,9 @@ def add_keep_actions(
 
 
 _WHOLE, _START, _WORD, _INSIDE, _SCATTERED = 5, 4, 3, 2, 1  # match quality, best to worst
-_MOST_CHATS, _MOST_ACTIONS, _CHATS_AT_FIRST = 9, 20, 7
+_MAX_CHATS, _MAX_ACTIONS, _CHATS_AT_FIRST = 9, 20, 7
 _LETTERS, _LEAST_ROW, _TOP = 84, 18, 70  # width; pixels: row height beyond its text, offset from the window's top
-_MOST_SEEN, _NOT_ROWS = 14, 100  # rows at a time, and pixels of window height not used for rows
+_MAX_SEEN, _NOT_ROWS = 14, 100  # rows at a time, and pixels of window height not used for rows
 _ALSO = "\n "  # separates an action's name from its other search terms
 _TO_LIST = frozenset((Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown))
 
@@ -292,9 +292,9 @@ class Palette(QDialog):
             self.reject()
 
     def _fill(self, typed: str) -> None:
-        most = _MOST_CHATS if typed.strip() else _CHATS_AT_FIRST
+        most = _MAX_CHATS if typed.strip() else _CHATS_AT_FIRST
         self._shown = [self._chats[i] for i in best(typed, self._chat_words, most)]
-        self._shown += [self.commands[i] for i in best(typed, self._action_words, _MOST_ACTIONS)]
+        self._shown += [self.commands[i] for i in best(typed, self._action_words, _MAX_ACTIONS)]
         self.list.clear()
         for entry in self._shown:
             item = QListWidgetItem(self.list)
@@ -318,7 +318,7 @@ class Palette(QDialog):
 
     def _fit(self) -> None:
         room = (self._window.height() - _TOP - _NOT_ROWS) // self.row_height
-        self.list.setFixedHeight(self.row_height * min(len(self._shown), max(room, 1), _MOST_SEEN) + 2)
+        self.list.setFixedHeight(self.row_height * min(len(self._shown), max(room, 1), _MAX_SEEN) + 2)
         self._column.activate()
         self.setFixedHeight(self._column.sizeHint().height())
 

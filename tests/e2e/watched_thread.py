@@ -161,7 +161,7 @@ class Scenario:
         window.show_first_start()
         await asyncio.sleep(0.5)
         window.chat.open(first)
-        await window.organiser.delete([first or ""])
+        await window.chat_list.delete([first or ""])
         await asyncio.sleep(0.5)
         window.close()
         await asyncio.sleep(0.2)

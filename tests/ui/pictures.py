@@ -38,7 +38,7 @@ from kvchat.session.slots import PendingSave
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.opening import QuickWindow
-from kvchat.ui.app.tray import FinishingBox, Tray
+from kvchat.ui.app.tray import ShutdownDialog, Tray
 from kvchat.ui.attachments.chips import AttachmentView
 from kvchat.ui.base.accessibility import set_ui_language
 from kvchat.ui.base.theme import Look
@@ -183,17 +183,17 @@ async def _main(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple
     window.find_bar.begin("lake")
     yield "find", window
     window.find_bar.close_bar()
-    window.place.show_sidebar()
+    window.window_layout.show_sidebar()
     window.sidebar.search.field.setText("lake")
     await until(lambda: window.sidebar.search.results.isVisible())
     yield "search", window
     window.sidebar.search.field.clear()
-    window.place.show_page()
+    window.window_layout.show_page()
     runtime.chat.context.now = ContextUsage(30_906, 1_000, 2_048, 32_768)
     window.composer.set_attachments([document_from_text("notes 📓.txt", "A line of words.\n" * 10_000)])
     window.composer.set_draft("What do you make of this?")
     await until(window.context_card.isVisible)
-    window.notices.tell_where("Exported", Path("/home/somebody/a folder/Chats.json"))
+    window.notices.notify_file_saved("Exported", Path("/home/somebody/a folder/Chats.json"))
     window.notices.show_error(PromptTooLong(40_000, 32_768))
     yield "notices", window
     for notice in window.notices.on_show:
@@ -304,9 +304,9 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     yield "shortcuts", window.keyboard.open_sheet()
     yield "palette", window.keyboard.open_palette()
     quick = QuickWindow(runtime, window.look, window.runner, window.chat)
-    quick.come()
+    quick.toggle()
     yield "quick question", quick
-    quick.come()
+    quick.toggle()
     quick.composer.set_draft("Which lake is the deepest?")
     quick.composer.button.click()
     await until(lambda: runtime.chat.answering_chats)
@@ -351,7 +351,7 @@ async def _dialogs(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tu
 
     async def export() -> None:
         with transfer._Progress(window, _("Exporting…"), asyncio.get_running_loop()) as progress:
-            progress.tell(1, 3)
+            progress.report(1, 3)
             await asyncio.sleep(30)
 
     async def yes() -> bool:
@@ -365,8 +365,8 @@ async def _dialogs(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tu
         metered.ask_if_metered(window, window.runner.start, "Qwen3, 20 GB", lambda: None)
         await until(lambda: window.findChildren(ConfirmDialog))
         yield "metered", window.findChildren(ConfirmDialog)[-1]
-    box = FinishingBox()
-    box.say(PendingSave(2_100_000_000, 12.3))
+    box = ShutdownDialog()
+    box.show_progress(PendingSave(2_100_000_000, 12.3))
     box.show()
     yield "finishing", box
 

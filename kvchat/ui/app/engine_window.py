@@ -62,47 +62,51 @@ class LivePage(ScrollPage):
             words = _("{state}, restarted {times} times", state=words, times=attempt)
         if status.failure is not None:
             words += f"\n{sentences(status.failure.title, status.failure.detail)}"
-        self._say("state", "\n".join(part for part in (words, location) if part))
-        self._say("model", model or _("none"))
+        self._show_value("state", "\n".join(part for part in (words, location) if part))
+        self._show_value("model", model or _("none"))
         if status.state is not EngineState.READY:
-            self._say("now", _UNKNOWN)
+            self._show_value("now", _UNKNOWN)
 
     def show_vitals(self, vitals: Vitals | None) -> None:
         slot = vitals.slot if vitals else None
         self.used.setVisible(slot is not None)
         if slot:
             tokens, context_size = tokens_short(slot.tokens), tokens_short(slot.context_size)
-            self._say("context", _("{tokens} of {context_size} tokens", tokens=tokens, context_size=context_size))
+            self._show_value(
+                "context", _("{tokens} of {context_size} tokens", tokens=tokens, context_size=context_size)
+            )
             self.used.setRange(0, max(1, slot.context_size))
             self.used.setValue(slot.tokens)
             if slot.busy and self.value("now") in (_UNKNOWN, _("idle")):
-                self._say("now", _("busy"))
+                self._show_value("now", _("busy"))
             elif not slot.busy:
-                self._say("now", _("idle"))
+                self._show_value("now", _("idle"))
         else:
-            self._say("context", _UNKNOWN)
+            self._show_value("context", _UNKNOWN)
         for key in ("prefill", "decode"):
             rate = getattr(vitals.speed, key) if vitals else None
-            self._say(key, _UNKNOWN if rate is None else _("{rate} on average", rate=per_second(rate)))
+            self._show_value(key, _UNKNOWN if rate is None else _("{rate} on average", rate=per_second(rate)))
         for key, amount in (
             ("memory", vitals.memory if vitals else None),
             ("graphics", vitals.graphics_memory if vitals else None),
         ):
-            self._say(key, _UNKNOWN if amount is None else size(amount))
-        self._say("process", str(vitals.pid) if vitals and vitals.pid is not None else _UNKNOWN)
+            self._show_value(key, _UNKNOWN if amount is None else size(amount))
+        self._show_value("process", str(vitals.pid) if vitals and vitals.pid is not None else _UNKNOWN)
 
-    def hear(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         match event:
             case Prefilling(done=done, total=total):
-                self._say("now", _("processing, {done} of {total} tokens", done=number(done), total=number(total)))
+                self._show_value(
+                    "now", _("processing, {done} of {total} tokens", done=number(done), total=number(total))
+                )
             case FirstToken():
-                self._say("now", _("generating"))
+                self._show_value("now", _("generating"))
             case Speed(tokens_per_second=rate) if rate:
-                self._say("now", _("generating, {rate}", rate=per_second(rate)))
+                self._show_value("now", _("generating, {rate}", rate=per_second(rate)))
             case ReplyFinished():
-                self._say("now", _("idle"))
+                self._show_value("now", _("idle"))
 
-    def _say(self, key: str, words: str) -> None:
+    def _show_value(self, key: str, words: str) -> None:
         self._values[key].setText(words)
 
 
@@ -217,8 +221,8 @@ class EngineWindow(Panel):
         self.diagnostics.setText(_("Copied"))
         QTimer.singleShot(2000, self.diagnostics, lambda: self.diagnostics.setText(_("Copy diagnostics")))
 
-    def _hear(self, event: Event) -> None:
-        self.live.hear(event)
+    def _handle_event(self, event: Event) -> None:
+        self.live.handle_event(event)
         if isinstance(event, EngineChanged):
             self.refresh()
 

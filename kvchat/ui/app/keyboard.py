@@ -35,7 +35,7 @@ from kvchat.ui.transcript.transcript import Transcript
 from kvchat.words.language import _
 
 
-class Keyboard(QObject):
+class KeyboardController(QObject):
     """Install the window's shortcuts, open palette and sheet.
 
     handlers: the window's action handlers, except those of this class; senseless: returns the actions that would
@@ -141,7 +141,7 @@ class Keyboard(QObject):
 _COMMANDS = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifier | Qt.KeyboardModifier.MetaModifier
 
 
-class FocusHome(QObject):
+class FocusController(QObject):
     """Watch only the focused widget of the window, because a Python event filter is slow."""
 
     def __init__(self, window: QWidget, composer: Composer, page: Transcript) -> None:

@@ -11,7 +11,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtGui import QCloseEvent, QHideEvent, QKeyEvent, QKeySequence, QShowEvent
 from PySide6.QtWidgets import QMainWindow, QStackedWidget, QWidget
 
-from kvchat.ui.app.window_place import WindowMemory, WindowPlace
+from kvchat.ui.app.window_state import WindowLayout, WindowState
 from kvchat.ui.base.building import column
 from kvchat.ui.base.icons import app_icon
 from kvchat.ui.base.theme import Look
@@ -44,7 +44,7 @@ class MainWindow(QMainWindow):
         self.look = look
         self._joined = False
         self._pressed: list[QKeySequence] = []  # keys pressed before the UI was ready
-        self.memory = WindowMemory(config / "window.ini")
+        self.window_state = WindowState(config / "window.ini")
         self.setWindowTitle("kvchat")
         self.setWindowIcon(app_icon())
         self.sidebar, self.header, self.documents = Sidebar(look), Header(look), DocumentsLine(look)
@@ -52,11 +52,11 @@ class MainWindow(QMainWindow):
         self._chat_page = ChatPage(look, self.header, self.documents, self.composer, self.context_meter)
         self._pages = QStackedWidget()
         self._pages.addWidget(self._chat_page)
-        self.place = WindowPlace(self, look, self.memory, self.sidebar, self.header, self._pages)
+        self.window_layout = WindowLayout(self, look, self.window_state, self.sidebar, self.header, self._pages)
         ground = QWidget()
-        column((self.place.splitter, 1), self.strip, on=ground, spacing=0, margins=0)
+        column((self.window_layout.splitter, 1), self.strip, on=ground, spacing=0, margins=0)
         self.setCentralWidget(ground)
-        self.place.restore()
+        self.window_layout.restore()
         self.composer.set_starting(True)
         self.first_words = FirstWords(self.composer, self)
         self.sidebar.selected.connect(self.first_words.turn_to)
@@ -102,34 +102,34 @@ class MainWindow(QMainWindow):
         self._pages.addWidget(self.first_start)
 
     def _make_controllers(self) -> None:
-        from kvchat.ui.app.keyboard import FocusHome, Keyboard
+        from kvchat.ui.app.keyboard import FocusController, KeyboardController
         from kvchat.ui.app.side_windows import SideWindows
         from kvchat.ui.app.tray import QuitController
-        from kvchat.ui.controllers.attachments import AttachmentIntake
+        from kvchat.ui.controllers.attachments import AttachmentLoader
         from kvchat.ui.controllers.chat import ChatController
-        from kvchat.ui.controllers.context import ContextController, GroundController
+        from kvchat.ui.controllers.chat_list import ChatListController
+        from kvchat.ui.controllers.context import ChatDocumentsController, ContextController
         from kvchat.ui.controllers.model import ModelController
-        from kvchat.ui.controllers.organiser import OrganiserController
         from kvchat.ui.controllers.transfer import TransferController
         from kvchat.ui.models.model_choice import ModelMenu
 
         runtime = self.runtime
         self.chat = ChatController(runtime, self, self)
         page = self._chat_page
-        self.attachments = AttachmentIntake(runtime, self.composer, self.chat.drafts, self.runner, self.notices, page)
-        self.chat.left.connect(self.attachments.another_chat)
-        self._stop_hearing = runtime.events.subscribe(self.attachments.hear)
+        self.attachments = AttachmentLoader(runtime, self.composer, self.chat.drafts, self.runner, self.notices, page)
+        self.chat.left.connect(self.attachments.switch_chat)
+        self._unsubscribe = runtime.events.subscribe(self.attachments.handle_event)
         self.context = ContextController(runtime, self, self.chat)
-        self.ground = GroundController(runtime, self, self.chat, self)
+        self.chat_documents = ChatDocumentsController(runtime, self, self.chat, self)
         self.transfer = TransferController(runtime, self, self.chat.conversations, self)
-        self.organiser = OrganiserController(runtime, self, self.chat, self.transfer)
+        self.chat_list = ChatListController(runtime, self, self.chat, self.transfer)
         self.models = ModelController(runtime, self, self.chat, self)
         self.model_menu = ModelMenu(runtime, self.header.model_menu, self.runner, lambda: self.models.answering)
         self.side_windows = SideWindows(runtime, self.look, self.runner, self.chat.conversations, self)
         self.quitting = QuitController(runtime, self)
         does = self._handlers(), self._senseless
-        self.keyboard = Keyboard(runtime, self.chat, self.runner, self, self.composer.editor, *does)
-        FocusHome(self, self.composer, self.transcript)
+        self.keyboard = KeyboardController(runtime, self.chat, self.runner, self, self.composer.editor, *does)
+        FocusController(self, self.composer, self.transcript)
 
     async def start(self) -> None:
         self.sidebar.selected.disconnect(self.first_words.turn_to)
@@ -147,17 +147,17 @@ class MainWindow(QMainWindow):
 
         Raises StorageFailed if unsent text could not be saved.
         """
-        self.place.remember()
+        self.window_layout.remember()
         from kvchat.ui.controllers.views import Controller
 
         for controller in self.findChildren(Controller):
             controller.close()
-        self._stop_hearing()
+        self._unsubscribe()
         try:
             await self.chat.drafts.keep()
         finally:
             await self.runner.close()
-            await asyncio.to_thread(self.memory.written)
+            await asyncio.to_thread(self.window_state.written)
 
     def raise_window(self, token: str = "") -> None:
         let_to_front(token)
@@ -173,12 +173,12 @@ class MainWindow(QMainWindow):
             self.new_conversation()
         else:
             self._pages.setCurrentWidget(self._chat_page)
-            self.place.show_page()
+            self.window_layout.show_page()
             self.chat.open(conversation_id)
 
     def new_conversation(self) -> None:
         self._pages.setCurrentWidget(self._chat_page)
-        self.place.show_page()
+        self.window_layout.show_page()
         self.chat.open(None)
         self.composer.focus()
 
@@ -195,7 +195,7 @@ class MainWindow(QMainWindow):
         return self.transcript.step_in_window(next) if self._joined else super().focusNextPrevChild(next)
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        self.place.remember()
+        self.window_layout.remember()
         event.ignore()
         if self._joined:
             self.quitting.close_window()
@@ -222,23 +222,23 @@ class MainWindow(QMainWindow):
             leave.connect(self.composer.focus)
         sidebar.selected.connect(lambda chosen: self._pages.setCurrentWidget(self._chat_page))
         for chosen in (sidebar.selected, sidebar.search.results.chosen):
-            chosen.connect(lambda chosen: self.place.show_page())
+            chosen.connect(lambda chosen: self.window_layout.show_page())
         sidebar.list.typed.connect(self.composer.take)
         sidebar.library_button.clicked.connect(self.side_windows.open_library)
-        self.ground.library_requested.connect(self.side_windows.open_library)
+        self.chat_documents.library_requested.connect(self.side_windows.open_library)
         sidebar.usage_button.clicked.connect(self.side_windows.open_storage)
         for toggle in (header.sidebar, sidebar.hide_button):
-            toggle.clicked.connect(self.place.toggle_sidebar)
+            toggle.clicked.connect(self.window_layout.toggle_sidebar)
         header.renamed.connect(lambda title: self.runner.start(runtime.chat.rename(chat.current or "", title)))
 
         def fill_chat_menu() -> None:
             shown = chat.conversations.row(chat.current)
-            self.organiser.fill_menu(header.chat_menu, shown, [shown.id], header.begin_rename)
+            self.chat_list.fill_menu(header.chat_menu, shown, [shown.id], header.begin_rename)
 
         header.chat_menu.aboutToShow.connect(fill_chat_menu)
-        self.organiser.settings_requested.connect(self.open_chat_settings)
-        self.transfer.imported.connect(lambda ids: self.runner.start(self.organiser.show_imported(ids)))
-        self.transfer.imported.connect(lambda chosen: self.place.show_sidebar())
+        self.chat_list.settings_requested.connect(self.open_chat_settings)
+        self.transfer.imported.connect(lambda ids: self.runner.start(self.chat_list.show_imported(ids)))
+        self.transfer.imported.connect(lambda chosen: self.window_layout.show_sidebar())
         self.engine_card.start.clicked.connect(lambda: self.runner.start(runtime.start_engine()))
         self.engine_card.restart.clicked.connect(lambda: self.runner.start(runtime.restart_engine()))
         self.engine_card.log.clicked.connect(lambda: self.side_windows.open_engine(log=True))
@@ -275,8 +275,8 @@ class MainWindow(QMainWindow):
             "next": lambda: self.sidebar.step(1),
             "list": lambda: self._in_sidebar(self.sidebar.list.setFocus),
             "rename": self._rename,
-            "sidebar": self.place.toggle_sidebar,
-            "full-screen": self.place.toggle_full_screen,
+            "sidebar": self.window_layout.toggle_sidebar,
+            "full-screen": self.window_layout.toggle_full_screen,
             "name": lambda: self._with_open(
                 lambda id: self.runner.start(self.runtime.chat.title_generator.generate(id))
             ),
@@ -337,7 +337,7 @@ class MainWindow(QMainWindow):
         return {action for action, does_something in possible.items() if not does_something}
 
     def _in_sidebar(self, do: Callable[[], object]) -> None:
-        self.place.show_sidebar()
+        self.window_layout.show_sidebar()
         do()
 
     def _rename(self) -> None:

@@ -31,7 +31,7 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.commands import SHORTCUTS, install_shortcuts
-from kvchat.ui.controllers.attachments import AttachmentIntake
+from kvchat.ui.controllers.attachments import AttachmentLoader
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.views import ChatPresenter
 from kvchat.ui.desktop.activation import let_to_front, on_wayland
@@ -66,8 +66,8 @@ class QuickWindow(Panel):
         )
         self.composer.editor.setPlaceholderText(_("Ask something…"))
         self.composer.sent.connect(lambda text, attachments: self.run(self._ask(text, attachments)))
-        self.attachments = AttachmentIntake(runtime, self.composer, self, runner, self.notices, self)
-        self.follow(runtime.events.subscribe, self.attachments.hear)
+        self.attachments = AttachmentLoader(runtime, self.composer, self, runner, self.notices, self)
+        self.follow(runtime.events.subscribe, self.attachments.handle_event)
         does = {"attach": self.attachments.choose, "screenshot": self.attachments.take_screenshot}
         install_shortcuts(self, does, [shortcut for shortcut in SHORTCUTS if shortcut.action in does])
         self._show_queued = chat.sending.serve(self.composer, lambda: self._chat, self._write_on)
@@ -80,7 +80,7 @@ class QuickWindow(Panel):
         below = row((self.model, 1), self.to_main, margins=(6, 0, 6, 0))
         column(self.notices, (self.transcript, 1), self.composer, below, on=self, spacing=8, margins=12)
 
-    def come(self, token: str = "") -> None:
+    def toggle(self, token: str = "") -> None:
         """Open in front with an empty page, or close if already there."""
         if self.isVisible() and self.isActiveWindow():
             self.close()
@@ -147,13 +147,13 @@ class QuickWindow(Panel):
             self.close()
             self.chat_wanted.emit(self._chat)
 
-    def _hear(self, event: events.Event) -> None:
+    def _handle_event(self, event: events.Event) -> None:
         if self._chat is None or getattr(event, "conversation_id", None) != self._chat:
             return
         match event:
             case events.QuestionNotStored(text=text, error=error, attachments=attachments):
                 self._write_on(text, attachments)
-                self.tell(error)
+                self.show_error(error)
             case events.ReplyDelta(message_id=id) if self.transcript.row_of(id) is not None:
                 self._shown.show_live()
             case _:
@@ -193,17 +193,17 @@ class QuickWindow(Panel):
             self.move(self.x(), max(room.top(), self.y() - beyond))
 
 
-_MOST_PATH = 32_767  # characters; Windows' limit, the highest of all systems
-_MOST_SHOWN = 200  # characters of a link; Qt takes seconds to lay out 100,000
+_MAX_PATH = 32_767  # characters; Windows' limit, the highest of all systems
+_MAX_SHOWN = 200  # characters of a link; Qt takes seconds to lay out 100,000
 
 
-class Opener(QObject):
+class StartRequestHandler(QObject):
     def __init__(self, runtime: Runtime, window: MainWindow, look: Look, bus: SessionBus) -> None:
         super().__init__(window)
         self._runtime, self._window = runtime, window
         self._key, self._wants_key = GlobalKey(bus, self), False
-        self._key.pressed.connect(lambda token: self.fulfil(StartRequest(quick=True, token=token)))
-        self._unsubscribe = runtime.events.subscribe(self._hear)
+        self._key.pressed.connect(lambda token: self.handle(StartRequest(quick=True, token=token)))
+        self._unsubscribe = runtime.events.subscribe(self._handle_event)
         self.quick = QuickWindow(runtime, look, window.runner, window.chat)
         self.quick.chat_wanted.connect(lambda id: window.show_chat(id))
 
@@ -213,22 +213,22 @@ class Opener(QObject):
         self.quick.close()
         self.quick.deleteLater()
 
-    def hold_key(self) -> None:
+    def update_key(self) -> None:
         wanted = self._runtime.settings.quick_key
         if wanted is not self._wants_key:
             self._wants_key = wanted
             self._window.runner.start(self._key.hold(wanted))
 
-    def _hear(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if isinstance(event, SettingsChanged):
-            self.hold_key()
+            self.update_key()
 
-    def fulfil(self, wish: StartRequest) -> None:
-        if wish.quick and self._runtime.model.is_configured:
-            self.quick.come(wish.token)
+    def handle(self, request: StartRequest) -> None:
+        if request.quick and self._runtime.model.is_configured:
+            self.quick.toggle(request.token)
             return
-        self._window.raise_window(wish.token)
-        for what in wish.open:
+        self._window.raise_window(request.token)
+        for what in request.open:
             self.open(what)
 
     def open(self, what: str) -> None:
@@ -237,8 +237,8 @@ class Opener(QObject):
         if what.startswith("kvchat:"):
             self._follow(what)
             return
-        if "\0" in path or len(path) > _MOST_PATH:
-            self._tell_of_dead_link(what)
+        if "\0" in path or len(path) > _MAX_PATH:
+            self._notify_broken_link(what)
             return
         match Path(path).suffix.lower():
             case ".kvchat":
@@ -250,14 +250,14 @@ class Opener(QObject):
                 window.new_conversation()
                 window.attachments.take([Path(path)])
 
-    def _tell_of_dead_link(self, link: str) -> None:
-        self._window.notices.tell(_("The link target was not found"), link[:_MOST_SHOWN])
+    def _notify_broken_link(self, link: str) -> None:
+        self._window.notices.notify(_("The link target was not found"), link[:_MAX_SHOWN])
 
     def _follow(self, link: str) -> None:
         try:
             parts = urlsplit(link)
         except ValueError:  # broken IPv6 address
-            self._tell_of_dead_link(link)
+            self._notify_broken_link(link)
             return
         rest = unquote(parts.path).strip("/")
         match parts.netloc:
@@ -269,4 +269,4 @@ class Opener(QObject):
             case "model" if rest:
                 self._window.side_windows.open_models().look_for(rest)
             case _:
-                self._tell_of_dead_link(link)
+                self._notify_broken_link(link)

@@ -75,9 +75,9 @@ class Tray(QObject):
         self.icon.activated.connect(self._activated)
         window.quitting.keep_in_tray = True
         window.shown_changed.connect(self.refresh)
-        window.quitting.hidden_first_time.connect(self._tell_where)
+        window.quitting.hidden_first_time.connect(self._notify_in_tray)
         window.chat.conversations.shown.connect(self._show_recent)
-        self._unsubscribe = runtime.events.subscribe(self._hear)
+        self._unsubscribe = runtime.events.subscribe(self._handle_event)
         self.refresh()
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class Tray(QObject):
             self.menu.insertAction(self._below_recent, action)
             self.recent.append(action)
 
-    def _hear(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if isinstance(event, EngineChanged) or self._shown is None or self._shown[0] is not self.logo:
             self.refresh()
 
@@ -127,7 +127,7 @@ class Tray(QObject):
         if reason is QSystemTrayIcon.ActivationReason.Trigger:
             (self._window.hide if self._window.isVisible() else self._window.raise_window)()
 
-    def _tell_where(self) -> None:
+    def _notify_in_tray(self) -> None:
         self.icon.showMessage(
             _("kvchat is still running"),
             _("It stays in the tray so that your chats reply without delay. To quit, use the tray menu."),
@@ -139,7 +139,7 @@ LONG_S = 10.0  # after this long the user may be elsewhere
 _DESKTOP = Service("org.freedesktop.Notifications", "/org/freedesktop/Notifications", "org.freedesktop.Notifications")
 
 
-class Attention(QObject):
+class ReplyNotifier(QObject):
     """Notify through the desktop, or else the tray."""
 
     def __init__(self, runtime: Runtime, window: MainWindow, tray: Tray, bus: SessionBus) -> None:
@@ -149,14 +149,14 @@ class Attention(QObject):
         self._last = ""  # chat in the last notification
         self._token = ""  # activation token to raise the window, received just before the click
         self._listens = False
-        self._unsubscribe = runtime.events.subscribe(self._hear)
+        self._unsubscribe = runtime.events.subscribe(self._handle_event)
         tray.icon.messageClicked.connect(lambda: self._open(self._last))
 
     def close(self) -> None:
         self._unsubscribe()
         self._chats.clear()  # a click may still arrive
 
-    def _hear(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if QApplication.activeWindow() is not None:
             return
         match event:
@@ -236,8 +236,8 @@ class QuitController(QObject):
             self.hidden_first_time.emit()
 
     def _is_first(self, time: str) -> bool:
-        first = not self._window.memory.is_true(time, False)
-        self._window.memory.keep(**{time: True})
+        first = not self._window.window_state.is_true(time, False)
+        self._window.window_state.keep(**{time: True})
         return first
 
     def _what_ends(self) -> list[str]:
@@ -274,7 +274,7 @@ class QuitController(QObject):
         self.question = None
 
 
-class FinishingBox(QDialog):
+class ShutdownDialog(QDialog):
     def __init__(self) -> None:
         super().__init__(None, Qt.WindowType.Dialog | Qt.WindowType.CustomizeWindowHint | Qt.WindowType.WindowTitleHint)
         self.setWindowTitle("kvchat")
@@ -285,7 +285,7 @@ class FinishingBox(QDialog):
         parts = self.title, self.words, row(STRETCH, self.leave)
         column(*parts, on=self, spacing=10, margins=(24, 22, 24, 18))
 
-    def say(self, unfinished: PendingSave | None) -> None:
+    def show_progress(self, unfinished: PendingSave | None) -> None:
         self.words.setText(unfinished.description if unfinished else _("Stopping the engine"))
         fit_height(self, _BOX_LETTERS)
 
@@ -293,17 +293,17 @@ class FinishingBox(QDialog):
         """Ignore Escape."""
 
 
-async def close_and_tell(runtime: Runtime) -> None:
+async def close_with_progress(runtime: Runtime) -> None:
     """Close the runtime. If it takes long, a box says why, and `Quit now` ends it."""
     closing, box = asyncio.ensure_future(runtime.close()), None
     await asyncio.wait({closing}, timeout=SHOWN_AFTER_S)
     while not closing.done():
         if box is None and runtime.unfinished:
-            box = FinishingBox()
+            box = ShutdownDialog()
             box.leave.clicked.connect(runtime.cancel_saving)
             box.show()
         if box is not None:
-            box.say(runtime.unfinished)
+            box.show_progress(runtime.unfinished)
         await asyncio.wait({closing}, timeout=UPDATED_EVERY_S)
     if box is not None:
         box.accept()

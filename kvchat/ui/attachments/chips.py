@@ -31,7 +31,7 @@ HEIGHT, WIDEST, NARROWEST = 72, 144, 40  # pixels of a tile
 _GAP = 4  # pixels
 _LOOK_MS = 15
 _NAME_LETTERS = 34
-_MOST_MARKS = 1000
+_MAX_MARKS = 1000
 _AROUND, _SMALLEST, _LARGE = QSize(32, 32), QSize(320, 240), QSize(960, 680)
 _thread = ThreadPoolExecutor(1, thread_name_prefix="thumbnails")
 
@@ -188,7 +188,7 @@ class AttachmentView(QDialog):
         font = code_font(look.fonts.mono, look.fonts.small)
         self.text = plain_text(_("Text of {name}", name=calm(attachment.name)), font, words)
         self.place = label(kind="small")
-        self._hits = cursors_at(self.text, words, spans(words, terms)[:_MOST_MARKS])
+        self._hits = cursors_at(self.text, words, spans(words, terms)[:_MAX_MARKS])
         self._at = 0
         steps: list[QWidget] = []
         for name, keys, picture, by in (

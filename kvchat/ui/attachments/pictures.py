@@ -42,7 +42,7 @@ QLoggingCategory.setFilterRules("qt.gui.imageio*=false")
 
 FORMATS = frozenset((b"png", b"jpeg", b"webp", b"gif", b"bmp"))
 LONGEST_SIDE = 1536  # pixels; models use about this much at most
-MOST_MIB = 256  # memory limit for decoding one picture
+MAX_MIB = 256  # memory limit for decoding one picture
 _PNG_MOST = 1_000_000  # bytes; above this, sent as JPEG
 _JPEG_QUALITY = 90
 _KEEPS_SHAPE, _SMOOTH = Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation
@@ -109,7 +109,7 @@ def shape(data: bytes) -> QSize | None:
 
 @contextlib.contextmanager
 def _reader(data: bytes) -> Iterator[QImageReader | None]:
-    QImageReader.setAllocationLimit(MOST_MIB)
+    QImageReader.setAllocationLimit(MAX_MIB)
     buffer = QBuffer()  # must outlive the reader
     buffer.setData(QByteArray(data))
     buffer.open(QIODevice.OpenModeFlag.ReadOnly)

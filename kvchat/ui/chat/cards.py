@@ -34,19 +34,19 @@ class EngineCard(Card):
             self.hide()
             return
         if failure is not None and failed:
-            self.say(failure.title, failure.detail, failure.advice)
+            self.set_text(failure.title, failure.detail, failure.advice)
         elif failure is not None and state is not EngineState.STOPPED:
             again = _("Restarting the engine.")
             if status.restart_attempt:
                 again = _("Restarting the engine (attempt {attempt}).", attempt=status.restart_attempt)
             if failure.kind is FailureKind.NOT_FOUND:  # the user's own server: keep looking
                 again = _("{detail} Trying again…", detail=failure.detail)
-            self.say(failure.title, again, failure.advice)
+            self.set_text(failure.title, again, failure.advice)
         else:
-            self.say(*_calm_words(status, model))
+            self.set_text(*_calm_words(status, model))
         chosen, stopped = model is not None, state is EngineState.STOPPED
         self.model.setText(_("Choose another model") if chosen else _("Choose a model"))
-        self.offer(
+        self.show_buttons(
             stopped and chosen and self.start,
             failed and not missing and self.restart,
             failed and not missing and self.log,
@@ -103,7 +103,7 @@ class ContextCard(Card):
     ) -> None:
         """Offer remedies. `larger`: a context size that fits; `can_part`: part of a text could be attached."""
         price = f"{larger.reason} " if larger is not None else ""
-        self.say(
+        self.set_text(
             _(TOO_LONG) if use.is_over_limit else _("The context is nearly full"),
             _taken(use),
             price + _otherwise(use, larger, can_shorten=can_shorten, can_part=can_part),
@@ -113,12 +113,12 @@ class ContextCard(Card):
             self.larger.setToolTip(_("Restarts the engine with a longer context."))
         more = [larger is not None and self.larger, can_part and self.part]
         more += [can_shorten and self.drop, can_shorten and self.summarise]
-        self.offer(*more, not any(more) and self.new, self.later)
+        self.show_buttons(*more, not any(more) and self.new, self.later)
         self.show()
 
     def show_summarising(self) -> None:
-        self.say(_("Summarizing…"), _("The model is summarizing the chat."), "")
-        self.offer(self.stop)
+        self.set_text(_("Summarizing…"), _("The model is summarizing the chat."), "")
+        self.show_buttons(self.stop)
         self.show()
 
 

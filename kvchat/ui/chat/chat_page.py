@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvchat.ui.transcript.transcript import Transcript
 
 _MODEL_WIDTH = 260  # pixels at most, at 100 % text
-_LEAST_LETTERS, _MOST_LETTERS = 40, 64  # letters per notice line, roughly
+_MIN_LETTERS, _MAX_LETTERS = 40, 64  # letters per notice line, roughly
 _GAP, _SCROLL_BAR = 10, 10  # pixels
 
 
@@ -234,8 +234,8 @@ class ChatPage(QWidget):
         notices.setVisible(bool(notices.on_show))
         letter, jump = notices.fontMetrics().averageCharWidth(), self._transcript.jump_room
         beside = (page.width() - jump) // 2 - _GAP - _SCROLL_BAR
-        fits = beside >= letter * _LEAST_LETTERS
-        wide = min(beside if fits else page.width() - 2 * _GAP - _SCROLL_BAR, letter * _MOST_LETTERS)
+        fits = beside >= letter * _MIN_LETTERS
+        wide = min(beside if fits else page.width() - 2 * _GAP - _SCROLL_BAR, letter * _MAX_LETTERS)
         left, below = page.right() - wide - _SCROLL_BAR - _GAP, _GAP if fits else jump
         high = min(notices.heightForWidth(wide), self._composer.y() - page.top() - below)
         top = max(page.bottom() - high - below, page.top())  # on a low page, covers the card below

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 LONG_PASTE = 4000  # characters; a longer paste may be a document
 ATTACHED_FROM = 20_000  # characters; longer text is attached unless the user wants it in the message
 # Limits for laying out the field at each key without delay: 50,000 characters without a space took 70 ms.
-MOST_TEXT, MOST_LINE = 100_000, 8_000
-_MOST_LINES = 8
+MAX_TEXT, MAX_LINE = 100_000, 8_000
+_MAX_LINES = 8
 
 
 class MessageField(QPlainTextEdit):
@@ -56,7 +56,7 @@ class MessageField(QPlainTextEdit):
 
     def holds(self, more: str) -> bool:
         line = self.textCursor().block().length()
-        return self.document().characterCount() + len(more) <= MOST_TEXT and line + _longest_line(more) <= MOST_LINE
+        return self.document().characterCount() + len(more) <= MAX_TEXT and line + _longest_line(more) <= MAX_LINE
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -76,12 +76,12 @@ class MessageField(QPlainTextEdit):
 
 
 def fits_field(text: str) -> bool:
-    return len(text) < MOST_TEXT and _longest_line(text) < MOST_LINE
+    return len(text) < MAX_TEXT and _longest_line(text) < MAX_LINE
 
 
 def _longest_line(text: str) -> int:
-    """Return the longest line's length; for text longer than `MOST_TEXT`, its whole length."""
-    return max(map(len, text.splitlines()), default=0) if len(text) <= MOST_TEXT else len(text)
+    """Return the longest line's length; for text longer than `MAX_TEXT`, its whole length."""
+    return max(map(len, text.splitlines()), default=0) if len(text) <= MAX_TEXT else len(text)
 
 
 def local_files(data: QMimeData) -> list[Path]:
@@ -327,8 +327,8 @@ class Composer(QWidget):
     def _fit(self) -> None:
         line = self.editor.fontMetrics().lineSpacing()
         wanted = round(self.editor.document().size().height())  # plain text documents count in lines
-        lines = max(1, min(wanted, _MOST_LINES))
-        policy = Qt.ScrollBarPolicy.ScrollBarAsNeeded if wanted > _MOST_LINES else Qt.ScrollBarPolicy.ScrollBarAlwaysOff
+        lines = max(1, min(wanted, _MAX_LINES))
+        policy = Qt.ScrollBarPolicy.ScrollBarAsNeeded if wanted > _MAX_LINES else Qt.ScrollBarPolicy.ScrollBarAlwaysOff
         self.editor.setVerticalScrollBarPolicy(policy)
         margins = round(2 * self.editor.document().documentMargin())
         self.editor.setFixedHeight(lines * line + margins + 1)

@@ -68,7 +68,7 @@ class TurnStory:
         self._remarks.pop("silence", None)
         self._over = True
 
-    def tell(self, event: chat.TurnEvent) -> None:
+    def handle_event(self, event: chat.TurnEvent) -> None:
         match event:
             case session.MakingRoom(done=True):
                 self._remarks.pop("wait", None)

@@ -41,10 +41,10 @@ class Drafts(Protocol):
     def put(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None: ...
 
 
-class AttachmentIntake(QObject):
+class AttachmentLoader(QObject):
     """Intake of files, pictures, long texts and screenshots for a composer; `page` takes drops too.
 
-    The owner passes events to `hear`.
+    The owner passes events to `handle_event`.
     """
 
     def __init__(
@@ -136,10 +136,10 @@ class AttachmentIntake(QObject):
             self._reading.remove((where, name))
             self._show_reading()
 
-    def another_chat(self, before: str | None) -> None:
+    def switch_chat(self, before: str | None) -> None:
         for where, error in self._refused:
             if where == before:
-                self._notices.take_back(error)
+                self._notices.withdraw_error(error)
             elif where == self._drafts.current():
                 self._notices.show_error(error)
         self._refused = [refused for refused in self._refused if refused[0] != before]
@@ -158,7 +158,7 @@ class AttachmentIntake(QObject):
 
         self._runner.start(count(), lambda error: None)  # engine gone: its card reports it
 
-    def hear(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         if isinstance(event, EngineChanged) and self._composer.chips.chips:
             self._count_again()
 

@@ -20,13 +20,13 @@ from kvchat.ui.chat.first_words import PAUSE, FirstWords
 from kvchat.ui.chat.turn_story import waiting_words
 from kvchat.ui.controllers.sending import DraftController, Page, SendController
 from kvchat.ui.controllers.sidebar import SidebarController
-from kvchat.ui.controllers.views import ChatPresenter, Controller, TurnState, Views, told_by_engine
+from kvchat.ui.controllers.views import ChatPresenter, Controller, TurnState, Views, is_engine_failure
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.models.model_choice import ModelMenu
 from kvchat.ui.transcript.footer import MessageRequest, Request
 from kvchat.words.language import _, number
 
-MOST_TURNS = 20  # finished turns kept for users who return to them
+MAX_TURNS = 20  # finished turns kept for users who return to them
 
 
 class ChatController(Controller):
@@ -200,11 +200,11 @@ class ChatController(Controller):
         key = (self.current or NEW_CHAT_ID) if conversation_id is None else conversation_id
         turn = self._turns.pop(key, None) or TurnState()
         self._turns[key] = turn  # the last entry is the most recently used
-        for old in [id for id, other in self._turns.items() if other.is_over][:-MOST_TURNS]:
+        for old in [id for id, other in self._turns.items() if other.is_over][:-MAX_TURNS]:
             del self._turns[old]
         return turn
 
-    def _hear(self, event: events.Event) -> None:
+    def _handle_event(self, event: events.Event) -> None:
         match event:
             case events.EngineChanged():
                 self.show_engine()
@@ -220,17 +220,17 @@ class ChatController(Controller):
             case events.Notice(title=title, detail=detail, conversation_id=id):
                 if id not in ("", self.current):
                     detail = _("In “{title}”: {detail}", title=self.conversations.title(id), detail=detail)
-                self._views.notices.tell(title, detail)
+                self._views.notices.notify(title, detail)
             case events.LibraryChanged() | events.QuestionNotStored():
                 pass  # other listeners handle it
             case _:
-                self._hear_turn(event)
+                self._handle_turn_event(event)
 
-    def _hear_turn(self, event: events.TurnEvent) -> None:
+    def _handle_turn_event(self, event: events.TurnEvent) -> None:
         id = event.conversation_id
         turn, here = self.turn_of(id), id == (self.current or NEW_CHAT_ID)
         known = turn.live_id
-        turn.hear(event)
+        turn.handle_event(event)
         match event:
             case events.ReplyDelta(message_id=message_id) if here:
                 if message_id != known and self._views.transcript.row_of(message_id) is None:
@@ -273,7 +273,7 @@ class ChatController(Controller):
         turn = self.turn_of(other) if other else None
         waiting = waiting_words(self.conversations.title(other), turn.story, turn.live_text) if other and turn else ""
         here, runtime = self.turn_of(), self._runtime
-        no_model = not runtime.model.is_configured and told_by_engine(here.failure, runtime.engine.status)
+        no_model = not runtime.model.is_configured and is_engine_failure(here.failure, runtime.engine.status)
         story, remarks = here.story, () if no_model else here.story.remarks
         self._views.strip.show_turn(remarks, story.fraction, silent=story.silent, ahead=story.reading_ahead)
         self._shown.show_turn(waiting)
@@ -291,7 +291,7 @@ class ChatController(Controller):
             self._runner.start(fork())
             return
         if chat.is_answering(id):
-            self._views.notices.tell(
+            self._views.notices.notify(
                 _("The reply to the last message is still being generated"), _("Wait for the reply, or stop it.")
             )
             return

@@ -121,7 +121,7 @@ class ContextController(Controller):
     def _answering(self) -> bool:
         return self._chat.current is not None and self._runtime.chat.is_answering(self._chat.current)
 
-    def _hear(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         match event:
             case events.Speed(conversation_id=id, context_used=used) if id == self._chat.current and self._use:
                 self._show(replace(self._use, used=used))
@@ -189,7 +189,7 @@ class ContextController(Controller):
         return self._runner.start(shorten())
 
 
-class GroundController(Controller):
+class ChatDocumentsController(Controller):
     library_requested = Signal(str)  # entry id; empty: no entry
 
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController, parent: QObject) -> None:
@@ -205,7 +205,7 @@ class GroundController(Controller):
         self._ground = None
         self._soon.start()
 
-    def _hear(self, event: events.Event) -> None:
+    def _handle_event(self, event: events.Event) -> None:
         match event:
             case events.LibraryChanged(progress=False) | events.EngineChanged() | events.SettingsChanged():
                 self._soon.start()

@@ -60,7 +60,7 @@ class ModelController(Controller):
         begun = any(message.role is Role.ASSISTANT for message in self._views.transcript.messages)
         works = self._chat.failure is None and self._runtime.engine.status.state is not EngineState.FAILED
         if begun and works and self.answering != self._runtime.settings.model_path:
-            self._views.notices.tell(
+            self._views.notices.notify(
                 _("New chats use {model}", model=model.name_for(None)),
                 _(
                     "This chat still uses {model}. You can change its model above the chat.",

@@ -39,8 +39,8 @@ class DraftController(Controller):
         self._unkept_attached: dict[str, tuple[Attachment, ...]] = {}
         self._sending: Counter[str] = Counter()  # drafts being sent to the chat
         self._told = False  # save failure was reported
-        self._pause = self._timer(_KEEP_MS, self.keep, self._tell)
-        self._again = self._timer(_AGAIN_MS, self.keep, self._tell)
+        self._pause = self._timer(_KEEP_MS, self.keep, self._show_save_error)
+        self._again = self._timer(_AGAIN_MS, self.keep, self._show_save_error)
 
     async def load(self) -> None:
         """Read the stored drafts; store changes in the composer from then on. Raises StorageFailed.
@@ -123,7 +123,7 @@ class DraftController(Controller):
             key: files for key, files in self._unkept_attached.items() if attached.get(key) is not files
         }
 
-    def _tell(self, error: KvchatError) -> None:
+    def _show_save_error(self, error: KvchatError) -> None:
         self._again.start()
         if not self._told:
             self._told = True
@@ -296,7 +296,7 @@ class SendController(Controller):
         self._drafts.attach(QUEUED_PREFIX + conversation_id, attachments)
         self.changed.emit()
 
-    def _hear(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         match event:
             case MessagesChanged(conversation_id=id):
                 self.arrived(id)

@@ -79,7 +79,7 @@ class TransferController(Controller):
         async def save(target: Path) -> None:
             work = partial(self._runtime.transfer.back_up, target)
             facts = await self._write(_("Backing up…"), work, _("Backup canceled"))
-            self._views.notices.tell_where(_("Backed up {contents}", contents=_contents(facts)), target)
+            self._views.notices.notify_file_saved(_("Backed up {contents}", contents=_contents(facts)), target)
 
         self._save(_("Back up"), _("kvchat backup.zip"), _(_BACKUPS), save)
 
@@ -95,7 +95,7 @@ class TransferController(Controller):
         chats = list(self._conversations.titles) if ids is None else ids
         work = partial(self._runtime.transfer.export, chats, target)
         count = await self._write(_("Exporting…"), work, _("Export canceled"))
-        self._views.notices.tell_where(several(count, "Exported {count} chat", "Exported {count} chats"), target)
+        self._views.notices.notify_file_saved(several(count, "Exported {count} chat", "Exported {count} chats"), target)
 
     async def _offer_memory(self, id: str) -> None:
         memory = await self._runtime.transfer.memory_of(id)
@@ -108,7 +108,7 @@ class TransferController(Controller):
                 told = _("Exported 1 chat with memory, {size}", size=written)
                 if passphrase:
                     told = _("Exported 1 chat with memory, {size}, encrypted with your passphrase", size=written)
-                self._views.notices.tell_where(told, target)
+                self._views.notices.notify_file_saved(told, target)
 
             self._save(_("Export with memory"), f"{self._file_name(id)}.kvchat", _(_WITH_MEMORY), export)
 
@@ -157,7 +157,7 @@ class TransferController(Controller):
         if report.problems:
             ImportReportDialog(self._views.look, title, known, report.problems, self._window).open()
         else:
-            self._views.notices.tell(title, known)
+            self._views.notices.notify(title, known)
 
     async def _look_at(self, sources: list[Path]) -> None:
         source = sources[0]
@@ -218,10 +218,10 @@ class TransferController(Controller):
         with _Progress(self._window, words, self._loop) as progress:
             self.going_on.append(words)
             try:
-                return await work(progress.tell)
+                return await work(progress.report)
             except asyncio.CancelledError:
                 if progress.cancelled:  # kvchat quits
-                    self._views.notices.tell(*cancelled)
+                    self._views.notices.notify(*cancelled)
                 raise
             finally:
                 self.going_on.remove(words)
@@ -249,7 +249,7 @@ class _Progress:
         cancel.setAutoDefault(False)  # Enter must not press it
         self._dialog.setCancelButton(cancel)
         self._dialog.setBar(progress_bar(words))
-        self._say(words)
+        self._set_text(words)
         self._dialog.setWindowTitle("kvchat")
         self._dialog.setMinimumDuration(_PATIENCE_MS)
         self._dialog.setAutoReset(False)
@@ -264,7 +264,7 @@ class _Progress:
         self._dialog.close()
         self._dialog.deleteLater()
 
-    def tell(self, done: int, total: int) -> None:
+    def report(self, done: int, total: int) -> None:
         """done: of `total`, or a count of chats if the total is unknown (0). Thread-safe."""
         now = time.monotonic()
         if now - self._last_at >= _PAUSE_S:
@@ -277,11 +277,11 @@ class _Progress:
         step = _STEPS * done // total if total else 0
         if done and not total:
             so_far = several(done, "{count} chat", "{count} chats")
-            self._say(f"{self._words} {so_far}")
+            self._set_text(f"{self._words} {so_far}")
         self._dialog.setMaximum(_STEPS if step else 0)
         self._dialog.setValue(step)
 
-    def _say(self, words: str) -> None:
+    def _set_text(self, words: str) -> None:
         self._dialog.setLabelText(words)
         self._dialog.setMinimumSize(self._dialog.sizeHint().expandedTo(QSize(_WIDTH, 0)))
 

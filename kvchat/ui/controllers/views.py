@@ -57,8 +57,8 @@ class TurnState:
         self.awaiting = False
         self.story.end()
 
-    def hear(self, event: TurnEvent) -> None:
-        self.story.tell(event)
+    def handle_event(self, event: TurnEvent) -> None:
+        self.story.handle_event(event)
         match event:
             case ReplyDelta(message_id=id):
                 if self.live_id != id:
@@ -109,7 +109,7 @@ class ChatPresenter:
         self.composer.set_busy(running)
         self.transcript.show_pending((waiting or turn.story.pending) if turn.awaiting else "", waits=bool(waiting))
         too_long = self.cards and isinstance(turn.failure, PromptTooLong)
-        told = too_long or (self.cards and told_by_engine(turn.failure, self.runtime.engine.status))
+        told = too_long or (self.cards and is_engine_failure(turn.failure, self.runtime.engine.status))
         self.transcript.show_failure(None if told else turn.failure, self.runtime.model.name_for(None))
         unanswered = bool(messages) and messages[-1].role is Role.USER and not running
         self.transcript.show_unanswered(unanswered and not too_long and (told or turn.failure is None))
@@ -129,7 +129,7 @@ class ChatPresenter:
         return True
 
 
-def told_by_engine(failure: KvchatError | None, status: EngineStatus) -> bool:
+def is_engine_failure(failure: KvchatError | None, status: EngineStatus) -> bool:
     return failure is not None and status.failure is not None and status.failure.title == failure.title
 
 
@@ -138,7 +138,7 @@ class Controller(QObject):
         super().__init__(parent)
         self._runtime, self._views, self._runner = runtime, views, views.runner
         self._closed = False
-        self._unsubscribe = runtime.events.subscribe(self._hear)
+        self._unsubscribe = runtime.events.subscribe(self._handle_event)
 
     def close(self) -> None:
         self._unsubscribe()
@@ -146,7 +146,7 @@ class Controller(QObject):
         for timer in self.findChildren(QTimer):
             timer.stop()
 
-    def _hear(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         """Handle an event."""
 
     def _timer(

@@ -140,7 +140,7 @@ class EngineOffer(QWidget):
     def _say(self, title: str, detail: str, advice: str, tone: str) -> None:
         for widget in (self.outcome, self.outcome.title):
             restyle(widget, "tone", tone)
-        self.outcome.say(title, detail, advice)
+        self.outcome.set_text(title, detail, advice)
         self.outcome.show()
 
 

@@ -26,9 +26,9 @@ from kvchat.ui.widgets.layouts import GivingWay, RoomyDialog, breakable, keep_le
 from kvchat.words.language import N_, _, number, sentences
 from kvchat.words.safe_text import redact, this_person
 
-_AT_MOST = 3
+_MAX_NOTICES = 3
 _INFO_MS = 12_000
-_MOST_UNDOS = 20
+_MAX_UNDOS = 20
 _LETTERS = 48  # minimum width
 _REQUEST = N_(
     "kvchat ran into an unexpected error. Your chats are safe on disk. If you report it, include the "
@@ -82,10 +82,10 @@ class Notices(GivingWay):
     def on_show(self) -> list[NoticeView]:
         return self.findChildren(NoticeView)
 
-    def tell(self, title: str, detail: str = "") -> None:
+    def notify(self, title: str, detail: str = "") -> None:
         self._add(title, detail)
 
-    def offer(
+    def notify_with_action(
         self, title: str, action: str, on_click: Callable[[], object], detail: str = "", *, stays: bool = False
     ) -> None:
         """Show a notice with a button; it disappears by itself unless it `stays`."""
@@ -94,13 +94,13 @@ class Notices(GivingWay):
         if notice is not None:
             notice.add_button(action, on_click)
 
-    def tell_of_version(self, number: str, page: str) -> None:
+    def notify_new_version(self, number: str, page: str) -> None:
         title = _("kvchat {number} is available", number=number)
-        self.offer(title, _("Show"), lambda: QDesktopServices.openUrl(QUrl(page)), stays=True)
+        self.notify_with_action(title, _("Show"), lambda: QDesktopServices.openUrl(QUrl(page)), stays=True)
 
-    def tell_where(self, done: str, target: Path) -> None:
+    def notify_file_saved(self, done: str, target: Path) -> None:
         folder = QUrl.fromLocalFile(str(target.parent))
-        self.offer(done, _("Open folder"), lambda: QDesktopServices.openUrl(folder), str(target))
+        self.notify_with_action(done, _("Open folder"), lambda: QDesktopServices.openUrl(folder), str(target))
 
     def offer_undo(self, done: str, undo: Callable[[], object]) -> None:
         """Offer to undo something, in a notice and later through `undo_last`."""
@@ -110,8 +110,8 @@ class Notices(GivingWay):
                 self._undos.remove(once)
                 undo()
 
-        self._undos = [*self._undos, once][-_MOST_UNDOS:]
-        self.offer(done, _("Undo"), once)
+        self._undos = [*self._undos, once][-_MAX_UNDOS:]
+        self.notify_with_action(done, _("Undo"), once)
 
     @property
     def can_undo(self) -> bool:
@@ -127,7 +127,7 @@ class Notices(GivingWay):
     def show_error(self, error: KvchatError) -> None:
         self._add(error.title, error.explanation, "warn")
 
-    def take_back(self, error: KvchatError) -> None:
+    def withdraw_error(self, error: KvchatError) -> None:
         self._dismiss((error.title, error.explanation))
 
     def show_bug(self, error: BaseException) -> None:
@@ -142,7 +142,7 @@ class Notices(GivingWay):
     def _add(self, title: str, detail: str, tone: str = "", *, stays: bool = False) -> NoticeView | None:
         if any(notice.words == (title, detail) for notice in self.on_show):
             return None
-        for old in self.on_show[: max(0, len(self.on_show) - _AT_MOST + 1)]:
+        for old in self.on_show[: max(0, len(self.on_show) - _MAX_NOTICES + 1)]:
             old.dismiss()
         notice = NoticeView(self._look, title, detail, tone)
         self._column.addWidget(notice)
@@ -235,9 +235,9 @@ class Panel(RoomyDialog):
         self._place: QPoint | None = None  # frame position when it was closed
         self._sources: list[Callable[[], Callable[[], None]]] = []
         self._unsubscribe: list[Callable[[], None]] = []
-        self.follow(runtime.events.subscribe, self._hear)
+        self.follow(runtime.events.subscribe, self._handle_event)
 
-    def _hear(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         """Handle an event of the runtime while the window is open."""
 
     def bring_forward(self) -> None:
@@ -245,11 +245,11 @@ class Panel(RoomyDialog):
         self.raise_()
         self.activateWindow()
 
-    def follow(self, subscribe: Callable[[_T], Callable[[], None]], hear: _T) -> None:
-        """Call `hear` while the window is open. subscribe: returns its unsubscribe function"""
-        self._sources.append(lambda: subscribe(hear))
+    def follow(self, subscribe: Callable[[_T], Callable[[], None]], handler: _T) -> None:
+        """Call `handler` while the window is open. subscribe: returns its unsubscribe function"""
+        self._sources.append(lambda: subscribe(handler))
         if self._unsubscribe:  # it is open
-            self._unsubscribe.append(subscribe(hear))
+            self._unsubscribe.append(subscribe(handler))
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -263,9 +263,9 @@ class Panel(RoomyDialog):
 
     def run(self, run: Coroutine[Any, Any, Any], on_error: ErrorHandler | None = None) -> asyncio.Task[Any]:
         """Start a task; show its error here, or in the main window once this is closed."""
-        return self.runner.start(run, on_error or self.tell)
+        return self.runner.start(run, on_error or self.show_error)
 
-    def tell(self, error: KvchatError) -> None:
+    def show_error(self, error: KvchatError) -> None:
         if self.isVisible():
             self.notices.show_error(error)
         else:

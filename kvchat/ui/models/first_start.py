@@ -34,7 +34,7 @@ from kvchat.words.language import _, beside
 from kvchat.words.wording import size
 
 STARTER_SIZE = 98_000_000  # model size, bytes
-_MOST = 3  # local models shown
+_MAX = 3  # local models shown
 _LETTERS = 66  # wide
 
 
@@ -87,7 +87,7 @@ class FirstStart(QWidget):
 
     def show_error(self, error: KvchatError) -> None:
         self._show_fetching(False)
-        self.error.say(error.title, error.detail, error.advice)
+        self.error.set_text(error.title, error.detail, error.advice)
         self.error.show()
 
     def fetch_starter(self) -> None:
@@ -161,7 +161,7 @@ class FirstStart(QWidget):
         ]
         for old in self.found:
             old.deleteLater()
-        self.found = [self._offer(judged) for *_order, judged in sorted(usable, key=lambda known: known[:2])[:_MOST]]
+        self.found = [self._offer(judged) for *_order, judged in sorted(usable, key=lambda known: known[:2])[:_MAX]]
         for made in self.found:
             self._found.addWidget(made)
         first, *others = *self.found, self.starter

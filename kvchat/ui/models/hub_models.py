@@ -89,10 +89,10 @@ class ModelsHub(QWidget):
         self.heading.setText(self._heading_before)
         if isinstance(error, AccessNeeded):
             self.access_page = error.page
-            self.access.say(error.title, error.detail, error.advice)
+            self.access.set_text(error.title, error.detail, error.advice)
             self.access.show()
         else:
-            self._panel.tell(error)
+            self._panel.show_error(error)
 
     async def _suggest(self) -> None:
         memory = await self._free_memory()

@@ -27,7 +27,7 @@ from kvchat.ui.widgets.lists import Row, Tone
 from kvchat.words.language import N_, _, beside, ended, number
 from kvchat.words.wording import size, tokens_short
 
-_MOST = 14  # models; the window lists all
+_MAX = 14  # models; the window lists all
 
 
 class ModelBox(ChoiceBox):
@@ -112,7 +112,7 @@ class ModelMenu(QObject):
             return str(judged.model.path) != used, _chip(judged.judgement)[1] is Tone.BAD, in_order(judged)
 
         usable = sorted((judged for judged in self._found if judged.judgement is not None), key=order)
-        names = told_apart([(judged.model.name, judged.model.path) for judged in usable[:_MOST]])
+        names = told_apart([(judged.model.name, judged.model.path) for judged in usable[:_MAX]])
         for judged, name in zip(usable, names, strict=False):
             row = found_row(judged, Path(used) if used else None)
             words = f"{name.replace('&', '&&')}\t{row.chip}"

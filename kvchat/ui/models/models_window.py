@@ -61,7 +61,7 @@ class ModelsHere(QWidget):
         self.delete = button(_("Delete…"), self._ask_delete, name=_("Delete this model"))
         self.folders = button(_("Folders…"), self.open_folders, name=_("Model folders"))
         self.none = Card()
-        self.none.say(_("No models found on this computer"), _(_NO_MODEL), "")
+        self.none.set_text(_("No models found on this computer"), _(_NO_MODEL), "")
         words = starter_words(here=False)
         self.starter, self.more = self.none.add_button(words, "primary"), self.none.add_button(_("Download another…"))
         self.none.add_button(_("Choose a folder…"), "", self._ask_folder)
@@ -277,7 +277,7 @@ class ModelsWindow(Panel):
             if self._pages.currentWidget() is self.hub:
                 self.hub.open()
 
-    def _hear(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if isinstance(event, SettingsChanged | EngineChanged):
             self.here.refresh()
 
@@ -293,7 +293,7 @@ class ModelsWindow(Panel):
         self.model_used.emit()
 
 
-_MOST_HEIGHT = 230  # pixels; about three downloads
+_MAX_HEIGHT = 230  # pixels; about three downloads
 
 
 class DownloadsView(ScrollPage):
@@ -324,7 +324,7 @@ class DownloadsView(ScrollPage):
     def _fit(self) -> None:
         self.setVisible(bool(self.views))
         wanted = sum(view.sizeHint().height() + 8 for view in self.views.values())
-        self.setFixedHeight(min(wanted, _MOST_HEIGHT))
+        self.setFixedHeight(min(wanted, _MAX_HEIGHT))
 
 
 class DownloadView(QFrame):

@@ -112,7 +112,7 @@ def source_of(passage: Passage) -> Source:
     return next((source for source in Source if source.value == passage.source), Source.COLD)
 
 
-_MOST = 50  # requests kept per program
+_MAX = 50  # requests kept per program
 _SHOWN, _LINES = 5, 5  # list rows and text lines without scrolling
 _BEFORE = 60  # maximum characters before the divergence
 
@@ -131,7 +131,7 @@ class LastRequests(QWidget):
         look.changed.connect(self._look_anew)
 
     def show_requests(self, requests: Sequence[Passage]) -> None:
-        self._requests = {passage.id: passage for passage in requests[:_MOST]}
+        self._requests = {passage.id: passage for passage in requests[:_MAX]}
         self.setVisible(bool(requests))
         self.list.show_rows([_row(passage) for passage in self._requests.values()])
         if self.list.current is None and requests:

@@ -30,8 +30,8 @@ from kvchat.words.language import N_, _, number, sentences, several
 from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import tokens_short
 
-_MOST_CAUSES = 6
-_MOST = 12  # rows; the rest is counted
+_MAX_CAUSES = 6
+_MAX = 12  # rows; the rest is counted
 _NAME_WIDTH, _BAR_WIDTH = 140, 90  # pixels at 100 % text
 
 
@@ -59,15 +59,15 @@ class LiveRows(QWidget):
             if held.place not in busy and held.tokens:
                 words = _("loaded, {tokens} tokens", tokens=tokens_short(held.tokens))
                 told.append((program_of(held.owner) or titles.get(held.owner, _("a chat")), words, None))
-        while len(self.rows) < min(len(told), _MOST):
+        while len(self.rows) < min(len(told), _MAX):
             self.rows.append(LiveRow(self._look))
             self._lines.addWidget(self.rows[-1])
         for at, line in enumerate(self.rows):
             line.setVisible(at < len(told))
             if at < len(told):
-                line.say(*told[at])
-        self.more.setText(several(len(told) - _MOST, "and {count} other", "and {count} others"))
-        self.more.setVisible(len(told) > _MOST)
+                line.show_request(*told[at])
+        self.more.setText(several(len(told) - _MAX, "and {count} other", "and {count} others"))
+        self.more.setVisible(len(told) > _MAX)
         self.setVisible(bool(told))
 
 
@@ -81,7 +81,7 @@ class LiveRow(QWidget):
         look.changed.connect(self._fit)
         self._fit()
 
-    def say(self, name: str, words: str, done: float | None) -> None:
+    def show_request(self, name: str, words: str, done: float | None) -> None:
         self.name.set_text(name)
         self.words.set_text(words)
         self.bar.setVisible(done is not None)
@@ -128,7 +128,7 @@ class ProgramDetails(QWidget):
             nothing = label(_("None of its prompts had to be reprocessed."), "muted", wraps=True)
             self.causes.addWidget(nothing, 0, 0, 1, 3)
         most = max((cost.tokens for _, cost in causes), default=1) or 1
-        for line, (cause, cost) in enumerate(causes[:_MOST_CAUSES]):
+        for line, (cause, cost) in enumerate(causes[:_MAX_CAUSES]):
             reason = Reason(ReasonCode(cause)).words
             words, bar = ElidedLabel(), progress_bar(f"{reason}: {told_of(cost)}")
             words.set_text(reason[:1].upper() + reason[1:])
@@ -165,7 +165,7 @@ class RuleSwitch(Entry):
             tokens, came_to = number(lost.tokens), told_of(lost)
             without = _("{tokens} tokens had to be reprocessed without it ({came_to}).", tokens=tokens, came_to=came_to)
             words.append(without)
-        self.say(sentences(*words))
+        self.set_help(sentences(*words))
 
 
 _EMPTY = N_(
@@ -174,7 +174,7 @@ _EMPTY = N_(
 )
 _SHUT, _LET_IN = N_("The API server is off."), N_("API server settings")
 _SOON_MS = 120  # update interval while processing
-_MOST_SHOWN = 4  # programs without scrolling
+_MAX_SHOWN = 4  # programs without scrolling
 
 
 class ProgramsWindow(Panel):
@@ -242,7 +242,7 @@ class ProgramsWindow(Panel):
 
         self.run(ask_titles())
 
-    def _hear(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if isinstance(event, SettingsChanged | EngineChanged):
             self._soon.start()
 
@@ -277,4 +277,4 @@ class ProgramsWindow(Panel):
         confirm(self, title, words, _("Forget"), lambda: self.run(forget()))
 
     def _fit(self) -> None:
-        self.list.show_at_most(_MOST_SHOWN)
+        self.list.show_at_most(_MAX_SHOWN)

@@ -37,7 +37,7 @@ from kvchat.words.markdown import formula_source
 FORMULA = "math:"  # name prefix of formulas in documents
 _STRUT = "\u2060"  # next to a formula: a line of only images would be lower than the font
 _HEADINGS = {"<h1": 2.0, "<h2": 1.5, "<h3": 1.2, "<h5": 0.8}  # Qt's enlargement of heading text
-_MOST = 500  # formulas cached beyond the visible ones
+_MAX = 500  # formulas cached beyond the visible ones
 _EM = 100.0  # size to set formulas at; outlines scale
 _INK = "#010203"  # placeholder for the colour
 _LONGEST = 1_500  # characters; longer is not a readable formula
@@ -122,7 +122,7 @@ class Formulas(QObject):
     def _set(self, key: tuple[str, bool]) -> None:
         """Render in the thread. Dict assignment is atomic."""
         self._outlines[key] = outline(*key)
-        for oldest in list(self._outlines)[:-_MOST]:
+        for oldest in list(self._outlines)[:-_MAX]:
             self._outlines.pop(oldest, None)  # pages keep the ones they show
         self._asked.discard(key)
         with suppress(RuntimeError):  # the window closed meanwhile

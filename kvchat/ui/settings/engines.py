@@ -70,7 +70,7 @@ class EnginePage(SettingsPage):
         self.refresh()
 
     def look_again(self) -> None:
-        self.engine.say(_("Looking for engines…"))
+        self.engine.set_help(_("Looking for engines…"))
         self._begin_to_look()
 
     def _hear_fetching(self) -> None:
@@ -80,7 +80,7 @@ class EnginePage(SettingsPage):
 
     def _begin_to_look(self) -> None:
         if not self.found:
-            self.engine.say(_("Looking for engines…"))
+            self.engine.set_help(_("Looking for engines…"))
         self._looked_with = (self.runtime.settings.engine_path,)
         self.run(self._look())
 
@@ -94,7 +94,7 @@ class EnginePage(SettingsPage):
             self.fetched.show_engines(fetched)
             self._show_engines()
             if not found:
-                self.engine.say(_("No engine was found."))
+                self.engine.set_help(_("No engine was found."))
 
     def _show_engines(self) -> None:
         path = self.runtime.settings.engine_path
@@ -106,11 +106,11 @@ class EnginePage(SettingsPage):
             self.box.addItem(path, path)
         self.box.setCurrentIndex(max(0, self.box.findData(path)))
         if self.found:
-            self.engine.say("\n".join(_described(entry) for entry in self.found))
+            self.engine.set_help("\n".join(_described(entry) for entry in self.found))
         graphics = self._graphics
         self.card.setVisible(graphics is not None and bool(graphics.vendors))
         if graphics is not None:
-            self.card.say(_card_words(graphics, self.found))
+            self.card.set_help(_card_words(graphics, self.found))
             self.offer.show_choices(graphics)
 
     def open_file_dialog(self) -> None:
@@ -128,10 +128,10 @@ class EnginePage(SettingsPage):
             told.append(f"{'✗' if step.error else '✓'} {step.name}: {step.detail}".rstrip(": "))
             if step.error is not None and step.error.advice:
                 told.append(step.error.advice)
-            self.trial.say("\n".join(told))
+            self.trial.set_help("\n".join(told))
 
         self.test.setEnabled(False)
-        self.trial.say(_("Starting…"))
+        self.trial.set_help(_("Starting…"))
         try:
             path = self.runtime.settings.engine_path
             location = EngineLocation(EngineKind.EMBEDDED)
@@ -195,7 +195,7 @@ class KeyEntry(Entry):
         """key: empty to forget the stored one"""
         keeper = await self._engines.save_key(key)
         kept = _("Saved in {place}. Used the next time the engine starts.", place=_(keeper.value)) if keeper else ""
-        self.say(kept or _("No API key is saved."))
+        self.set_help(kept or _("No API key is saved."))
         self.field.clear()
 
 

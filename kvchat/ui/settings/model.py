@@ -51,13 +51,13 @@ class ModelPage(SettingsPage):
         super().refresh()
         runtime = self.runtime
         engine = runtime.engine
-        self.model.say(breakable(runtime.model.name or _("No model chosen yet.")))
-        self.restoring.say(engine.restoring)
+        self.model.set_help(breakable(runtime.model.name or _("No model chosen yet.")))
+        self.restoring.set_help(engine.restoring)
         self.restoring.setVisible(bool(engine.restoring))
         self.retest.setVisible(engine.may_retest)
         known = sentences(engine.context_reason, engine.context_warning)
         about = SETTING_INFO["context_size"]
-        self.settings["context_size"].say("\n\n".join(part for part in (_(about.help), known) if part))
+        self.settings["context_size"].set_help("\n\n".join(part for part in (_(about.help), known) if part))
         offers = () if engine.restart_pending else engine.memory_proposals  # they apply to the running engine
         self.memory.show_memory(engine.memory_bars, offers)
 
@@ -80,7 +80,7 @@ class MemoryEntry(Entry):
         self._shown = (bars, proposals)
         measured = any(bar.measured for bar in bars)
         estimate = _("Estimated before loading.")
-        self.say(_("As reported by the engine.") if measured else estimate)
+        self.set_help(_("As reported by the engine.") if measured else estimate)
         self._fill(bars, proposals)
 
     def _restyle(self) -> None:

@@ -77,7 +77,7 @@ class OptionsForm(QWidget):
         self.format.currentIndexChanged.connect(self._show_format)
         self._show_format(0)
 
-    def offer(self, options: tuple[TemplateOption, ...], defaults: Sampling, *, begun: bool) -> None:
+    def set_options(self, options: tuple[TemplateOption, ...], defaults: Sampling, *, begun: bool) -> None:
         chosen = self._chosen()
         for name, field in self.numbers.items():
             value = getattr(defaults, name)

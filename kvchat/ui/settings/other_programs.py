@@ -115,11 +115,11 @@ class AddressEntry(Entry):
         self.field.setText(url or "")
         self.copy.setEnabled(url is not None)
         if url is None:
-            self.say(_("The API server could not start. Try another port."))
+            self.set_help(_("The API server could not start. Try another port."))
         elif "//127.0.0.1" in url or "//[::1]" in url or "//localhost" in url:
-            self.say(_("Only this computer can connect."))
+            self.set_help(_("Only this computer can connect."))
         else:
-            self.say(_("Other computers on the network can also connect."))
+            self.set_help(_("Other computers on the network can also connect."))
 
 
 class KeyEntry(Entry):
@@ -142,7 +142,7 @@ class KeyEntry(Entry):
         self._key = key
         self.field.setText(key)
         self._reveal(self.is_open and bool(key))
-        self.say(_(_KEY) if key else _("No API key is set. Every app on this computer has access."))
+        self.set_help(_(_KEY) if key else _("No API key is set. Every app on this computer has access."))
         self.renew.setText(_("Replace…") if key else _("Create key"))
         for widget in (self.field, self.reveal, self.copy):
             widget.setVisible(bool(key))

@@ -47,15 +47,15 @@ class OptionsPanel(Panel):
         self.save, self._leave = button(_("Save"), self._save, "primary"), button(_("Cancel"), self.close)
         self.save.setDefault(True)  # Enter in a field saves
 
-    async def _offer(self, model: str | None, is_meant: Callable[[], bool], *, begun: bool = False) -> bool:
+    async def _load_options(self, model: str | None, is_meant: Callable[[], bool], *, begun: bool = False) -> bool:
         """Show a model's options if `is_meant` still holds once loaded; return whether it did."""
         offered = await self._runtime.model.template_options(model)
         defaults = await self._runtime.model.default_sampling(model)
         if is_meant():
-            self.form.offer(offered, defaults, begun=begun)
+            self.form.set_options(offered, defaults, begun=begun)
         return is_meant()
 
-    def come(self) -> None:
+    def open_empty(self) -> None:
         """Come to the front. Save is disabled until the form is filled."""
         self.save.setEnabled(False)
         self.bring_forward()
@@ -103,13 +103,13 @@ class PresetDialog(OptionsPanel):
         if model is not None:
             self.with_model.addItem(_("Always use {name_of}", name_of=self._runtime.model.name_of(model)), model)
         self.with_model.setCurrentIndex(1 if preset.model else 0)
-        self.come()
+        self.open_empty()
         self.name.setFocus()
         self.name.selectAll()
         self.run(self._load(preset, model))
 
     async def _load(self, preset: Preset, model: str | None) -> None:
-        if await self._offer(model, lambda: preset == self._preset):
+        if await self._load_options(model, lambda: preset == self._preset):
             self.form.fill(FormValues(preset.system, preset.options))
             self.save.setEnabled(True)
 
@@ -249,7 +249,7 @@ class ChatSettings(OptionsPanel):
         self._subject = subject
         self.title.set_text(subject.title)
         self.keep.setEnabled(False)
-        self.come()
+        self.open_empty()
         self.run(self._load(subject))
 
     async def _load(self, subject: Subject) -> None:
@@ -260,7 +260,7 @@ class ChatSettings(OptionsPanel):
             chosen, said = await runtime.chat.turn_context.answer_settings(id), await chat.has_messages(id)
             preset = Preset("", await chat.system_prompt(id), subject.model, chosen.options)
         model = preset.model or runtime.settings.model_path
-        if not await self._offer(model, lambda: subject == self._subject, begun=said):
+        if not await self._load_options(model, lambda: subject == self._subject, begun=said):
             return  # another conversation was opened meanwhile
         self._said, self._before, self._model_before = said, FormValues(preset.system, preset.options), model or ""
         self.model.begin(model)
@@ -278,7 +278,7 @@ class ChatSettings(OptionsPanel):
 
     def _model_chosen(self) -> None:
         model = self.model.path
-        self.run(self._offer(model, lambda: model == self.model.path, begun=self._said))
+        self.run(self._load_options(model, lambda: model == self.model.path, begun=self._said))
 
     def _take_preset(self, index: int) -> None:
         if index < 1:

@@ -129,7 +129,7 @@ class SettingsWindow(Panel):
         for page in self.findChildren(SettingsPage):
             page.forget()
 
-    def _hear(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if isinstance(event, SettingsChanged | EngineChanged):
             self._refresh()
 

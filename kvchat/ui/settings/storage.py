@@ -80,8 +80,10 @@ class StoragePage(SettingsPage):
             "that saves the least time per GB. Automatic limit: {limit}.",
             limit=size(usual),
         )
-        self.settings["quota_bytes"].say(sentences(help, _("The limit now {words}.", words=words) if words else ""))
-        self.settings["free_floor_bytes"].say(
+        self.settings["quota_bytes"].set_help(
+            sentences(help, _("The limit now {words}.", words=words) if words else "")
+        )
+        self.settings["free_floor_bytes"].set_help(
             _(
                 "When less than this is free on the disk, kvchat stops saving chat memory. {free} free now.",
                 free=size(free),
@@ -129,4 +131,4 @@ class StoragePage(SettingsPage):
 
     def _open(self, folder: Path) -> None:
         if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(folder))):
-            self.panel.tell(FolderNotOpened(folder))
+            self.panel.show_error(FolderNotOpened(folder))

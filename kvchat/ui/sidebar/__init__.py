@@ -1,4 +1,4 @@
 """The sidebar: chats and their order, search, recently deleted, and the library. Shows and emits signals only.
 
-`controllers/sidebar.py` and `controllers/organiser.py` act.
+`controllers/sidebar.py` and `controllers/chat_list.py` act.
 """

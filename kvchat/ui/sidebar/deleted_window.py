@@ -47,7 +47,7 @@ class DeletedWindow(Panel):
         super().showEvent(event)
         self.run(self._load())
 
-    def _hear(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if isinstance(event, ConversationsChanged | SettingsChanged):
             self.run(self._load())
 

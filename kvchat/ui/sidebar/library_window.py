@@ -98,7 +98,7 @@ class LibraryWindow(Panel):
     async def _remove(self, prepared: PreparedSet) -> None:
         await self._library.remove(prepared)
         if (error := self._refused.pop(prepared.id, None)) is not None:
-            self.notices.take_back(error)
+            self.notices.withdraw_error(error)
 
     def _choose(self, mode: QFileDialog.FileMode) -> None:
         title = _("Add a folder") if mode is QFileDialog.FileMode.Directory else _("Add files")
@@ -106,7 +106,7 @@ class LibraryWindow(Panel):
         dialog.filesSelected.connect(lambda names: self.run(self.consider(list(map(Path, names)))))
         dialog.open()
 
-    def _hear(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         match event:
             case LibraryChanged(progress=True):
                 self._show()

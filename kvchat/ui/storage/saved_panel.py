@@ -200,7 +200,7 @@ class SavedPanel(Panel):
             for place, words in enumerate((number(count), brief(1000 * first), roughly(spared) if spared else "–"), 1):
                 self.kinds.addWidget(label(words, wraps=True), line, place, Qt.AlignmentFlag.AlignRight)
 
-    def _hear(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if isinstance(event, ReplyFinished):
             self.refresh()
 

@@ -283,13 +283,13 @@ class FailureCard(Card):
         """Show the error; None hides it. If the chat's model is gone, `model` is the one in use."""
         missing = isinstance(error, ModelMissing)
         if error is not None:
-            self.say(error.title, error.detail, error.advice)
+            self.set_text(error.title, error.detail, error.advice)
         self.use_current.setText(_("Use {model}", model=model).replace("&", "&&"))
         self.use_current.setAccessibleName(_("Use {model}", model=model))
         kinds = FailureKind.BAD_MODEL, FailureKind.MODEL_MISSING  # no engine can start with the model file
         of_the_model = missing or (isinstance(error, EngineFailed) and error.failure.kind in kinds)
         use_current = missing and model is not None and self.use_current
-        self.offer(not missing and self.retry, use_current, missing and self.locate, of_the_model and self.model)
+        self.show_buttons(not missing and self.retry, use_current, missing and self.locate, of_the_model and self.model)
         self.setVisible(error is not None)
 
 

@@ -32,7 +32,7 @@ _LEFT, TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28
 _JUMP_SIZE, _FROM_BELOW = 32, 14  # pixels
 JUMP_ROOM = _JUMP_SIZE + 2 * _FROM_BELOW  # pixels used at the page's bottom
 _AT_END = 40  # pixels from the end that count as the end
-_AHEAD, _MOST = 40, 120  # messages: widgets made before they are seen; maximum number of widgets
+_AHEAD, _MAX = 40, 120  # messages: widgets made before they are seen; maximum number of widgets
 
 View = UserView | ReplyView
 
@@ -256,10 +256,10 @@ class MessageColumn(QScrollArea):
         if missing is not None:
             self._view(missing)
             self._arrange()
-        elif len(self.views) > _MOST:
+        elif len(self.views) > _MAX:
             farthest = sorted(self.views, key=lambda id: -abs(self._row_of[id] - first))
             pinned = self._pinned() | self._editing()
-            self._drop([id for id in farthest if id not in pinned][: len(self.views) - _MOST])
+            self._drop([id for id in farthest if id not in pinned][: len(self.views) - _MAX])
 
     def _drop(self, ids: Sequence[str]) -> None:
         """Delete these messages' widgets, taking focus first: Qt would search for a new focus widget."""

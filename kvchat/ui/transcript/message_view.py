@@ -19,7 +19,7 @@ from kvchat.ui.transcript.part_column import PartColumn
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 from kvchat.words.language import _, several
 
-_FEWEST, _MOST = 2, 18  # lines of the editor
+_FEWEST, _MAX = 2, 18  # lines of the editor
 _NAME_LETTERS = 80
 AT_ONCE_MS = 16.0  # long messages are built in steps of this length
 _BUBBLE_SHARE = 0.84  # of the column width
@@ -61,7 +61,7 @@ class MessageEditor(QFrame):
         line = self.field.fontMetrics().lineSpacing()
         lines = round(self.field.document().size().height())  # plain text documents count in lines
         margin = round(2 * self.field.document().documentMargin())
-        self.field.setFixedHeight(max(_FEWEST, min(lines, _MOST)) * line + margin + 2)
+        self.field.setFixedHeight(max(_FEWEST, min(lines, _MAX)) * line + margin + 2)
         return self._column.totalHeightForWidth(width)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:

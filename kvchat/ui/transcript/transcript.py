@@ -24,7 +24,7 @@ from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.selection import Selection
 from kvchat.words.language import _
 
-_MOST_SAID = 2000  # letters of a reply that are announced
+_MAX_SAID = 2000  # letters of a reply that are announced
 _AROUND = 12  # pixels left around a scroll target
 _GATHER_MS = 30  # finished formulas are collected this long before drawing
 
@@ -138,7 +138,7 @@ class Transcript(MessageColumn):
         view = self.views.get(message_id)
         if isinstance(view, ReplyView):
             said = "\n".join(text.toPlainText() for text in view.column.texts)
-            announce(self, _("Reply: {text}", text=shorten(said, _MOST_SAID, placeholder="…")))
+            announce(self, _("Reply: {text}", text=shorten(said, _MAX_SAID, placeholder="…")))
 
     def show_message(self, message_id: str, number: int = 0) -> int:
         """Scroll to a message: to mark `number` (−1: the last), or else to its beginning.

@@ -128,7 +128,7 @@ class Card(QFrame):
         self.buttons.setContentsMargins(0, 6, 0, 0)
         column(*said, self._button_row, on=self, spacing=5, margins=(18, 14, 18, 14))
 
-    def say(self, title: str, detail: str, advice: str) -> None:
+    def set_text(self, title: str, detail: str, advice: str) -> None:
         for part, words in ((self.title, title), (self.detail, detail), (self.advice, advice)):
             part.setText(words)
             part.setVisible(bool(words))
@@ -149,7 +149,7 @@ class Card(QFrame):
             self._announced = self.accessibleName()
             announce(self, self._announced, urgent=self.property("tone") == "bad")
 
-    def offer(self, *wanted: QPushButton | Literal[False]) -> None:
+    def show_buttons(self, *wanted: QPushButton | Literal[False]) -> None:
         for offered in self._button_row.findChildren(QPushButton):
             offered.setVisible(offered in wanted)
         self._button_row.setVisible(any(wanted))

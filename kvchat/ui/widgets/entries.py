@@ -104,7 +104,7 @@ class Entry(QWidget):
         if self.above is not None:
             self.above.setVisible(visible)
 
-    def say(self, words: str) -> None:
+    def set_help(self, words: str) -> None:
         self.words.setText(words)
         self.words.setVisible(bool(words))
 
@@ -212,8 +212,8 @@ class NumberEntry(FieldEntry):
         if not (self.field.isModified() and self.field.hasFocus()):
             self._write(value)
 
-    def say(self, words: str) -> None:
-        super().say(words)
+    def set_help(self, words: str) -> None:
+        super().set_help(words)
         self.field.setAccessibleDescription(words)
 
     def _write(self, value: int | None) -> None:

@@ -16,7 +16,7 @@ from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, Theme
 from kvchat.words.language import _
 
-_MOST_MARKED = 500  # marked hits; more would be slow
+_MAX_MARKED = 500  # marked hits; more would be slow
 _ICON, _AROUND = 12, 10  # pixels at 100 % text: the cross and the button's margin
 
 
@@ -136,11 +136,11 @@ class TextSearch(ClearableField):
         words = self.text()
         found: list[QTextCursor] = []
         cursor = QTextCursor(self._text.document())
-        while words and len(found) < _MOST_MARKED:
+        while words and len(found) < _MAX_MARKED:
             cursor = self._text.document().find(words, cursor)
             if cursor.isNull():
                 break
             found.append(cursor)
         mark(self._text, found, self._look.theme)
-        many = f"{len(found)}{'+' if len(found) == _MOST_MARKED else ''}"
+        many = f"{len(found)}{'+' if len(found) == _MAX_MARKED else ''}"
         self.found.setText(_("{many} found", many=many) if words else "")

@@ -24,7 +24,7 @@ def told_of(stage: Stage, chat: str) -> tuple[str, str, str]:
             continue
         if isinstance(event, RestoreFailed) and event.hollow:
             continue  # published between the last word and the receipt; its words are the same
-        story.tell(event)  # type: ignore[arg-type]
+        story.handle_event(event)  # type: ignore[arg-type]
         if isinstance(event, FirstToken):
             live = _first_remark(story)
         elif isinstance(event, ReplyFinished):

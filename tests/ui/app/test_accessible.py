@@ -115,7 +115,7 @@ async def test_what_happens_is_said(furnished: FakeRuntime, window: MainWindow, 
     reply = furnished.chat.write("tax", Role.ASSISTANT, "**Forty** euros.", state=MessageState.COMPLETE)
     furnished.events.publish(ReplyFinished("tax", reply.id, None))
     await until(lambda: ("Reply: Forty euros.", False) in said)
-    window.notices.tell("Saved", "In your folder.")
+    window.notices.notify("Saved", "In your folder.")
     window.notices.show_error(KvchatError("The disk is full", "Nothing was saved.", "Make room."))
     assert said[-2:] == [("Saved. In your folder.", False), ("The disk is full. Nothing was saved. Make room.", True)]
     furnished.events.publish(TurnFailed("tax", KvchatError("The engine died", "It ran out of memory.")))

@@ -14,7 +14,7 @@ from kvchat.errors import KvchatError
 from kvchat.session.proof import Source
 from kvchat.system.session_bus import SessionBus
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.app.tray import Attention, Tray
+from kvchat.ui.app.tray import ReplyNotifier, Tray
 from tests.desktop_bus import Bus, session_bus
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
@@ -45,7 +45,7 @@ async def test_a_click_on_what_the_desktop_told_opens_the_chat(
 ) -> None:
     desktop = bus.play(NAME, PATH, NAME, lambda method, _: ("u", (7,)) if method == "Notify" else None)
     tray, connection = Tray(furnished, window), SessionBus()
-    attention = Attention(furnished, window, tray, connection)
+    attention = ReplyNotifier(furnished, window, tray, connection)
     monkeypatch.setattr(QGuiApplication, "platformName", staticmethod(lambda: "wayland"))
     monkeypatch.delenv("XDG_ACTIVATION_TOKEN", raising=False)
     tokens: list[str | None] = []
@@ -83,7 +83,7 @@ async def test_without_a_bus_the_tray_tells(
     said: list[tuple[str, str]] = []
     monkeypatch.setattr(QSystemTrayIcon, "showMessage", lambda _, title, words, icon: said.append((title, words)))
     tray = Tray(furnished, window)
-    attention = Attention(furnished, window, tray, SessionBus())
+    attention = ReplyNotifier(furnished, window, tray, SessionBus())
     window.hide()
     furnished.events.publish(TurnFailed("c", KvchatError("The engine stopped")))
     await until(lambda: said)
@@ -99,9 +99,9 @@ async def test_who_looks_is_told_nothing(
 ) -> None:
     monkeypatch.setattr(QApplication, "activeWindow", staticmethod(lambda: window))
     said: list[str] = []
-    monkeypatch.setattr(Attention, "_notify", lambda *_: said.append("told"))
+    monkeypatch.setattr(ReplyNotifier, "_notify", lambda *_: said.append("told"))
     tray = Tray(furnished, window)
-    attention = Attention(furnished, window, tray, SessionBus())
+    attention = ReplyNotifier(furnished, window, tray, SessionBus())
     furnished.events.publish(ReplyFinished("b", "m", receipt(75)))
     assert not said
     attention.close()

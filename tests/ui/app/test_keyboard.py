@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.options import Preset
 from kvchat.chat.record.messages import Role
-from kvchat.ui.app.keyboard import Keyboard
+from kvchat.ui.app.keyboard import KeyboardController
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.chat.turn_story import Remark
 from kvchat.ui.commands import SHORTCUTS, Palette, ShortcutSheet, best, shown_keys
@@ -155,7 +155,7 @@ async def test_up_in_an_empty_field_edits_the_last_question(
 
 
 async def test_zoom_scales_the_type_and_is_kept(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    keyboard: Keyboard = window.keyboard
+    keyboard: KeyboardController = window.keyboard
     before = window.composer.editor.font().pointSizeF()
     keyboard.actions["larger"].trigger()
     await until(lambda: furnished.settings.zoom == 110, "the larger text")

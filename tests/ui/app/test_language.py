@@ -29,7 +29,7 @@ async def the_app(runtime: FakeRuntime | Runtime, look: Look) -> AsyncIterator[A
     try:
         yield app
     finally:
-        for part in (app.opener, app._attention, app._tray):
+        for part in (app.start_requests, app._reply_notifier, app._tray):
             part.close()
         app._unsubscribe()
         await app._window.finish()

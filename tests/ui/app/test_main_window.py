@@ -623,7 +623,7 @@ async def test_the_reader_is_not_pulled_away_while_a_reply_comes(furnished: Fake
 async def test_the_window_remembers_its_place(furnished: FakeRuntime, window: MainWindow, look: Look) -> None:
     window.resize(700, 500)
     window.close()
-    window.memory.written()
+    window.window_state.written()
     again = joined(furnished, look)
     assert (again.width(), again.height()) == (700, 500)
     assert (furnished.paths.config / "window.ini").exists()

@@ -27,8 +27,8 @@ def test_a_newer_version_stays_on_show_and_leads_to_its_page(
     monkeypatch.setattr(panel, "_INFO_MS", 0)
     shown = Notices(look)
     qtbot.addWidget(shown)
-    shown.tell("Something")
-    shown.tell_of_version("9.0.0", "https://example.org/v9.0.0")
+    shown.notify("Something")
+    shown.notify_new_version("9.0.0", "https://example.org/v9.0.0")
     qtbot.waitUntil(
         lambda: [notice.words[0] for notice in shown.on_show] == ["kvchat 9.0.0 is available"], timeout=LONG_MS
     )

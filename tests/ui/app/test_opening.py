@@ -20,7 +20,7 @@ from kvchat.errors import KvchatError
 from kvchat.system.owner import StartRequest
 from kvchat.system.session_bus import SessionBus
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.app.opening import Opener, QuickWindow
+from kvchat.ui.app.opening import QuickWindow, StartRequestHandler
 from kvchat.ui.base.theme import Look
 from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.transcript.footer import MessageRequest, Request
@@ -33,28 +33,30 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def opener(furnished: FakeRuntime, window: MainWindow, look: Look) -> Iterator[Opener]:
-    opener = Opener(furnished, window, look, SessionBus())
-    yield opener
-    opener.close()
+def start_requests(furnished: FakeRuntime, window: MainWindow, look: Look) -> Iterator[StartRequestHandler]:
+    start_requests = StartRequestHandler(furnished, window, look, SessionBus())
+    yield start_requests
+    start_requests.close()
 
 
 async def test_a_link_shows_a_chat_and_writes_without_sending(
-    furnished: FakeRuntime, window: MainWindow, opener: Opener
+    furnished: FakeRuntime, window: MainWindow, start_requests: StartRequestHandler
 ) -> None:
     window.hide()
-    opener.fulfil(StartRequest(("kvchat://chat/b",)))
+    start_requests.handle(StartRequest(("kvchat://chat/b",)))
     assert (window.isVisible(), window.chat.current) == (True, "b")
-    opener.fulfil(StartRequest(("kvchat://new?text=Why%20is%0Ait%20blue%3F",)))
+    start_requests.handle(StartRequest(("kvchat://new?text=Why%20is%0Ait%20blue%3F",)))
     assert (window.chat.current, window.composer.draft) == (None, "Why is\nit blue?")
-    opener.open("kvchat://new?text=%20So%3F")
+    start_requests.open("kvchat://new?text=%20So%3F")
     assert window.composer.draft == "Why is\nit blue? So?", "what was written is not overwritten"
     assert not furnished.chat.answering_chats
 
 
-async def test_a_link_that_leads_nowhere_is_told(furnished: FakeRuntime, window: MainWindow, opener: Opener) -> None:
+async def test_a_link_that_leads_nowhere_is_told(
+    furnished: FakeRuntime, window: MainWindow, start_requests: StartRequestHandler
+) -> None:
     for link in ("kvchat://chat/gone", "kvchat://delete/b", "kvchat:"):
-        opener.open(link)
+        start_requests.open(link)
         assert window.notices.on_show[-1].words == ("The link target was not found", link)
     assert window.chat.current == "d"
 
@@ -77,11 +79,15 @@ async def test_a_link_that_leads_nowhere_is_told(furnished: FakeRuntime, window:
     ids=lambda link: ascii(link)[:30],
 )
 async def test_a_hostile_link_does_no_harm(
-    furnished: FakeRuntime, window: MainWindow, opener: Opener, monkeypatch: pytest.MonkeyPatch, link: str
+    furnished: FakeRuntime,
+    window: MainWindow,
+    start_requests: StartRequestHandler,
+    monkeypatch: pytest.MonkeyPatch,
+    link: str,
 ) -> None:
     bugs: list[BaseException] = []
     monkeypatch.setattr(window.runner, "_on_bug", bugs.append)
-    opener.open(link)
+    start_requests.open(link)
     await until(lambda: not window.runner._tasks)
     assert not bugs
     assert len(window.composer.draft) < 30_000
@@ -89,8 +95,10 @@ async def test_a_hostile_link_does_no_harm(
     assert not furnished.chat.answering_chats
 
 
-async def test_a_link_to_a_model_asks_nothing_of_the_network(window: MainWindow, opener: Opener) -> None:
-    opener.open("kvchat://model/ggml-org/gemma-3-4b-it-GGUF")
+async def test_a_link_to_a_model_asks_nothing_of_the_network(
+    window: MainWindow, start_requests: StartRequestHandler
+) -> None:
+    start_requests.open("kvchat://model/ggml-org/gemma-3-4b-it-GGUF")
     models = child(window, ModelsWindow)
     assert models.hub.field.text() == "ggml-org/gemma-3-4b-it-GGUF"
     await until(lambda: models.hub.list.rows)  # suggestions, which are known here
@@ -98,27 +106,29 @@ async def test_a_link_to_a_model_asks_nothing_of_the_network(window: MainWindow,
 
 
 async def test_a_document_is_attached_to_a_new_chat(
-    furnished: FakeRuntime, window: MainWindow, opener: Opener, tmp_path: Path
+    furnished: FakeRuntime, window: MainWindow, start_requests: StartRequestHandler, tmp_path: Path
 ) -> None:
     (tmp_path / "notes.txt").write_text("The heron stands.")
-    opener.fulfil(StartRequest((str(tmp_path / "notes.txt"),)))
+    start_requests.handle(StartRequest((str(tmp_path / "notes.txt"),)))
     await until(lambda: window.composer.chips.attachments)
     assert window.chat.current is None
     assert window.composer.chips.attachments[0].text == "The heron stands."
 
 
-async def test_a_model_answers_from_now_on(furnished: FakeRuntime, window: MainWindow, opener: Opener) -> None:
-    opener.open((Path("/models") / "other.gguf").as_uri())
+async def test_a_model_answers_from_now_on(
+    furnished: FakeRuntime, window: MainWindow, start_requests: StartRequestHandler
+) -> None:
+    start_requests.open((Path("/models") / "other.gguf").as_uri())
     await until(lambda: ("load_model", Path("/models/other.gguf")) in furnished.calls)
     await until(lambda: furnished.chat.by_id["d"].model == "/models/other.gguf")
 
 
 async def test_a_chat_that_travels_is_taken_in(
-    furnished: FakeRuntime, window: MainWindow, opener: Opener, monkeypatch: pytest.MonkeyPatch
+    furnished: FakeRuntime, window: MainWindow, start_requests: StartRequestHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[list[Path]] = []
     monkeypatch.setattr(window.transfer, "import_files", taken.append)
-    opener.open("/home/a/Lakes.kvchat")
+    start_requests.open("/home/a/Lakes.kvchat")
     assert taken == [[Path("/home/a/Lakes.kvchat")]]
 
 
@@ -134,9 +144,9 @@ def test_files_and_links_need_no_command(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def quick(opener: Opener) -> QuickWindow:
-    opener.fulfil(StartRequest(quick=True))
-    return opener.quick
+def quick(start_requests: StartRequestHandler) -> QuickWindow:
+    start_requests.handle(StartRequest(quick=True))
+    return start_requests.quick
 
 
 async def test_a_quick_question_is_answered_in_its_window(
@@ -162,7 +172,7 @@ async def test_a_quick_question_is_answered_in_its_window(
     await until(lambda: not furnished.chat.is_answering(chat))
     quick.to_main.click()
     assert (quick.isVisible(), window.chat.current) == (False, chat)
-    quick.come()
+    quick.toggle()
     assert quick.transcript.isHidden(), "the next one is another question"
 
 
@@ -192,7 +202,7 @@ async def test_esc_leaves_a_reply_running_and_coming_back_shows_it(
     qtbot.keyClick(quick.composer.editor, Qt.Key.Key_Escape)
     assert not quick.isVisible()
     assert furnished.chat.is_answering(chat)
-    quick.come()
+    quick.toggle()
     assert quick.transcript.isVisible()
     furnished.chat.say(chat, "Eight metres.")
     await until(lambda: any(isinstance(v, ReplyView) and v.text for v in quick.transcript.views.values()))
@@ -210,7 +220,7 @@ async def test_a_failure_that_came_while_it_was_away_is_told_when_it_comes_back(
     furnished.events.publish(
         TurnFailed(furnished.chat.answering_chat or "", KvchatError("The engine stopped responding", "It was stopped."))
     )
-    quick.come()
+    quick.toggle()
     await until(lambda: not quick.transcript.tail.failure.isHidden())
 
 
@@ -231,12 +241,12 @@ async def test_quick_words_that_were_not_stored_come_back_before_what_was_writte
 
 async def test_without_a_model_the_main_window_comes(runtime: FakeRuntime, window: MainWindow, look: Look) -> None:
     runtime.settings = type(runtime.settings)()
-    opener = Opener(runtime, window, look, SessionBus())
+    start_requests = StartRequestHandler(runtime, window, look, SessionBus())
     window.hide()
-    opener.fulfil(StartRequest(quick=True))
+    start_requests.handle(StartRequest(quick=True))
     assert window.isVisible()
-    assert not opener.quick.isVisible()
-    opener.close()
+    assert not start_requests.quick.isVisible()
+    start_requests.close()
 
 
 FINDER = """

@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.session.slots import PendingSave
 from kvchat.ui.app import tray
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.app.tray import FinishingBox, Tray, close_and_tell
+from kvchat.ui.app.tray import ShutdownDialog, Tray, close_with_progress
 from tests.ui.fake_runtime import FakeRuntime
 
 
@@ -36,8 +36,8 @@ class Slow(FakeRuntime):
         await self.told.wait()
 
 
-def boxes() -> list[FinishingBox]:
-    return [one for one in QApplication.topLevelWidgets() if isinstance(one, FinishingBox) and one.isVisible()]
+def boxes() -> list[ShutdownDialog]:
+    return [one for one in QApplication.topLevelWidgets() if isinstance(one, ShutdownDialog) and one.isVisible()]
 
 
 async def test_it_is_said_how_long_it_takes_and_can_be_left(
@@ -45,7 +45,7 @@ async def test_it_is_said_how_long_it_takes_and_can_be_left(
 ) -> None:
     monkeypatch.setattr(tray, "SHOWN_AFTER_S", 0.01)
     runtime = Slow(tmp_path)
-    closing = asyncio.create_task(close_and_tell(runtime))
+    closing = asyncio.create_task(close_with_progress(runtime))
     while not boxes():  # noqa: ASYNC110 - Qt tells of no such thing
         await asyncio.sleep(0.01)
     (box,) = boxes()
@@ -65,7 +65,7 @@ async def test_an_engine_that_takes_a_while_to_stop_needs_no_box(
     monkeypatch.setattr(tray, "UPDATED_EVERY_S", 0.01)
     runtime = Slow(tmp_path)
     runtime.left = None
-    closing = asyncio.create_task(close_and_tell(runtime))
+    closing = asyncio.create_task(close_with_progress(runtime))
     await asyncio.sleep(0.1)
     assert not boxes()
     runtime.told.set()

@@ -157,7 +157,7 @@ async def test_notices_move_nothing_and_stand_at_the_end(furnished: FakeRuntime,
     await until(lambda: window.transcript.isVisible() and window.transcript.height() > 0)
     before = window.transcript.geometry()
     for number in range(5):
-        window.notices.tell(f"Notice {number}", "and more")
+        window.notices.notify(f"Notice {number}", "and more")
     window.notices.show_error(KvchatError("Cannot restart", "Many words. " * 20))
     await until(lambda: window.notices.height() >= window.notices.heightForWidth(window.notices.width()) > 0)
     assert window.transcript.geometry() == before

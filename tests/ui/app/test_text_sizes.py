@@ -21,7 +21,7 @@ from kvchat.chat.options import Preset
 from kvchat.chat.record.messages import Role
 from kvchat.errors import KvchatError
 from kvchat.settings import ZOOMS
-from kvchat.ui.app import window_place
+from kvchat.ui.app import window_state
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs import panel
@@ -40,7 +40,7 @@ TITLE = "A very long title about 量子力学入门 and 🍜 ramen, which does n
 
 @pytest.fixture(params=[100, 150, 200])
 def furnished(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
-    for module in (panel, window_place):
+    for module in (panel, window_state):
         monkeypatch.setattr(module, "room_on_screen", lambda: QSize(1900, 1300))
     runtime = FakeRuntime(tmp_path, model="Qwen3-Coder-30B-A3B-Instruct-1M-UD-Q4_K_XL")
     runtime.settings = replace(runtime.settings, zoom=request.param)
@@ -74,7 +74,9 @@ async def whole(window: QWidget, name: str) -> None:
 
 async def test_the_main_window(furnished: FakeRuntime, wide: MainWindow, look: Look) -> None:
     wide.notices.show_error(KvchatError("Cannot restart", "Many words. " * 20, "Some advice."))
-    wide.notices.offer("Exported 2 chats", "Open folder", lambda: None, "/home/somebody/a folder/Chats.json")
+    wide.notices.notify_with_action(
+        "Exported 2 chats", "Open folder", lambda: None, "/home/somebody/a folder/Chats.json"
+    )
     wide.composer.set_attachments([document_from_text("long.txt", "A line of words.\n" * 10_000)])
     await until(wide.context_card.isVisible)
     await whole(wide, "the main window")
@@ -114,7 +116,7 @@ async def test_small_windows_cut_no_long_words_off(language: str, runtime: FakeR
         page = settings.page(ModelPage)
         await until(lambda: storage.list.usage.rows and page.memory.isVisibleTo(page))
         settings.show_page(ModelPage.name)
-        window.place.splitter.setSizes([1, 1000])
+        window.window_layout.splitter.setSizes([1, 1000])
         for top in (storage, settings):
             top.resize(top.minimumSizeHint().expandedTo(top.minimumSize()))
         for part in (window.sidebar, storage, page.memory):

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QLabel, QScrollArea, QWidget
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.process.failure import hangs
 from kvchat.errors import KvchatError
-from kvchat.ui.app import window_place
+from kvchat.ui.app import window_state
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.accessibility import set_ui_language
 from kvchat.ui.base.theme import Look
@@ -28,7 +28,7 @@ from tests.ui.windows import on_show
 
 @pytest_asyncio.fixture
 async def small(furnished: FakeRuntime, look: Look, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MainWindow]:
-    monkeypatch.setattr(window_place, "room_on_screen", lambda: QSize(784, 400))
+    monkeypatch.setattr(window_state, "room_on_screen", lambda: QSize(784, 400))
     furnished.settings = replace(furnished.settings, zoom=200)
     look.follow(furnished.settings)
     async with on_show(furnished, look) as window:

@@ -40,7 +40,7 @@ A_RESTORE = (Restoring(136_000_000, 5906), Restored(136_000_000, 5906, 21.4))
 def told(*events: TurnEvent) -> TurnStory:
     story = TurnStory()
     for event in events:
-        story.tell(event)
+        story.handle_event(event)
     return story
 
 
@@ -84,7 +84,7 @@ def test_the_first_token_proves_what_of_the_restore_was_used(first: FirstToken, 
     story = told(*A_RESTORE)
     assert story.remarks[0].tone == ""
     assert "remembered" not in story.remarks[0].text
-    story.tell(first)
+    story.handle_event(first)
     assert story.remarks[0] == expected
 
 
@@ -92,7 +92,7 @@ def test_a_hollow_restore_is_the_same_fault_wherever_it_is_told() -> None:
     hollow = RestoreFailed(Reason(ReasonCode.HOLLOW, {"accepted": 5906, "reused": 0}), hollow=True)
     story = told(*A_RESTORE, hollow)
     assert story.remarks[0] == Remark("read again: the loaded memory was not used", "warn")
-    story.tell(ReplyFinished("c", "m", a_receipt(Source.COLD, hollow=True, cached_tokens=12)))
+    story.handle_event(ReplyFinished("c", "m", a_receipt(Source.COLD, hollow=True, cached_tokens=12)))
     assert story.remarks[0].tone == "warn"
 
 
@@ -116,7 +116,7 @@ def test_the_strip_says_of_a_reply_what_its_receipt_says_from_the_first_word_on(
     )
     story = told(*before, FirstToken("c", 310, cached, 5918, verdict, receipt.restore_ms))
     live = words(story)
-    story.tell(ReplyFinished("c", "m", receipt))
+    story.handle_event(ReplyFinished("c", "m", receipt))
     assert words(story) == live, "nothing is taken back"
     assert live[0].partition(":")[0] == receipt_line(receipt).partition(" · ")[2].partition(":")[0]
     assert live[1] == "first token after 0.31 s"
@@ -135,14 +135,14 @@ def test_at_the_end_the_strip_has_the_receipt_s_figures() -> None:
 def test_a_whole_turn_and_then_the_next() -> None:
     story = told(*A_RESTORE, Prefilling("c", 2959, 5918, 0))
     assert (story.fraction, story.pending) == (0.5, "Processing 50 % of 5,918 tokens…")
-    story.tell(FirstToken("c", 310, 5906, 5918, FROM_DISK, 21.4))
+    story.handle_event(FirstToken("c", 310, 5906, 5918, FROM_DISK, 21.4))
     assert (story.fraction, story.pending) == (None, "")
     for event in (ReplyDelta("c", "m", "x", ""), Speed("c", 41.3, 6000), ReplyFinished("c", "m", None), Saving()):
-        story.tell(event)
-    story.tell(Saved(137_000_000, 6100, 310))
+        story.handle_event(event)
+    story.handle_event(Saved(137_000_000, 6100, 310))
     assert words(story) == ["remembered: 136 MB in 21 ms", "first token after 0.31 s", "41 tokens/s", "saved 137 MB"]
     assert all(remark.tone != "live" for remark in story.remarks)
-    story.tell(Prefilling("c", 1, 10, 0))
+    story.handle_event(Prefilling("c", 1, 10, 0))
     assert words(story) == ["processing 10 % of 10 tokens"]
 
 
@@ -151,7 +151,7 @@ def test_a_restore_that_ran_ahead_is_still_told_after_send() -> None:
     story.begin()
     assert words(story) == ["loaded 136 MB in 21 ms"]
     assert story.pending == "One moment…"
-    story.tell(Saved(137_000_000, 6100, 310))
+    story.handle_event(Saved(137_000_000, 6100, 310))
     story.begin()
     assert words(story) == [], "the turn before is forgotten"
 
@@ -160,7 +160,7 @@ def test_room_for_a_longer_chat_is_told_while_it_is_made() -> None:
     story = told(MakingRoom(20_000))
     assert words(story) == ["restarting the engine with a longer context"]
     assert story.pending == "Restarting the engine with a longer context…"
-    story.tell(MakingRoom(20_000, done=True))
+    story.handle_event(MakingRoom(20_000, done=True))
     assert words(story) == []
 
 
@@ -169,6 +169,6 @@ def test_silence_is_told_as_long_as_it_lasts() -> None:
     assert Remark("no output for 12 s", "warn") in story.remarks
     assert story.silent
     assert "41 tokens/s" not in words(story), "nothing comes so fast now"
-    story.tell(EngineSilent("c", 0))
+    story.handle_event(EngineSilent("c", 0))
     assert not story.silent
     assert "no output for 12 s" not in words(story)

@@ -341,8 +341,8 @@ def test_a_long_name_keeps_its_ending() -> None:
 async def quick(runtime: FakeRuntime, look: Look) -> AsyncIterator[QuickWindow]:
     """The quick window of a running application."""
     async with the_app(runtime, look) as app:
-        app.opener.quick.come()
-        yield app.opener.quick
+        app.start_requests.quick.toggle()
+        yield app.start_requests.quick
 
 
 async def test_the_quick_window_attaches_as_the_main_window_does(
@@ -396,8 +396,8 @@ async def picking(window: QWidget) -> RegionPicker:
 async def test_a_region_of_the_screen_is_attached(runtime: FakeRuntime, look: Look, qtbot: QtBot, which: str) -> None:
     """By mouse, by keys, all of it, and nothing."""
     async with the_app(runtime, look) as app:
-        app.opener.quick.come()
-        window = app._window if which == "main" else app.opener.quick
+        app.start_requests.quick.toggle()
+        window = app._window if which == "main" else app.start_requests.quick
         sizes = lambda: [image_size(a.data) for a in window.composer.chips.attachments]  # noqa: E731
         chooser = await picking(window)
         screen = chooser.size().toTuple()

@@ -17,7 +17,7 @@ from kvchat.library.model_files import Source
 from kvchat.library.model_library import FoundModel
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
-from kvchat.ui.controllers.chat import MOST_TURNS
+from kvchat.ui.controllers.chat import MAX_TURNS
 from kvchat.ui.transcript.message_view import MessageView
 from tests.library.gguf_files import write_gguf
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
@@ -188,13 +188,13 @@ async def test_a_draft_stays_on_disk_until_its_words_are_in_the_chat(
 async def test_what_a_window_remembers_of_turns_does_not_grow_with_the_chats(
     runtime: FakeRuntime, window: MainWindow
 ) -> None:
-    for number in range(3 * MOST_TURNS):
+    for number in range(3 * MAX_TURNS):
         id = runtime.chat.add(f"Chat {number}").id
         runtime.events.publish(ReplyDelta(id, f"reply {number}", "many words", "many thoughts"))
         if number:
             runtime.events.publish(ReplyFinished(id, f"reply {number}", None))
     turns = window.chat._turns
-    assert len(turns) <= MOST_TURNS + 2
+    assert len(turns) <= MAX_TURNS + 2
     assert [turn.live_text for turn in turns.values() if turn.live_text] == ["many words"]
 
 

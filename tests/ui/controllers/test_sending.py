@@ -194,8 +194,8 @@ async def test_a_queued_message_is_on_disk_as_long_as_its_chat(tmp_path: Path, g
 async def test_the_quick_window_queues_as_well(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
     async with the_app(furnished, look) as app:
         await until(lambda: app._window.chat.current)
-        quick = app.opener.quick
-        quick.come()
+        quick = app.start_requests.quick
+        quick.toggle()
         enter(qtbot, quick.composer, "How high?")
         await until(lambda: sent(furnished) == ["How high?"])
         chat = quick._chat or ""

@@ -105,7 +105,7 @@ async def test_imported_chats_are_shown_whatever_was_looked_at(
     window.sidebar.arrange(Arrangement(archive=True))
     window.sidebar.search.field.setText("Jeju")
     if window.sidebar.isVisible():
-        window.place.toggle_sidebar()
+        window.window_layout.toggle_sidebar()
     choose(window, "Import chats…")
     pick(window, tmp_path / "theirs.json")
     await until(lambda: "Imported 3 chats" in notices(window))
@@ -302,7 +302,7 @@ async def test_cancel_ends_an_import_and_leaves_nothing_of_it(
         held.set()
         assert go.wait(240)
 
-    monkeypatch.setattr(keep_bridge._Progress, "tell", lambda self, done, total: hold(done, total))
+    monkeypatch.setattr(keep_bridge._Progress, "report", lambda self, done, total: hold(done, total))
     choose(window, "Import chats…")
     pick(window, tmp_path / "theirs.json")
     await until(lambda: held.is_set() and dialogs(window), "the progress")

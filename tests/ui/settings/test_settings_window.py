@@ -351,5 +351,5 @@ async def test_what_fails_is_told_here_and_not_behind(
     await until(lambda: settings.notices.on_show)
     assert not window.notices.on_show
     settings.close()
-    settings.tell(KvchatError("Too late"))
+    settings.show_error(KvchatError("Too late"))
     assert window.notices.on_show[0].words[0] == "Too late"

@@ -19,12 +19,12 @@ from kvchat.ui.sidebar.conversation_list import Row
 from kvchat.words.language import N_, _, pgettext, several
 from kvchat.words.wording import VERIFY_MEMORY, one_line
 
-_MOST_LETTERS = 40  # of a title in a notice
+_MAX_LETTERS = 40  # of a title in a notice
 _PAUSE_MS = 80  # delay after a key before searching
 _AGAIN_MS = 700  # while older messages are loading
 
 
-class OrganiserController(Controller):
+class ChatListController(Controller):
     settings_requested = Signal(str)  # conversation id; empty: not started yet
 
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController, transfer: TransferController) -> None:
@@ -101,7 +101,7 @@ class OrganiserController(Controller):
 
     async def _verify(self, id: str) -> None:
         if await self._runtime.chat.memory_verifier.verify(id):
-            self._views.notices.tell(_("The memory of this chat was verified"), self._chat.conversations.title(id))
+            self._views.notices.notify(_("The memory of this chat was verified"), self._chat.conversations.title(id))
 
     async def show_imported(self, ids: list[str]) -> None:
         sidebar = self._views.sidebar
@@ -137,7 +137,7 @@ class OrganiserController(Controller):
             if here in ids and await self._runtime.chat.conversation(here):  # else it was deleted meanwhile
                 self._chat.open(here)
 
-        name = title if len(title) <= _MOST_LETTERS else f"{title[: _MOST_LETTERS - 1].rstrip()}…"
+        name = title if len(title) <= _MAX_LETTERS else f"{title[: _MAX_LETTERS - 1].rstrip()}…"
         alone = len(ids) == 1 and name
         what = _("“{name}”", name=name) if alone else several(len(ids), "{count} chat", "{count} chats")
         return lambda: self._views.notices.offer_undo(_(done, what=what), lambda: self._runner.start(undo_all()))

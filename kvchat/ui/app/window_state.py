@@ -17,7 +17,7 @@ from kvchat.ui.sidebar.sidebar import Sidebar
 from kvchat.ui.widgets.layouts import room_on_screen
 
 
-class WindowMemory:
+class WindowState:
     """Window state, read once before any window. QSettings would write on the GUI thread and block."""
 
     def __init__(self, file: Path) -> None:
@@ -60,16 +60,16 @@ _LEAST = 360  # pixels at 100 % text, both axes, if the screen allows
 _SIDEBAR, _NARROW = 180, 520  # pixels at 100 % text: minimum for the sidebar, and for sidebar plus page
 
 
-class WindowPlace(QObject):
+class WindowLayout(QObject):
     """The sidebar beside the pages or, in a narrow window, instead of them."""
 
     def __init__(
-        self, window: QMainWindow, look: Look, memory: WindowMemory, sidebar: Sidebar, header: Header, pages: QWidget
+        self, window: QMainWindow, look: Look, state: WindowState, sidebar: Sidebar, header: Header, pages: QWidget
     ) -> None:
         super().__init__(window)
-        self._window, self._look, self._memory = window, look, memory
+        self._window, self._look, self._state = window, look, state
         self._sidebar, self._header, self._pages = sidebar, header, pages
-        self._wanted = memory.is_true("sidebar", True)  # used if both fit
+        self._wanted = state.is_true("sidebar", True)  # used if both fit
         self._narrow = self._peeking = False  # peeking: sidebar shown briefly in a narrow window
         self.splitter = QSplitter(Qt.Orientation.Horizontal)
         self.splitter.setHandleWidth(1)
@@ -105,7 +105,7 @@ class WindowPlace(QObject):
         self._window.setWindowState(self._window.windowState() ^ Qt.WindowState.WindowFullScreen)
 
     def remember(self) -> None:
-        self._memory.keep(
+        self._state.keep(
             geometry=self._window.saveGeometry(),
             sidebar=self._wanted,
             splitter=self.splitter.saveState(),
@@ -113,12 +113,12 @@ class WindowPlace(QObject):
         )
 
     def restore(self) -> None:
-        geometry, splitter = self._memory.get("geometry"), self._memory.get("splitter")
+        geometry, splitter = self._state.get("geometry"), self._state.get("splitter")
         if geometry is None or not self._window.restoreGeometry(geometry):
             self._window.resize(QSize(1100, 760).boundedTo(room_on_screen()))
         if splitter is not None:
             self.splitter.restoreState(splitter)
-        self._sidebar.arrange(from_text(str(self._memory.get("chats") or "")))
+        self._sidebar.arrange(from_text(str(self._state.get("chats") or "")))
         self._arrange()
 
     def _arrange(self) -> None:
