@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from pathlib import Path
 
+from kvchat.api_service import ApiService
 from kvchat.chat.deletion import purge_abandoned, purge_orphans
 from kvchat.chat.events import ConversationsChanged, EngineChanged, EventBus, Notice, SettingsChanged
 from kvchat.chat.record.database import INTERRUPT_ABANDONED, Database
@@ -15,7 +16,6 @@ from kvchat.chat.record.recovery import DailyBackups
 from kvchat.chat.service import ChatService
 from kvchat.chat.turn.receipts import ReplyStatistics, read_statistics
 from kvchat.diagnostics import report
-from kvchat.door_service import DoorService
 from kvchat.engine.api.connection import DOWN_STATES, EngineState, EngineStatus
 from kvchat.engine.api.vitals import Vitals
 from kvchat.engine.process.log import EngineLog
@@ -109,7 +109,7 @@ class Runtime:
             store=store,
             try_out=self.chat.try_imported_memory,
         )
-        self.door = DoorService(
+        self.api_server = ApiService(
             paths=paths,
             settings=current_settings,
             slots=self.chat.slots,
@@ -123,7 +123,7 @@ class Runtime:
             minutes=lambda: self.settings.idle_minutes,
             chat=self.chat,
             host=self.engine,
-            others_idle_s=lambda: self.door.idle_s,
+            others_idle_s=lambda: self.api_server.idle_s,
         )
 
     def cancel_saving(self) -> None:
@@ -168,7 +168,7 @@ class Runtime:
             self._take_model(newest.model)
         if self.model.is_configured:
             await (self.start_engine() if self.settings.engine_start == "app" else self.engine.rest())
-        self._background.begin(self.door.follow())
+        self._background.begin(self.api_server.follow())
         self._background.begin(self._idle_stop.run())
         self.chat.title_generator.enable(lambda: self.settings.model_titles)
 
@@ -186,7 +186,7 @@ class Runtime:
         """Stop all replies, finish saving, and stop the engine, even a hung one. New requests wait."""
         self._stops += 1
         self.chat.stop_all()
-        with self.door.stopped(), self.chat.slots.paused() as left:
+        with self.api_server.stopped(), self.chat.slots.paused() as left:
             await self._wait_until_idle(left)
             await self.engine.stop()
 
@@ -219,7 +219,7 @@ class Runtime:
     async def use_engine(self, path: str | None) -> None:
         """Use this engine: now or, if a reply is running, from the next start."""
         await self.apply_settings(dataclasses.replace(self.settings, engine_path=path))
-        if self.model.is_configured and self.chat.idle_s and self.door.idle_s:
+        if self.model.is_configured and self.chat.idle_s and self.api_server.idle_s:
             await self.restart_engine()
 
     async def locate_model(self, missing: str, path: Path) -> None:
@@ -243,7 +243,7 @@ class Runtime:
                 if any_changed(before, settings, BOUND_SETTINGS):
                     await self.save_points.apply_limits(self.settings)
                 self.chat.recently_deleted.schedule_purge()
-                await self.door.changed(before, settings)
+                await self.api_server.changed(before, settings)
 
     async def close(self) -> None:
         """Stop replies, finish saving, stop the engine and close the database. Idempotent."""
@@ -254,11 +254,11 @@ class Runtime:
         self._idle_stop.end()
         await asyncio.gather(self.models.close(), self.engines.close())
         self.chat.close()
-        await save_progress.finish_or_cancel(self.door.close(), SAVE_TIMEOUT_S)
+        await save_progress.finish_or_cancel(self.api_server.close(), SAVE_TIMEOUT_S)
 
         async def idle() -> None:
             await self.chat.idle()
-            await self.door.idle()
+            await self.api_server.idle()
 
         await self._wait_until_idle(idle())
         await self.engine.close()

@@ -307,7 +307,7 @@ class Settings:
         unit="days",
     )
 
-    door: bool = _toggle(
+    api_server: bool = _toggle(
         False,
         "programs",
         N_("Enable API server"),
@@ -316,7 +316,7 @@ class Settings:
             "your chats, so replies start quickly, even after a restart."
         ),
     )
-    door_any_model: bool = _toggle(
+    api_any_model: bool = _toggle(
         True,
         "programs",
         N_("Accept any model name"),
@@ -325,7 +325,7 @@ class Settings:
             "fail with a list of the available models."
         ),
     )
-    door_share: bool = _toggle(
+    api_share: bool = _toggle(
         False,
         "programs",
         N_("Share chat memory between apps"),
@@ -334,12 +334,10 @@ class Settings:
             "find out what the others sent."
         ),
     )
-    door_port: int = _number(
-        8737, 1, 65_535, "programs", N_("Port"), N_("Change it if another program uses this port.")
-    )
-    door_host: str = _setting("127.0.0.1", _text_error)  # any non-local address needs a key
-    door_origins: str = _setting("", _text_error)  # allowed web origins, comma-separated
-    door_rules: tuple[str, ...] = _setting((), _paths_error)  # prompt rewrite rules: program and rule, "zed hold-clock"
+    api_port: int = _number(8737, 1, 65_535, "programs", N_("Port"), N_("Change it if another program uses this port."))
+    api_host: str = _setting("127.0.0.1", _text_error)  # any non-local address needs a key
+    api_origins: str = _setting("", _text_error)  # allowed web origins, comma-separated
+    api_rules: tuple[str, ...] = _setting((), _paths_error)  # prompt rewrite rules: program and rule, "zed hold-clock"
 
     @property
     def keep_deleted_s(self) -> float:

@@ -120,16 +120,16 @@ async def serve(options: ServeOptions, commands: Commands) -> int:
     settings = await _chosen_settings(commands, options)
     settings = dataclasses.replace(
         settings,
-        door=True,
-        door_host=options.host or settings.door_host,
-        door_port=options.port or settings.door_port,
+        api_server=True,
+        api_host=options.host or settings.api_host,
+        api_port=options.port or settings.api_port,
         slots=settings.slots if options.slots is None else options.slots,
     )
     runtime = await commands.runtime(settings)
     runtime.events.subscribe(_print_event)
     if problem := runtime.save_points.problem:
         print_err(str(problem))
-    url = await runtime.door.open(settings.door_host, settings.door_port, keys)
+    url = await runtime.api_server.open(settings.api_host, settings.api_port, keys)
     await runtime.serve()
     print_out(f"ready {url}")
     runtime.events.subscribe(_report_engine_failure)  # earlier failures are raised

@@ -115,7 +115,7 @@ class ServeOptions(EngineOptions):
     host: str | None = option(
         "--host", "ADDRESS", N_("address to listen on (default: 127.0.0.1); any other requires an API key")
     )
-    port: int | None = option("--port", "N", "default: 8737", type=setting_parser("door_port", int))
+    port: int | None = option("--port", "N", "default: 8737", type=setting_parser("api_port", int))
     slots: int | None = option(
         "--slots", "N", N_("process up to N requests in parallel"), type=setting_parser("slots", int)
     )

@@ -179,7 +179,7 @@ def choose_engine(
     swa_full = FULL_WINDOW in extra  # the user keeps sliding windows at full length
     demand = Demand(facts, settings.kv_type, swa_full, projector_bytes, limit=limit)
     left_out = omitted_options(engine_probe)
-    most_slots = PROGRAMS_SLOTS if settings.door else WINDOW_SLOTS
+    most_slots = PROGRAMS_SLOTS if settings.api_server else WINDOW_SLOTS
     slots = 1 if "--kv-unified" in left_out else settings.slots or slots_for(demand, memory, most_slots)
     chooser = ContextChooser(replace(demand, slots=slots), memory)
     most = chooser.choose(settings.context_size)

@@ -13,5 +13,5 @@
   the slot is settled where the next request will begin, and saved under `program/NAME`. Sessions are recognized by
   the ids alone.
 - **Records** (`requests.py`): programs, counts, times and reasons; never prompt text.
-  `gateway/medicine` finds why prompts diverge; its enabled rules rewrite requests before they are rendered.
+  `gateway/diagnosis` finds why prompts diverge; its enabled rules rewrite requests before they are rendered.
 """

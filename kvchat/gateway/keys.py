@@ -21,7 +21,7 @@ from kvchat.words.language import _
 EVERYBODY = ""  # key not tied to one program
 NAMELESS = "other"  # a program that sends no name
 LEAST_KEY = 8  # characters
-_ACCOUNT = "door keys"
+_ACCOUNT = "API keys"
 _MOST_FILE = 100_000
 _MOST_NAME = 40  # letters
 _UNSEEN = "\u115f\u1160\u17b4\u17b5\ufe0e\ufe0f"  # invisible letters and marks
@@ -54,11 +54,11 @@ class Keys:
         return found
 
 
-class DoorKeys:
+class KeyStore:
     """The user's API keys, in the keyring or a file. Use it off the event loop."""
 
     def __init__(self, paths: Paths) -> None:
-        self._store = SecretStore(_ACCOUNT, paths.config / "door-keys")
+        self._store = SecretStore(_ACCOUNT, paths.config / "api-keys")
 
     def load(self) -> dict[str, str]:
         kept = self._store.load()

@@ -12,10 +12,10 @@ from datetime import datetime
 from typing import Any
 
 from kvchat.engine.api.errors import EngineRefused
+from kvchat.gateway.diagnosis import causes
+from kvchat.gateway.diagnosis.prompts import Parting, Prompt, RecentPrompts
+from kvchat.gateway.diagnosis.rules import RULES, Change, Held, edited, located
 from kvchat.gateway.dialects.asked import Asked, Form
-from kvchat.gateway.medicine import causes
-from kvchat.gateway.medicine.prompts import Parting, Prompt, RecentPrompts
-from kvchat.gateway.medicine.rules import RULES, Change, Held, edited, located
 from kvchat.gateway.requests import Passage, Sum, Total, is_lost
 from kvchat.gateway.work import Prompt as Rendered
 from kvchat.gateway.work import Work

@@ -18,8 +18,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from kvchat.gateway.medicine.prompts import Parting
-from kvchat.gateway.medicine.rules import Change
+from kvchat.gateway.diagnosis.prompts import Parting
+from kvchat.gateway.diagnosis.rules import Change
 from kvchat.kvstore.savepoint import program_owner
 from kvchat.system.files import read_json, whole_file
 from kvchat.words.reasons import Reason, ReasonCode

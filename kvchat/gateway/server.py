@@ -3,7 +3,7 @@
 uvicorn has no public way to limit its connections, so `_Connection` relies on `connections`, `cycle`, `conn` and
 `flow` of its H11Protocol, `_Server` on `capture_signals`, `main_loop` and `servers` of its Server; as in
 https://github.com/encode/uvicorn/blob/0.54.0/uvicorn/protocols/http/h11_impl.py and …/uvicorn/server.py. If one of
-them is gone, tests/gateway/test_door.py and test_attacks.py fail.
+them is gone, tests/gateway/test_gateway.py and test_attacks.py fail.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ async def listen(app: ASGIApp, host: str, port: int) -> Listening:
         timeout_graceful_shutdown=round(2 * PATIENCE_S),  # for answers that ignore a disconnect
     )
     server = _Server(config)
-    task = asyncio.create_task(server.serve([sock]), name="the door")
+    task = asyncio.create_task(server.serve([sock]), name="API server")
     listens = asyncio.ensure_future(server.listens.wait())
     try:
         await asyncio.wait({task, listens}, return_when=asyncio.FIRST_COMPLETED)

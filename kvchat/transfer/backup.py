@@ -37,7 +37,7 @@ from kvchat.words.wording import size as size_in_words
 
 _READY = "ready"  # written last: marks the folder complete
 _MOST_MANIFEST = 16_000_000  # bytes
-_DOOR = ("door", "door_host", "door_port", "door_origins")  # API access
+_API_SETTINGS = ("api_server", "api_host", "api_port", "api_origins")  # API access
 FORMAT = "kvchat-backup"
 VERSION = 1
 MANIFEST = "manifest.json"
@@ -139,7 +139,9 @@ def lay_ready(
                 raise zipfile.BadZipFile(_("it was created by a newer version of kvchat"))
         if SETTINGS in files:
             own, restored = load_settings(paths.settings_file), load_settings(waiting / SETTINGS)
-            kept = {name: getattr(own, name) for name in (_DOOR if with_engine else (*_DOOR, *WHAT_ANSWERS))}
+            kept = {
+                name: getattr(own, name) for name in (_API_SETTINGS if with_engine else (*_API_SETTINGS, *WHAT_ANSWERS))
+            }
             save_settings(waiting / SETTINGS, replace(restored, **kept))
         progress(facts.unpacked, facts.unpacked)
         say_ready(paths, datetime.now(UTC))

@@ -16,13 +16,13 @@ from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import THINGS, BenchFailed, bench_home
 from kvchat.cli.terminal import print_err
 from kvchat.system.paths import resolve_paths
-from tests.bench.doors import Address, Answer, Body, Door, Ours, others
+from tests.bench.servers import Address, Answer, Body, Ours, Server, others
 
 REPLY_TOKENS = 16
 TURNS = 10  # of the first client alone
 RESTARTS = 3  # among them
 ALTERNATIONS = 3  # of each client, in each number of slots
-PAIRS = 15  # of a request through the door and directly
+PAIRS = 15  # of a request through the server and directly
 ROOM = 2500  # tokens for what is said after the prompts, of both
 TOOLS = ("bash", "edit", "glob", "grep", "list", "read", "task", "fetch", "write")
 
@@ -54,7 +54,7 @@ class _Client:
 
 @dataclass
 class _Run:
-    door: Door
+    server: Server
     one: _Client
     other: _Client
     texts: list[str] = field(default_factory=list)
@@ -65,31 +65,31 @@ class _Run:
         None: it has no such thing. `row_bytes`: of a token. `overhead_ms`: of a hot request, over the same engine
         asked directly. `disk_ratio`: by the rows of the conversation's tokens.
         """
-        door = self.door
-        print_err(f"{door.name}: {TURNS} turns …")
-        where = await door.open(1)
+        server = self.server
+        print_err(f"{server.name}: {TURNS} turns …")
+        where = await server.open(1)
         cold = await self._turn(self.one, where)
         hot, restarted = [], []
-        for _ in range(RESTARTS if door.keeps else 1):
+        for _ in range(RESTARTS if server.keeps else 1):
             hot.append(await self._turn(self.one, where))
-            where = await door.open(1)
+            where = await server.open(1)
             restarted.append(await self._turn(self.one, where))
         while len(self.one.said) < 2 * TURNS:
             hot.append(await self._turn(self.one, where))
-        last, disk = hot[-1], await door.disk_bytes()
+        last, disk = hot[-1], await server.disk_bytes()
         overhead, first_byte = await self._overheads(where)
 
-        print_err(f"{door.name}: two clients …")
+        print_err(f"{server.name}: two clients …")
         await self._turn(self.other, where)
         turns = (self.one, self.other) * ALTERNATIONS
         alternating = [await self._turn(client, where) for client in turns]
-        print_err(f"{door.name}: killed …")
+        print_err(f"{server.name}: killed …")
         where, killed = await self._killed(where)
         in_two: list[Answer] = []
-        if door.most_slots > 1:
+        if server.most_slots > 1:
             await self._turn(self.other, where)
             in_two = [await self._turn(client, where) for client in turns]
-        figures: dict[str, Any] = {"name": door.name, "cold_ttft_ms": cold.ttft_ms, "hot_ttft_ms": _ttft(hot)}
+        figures: dict[str, Any] = {"name": server.name, "cold_ttft_ms": cold.ttft_ms, "hot_ttft_ms": _ttft(hot)}
         measured = {"restarted": restarted, "alternating": alternating, "two_slots": in_two, "killed": [killed]}
         for name, answers in measured.items():
             ms = _ttft(answers) if answers else None
@@ -105,7 +105,7 @@ class _Run:
 
     async def _turn(self, client: _Client, where: Address) -> Answer:
         answer = await client.turn(where)
-        await self.door.idle()
+        await self.server.idle()
         self.texts.append(answer.text)
         return answer
 
@@ -113,16 +113,16 @@ class _Run:
         """The first client's request, sent once more when the engine has died in the middle of its reply."""
         self.one.asks()
         with await where.begin(self.one.body(tokens=500)):
-            await self.door.kill()
-        where = await self.door.open(self.door.most_slots)
+            await self.server.kill()
+        where = await self.server.open(self.server.most_slots)
         answer = await self.one.again(where)
-        await self.door.idle()
+        await self.server.idle()
         self.texts.append(answer.text)
         return where, answer
 
     async def _overheads(self, where: Address) -> tuple[float | None, float | None]:
-        """By how much a hot request, and a stream's first byte, come later than from the engine behind the door."""
-        direct = await self.door.direct()
+        """By how much a hot request, and a stream's first byte, come later than from the engine behind it."""
+        direct = await self.server.direct()
         if direct is None:
             return None, None
         self.one.asks()
@@ -131,7 +131,7 @@ class _Run:
             body = self.one.body(tokens=1, stream=stream)
             for number in range(PAIRS + 1):
                 through = await where.ask(body)
-                await self.door.idle()
+                await self.server.idle()
                 beside = await direct.ask(body | {"id_slot": 0})
                 if number and stream:  # the first of them reads the question
                     first.append(through.first_byte_ms - beside.first_byte_ms)
@@ -142,7 +142,7 @@ class _Run:
 
 
 async def measure(options: BenchOptions) -> dict[str, Any]:
-    """Measure kvchat's door, the engine asked directly, and hearth if there is one. Raises KvchatError.
+    """Measure kvchat's API server, the engine asked directly, and hearth if there is one. Raises KvchatError.
 
     `replies_agree`: the greedy replies are those of the engine asked directly.
     """
@@ -155,21 +155,21 @@ async def measure(options: BenchOptions) -> dict[str, Any]:
         runs.append(_run(Ours(home), prompts))
         ours, last = await runs[0].figures(row)
     figures = [ours]
-    async with others(choice.location, choice.plan, resolve_paths().cache) as doors:
-        for door in doors:
-            runs.append(_run(door, prompts))
+    async with others(choice.location, choice.plan, resolve_paths().cache) as servers:
+        for server in servers:
+            runs.append(_run(server, prompts))
             figures.append((await runs[-1].figures(row))[0])
-            await door.close()
-    for of_door, run in zip(figures, runs, strict=True):
-        of_door["replies_agree"] = all(map(str.__eq__, run.texts, runs[1].texts))
+            await server.close()
+    for server_figures, run in zip(figures, runs, strict=True):
+        server_figures["replies_agree"] = all(map(str.__eq__, run.texts, runs[1].texts))
     rows = round(row * (last.prompt + last.predicted))
-    return {"prompt_tokens": last.prompt, "unique_rows_bytes": rows, "doors": figures}
+    return {"prompt_tokens": last.prompt, "unique_rows_bytes": rows, "servers": figures}
 
 
-def _run(door: Door, prompts: Sequence[str]) -> _Run:
+def _run(server: Server, prompts: Sequence[str]) -> _Run:
     tools = json.dumps(_tools(), indent=1)
     one, other = [_Client(f"You are an agent.\n{tools}\n{notes}") for notes in prompts]
-    return _Run(door, one, other)
+    return _Run(server, one, other)
 
 
 def _tools() -> list[Body]:

@@ -54,7 +54,7 @@ def main() -> None:
 def measure(folder: Path, chats: int) -> dict[str, Any]:
     home = Home(folder / "home")
     settings = {"model_path": str(tiny_model("llama")), "engine_path": engine_path("llama-server")}
-    others = {"door": True, "door_port": free_port("127.0.0.1")}
+    others = {"api_server": True, "api_port": free_port("127.0.0.1")}
     home.write_settings(**settings, **others, max_tokens=500, read_ahead="always", context_size=16384, **GREEDY)
     asyncio.run(_fill(home, settings, chats))
     out = folder / "blocks.json"

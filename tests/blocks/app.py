@@ -31,7 +31,7 @@ from tests.e2e.waiting import wait_until
 T = TypeVar("T")
 PATIENCE_S = 60.0
 LONG = "The long one"  # the first words of the chat of 6,000 tokens
-_CHANGES = {"show_numbers": False}, {"theme": "dark"}, {"zoom": 125}, {"max_tokens": 501}, {"door": False}
+_CHANGES = {"show_numbers": False}, {"theme": "dark"}, {"zoom": 125}, {"max_tokens": 501}, {"api_server": False}
 _TOLD_S = 0.05  # until the watch has heard it
 _MOMENT_S = 0.4  # somebody looks
 
@@ -203,8 +203,8 @@ class Hands(QObject):
         self.xdotool("key", "Escape")
 
     def crowd(self) -> None:
-        """10,000 connections at the door that say half a head, and bodies of megabytes; somebody writes and asks."""
-        self.beside_a_crowd(self.look(lambda: self.runtime.door.url))
+        """10,000 connections that send half a head, and bodies of megabytes, while a user writes and asks."""
+        self.beside_a_crowd(self.look(lambda: self.runtime.api_server.url))
 
     def crowd_elsewhere(self) -> None:
         """The same at a server that is none of kvchat's: what the crowd alone costs on so many cores."""

@@ -139,7 +139,7 @@ def test_questions_one_after_the_other_and_ctrl_d(terminal, home, fake_engine):
     talk.types("And nou\x7fw?\n")  # edited
     talk.until("A second one.")
     assert "still loaded" in talk.until("> "), "it is warm between"
-    beside = terminal("ask", "--new", "Somebody else")  # comes in by the door for programs
+    beside = terminal("ask", "--new", "Somebody else")  # sent to the owner over its connection
     beside.until("A second one.")
     assert beside.ends() == 0, beside.said
     talk.types("\x04")

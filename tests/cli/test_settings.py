@@ -48,7 +48,7 @@ def test_all_are_listed(capsys):
         (["engine_path", "embedded"], "embedded"),
         (["model_folders", "/a", "/b"], ("/a", "/b")),
         (["engine_url", "http://127.0.0.1:8080"], "http://127.0.0.1:8080"),
-        (["door_port", "9000"], 9000),
+        (["api_port", "9000"], 9000),
     ],
 )
 def test_one_is_changed_and_reset(words, value, capsys):

@@ -1,4 +1,4 @@
-"""Other programs at the door of `kvchat serve`: two sessions with a restart between, and all is warm."""
+"""Other programs use the API server of `kvchat serve`: two sessions with a restart between, and all is warm."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def model() -> Path:
 
 
 @contextlib.contextmanager
-def door_of(home: Home, model: Path, port: int = 0) -> Iterator[Serving]:
+def serving_any_model(home: Home, model: Path, port: int = 0) -> Iterator[Serving]:
     """With a template that heeds tools, and whatever models the programs name."""
     template = home.folder / "template.jinja"
     by_template = f"--chat-template-file {template}"
-    home.write_settings(context_size=16384, free_floor_bytes=0, door_any_model=True, engine_arguments=by_template)
+    home.write_settings(context_size=16384, free_floor_bytes=0, api_any_model=True, engine_arguments=by_template)
     template.write_text(TEMPLATE, "utf-8")
     arguments = "--model", str(model), *engine_arguments("llama-server")
     with serving(home, *arguments, port=port or free_port("127.0.0.1")) as at:
@@ -66,34 +66,34 @@ def test_the_packages_of_openai_and_anthropic(tmp_path):
     What was said and called is warm after the restart, and what follows is hot.
     """
     home, model = Home(tmp_path / "home"), starter_model()
-    with door_of(home, model) as door:
-        chats = {"openai": _openai(door), "responses": _responses(door), "anthropic": _anthropic(door)}
-        assert {one["program"] for one in door.requests()} == {"openai-python", "anthropic-python"}
+    with serving_any_model(home, model) as server:
+        chats = {"openai": _openai(server), "responses": _responses(server), "anthropic": _anthropic(server)}
+        assert {one["program"] for one in server.requests()} == {"openai-python", "anthropic-python"}
     home.as_if_read_slowly()
-    with door_of(home, model) as door:
+    with serving_any_model(home, model) as server:
         for name, goes_on in chats.items():
-            for sources, turn in zip((KEPT, ("hot",)), goes_on(door), strict=True):
-                told = door.requests()[-1]
+            for sources, turn in zip((KEPT, ("hot",)), goes_on(server), strict=True):
+                told = server.requests()[-1]
                 assert is_warm(told, *sources), json.dumps([name, turn, told])
 
 
 GoesOn = Callable[[Serving], Iterator[str]]  # the tool's answer, and what is asked then
 
 
-def _client_of_openai(door: Serving) -> Any:
+def _client_of_openai(server: Serving) -> Any:
     from openai import OpenAI  # takes a second, which every run of the quick tests would wait for
 
-    return OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0)
+    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
-def _client_of_anthropic(door: Serving) -> Any:
+def _client_of_anthropic(server: Serving) -> Any:
     from anthropic import Anthropic
 
-    return Anthropic(base_url=door.url, api_key="none", max_retries=0)
+    return Anthropic(base_url=server.url, api_key="none", max_retries=0)
 
 
-def _openai(door: Serving) -> GoesOn:
-    client = _client_of_openai(door)
+def _openai(server: Serving) -> GoesOn:
+    client = _client_of_openai(server)
     (named,) = (one.id for one in client.models.list())
     assert named == starter_model().stem
     said: list[Any] = [{"role": "system", "content": SYSTEM}]
@@ -132,8 +132,8 @@ def _openai(door: Serving) -> GoesOn:
     assert text.choices[0].text
     assert text.model == named
 
-    def goes_on(door: Serving) -> Iterator[str]:
-        client = _client_of_openai(door)
+    def goes_on(server: Serving) -> Iterator[str]:
+        client = _client_of_openai(server)
         said.append({"role": "tool", "tool_call_id": made.id, "content": "Rain."})
         after = client.chat.completions.create(messages=said, tools=[TOOL], **greedy).choices[0].message
         yield "answered"
@@ -144,8 +144,8 @@ def _openai(door: Serving) -> GoesOn:
     return goes_on
 
 
-def _responses(door: Serving) -> GoesOn:
-    client = _client_of_openai(door)
+def _responses(server: Serving) -> GoesOn:
+    client = _client_of_openai(server)
     asked: Any = {
         "model": "gpt-5-codex",
         "instructions": "Be brief. " + SYSTEM,
@@ -169,8 +169,8 @@ def _responses(door: Serving) -> GoesOn:
     assert "".join(parts) == made.arguments
     said += whole.model_dump(exclude_none=True)["output"]
 
-    def goes_on(door: Serving) -> Iterator[str]:
-        client = _client_of_openai(door)
+    def goes_on(server: Serving) -> Iterator[str]:
+        client = _client_of_openai(server)
         said.append({"type": "function_call_output", "call_id": made.call_id, "output": "Rain."})
         after = client.responses.create(input=said, **asked)
         yield "answered"
@@ -181,8 +181,8 @@ def _responses(door: Serving) -> GoesOn:
     return goes_on
 
 
-def _anthropic(door: Serving) -> GoesOn:
-    client = _client_of_anthropic(door)
+def _anthropic(server: Serving) -> GoesOn:
+    client = _client_of_anthropic(server)
     asked: Any = {
         "model": "claude",
         "system": "Heed the notes. " + SYSTEM,
@@ -207,8 +207,8 @@ def _anthropic(door: Serving) -> GoesOn:
     assert used.input == {"city": "Ulm"}
     said += [{"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in called.content]}]
 
-    def goes_on(door: Serving) -> Iterator[str]:
-        client = _client_of_anthropic(door)
+    def goes_on(server: Serving) -> Iterator[str]:
+        client = _client_of_anthropic(server)
         said.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": used.id, "content": "Rain."}]})
         after = client.messages.create(messages=said, tools=[tool], **asked)
         yield "answered"
@@ -232,21 +232,21 @@ AGENTS: dict[str, tuple[str, Callable[..., agents.Body], str]] = {
 def test_agents_of_every_shape_go_on_after_a_restart(tmp_path, architecture):
     """A turn in the first session, the next in the second: with a model that can be cut, and one that cannot."""
     home, model = Home(tmp_path / "home"), tiny(architecture, heeds=True)
-    with door_of(home, model) as door:
-        turns = {name: _turns(door, name) for name in AGENTS}
+    with serving_any_model(home, model) as server:
+        turns = {name: _turns(server, name) for name in AGENTS}
     home.as_if_read_slowly()
-    with door_of(home, model) as door:
+    with serving_any_model(home, model) as server:
         for name, said in turns.items():
-            _asked(door, name, *said)
-            told = door.requests()[-1]
+            _asked(server, name, *said)
+            told = server.requests()[-1]
             assert is_warm(told), json.dumps([name, told])
 
 
-def _turns(door: Serving, name: str) -> list[agents.Body]:
+def _turns(server: Serving, name: str) -> list[agents.Body]:
     """What was said after an agent's first request and after its second; the third follows."""
     said: list[agents.Body] = []
     for words in ("And the lexer?", "And the printer?"):
-        reply = _asked(door, name, *said)
+        reply = _asked(server, name, *said)
         said += [_message(name, "assistant", reply), _message(name, "user", words)]
     return said
 
@@ -258,12 +258,12 @@ def _message(name: str, role: str, words: str) -> agents.Body:
     return {"type": "message", "role": role, "content": [{"type": kind, "text": words}]}
 
 
-def _asked(door: Serving, name: str, *said: agents.Body) -> str:
+def _asked(server: Serving, name: str, *said: agents.Body) -> str:
     path, shape, limit = AGENTS[name]
     body = shape(*said) | {limit: 12, "temperature": 0}
-    answer = httpx2.post(f"{door.url}{path}", json=body, timeout=240, headers={"user-agent": f"{name}/1.0"})
+    answer = httpx2.post(f"{server.url}{path}", json=body, timeout=240, headers={"user-agent": f"{name}/1.0"})
     assert answer.status_code == 200, answer.text
-    door.requests()  # on a busy machine the next would not wait until what this one left is saved
+    server.requests()  # on a busy machine the next would not wait until what this one left is saved
     return "".join(_words(json.loads(line[6:])) for line in answer.text.splitlines() if line.startswith("data: {"))
 
 
@@ -276,14 +276,14 @@ def _words(event: dict[str, Any]) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in event.get("choices") or ())
 
 
-def test_bench_compares_the_doors(tmp_path):
+def test_bench_compares_the_servers(tmp_path):
     """kvchat's and the engine itself; hearth as well, where it is installed."""
     home, model = Home(tmp_path / "home"), tiny("llama", heeds=True)
     arguments = "--tokens", "1500", "--model", str(model), *engine_arguments("llama-server")
     figures = home.bench("gateway", *arguments)
-    ours, engine = figures["doors"][:2]
+    ours, engine = figures["servers"][:2]
     hearth = ["hearth"] if shutil.which("hearth") else []
-    assert [door["name"] for door in figures["doors"]] == ["kvchat", "llama-server", *hearth]
+    assert [server["name"] for server in figures["servers"]] == ["kvchat", "llama-server", *hearth]
     assert ours["restarted_read"] <= NEW, "the turn before each restart was saved to its end"
     assert engine["restarted_cached"] == 0
     assert ours["disk_ratio"] < 1.5

@@ -26,7 +26,7 @@ from kvchat.session.self_test import TEST_TOKENS
 from kvchat.settings import Settings
 from tests.e2e.home import notes
 from tests.e2e.restarts import settings
-from tests.gateway.doors import chat_body, door
+from tests.gateway.servers import chat_body, running_gateway
 from tests.kvstore.true_files import is_damage
 from tests.models import tiny_model
 from tests.running import opened
@@ -187,12 +187,12 @@ async def test_another_program_is_answered(tmp_path, poisoner, engine):
     """Six prompts whose memory kills the engine at the request after its restore: more than it may die by itself."""
     home, chosen = tmp_path / "home", of_kind("llama", engine)
     bodies = [chat_body(f"{number}. {SYSTEM}") for number in range(6)]
-    async with door(home, chosen) as at:
+    async with running_gateway(home, chosen) as at:
         for body in bodies:
             assert (await at.client.post("/v1/chat/completions", json=body)).status_code == 200
             await at.settled()
     poisoner.poison = POISONS["no cells"]
-    async with door(home, chosen) as at:
+    async with running_gateway(home, chosen) as at:
         for body in bodies:
             assert (await at.client.post("/v1/chat/completions", json=body)).status_code == 200
             await at.settled()
@@ -215,7 +215,7 @@ async def test_a_flipped_byte_of_a_block_reaches_no_engine(tmp_path, monkeypatch
 
     home, chosen, few = tmp_path / "home", of_kind(kind, "llama-server"), 60
     (tmp_path / "notes.txt").write_text(SYSTEM)
-    async with door(home, chosen) as at:
+    async with running_gateway(home, chosen) as at:
         chats, library = at.runtime.chat, at.runtime.chat.library
         chat = (await chats.new_conversation(SYSTEM)).id
         if way == "program":
@@ -236,7 +236,7 @@ async def test_a_flipped_byte_of_a_block_reaches_no_engine(tmp_path, monkeypatch
     for block in kept.block_files():
         flip_a_byte(block)
     monkeypatch.setattr(Restoring, "stage", stage_and_tell)
-    async with door(home, chosen) as at:
+    async with running_gateway(home, chosen) as at:
         if way == "program":
             body = chat_body(SYSTEM, first["choices"][0]["message"]["content"], SHORTEST)
             again = await at.client.post("/v1/chat/completions", json=body)

@@ -65,7 +65,7 @@ def on_show(at: Serving, home: Home, key: Path, words: str) -> list[str]:
 
 
 def test_beside_a_window_its_engine_answers(tmp_path):
-    """No second engine; and no door for others, which the settings have shut."""
+    """No second engine; and no API server, which the settings have off."""
     home = Home(tmp_path / "home")
     model, engine = str(tiny_model("llama")), engine_arguments("llama-server")[1]
     home.write_settings(free_floor_bytes=0, model_path=model, engine_path=engine, max_tokens=12, **GREEDY)

@@ -25,7 +25,7 @@ from kvchat.session.slot_request import Priority
 from tests.e2e.home import notes
 from tests.e2e.restarts import settings
 from tests.engine.waiting import until
-from tests.gateway.doors import OpenDoor, door
+from tests.gateway.servers import RunningGateway, running_gateway
 from tests.models import tiny_model
 from tests.running import opened
 
@@ -72,7 +72,7 @@ def taken_from_cache(answer: Any) -> list[int]:
     return [count for value in answer for count in taken_from_cache(value)] if isinstance(answer, list) else []
 
 
-async def asked(at: OpenDoor, program: str, dialect: str, words: str) -> int:
+async def asked(at: RunningGateway, program: str, dialect: str, words: str) -> int:
     path, wanted = body(dialect, words)
     at.runtime.chat.slots.restore_cost.speed.samples.extend(AS_LARGE)
     answer = await at.client.post(path, json=wanted, headers={"user-agent": program})
@@ -89,7 +89,7 @@ async def asked(at: OpenDoor, program: str, dialect: str, words: str) -> int:
 async def test_a_program_cannot_find_out_what_others_asked(tmp_path, slots, architecture):
     """Neither from what is saved nor from what the engine still has in a slot, in whatever dialect it asks."""
     chosen = settings(tiny_model(architecture), "llama-server", slots=slots)
-    async with door(tmp_path / "home", chosen) as at:
+    async with running_gateway(tmp_path / "home", chosen) as at:
         chat = await at.runtime.chat.new_conversation("")
         await said(at.runtime, chat.id, SECRET)
         for number, dialect in enumerate(DIALECTS):
@@ -105,7 +105,7 @@ async def test_a_program_cannot_find_out_what_others_asked(tmp_path, slots, arch
 
 async def test_a_program_goes_on_from_no_chat_while_that_is_being_saved(tmp_path):
     chosen = settings(tiny_model("llama"), "llama-server", slots=2)
-    async with door(tmp_path / "home", chosen) as at:
+    async with running_gateway(tmp_path / "home", chosen) as at:
         chat = await at.runtime.chat.new_conversation("")
         await at.runtime.chat.send(chat.id, SECRET, SHORT)
         assert await asked(at, "spy", "/v1/chat/completions", SECRET) < FEW
@@ -162,7 +162,7 @@ async def _forge(runtime: Runtime, file: Path) -> None:
 
 async def test_a_forged_chat_serves_nobody_else_and_is_replaced_when_it_is_verified(tmp_path, forged):
     chosen = settings(tiny_model("llama"), "llama-server")
-    async with door(tmp_path / "home", chosen) as at:
+    async with running_gateway(tmp_path / "home", chosen) as at:
         ours = at.runtime
         report = await ours.transfer.take_in([forged], lambda done, total: None, start=True)
         assert "A test on this computer succeeded" in report.told[0]

@@ -19,8 +19,10 @@ pytestmark = pytest.mark.e2e
 
 def test_no_disk_holds_up_the_window(tmp_path):
     home = Home(tmp_path / "home")
-    door = {"door": True, "door_port": free_port("127.0.0.1")}
-    home.write_settings(model_path=str(tiny_model("llama")), engine_path="embedded", max_tokens=12, **door, **GREEDY)
+    api_settings = {"api_server": True, "api_port": free_port("127.0.0.1")}
+    home.write_settings(
+        model_path=str(tiny_model("llama")), engine_path="embedded", max_tokens=12, **api_settings, **GREEDY
+    )
     (tmp_path / "attached.txt").write_text("Words to attach.")
     out = tmp_path / "out.json"
     done = subprocess.run(

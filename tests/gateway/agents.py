@@ -11,7 +11,7 @@ import re
 from typing import Any
 from zlib import crc32
 
-from kvchat.gateway.medicine.prompts import Prompt, contents
+from kvchat.gateway.diagnosis.prompts import Prompt, contents
 
 Body = dict[str, Any]
 RULES_OF_THE_HOUSE = "\n".join(f"Rule {number}: do one thing at a time, and say what you did." for number in range(60))

@@ -10,7 +10,7 @@ from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.settings import Settings
 from tests.engine_fixtures import FakeEngine
 from tests.gateway.corpus import TEMPLATE
-from tests.gateway.doors import OpenDoor, door
+from tests.gateway.servers import RunningGateway, running_gateway
 from tests.library.gguf_files import LLAMA, write_gguf
 
 
@@ -21,8 +21,8 @@ def settings(tmp_path: Path, fake_engine: FakeEngine) -> Settings:
 
 
 @pytest.fixture
-async def at(tmp_path: Path, settings: Settings) -> AsyncIterator[OpenDoor]:
-    async with door(tmp_path / "home", settings) as one:
+async def at(tmp_path: Path, settings: Settings) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(tmp_path / "home", settings) as one:
         yield one
 
 
@@ -38,6 +38,6 @@ def real(
         engine_arguments=f"--chat-template-file {template}",
         context_size=8192,
         free_floor_bytes=0,
-        door_any_model=True,
+        api_any_model=True,
     )
     return lambda kind="llama", **changes: replace(chosen, model_path=str(tiny_model(kind)), **changes)

@@ -1,4 +1,4 @@
-"""What nobody means well by: heads and bodies that no client sends, to a door that goes on answering others."""
+"""Hostile requests: heads and bodies that no client sends, while the gateway goes on answering others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kvchat.gateway.keys import Keys
 from kvchat.session.slot import Slot
 from tests.engine_fixtures import FakeEngine
 from tests.gateway.corpus import REQUESTS
-from tests.gateway.doors import OpenDoor, chat_body
+from tests.gateway.servers import RunningGateway, chat_body
 
 HOST = b"Host: localhost\r\n"
 GET = b"GET /v1/models HTTP/1.1\r\n" + HOST
@@ -79,7 +79,7 @@ sys.stdin.read()
 """
 
 
-async def status_of(at: OpenDoor, said: bytes) -> int:
+async def status_of(at: RunningGateway, said: bytes) -> int:
     """What is answered to these bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
     with contextlib.closing(writer):
@@ -89,7 +89,7 @@ async def status_of(at: OpenDoor, said: bytes) -> int:
         return int((await reader.readline()).split()[1])
 
 
-async def test_heads_that_no_client_sends(at: OpenDoor, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_heads_that_no_client_sends(at: RunningGateway, capfd: pytest.CaptureFixture[str]) -> None:
     wrong = {}
     for name, (said, expected) in HEADS.items():
         async with asyncio.timeout(30):
@@ -97,24 +97,24 @@ async def test_heads_that_no_client_sends(at: OpenDoor, capfd: pytest.CaptureFix
                 wrong[name] = status
     assert not wrong
     assert (await at.chat("Hello")).status_code == 200
-    assert not at.runtime.door.under_way
+    assert not at.runtime.api_server.under_way
     assert "".join(capfd.readouterr()) == ""
 
 
-async def test_bodies_that_no_client_sends(at: OpenDoor, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_bodies_that_no_client_sends(at: RunningGateway, capfd: pytest.CaptureFixture[str]) -> None:
     for name, body in BODIES.items():
         for path in ("/v1/chat/completions", "/v1/messages"):
             answer = await at.client.post(path, content=body)
             assert answer.status_code == 400, name
             assert answer.json()["error"]["type"] == "invalid_request_error"
             assert "unspeakable" not in answer.text
-    assert not at.runtime.door.last
+    assert not at.runtime.api_server.last
     assert "".join(capfd.readouterr()) == ""
 
 
 @pytest.mark.parametrize("count", [2, 2.0, True, "2", 0, [2]])
 async def test_no_count_of_answers_gets_past_the_exclusive_lock(
-    at: OpenDoor, fake_engine: FakeEngine, count: Any
+    at: RunningGateway, fake_engine: FakeEngine, count: Any
 ) -> None:
     """The engine takes 2.0 as 2, and puts the second answer into a slot that nobody has lent it."""
     for name in ("n", "n_cmpl"):
@@ -133,7 +133,7 @@ async def test_no_count_of_answers_gets_past_the_exclusive_lock(
 
 
 @pytest.mark.parametrize("prompt", [[2**40], [5, -3], [[7], [2**31]], [2**31, "words"]])
-async def test_token_ids_that_no_vocabulary_has(at: OpenDoor, fake_engine: FakeEngine, prompt: Any) -> None:
+async def test_token_ids_that_no_vocabulary_has(at: RunningGateway, fake_engine: FakeEngine, prompt: Any) -> None:
     answer = await at.client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 2})
     assert answer.status_code == 400
     assert "token ids" in answer.json()["error"]["message"]
@@ -152,7 +152,7 @@ def test_a_body_cannot_make_a_slot_hold_other_rows_than_its_prompt_says() -> Non
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_bodies_of_any_shape(at: OpenDoor, seed: int, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_bodies_of_any_shape(at: RunningGateway, seed: int, capfd: pytest.CaptureFixture[str]) -> None:
     """Whatever stands where something else should: it is the engine's to say so, and nobody's mistake."""
     dice, clients = random.Random(seed), asyncio.Semaphore(8)
 
@@ -166,7 +166,7 @@ async def test_bodies_of_any_shape(at: OpenDoor, seed: int, capfd: pytest.Captur
     asked = [(path, mutated(copy.deepcopy(body), dice)) for path, body in REQUESTS.values()]
     await asyncio.gather(*(ask(path, body | {"max_tokens": 2}) for path, body in asked))
     await at.settled()
-    assert not at.runtime.door.under_way
+    assert not at.runtime.api_server.under_way
     assert (await at.chat("Hello")).status_code == 200
     assert "Traceback" not in "".join(capfd.readouterr())
 
@@ -188,7 +188,7 @@ def places_in(value: Any) -> Any:
 
 
 async def test_bodies_that_do_not_come_keep_nobody_waiting(
-    at: OpenDoor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    at: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However many there are and whatever they promise; and no more of them than there is memory for."""
     slow = [await asyncio.open_connection("127.0.0.1", at.port) for _ in range(40)]
@@ -206,7 +206,7 @@ async def test_bodies_that_do_not_come_keep_nobody_waiting(
         writer.transport.abort()
     while (await at.chat("Hello")).status_code == 429:
         pass
-    await at.runtime.door.close()
+    await at.runtime.api_server.close()
     for reader, writer in slow[5:]:
         with contextlib.suppress(ConnectionError):
             assert not await reader.read()
@@ -215,7 +215,9 @@ async def test_bodies_that_do_not_come_keep_nobody_waiting(
 
 
 @pytest.mark.parametrize("said", sorted(QUIET))
-async def test_a_crowd_that_asks_nothing_keeps_nobody_out(at: OpenDoor, fake_engine: FakeEngine, said: str) -> None:
+async def test_a_crowd_that_asks_nothing_keeps_nobody_out(
+    at: RunningGateway, fake_engine: FakeEngine, said: str
+) -> None:
     """A program that holds more connections than there may be; who asks something meanwhile is answered to the end."""
     fake_engine.set(FAKE_HOLD_DURING="stream")
     told = str(at.port), str(server.MOST_CONNECTIONS + 50)
@@ -236,7 +238,7 @@ async def test_a_crowd_that_asks_nothing_keeps_nobody_out(at: OpenDoor, fake_eng
     assert said_then.rstrip().splitlines()[-1].startswith(": kvchat ")
 
 
-async def test_who_takes_no_answers_keeps_nobody_out(at: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_takes_no_answers_keeps_nobody_out(at: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does one whose answers are too long to be on their way, and wait for it."""
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
     body = json.dumps({"content": "x" * 3_000_000}).encode()
@@ -276,7 +278,7 @@ def test_a_large_body_is_read_in_steps_between_which_other_threads_run() -> None
     assert calls[0] < 100 < 10_000 < calls[1]
 
 
-async def test_what_fits_nowhere_is_the_engines_to_refuse(at: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_fits_nowhere_is_the_engines_to_refuse(at: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ids are many, and nothing is found out about them."""
     known: list[Any] = []
     note = Slot.known_contents
@@ -305,7 +307,7 @@ def test_a_key_is_compared_as_long_whether_it_is_right_or_not(monkeypatch: pytes
 
 
 async def test_an_answer_is_not_collected_without_end(
-    at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    at: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few bytes of a request can ask for gigabytes of an answer; nor is an event of a stream."""
     monkeypatch.setattr(replies, "MOST_HEARD", 2_000)

@@ -13,7 +13,7 @@ from kvchat.engine.process.external import is_loopback
 from kvchat.errors import KvchatError
 from kvchat.gateway.checks import Checks, origins_in
 from kvchat.gateway.dialects.asked import Refused
-from kvchat.gateway.keys import EVERYBODY, DoorKeys, Keys, program_name, read_key_file
+from kvchat.gateway.keys import EVERYBODY, Keys, KeyStore, program_name, read_key_file
 from kvchat.system.paths import resolve_paths
 
 HERE = Checks("127.0.0.1", Keys({}))
@@ -122,7 +122,7 @@ def test_a_file_with_keys(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_keyring")
 def test_keys_are_made_and_taken_back_one_by_one(tmp_path: Path) -> None:
-    kept = DoorKeys(resolve_paths({"KVCHAT_HOME": str(tmp_path)}))
+    kept = KeyStore(resolve_paths({"KVCHAT_HOME": str(tmp_path)}))
     assert kept.load() == {}
     one, other = kept.make(), kept.make("opencode")
     assert kept.load() == {EVERYBODY: one, "opencode": other}

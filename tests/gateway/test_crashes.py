@@ -26,7 +26,7 @@ from kvchat.settings import Settings
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.gateway.corpus import REQUESTS
-from tests.gateway.doors import OpenDoor, chat_body, door
+from tests.gateway.servers import RunningGateway, chat_body, running_gateway
 
 BOMB = "boom"
 CRASHED = EngineFailure(FailureKind.CRASHED, "", "", "")
@@ -37,17 +37,17 @@ KILLED = EngineFailure(FailureKind.KILLED, "", "", "")
 @pytest.fixture
 async def at(
     tmp_path: Path, settings: Settings, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[OpenDoor]:
-    """A door with four slots, on an engine that crashes at a word and is started again at once."""
+) -> AsyncIterator[RunningGateway]:
+    """A gateway with four slots, on an engine that crashes at a word and is restarted at once."""
     monkeypatch.setattr(RestartPolicy, "delay_s", lambda *_: 0.0)
     fake_engine.set(FAKE_DIE_ON=BOMB, FAKE_REPLY="word " * 10)
-    async with door(tmp_path / "home", replace(settings, slots=4)) as one:
+    async with running_gateway(tmp_path / "home", replace(settings, slots=4)) as one:
         await one.chat("Hello")
         await one.settled()
         yield one
 
 
-async def ask(at: OpenDoor, program: str, words: str = "Hello", **more: Any) -> httpx2.Response:
+async def ask(at: RunningGateway, program: str, words: str = "Hello", **more: Any) -> httpx2.Response:
     headers = {"user-agent": f"{program}/1"}
     return await at.client.post("/v1/chat/completions", json=chat_body(words, **more), headers=headers)
 
@@ -62,7 +62,7 @@ async def comes_to(count: int, counted: Callable[[], int]) -> None:
     await until(lambda: counted() >= count)
 
 
-async def test_who_crashes_the_engine_again_and_again_is_refused(at: OpenDoor, fake_engine: FakeEngine) -> None:
+async def test_who_crashes_the_engine_again_and_again_is_refused(at: RunningGateway, fake_engine: FakeEngine) -> None:
     for number in range(3):
         assert (await ask(at, "hostile", BOMB)).status_code == 502
         assert bombs(fake_engine) == number + 1, "sent once"
@@ -72,13 +72,13 @@ async def test_who_crashes_the_engine_again_and_again_is_refused(at: OpenDoor, f
     assert bombs(fake_engine) == 3
     assert (await ask(at, "friend")).status_code == 200
     now = time.monotonic()
-    at.runtime.door.gateway.answering.crashes._clock = lambda: now + REFUSED_S + 60
+    at.runtime.api_server.gateway.answering.crashes._clock = lambda: now + REFUSED_S + 60
     assert (await ask(at, "hostile")).status_code == 200
 
 
-async def test_those_beside_it_are_not_refused(at: OpenDoor, fake_engine: FakeEngine) -> None:
+async def test_those_beside_it_are_not_refused(at: RunningGateway, fake_engine: FakeEngine) -> None:
     """It sends its request only while others are being answered; from the first crash on it is beside none."""
-    friends, under_way = ("one", "two"), at.runtime.door.gateway.passages.under_way
+    friends, under_way = ("one", "two"), at.runtime.api_server.gateway.passages.under_way
     for number in range(4):
         fake_engine.set(FAKE_HOLD_DURING="stream")
         asking = [asyncio.ensure_future(ask(at, friend, f"{number}")) for friend in friends[: 2 if number == 0 else 1]]
@@ -99,8 +99,8 @@ async def test_those_beside_it_are_not_refused(at: OpenDoor, fake_engine: FakeEn
         assert (await ask(at, friend)).status_code == 200
 
 
-async def test_one_that_hangs_up_is_counted_too(at: OpenDoor, fake_engine: FakeEngine) -> None:
-    connection, last = at.runtime.engine.managed.connection, at.runtime.door.gateway.passages.last
+async def test_one_that_hangs_up_is_counted_too(at: RunningGateway, fake_engine: FakeEngine) -> None:
+    connection, last = at.runtime.engine.managed.connection, at.runtime.api_server.gateway.passages.last
     for number in range(3):
         fake_engine.set(FAKE_HOLD_DURING="begin")
         asking, generation = asyncio.ensure_future(ask(at, "hostile", BOMB)), connection.generation
@@ -113,7 +113,7 @@ async def test_one_that_hangs_up_is_counted_too(at: OpenDoor, fake_engine: FakeE
     assert (await ask(at, "hostile")).status_code == 429
 
 
-async def test_a_loss_is_explained_by_the_life_it_belongs_to(at: OpenDoor, fake_engine: FakeEngine) -> None:
+async def test_a_loss_is_explained_by_the_life_it_belongs_to(at: RunningGateway, fake_engine: FakeEngine) -> None:
     """Also when the next engine is ready before anybody asks."""
     host, connection = at.runtime.engine, at.runtime.engine.managed.connection
     engine, generation = await connection.ready(), connection.generation
@@ -268,7 +268,7 @@ OUT_OF_BOUNDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OUT_OF_BOUNDS)
-async def test_what_would_crash_it_does_not_reach_it(at: OpenDoor, fake_engine: FakeEngine, name: str) -> None:
+async def test_what_would_crash_it_does_not_reach_it(at: RunningGateway, fake_engine: FakeEngine, name: str) -> None:
     asked, body = len(fake_engine.requests()), chat_body("Hello") | OUT_OF_BOUNDS[name]
     for path in ("/v1/chat/completions", "/v1/messages", "/apply-template"):
         answer = await at.client.post(path, json=body)
@@ -279,7 +279,7 @@ async def test_what_would_crash_it_does_not_reach_it(at: OpenDoor, fake_engine: 
 
 
 @pytest.mark.parametrize("scheme", ["http:", "https:", "file:", "HTTP:", " http:", ""])
-async def test_no_picture_is_fetched_for_a_client(at: OpenDoor, fake_engine: FakeEngine, scheme: str) -> None:
+async def test_no_picture_is_fetched_for_a_client(at: RunningGateway, fake_engine: FakeEngine, scheme: str) -> None:
     """By the engine, which stands in the user's network. A server would be asked; the fake one does not fetch."""
     url, asked = f"{scheme}//127.0.0.1:9/picture.png", len(fake_engine.requests())
     image = {"type": "image", "source": {"type": "url", "url": url}}

@@ -1,4 +1,4 @@
-"""Prefix medicine through the door: what a program is told of a prompt that was read again, and rules that mend it."""
+"""Prefix diagnosis through the gateway: why a prompt was processed again, and rules that prevent it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from kvchat.engine.process.plan import free_port
-from kvchat.gateway.medicine.causes import MENDED_BY
-from kvchat.gateway.medicine.prompts import Parting
+from kvchat.gateway.diagnosis.causes import MENDED_BY
+from kvchat.gateway.diagnosis.prompts import Parting
 from kvchat.gateway.mending import Mending
 from kvchat.gateway.requests import ABOUT, Passage, Totals
 from kvchat.settings import Settings
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.engine_fixtures import FakeEngine
 from tests.gateway import agents
-from tests.gateway.doors import OpenDoor, door, receipt_in
+from tests.gateway.servers import RunningGateway, receipt_in, running_gateway
 
 YESTERDAY, TODAY, TOMORROW = (f"{datetime.now() + timedelta(days=days):%a %b %d %Y}" for days in (-1, 0, 1))
 AGENTS = {"/v1/messages": "claude-cli/2.1.177 (external, cli)", "/v1/chat/completions": "opencode/1.18.33"}
@@ -30,10 +30,10 @@ AGENTS = {"/v1/messages": "claude-cli/2.1.177 (external, cli)", "/v1/chat/comple
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return replace(settings, context_size=8192, door_any_model=True)
+    return replace(settings, context_size=8192, api_any_model=True)
 
 
-async def ask(at: OpenDoor, body: agents.Body, path: str = "/v1/chat/completions") -> str:
+async def ask(at: RunningGateway, body: agents.Body, path: str = "/v1/chat/completions") -> str:
     body = body | {"max_tokens": 12}
     answer = await at.client.post(path, json=body, headers={"user-agent": AGENTS[path]})
     assert answer.status_code == 200, answer.text
@@ -52,13 +52,13 @@ async def test_a_long_request_is_mended_off_the_event_loop(
 
     monkeypatch.setattr(Mending, "treat", heard)
     body = agents.opencode(agents.user("So? " * 10_000))
-    async with door(tmp_path / "home", replace(settings, door_rules=("opencode hold-clock",))) as at:
+    async with running_gateway(tmp_path / "home", replace(settings, api_rules=("opencode hold-clock",))) as at:
         await at.client.post("/v1/chat/completions", json=body, headers={"user-agent": "opencode/1"})
     assert threads
     assert threading.main_thread() not in threads
 
 
-async def test_why_it_was_read_again_is_told_in_the_receipt_and_added_up(tmp_path: Path, at: OpenDoor) -> None:
+async def test_why_it_was_read_again_is_told_in_the_receipt_and_added_up(tmp_path: Path, at: RunningGateway) -> None:
     await ask(at, agents.opencode(date=TODAY))
     assert at.last.program == "opencode"
     assert at.last.broken is None
@@ -72,7 +72,7 @@ async def test_why_it_was_read_again_is_told_in_the_receipt_and_added_up(tmp_pat
     assert (listed["miss"], listed["miss-code"]) == (told["miss"], told["miss-code"])
     assert TOMORROW not in json.dumps(listed)
     assert "changes" not in listed
-    total = at.runtime.door.totals.by_program()["opencode"]
+    total = at.runtime.api_server.totals.by_program()["opencode"]
     assert total.requests == 2
     assert total.misses[ReasonCode.DATE_IN_SYSTEM].tokens == (at.last.prompt or 0) - (at.last.cached or 0)
     # What both prompts begin with is not found either: that is another reason, and no rule would have spared it.
@@ -84,15 +84,15 @@ async def test_why_it_was_read_again_is_told_in_the_receipt_and_added_up(tmp_pat
     assert parting.cause == Reason(ReasonCode.DATE_IN_SYSTEM)
     assert (passage.found or 0) < parting.at - ABOUT
     assert (passage.broken, passage.why) == (None, Reason(ReasonCode.NOTHING_ALIKE))
-    total = at.runtime.door.totals.by_program()["opencode"]
+    total = at.runtime.api_server.totals.by_program()["opencode"]
     assert total.misses[ReasonCode.DATE_IN_SYSTEM].times == before
-    await at.runtime.door.close()
+    await at.runtime.api_server.close()
     assert Totals(tmp_path / "home" / "state" / "programs.json").by_program()["opencode"] == total
 
 
-async def test_a_rule_mends_it_and_counts_what_it_spares(at: OpenDoor, fake_engine: FakeEngine) -> None:
+async def test_a_rule_mends_it_and_counts_what_it_spares(at: RunningGateway, fake_engine: FakeEngine) -> None:
     runtime = at.runtime
-    await runtime.apply_settings(replace(runtime.settings, door_rules=("opencode hold-clock", "zed billing-header")))
+    await runtime.apply_settings(replace(runtime.settings, api_rules=("opencode hold-clock", "zed billing-header")))
     for date in (TODAY, TOMORROW):
         await ask(at, agents.opencode(date=date))
     prompt, cached = at.last.prompt or 0, at.last.cached or 0
@@ -104,11 +104,13 @@ async def test_a_rule_mends_it_and_counts_what_it_spares(at: OpenDoor, fake_engi
     forwarded = [one["body"] for one in fake_engine.requests() if one["path"] == "/v1/chat/completions"]
     assert forwarded[0]["messages"] == forwarded[1]["messages"]
     assert forwarded[1]["tools"] == agents.opencode()["tools"]
-    assert runtime.door.totals.by_program()["opencode"].mended["hold-clock"].tokens == at.last.mended["hold-clock"]
+    assert (
+        runtime.api_server.totals.by_program()["opencode"].mended["hold-clock"].tokens == at.last.mended["hold-clock"]
+    )
     assert at.last.as_json()["mended"] == at.last.mended
 
 
-async def test_a_prompt_that_goes_on_is_no_miss_nor_is_another_conversation(at: OpenDoor) -> None:
+async def test_a_prompt_that_goes_on_is_no_miss_nor_is_another_conversation(at: RunningGateway) -> None:
     first = agents.opencode()
     await ask(at, first)
     other = copy.deepcopy(first)
@@ -117,15 +119,15 @@ async def test_a_prompt_that_goes_on_is_no_miss_nor_is_another_conversation(at: 
     assert at.last.parting.cause == Reason(ReasonCode.OTHER_CONVERSATION)
     assert at.last.broken is None
     assert at.last.why is None
-    await at.runtime.door.forget("opencode")
-    assert not at.runtime.door.last
-    assert not at.runtime.door.totals.by_program()
+    await at.runtime.api_server.forget("opencode")
+    assert not at.runtime.api_server.last
+    assert not at.runtime.api_server.totals.by_program()
     assert not (await at.runtime.save_points.usage()).conversations
     await ask(at, agents.opencode(date=TOMORROW))
     assert at.last.parting is None, "what is forgotten is not compared with"
 
 
-async def test_only_what_was_kept_once_is_said_to_be_gone(at: OpenDoor) -> None:
+async def test_only_what_was_kept_once_is_said_to_be_gone(at: RunningGateway) -> None:
     """A program has many conversations: what was deleted of one is no reason why another is read."""
     first, store = agents.opencode(), at.runtime.save_points
     await ask(at, first)
@@ -141,7 +143,7 @@ async def test_only_what_was_kept_once_is_said_to_be_gone(at: OpenDoor) -> None:
         await ask(at, body)
         assert at.last.cached == 0
         assert at.last.why == Reason(reason)
-    total = at.runtime.door.totals.by_program()["opencode"]
+    total = at.runtime.api_server.totals.by_program()["opencode"]
     assert {cause: one.times for cause, one in total.misses.items()} == {pruned: 2}
 
 
@@ -159,14 +161,14 @@ def test_where_prompts_part_is_told_only_where_nothing_else_is_known(whole: bool
 
 
 async def test_a_key_is_in_force_at_once_and_taken_back_at_once(tmp_path: Path, settings: Settings) -> None:
-    async with door(tmp_path / "home", replace(settings, door_port=free_port("127.0.0.1"))) as at:
-        service = at.runtime.door
+    async with running_gateway(tmp_path / "home", replace(settings, api_port=free_port("127.0.0.1"))) as at:
+        service = at.runtime.api_server
         await service.follow()
         await service.make_key()
         await service.make_key("zed")
         keys = await service.keys()
         assert set(keys) == {"", "zed"}
-        await at.runtime.apply_settings(replace(at.runtime.settings, door=True))
+        await at.runtime.apply_settings(replace(at.runtime.settings, api_server=True))
         at.client.base_url = service.url or ""
         zed = {"authorization": f"Bearer {keys['zed']}"}
         assert (await at.client.get("/v1/models", headers=zed)).status_code == 200
@@ -181,16 +183,16 @@ async def test_a_key_is_in_force_at_once_and_taken_back_at_once(tmp_path: Path, 
 async def test_it_is_told_after_a_restart_as_well(tmp_path: Path, real: Callable[..., Settings]) -> None:
     """What was asked is remembered in memory alone; what the store keeps of it tells the same."""
     question = agents.user("How does the parser recover? " * 30)
-    async with door(tmp_path / "home", real()) as at:
+    async with running_gateway(tmp_path / "home", real()) as at:
         await ask(at, agents.opencode(question, date=TODAY))
-    async with door(tmp_path / "home", real()) as at:
+    async with running_gateway(tmp_path / "home", real()) as at:
         await ask(at, agents.opencode(question, date=TOMORROW))
         parting = at.last.broken
         assert parting.cause == Reason(ReasonCode.DATE_IN_SYSTEM)
         assert TODAY in parting.before
         assert TOMORROW in parting.after
         assert parting.at > 100
-    async with door(tmp_path / "home", real()) as at:
+    async with running_gateway(tmp_path / "home", real()) as at:
         await ask(at, agents.opencode(agents.user("What else? " * 20), date=TODAY))
         assert at.last.why is None
         assert (at.last.cached or 0) > 100
@@ -207,12 +209,12 @@ async def test_the_billing_header_of_claude_code_before_the_real_engine(
         body["system"][0]["text"] = body["system"][0]["text"].replace("2.1.177", to)
         return body
 
-    async with door(tmp_path / "home", real()) as at:
+    async with running_gateway(tmp_path / "home", real()) as at:
         for version in ("2.1.177", "2.1.178"):
             await ask(at, updated(version), "/v1/messages")
         assert at.last.why == Reason(ReasonCode.BILLING_HEADER)
         assert (at.last.cached or 0) < 0.2 * (at.last.prompt or 0)
-        await at.runtime.apply_settings(replace(at.runtime.settings, door_rules=("claude-cli billing-header",)))
+        await at.runtime.apply_settings(replace(at.runtime.settings, api_rules=("claude-cli billing-header",)))
         for version in ("2.1.179", "2.1.180"):
             await ask(at, updated(version), "/v1/messages")
         assert at.last.why is None

@@ -1,4 +1,4 @@
-"""The door before the real llama-server: the ids are those it uses, and every answer is the one it gives by itself."""
+"""The gateway with the real llama-server: the ids are those it uses, and every answer equals its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kvchat.system.paths import resolve_paths
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.engine.waiting import until
 from tests.gateway.corpus import GOING_ON, REQUESTS, SYSTEM
-from tests.gateway.doors import OpenDoor, chat_body, door, events, receipt_in
+from tests.gateway.servers import RunningGateway, chat_body, events, receipt_in, running_gateway
 from tests.models import seeing
 from tests.pictures import png
 from tests.users_server import KEY, UsersServer
@@ -60,11 +60,14 @@ async def test_ids_and_answers_are_the_engines_own(
     tmp_path: Path, real: Callable[..., Settings], architecture: str
 ) -> None:
     """What was read in steps of our ids, the engine finds in its cache to the last: it made the same of the request."""
-    chosen = real(architecture, door_any_model=False)
+    chosen = real(architecture, api_any_model=False)
     theirs = users_server(tmp_path, chosen, *chosen.engine_arguments.split())
     wrong: list[str] = []
     try:
-        async with door(tmp_path / "home", chosen) as at, httpx2.AsyncClient(timeout=120, trust_env=False) as direct:
+        async with (
+            running_gateway(tmp_path / "home", chosen) as at,
+            httpx2.AsyncClient(timeout=120, trust_env=False) as direct,
+        ):
             await until(theirs.listens)
             direct.base_url, direct.headers["authorization"] = theirs.address.url, f"Bearer {KEY}"
             while (await direct.get("/health")).status_code != 200:
@@ -79,7 +82,7 @@ async def test_ids_and_answers_are_the_engines_own(
     assert not wrong, "\n".join(wrong)
 
 
-async def faults(at: OpenDoor, direct: httpx2.AsyncClient, where: str, body: dict[str, Any]) -> Any:
+async def faults(at: RunningGateway, direct: httpx2.AsyncClient, where: str, body: dict[str, Any]) -> Any:
     for stream in (False, True):
         asked = greedy(where, body, stream=stream)
         ours, theirs = [await one.post(where, json=asked) for one in (at.client, direct)]
@@ -96,7 +99,7 @@ async def faults(at: OpenDoor, direct: httpx2.AsyncClient, where: str, body: dic
         await at.settled()
 
 
-async def ids_fault(at: OpenDoor, where: str, body: dict[str, Any]) -> str:
+async def ids_fault(at: RunningGateway, where: str, body: dict[str, Any]) -> str:
     """What is wrong with the ids of a request's prompt: those that were read in steps, the engine has to find."""
     at.runtime.chat.slots.forget()
     if at.runtime.engine.is_ready():
@@ -137,7 +140,7 @@ async def test_pictures_are_warm_too_in_whatever_dialect_they_come(
     words, replies = {"type": "text", "text": "What is it?"}, []
     system = {"role": "system", "content": SYSTEM}
     for sources in ("cold", ("disk", "warm")):
-        async with door(tmp_path / "home", chosen) as at:
+        async with running_gateway(tmp_path / "home", chosen) as at:
             user = {"role": "user", "content": [in_chat, words]}
             one = await at.client.post("/v1/chat/completions", json=greedy("", {"messages": [system, user]}))
             assert one.status_code == 200, one.text
@@ -172,7 +175,7 @@ def usage_in(text: str, stream: bool) -> tuple[int, int]:
 @pytest.mark.usefixtures("many_steps")
 async def test_usage_says_what_the_receipt_says(tmp_path: Path, real: Callable[..., Settings]) -> None:
     """What kvchat itself read in steps for a cold prompt was not cached, in no dialect, in one piece or streamed."""
-    async with door(tmp_path / "home", real()) as at:
+    async with running_gateway(tmp_path / "home", real()) as at:
         for n, (where, stream) in enumerate((where, stream) for where in GENERATING for stream in (False, True)):
             words = f"{n} {SYSTEM}"
             body: dict[str, Any] = {"messages": [{"role": "user", "content": words}]}
@@ -208,7 +211,7 @@ async def test_no_log_quotes_a_refused_request(
     model = str(tiny_model("llama"))
     path = str(engine.path or "embedded")
     chosen = Settings(model_path=model, engine_path=path, context_size=2048, free_floor_bytes=0)
-    async with door(tmp_path / "home", chosen) as at:
+    async with running_gateway(tmp_path / "home", chosen) as at:
         for body in REFUSED:
             asked = {"messages": chat_body("Hello")["messages"]} | body
             answer = await at.client.post("/v1/chat/completions", json=asked)
@@ -224,7 +227,7 @@ async def test_where_the_next_request_goes_on_is_known_beforehand(
     tmp_path: Path, real: Callable[..., Settings]
 ) -> None:
     """After words, thinking and calls, in each dialect: what clients send next begins with what was settled at."""
-    async with door(tmp_path / "home", real()) as at:
+    async with running_gateway(tmp_path / "home", real()) as at:
         await at.chat("Hello")
         engine = await at.runtime.engine.ready()
         for where, body, reply, following in GOING_ON:
@@ -255,7 +258,7 @@ async def test_embeddings_and_reranking_are_the_engines_own(
             ends.callback(theirs.end)
             chosen = replace(chosen, engine_url=theirs.address.url)
             server_key(resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")})).save(KEY)
-        async with door(tmp_path / "home", chosen) as at:
+        async with running_gateway(tmp_path / "home", chosen) as at:
             first = (await at.chat(SYSTEM)).json()["choices"][0]["message"]["content"]
             await at.settled()
             engine = (await at.runtime.engine.ready()).engine
@@ -271,7 +274,7 @@ async def test_embeddings_and_reranking_are_the_engines_own(
                     assert [n for n in answers[0].headers if n.startswith("x-kvchat")] == ["x-kvchat-model"]
                     asked[where] = answers[0].content
             assert at.last.as_json()["source"] == ""
-            at.runtime.chat.slots.forget()  # those that came by no door
+            at.runtime.chat.slots.forget()  # those that came by no running_gateway
             before = [await at.chat(words, first, "And then?") for words in (SYSTEM, SYSTEM[::-1])]
             await at.settled()
             for where, body in asked.items():
@@ -289,7 +292,7 @@ async def test_messages_are_answered_in_the_slot_that_was_chosen_for_them(
     tmp_path: Path, real: Callable[..., Settings], architecture: str
 ) -> None:
     """The engine drops `id_slot` in that dialect: it takes the slot that has most of the prompt, and that is ours."""
-    async with door(tmp_path / "home", real(architecture, slots=3)) as at:
+    async with running_gateway(tmp_path / "home", real(architecture, slots=3)) as at:
         chats: dict[str, list[dict[str, Any]]] = {f"How is {place}?": [] for place in ("Ulm", "Bern", "Graz")}
         used = set()
         for turn in range(3):

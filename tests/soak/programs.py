@@ -1,4 +1,4 @@
-"""Other programs at the door, eight of them, that come and go as they like, beside a chat of the window's own.
+"""Eight programs at the API server, that come and go as they like, beside a chat of the window's own.
 
 The engine is killed and started anew, what is kept is pruned, clients leave in the middle of what they asked. Every
 reply is the one a cold engine gives, greedily, to the same request; the chat is answered throughout; nothing is left.
@@ -243,7 +243,7 @@ async def run(
     try:
         await runtime.engine.ready()
         before, looks = look(runtime, 0), list[Look]()
-        soak = Soak(runtime, await runtime.door.open("127.0.0.1", 0, {}), random.Random(seed))
+        soak = Soak(runtime, await runtime.api_server.open("127.0.0.1", 0, {}), random.Random(seed))
         ends = time.monotonic() + seconds
         doing = [soak.client(number) for number in range(CLIENTS)]
         tasks = [asyncio.create_task(one) for one in (*doing, soak.window(), soak.trouble(), soak.rude())]
@@ -269,9 +269,9 @@ async def run(
 
 
 async def _nothing_left(runtime: Runtime) -> None:
-    await runtime.door.idle()
+    await runtime.api_server.idle()
     await runtime.chat.idle()
-    gateway = runtime.door.gateway
+    gateway = runtime.api_server.gateway
     while ours := _connections(gateway.url):  # those that were broken off close a moment later
         await asyncio.sleep(0.1)
         del ours

@@ -184,7 +184,7 @@ def test_nothing_but_chats_and_settings_is_taken_from_a_backup(kept, paths, tmp_
 def test_a_backup_does_not_decide_what_answers_nor_who_is_let_in(paths, tmp_path, confirmed):
     answers = {"engine_path": "/tmp/theirs", "engine_arguments": "--log-file /tmp/x"}
     answers |= {"engine_url": "http://192.0.2.7:8080", "rpc_workers": "192.0.2.7:50052"}
-    theirs = Settings(**answers, theme="light", door=True, door_port=1234, door_origins="*")
+    theirs = Settings(**answers, theme="light", api_server=True, api_port=1234, api_origins="*")
     save_settings(paths.settings_file, theirs)
     add_talk(paths)
     make_backup(paths, tmp_path / "b.zip")
@@ -197,7 +197,7 @@ def test_a_backup_does_not_decide_what_answers_nor_who_is_let_in(paths, tmp_path
     assert after.theme == "light"
     wanted = theirs if confirmed else own
     assert engine_of(after) == engine_of(wanted)
-    assert (after.door, after.door_port, after.door_origins) == (own.door, own.door_port, own.door_origins)
+    assert (after.api_server, after.api_port, after.api_origins) == (own.api_server, own.api_port, own.api_origins)
 
 
 def test_one_that_would_fill_the_disk_is_refused_before_it_does(kept, paths, tmp_path):

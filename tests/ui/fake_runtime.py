@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
 
+from kvchat.api_service import ApiService, InEngine
 from kvchat.chat.context import ContextService, ContextUsage
 from kvchat.chat.events import (
     ConversationsChanged,
@@ -33,7 +34,6 @@ from kvchat.chat.service import ChatService
 from kvchat.chat.turn import turns
 from kvchat.chat.turn.forecasts import Forecast, Forecasts
 from kvchat.chat.turn.receipts import REPLY_KINDS, DailyReplies, ReplyStatistics
-from kvchat.door_service import DoorService, InEngine
 from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.engine.api.vitals import Vitals
 from kvchat.engine.api.wire import Sampling
@@ -657,8 +657,8 @@ class FakeStore(StoreService):
         return self._runtime.kept.pop(conversation_id, 0)
 
 
-class FakeDoor(DoorService):
-    """A door nobody stands behind: its requests are what a test says. Its keys and totals are real."""
+class FakeApiService(ApiService):
+    """An API server without a gateway: a test sets its requests. Its keys and totals are real."""
 
     under_way: Sequence[Passage] = ()
     last: Sequence[Passage] = ()
@@ -672,7 +672,7 @@ class FakeDoor(DoorService):
     @property
     def url(self) -> str | None:  # type: ignore[override]
         settings = self._runtime.settings
-        return f"http://127.0.0.1:{settings.door_port}" if settings.door else None
+        return f"http://127.0.0.1:{settings.api_port}" if settings.api_server else None
 
     def subscribe(self, listener: Callable[[], object]) -> Callable[[], None]:
         self.listeners.append(listener)
@@ -711,7 +711,7 @@ class FakeRuntime(Runtime):
         self.model: FakeModel = FakeModel(self)
         self.save_points: FakeStore = FakeStore(self)
         self.engines = FakeEngines(self.paths, lambda: self.settings, self.use_engine)
-        self.door: FakeDoor = FakeDoor(self)
+        self.api_server: FakeApiService = FakeApiService(self)
 
     async def retest_restoring(self) -> None:
         self.calls.append(("retest_restoring",))

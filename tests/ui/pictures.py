@@ -236,7 +236,7 @@ async def _main(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple
 async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
     side = window.side_windows
     settings = side.open_settings(OtherProgramsPage.name)
-    settings.page(OtherProgramsPage).change("door", True)
+    settings.page(OtherProgramsPage).change("api_server", True)
     await until(lambda: settings.page(OtherProgramsPage).key_entry.field.text())
     for page in settings.pages:
         settings.show_page(page.name)

@@ -26,7 +26,7 @@ MARKS = {"_", "N_", "several", "ngettext", "pgettext"}
 NOBODYS = re.compile(
     r"""cli/(bench|doctor)|diagnostics|cli/no_display.*hello|words/(folding|language|markdown|safe_text|wording)
     |engine/(embedded|parent_guard|running/log|speaking/(errors|wire))|library/gguf/(header|kv_cache)
-    |gateway/(answering|checks|crashes|dialects/|gateway|medicine/|models|server|work)
+    |gateway/(answering|checks|crashes|dialects/|gateway|diagnosis/|models|server|work)
     |kvstore/(blocks|files|index|layout|memory_files|process_locks|staging)
     |ui/base/(icons|style_sheet|theme)|ui/rendering/(formulas|markdown)
     |ui/(desktop/|programs/clients)|system/session_bus""",
@@ -37,7 +37,7 @@ NO_WORDS = re.compile(
     |^(Apple|Intel|Metal|Vulkan|Microsoft|Links|Jan|Ollama|LM\ Studio|Hugging\ Face|(Hugging\ Face|llama\.cpp)\ cache)$
     |^(Library|Caches|Local|Roaming|Application\ Support)$|^xllamacpp|^bytes\ |^kvchat\ \{|^-+[a-z]+\ |^den:
     |^ready\ |^GGUF|^(chats|engines|models|prepared|settings|store)\ [a-z]+$
-    |^(Hugging\ Face\ access\ token|llama-server\ key|door\ keys|kvchat\ (ask|serve)|kvchat\ starts\ )$
+    |^(Hugging\ Face\ access\ token|llama-server\ key|API\ keys|kvchat\ (ask|serve)|kvchat\ starts\ )$
     |^(Exec=|dark,\ |light,\ |Label$|Notify$|table\ )|^\[Desktop\ Entry\]
     |^\s*(ALTER|ATTACH|BEGIN|CREATE|DELETE|DROP|INSERT|PRAGMA|REPLACE|UPDATE|VACUUM|AND|NOT|COMMIT)\ |SELECT
     |FROM|WHERE|ORDER\ BY|\bDESC\b|ifnull|conversation_id
@@ -49,7 +49,7 @@ NO_WORDS = re.compile(
     |^(Please\ summarise|Answer\ with|Write\ a\ title|Say\ hello|Item\ |Context\ size\ has|Recovered\ chat)
     |^(Extra\ data|Unterminated|Preset$|prepare\ comes|full\ window|for\ ~/)|\ broke(\ over.*)?$
     |^(engine|external|inspecting|starting|memory)\ (engine|supervisor|ending|process|stream|the\ engine|limits)
-    |^the\ door$
+    |^API\ server$
     |^(it\ holds\ something\ else|its\ file\ was\ changed\ before)""",
     re.VERBOSE,
 )

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.turn.receipts import receipt_source_label
-from kvchat.gateway.medicine.rules import RULES
+from kvchat.gateway.diagnosis.rules import RULES
 from kvchat.gateway.requests import Passage, Stage, Sum, Total
 from kvchat.session.proof import Source
 from kvchat.ui.base.building import clear, column, label, plain_text, row

@@ -9,10 +9,10 @@ from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QGridLayout, QProgressBar, QVBoxLayout, QWidget
 
+from kvchat.api_service import InEngine
 from kvchat.chat.events import EngineChanged, Event, SettingsChanged
-from kvchat.door_service import InEngine
-from kvchat.gateway.medicine.causes import MENDED_BY
-from kvchat.gateway.medicine.rules import RULES, Rule
+from kvchat.gateway.diagnosis.causes import MENDED_BY
+from kvchat.gateway.diagnosis.rules import RULES, Rule
 from kvchat.gateway.requests import Passage, Stage, Sum, Total
 from kvchat.kvstore.savepoint import program_of
 from kvchat.runtime import Runtime
@@ -182,12 +182,12 @@ class ProgramsWindow(Panel):
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Connected apps"), parent, size=(760, 800), least=(440, 420))
-        self._door = runtime.door
+        self._api_server = runtime.api_server
         self._totals: Mapping[str, Total] = {}
         self._titles: Mapping[str, str] = {}  # of chats in the engine
         self._soon = QTimer(self, singleShot=True, interval=_SOON_MS)
         self._soon.timeout.connect(self.refresh)
-        self.follow(self._door.subscribe, self._soon.start)
+        self.follow(self._api_server.subscribe, self._soon.start)
         self.total = label(kind="muted", wraps=True)
         self.shut = label(_(_SHUT), wraps=True)
         self.let_in = button(_("Settings…"), self.settings_requested, "link", name=_(_LET_IN))
@@ -214,11 +214,11 @@ class ProgramsWindow(Panel):
         column(*shown, on=self, spacing=12, margins=(0, 14, 0, 16))
 
     def refresh(self) -> None:
-        door = self._door
-        self._totals = door.totals.by_program()
-        some, is_open = bool(self._totals or door.under_way or door.last), self._runtime.settings.door
+        server = self._api_server
+        self._totals = server.totals.by_program()
+        some, is_open = bool(self._totals or server.under_way or server.last), self._runtime.settings.api_server
         self._shut.setVisible(some and not is_open)
-        self.now.show_now(door.under_way, door.in_engine, self._titles)
+        self.now.show_now(server.under_way, server.in_engine, self._titles)
         names = sorted(self._totals, key=lambda name: -self._totals[name].last_at)
         before = self.list.current
         self.list.show_rows([program_row(name, self._totals[name]) for name in names])
@@ -252,8 +252,8 @@ class ProgramsWindow(Panel):
         total = self._totals.get(name)
         self.details.setVisible(total is not None)
         if total is not None:
-            self.details.show_program(name, total, self._door.rules(name))
-        self.requests.show_requests([passage for passage in reversed(self._door.last) if passage.program == name])
+            self.details.show_program(name, total, self._api_server.rules(name))
+        self.requests.show_requests([passage for passage in reversed(self._api_server.last) if passage.program == name])
         self.forget.setEnabled(total is not None)
 
     def _switch(self, rule: str, on: bool) -> None:
@@ -261,15 +261,15 @@ class ProgramsWindow(Panel):
         if chosen is None:
             return
         entry, settings = f"{chosen.value} {rule}", self._runtime.settings
-        others = tuple(other for other in settings.door_rules if other != entry)
-        self.run(self._runtime.apply_settings(replace(settings, door_rules=(*others, entry) if on else others)))
+        others = tuple(other for other in settings.api_rules if other != entry)
+        self.run(self._runtime.apply_settings(replace(settings, api_rules=(*others, entry) if on else others)))
 
     def _ask_forget(self) -> None:
         if (chosen := self.list.current) is None:
             return
 
         async def forget() -> None:
-            await self._door.forget(str(chosen.value))
+            await self._api_server.forget(str(chosen.value))
             self.refresh()
 
         words = _("This deletes its statistics and the saved memory of its prompts.")

@@ -37,11 +37,11 @@ class OtherProgramsPage(SettingsPage):
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         self.keys: Mapping[str, str] = {}  # by program
-        self.add_settings(through="door")
+        self.add_settings(through="api_server")
         self.address = self.add(AddressEntry())
         self.key_entry = self.add(KeyEntry(self))
         self.lines = self.add(LinesEntry(self))
-        self.add_settings(through="door_any_model")
+        self.add_settings(through="api_any_model")
         self.own = self.add(OwnKeysEntry(self))
         self.add_settings()
         self._inside = self.entries[1:]  # shown while access is on
@@ -51,11 +51,11 @@ class OtherProgramsPage(SettingsPage):
 
     def change(self, name: str, value: Any) -> None:
         """Apply a setting; create a key when the API server is first switched on."""
-        door = self.runtime.door
+        api_server = self.runtime.api_server
 
         async def change() -> None:
-            if name == "door" and value and not await door.keys():
-                await door.make_key(EVERYBODY)
+            if name == "api_server" and value and not await api_server.keys():
+                await api_server.make_key(EVERYBODY)
             try:
                 await self.runtime.apply_settings(replace(self.runtime.settings, **{name: value}))
             finally:
@@ -65,10 +65,10 @@ class OtherProgramsPage(SettingsPage):
 
     def refresh(self) -> None:
         super().refresh()
-        on = self.runtime.settings.door
+        on = self.runtime.settings.api_server
         for entry in self._inside:
             entry.setVisible(on)
-        self.address.show_url(self.runtime.door.url)
+        self.address.show_url(self.runtime.api_server.url)
         self._show_keys()
         if on and self.isVisible():
             self.run(self.load_keys())
@@ -79,22 +79,22 @@ class OtherProgramsPage(SettingsPage):
 
     @property
     def access(self) -> Access:
-        port = self.runtime.settings.door_port
-        url = self.runtime.door.url or f"http://127.0.0.1:{port}"
+        port = self.runtime.settings.api_port
+        url = self.runtime.api_server.url or f"http://127.0.0.1:{port}"
         model = self.runtime.model.name or "default"
         key, context = self.keys.get(EVERYBODY, ""), self.runtime.engine.context_size
         return Access(url, key, model, context, sys.platform == "win32")
 
     async def load_keys(self) -> None:
-        self.keys = await self.runtime.door.keys()
+        self.keys = await self.runtime.api_server.keys()
         self._show_keys()
 
     async def make_key(self, program: str = EVERYBODY) -> None:
-        await self.runtime.door.make_key(program)
+        await self.runtime.api_server.make_key(program)
         await self.load_keys()
 
     async def revoke_key(self, program: str) -> None:
-        await self.runtime.door.revoke_key(program)
+        await self.runtime.api_server.revoke_key(program)
         await self.load_keys()
 
     def _show_keys(self) -> None:

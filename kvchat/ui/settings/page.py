@@ -77,7 +77,7 @@ class SettingsPage(ScrollPage):
         elif about.unit:
             reset = _("Reset to {size}", size=UNITS[about.unit](default))
         else:
-            reset = _("Reset to {door_port}", door_port=default)
+            reset = _("Reset to {api_port}", api_port=default)
         change: Change = self.change
         return NumberEntry(name, title, words, NOTATIONS[about.unit], change, default=_(about.empty), reset=reset)
 

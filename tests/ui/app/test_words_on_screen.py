@@ -54,8 +54,7 @@ PRIVATE = (
     "tok/s",
     "offload",
     "context checkpoint",
-    "door",
-    "medicine",
+    "gateway",
     "mend",
     "fetch",
     "of late",
@@ -90,12 +89,12 @@ def terms_in(text: str) -> list[str]:
     return TERM.findall(text)
 
 
-@pytest.mark.parametrize("text", ["fetched", "the door", "prefilled", "slots", "warm", "settled", "for good"])
+@pytest.mark.parametrize("text", ["fetched", "prefilled", "slots", "warm", "settled", "for good"])
 def test_a_term_is_known_in_all_its_forms(text: str) -> None:
     assert terms_in(text)
 
 
-@pytest.mark.parametrize("text", ["photos", "outdoors", "disk", "saved", "a warning", "Restore from a backup…"])
+@pytest.mark.parametrize("text", ["photos", "disk", "saved", "a warning", "Restore from a backup…"])
 def test_plain_words_are_let_through(text: str) -> None:
     assert not terms_in(text)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from datetime import datetime
 
-from kvchat.door_service import InEngine
-from kvchat.gateway.medicine.prompts import Parting
-from kvchat.gateway.medicine.rules import Change
+from kvchat.api_service import InEngine
+from kvchat.gateway.diagnosis.prompts import Parting
+from kvchat.gateway.diagnosis.rules import Change
 from kvchat.gateway.requests import Passage, Stage, Sum, Total
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.ui.fake_runtime import FakeRuntime
@@ -53,21 +53,21 @@ def parted() -> Passage:
 
 def fill(runtime: FakeRuntime) -> None:
     """Three programs, requests under way, and what is in the engine."""
-    door, now = runtime.door, datetime.now().timestamp()
+    server, now = runtime.api_server, datetime.now().timestamp()
     misses = {
         ReasonCode.DATE_IN_SYSTEM: Sum(3, 62_000, 123_000.0),
         ReasonCode.TOOLS_CHANGED: Sum(2, 21_000, 41_000.0),
         ReasonCode.SUMMARISED: Sum(1, 9_000, 18_000.0),
     }
     mended = {"billing-header": Sum(48, 980_000, 1_950_000.0)}
-    door.totals.count(CLAUDE, Total(124, 2_400_000, 2_210_000, 4_400_000.0, now - 40, misses, mended))
-    door.totals.count("opencode", Total(31, 420_000, 402_000, 700_000.0, now - 4000))
-    door.totals.count(LONG_NAME, Total(2, 3_000, 0, 0.0, now - 90_000))
+    server.totals.count(CLAUDE, Total(124, 2_400_000, 2_210_000, 4_400_000.0, now - 40, misses, mended))
+    server.totals.count("opencode", Total(31, 420_000, 402_000, 700_000.0, now - 4000))
+    server.totals.count(LONG_NAME, Total(2, 3_000, 0, 0.0, now - 90_000))
     left, hot = a_request(5, stage=Stage.LEFT), a_request(7, source="hot", restore_ms=0.0)
-    door.last = [a_request(9), hot, left, parted(), a_request(3, "opencode")]
+    server.last = [a_request(9), hot, left, parted(), a_request(3, "opencode")]
     reading = a_request(0, stage=Stage.READING, slot=0, found=4_096, read=8_192, cached=None, first_ms=None)
-    door.under_way = [reading, a_request(0, LONG_NAME, stage=Stage.QUEUED, cached=None)]
-    door.in_engine = (
+    server.under_way = [reading, a_request(0, LONG_NAME, stage=Stage.QUEUED, cached=None)]
+    server.in_engine = (
         InEngine(0, f"program/{CLAUDE}", 12_288),
         InEngine(1, "c", 5_900),
         InEngine(2, "program/opencode", 18_400),

@@ -24,7 +24,7 @@ LEFT = Qt.MouseButton.LeftButton
 
 @pytest.fixture
 def filled(furnished: FakeRuntime) -> FakeRuntime:
-    furnished.settings = replace(furnished.settings, door=True)
+    furnished.settings = replace(furnished.settings, api_server=True)
     fill(furnished)
     return furnished
 
@@ -41,15 +41,15 @@ async def test_nothing_was_asked_yet(runtime: FakeRuntime, window: MainWindow, q
 
 
 async def test_programs_stand_with_what_was_found_the_last_one_first(filled: FakeRuntime, window: MainWindow) -> None:
-    assert Settings().door_rules == ()
-    assert not Settings().door
+    assert Settings().api_rules == ()
+    assert not Settings().api_server
     programs = window.side_windows.open_programs()
     assert [row.title for row in programs.list.rows] == [CLAUDE, "opencode", LONG_NAME]
     first = programs.list.rows[0]
     assert first.chip == "92 % remembered"
     assert first.words == "124 requests · last just now · about 73 min saved"
     assert "API server is off" not in words(programs)
-    filled.settings = replace(filled.settings, door=False)
+    filled.settings = replace(filled.settings, api_server=False)
     programs.refresh()
     assert "API server is off" in words(programs)
 
@@ -76,14 +76,14 @@ async def test_why_it_was_read_again_and_what_mends_it(filled: FakeRuntime, wind
     rule = programs.details.rules["hold-clock"]
     assert not rule.on
     qtbot.keyClick(rule.switch, Qt.Key.Key_Space)
-    await until(lambda: filled.settings.door_rules == (f"{CLAUDE} hold-clock",))
+    await until(lambda: filled.settings.api_rules == (f"{CLAUDE} hold-clock",))
     await until(lambda: rule.on)
     programs.list.select("opencode")
     assert not rule.on
     await until(lambda: "None of its prompts had to be reprocessed." in words(programs))
     programs.list.select(CLAUDE)
     qtbot.keyClick(rule.switch, Qt.Key.Key_Space)
-    await until(lambda: filled.settings.door_rules == ())
+    await until(lambda: filled.settings.api_rules == ())
 
 
 async def test_a_request_has_the_receipt_of_a_reply_and_both_texts(filled: FakeRuntime, window: MainWindow) -> None:
@@ -128,14 +128,14 @@ async def test_it_follows_what_comes_and_a_program_can_be_forgotten(
 ) -> None:
     programs = window.side_windows.open_programs()
     programs.requests.list.select(9)
-    filled.door.last = [*filled.door.last, a_request(11)]
-    for listener in filled.door.listeners:
+    filled.api_server.last = [*filled.api_server.last, a_request(11)]
+    for listener in filled.api_server.listeners:
         listener()
     await until(lambda: len(programs.requests.list.rows) == 5)
     assert programs.requests.list.current is not None
     assert programs.requests.list.current.value == 9, "what was looked at stays"
     programs.close()
-    assert not filled.door.listeners
+    assert not filled.api_server.listeners
 
     programs.show()
     qtbot.mouseClick(programs.forget, LEFT)

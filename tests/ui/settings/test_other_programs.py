@@ -26,35 +26,35 @@ def page_of(window: MainWindow) -> OtherProgramsPage:
 
 async def switched_on(window: MainWindow, runtime: FakeRuntime) -> OtherProgramsPage:
     page = page_of(window)
-    page.change("door", True)
+    page.change("api_server", True)
     await until(lambda: page.key_entry.field.text())
     return page
 
 
 async def test_off_there_is_only_the_switch(runtime: FakeRuntime, window: MainWindow) -> None:
     page = page_of(window)
-    assert not runtime.settings.door
+    assert not runtime.settings.api_server
     shown = [entry for entry in page.entries if entry.isVisible()]
-    assert shown == [page.settings["door"], page.programs]
+    assert shown == [page.settings["api_server"], page.programs]
 
 
 async def test_switched_on_there_is_an_address_and_a_key(runtime: FakeRuntime, window: MainWindow) -> None:
     page = await switched_on(window, runtime)
-    assert runtime.settings.door
+    assert runtime.settings.api_server
     assert page.address.field.text() == "http://127.0.0.1:8737"
     assert page.address.words.text() == "Only this computer can connect."
-    keys = await runtime.door.keys()
+    keys = await runtime.api_server.keys()
     assert list(keys) == [EVERYBODY]
-    page.change("door", False)
+    page.change("api_server", False)
     await until(lambda: not page.key_entry.isVisible())
-    page.change("door", True)
+    page.change("api_server", True)
     await until(page.key_entry.isVisible)
-    assert await runtime.door.keys() == keys, "the key stays as it was"
+    assert await runtime.api_server.keys() == keys, "the key stays as it was"
 
 
 async def test_the_key_is_shown_only_when_asked_for(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     page = await switched_on(window, runtime)
-    key = (await runtime.door.keys())[EVERYBODY]
+    key = (await runtime.api_server.keys())[EVERYBODY]
     assert page.key_entry.field.echoMode() is QLineEdit.EchoMode.Password
     assert key not in page.lines.text.toPlainText()
     qtbot.mouseClick(button(page, "Copy the API key"), LEFT)
@@ -74,7 +74,7 @@ async def test_the_key_is_renewed_after_a_question(runtime: FakeRuntime, window:
     qtbot.mouseClick(page.key_entry.renew, LEFT)
     qtbot.mouseClick(button(question(page.panel), "Create new key"), LEFT)
     await until(lambda: page.key_entry.field.text() not in ("", before))
-    assert await runtime.door.keys() == {EVERYBODY: page.key_entry.field.text()}
+    assert await runtime.api_server.keys() == {EVERYBODY: page.key_entry.field.text()}
 
 
 async def test_the_lines_of_each_program_are_copied_with_the_key(
@@ -107,19 +107,19 @@ async def test_a_program_gets_a_key_of_its_own_that_can_be_taken_back(
     qtbot.keyClick(page.own.field, Qt.Key.Key_Return)
     await until(lambda: "my-zed" in page.own.rows)
     qtbot.mouseClick(button(page, "Copy the API key of my-zed"), LEFT)
-    assert QGuiApplication.clipboard().text() == (await runtime.door.keys())["my-zed"]
+    assert QGuiApplication.clipboard().text() == (await runtime.api_server.keys())["my-zed"]
     qtbot.mouseClick(button(page, "Revoke the API key of my-zed"), LEFT)
     await until(lambda: not page.own.rows)
-    assert list(await runtime.door.keys()) == [EVERYBODY]
+    assert list(await runtime.api_server.keys()) == [EVERYBODY]
 
 
 async def test_a_port_is_a_number(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     page = await switched_on(window, runtime)
     for text, refused in (("eighty", True), ("0", True), ("8740", False)):
-        page.settings["door_port"].field.selectAll()
-        qtbot.keyClicks(page.settings["door_port"].field, text)
-        qtbot.keyClick(page.settings["door_port"].field, Qt.Key.Key_Return)
-        assert bool(page.settings["door_port"].refusal.text()) == refused
+        page.settings["api_port"].field.selectAll()
+        qtbot.keyClicks(page.settings["api_port"].field, text)
+        qtbot.keyClick(page.settings["api_port"].field, Qt.Key.Key_Return)
+        assert bool(page.settings["api_port"].refusal.text()) == refused
     await until(lambda: page.address.field.text().endswith(":8740"))
 
 

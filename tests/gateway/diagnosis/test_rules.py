@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from kvchat.gateway.medicine import rules
-from kvchat.gateway.medicine.prompts import Prompt
-from kvchat.gateway.medicine.rules import RULES
+from kvchat.gateway.diagnosis import rules
+from kvchat.gateway.diagnosis.prompts import Prompt
+from kvchat.gateway.diagnosis.rules import RULES
 from kvchat.gateway.mending import Mending, Treated, tokens_spared
 from tests.gateway import agents
 from tests.gateway.agents import Body, assistant, rendered, user
@@ -27,8 +27,8 @@ class Clock:
         return self.now
 
 
-def treat(medicine: Mending, body: Body, rules: Collection[str] = tuple(RULES), spaces: int | None = None) -> Treated:
-    return medicine.treat("program", json.dumps(body, ensure_ascii=False, indent=spaces).encode(), body, rules)
+def treat(rewriter: Mending, body: Body, rules: Collection[str] = tuple(RULES), spaces: int | None = None) -> Treated:
+    return rewriter.treat("program", json.dumps(body, ensure_ascii=False, indent=spaces).encode(), body, rules)
 
 
 def spared_by(treated: Treated, prompt: Prompt, cached: int) -> dict[str, int]:
@@ -36,10 +36,10 @@ def spared_by(treated: Treated, prompt: Prompt, cached: int) -> dict[str, int]:
 
 
 def test_the_billing_header_is_left_out() -> None:
-    medicine = Mending()
+    rewriter = Mending()
     raw, off = b"{}", agents.claude_code()
-    assert medicine.treat("program", raw, off, ()) == Treated(raw, off), "no rule is on"
-    one, other = (treat(medicine, agents.claude_code(cch=cch), ["billing-header"]) for cch in ("fa690", "0aaa9"))
+    assert rewriter.treat("program", raw, off, ()) == Treated(raw, off), "no rule is on"
+    one, other = (treat(rewriter, agents.claude_code(cch=cch), ["billing-header"]) for cch in ("fa690", "0aaa9"))
     assert one.raw == other.raw
     assert [block["text"][:15] for block in one.body["system"]] == ["You are Claude ", "Rule 0: do one "]
     (change,) = other.changes
@@ -57,11 +57,11 @@ def test_the_billing_header_is_left_out() -> None:
 
 def test_the_first_date_is_held_for_a_day() -> None:
     clock = Clock()
-    medicine = Mending(clock=clock)
-    first = treat(medicine, agents.opencode(), ["hold-clock"])
+    rewriter = Mending(clock=clock)
+    first = treat(rewriter, agents.opencode(), ["hold-clock"])
     assert not first.changes
     clock.now += timedelta(hours=20)
-    second = treat(medicine, agents.opencode(date="Mon Nov 23 2026"), ["hold-clock"])
+    second = treat(rewriter, agents.opencode(date="Mon Nov 23 2026"), ["hold-clock"])
     assert second.raw == first.raw
     (change,) = second.changes
     assert (change.before.strip(), change.after.strip()) == (
@@ -70,7 +70,7 @@ def test_the_first_date_is_held_for_a_day() -> None:
     )
     assert change.differs
     clock.now += timedelta(hours=5)
-    assert not treat(medicine, agents.opencode(date="Mon Nov 23 2026"), ["hold-clock"]).changes
+    assert not treat(rewriter, agents.opencode(date="Mon Nov 23 2026"), ["hold-clock"]).changes
 
 
 def test_the_clocks_of_other_programs_are_held_too() -> None:
@@ -79,39 +79,39 @@ def test_the_clocks_of_other_programs_are_held_too() -> None:
         (agents.codex, {"date": "2026-11-22"}, {"date": "2026-11-23"}),
         (agents.cline, {"time": "9:12:15 AM"}, {"time": "9:14:02 AM"}),
     ):
-        medicine = Mending(clock=Clock())
-        first, second = treat(medicine, make(**one), ["hold-clock"]), treat(medicine, make(**other), ["hold-clock"])
+        rewriter = Mending(clock=Clock())
+        first, second = treat(rewriter, make(**one), ["hold-clock"]), treat(rewriter, make(**other), ["hold-clock"])
         assert first.raw == second.raw, make
         assert len(second.changes) == 1
 
 
 def test_a_date_that_is_no_clock_is_left_alone() -> None:
-    medicine = Mending(clock=Clock())
+    rewriter = Mending(clock=Clock())
     for day in ("2026-12-24", "2027-01-31"):
         body = {"messages": [{"role": "system", "content": f"The date of the release is {day}."}, user("When?")]}
-        assert not treat(medicine, body, ["hold-clock"]).changes
+        assert not treat(rewriter, body, ["hold-clock"]).changes
     for day in ("2026-11-22", "2026-11-23"):  # what was said in the conversation stays what was said
         body = {"messages": [user("Hello"), assistant("Hi"), user(f"Today's date is {day}.")]}
-        assert not treat(medicine, body, ["hold-clock"]).changes
+        assert not treat(rewriter, body, ["hold-clock"]).changes
 
 
 def test_what_a_rule_has_spared_is_counted_once_the_engine_says_so() -> None:
-    medicine = Mending()
+    rewriter = Mending()
     prompts = []
     for cch in ("fa690", "0aaa9"):
-        treated = treat(medicine, agents.claude_code(cch=cch), RULES)
+        treated = treat(rewriter, agents.claude_code(cch=cch), RULES)
         prompts.append((treated, rendered(dict(treated.body))))
     (first, cold), (second, warm) = prompts
     assert spared_by(first, cold, 0) == {}
     assert spared_by(second, warm, len(warm) - 4) == {"billing-header": len(warm) - 4}
-    same = treat(medicine, agents.claude_code(cch="0aaa9"), RULES)
+    same = treat(rewriter, agents.claude_code(cch="0aaa9"), RULES)
     assert spared_by(same, warm, len(warm)) == {}
 
 
 def test_a_held_clock_spares_what_stands_behind_it() -> None:
-    medicine = Mending(clock=Clock())
-    treat(medicine, agents.opencode(), ["hold-clock"])
-    treated = treat(medicine, agents.opencode(date="Mon Nov 23 2026"), ["hold-clock"])
+    rewriter = Mending(clock=Clock())
+    treat(rewriter, agents.opencode(), ["hold-clock"])
+    treated = treat(rewriter, agents.opencode(date="Mon Nov 23 2026"), ["hold-clock"])
     prompt = rendered(dict(treated.body))
     spared = spared_by(treated, prompt, len(prompt))["hold-clock"]
     behind = prompt.text[prompt.text.index("Today's date") :]
@@ -139,17 +139,17 @@ def test_a_long_line_of_dates_is_looked_at_once(monkeypatch: pytest.MonkeyPatch)
         treat(Mending(), body, ["hold-clock"])
         assert counted.looked_at <= 20 * len(line) * 500
 
-    medicine = Mending()
-    (change,) = treat(medicine, agents.claude_code(cch="x" * 100_000), ["billing-header"]).changes
+    rewriter = Mending()
+    (change,) = treat(rewriter, agents.claude_code(cch="x" * 100_000), ["billing-header"]).changes
     assert len(change.before) <= 500, "no more is remembered than can be shown"
 
 
 def test_what_stands_behind_very_much_stays_as_it_is() -> None:
     clock = Clock()
-    medicine, told = Mending(clock=clock), "Today's date is {}.\n" + "x" * 300_000 + "\nToday's date is {}."
+    rewriter, told = Mending(clock=clock), "Today's date is {}.\n" + "x" * 300_000 + "\nToday's date is {}."
     for day in ("2026-11-22", "2026-11-23"):
         body = agents.opencode()
         body["messages"][0]["content"] = told.format(day, day)
-        treated = treat(medicine, body, ["hold-clock"]).body["messages"][0]["content"]
+        treated = treat(rewriter, body, ["hold-clock"]).body["messages"][0]["content"]
         assert treated == told.format("2026-11-22", day)
         clock.now += timedelta(hours=15)

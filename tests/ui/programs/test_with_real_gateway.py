@@ -1,4 +1,4 @@
-"""From the switch in the settings to a request's receipt: the real window over a real kvchat, a client at its door."""
+"""From the switch in the settings to a request's receipt: the real window, runtime and API server."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def settings(tmp_path: Path, fake_engine: FakeEngine) -> Settings:
         engine_path=str(fake_engine.path),
         context_size=8192,
         free_floor_bytes=0,
-        door_port=port,
-        door_any_model=True,
+        api_port=port,
+        api_any_model=True,
     )
 
 
@@ -41,7 +41,7 @@ async def test_from_the_switch_to_the_receipt(tmp_path: Path, settings: Settings
     async with begun(tmp_path / "home", settings, look) as shown:
         page = shown.window.side_windows.open_settings(OtherProgramsPage.name).page(OtherProgramsPage)
         assert not page.address.isVisible()
-        page.change("door", True)
+        page.change("api_server", True)
         await shown.until(lambda: page.key_entry.field.text() and page.address.field.text())
         page.key_entry.copy.click()
         page.lines.copy.click()
@@ -54,11 +54,11 @@ async def test_from_the_switch_to_the_receipt(tmp_path: Path, settings: Settings
                 body = agents.opencode(date=date) | {"max_tokens": 12}
                 answer = await client.post("/v1/chat/completions", json=body, headers=headers)
                 assert answer.status_code == 200
-                await shown.runtime.door.idle()
+                await shown.runtime.api_server.idle()
         await shown.until(lambda: len(programs.requests.list.rows) == 2)
         await seen(shown)
-        page.change("door", False)
-        await shown.until(lambda: shown.runtime.door.url is None)
+        page.change("api_server", False)
+        await shown.until(lambda: shown.runtime.api_server.url is None)
 
 
 async def seen(shown: Open) -> None:
@@ -69,7 +69,7 @@ async def seen(shown: Open) -> None:
     programs.requests.list.select(newest.value)
     assert "the date in the system prompt" in newest.words
     assert programs.requests.receipt is not None
-    assert set(shown.runtime.door.totals.by_program()["opencode"].misses) == {ReasonCode.DATE_IN_SYSTEM}
+    assert set(shown.runtime.api_server.totals.by_program()["opencode"].misses) == {ReasonCode.DATE_IN_SYSTEM}
     await shown.until(lambda: [row.title for row in storage.list.usage.rows] == ["opencode (app)"])
     storage.refresh()
     await shown.until(lambda: storage.list.usage.rows[0].details.startswith("2 prompts saved"))

@@ -1,4 +1,4 @@
-"""A whole kvchat without its window, on any engine, with its door open, and a client at it."""
+"""A whole kvchat without its window, on any engine, with its API server open, and a client of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = "Tell me about the river and the garden, please, and leave nothing out. 
 
 
 @dataclass
-class OpenDoor:
+class RunningGateway:
     """The runtime behind it, and a client before it."""
 
     runtime: Runtime
@@ -34,11 +34,11 @@ class OpenDoor:
 
     async def settled(self) -> None:
         """Once what was answered is saved."""
-        await self.runtime.door.idle()
+        await self.runtime.api_server.idle()
 
     @property
     def last(self) -> Passage:
-        return self.runtime.door.gateway.passages.last[-1]
+        return self.runtime.api_server.gateway.passages.last[-1]
 
     @property
     def port(self) -> int:
@@ -52,16 +52,16 @@ def chat_body(*words: str, **more: Any) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def door(
+async def running_gateway(
     home: Path, settings: Settings, keys: Mapping[str, str] | None = None, **headers: str
-) -> AsyncIterator[OpenDoor]:
+) -> AsyncIterator[RunningGateway]:
     async with opened(home, settings) as runtime:
         ownership = Ownership(runtime.paths.data, "kvchat serve")
         assert ownership.claim()
         ownership.listen(lambda connection: connection.close())
-        url = await runtime.door.open("127.0.0.1", 0, keys or {})
+        url = await runtime.api_server.open("127.0.0.1", 0, keys or {})
         async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=120, trust_env=False) as client:
-            yield OpenDoor(runtime, client, url)
+            yield RunningGateway(runtime, client, url)
         ownership.release()
 
 

@@ -1,4 +1,4 @@
-"""The door on an engine that does as it is told: refusals, and everything that can go wrong between two programs."""
+"""The gateway on the fake engine: refusals, and what can go wrong between two programs."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ from kvchat.settings import Settings
 from kvchat.system.owner import owner_of
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
-from tests.gateway.doors import WORDS, OpenDoor, chat_body, door, events, receipt_in
+from tests.gateway.servers import WORDS, RunningGateway, chat_body, events, receipt_in, running_gateway
 from tests.library.gguf_files import LLAMA, write_gguf
 from tests.store_contents import StoreContents
 
 
-async def test_an_answer_goes_through_as_it_is_and_its_receipt_follows(at: OpenDoor, fake_engine: FakeEngine) -> None:
+async def test_an_answer_goes_through_as_it_is_and_its_receipt_follows(
+    at: RunningGateway, fake_engine: FakeEngine
+) -> None:
     answer = await at.chat(WORDS, id_slot=7, cache_prompt=False)  # that is not the client's to choose
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["message"]["content"].startswith("You said")
@@ -76,7 +78,7 @@ async def test_clients_see_their_own_requests_and_the_owners_key_sees_all(
     tmp_path: Path, settings: Settings, keys: dict[str, str]
 ) -> None:
     """Why a prompt parted names its tools: that is nothing for other programs. Names are in any script."""
-    async with door(tmp_path / "home", settings, keys) as at:
+    async with running_gateway(tmp_path / "home", settings, keys) as at:
         editor = {"user-agent": b"editor/1"} | ({"authorization": b"Bearer the-editors-key"} if keys else {})
         agent = {"user-agent": "聊天助手/1.2".encode(), "x-api-key": b"the-key-of-all"}
         posing = {"user-agent": b"editor/1", "x-api-key": b"the-key-of-all"}
@@ -111,13 +113,13 @@ async def test_clients_see_their_own_requests_and_the_owners_key_sees_all(
         assert {program_of(kept.conversation_id) for kept in usage.conversations} == {"editor", "聊天助手"}
 
 
-async def test_a_made_up_model_is_the_one_in_use_or_refused_in_the_dialects_own_shape(at: OpenDoor) -> None:
+async def test_a_made_up_model_is_the_one_in_use_or_refused_in_the_dialects_own_shape(at: RunningGateway) -> None:
     for stream in (False, True):
         answer = await at.chat(WORDS, model="gpt-4o" * 1000, stream=stream)
         assert answer.status_code == 200
         assert answer.headers["x-kvchat-model"] == "heron"
     assert at.last.model == ("gpt-4o" * 100)[:MOST_NAME], "it is remembered for long"
-    await at.runtime.apply_settings(replace(at.runtime.settings, door_any_model=False))
+    await at.runtime.apply_settings(replace(at.runtime.settings, api_any_model=False))
     for path, shape in (("/v1/chat/completions", "openai"), ("/v1/messages", "anthropic"), ("/v1/responses", "openai")):
         for body, status in ((b"{bad", 400), (b"[]", 400), (b'{"model": "gpt-4o", "messages": []}', 404)):
             answer = await at.client.post(path, content=body)
@@ -142,11 +144,11 @@ async def test_a_model_that_a_client_names_is_loaded(
     folder = tmp_path / "models"
     folder.mkdir()
     other = write_gguf(folder / "ibis.gguf", dict(LLAMA))
-    async with door(tmp_path / "home", replace(settings, model_folders=(str(folder),))) as at:
+    async with running_gateway(tmp_path / "home", replace(settings, model_folders=(str(folder),))) as at:
         assert (await at.chat(WORDS)).status_code == 200
         fake_engine.set(FAKE_TOKEN_DELAY=0.02)
         busy = asyncio.ensure_future(at.chat(WORDS, "So?", "And then?", stream=True))
-        await until(lambda: at.runtime.door.gateway.answering.under_way == 1)
+        await until(lambda: at.runtime.api_server.gateway.answering.under_way == 1)
         named, again = await asyncio.gather(at.chat(WORDS, model="Ibis"), at.chat("Hello", model="ibis"))
         assert [named.status_code, again.status_code] == [200, 200]
         assert "[DONE]" in (await busy).text
@@ -159,8 +161,8 @@ async def test_a_model_that_a_client_names_is_loaded(
 async def test_nobody_comes_in_by_another_name_or_from_another_web_page_or_without_the_key(
     tmp_path: Path, settings: Settings
 ) -> None:
-    named = replace(settings, door_origins="https://chat.example")
-    async with door(tmp_path / "home", named, {"": "the-key-of-all", "editor": "the-editors-key"}) as at:
+    named = replace(settings, api_origins="https://chat.example")
+    async with running_gateway(tmp_path / "home", named, {"": "the-key-of-all", "editor": "the-editors-key"}) as at:
         body = chat_body(WORDS)
         ours = {"authorization": "Bearer the-editors-key"}
         for headers, status in (
@@ -176,7 +178,7 @@ async def test_nobody_comes_in_by_another_name_or_from_another_web_page_or_witho
             assert "access-control-allow-origin" not in answer.headers
         assert (await at.client.get("/health")).status_code == 200
         assert (await at.client.get("/v1/models")).status_code == 401
-        programs = [passage.program for passage in at.runtime.door.gateway.passages.last]
+        programs = [passage.program for passage in at.runtime.api_server.gateway.passages.last]
         assert programs[0] == "editor"
         assert programs[1].startswith("python-httpx")
         page = {"origin": "https://chat.example", "access-control-request-method": "POST"}
@@ -184,10 +186,12 @@ async def test_nobody_comes_in_by_another_name_or_from_another_web_page_or_witho
         for answer in (await asked, await at.client.get("/v1/models", headers=ours | page)):
             assert answer.headers["access-control-allow-origin"] == "https://chat.example"
         with pytest.raises(KvchatError, match="needs an API key"):  # what others can reach needs one
-            await at.runtime.door.gateway.open(checks.Checks("0.0.0.0", Keys({})), 0)
+            await at.runtime.api_server.gateway.open(checks.Checks("0.0.0.0", Keys({})), 0)
 
 
-async def test_too_much_is_refused(at: OpenDoor, monkeypatch: pytest.MonkeyPatch, fake_engine: FakeEngine) -> None:
+async def test_too_much_is_refused(
+    at: RunningGateway, monkeypatch: pytest.MonkeyPatch, fake_engine: FakeEngine
+) -> None:
     monkeypatch.setattr(checks, "MOST_BODY", 1000)
     assert (await at.client.post("/v1/messages", content=b"x" * 2000)).json()["error"]["type"] == "request_too_large"
 
@@ -198,7 +202,7 @@ async def test_too_much_is_refused(at: OpenDoor, monkeypatch: pytest.MonkeyPatch
     assert (await at.client.post("/v1/chat/completions", content=endless())).status_code == 413
     monkeypatch.setattr(app, "MOST_UNDER_WAY", 2)
     fake_engine.set(FAKE_HOLD_DURING="begin")
-    answering = at.runtime.door.gateway.answering
+    answering = at.runtime.api_server.gateway.answering
     first, second = (asyncio.ensure_future(at.chat("Hello")) for _ in range(2))
     await until(lambda: answering.under_way == 2)
     refused = await at.chat("Hello")
@@ -211,21 +215,21 @@ async def test_too_much_is_refused(at: OpenDoor, monkeypatch: pytest.MonkeyPatch
     assert (await first).status_code == 200
 
 
-def long_answer(at: OpenDoor, fake_engine: FakeEngine) -> contextlib.AbstractAsyncContextManager[httpx2.Response]:
+def long_answer(at: RunningGateway, fake_engine: FakeEngine) -> contextlib.AbstractAsyncContextManager[httpx2.Response]:
     fake_engine.set(FAKE_REPLY="word " * 4000, FAKE_TOKEN_DELAY=0.01)
     body = chat_body(WORDS, stream=True) | {"max_tokens": 4000}
     return at.client.stream("POST", "/v1/chat/completions", json=body)
 
 
 async def test_a_client_that_leaves_stops_its_answer_and_what_was_read_for_it_is_saved(
-    tmp_path: Path, at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, at: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it takes long to read: its slot may be another's next."""
     monkeypatch.setattr(lease, "LONG_PREFILL_MS", 0.0)
     async with long_answer(at, fake_engine) as answer:
         async for _ in answer.aiter_bytes():
             break
-    await until(lambda: at.runtime.door.gateway.passages.last)
+    await until(lambda: at.runtime.api_server.gateway.passages.last)
     fake_engine.set(FAKE_REPLY=None, FAKE_TOKEN_DELAY=None)
     assert at.last.stage is Stage.LEFT
     await at.settled()
@@ -237,7 +241,7 @@ async def test_a_client_that_leaves_stops_its_answer_and_what_was_read_for_it_is
 
 
 async def test_a_client_that_leaves_once_all_is_said_has_its_turn_saved(
-    tmp_path: Path, at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, at: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many do: they close at the last word and wait neither for the stream's end nor for the receipt after it."""
     gone, leave = asyncio.Event(), Work.leave
@@ -260,7 +264,7 @@ async def test_a_conversation_that_begins_alike_waits_until_the_one_before_is_sa
 ) -> None:
     """As a script's that asks the same of many documents, one at once after the other: each has a slot of its own."""
     system = "You sum up. " * 100
-    async with door(tmp_path / "several", replace(settings, slots=3)) as at:
+    async with running_gateway(tmp_path / "several", replace(settings, slots=3)) as at:
         await at.chat("Hello")
         await at.settled()
         fake_engine.set(FAKE_HOLD_DURING="save")
@@ -269,7 +273,7 @@ async def test_a_conversation_that_begins_alike_waits_until_the_one_before_is_sa
             [PrefillSample(1000, 1e6)] * 5
         )  # it is worth some waiting
         second = asyncio.ensure_future(at.chat(system + "Another."))
-        await until(lambda: [one.stage for one in at.runtime.door.gateway.passages.under_way] == [Stage.LOADING])
+        await until(lambda: [one.stage for one in at.runtime.api_server.gateway.passages.under_way] == [Stage.LOADING])
         fake_engine.set(FAKE_HOLD_DURING=None)
         assert int((await second).headers["x-kvchat-found"]) > len(system)
 
@@ -288,7 +292,7 @@ async def test_what_was_read_is_saved_where_another_program_needs_the_slot_befor
     monkeypatch.setattr(answering, "_boundary", boundary)
     monkeypatch.setattr(allocator, "SETTLE_WAIT_S", 0.0)
     monkeypatch.setattr(lease, "LONG_PREFILL_MS", 0.0)
-    async with door(tmp_path / "home", replace(settings, slots=1)) as at:
+    async with running_gateway(tmp_path / "home", replace(settings, slots=1)) as at:
         answer = reply_in(await at.chat(WORDS))
         other = {"user-agent": "another/1.0"}
         told = await at.client.post("/v1/chat/completions", json=chat_body("Something else"), headers=other)
@@ -299,7 +303,7 @@ async def test_what_was_read_is_saved_where_another_program_needs_the_slot_befor
         assert int(again.headers["x-kvchat-found"]) > len(WORDS)
 
 
-async def a_turn(at: OpenDoor) -> list[str]:
+async def a_turn(at: RunningGateway) -> list[str]:
     """What was said in one, once it is settled."""
     said = [WORDS, reply_in(await at.chat(WORDS))]
     await at.settled()
@@ -311,7 +315,7 @@ def reply_in(answer: httpx2.Response) -> str:
 
 
 async def test_what_goes_on_from_the_request_before_is_passed_on_before_its_ids_are_known(
-    at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    at: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = await a_turn(at)
     seen = len(fake_engine.requests())
@@ -331,7 +335,7 @@ async def test_what_goes_on_from_the_request_before_is_passed_on_before_its_ids_
 
 
 async def test_what_goes_on_and_is_answered_in_one_piece_is_looked_at_after_its_answer(
-    at: OpenDoor, monkeypatch: pytest.MonkeyPatch
+    at: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = await a_turn(at)
     answered = asyncio.Event()
@@ -357,7 +361,7 @@ async def test_what_goes_on_and_is_answered_in_one_piece_is_looked_at_after_its_
 
 
 async def test_what_was_not_in_the_slot_after_all_is_looked_at_before_its_answer_is_sent(
-    at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    at: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = await a_turn(at)
     before = at.last.prompt or 0
@@ -372,7 +376,7 @@ async def test_what_was_not_in_the_slot_after_all_is_looked_at_before_its_answer
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_what_is_longer_than_it_seemed_begins_again(
-    at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, stream: bool
+    at: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """Passed on before its ids were known it would keep the window waiting; of its two tries one is answered."""
     monkeypatch.setattr(forwarder, "SOON_S", 0.0)
@@ -385,7 +389,7 @@ async def test_what_is_longer_than_it_seemed_begins_again(
     assert before <= told["found"] <= told["prompt"] - 2000
 
 
-async def test_a_request_that_the_engine_dies_of_is_not_sent_again(at: OpenDoor, fake_engine: FakeEngine) -> None:
+async def test_a_request_that_the_engine_dies_of_is_not_sent_again(at: RunningGateway, fake_engine: FakeEngine) -> None:
     await at.chat("Hello")
     asked = len(fake_engine.requests())
     fake_engine.set(FAKE_DIE_DURING="begin", FAKE_DIE_TIMES=1)
@@ -405,11 +409,11 @@ async def test_a_request_that_the_engine_dies_of_is_not_sent_again(at: OpenDoor,
 async def test_an_engine_that_dies_over_what_was_restored_costs_nothing(
     tmp_path: Path, settings: Settings, fake_engine: FakeEngine
 ) -> None:
-    async with door(tmp_path / "home", settings) as at:
+    async with running_gateway(tmp_path / "home", settings) as at:
         await at.chat(WORDS)
         await at.settled()
     fake_engine.set(FAKE_DIE_DURING="begin", FAKE_DIE_TIMES=2)
-    async with door(tmp_path / "home", settings) as at:
+    async with running_gateway(tmp_path / "home", settings) as at:
         fake_engine.set(FAKE_DIE_TIMES=1)
         answer = await at.chat(WORDS, stream=True)
         assert answer.status_code == 200
@@ -418,7 +422,7 @@ async def test_an_engine_that_dies_over_what_was_restored_costs_nothing(
 
 
 async def test_a_client_that_takes_nothing_keeps_nobody_waiting(
-    at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    at: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outlet, "TAKEN_S", 0.5)
     fake_engine.set(FAKE_REPLY="word " * 100)
@@ -433,7 +437,7 @@ async def test_a_client_that_takes_nothing_keeps_nobody_waiting(
     del reader
 
 
-async def test_half_requests_and_too_many_are_let_go(at: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_half_requests_and_too_many_are_let_go(at: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as hurried:
         hurried.setattr(server, "HEAD_S", 0.3)
         hurried.setattr(server, "MOST_CONNECTIONS", 20)
@@ -454,7 +458,7 @@ async def test_half_requests_and_too_many_are_let_go(at: OpenDoor, monkeypatch: 
 
 
 async def test_nothing_of_a_prompt_is_written_down(
-    tmp_path: Path, at: OpenDoor, capfd: pytest.CaptureFixture[str], fake_engine: FakeEngine
+    tmp_path: Path, at: RunningGateway, capfd: pytest.CaptureFixture[str], fake_engine: FakeEngine
 ) -> None:
     await at.chat("The unspeakable heron " + WORDS)
     await at.client.post("/v1/chat/completions", content=b'{"messages": "unspeakable')
@@ -474,12 +478,12 @@ async def test_whoever_sits_at_the_window_waits_for_a_step_at_most(
 ) -> None:
     """A program's long prompt gives way between two steps, and goes on where it was."""
     monkeypatch.setattr(prefill, "MAX_STEP", 128)  # the fake engine says that it is quick
-    async with door(tmp_path / "home", replace(settings, slots=slots)) as at:
+    async with running_gateway(tmp_path / "home", replace(settings, slots=slots)) as at:
         await at.chat("Hello")
         await at.settled()
         fake_engine.set(FAKE_BATCH_DELAY=0.1)
         long = asyncio.ensure_future(at.chat("x" * 3000))
-        passages = at.runtime.door.gateway.passages
+        passages = at.runtime.api_server.gateway.passages
         await until(lambda: any(one.stage is Stage.READING and one.read for one in passages.under_way))
         chat = await at.runtime.chat.new_conversation("")
         reply = await at.runtime.chat.send(chat.id, "And me?")
@@ -494,7 +498,7 @@ async def test_whoever_sits_at_the_window_waits_for_a_step_at_most(
 async def test_an_answer_that_another_takes_the_room_of_is_given_when_that_one_is_over(
     tmp_path: Path, settings: Settings, fake_engine: FakeEngine
 ) -> None:
-    async with door(tmp_path / "home", replace(settings, slots=3)) as at:
+    async with running_gateway(tmp_path / "home", replace(settings, slots=3)) as at:
         await at.chat("Hello")
         long = " ".join(f"word {n}" for n in range(200))  # 1,700 tokens, and the question's 600
         fake_engine.set(FAKE_REPLY=long, FAKE_TOKEN_DELAY=0.002)
@@ -511,7 +515,7 @@ async def test_a_client_that_leaves_while_room_is_made_stops_nobody_else(
 ) -> None:
     """The user's message waits for the same slot to be erased as a program's request whose client hangs up."""
     fake_engine.set(FAKE_REPLY="Yes.")
-    async with door(tmp_path / "home", replace(settings, slots=3)) as at:
+    async with running_gateway(tmp_path / "home", replace(settings, slots=3)) as at:
         chats, slots = at.runtime.chat, at.runtime.chat.slots
         old, new = [(await chats.new_conversation("")).id for _ in range(2)]
         await chats.send(old, "x" * 2600)
@@ -530,13 +534,15 @@ async def test_a_client_that_leaves_while_room_is_made_stops_nobody_else(
         assert (answered.state, answered.content) == (MessageState.COMPLETE, "Yes.")
 
 
-async def test_who_is_broken_off_is_told_so_in_the_dialects_own_shape(at: OpenDoor, fake_engine: FakeEngine) -> None:
+async def test_who_is_broken_off_is_told_so_in_the_dialects_own_shape(
+    at: RunningGateway, fake_engine: FakeEngine
+) -> None:
     """One that streams, by a last event, and one that waits for it, by a refusal; both in their dialects."""
     async with long_answer(at, fake_engine) as answer:
         chunks = answer.aiter_text()
         told = await anext(chunks)
         waiting = asyncio.create_task(at.client.post("/v1/messages", json=chat_body("Me too")))
-        await until(lambda: len(at.runtime.door.gateway.passages.under_way) == 2)
+        await until(lambda: len(at.runtime.api_server.gateway.passages.under_way) == 2)
         await at.runtime.stop_engine()
         told += "".join([chunk async for chunk in chunks])
     assert events(told)[-1]["error"]["code"] == 503
@@ -545,7 +551,7 @@ async def test_who_is_broken_off_is_told_so_in_the_dialects_own_shape(at: OpenDo
     assert at.last.stage is Stage.FAILED
 
 
-async def test_clients_that_ask_again_and_again_do_not_keep_the_engine_from_stopping(at: OpenDoor) -> None:
+async def test_clients_that_ask_again_and_again_do_not_keep_the_engine_from_stopping(at: RunningGateway) -> None:
     """Each is refused until it has stopped; then the next is answered by another engine."""
     await at.chat("Hello")
     refused = asyncio.Event()
@@ -564,7 +570,7 @@ async def test_clients_that_ask_again_and_again_do_not_keep_the_engine_from_stop
 
 
 async def test_steps_are_short_only_where_somebody_at_the_window_may_wait(
-    at: OpenDoor, monkeypatch: pytest.MonkeyPatch
+    at: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a processor, a prompt read in many short steps takes several times as long as in a few long ones."""
     steps: list[float] = []
@@ -585,16 +591,16 @@ async def test_steps_are_short_only_where_somebody_at_the_window_may_wait(
     assert steps == [forwarder.ALONE_STEP_MS, 0.0]
 
 
-async def test_shutting_it_ends_what_is_said_and_takes_in_nobody(at: OpenDoor, fake_engine: FakeEngine) -> None:
+async def test_shutting_it_ends_what_is_said_and_takes_in_nobody(at: RunningGateway, fake_engine: FakeEngine) -> None:
     """Also when nobody waits for it, as for a switch in a window that closes: the next one who shuts it does."""
     with contextlib.suppress(httpx2.RemoteProtocolError, httpx2.ReadError):
         async with long_answer(at, fake_engine) as answer:
             async for _ in answer.aiter_bytes():
-                first = asyncio.ensure_future(at.runtime.door.gateway.shut())
-                await until(lambda: at.runtime.door.gateway.url is None)
+                first = asyncio.ensure_future(at.runtime.api_server.gateway.shut())
+                await until(lambda: at.runtime.api_server.gateway.url is None)
                 first.cancel()
-                await at.runtime.door.close()
-    assert "the door" not in [task.get_name() for task in asyncio.all_tasks()]
+                await at.runtime.api_server.close()
+    assert "API server" not in [task.get_name() for task in asyncio.all_tasks()]
     assert at.last.stage is Stage.FAILED
     with pytest.raises(httpx2.ConnectError):
         await at.client.get("/health")
@@ -627,7 +633,7 @@ async def test_who_gives_up_opening_it_leaves_nobody_listening() -> None:
     await listening.close()
 
 
-async def found(at: OpenDoor, key: str, name: str, *words: str) -> int:
+async def found(at: RunningGateway, key: str, name: str, *words: str) -> int:
     """How much of a prompt was known before it was asked, by somebody who shows this key and gives this name."""
     at.runtime.chat.slots.restore_cost.speed.samples.extend([PrefillSample(1000, 1e6)] * 5)  # restoring pays
     said = chat_body(*words)
@@ -648,7 +654,7 @@ async def test_a_system_prompt_that_two_programs_sent_serves_the_third(
     fake_engine.set(FAKE_EXACT_ONLY=exact_only)
     ann, bob, cay, anybody = (KEYS[name] for name in ("ann", "bob", "cay", ""))
     few, secret = len(WORDS) // 2, "What nobody else is to know. " * 4
-    async with door(tmp_path / "home", settings, KEYS) as at:
+    async with running_gateway(tmp_path / "home", settings, KEYS) as at:
         for name in ("ann", "zed", "quill", "loom"):
             assert await found(at, anybody, name, secret) < few, "names that anybody may take do not count"
         assert await found(at, ann, "", secret) < few
@@ -656,12 +662,12 @@ async def test_a_system_prompt_that_two_programs_sent_serves_the_third(
         assert await found(at, bob, "", "Mine") < few, "it has not sent it before"
         told = await found(at, cay, "", secret)
         assert len(WORDS) - 20 < told < len(WORDS) + 60, "the system prompt, and nothing of what the first has asked"
-    async with door(tmp_path / "home", settings, KEYS) as at:
+    async with running_gateway(tmp_path / "home", settings, KEYS) as at:
         assert await found(at, anybody, "zed2", secret) == told, "as of any document for all"
 
 
 async def test_programs_share_their_memory_where_the_user_wants_it(tmp_path: Path, settings: Settings) -> None:
-    async with door(tmp_path / "home", replace(settings, door_share=True)) as at:
+    async with running_gateway(tmp_path / "home", replace(settings, api_share=True)) as at:
         await found(at, "none", "zed", "Tell me")
         assert await found(at, "none", "quill", "Tell me") > len(WORDS)
         chat = (await at.runtime.chat.new_conversation(WORDS)).id
@@ -669,5 +675,5 @@ async def test_programs_share_their_memory_where_the_user_wants_it(tmp_path: Pat
         assert reply.receipt.cached_tokens < len(WORDS) // 2, "what programs ask is not for chats"
         [kept] = [one for one in (await at.runtime.save_points.usage()).conversations if one.conversation_id != chat]
         assert program_of(kept.conversation_id) == "all programs"
-    async with door(tmp_path / "home", settings) as at:
+    async with running_gateway(tmp_path / "home", settings) as at:
         assert await found(at, "none", "zed", "Tell me") < len(WORDS) // 2, "and not any more where not"

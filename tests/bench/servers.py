@@ -72,7 +72,7 @@ class Address:
         return contextlib.closing(await asyncio.to_thread(begin))
 
 
-class Door(ABC):
+class Server(ABC):
     """One of those that are compared. What it keeps lies in a folder of its own, and is gone with it."""
 
     name: str
@@ -98,7 +98,7 @@ class Door(ABC):
         return 0
 
 
-class Ours(Door):
+class Ours(Server):
     name = "kvchat"
 
     def __init__(self, home: BenchHome) -> None:
@@ -107,7 +107,7 @@ class Ours(Door):
     async def open(self, slots: int) -> Address:
         self._home.settings = dataclasses.replace(self._home.settings, slots=slots)
         await self._home.restart()
-        return Address(await self._home.runtime.door.open("127.0.0.1", 0, {}))
+        return Address(await self._home.runtime.api_server.open("127.0.0.1", 0, {}))
 
     async def kill(self) -> None:
         """The engine alone: the bench is kvchat's own process."""
@@ -120,14 +120,14 @@ class Ours(Door):
         return Address(client.base_url, {"authorization": f"Bearer {client.key}"})
 
     async def idle(self) -> None:
-        await self._home.runtime.door.idle()
+        await self._home.runtime.api_server.idle()
         await self._home.runtime.chat.idle()
 
     async def disk_bytes(self) -> int:
         return (await self._home.runtime.save_points.usage()).physical_bytes
 
 
-class Direct(Door):
+class Direct(Server):
     """An engine without anything before it, as its makers have it: it keeps other prompts in memory."""
 
     name = "llama-server"
@@ -198,12 +198,12 @@ async def others(location: EngineLocation, plan: LaunchPlan, place: Path) -> Asy
     """The engine itself, and hearth where it is installed; ended and removed afterwards. `place`: for their folders."""
     kinds = [Direct, *([Hearth] if shutil.which(HEARTH) else [])]
     with tempfile.TemporaryDirectory(prefix="bench-", dir=place) as folder:
-        doors = [kind(location, plan, Path(tempfile.mkdtemp(dir=folder))) for kind in kinds]
+        servers = [kind(location, plan, Path(tempfile.mkdtemp(dir=folder))) for kind in kinds]
         try:
-            yield doors
+            yield servers
         finally:
-            for door in doors:
-                await door.close()
+            for server in servers:
+                await server.close()
 
 
 async def _begun(command: list[str], environment: Mapping[str, str], url: str) -> EngineProcess:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.switching import SwitchingHost
 from kvchat.errors import KvchatError
-from kvchat.gateway.keys import EVERYBODY, DoorKeys, Keys
+from kvchat.gateway.keys import EVERYBODY, Keys, KeyStore
 from kvchat.kvstore.savepoint import program_owner
 from kvchat.library.model_library import ModelLibrary
 from kvchat.session.slots import Slots
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvchat.gateway.gateway import Gateway
     from kvchat.gateway.requests import Passage, Totals
 
-DOOR_SETTINGS = ("door", "door_host", "door_port", "door_origins")
+API_SETTINGS = ("api_server", "api_host", "api_port", "api_origins")
 SAVED_AFTER_S = 5.0  # batches requests into one write
 
 
@@ -39,7 +39,7 @@ class InEngine:
 
 
 @dataclass
-class DoorService:
+class ApiService:
     paths: Paths
     settings: Callable[[], Settings]
     slots: Slots
@@ -70,9 +70,9 @@ class DoorService:
             found = [str(model.path) for model in await self.models.usable()]
             return [Model(self.model.name_of(path), path) for path in found]
 
-        catalogue = Catalogue(in_use, look, lambda: self.settings().door_any_model)
+        catalogue = Catalogue(in_use, look, lambda: self.settings().api_any_model)
         self._gateway = Gateway(
-            self.slots, self.host, catalogue, self.absorb, self.rules, lambda: self.settings().door_share
+            self.slots, self.host, catalogue, self.absorb, self.rules, lambda: self.settings().api_share
         )
         self._gateway.passages.subscribe(self._count)
         return self._gateway
@@ -107,11 +107,11 @@ class DoorService:
         return self.gateway.passages.subscribe(tell)
 
     def rules(self, program: str) -> frozenset[str]:
-        chosen = (rule.rpartition(" ") for rule in self.settings().door_rules)
+        chosen = (rule.rpartition(" ") for rule in self.settings().api_rules)
         return frozenset(rule for name, _, rule in chosen if name == program)
 
     async def keys(self) -> dict[str, str]:
-        return await asyncio.to_thread(DoorKeys(self.paths).load)
+        return await asyncio.to_thread(KeyStore(self.paths).load)
 
     async def make_key(self, program: str = EVERYBODY) -> None:
         await self._change_keys("make", program)
@@ -138,17 +138,17 @@ class DoorService:
                 return
             settings = self.settings()
             self.url = None
-            if not settings.door:
+            if not settings.api_server:
                 if self._gateway is not None:
                     await self._gateway.shut()
                 return
             try:
-                self.url = await self._open(settings.door_host, settings.door_port, await self.keys())
+                self.url = await self._open(settings.api_host, settings.api_port, await self.keys())
             except KvchatError as error:
                 self.notify(error.title, error.explanation)
 
     async def changed(self, before: Settings, after: Settings) -> None:
-        if self._follows and any_changed(before, after, DOOR_SETTINGS):
+        if self._follows and any_changed(before, after, API_SETTINGS):
             await self.follow()
 
     async def open(self, host: str, port: int, keys: Mapping[str, str] | None = None) -> str:
@@ -197,11 +197,11 @@ class DoorService:
 
         owner = await asyncio.to_thread(owner_of, self.paths.data)
         let_in = Keys(keys, owner.api_key if owner and owner.pid == os.getpid() else "")
-        return await self.gateway.open(Checks(host, let_in, origins_in(self.settings().door_origins)), port)
+        return await self.gateway.open(Checks(host, let_in, origins_in(self.settings().api_origins)), port)
 
     async def _change_keys(self, what: str, program: str) -> None:
         try:
-            await asyncio.to_thread(getattr(DoorKeys(self.paths), what), program)
+            await asyncio.to_thread(getattr(KeyStore(self.paths), what), program)
         except OSError as error:
             raise SettingsNotSaved(self.paths.config, error) from error
         if self._follows:

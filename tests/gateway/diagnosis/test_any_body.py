@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvchat.gateway.medicine.prompts import Prompt
-from kvchat.gateway.medicine.rules import RULES, edited, located
+from kvchat.gateway.diagnosis.prompts import Prompt
+from kvchat.gateway.diagnosis.rules import RULES, edited, located
 from kvchat.gateway.mending import Mending, tokens_spared
 from tests.gateway import agents
 
@@ -40,13 +40,13 @@ _BODY = st.dictionaries(
 @settings(max_examples=200, deadline=None)
 @given(_BODY, _BODY, st.sampled_from([None, 0, 2]), st.booleans())
 def test_nothing_raises(one: dict[str, Any], other: dict[str, Any], indent: int | None, plain: bool) -> None:
-    medicine = Mending()
+    rewriter = Mending()
     for body in (one, other, one):
         raw = json.dumps(body, indent=indent, ensure_ascii=plain).encode("utf-8", "surrogatepass")
-        treated = medicine.treat("any", raw, body, RULES)
+        treated = rewriter.treat("any", raw, body, RULES)
         assert treated.changes or treated.raw is raw
         text = json.dumps(body)
-        parting = medicine.diagnosed("any", "model", Prompt([ord(letter) for letter in text], text, treated.body))
+        parting = rewriter.diagnosed("any", "model", Prompt([ord(letter) for letter in text], text, treated.body))
         assert parting is None or parting.cause
         tokens_spared(treated.changes, text, 1, 100)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from kvchat.gateway.medicine.prompts import SYSTEM_ROLES
+from kvchat.gateway.diagnosis.prompts import SYSTEM_ROLES
 from kvchat.words.language import N_
 
 _SPACE = re.compile(r"[ \t\n\r]*")

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvchat.gateway.medicine import causes, prompts
-from kvchat.gateway.medicine.causes import MENDED_BY
-from kvchat.gateway.medicine.prompts import Parting, Prompt
+from kvchat.gateway.diagnosis import causes, prompts
+from kvchat.gateway.diagnosis.causes import MENDED_BY
+from kvchat.gateway.diagnosis.prompts import Parting, Prompt
 from kvchat.gateway.mending import Mending
 from kvchat.words.reasons import Reason, ReasonCode, reason_of
 from tests.gateway import agents
@@ -24,9 +24,9 @@ LONG = "x = 1  # " + "and so on " * 400
 
 
 def parting(one: Prompt, other: Prompt) -> Parting | None:
-    medicine = Mending()
-    assert medicine.diagnosed("program", "model", one) is None
-    return medicine.diagnosed("program", "model", other)
+    rewriter = Mending()
+    assert rewriter.diagnosed("program", "model", one) is None
+    return rewriter.diagnosed("program", "model", other)
 
 
 def why(one: Body, other: Body) -> Reason:

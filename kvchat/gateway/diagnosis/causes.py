@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from kvchat.gateway.medicine.prompts import NOTHING_KNOWN, Contents, Message, Parting, Prompt
-from kvchat.gateway.medicine.rules import BILLING_HEADER, CLOCK, HOLD_CLOCK, has_date, masked
+from kvchat.gateway.diagnosis.prompts import NOTHING_KNOWN, Contents, Message, Parting, Prompt
+from kvchat.gateway.diagnosis.rules import BILLING_HEADER, CLOCK, HOLD_CLOCK, has_date, masked
 from kvchat.words.folding import shared_text
 from kvchat.words.reasons import Reason, ReasonCode
 
