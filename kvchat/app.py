@@ -21,7 +21,7 @@ from PySide6.QtGui import QFileOpenEvent
 from PySide6.QtWidgets import QApplication
 
 from kvchat import __version__
-from kvchat.chat.record.database import Database, Drafts, store_drafts
+from kvchat.chat.record.database import Database
 from kvchat.cli.owned import Commands, DataFolderInUse, show_running_window
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings
@@ -244,7 +244,7 @@ class _FirstDrafts:
                 chats = await run(database.newest, _FIRST_CHATS)
             else:  # the sidebar's own order decides
                 chats = await run(database.conversations)
-            window.show_first(chats, await Drafts(database, self._worker).texts(), self)
+            window.show_first(chats, await run(database.draft_texts), self)
 
     def keep(self, conversation_id: str, text: str) -> None:
         self._unsaved[conversation_id] = text
@@ -263,4 +263,4 @@ class _FirstDrafts:
         while self._unsaved and self._database is not None:
             drafts, self._unsaved = self._unsaved, {}
             with contextlib.suppress(KvchatError):
-                await self._worker.run(store_drafts, self._database, drafts)
+                await self._worker.run(self._database.store_drafts, drafts)

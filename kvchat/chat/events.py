@@ -46,14 +46,13 @@ class MessagesChanged(_ChatEvent):
 
 @dataclass(frozen=True)
 class WaitingForChat(_ChatEvent):
-    other_chat: str
+    """The turn waits for a reply in another chat."""
 
 
 @dataclass(frozen=True)
 class Prefilling(_ChatEvent):
     done: int  # tokens, with cached ones
     total: int
-    cached: int
 
 
 @dataclass(frozen=True)
@@ -127,10 +126,7 @@ class QuestionNotStored(_ChatEvent):
 
 @dataclass(frozen=True)
 class Absorbed:
-    """The store has deduplicated saved states; only new rows were written."""
-
-    save_points: int
-    bytes_written: int
+    """The store has processed saved states."""
 
 
 @dataclass(frozen=True)

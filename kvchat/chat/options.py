@@ -11,12 +11,12 @@ import dataclasses
 import json
 import math
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvchat.chat.record.database import ConversationGone, Database
-from kvchat.chat.record.messages import NEW_CHAT_ID, Conversation, Message, Role, new_message
+from kvchat.chat.record.messages import NEW_CHAT_ID, Attachment, Conversation, Message, Role, new_message
+from kvchat.chat.record.titles import NEW_TITLE
 from kvchat.engine.api.wire import MAX_GRAMMAR_CHARS, MAX_NESTING, Sampling, nesting_depth
 from kvchat.errors import KvchatError
 from kvchat.session.host import TemplateOptions
@@ -208,29 +208,25 @@ def store_options(database: Database, conversation_id: str, options: ChatOptions
 
 @dataclass(frozen=True)
 class NewChat:
-    """A chat stored together with its first question, so that a full disk leaves no empty chat."""
+    """A chat stored together with its first message, so that a full disk leaves no empty chat."""
 
-    create: Callable[[Database, str], object]  # stores it under that id; raises KvchatError
+    title: str
+    system: str = ""
+    documents: tuple[Attachment, ...] = ()  # of the system prompt
+    model: str | None = None  # path
+    options: ChatOptions = NO_OPTIONS
+    prepared: str | None = None  # id of the prepared set with these documents
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def with_model(self, model: str) -> NewChat:
-        def create(database: Database, id: str) -> None:
-            self.create(database, id)
-            remember_model(database, id, model, replace=True)
 
-        return replace(self, create=create)
+def chat_from_preset(preset: Preset) -> NewChat:
+    return NewChat(_(NEW_TITLE), preset.system, model=preset.model, options=preset.options)
 
 
-def create_chat_from_preset(database: Database, title: str, preset: Preset, id: str = "") -> Conversation:
+def store_chat(database: Database, new: NewChat) -> Conversation:
+    """Store the chat. Raises StorageFailed."""
     with database.transaction():
-        made = database.create_conversation(title, preset.system or None, id=id)
-        store_options(database, made.id, preset.options)
-        if preset.model:
-            remember_model(database, made.id, preset.model, replace=True)
+        made = database.create_conversation(new.title, new.system, new.documents, id=new.id)
+        statement = "UPDATE conversations SET model = ?, options = ?, prepared = ? WHERE id = ?"
+        database.write(statement, (new.model, options_to_json(new.options), new.prepared, new.id))
     return made
-
-
-def remember_model(database: Database, conversation_id: str, model: str, *, replace: bool) -> None:
-    """Set a conversation's model; without `replace`, only if it has none yet. Raises StorageFailed."""
-    statement = "UPDATE conversations SET model = ? WHERE id = ? AND (? OR model IS NULL)"
-    database.write(statement, (model, conversation_id, replace))

@@ -11,13 +11,12 @@ from typing import Literal, ParamSpec, TypeVar
 from kvchat.chat.context import ContextService, ReplyInProgress
 from kvchat.chat.deletion import PermanentDeletion, RecentlyDeleted
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged
-from kvchat.chat.options import NewChat, Preset, create_chat_from_preset, remember_model
+from kvchat.chat.options import NewChat, Preset, chat_from_preset, store_chat
 from kvchat.chat.options_service import OptionsService
 from kvchat.chat.prepared.library import Library
 from kvchat.chat.record import tree
-from kvchat.chat.record.database import Database, Draft, Drafts
+from kvchat.chat.record.database import Database, Draft
 from kvchat.chat.record.messages import NEW_CHAT_ID, Attachment, Conversation, Message, MessageState, Role
-from kvchat.chat.record.titles import NEW_TITLE
 from kvchat.chat.record.tree import RemovedMessages
 from kvchat.chat.search import Finder
 from kvchat.chat.turn import turns
@@ -34,7 +33,6 @@ from kvchat.kvstore.store import BlockStore
 from kvchat.session.host import EngineHost
 from kvchat.session.slots import Slots
 from kvchat.system.concurrency import Background, Worker
-from kvchat.words.language import _
 from kvchat.words.reasons import Reason
 
 P = ParamSpec("P")
@@ -77,7 +75,7 @@ class ChatService:
             read_ahead_off_reason=read_ahead_off_reason,
         )
         self.title_generator, self.forecasts = TitleGenerator(turn_context), Forecasts(turn_context)
-        self.drafts, self.finder = Drafts(database, worker), Finder(database, worker)
+        self.finder = Finder(database, worker)
         self.read_ahead = ReadAhead(turn_context)
         self.context = ContextService(turn_context, self.is_answering)
         self.options = OptionsService(turn_context, self.is_answering)
@@ -125,18 +123,15 @@ class ChatService:
         )
 
     async def new_conversation(self, system: str | None = None) -> Conversation:
-        return await self.create_from_preset(await self._preset(system))
+        return await self.create(await self.new_chat(system))
 
     async def new_chat(self, system: str | None = None) -> NewChat:
-        preset = await self._preset(system)
-        return NewChat(lambda database, id: create_chat_from_preset(database, _(NEW_TITLE), preset, id))
+        """Return a chat with this system prompt or, without one, with the default preset."""
+        preset = await self.options.default_preset() if system is None else None
+        return chat_from_preset(preset or Preset("", system or ""))
 
-    async def _preset(self, system: str | None) -> Preset:
-        default = await self.options.default_preset() if system is None else None
-        return default or Preset("", system or "")
-
-    async def create_from_preset(self, preset: Preset) -> Conversation:
-        made = await self.turn_context.run_in_database(create_chat_from_preset, _(NEW_TITLE), preset)
+    async def create(self, new: NewChat) -> Conversation:
+        made = await self.turn_context.run_in_database(store_chat, new)
         self.events.publish(ConversationsChanged())
         return made
 
@@ -146,7 +141,8 @@ class ChatService:
         self.events.publish(ConversationsChanged())
 
     async def use_model(self, conversation_id: str, model: str) -> None:
-        await self._worker.run(remember_model, self._database, conversation_id, model, replace=True)
+        statement = "UPDATE conversations SET model = ? WHERE id = ?"
+        await self._worker.run(self._database.write, statement, (model, conversation_id))
         self.events.publish(ConversationsChanged())
 
     async def relocate_model(self, old: str, new: str) -> None:

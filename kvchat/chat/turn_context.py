@@ -144,6 +144,6 @@ class TurnContext:
             self.events.publish(Notice(refusal.title, refusal.explanation))
             return
         if report.save_points:
-            self.events.publish(Absorbed(report.save_points, report.bytes_written))
+            self.events.publish(Absorbed())
         for reason in report.refused:
             self.events.publish(Notice(_("The memory of a chat was not saved"), reason.in_a_sentence))

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvchat.chat.attachments import read_attachment
 from kvchat.chat.events import (
@@ -237,7 +237,7 @@ async def open_chat_session(options: AskOptions, commands: Commands) -> AsyncIte
         if options.model is not None:
             model = str(options.model)
             if new is not None:
-                new = new.with_model(model)
+                new = replace(new, model=model)
             else:
                 await runtime.chat.use_model(chat_id, model)
         sampling = Sampling(options.max_tokens, options.temperature, options.seed)
@@ -263,7 +263,7 @@ async def _select_chat(runtime: Runtime, options: AskOptions) -> str | NewChat:
             print_err(_("“{name}” must be processed first, which takes {time}: {why}", name=name, time=time, why=why))
         else:
             print_err(_("“{name}” must be processed first: {why}", name=name, why=why))
-    return library.new_chat(prepared)
+    return await library.new_chat(prepared)
 
 
 async def ask(options: AskOptions, commands: Commands) -> int:

@@ -179,7 +179,7 @@ async def _documents(home: BenchHome, sender: Sender, tokens: int) -> dict[str, 
         own = 0
         for number in range(CHATS):
             print_err(f"Chat {number + 1} of {CHATS} …")
-            chat = await library.begin(prepared)
+            chat = await home.runtime.chat.create(await library.new_chat(prepared))
             await home.ask(chat.id, f"{number}. {await home.notes(OWN_TOKENS, 1000 * number)}")
             own += home.saved[-1].tokens - prepared.tokens
         after = await home.runtime.save_points.usage()
@@ -188,7 +188,7 @@ async def _documents(home: BenchHome, sender: Sender, tokens: int) -> dict[str, 
             print_err(f"A new chat on them, round {number + 1} of {ROUNDS}: after a restart, hot …")
             await home.restart()
             for receipts, asked in ((first, 2 * number), (hot, 2 * number + 1)):
-                chat = await home.runtime.chat.library.begin(prepared)
+                chat = await home.runtime.chat.create(await home.runtime.chat.library.new_chat(prepared))
                 receipts.append(await sender.write(chat.id, question(asked)))
     row = (await home.runtime.engine.ready()).kv_bytes_per_token
     disk, unique = after.physical_bytes - before.physical_bytes, round((prepared.tokens + own) * row)

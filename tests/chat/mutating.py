@@ -6,7 +6,6 @@ Only documented errors may come out, nothing may hang, what is not touched stays
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import shutil
@@ -22,7 +21,7 @@ from pathlib import Path
 from kvchat.chat.deletion import entries
 from kvchat.chat.options import ChatOptions, answer_settings, presets, store_options
 from kvchat.chat.record import tree
-from kvchat.chat.record.database import INTERRUPT_ABANDONED, Database, Drafts
+from kvchat.chat.record.database import INTERRUPT_ABANDONED, Database
 from kvchat.chat.record.messages import Attachment, Message, MessageState, Receipt, Role, prompt_messages
 from kvchat.chat.record.recovery import back_up
 from kvchat.chat.search import find, index_batch
@@ -30,7 +29,6 @@ from kvchat.chat.turn import turns
 from kvchat.engine.api.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.proof import Source
-from kvchat.system.concurrency import Worker
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer.backup import repair
 from kvchat.transfer.exporting import ExportForm, export_file
@@ -152,9 +150,8 @@ def use(paths: Paths) -> set[str]:
         _try(lambda: database.write(INTERRUPT_ABANDONED, ()))
         for read in (entries, tree.removed_messages, presets):
             _try(lambda read=read: read(database, 0.0) if read is entries else read(database))  # type: ignore[misc]
-        drafts = Drafts(database, Worker("database"))
-        _try(lambda: asyncio.run(drafts.texts()))
-        _try(lambda: asyncio.run(drafts.attachments()))
+        _try(database.draft_texts)
+        _try(database.draft_attachments)
         _try(lambda: [index_batch(database) for _ in range(20)])
         _try(lambda: find(database, "notes lakes"))
         for conversation in _try(database.conversations) or []:

@@ -17,6 +17,7 @@ import pytest
 from kvchat.chat import deletion
 from kvchat.chat.events import Notice
 from kvchat.chat.record import recovery
+from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment
 from kvchat.chat.record.recovery import back_up, list_backups
 from kvchat.chat.record.titles import title_from
@@ -119,8 +120,10 @@ async def test_a_deleted_chat_is_nowhere(stage: Stage) -> None:
     await stage.answered(await stage.chat())
     chat = await asked(stage)
     await stage.runtime.chat.rename(chat, f"About the {SECRET}")
-    await stage.runtime.chat.drafts.store(
-        {chat: f"More about {SECRET}"}, {chat: (Attachment("more.txt", 9, "h", f"Even more about {SECRET}"),)}
+    await stage.runtime.chat.turn_context.run_in_database(
+        Database.store_drafts,
+        {chat: f"More about {SECRET}"},
+        {chat: (Attachment("more.txt", 9, "h", f"Even more about {SECRET}"),)},
     )
     await stage.runtime.chat.delete(chat)
     await stage.runtime.chat.idle()

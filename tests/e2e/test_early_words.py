@@ -61,9 +61,9 @@ if moment == "imports":  # never
 elif moment == "before it is stored":
     turns.store_question = dies(turns.store_question, after=False)
 elif moment == "while it is stored":
-    turns.store_drafts = dies(turns.store_drafts, after=False)
+    turns.Database.store_drafts = dies(turns.Database.store_drafts, after=False)
 elif moment == "before the commit":
-    turns.store_drafts = dies(turns.store_drafts, after=True)
+    turns.Database.store_drafts = dies(turns.Database.store_drafts, after=True)
 elif moment == "after the commit":
     turns.ConversationsChanged = dies(turns.ConversationsChanged, after=False)  # told first after it
 sys.exit(app.run(starter=False, hidden=False))

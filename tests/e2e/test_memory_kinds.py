@@ -217,7 +217,7 @@ async def asked(app: App, one: PreparedSet) -> tuple[str, int, int, Source]:
     """A first question in a new chat after a restart: the reply, tokens cached and in all, and where from."""
 
     async def ask(runtime: Runtime) -> object:
-        chat = await runtime.chat.library.begin(one)
+        chat = await runtime.chat.create(await runtime.chat.library.new_chat(one))
         return await runtime.chat.send(chat.id, QUESTION, GREEDY)
 
     reply = await app.once(ask)

@@ -244,7 +244,7 @@ async def test_a_flipped_byte_of_a_block_reaches_no_engine(tmp_path, monkeypatch
             assert int(again.headers["x-kvchat-found"]) < few
         else:
             if way == "prepared":
-                chat = (await at.runtime.chat.library.begin(read)).id
+                chat = (await at.runtime.chat.create(await at.runtime.chat.library.new_chat(read))).id
             if way == "looked at":
                 await at.runtime.start_engine()
                 await at.runtime.engine.ready()

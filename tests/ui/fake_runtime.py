@@ -231,8 +231,8 @@ class FakeDocuments(Library):
         del self.standing[one.id]
         self._chat.events.publish(LibraryChanged())
 
-    async def begin(self, one: PreparedSet) -> Conversation:
-        return self._chat.add(one.name)
+    async def new_chat(self, one: PreparedSet) -> NewChat:
+        return NewChat(one.name)
 
 
 class FakeChat(ChatService):

@@ -16,9 +16,10 @@ from pathlib import Path
 from blake3 import blake3
 
 from kvchat.chat.attachments import AttachmentError, document_from_bytes, is_picture, read_bytes
+from kvchat.chat.options import NewChat
 from kvchat.chat.prepared.gitignore import IgnoreRules, read_rules
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import Attachment, Conversation, Message, Role, as_datetime, as_text, new_message
+from kvchat.chat.record.messages import Attachment, Message, Role, as_datetime, as_text, new_message
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.words.language import N_, _, listed, number, several
@@ -239,7 +240,8 @@ def remove(database: Database, prepared: PreparedSet) -> None:
         db.execute("INSERT OR IGNORE INTO deleted VALUES (?1, ?1)", (prepared.owner,))
 
 
-def create_chat(database: Database, prepared: PreparedSet, id: str = "") -> Conversation:
+def new_chat(database: Database, prepared: PreparedSet) -> NewChat:
+    """Return a chat that starts with copies of the documents, so that it does not change with the set."""
     row = next(iter(database.rows("SELECT texts FROM prepared WHERE id = ?", (prepared.id,))), None)
     if row is None:
         raise PreparationError(
@@ -247,10 +249,7 @@ def create_chat(database: Database, prepared: PreparedSet, id: str = "") -> Conv
         )
     texts = json.loads(as_text(row["texts"]))
     documents = [Document(source, text).attachment for source, text in zip(prepared.sources, texts, strict=True)]
-    with database.transaction() as db:
-        made = database.create_conversation(prepared.name, INSTRUCTION, documents, id=id)
-        db.execute("UPDATE conversations SET prepared = ? WHERE id = ?", (prepared.id, made.id))
-    return made
+    return NewChat(prepared.name, INSTRUCTION, tuple(documents), prepared=prepared.id)
 
 
 def chat_documents(database: Database, conversation_id: str) -> tuple[str | None, list[tuple[str, str]]]:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from blake3 import blake3
 
 from kvchat.chat.attachments import AttachmentError
-from kvchat.chat.events import ConversationsChanged, LibraryChanged
+from kvchat.chat.events import LibraryChanged
 from kvchat.chat.options import NewChat
 from kvchat.chat.prepared import documents as record
 from kvchat.chat.prepared.documents import (
@@ -26,7 +26,7 @@ from kvchat.chat.prepared.documents import (
     read_documents,
     system_message,
 )
-from kvchat.chat.record.messages import Conversation, prompt_content, prompt_messages
+from kvchat.chat.record.messages import prompt_content, prompt_messages
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.client import count_tokens_up_to
 from kvchat.engine.api.errors import EngineError
@@ -180,13 +180,8 @@ class Library:
             await asyncio.to_thread(self._turn_context.slots.store.inventory.pin, prepared.owner, False)
         await self._purge({prepared.owner: {prepared.owner}})
 
-    async def begin(self, prepared: PreparedSet) -> Conversation:
-        made = await self._turn_context.run_in_database(record.create_chat, prepared)
-        self._turn_context.events.publish(ConversationsChanged())
-        return made
-
-    def new_chat(self, prepared: PreparedSet) -> NewChat:
-        return NewChat(lambda database, id: record.create_chat(database, prepared, id))
+    async def new_chat(self, prepared: PreparedSet) -> NewChat:
+        return await self._turn_context.run_in_database(record.new_chat, prepared)
 
     async def names_by_owner(self) -> dict[str, str]:
         rows = await self._turn_context.worker.run(self._turn_context.database.rows, "SELECT id, name FROM prepared")

@@ -30,7 +30,6 @@ from kvchat.chat.record.messages import (
 )
 from kvchat.errors import KvchatError
 from kvchat.session.restore_cost import PrefillSample
-from kvchat.system.concurrency import Worker
 from kvchat.words.language import _
 
 INTERRUPT_ABANDONED = "UPDATE messages SET state = 'interrupted' WHERE state = 'streaming'"
@@ -233,6 +232,34 @@ class Database(DatabaseFile):
         rates = [float(rate) for (rate,) in self.rows(query) if rate]
         return statistics.median(rates) if rates else None
 
+    def draft_texts(self) -> dict[str, str]:
+        return {as_text(row["conversation_id"]): as_text(row["text"]) for row in self.rows("SELECT * FROM drafts")}
+
+    def draft_attachments(self) -> dict[str, tuple[Attachment, ...]]:
+        attachments: dict[str, tuple[Attachment, ...]] = {}
+        for row in self.rows("SELECT * FROM draft_attachments ORDER BY position"):
+            id = as_text(row["conversation_id"])
+            attachments[id] = (*attachments.get(id, ()), attachment_from_row(row))
+        return attachments
+
+    def store_drafts(
+        self, texts: Mapping[str, str], attachments: Mapping[str, Sequence[Attachment]] = MappingProxyType({})
+    ) -> None:
+        """Store drafts by conversation id; delete empty ones and those of deleted conversations."""
+        chats = f"SELECT 1 FROM conversations WHERE id = replace(?1, '{QUEUED_PREFIX}', '')"
+        exists = f"EXISTS ({chats} UNION SELECT 1 WHERE ?1 = '')"
+        with self.transaction() as db:
+            for id, text in texts.items():
+                db.execute("DELETE FROM drafts WHERE conversation_id = ?", (id,))
+                if text:
+                    db.execute(f"INSERT INTO drafts SELECT ?1, ?2 WHERE {exists}", (id, text))
+            for id, files in attachments.items():
+                db.execute("DELETE FROM draft_attachments WHERE conversation_id = ?", (id,))
+                db.executemany(
+                    f"INSERT INTO draft_attachments SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7 WHERE {exists}",
+                    [(id, i, a.name, a.size, a.hash, a.text, a.data) for i, a in enumerate(files)],
+                )
+
     def _leaf_of(self, conversation_id: str) -> str | None:
         here = "SELECT leaf_id FROM conversations JOIN messages ON messages.id = leaf_id WHERE conversations.id = ?"
         newest = "SELECT id FROM messages WHERE conversation_id = ? ORDER BY place DESC LIMIT 1"
@@ -268,45 +295,3 @@ class Draft:
     conversation_id: str
     text: str = ""
     attachments: tuple[Attachment, ...] = ()
-
-
-class Drafts:
-    """Stored drafts by conversation id. Raises StorageFailed."""
-
-    def __init__(self, database: Database, worker: Worker) -> None:
-        self._database, self._worker = database, worker
-
-    async def texts(self) -> dict[str, str]:
-        rows = await self._worker.run(self._database.rows, "SELECT * FROM drafts")
-        return {as_text(row["conversation_id"]): as_text(row["text"]) for row in rows}
-
-    async def attachments(self) -> dict[str, tuple[Attachment, ...]]:
-        found: dict[str, tuple[Attachment, ...]] = {}
-        for row in await self._worker.run(self._database.rows, "SELECT * FROM draft_attachments ORDER BY position"):
-            id = as_text(row["conversation_id"])
-            found[id] = (*found.get(id, ()), attachment_from_row(row))
-        return found
-
-    async def store(self, drafts: Mapping[str, str], attachments: Mapping[str, tuple[Attachment, ...]]) -> None:
-        """Store these drafts and attachments; delete empty ones and those of deleted conversations."""
-        await self._worker.run(store_drafts, self._database, dict(drafts), dict(attachments))
-
-
-def store_drafts(
-    database: Database,
-    drafts: Mapping[str, str],
-    attachments: Mapping[str, tuple[Attachment, ...]] = MappingProxyType({}),
-) -> None:
-    chats = f"SELECT 1 FROM conversations WHERE id = replace(?1, '{QUEUED_PREFIX}', '')"
-    exists = f"EXISTS ({chats} UNION SELECT 1 WHERE ?1 = '')"
-    with database.transaction() as db:
-        for id, text in drafts.items():
-            db.execute("DELETE FROM drafts WHERE conversation_id = ?", (id,))
-            if text:
-                db.execute(f"INSERT INTO drafts SELECT ?1, ?2 WHERE {exists}", (id, text))
-        for id, files in attachments.items():
-            db.execute("DELETE FROM draft_attachments WHERE conversation_id = ?", (id,))
-            db.executemany(
-                f"INSERT INTO draft_attachments SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7 WHERE {exists}",
-                [(id, i, a.name, a.size, a.hash, a.text, a.data) for i, a in enumerate(files)],
-            )

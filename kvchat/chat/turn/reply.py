@@ -170,7 +170,7 @@ class ReplyWriter:
             self._longest_gap_s = max(self._longest_gap_s, gap)
         self._timings = timings = chunk.timings or self._timings
         if progress := chunk.progress:
-            self._events.publish(Prefilling(conversation, progress.processed, progress.total, progress.cache))
+            self._events.publish(Prefilling(conversation, progress.processed, progress.total))
         text, thinking = chunk.text, chunk.thinking
         if not (text or thinking):
             return

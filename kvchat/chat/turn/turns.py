@@ -15,8 +15,8 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForChat,
 )
-from kvchat.chat.options import NewChat, remember_model
-from kvchat.chat.record.database import Database, Draft, store_drafts
+from kvchat.chat.options import NewChat, store_chat
+from kvchat.chat.record.database import Database, Draft
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import AWAITS_MODEL, WRITTEN_HERE, Attachment, Message, MessageState, Role
 from kvchat.chat.record.titles import title_from
@@ -37,13 +37,13 @@ def store_question(
     """Store the user's next message; the first names the chat. `drafts`: what remains of the source drafts."""
     with database.transaction():
         if new is not None and database.conversation(conversation_id) is None:
-            new.create(database, conversation_id)
+            store_chat(database, new)
         first = not any(message.role is Role.USER for message in database.branch(conversation_id))
         question = database.append_question(conversation_id, text, attachments)
         if first:
             database.rename(conversation_id, title_from(text or attachments[0].name), by_user=False)
         texts = {draft.conversation_id: draft.text for draft in drafts}
-        store_drafts(database, texts, {draft.conversation_id: draft.attachments for draft in drafts})
+        database.store_drafts(texts, {draft.conversation_id: draft.attachments for draft in drafts})
     return TurnStart(question.id)
 
 
@@ -123,7 +123,7 @@ class Turns:
                 chat, events = turn.conversation_id, self._turn_context.events
                 model = (await self._turn_context.answer_settings(chat)).model
                 async with self._turn_context.slots.turn(
-                    chat, model, lambda ahead: events.publish(WaitingForChat(chat, ahead))
+                    chat, model, lambda _ahead: events.publish(WaitingForChat(chat))
                 ):
                     if turn.on_start is not None:
                         others = [other for other in self._turns if other is not turn and not other.answered]
@@ -163,7 +163,8 @@ class Turns:
                 with turn_context.database.transaction():
                     beginning = turn.store_question()
                     if model:
-                        remember_model(turn_context.database, conversation_id, model, replace=False)
+                        statement = "UPDATE conversations SET model = ? WHERE id = ? AND model IS NULL"
+                        turn_context.database.write(statement, (model, conversation_id))
                     return beginning
 
             beginning = await turn_context.worker.run(store)

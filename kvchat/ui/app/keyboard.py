@@ -23,7 +23,7 @@ from PySide6.QtWidgets import (
 )
 from shiboken6 import isValid
 
-from kvchat.chat.options import Preset
+from kvchat.chat.options import Preset, chat_from_preset
 from kvchat.runtime import Runtime
 from kvchat.settings import ZOOMS
 from kvchat.ui.base.tasks import TaskRunner
@@ -111,7 +111,7 @@ class KeyboardController(QObject):
 
         def begin_with(preset: Preset) -> None:
             async def begin() -> None:
-                self._chat.open((await self._runtime.chat.create_from_preset(preset)).id)
+                self._chat.open((await self._runtime.chat.create(chat_from_preset(preset))).id)
 
             field.clear()
             self._runner.start(begin())

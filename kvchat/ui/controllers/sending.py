@@ -13,7 +13,7 @@ from PySide6.QtCore import QObject, Signal
 from kvchat.chat.attachments import document_from_text
 from kvchat.chat.events import Event, MessagesChanged, QuestionNotStored, ReplyFinished
 from kvchat.chat.options import NewChat
-from kvchat.chat.record.database import Draft
+from kvchat.chat.record.database import Database, Draft
 from kvchat.chat.record.messages import NEW_CHAT_ID, QUEUED_PREFIX, Attachment, MessageState
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
@@ -32,7 +32,8 @@ class DraftController(Controller):
 
     def __init__(self, runtime: Runtime, views: Views, current: Callable[[], str | None], parent: QObject) -> None:
         super().__init__(runtime, views, parent)
-        self._drafts, self._composer, self.current = runtime.chat.drafts, views.composer, current
+        self._composer, self.current = views.composer, current
+        self._run_in_database = runtime.chat.turn_context.run_in_database
         self._texts: dict[str, str] = {}
         self._attached: dict[str, tuple[Attachment, ...]] = {}
         self._unkept: dict[str, str] = {}
@@ -47,7 +48,8 @@ class DraftController(Controller):
 
         A draft too long for the composer to lay out in time becomes an attachment.
         """
-        self._texts, self._attached = await self._drafts.texts(), await self._drafts.attachments()
+        self._texts = await self._run_in_database(Database.draft_texts)
+        self._attached = await self._run_in_database(Database.draft_attachments)
         for key in [key for key, text in self._texts.items() if not fits_field(text)]:
             document = await asyncio.to_thread(document_from_text, _(PASTED), self._texts[key])
             self.set(key, "")
@@ -115,7 +117,7 @@ class DraftController(Controller):
         attached = {key: files for key, files in self._unkept_attached.items() if self._sending[key] <= 0}
         if not texts and not attached:
             return
-        await self._drafts.store(texts, attached)
+        await self._run_in_database(Database.store_drafts, texts, attached)
         self._told = False
         # drop drafts that did not change while saving
         self._unkept = {key: text for key, text in self._unkept.items() if texts.get(key) is not text}

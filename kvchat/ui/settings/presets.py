@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QLayout, QListWidget, QListWidgetItem, QWidget
 
-from kvchat.chat.options import InvalidOptions, Preset
+from kvchat.chat.options import InvalidOptions, Preset, chat_from_preset
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row, styled
 from kvchat.ui.base.tasks import TaskRunner
@@ -320,7 +320,7 @@ class ChatSettings(OptionsPanel):
         await chat.options.validate(values.options)
         if id is None:
             own = model if model != self._runtime.settings.model_path else None
-            made = await chat.create_from_preset(Preset("", values.system, own, values.options))
+            made = await chat.create(chat_from_preset(Preset("", values.system, own, values.options)))
             self.begun.emit(made.id)
         else:
             await chat.options.change(id, values.options)

@@ -172,7 +172,7 @@ class LibraryWindow(Panel):
 
     async def _begin(self, prepared: PreparedSet) -> None:
         if prepared.is_read:
-            chat = await self._library.begin(prepared)
+            chat = await self._runtime.chat.create(await self._library.new_chat(prepared))
             self.close()
             self.begun.emit(chat.id)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.prepared.documents import FileChanges, PreparationError
+from kvchat.chat.prepared.documents import FileChanges, PreparationError, PreparedSet
 from kvchat.chat.prepared.library import CHARACTERS_PER_TOKEN, ChatDocuments, reprocess_reason
-from kvchat.chat.record.messages import Role
+from kvchat.chat.record.messages import Conversation, Role
 from kvchat.session import prefill
 from kvchat.session.proof import Source
 from tests.chat.stage import Stage
@@ -26,6 +26,10 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+async def begin(stage: Stage, prepared: PreparedSet) -> Conversation:
+    return await stage.runtime.chat.create(await stage.runtime.chat.library.new_chat(prepared))
+
+
 async def changed(stage: Stage) -> FileChanges:
     [one] = await stage.runtime.chat.library.statuses(None, ())
     return one.changes
@@ -38,7 +42,7 @@ async def test_a_chat_on_prepared_documents_is_warm_from_its_first_question(stag
     assert one.tokens > 1000
     assert {point.conversation_id for point in stage.save_points()} == {one.owner}
     stage.runtime.chat.slots.forget()
-    chat = await library.begin(one)
+    chat = await begin(stage, one)
     first = (await stage.runtime.chat.turn_context.branch(chat.id))[0]
     assert first.role is Role.SYSTEM
     assert [document.name for document in first.attachments] == ["manual/a.md", "manual/b.md"]
@@ -69,7 +73,7 @@ async def test_where_states_cannot_be_cut_too_and_from_the_last_save_on(
     one = await library.read(made)
     again = stage.requests("/completion")[before:]
     assert min(len(body["prompt"]) for body in again) > saved >= 300  # type: ignore[arg-type]
-    chat = await library.begin(one)
+    chat = await begin(stage, one)
     receipt = await stage.answered(chat.id, "What of the boat?")
     assert receipt.cached_tokens >= one.tokens - 1
 
@@ -93,7 +97,7 @@ async def test_what_changed_is_said_and_read_again_from_there_on(stage: Stage, f
     library = stage.runtime.chat.library
     one = await library.read(await library.add([folder], "Manual"))
     assert not await changed(stage)
-    old = await library.begin(one)
+    old = await begin(stage, one)
     await stage.answered(old.id)
     (folder / "b.md").write_text("The boat. " + STORY)
     (folder / "new.md").write_text("The sea. " + STORY)
@@ -108,7 +112,7 @@ async def test_what_changed_is_said_and_read_again_from_there_on(stage: Stage, f
     assert not await changed(stage)
     own = [point for point in stage.save_points() if point.conversation_id == one.owner]
     assert [point.n_tokens for point in own] == [now.tokens]
-    texts = [(await stage.runtime.chat.turn_context.branch(chat.id))[0] for chat in (old, await library.begin(now))]
+    texts = [(await stage.runtime.chat.turn_context.branch(chat.id))[0] for chat in (old, await begin(stage, now))]
     assert "The boat" not in texts[0].attachments[1].text
     assert "The boat" in texts[1].attachments[1].text
 
@@ -133,7 +137,7 @@ async def test_what_is_removed_is_gone_and_its_chats_are_not(stage: Stage, folde
     one = await library.read(await library.add([folder], "Manual"))
     with pytest.raises(PreparationError):
         await library.add([folder], "Manual")
-    chat = await library.begin(one)
+    chat = await begin(stage, one)
     await stage.answered(chat.id)
     await library.remove(one)
     assert not await library.all()
@@ -146,7 +150,7 @@ async def test_what_a_chat_stands_on_is_known_also_when_that_is_read_again_or_re
 ) -> None:
     library = stage.runtime.chat.library
     one = await library.read(await library.add([folder], "Manual"))
-    chat, other = (await library.begin(one)).id, await stage.chat("Be brief.")
+    chat, other = (await begin(stage, one)).id, await stage.chat("Be brief.")
     assert await library.chat_documents(other) is None
     names = ("manual/a.md", "manual/b.md")
     assert await library.chat_documents(chat) == ChatDocuments(names, one, is_current=True)
@@ -189,7 +193,7 @@ async def test_a_restart_finds_it_and_why_it_would_not_be_ready_is_said(stage: S
     assert (standing.bytes, bool(standing.changes)) == (usage[one.owner].bytes, False)
     assert "longer than the current context" in reprocess_reason(found, usage[one.owner], now[0], 100)
     assert reprocess_reason(found, None, *now) == "its memory was deleted"
-    chat = await stage.runtime.chat.library.begin(found)
+    chat = await begin(stage, found)
     receipt = await stage.answered(chat.id, "What of the boat?")
     assert receipt.source is Source.DISK
     assert receipt.cached_tokens >= one.tokens - 1

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.deletion import purge_orphans
-from kvchat.chat.options import ChatOptions, answer_settings, remember_model, store_options
+from kvchat.chat.options import ChatOptions, answer_settings, store_options
 from kvchat.chat.record import migrations, tree
-from kvchat.chat.record.database import INTERRUPT_ABANDONED, ConversationGone, Database, Drafts
+from kvchat.chat.record.database import INTERRUPT_ABANDONED, ConversationGone, Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import (
     Attachment,
@@ -30,7 +30,6 @@ from kvchat.chat.record.messages import (
 )
 from kvchat.engine.api.wire import ChatMessage, Sampling
 from kvchat.session.proof import Source
-from kvchat.system.concurrency import Worker
 from kvchat.transfer.rows import conversation_rows, store_rows
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.chat.library import fill_chat
@@ -133,20 +132,17 @@ def test_a_long_conversation_is_deleted(database: Database) -> None:
     assert database.conversations() == []
 
 
-async def test_drafts_go_with_their_conversation(database: Database) -> None:
-    worker = Worker("test")
-    drafts = Drafts(database, worker)
+def test_drafts_go_with_their_conversation(database: Database) -> None:
     one, other = database.create_conversation("x"), database.create_conversation("y")
-    await drafts.store({one.id: "Dear", other.id: "湖", "": "Not begun", "gone": "lost"}, {})
+    database.store_drafts({one.id: "Dear", other.id: "湖", "": "Not begun", "gone": "lost"}, {})
     note, picture = Attachment("湖.txt", 9, "h", "A lake."), Attachment("a.png", 3, "i", "", b"\x89PN")
-    await drafts.store({one.id: ""}, {other.id: (note, picture), "": (note,), "gone": (note,), one.id: (picture,)})
-    await drafts.store({}, {one.id: ()})
-    assert await drafts.attachments() == {other.id: (note, picture), "": (note,)}
-    assert await drafts.texts() == {other.id: "湖", "": "Not begun"}
+    database.store_drafts({one.id: ""}, {other.id: (note, picture), "": (note,), "gone": (note,), one.id: (picture,)})
+    database.store_drafts({}, {one.id: ()})
+    assert database.draft_attachments() == {other.id: (note, picture), "": (note,)}
+    assert database.draft_texts() == {other.id: "湖", "": "Not begun"}
     database.delete(other.id)
-    assert await drafts.texts() == {"": "Not begun"}
-    assert await drafts.attachments() == {"": (note,)}
-    worker.close()
+    assert database.draft_texts() == {"": "Not begun"}
+    assert database.draft_attachments() == {"": (note,)}
 
 
 def test_readings_come_from_the_newest_long_prefills(database: Database) -> None:
@@ -285,7 +281,7 @@ def test_titles_cannot_turn_the_text_beside_them_around(tmp_path: Path) -> None:
 def test_a_fork_has_what_was_said_so_far_and_is_answered_alike(database: Database) -> None:
     chat = database.create_conversation("Lakes", "Be brief.").id
     store_options(database, chat, ChatOptions(Sampling(temperature=0.25)))
-    remember_model(database, chat, "/models/a.gguf", replace=True)
+    database.write("UPDATE conversations SET model = '/models/a.gguf' WHERE id = ?", (chat,))
     file = Attachment("lakes.txt", 5, "h", "Jeju", b"\x89PNG")
     database.append_question(chat, "Which is deepest?", (file,))
     leaf = database.branch(chat)[-1].id

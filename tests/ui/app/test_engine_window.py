@@ -41,7 +41,7 @@ async def test_numbers_that_are_looked_up(engine: EngineWindow) -> None:
 
 async def test_what_happens_is_followed_while_the_window_is_on_show(engine: EngineWindow, runtime: FakeRuntime) -> None:
     await until(lambda: engine.live.value("now") == "idle")
-    runtime.events.publish(Prefilling("a", 1000, 2000, 0))
+    runtime.events.publish(Prefilling("a", 1000, 2000))
     assert engine.live.value("now") == "processing, 1,000 of 2,000 tokens"
     runtime.events.publish(Speed("a", 40.4, 100))
     assert engine.live.value("now") == "generating, 40 tokens/s"

@@ -194,7 +194,7 @@ async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, q
     window.chat.sending.send("go on")
     await until(lambda: furnished.chat.answering_chat == "thesis")
     assert window.composer.button.accessibleName() == "Stop"
-    furnished.events.publish(Prefilling("thesis", 100, 400, 0))
+    furnished.events.publish(Prefilling("thesis", 100, 400))
     assert window.transcript.tail.pending.text() == "Processing 25 % of 400 tokens…"
     for piece in ("One ", "two ", "**three**"):
         furnished.chat.say("thesis", piece)
@@ -554,13 +554,13 @@ async def test_strip_shows_engine_context_and_turn(furnished: FakeRuntime, windo
     assert strip.model.whole == "SmolLM2-135M-Instruct"
     assert strip.context.text() == "context 32K"
     assert "trained for" in strip.context.toolTip()
-    furnished.events.publish(Prefilling("thesis", 2959, 5918, 0))
+    furnished.events.publish(Prefilling("thesis", 2959, 5918))
     assert strip.remarks.text == "processing 50 % of 5,918 tokens"
     assert strip.progress.isVisible()
     furnished.events.publish(FirstToken("thesis", 310, 5906, 5918, Verdict(Source.HOT, hollow=False, miss_reason=None)))
     assert strip.remarks.text == "still loaded · first token after 0.31 s"
     assert not strip.progress.isVisible()
-    furnished.events.publish(Prefilling("jeju", 1, 2, 0))
+    furnished.events.publish(Prefilling("jeju", 1, 2))
     assert strip.remarks.text == "still loaded · first token after 0.31 s"
     furnished.events.publish(Speed("thesis", 41.3, 6000))
     assert strip.context.isVisible()
@@ -667,7 +667,7 @@ async def test_escape_before_the_first_word_ends_what_the_strip_tells(
     await settled(window, furnished)
     window.chat.sending.send("What about chapter 4?")
     await until(lambda: furnished.chat.is_answering("thesis"), "the turn")
-    furnished.events.publish(Prefilling("thesis", 0, 559, 0))
+    furnished.events.publish(Prefilling("thesis", 0, 559))
     assert window.strip.progress.isVisible()
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Escape)
     await until(lambda: not window.strip.progress.isVisible(), "the end of the reading")
@@ -680,10 +680,10 @@ async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: Fake
     furnished.chat.ahead = "jeju"
     window.chat.sending.send("What about chapter 4?")
     await until(lambda: furnished.chat.is_answering("thesis"), "the turn")
-    furnished.events.publish(WaitingForChat("thesis", "jeju"))
+    furnished.events.publish(WaitingForChat("thesis"))
     pending, first = window.transcript.tail.pending, window.transcript.tail.first
     assert pending.text() == "Waiting for “Trip to Jeju”: generating its reply."
-    furnished.events.publish(Prefilling("jeju", 400, 1000, 0))
+    furnished.events.publish(Prefilling("jeju", 400, 1000))
     assert pending.text() == "Waiting for “Trip to Jeju”: processing 40 %."
     furnished.events.publish(ReplyDelta("jeju", "r", "It is an island", "", None))
     furnished.events.publish(Speed("jeju", 20.0, 1004))
@@ -694,7 +694,7 @@ async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: Fake
     question(window).yes.click()
     assert ("go_first", "thesis") in furnished.chat.calls
     furnished.chat.ahead = None
-    furnished.events.publish(Prefilling("thesis", 1, 10, 0))
+    furnished.events.publish(Prefilling("thesis", 1, 10))
     assert first.isHidden()
     assert pending.text().startswith("Processing")
 
@@ -702,7 +702,7 @@ async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: Fake
 async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
     newest, other = (chat.id for chat in (await furnished.chat.conversations())[:2])
     drafts = {other: "Before: ", newest: "Of another day"}
-    await furnished.chat.drafts.store(drafts, {})
+    await furnished.chat.turn_context.run_in_database(Database.store_drafts, drafts)
     window = MainWindow(look, furnished.paths.config)
     qtbot.addWidget(window)
     window.show()
@@ -733,16 +733,16 @@ async def test_what_cannot_be_kept_is_told_and_stays_to_be_kept(
     window = joined(runtime, look)
     window.show()
     await window.start()
-    kept, keep = runtime.chat.draft, runtime.chat.drafts.store
+    kept, keep = runtime.chat.draft, Database.store_drafts
 
-    async def refuse(*_: object) -> None:
+    def refuse(*_: object) -> None:
         raise StorageFailed("Your chats could not be read or written", "database or disk is full")
 
-    monkeypatch.setattr(runtime.chat.drafts, "store", refuse)
+    monkeypatch.setattr(Database, "store_drafts", refuse)
     qtbot.keyClicks(window.composer.editor, "precious")
     await until(lambda: window.notices.on_show, "the error")
     if room == "at once":
-        monkeypatch.setattr(runtime.chat.drafts, "store", keep)
+        monkeypatch.setattr(Database, "store_drafts", keep)
         window.chat.drafts._again.start(0)
         await until(lambda: kept("") == "precious", "what is tried again")
         await window.finish()

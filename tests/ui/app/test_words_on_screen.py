@@ -186,7 +186,7 @@ async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: Ma
     for event in (
         Restoring(136_000_000, 5906, conversation_id="thesis"),
         Restored(136_000_000, 5906, 21.0, conversation_id="thesis"),
-        Prefilling("thesis", 5910, 5918, 5906),
+        Prefilling("thesis", 5910, 5918),
         FirstToken("thesis", 310.0, 5906, 5918, Verdict(Source.DISK, hollow=False, miss_reason=None), 21.4),
         ReplyFinished("thesis", "m", a_receipt()),
         Saving(conversation_id="thesis"),

@@ -55,7 +55,7 @@ def words(story: TurnStory) -> list[str]:
         (Restoring(136_000_000, 5906), Remark("loading 136 MB…", "live", 2)),
         (Restored(136_000_000, 5906, 21.4), Remark("loaded 136 MB in 21 ms", "", 2)),
         (RestoreFailed(Reason(ReasonCode.DISK_FULL)), Remark("not loaded: the disk is full", "warn")),
-        (Prefilling("c", 1480, 5918, 0), Remark("processing 25 % of 5,918 tokens", "live")),
+        (Prefilling("c", 1480, 5918), Remark("processing 25 % of 5,918 tokens", "live")),
         (FirstToken("c", 34_600, 0, 5918), Remark("first token after 34.6 s")),
         (Speed("c", 41.3, 6000), Remark("41 tokens/s", "live", 0)),
         (Speed("c", 4.26, 6000), Remark("4.3 tokens/s", "live", 0)),
@@ -133,7 +133,7 @@ def test_at_the_end_the_strip_has_the_receipt_s_figures() -> None:
 
 
 def test_a_whole_turn_and_then_the_next() -> None:
-    story = told(*A_RESTORE, Prefilling("c", 2959, 5918, 0))
+    story = told(*A_RESTORE, Prefilling("c", 2959, 5918))
     assert (story.fraction, story.pending) == (0.5, "Processing 50 % of 5,918 tokens…")
     story.handle_event(FirstToken("c", 310, 5906, 5918, FROM_DISK, 21.4))
     assert (story.fraction, story.pending) == (None, "")
@@ -142,7 +142,7 @@ def test_a_whole_turn_and_then_the_next() -> None:
     story.handle_event(Saved(137_000_000, 6100, 310))
     assert words(story) == ["remembered: 136 MB in 21 ms", "first token after 0.31 s", "41 tokens/s", "saved 137 MB"]
     assert all(remark.tone != "live" for remark in story.remarks)
-    story.handle_event(Prefilling("c", 1, 10, 0))
+    story.handle_event(Prefilling("c", 1, 10))
     assert words(story) == ["processing 10 % of 10 tokens"]
 
 

@@ -17,6 +17,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.attachments import document_from_bytes, document_from_text
 from kvchat.chat.context import ContextUsage
 from kvchat.chat.events import QuestionNotStored
+from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.pictures import image_size
@@ -216,7 +217,7 @@ async def test_a_long_paste_before_all_is_imported_is_attached_then(runtime: Fak
 
 async def test_a_draft_too_long_to_lay_out_is_an_attachment_after_a_start(runtime: FakeRuntime, look: Look) -> None:
     chat = runtime.chat.add("One").id
-    await runtime.chat.drafts.store({chat: "x" * 1_000_000, "": "a usual one"}, {})
+    runtime.chat._do(Database.store_drafts, {chat: "x" * 1_000_000, "": "a usual one"})
     window = MainWindow(look, runtime.paths.config)
     window.join(runtime)
     await window.start()
@@ -226,7 +227,7 @@ async def test_a_draft_too_long_to_lay_out_is_an_attachment_after_a_start(runtim
     assert window.chat.drafts.of(None) == "a usual one"
     await window.finish()
     assert runtime.chat.draft(chat) == ""
-    assert [one.size for one in (await runtime.chat.drafts.attachments())[chat]] == [1_000_000]
+    assert [one.size for one in runtime.chat._do(Database.draft_attachments)[chat]] == [1_000_000]
     window.deleteLater()
 
 

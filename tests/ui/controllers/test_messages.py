@@ -11,6 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.attachments import document_from_text
 from kvchat.chat.events import ReplyDelta, ReplyFinished
+from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.model_files import Source
@@ -209,7 +210,7 @@ async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime,
     qtbot.keyClicks(window.composer.editor, "Another beginning")
     await window.finish()
     window.deleteLater()
-    assert await furnished.chat.drafts.texts() == {"lakes": "Unsent words", "": "Another beginning"}
+    assert furnished.chat._do(Database.draft_texts) == {"lakes": "Unsent words", "": "Another beginning"}
     again = joined(furnished, look)
     await again.start()
     assert again.composer.draft == "Unsent words"
@@ -222,7 +223,7 @@ async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime,
     assert again.composer.chips.attachments == (note,)
     qtbot.keyClick(again.composer.editor, Qt.Key.Key_Return)
     await until(lambda: furnished.chat.said("lakes")[-1].attachments == (note,))
-    assert await furnished.chat.drafts.attachments() == {}, "nor what was sent with it"
+    assert furnished.chat._do(Database.draft_attachments) == {}, "nor what was sent with it"
     await again.finish()
     again.deleteLater()
 

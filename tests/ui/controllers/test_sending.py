@@ -11,10 +11,9 @@ from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import QuestionNotStored
-from kvchat.chat.record.database import Database, Drafts
+from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import QUEUED_PREFIX, Attachment, MessageState
 from kvchat.errors import KvchatError
-from kvchat.system.concurrency import Worker
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import Composer
@@ -179,14 +178,14 @@ async def test_words_that_no_chat_can_hold_back_stay_in_the_composer(window: Mai
 
 
 @pytest.mark.parametrize("gone", [False, True])
-async def test_a_queued_message_is_on_disk_as_long_as_its_chat(tmp_path: Path, gone: bool) -> None:
-    with closing(Database(tmp_path / "chats.db")) as database, closing(Worker("drafts")) as worker:
+def test_a_queued_message_is_on_disk_as_long_as_its_chat(tmp_path: Path, gone: bool) -> None:
+    with closing(Database(tmp_path / "chats.db")) as database:
         chat = database.create_conversation("Chat").id
-        drafts, file = Drafts(database, worker), Attachment("a.txt", 1, "h", "text")
-        await drafts.store({QUEUED_PREFIX + chat: "later"}, {QUEUED_PREFIX + chat: (file,)})
+        file = Attachment("a.txt", 1, "h", "text")
+        database.store_drafts({QUEUED_PREFIX + chat: "later"}, {QUEUED_PREFIX + chat: (file,)})
         if gone:
-            await worker.run(database.delete, chat)
-        assert (await drafts.texts(), await drafts.attachments()) == (
+            database.delete(chat)
+        assert (database.draft_texts(), database.draft_attachments()) == (
             ({}, {}) if gone else ({QUEUED_PREFIX + chat: "later"}, {QUEUED_PREFIX + chat: (file,)})
         )
 

@@ -265,7 +265,7 @@ async def test_stays_true_while_one_goes_on_talking(furnished: FakeRuntime, wind
     panel = await opened(window)
     furnished.chat.add("Lamp", id="lamp")
     furnished.kept["lamp"] = 2_000_000_000
-    furnished.events.publish(Absorbed(1, 2_000_000_000))
+    furnished.events.publish(Absorbed())
     await until(lambda: len(rows_of(panel)) == 4)
     assert panel.list.usage.rows[0].title == "Lamp"
     assert panel.summary.total.text() == "3 of 20 GB in use"
