@@ -110,16 +110,16 @@ def saved_models(usage: StoreUsage) -> set[str]:
 
 def with_times(usage: StoreUsage, speeds: Mapping[str, PrefillSpeed]) -> StoreUsage:
     conversations = [
-        replace(chat, reading=speeds[chat.model].forecast(chat.tokens)) if chat.tokens else chat
+        replace(chat, reprocessing=speeds[chat.model].forecast(chat.tokens)) if chat.tokens else chat
         for chat in usage.conversations
     ]
     return replace(usage, conversations=tuple(conversations))
 
 
 def plan_with_times(plan: PrunePlan, usage: StoreUsage) -> PrunePlan:
-    times = {chat.conversation_id: chat.reading for chat in usage.conversations}
+    times = {chat.conversation_id: chat.reprocessing for chat in usage.conversations}
     conversations = [
-        chat if chat.save_points_left else replace(chat, reading=times.get(chat.conversation_id))
+        chat if chat.save_points_left else replace(chat, reprocessing=times.get(chat.conversation_id))
         for chat in plan.conversations
     ]
     return replace(plan, conversations=tuple(conversations))

@@ -33,7 +33,7 @@ async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
         data = FULL.slot_file(tokens)
         path = runtime._store.staging.slot_folder() / "saved.slot"
         path.write_bytes(data)
-        runtime._store.saving.take(path, name, FINGERPRINT, tokens, len(data), 5000.0)
+        runtime._store.saver.add(path, name, FINGERPRINT, tokens, len(data), 5000.0)
         runtime._store.absorb_pending()
     yield runtime
     await runtime.close()

@@ -107,7 +107,7 @@ class PermanentDeletion:
 def purge_orphans(store: BlockStore, database: Database) -> None:
     """Delete save points of deleted chats, left by a killed run. Raises StorageFailed and StoreRefused."""
     by = database.file_id()
-    new = store.inventory.unseen(by)
+    new = store.inventory.unchecked(by)
     # Read afterwards, to include what another process has just saved.
     gone = _deleted_ids(database)
     for conversation_id, messages in new.messages.items():
@@ -128,7 +128,7 @@ def purge_orphans(store: BlockStore, database: Database) -> None:
             store.inventory.delete_conversation(conversation_id)
         elif ids - kept:
             store.inventory.delete_messages(conversation_id, ids - kept)
-    store.inventory.seen(by, new)
+    store.inventory.mark_checked(by, new)
 
 
 def _deleted_ids(database: Database) -> dict[str, set[str]]:

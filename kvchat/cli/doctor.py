@@ -23,7 +23,7 @@ from kvchat.engine.discovery.arguments import parse_workers
 from kvchat.engine.discovery.engines import Device, build_identity, find_engine, list_devices, usable_engine
 from kvchat.engine_host.choice import memory_for
 from kvchat.errors import KvchatError
-from kvchat.kvstore.memory_files import MEMORY_FOLDER, Staged, describe_staging, staging_capacity
+from kvchat.kvstore.memory_files import MEMORY_FOLDER, StagingMemory, describe_staging, staging_capacity
 from kvchat.library.gguf.facts import model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser
@@ -180,7 +180,7 @@ def _inspect_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
         location, asked = usable_engine(settings.engine_path)
         build, workers = build_identity(location, asked), parse_workers(settings.rpc_workers)
         devices = list_devices(location, workers)
-        memory = memory_for(location, workers, Staged(place=staging_capacity(MEMORY_FOLDER)))
+        memory = memory_for(location, workers, StagingMemory(capacity=staging_capacity(MEMORY_FOLDER)))
         told = EngineReport(True, version=asked.version, build=build, devices=devices)
     except KvchatError as error:
         told, memory = EngineReport(True, problem=str(error)), available_memory()

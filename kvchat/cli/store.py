@@ -115,7 +115,7 @@ async def prune(options: PruneOptions, commands: Commands) -> int:
                 "save_points": len(plan.save_point_ids),
                 "bytes_freed": plan.bytes_freed if options.dry_run else freed,
                 "bytes_left": plan.bytes_left,
-                "reading": plan.reading,
+                "reading": plan.reprocessing,
                 "by_conversation": [_with_title(chat.conversation_id, titles, chat) for chat in plan.conversations],
             }
             print_out(to_json(fields))
@@ -137,9 +137,9 @@ async def verify(options: JsonOptions, commands: Commands) -> int:
             for lost in report.losses
         ]
         figures = {"blocks": report.blocks, "bytes": report.bytes, "bad_blocks": report.bad_blocks}
-        fields = figures | {"clean": report.clean, "by_conversation": losses}
+        fields = figures | {"clean": report.is_clean, "by_conversation": losses}
         print_result(options.as_json, fields, report_lines(report, left, opened.titles))
-        return 0 if report.clean else 1
+        return 0 if report.is_clean else 1
 
     return await _run_on_store(commands, run)
 
@@ -228,7 +228,7 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
     else:
         verb, left = _("Would delete") if dry_run else _("Deleting"), size(plan.bytes_left)
         count = several(len(plan.save_point_ids), "{count} save point", "{count} save points")
-        freed, time = size(plan.bytes_freed), _format_reprocessing(plan.reading)
+        freed, time = size(plan.bytes_freed), _format_reprocessing(plan.reprocessing)
         rows = [
             (
                 _title(chat.conversation_id, titles),
@@ -236,7 +236,7 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
                 size(chat.bytes_freed),
                 ""
                 if chat.save_points_left
-                else _("time to reprocess: {rereading}", rereading=_format_reprocessing(chat.reading)),
+                else _("time to reprocess: {rereading}", rereading=_format_reprocessing(chat.reprocessing)),
                 _format_left(chat.save_points_left),
             )
             for chat in plan.conversations
@@ -255,7 +255,9 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
 def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) -> list[str]:
     blocks = several(report.blocks, "{count} block", "{count} blocks")
     checked = _("{blocks} checked ({bytes})", blocks=blocks, bytes=size(report.bytes))
-    found = _("no damage found.") if report.clean else _("{count} damaged, deleted.", count=number(report.bad_blocks))
+    found = (
+        _("no damage found.") if report.is_clean else _("{count} damaged, deleted.", count=number(report.bad_blocks))
+    )
     lines = [f"{checked}: {found}"]
     rows = [
         (

@@ -19,7 +19,7 @@ from kvchat.engine.discovery.engines import (
 )
 from kvchat.engine.process.plan import OPTIONAL_OPTIONS, LaunchPlan
 from kvchat.errors import KvchatError
-from kvchat.kvstore.memory_files import NOTHING_STAGED, Staged
+from kvchat.kvstore.memory_files import NO_STAGING_MEMORY, StagingMemory
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import FileStamps, GgufFacts, file_identity, file_stamps, model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
@@ -154,7 +154,7 @@ def choose_engine(
     *,
     vision: bool = False,
     needed: int = 0,
-    staged: Staged = NOTHING_STAGED,
+    staged: StagingMemory = NO_STAGING_MEMORY,
 ) -> EngineChoice:
     """Decide how to start an engine. Reads the model's header and asks the engine for its devices.
 
@@ -315,7 +315,7 @@ class ModelJudge:
         return judge(demand, self.capacity.memory, settings.context_size)
 
 
-def query_capacity(settings: Settings, staged: Staged = NOTHING_STAGED) -> Capacity:
+def query_capacity(settings: Settings, staged: StagingMemory = NO_STAGING_MEMORY) -> Capacity:
     """Query the configured engine; system memory alone if that fails. Blocks for a moment.
 
     `staged`: what the store has in memory.
@@ -328,7 +328,9 @@ def query_capacity(settings: Settings, staged: Staged = NOTHING_STAGED) -> Capac
         return Capacity(_memory(staged))
 
 
-def memory_for(location: EngineLocation, workers: Sequence[str] = (), staged: Staged = NOTHING_STAGED) -> MemoryFacts:
+def memory_for(
+    location: EngineLocation, workers: Sequence[str] = (), staged: StagingMemory = NO_STAGING_MEMORY
+) -> MemoryFacts:
     """Return the memory this engine can use: the computer's and that of its and its workers' GPUs.
 
     `staged` memory counts as available as far as it is disposable.
@@ -348,5 +350,5 @@ def memory_for(location: EngineLocation, workers: Sequence[str] = (), staged: St
     return _memory(staged, [DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])
 
 
-def _memory(staged: Staged, devices: Sequence[DeviceMemory] = ()) -> MemoryFacts:
-    return available_memory(devices).with_staging(staged.disposable, staged.place)
+def _memory(staged: StagingMemory, devices: Sequence[DeviceMemory] = ()) -> MemoryFacts:
+    return available_memory(devices).with_staging(staged.reclaimable, staged.capacity)

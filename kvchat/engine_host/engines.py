@@ -34,7 +34,7 @@ from kvchat.engine_host.choice import (
 )
 from kvchat.errors import KvchatError
 from kvchat.kvstore import disk
-from kvchat.kvstore.memory_files import Staged
+from kvchat.kvstore.memory_files import StagingMemory
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import BlockStore
 from kvchat.library.gguf.facts import model_identity, read_facts
@@ -138,14 +138,14 @@ class EngineMemory:
         self._failed_choice: EngineChoice | None = None  # the first that did not fit
         self._learning: asyncio.Task[None] | None = None
 
-    def staged(self) -> Staged:
+    def staged(self) -> StagingMemory:
         """Return the memory the store uses. Lists its files: call it off the event loop."""
-        return self._store.staging.staged()
+        return self._store.staging.memory()
 
     def choose(self, settings: Settings, slot_path: Path, *, vision: bool, needed: int) -> EngineChoice:
         """Choose an engine and free store memory for it. Raises KvchatError."""
         choice = choose_engine(settings, slot_path, self.limits, vision=vision, needed=needed, staged=self.staged())
-        self._store.restoring.keep_in_memory(choice.context.bars[-1].staging)
+        self._store.restorer.keep_in_memory(choice.context.bars[-1].staging)
         return choice
 
     def begin_load(self, choice: EngineChoice) -> None:

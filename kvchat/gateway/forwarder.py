@@ -21,8 +21,7 @@ from kvchat.gateway.dialects.replies import Heard, Usage
 from kvchat.gateway.mending import Mending
 from kvchat.gateway.requests import Passage, Stage, headers_of, is_lost
 from kvchat.gateway.work import GaveWay, Work, shared_tokens
-from kvchat.kvstore.audience import SHARED
-from kvchat.kvstore.savepoint import Tokens, common_prefix
+from kvchat.kvstore.savepoint import SHARED_AUDIENCE, Tokens, common_prefix
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.prefill import TARGET_STEP_MS, prefill_ahead, tail_size
 from kvchat.session.proof import SOURCES, LoadedState, Source
@@ -160,7 +159,7 @@ class Forwarder:
         """Map the prefixes to save for other conversations to their audience (None: the default).
 
         States that can be cut already serve the program itself. A prefix sent by two programs, each with its own
-        key, is shared with all (`kvchat.kvstore.audience`).
+        key, is shared with all (`kvchat.kvstore.savepoint`).
         """
         lease, ids, keyed = self.lease, self.work.prompt.ids, self.work.passage.keyed
         few = len(ids) - loaded.expected_cached < LEAST_HEAD
@@ -172,7 +171,7 @@ class Forwarder:
         sent_by = {owner: has_key for owner, sent, has_key in self.heads if sent == head}
         self.heads.append((lease.owner, head, keyed))
         if keyed and any(has_key for owner, has_key in sent_by.items() if owner != lease.owner):
-            return {head: SHARED}
+            return {head: SHARED_AUDIENCE}
         worth = lease.owner in sent_by or lease.slots.restore_cost.prefill_ms(len(head)) >= LONG_PREFILL_MS
         return {head: None} if worth and not lease.engine.can_cut else {}
 

@@ -144,7 +144,7 @@ async def _kept(lease: Lease, rendered: Rendered) -> Prompt | None:
     if store.problem is not None or not rendered.text:
         return None
     plan = await asyncio.to_thread(
-        store.restoring.find, lease.engine.fingerprint, ids, can_cut=True, conversation_id=lease.owner
+        store.restorer.find, lease.engine.fingerprint, ids, can_cut=True, conversation_id=lease.owner
     )
     if isinstance(plan, Miss) or plan.save_point.conversation_id != lease.owner:
         return None

@@ -1,6 +1,6 @@
 """Store of save points on disk. Knows tokens and files; knows no HTTP and no chat.
 
-`store.py` has `BlockStore`, built from its parts: `saving`, `restoring`, `inventory` (files, index, limits, deletions)
+`store.py` has `BlockStore`, built from its parts: `saver`, `restorer`, `inventory` (files, index, limits, deletions)
 and `staging`. Where no folder can be used, it keeps nothing and says why (`store_without_memory`). One process owns
 the folder; another may read (`stored_manifest`, `check_store`).
 - **Blocks.** A slot file is split along its token axis: runs of at most 256 tokens' rows, all layers, are blocks,
@@ -16,7 +16,7 @@ the folder; another may read (`stored_manifest`, `check_store`).
   what turns share is stored once), a tree of token segments for the longest known prefix, losses, bytes written. No
   lookup, note or deletion scans a whole table; readers have their own connections and never wait for a writer. Its
   tables are strict and checked: impossible content counts as damage (`index/schema.py`); a new index is begun then.
-- **Audience** (`audience.py`): who may reuse a state. The token tree is kept per fingerprint and audience: what
+- **Audience** (`savepoint.py`): who may reuse a state. The token tree is kept per fingerprint and audience: what
   must not be reused is not found. A slot with another audience's rows is erased before it is used.
 - **Find.** The longest prefix of the prompt among what its owner may reuse. Where a state can be cut (`can_cut`),
   part of a save point will do: the file is composed for exactly that (`layout.cut`). `session/restore_cost.py`

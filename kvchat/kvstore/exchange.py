@@ -13,7 +13,6 @@ from typing import Any
 
 from blake3 import blake3
 
-from kvchat.kvstore.audience import imported
 from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.recipe import (
     RESIDUE,
@@ -28,7 +27,15 @@ from kvchat.kvstore.blocks.recipe import (
 from kvchat.kvstore.index import points, usage
 from kvchat.kvstore.index.index import reading
 from kvchat.kvstore.inventory import BLOCKS, INDEX, Inventory, check_store, in_words, write_error
-from kvchat.kvstore.savepoint import Fingerprint, NotSaved, SavePoint, StoreRefused, Tokens, common_prefix
+from kvchat.kvstore.savepoint import (
+    Fingerprint,
+    NotSaved,
+    SavePoint,
+    StoreRefused,
+    Tokens,
+    common_prefix,
+    imported_audience,
+)
 from kvchat.words.language import N_, _
 from kvchat.words.reasons import Reason, ReasonCode
 
@@ -44,7 +51,7 @@ _GONE = (
     N_("Try again, or export the chat without its memory."),
 )
 
-Contents = Iterator[tuple[bytes, Iterable[bytes]]]  # block name and its content in pieces
+BlockStream = Iterator[tuple[bytes, Iterable[bytes]]]  # block name and its content in pieces
 
 
 class BadMemory(ValueError):
@@ -52,7 +59,7 @@ class BadMemory(ValueError):
 
 
 @dataclass(frozen=True)
-class CarriedPoint:
+class ManifestPoint:
     tokens: Tokens
     message_id: str | None  # last message they contain
     prefill_ms: float  # estimated processing time on the source machine
@@ -64,7 +71,7 @@ class Manifest:
     """Save points of one conversation and fingerprint, oldest first, and the blocks they need."""
 
     fingerprint: Fingerprint
-    points: tuple[CarriedPoint, ...]
+    points: tuple[ManifestPoint, ...]
 
     @cached_property
     def blocks(self) -> dict[bytes, int]:
@@ -109,7 +116,7 @@ def from_json(data: Any) -> Manifest:
         blocks = [(bytes.fromhex(name), _number(size)) for name, size in data["blocks"]]
         if any(len(name) != _BLOCK_NAME for name, _ in blocks):
             raise BadMemory(_("a block has an invalid name"))
-        carried: list[CarriedPoint] = []
+        carried: list[ManifestPoint] = []
         for entry in data["points"]:
             carried.append(_point(entry, blocks, carried[-1].tokens if carried else ()))
         fingerprint = Fingerprint(**data["fingerprint"])
@@ -125,7 +132,7 @@ def from_json(data: Any) -> Manifest:
     return manifest
 
 
-def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> CarriedPoint:
+def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> ManifestPoint:
     """Parse it. Raises BadMemory, RecipeError and type errors."""
     shared, message_id = _number(entry["shared"]), entry["message_id"]
     tokens = (*before[:shared], *(_number(token, -_MAX_TOKEN, _MAX_TOKEN) for token in entry["tokens"]))
@@ -142,7 +149,7 @@ def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> C
     prefill_ms = entry["prefill_ms"]
     if type(prefill_ms) not in (int, float) or not isfinite(prefill_ms) or not 0 <= prefill_ms < _MAX_NUMBER:
         raise BadMemory(_("a number in its manifest is out of range"))
-    return CarriedPoint(tokens, message_id, float(prefill_ms), recipe)
+    return ManifestPoint(tokens, message_id, float(prefill_ms), recipe)
 
 
 def _number(value: Any, least: int = 0, most: int = _MAX_NUMBER) -> int:
@@ -167,7 +174,7 @@ def stored_manifest(folder: Path, conversation_id: str) -> Manifest | None:
 def _manifest(db: sqlite3.Connection, conversation_id: str) -> Manifest | None:
     messages = points.absorbed_points(db, conversation_id)
     newest = points.load(db, max(messages)) if messages else None
-    carried: list[CarriedPoint] = []
+    carried: list[ManifestPoint] = []
     for point_id, message_id in [*messages.items()][-MAX_POINTS:]:
         point, recipe = points.load(db, point_id), None
         with contextlib.suppress(RecipeError):
@@ -176,11 +183,11 @@ def _manifest(db: sqlite3.Connection, conversation_id: str) -> Manifest | None:
             before = carried[-1].tokens if carried else ()
             shared = common_prefix(before, point.tokens)  # reuse the same int objects
             tokens = before[:shared] + point.tokens[shared:]
-            carried.append(CarriedPoint(tokens, message_id, point.prefill_ms, recipe))
+            carried.append(ManifestPoint(tokens, message_id, point.prefill_ms, recipe))
     return Manifest(newest.fingerprint, tuple(carried)) if newest and carried else None
 
 
-def contents(folder: Path, manifest: Manifest) -> Contents:
+def read_blocks(folder: Path, manifest: Manifest) -> BlockStream:
     """Yield the blocks from the store in `folder`, each verified at its end. Raises StoreRefused."""
     blocks = BlockFiles(folder / BLOCKS)
     for name, size in manifest.blocks.items():
@@ -201,7 +208,7 @@ def _content(blocks: BlockFiles, name: bytes, size: int) -> Iterator[bytes]:
         raise StoreRefused(*_GONE)
 
 
-def bring(inventory: Inventory, conversation_id: str, manifest: Manifest, contents: Contents) -> int:
+def import_memory(inventory: Inventory, conversation_id: str, manifest: Manifest, contents: BlockStream) -> int:
     """Import save points for one conversation, all or none; return the number of new bytes.
 
     Existing blocks are not requested. `contents` may raise anything; it is read to its end. Raises BadMemory if it
@@ -224,7 +231,7 @@ def bring(inventory: Inventory, conversation_id: str, manifest: Manifest, conten
     return written
 
 
-def _receive(files: BlockFiles, manifest: Manifest, contents: Contents) -> tuple[int, dict[bytes, bytes]]:
+def _receive(files: BlockFiles, manifest: Manifest, contents: BlockStream) -> tuple[int, dict[bytes, bytes]]:
     missing, total, xxh3 = dict(manifest.blocks), 0, {}
     for name, content in contents:
         size = missing.pop(name, None)
@@ -252,7 +259,7 @@ def _record(
     xxh3: dict[bytes, bytes],
     written: int,
 ) -> int:
-    audience, now = imported(conversation_id), inventory.clock()
+    audience, now = imported_audience(conversation_id), inventory.clock()
     with inventory.index.write() as db:
         if points.never_save(db, conversation_id):
             raise NotSaved(Reason(ReasonCode.NEVER_SAVED))

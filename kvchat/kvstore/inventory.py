@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from kvchat.kvstore import audience, disk
+from kvchat.kvstore import disk
 from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.recipe import RecipeError
 from kvchat.kvstore.index import eviction, points, usage
@@ -18,16 +18,17 @@ from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost, check_read
 from kvchat.kvstore.index.schema import fingerprint_of
 from kvchat.kvstore.savepoint import (
     Bounds,
-    Kept,
     Loss,
     NotSaved,
     PrunePlan,
     SavePoint,
+    SavePointSummary,
     StoreRefused,
     StoreUsage,
     Tier,
-    Unseen,
+    UncheckedPoints,
     VerifyReport,
+    imported_audience,
 )
 from kvchat.kvstore.staging import Staging
 from kvchat.words.language import _
@@ -66,7 +67,7 @@ def in_words(*, saving: bool = False) -> Iterator[None]:
         raise StoreRefused(_("Chat memory could not be read or written."), f"{error}.") from error
 
 
-def unusable(folder: Path, error: Exception) -> StoreRefused:
+def store_unusable(folder: Path, error: Exception) -> StoreRefused:
     title = _("The chat memory folder cannot be used.")
     advice = _("Check the permissions of the folder and that the disk is not full.")
     return StoreRefused(title, f"{folder}: {getattr(error, 'strerror', None) or error}.", advice)
@@ -82,7 +83,7 @@ def check_store(folder: Path) -> None:
         if index.exists():
             check_readable(index)
     except (OSError, IndexFailed) as error:
-        raise unusable(folder, error) from error
+        raise store_unusable(folder, error) from error
 
 
 class Inventory:
@@ -249,14 +250,14 @@ class Inventory:
         return disk.disk_usage(self.folder.stat()) + blocks + self.blocks.overhead_bytes() + others
 
     @in_words()
-    def kept(self, conversations: Sequence[str]) -> dict[str, tuple[Kept, ...]]:
-        kept = dict[str, tuple[Kept, ...]]()
+    def summaries(self, conversations: Sequence[str]) -> dict[str, tuple[SavePointSummary, ...]]:
+        kept = dict[str, tuple[SavePointSummary, ...]]()
         with self.index.read() as db:
             rows = usage.ends(db, conversations)
             fingerprints = {facts: fingerprint_of(facts) for facts in {row[3] for row in rows}}
         for point_id, name, message_id, facts, tokens, size in rows:
             tier = Tier.WARM if self.staging.has_warm(str(point_id)) else Tier.DISK
-            kept[name] = (*kept.get(name, ()), Kept(message_id, fingerprints[facts], tokens, size, tier))
+            kept[name] = (*kept.get(name, ()), SavePointSummary(message_id, fingerprints[facts], tokens, size, tier))
         return kept
 
     @in_words()
@@ -266,15 +267,15 @@ class Inventory:
             return usage.take_unreported_losses(db) + usage.take_unreported_index_loss(db)
 
     @in_words()
-    def unseen(self, by: str) -> Unseen:
+    def unchecked(self, by: str) -> UncheckedPoints:
         """Return what was saved since this caller's last `seen`; everything if another called it since."""
         with self.index.read() as db:
-            return usage.unseen(db, by)
+            return usage.unchecked(db, by)
 
     @in_words()
-    def seen(self, by: str, what: Unseen) -> None:
+    def mark_checked(self, by: str, what: UncheckedPoints) -> None:
         with self.index.write() as db:
-            usage.seen(db, by, what)
+            usage.mark_checked(db, by, what)
 
     @in_words()
     def pin(self, conversation_id: str, pinned: bool) -> None:
@@ -326,7 +327,7 @@ class Inventory:
     def delete_imported(self, conversation_id: str) -> int:
         """Delete a conversation's imported memory and what was built on it."""
         with self.index.write() as db:
-            ids = points.points_for(db, audience.imported(conversation_id))
+            ids = points.points_for(db, imported_audience(conversation_id))
             points.delete(db, ids)
         return self._delete(ids)
 

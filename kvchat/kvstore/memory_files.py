@@ -33,14 +33,14 @@ MemoryRoom = Callable[[int], int]  # maps bytes in memory now to the bytes allow
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagingMemory:
     """The RAM a store uses or could use, in bytes."""
 
-    disposable: int = 0  # in use, freed when a model needs the room
-    place: int = 0  # available if nothing else needs it
+    reclaimable: int = 0  # in use, freed when a model needs the room
+    capacity: int = 0  # available if nothing else needs it
 
 
-NOTHING_STAGED = Staged()
+NO_STAGING_MEMORY = StagingMemory()
 
 
 def stamp(file: Path) -> tuple[int, ...]:

@@ -1,4 +1,13 @@
-"""Values and errors of the save-point store."""
+"""Values and errors of the save-point store, and the audiences of save points.
+
+An audience is who may reuse a save point. Its rows serve every prompt that begins with its tokens, so whoever reuses
+them learns that somebody's prompt began so, and gets answers based on what they contain. The token tree is therefore
+kept per audience: what must not be reused cannot be found. An engine's slot has an audience, too.
+
+A program's system prompt is for everybody once two programs have sent all of it in this run of kvchat, each with its
+own key: names that anybody may take do not count, nor do the user's chats. So a program learns nothing from what it
+sends itself. Only someone with two programs' keys can learn that a third sent the same whole system prompt.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +25,11 @@ from kvchat.words.wording import TimeRange, added
 
 Tokens = tuple[int, ...]
 PROGRAM = "program/"  # owner prefix of other programs' save points, in place of a conversation id
+_PREPARED = "prepared:"  # owner prefix of prepared documents
+CHATS_AUDIENCE = "chats"  # the user's own chats, in the window and on the command line
+SHARED_AUDIENCE = "shared"  # prepared documents, usable by all
+NO_AUDIENCE = "nobody"  # for a slot that several requests may have used or a restore is filling
+IMPORTED_PREFIX = "imported/"  # audience prefix of imported chat memory
 
 
 def program_owner(program: str) -> str:
@@ -23,8 +37,33 @@ def program_owner(program: str) -> str:
 
 
 def program_of(conversation_id: str) -> str:
-    """Return the program these are kept for; empty for a conversation."""
+    """Return the program an owner stands for; empty for a conversation."""
     return conversation_id[len(PROGRAM) :] if conversation_id.startswith(PROGRAM) else ""
+
+
+def audience_of(owner: str) -> str:
+    if owner.startswith(PROGRAM):
+        return owner
+    return SHARED_AUDIENCE if owner.startswith(_PREPARED) else CHATS_AUDIENCE
+
+
+def imported_audience(conversation_id: str) -> str:
+    """Return the audience of memory imported with a chat: that chat alone, as it cannot be verified."""
+    return IMPORTED_PREFIX + conversation_id
+
+
+def is_imported(audience: str | None) -> bool:
+    return audience is not None and audience.startswith(IMPORTED_PREFIX)
+
+
+def readable_audiences(owner: str) -> tuple[str, ...]:
+    own = audience_of(owner)
+    return (own, SHARED_AUDIENCE, *([imported_audience(owner)] if own == CHATS_AUDIENCE else ()))
+
+
+def shareable_audiences(audience: str) -> tuple[str, ...]:
+    """Return the audiences whose blocks a save point of this one may share."""
+    return (audience, SHARED_AUDIENCE, *([CHATS_AUDIENCE] if is_imported(audience) else ()))
 
 
 @dataclass(frozen=True)
@@ -42,12 +81,9 @@ class Fingerprint:
 
     def differences(self, other: Fingerprint) -> tuple[Reason, ...]:
         """Return the differing fields; only the model if that differs."""
-        mine, theirs = asdict(self), asdict(other)
-        found = tuple(Reason(ReasonCode(name)) for name in mine if mine[name] != theirs[name])
-        return found[:1] if found[:1] == (Reason(ReasonCode.MODEL),) else found
-
-
-State = tuple[Fingerprint, Tokens]  # slot file contents
+        theirs = asdict(other)
+        differing = tuple(Reason(ReasonCode(name)) for name, value in asdict(self).items() if value != theirs[name])
+        return differing[:1] if self.model != other.model else differing
 
 
 @dataclass(frozen=True)
@@ -60,7 +96,7 @@ class SavePoint:
     created_at: datetime
     last_used_at: datetime
     prefill_ms: float = 0.0  # estimated processing time of these tokens on this machine
-    audience: str = ""  # who may reuse it, see kvchat.kvstore.audience
+    audience: str = ""  # who may reuse it
 
     @property
     def n_tokens(self) -> int:
@@ -68,7 +104,9 @@ class SavePoint:
 
 
 @dataclass(frozen=True)
-class Extension:
+class Predecessor:
+    """The save point that a slot continues from."""
+
     point_id: str
     unchanged: int  # leading tokens whose rows the engine kept without recomputing
 
@@ -88,13 +126,13 @@ class RestorePlan:
     bytes: int  # size of the slot file to read; estimated if only a part is composed
 
     @property
-    def whole(self) -> bool:
+    def is_whole(self) -> bool:
         return self.tokens_used == self.save_point.n_tokens
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A conversation's save point without its tokens, for listing many."""
+class SavePointSummary:
+    """A save point without its tokens, for listing many."""
 
     message_id: str | None  # last message in its tokens
     fingerprint: Fingerprint
@@ -128,7 +166,7 @@ class ConversationUsage:
     shared_bytes: int = 0  # also used by other conversations
     tokens: int = 0  # of its longest save point
     model: str = ""  # it was saved with, as in fingerprints
-    reading: TimeRange | None = None  # estimated reprocessing time; None: unknown
+    reprocessing: TimeRange | None = None  # estimated time; None: unknown
     pinned: bool = False
     never_save: bool = False
     imported: bool = False  # some of it was imported and not verified
@@ -162,7 +200,7 @@ class PrunedConversation:
     save_points: int
     bytes_freed: int
     save_points_left: int  # 0: it will be cold
-    reading: TimeRange | None = None  # estimated reprocessing time if cold; None: unknown
+    reprocessing: TimeRange | None = None  # estimated time if cold; None: unknown
 
 
 @dataclass(frozen=True)
@@ -176,21 +214,17 @@ class PrunePlan:
 
     @property
     def cold(self) -> list[PrunedConversation]:
-        return [
-            pruned
-            for pruned in self.conversations
-            if not pruned.save_points_left and not program_of(pruned.conversation_id)
-        ]
+        return [c for c in self.conversations if not c.save_points_left and not program_of(c.conversation_id)]
 
     @property
-    def reading(self) -> TimeRange | None:
-        return added(pruned.reading for pruned in self.cold)
+    def reprocessing(self) -> TimeRange | None:
+        return added(pruned.reprocessing for pruned in self.cold)
 
 
 @dataclass(frozen=True)
-class Unseen:
+class UncheckedPoints:
     messages: dict[str, frozenset[str]]  # messages that save points end in, by conversation; none if unknown
-    upto: int  # last save point covered
+    last_id: int  # last save point covered
 
 
 @dataclass(frozen=True)
@@ -215,7 +249,7 @@ class VerifyReport:
     losses: tuple[Loss, ...]  # lost with them, by conversation
 
     @property
-    def clean(self) -> bool:
+    def is_clean(self) -> bool:
         return self.bad_blocks == 0
 
 

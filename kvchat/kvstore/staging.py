@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvchat.kvstore import disk, memory_files
-from kvchat.kvstore.memory_files import SLACK, MemoryRoom, Staged
+from kvchat.kvstore.memory_files import SLACK, MemoryRoom, StagingMemory
 from kvchat.system.files import size_of
 
 
@@ -274,11 +274,13 @@ class Staging:
                 if name not in self._waiting:
                     memory_files.delete(self._warm.pop(name).path)
 
-    def staged(self) -> Staged:
+    def memory(self) -> StagingMemory:
         with self._lock:
             if self._memory is None:
-                return Staged()
-            return Staged(self._is_removable(self._unused()), memory_files.staging_capacity(self._memory, self.bytes()))
+                return StagingMemory()
+            return StagingMemory(
+                self._is_removable(self._unused()), memory_files.staging_capacity(self._memory, self.bytes())
+            )
 
     def bytes(self, *, disk_too: bool = False) -> int:
         """Return the bytes in memory, with expected files at full size; `disk_too`: plus those on disk."""

@@ -19,11 +19,11 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore import disk
 from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost
-from kvchat.kvstore.inventory import BLOCKS, INDEX, STAGING, Inventory, in_words, unusable
+from kvchat.kvstore.inventory import BLOCKS, INDEX, STAGING, Inventory, in_words, store_unusable
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, MemoryRoom
-from kvchat.kvstore.restoring import Restoring
+from kvchat.kvstore.restorer import Restorer
 from kvchat.kvstore.savepoint import AbsorbReport, Bounds, CancelCheck, StoreRefused, never
-from kvchat.kvstore.saving import Saving
+from kvchat.kvstore.saver import Saver
 from kvchat.kvstore.staging import Staging
 from kvchat.words.language import N_, _
 from kvchat.words.reasons import Reason, ReasonCode
@@ -34,7 +34,7 @@ TITLE = N_("Chat memory is unavailable")
 class BlockStore:
     """Stores KV states, each row once, and restores what leaves the least of a prompt to prefill.
 
-    Its parts: `saving` and `restoring` for a turn; `inventory` for queries, limits and deletions; `staging` for the
+    Its parts: `saver` and `restorer` for a turn; `inventory` for queries, limits and deletions; `staging` for the
     files between it and an engine. All their methods are synchronous and may block on disk: call them off the event
     loop (asyncio.to_thread). They may be called from several threads of the one process that owns the folder, and
     raise StoreRefused unless stated otherwise.
@@ -72,15 +72,15 @@ class BlockStore:
                 clock=clock,
                 free_bytes=free_bytes or (lambda: disk.free_bytes(folder)),
             )
-            self.saving = Saving(self.inventory)
-            self.restoring = Restoring(self.inventory, self.saving)
+            self.saver = Saver(self.inventory)
+            self.restorer = Restorer(self.inventory, self.saver)
             if problem is None:
                 try:
                     self.inventory.take_over()
                 except IndexLost:
                     self.inventory.take_over()  # the index is now new
         except (OSError, IndexFailed, IndexLost) as error:
-            raise unusable(folder, error) from error
+            raise store_unusable(folder, error) from error
 
     def close(self, cancelled: CancelCheck = never) -> None:
         """Absorb waiting files until cancelled, and empty the staging folder.
@@ -93,10 +93,10 @@ class BlockStore:
                 return
             self._closed = True
             with contextlib.suppress(StoreRefused, IndexLost, IndexFailed):
-                self.saving.absorb(cancelled)
+                self.saver.absorb(cancelled)
                 for point_id in inventory.unabsorbed() if cancelled() else ():
                     inventory.lose(point_id, Reason(ReasonCode.NOT_WAITED_FOR), tell=False)
-            self.restoring.close()
+            self.restorer.close()
             self.staging.close()
             inventory.index.close()
             if self.problem is not None:
@@ -111,14 +111,14 @@ class BlockStore:
         with in_words():
             inventory.tidy()
             newest = max(map(int, inventory.unabsorbed()), default=None)
-            report = self.saving.absorb(cancelled, low_priority=True)
+            report = self.saver.absorb(cancelled, low_priority=True)
             if report.save_points:
                 inventory.enforce(protected=newest)
             if cancelled():
                 return report
-            for point_id, window in self.saving.take_windows():
-                self.restoring.complete_window(point_id, window, cancelled)
-        self.restoring.prepare().result()
+            for point_id, window in self.saver.take_windows():
+                self.restorer.complete_window(point_id, window, cancelled)
+        self.restorer.prepare().result()
         return report
 
 

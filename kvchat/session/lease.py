@@ -14,18 +14,20 @@ from pathlib import Path
 from kvchat.engine.api.errors import EngineError, EngineGone, EngineRefused
 from kvchat.engine.api.wire import ChatMessage, PromptProgress, Timings
 from kvchat.kvstore import disk
-from kvchat.kvstore.audience import NOBODY, audience_of, is_imported
 from kvchat.kvstore.savepoint import (
+    NO_AUDIENCE,
     Cancelled,
-    Extension,
     Miss,
     NotSaved,
+    Predecessor,
     RestorePlan,
     SavePoint,
     StagedFile,
     StoreRefused,
     Tokens,
+    audience_of,
     common_prefix,
+    is_imported,
 )
 from kvchat.session.events import EventHandler, Restored, RestoreFailed, Restoring, Saved, SaveSkipped
 from kvchat.session.host import ReadyEngine
@@ -108,7 +110,7 @@ class Lease:
     async def _erase(self, slot: Slot) -> None:
         """Erase a slot; unreadable until a reader is assigned. Raises EngineGone."""
         slot.forget()
-        slot.audience = NOBODY
+        slot.audience = NO_AUDIENCE
         engine = self.engine.on_slot(slot.number).engine
         try:
             await engine.erase_slot()
@@ -211,7 +213,7 @@ class Lease:
             if staged.n_tokens > slot.claimed_tokens:
                 await self.slots.shared_context.reserve_room(slot, self.engine, staged.n_tokens)
             slot.forget()
-            slot.audience, slot.suspect = NOBODY, point
+            slot.audience, slot.suspect = NO_AUDIENCE, point
             try:
                 async with self.guarding_restore(ReasonCode.DIED_OVER_RESTORE):
                     answer = await engine.restore_slot(staged.path.name)
@@ -237,7 +239,7 @@ class Lease:
         """Put the save point's file into the slot folder and remove it afterwards. Ends soon if cancelled."""
         engine, cancelled = self.engine, threading.Event()
         work = asyncio.to_thread(
-            self._store.restoring.stage,
+            self._store.restorer.stage,
             plan,
             engine.slot_path,
             window=engine.window_to_complete,
@@ -249,7 +251,7 @@ class Lease:
             with contextlib.suppress(Cancelled):  # nothing was staged
                 staged = await staging
                 if not isinstance(staged, Miss):
-                    await asyncio.to_thread(self._store.restoring.unstage, staged, engine_done=engine_done)
+                    await asyncio.to_thread(self._store.restorer.unstage, staged, engine_done=engine_done)
 
         engine_done = False
         try:
@@ -344,10 +346,10 @@ class Lease:
         rows, path = engine.engine.rows, engine.slot_path / f"{disk.name_for_engine()}.slot"
         try:
             written = await self._write_slot_file(path, boundary)
-            grown = Extension(self.slot.save_point, rows.count) if rows.count else None
+            predecessor = Predecessor(self.slot.save_point, rows.count) if rows.count else None
             prefill_ms, audience = self.slots.restore_cost.prefill_ms(len(boundary)), audience or self.slot.audience
             state = self.owner, engine.fingerprint, boundary, written, prefill_ms, engine.window_to_complete
-            point = await self.slots.write(store.saving.take, path, *state, label, grown, audience)
+            point = await self.slots.write(store.saver.add, path, *state, label, predecessor, audience)
         except (StoreRefused, EngineRefused, OSError) as error:
             self._notify(SaveSkipped(save_failure_reason(error)))
             return None
@@ -382,9 +384,7 @@ class Lease:
             raise NotSaved(Reason(ReasonCode.NOT_WAITED_FOR))
         size = int(len(boundary) * ready.kv_bytes_per_token)
         try:
-            await asyncio.to_thread(
-                self._store.saving.check_room, size, self.owner, path, (ready.fingerprint, boundary)
-            )
+            await asyncio.to_thread(self._store.saver.check_room, size, self.owner, path, (ready.fingerprint, boundary))
             with save_progress.track_save(size, path):
                 with contextlib.suppress(EngineRefused):
                     async with self.guarding_restore():

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvchat.engine.api.pictures import FIRST_PICTURE_ID
-from kvchat.kvstore.audience import readable_by
-from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, Tokens, common_prefix
+from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, Tokens, common_prefix, readable_audiences
 from kvchat.kvstore.store import BlockStore
 from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import NOTHING_AHEAD, NOTHING_LOADED, LoadedState, PrefilledAhead, RestoreRecord
@@ -98,7 +97,7 @@ class Slot:
         return contents if contents and self.is_readable_by(owner) else None
 
     def is_readable_by(self, owner: str) -> bool:
-        return self.audience is None or self.audience in readable_by(owner)
+        return self.audience is None or self.audience in readable_audiences(owner)
 
     def mark_proved(self) -> None:
         self.suspect = None
@@ -177,5 +176,5 @@ def load_unchanged(engine: ReadyEngine, contents: SlotContents | None, prompt: T
 async def find_save_point(store: BlockStore, engine: ReadyEngine, owner: str, prompt: Tokens) -> RestorePlan | Miss:
     """Return the save point with the most of a prompt, or why there is none."""
     return await asyncio.to_thread(
-        store.restoring.find, engine.fingerprint, prompt, can_cut=engine.can_cut, conversation_id=owner
+        store.restorer.find, engine.fingerprint, prompt, can_cut=engine.can_cut, conversation_id=owner
     )

@@ -31,7 +31,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.turn.imported_memory import MemoryTest
 from kvchat.errors import KvchatError
 from kvchat.kvstore import exchange
-from kvchat.kvstore.exchange import BadMemory, Contents, Manifest, from_json, to_json
+from kvchat.kvstore.exchange import BadMemory, BlockStream, Manifest, from_json, to_json
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import BlockStore
 from kvchat.system.concurrency import Progress
@@ -207,7 +207,7 @@ def _pieces(database: Database, store: Path, conversation_id: str, manifest: Man
     model = PurePath(conversation.model).name if conversation and conversation.model else ""
     described = json.dumps(to_json(manifest) | {"model": model}, separators=(",", ":")).encode()
     yield from _member(_MEMORY, len(described), [described])
-    for name, content in exchange.contents(store, manifest):
+    for name, content in exchange.read_blocks(store, manifest):
         yield from _member(_BLOCKS + name.hex(), manifest.blocks[name], content)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
@@ -263,7 +263,7 @@ class MemoryFile:
             raise
         except (ValueError, RecursionError, StopIteration) as error:
             raise BadMemory(_("its manifest is invalid")) from error
-        exchange.bring(store.inventory, conversation_id, manifest, self._blocks(manifest, progress))
+        exchange.import_memory(store.inventory, conversation_id, manifest, self._blocks(manifest, progress))
         model = described.get("model")
         name = model if isinstance(model, str) else ""
         return Brought(conversation_id, manifest.fingerprint, name, manifest.n_tokens, manifest.bytes)
@@ -274,7 +274,7 @@ class MemoryFile:
             raise BadMemory(_(_CUT_OFF))
         return b"".join(content)
 
-    def _blocks(self, manifest: Manifest, progress: Progress) -> Contents:
+    def _blocks(self, manifest: Manifest, progress: Progress) -> BlockStream:
         done = 0
         for name, size, content in self._members:
             try:

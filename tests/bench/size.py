@@ -32,7 +32,7 @@ from kvchat.cli.bench import BenchFailed, BenchHome, bench_home
 from kvchat.cli.terminal import print_err
 from kvchat.kvstore import disk
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, MemoryRoom
-from kvchat.kvstore.savepoint import Bounds, Extension, Fingerprint, RestorePlan, SavePoint, StagedFile, Tier, Tokens
+from kvchat.kvstore.savepoint import Bounds, Fingerprint, Predecessor, RestorePlan, SavePoint, StagedFile, Tier, Tokens
 from kvchat.kvstore.store import BlockStore
 from kvchat.library.memory.demand import staging_room
 from kvchat.session.proof import Source
@@ -157,7 +157,7 @@ class _Made:
 
     def _open(self) -> None:
         self._store = BlockStore(self._folder / "store", Bounds(_UNBOUNDED, 0), self._budget)
-        self._store.restoring.keep_in_memory(_UNBOUNDED)  # as when an engine is started
+        self._store.restorer.keep_in_memory(_UNBOUNDED)  # as when an engine is started
         self._slots = self._store.staging.slot_folder()
         self._copy = self._slots / "copy.slot"
 
@@ -181,8 +181,10 @@ class _Made:
         first, absorb_ms, absorb_cpu_ms, _ = self._absorbed(self._tokens, write, None)
         print_err("The next turn …")
         longer = (*self._tokens, *range(1, TURN + 1))
-        grown = Extension(first.id, len(self._tokens))  # as the engine says that it kept all rows
-        second, _, next_cpu_ms, written = self._absorbed(longer, lambda path: write_slot_file(path, longer), grown)
+        predecessor = Predecessor(first.id, len(self._tokens))  # as the engine says that it kept all rows
+        second, _, next_cpu_ms, written = self._absorbed(
+            longer, lambda path: write_slot_file(path, longer), predecessor
+        )
         warm_ms = max(self._warm_ms)
         print_err("Putting it together again, beside a plain copy …")
         self._store.close()
@@ -217,14 +219,16 @@ class _Made:
         }
 
     def _absorbed(
-        self, tokens: Tokens, write: Callable[[Path], object], grown: Extension | None
+        self, tokens: Tokens, write: Callable[[Path], object], predecessor: Predecessor | None
     ) -> tuple[SavePoint, float, float, int]:
         """A save point of these tokens; the ms, the CPU ms and the bytes written to absorb it."""
         saved = self._slots / f"{disk.name_for_engine()}.slot"
-        self._store.saving.check_room(len(tokens) * TOKEN_BYTES, "bench", saved)
+        self._store.saver.check_room(len(tokens) * TOKEN_BYTES, "bench", saved)
         write(saved)
         size = saved.stat().st_size
-        point = self._store.saving.take(saved, "bench", _FINGERPRINT, tokens, size, float(len(tokens)), grown=grown)
+        point = self._store.saver.add(
+            saved, "bench", _FINGERPRINT, tokens, size, float(len(tokens)), predecessor=predecessor
+        )
         before_ms = self._staged(point)
         cpu, started = time.process_time(), time.perf_counter()
         report = self._store.absorb_pending()
@@ -236,14 +240,14 @@ class _Made:
 
     def _staged(self, point: SavePoint) -> float:
         """The ms until the point's file is ready for an engine; what is made ready beforehand is waited for."""
-        self._store.restoring.prepare().result()
+        self._store.restorer.prepare().result()
         started = time.perf_counter()
-        staged = self._store.restoring.stage(RestorePlan(point, point.n_tokens, Tier.DISK, point.size), self._slots)
+        staged = self._store.restorer.stage(RestorePlan(point, point.n_tokens, Tier.DISK, point.size), self._slots)
         taken = _ms_since(started)
         if not isinstance(staged, StagedFile):
             raise BenchFailed("The made file could not be put together again", staged.reason.words)
         self._copy = staged.path.resolve().with_name("copy.slot")  # beside it, in memory or on disk
-        self._store.restoring.unstage(staged)
+        self._store.restorer.unstage(staged)
         return taken
 
     def _copied_to_disk(self, original: Path) -> None:

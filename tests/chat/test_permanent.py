@@ -221,10 +221,10 @@ async def test_what_cannot_be_deleted_is_told_once_and_tried_again(
 async def test_a_start_looks_only_at_what_was_kept_since_the_last(stage: Stage) -> None:
     await asked(stage)
     by, store = stage.runtime._database.file_id(), stage.runtime._store
-    assert len(store.inventory.unseen(by).messages) == 1
+    assert len(store.inventory.unchecked(by).messages) == 1
     await stage.restart()
-    assert stage.runtime._store.inventory.unseen(by).messages == {}
-    assert len(stage.runtime._store.inventory.unseen("another file").messages) == 1
+    assert stage.runtime._store.inventory.unchecked(by).messages == {}
+    assert len(stage.runtime._store.inventory.unchecked("another file").messages) == 1
     assert len(stage.save_points()) == 2
 
 

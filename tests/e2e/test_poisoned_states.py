@@ -17,7 +17,7 @@ from kvchat.chat.record.messages import Message, MessageState
 from kvchat.engine.api.wire import Sampling
 from kvchat.engine.process.supervisor import RestartPolicy
 from kvchat.kvstore.blocks.header import WRAPPED_VERSION
-from kvchat.kvstore.restoring import Restoring
+from kvchat.kvstore.restorer import Restorer
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
@@ -107,9 +107,9 @@ class Poisoner:
 
 @pytest.fixture
 def poisoner(monkeypatch: pytest.MonkeyPatch) -> Poisoner:
-    one, put = Poisoner(), Restoring._put
+    one, put = Poisoner(), Restorer._put
 
-    def put_poisoned(store: Restoring, plan: RestorePlan, target: Path, *others: Any) -> Any:
+    def put_poisoned(store: Restorer, plan: RestorePlan, target: Path, *others: Any) -> Any:
         placed = put(store, plan, target, *others)
         if one.poison is not None and plan.tokens_used > TEST_TOKENS:
             data = bytearray(target.read_bytes())
@@ -119,7 +119,7 @@ def poisoner(monkeypatch: pytest.MonkeyPatch) -> Poisoner:
             one.given.append(plan.save_point.id)
         return placed
 
-    monkeypatch.setattr(Restoring, "_put", put_poisoned)
+    monkeypatch.setattr(Restorer, "_put", put_poisoned)
     monkeypatch.setattr(RestoreCost, "is_worth_trying", lambda *_: True)  # a tiny model reads as fast as it loads
     monkeypatch.setattr(RestartPolicy, "delay_s", lambda *_: 0.0)
     return one
@@ -205,9 +205,9 @@ async def test_a_flipped_byte_of_a_block_reaches_no_engine(tmp_path, monkeypatch
     """On every way by which a state is restored: the prompt is read instead."""
     monkeypatch.setattr(RestoreCost, "is_worth_trying", lambda *_: True)
     staged: list[StagedFile | Miss] = []
-    stage = Restoring.stage
+    stage = Restorer.stage
 
-    def stage_and_tell(store: Restoring, plan: RestorePlan, *where: Any, **how: Any) -> StagedFile | Miss:
+    def stage_and_tell(store: Restorer, plan: RestorePlan, *where: Any, **how: Any) -> StagedFile | Miss:
         outcome = stage(store, plan, *where, **how)
         if plan.tokens_used > TEST_TOKENS:
             staged.append(outcome)
@@ -235,7 +235,7 @@ async def test_a_flipped_byte_of_a_block_reaches_no_engine(tmp_path, monkeypatch
     assert kept.block_files()
     for block in kept.block_files():
         flip_a_byte(block)
-    monkeypatch.setattr(Restoring, "stage", stage_and_tell)
+    monkeypatch.setattr(Restorer, "stage", stage_and_tell)
     async with running_gateway(home, chosen) as at:
         if way == "program":
             body = chat_body(SYSTEM, first["choices"][0]["message"]["content"], SHORTEST)

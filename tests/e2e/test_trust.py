@@ -153,7 +153,7 @@ async def _forge(runtime: Runtime, file: Path) -> None:
         slot.forget()
         await asyncio.to_thread(store.inventory.delete_conversation, chat.id)
         await asyncio.to_thread(
-            store.saving.take, path, chat.id, lease.engine.fingerprint, tokens, len(data), 100.0 * len(tokens)
+            store.saver.add, path, chat.id, lease.engine.fingerprint, tokens, len(data), 100.0 * len(tokens)
         )
 
     await runtime.chat.slots.run_background(Priority.TEST_IMPORT, chat.id, work)

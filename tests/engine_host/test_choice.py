@@ -117,7 +117,7 @@ def test_a_load_comes_before_chats_kept_ready(
     """A full warm tier takes no context: it counts as memory that can be had, and goes before the engine starts."""
     bench = Bench(tmp_path / "store", memory=GB)
     bench.save("thesis", tuple(range(300)))
-    held = bench.store.staging.staged().disposable
+    held = bench.store.staging.memory().reclaimable
     assert held > 0
     fake_engine.set(FAKE_NO_GPU=1)
     model = write_gguf(tmp_path / "model.gguf", dict(LLAMA))
@@ -129,9 +129,9 @@ def test_a_load_comes_before_chats_kept_ready(
     (bar,) = choice.context.bars
     assert bar.free == crowded.available + held
     assert bar.staging == 0
-    assert bench.store.staging.staged().disposable == 0, "it went, for the model is large"
+    assert bench.store.staging.memory().reclaimable == 0, "it went, for the model is large"
     crowded = replace(crowded, available=10 * GB, total=12 * GB)
     (bar,) = memory.choose(settings, tmp_path, vision=False, needed=0).context.bars
     assert 0 < bar.staging <= 3 * GB
     bench.save("another", tuple(range(5000, 5300)))
-    assert bench.store.staging.staged().disposable > 0
+    assert bench.store.staging.memory().reclaimable > 0

@@ -33,7 +33,7 @@ def hammer(folder: Path, seed: int, quota: int) -> None:
             bench.store.absorb_pending()
             plan = bench.find((*tokens_of(dice), 7), can_cut=False)
             if not isinstance(plan, Miss):
-                staged = bench.restoring.stage(plan, bench.slots)
+                staged = bench.restorer.stage(plan, bench.slots)
                 if isinstance(staged, Miss):
                     if is_damage(staged.reason):
                         sys.exit(f"found damage: {staged.reason.english}")

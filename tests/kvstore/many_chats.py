@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvchat.kvstore.audience import CHATS as CHATS_AUDIENCE
 from kvchat.kvstore.blocks.layout import CacheRows, Region, RowMap, Run
 from kvchat.kvstore.blocks.recipe import BlockUse, Recipe
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index.token_tree import pack_tokens
-from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, Tokens
+from kvchat.kvstore.savepoint import CHATS_AUDIENCE, Miss, RestorePlan, SavePoint, Tokens
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import Bench
 

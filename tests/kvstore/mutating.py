@@ -111,7 +111,7 @@ def drive(dice: random.Random, bench: Bench, seen: Counter[str]) -> None:
         if isinstance(plan, Miss):
             seen[plan.reason.code] += 1
             return
-        staged = store.restoring.stage(plan, bench.slots)
+        staged = store.restorer.stage(plan, bench.slots)
         if isinstance(staged, Miss):
             seen[staged.reason.code] += 1
             return
@@ -127,7 +127,7 @@ def drive(dice: random.Random, bench: Bench, seen: Counter[str]) -> None:
 
     deeds: list[Callable[[], object]] = [
         *(restore, restore, restore, save, save, store.inventory.usage, store.inventory.losses),
-        lambda: store.inventory.unseen("it"),
+        lambda: store.inventory.unchecked("it"),
         lambda: store.inventory.prune(store.inventory.plan_prune(dice.choice((0, 150_000, 350_000)))),
         lambda: store.inventory.delete_messages("thesis", ["thesis 1"]),
         lambda: store.inventory.delete_conversation(dice.choice([*CHATS])),
@@ -164,7 +164,7 @@ def run(rounds: int, seed: int) -> Counter[str]:
                 drive(dice, bench, seen)
                 if dice.random() < 0.7:
                     bench.store.close()  # else it is killed
-                bench.restoring._background.shutdown()  # no thread outlives its process
+                bench.restorer._background.shutdown()  # no thread outlives its process
             except DOCUMENTED as refusal:
                 seen[str(refusal)[:150]] += 1
             except BaseException:

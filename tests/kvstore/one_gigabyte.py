@@ -26,19 +26,19 @@ def main(folder: Path) -> None:
     size = saved.stat().st_size
     (folder / "original.slot").hardlink_to(saved)
     before = peak_mb()
-    point = bench.saving.take(saved, "thesis", FINGERPRINT, tokens, size)
+    point = bench.saver.add(saved, "thesis", FINGERPRINT, tokens, size)
     assert not bench.store.absorb_pending().refused
     absorbed = peak_mb()
-    staged = bench.restoring.stage(RestorePlan(point, TOKENS, Tier.DISK, size), bench.slots)
+    staged = bench.restorer.stage(RestorePlan(point, TOKENS, Tier.DISK, size), bench.slots)
     assert isinstance(staged, StagedFile), staged
     rebuilt = peak_mb()
     exact = same(staged.path, folder / "original.slot")
-    bench.restoring.unstage(staged)
-    cut = bench.restoring.stage(RestorePlan(point, TOKENS - 100, Tier.DISK, size), bench.slots)
+    bench.restorer.unstage(staged)
+    cut = bench.restorer.stage(RestorePlan(point, TOKENS - 100, Tier.DISK, size), bench.slots)
     assert isinstance(cut, StagedFile), cut
     assert cut.n_tokens == TOKENS - 100
     figures = {"absorb_mb": absorbed - before, "rebuild_mb": rebuilt - before, "compose_mb": peak_mb() - before}
-    bench.restoring.unstage(cut)
+    bench.restorer.unstage(cut)
     print(json.dumps(figures | {"size_mb": size / 1e6, "exact": exact}))
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvchat.kvstore.audience import imported
-from kvchat.kvstore.savepoint import Miss, RestorePlan
+from kvchat.kvstore.savepoint import Miss, RestorePlan, imported_audience
 from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import Bench
 
@@ -29,8 +28,8 @@ def test_a_state_is_found_by_its_audience_alone(bench: Bench, owner: str, reader
 
 
 def test_imported_memory_serves_its_chat_alone_and_what_grows_from_it_too(bench: Bench) -> None:
-    bench.save("letter", text(300), audience=imported("letter"))
-    bench.save("letter", text(305), audience=imported("letter"))
+    bench.save("letter", text(300), audience=imported_audience("letter"))
+    bench.save("letter", text(305), audience=imported_audience("letter"))
     assert reused(bench, "letter") == 305
     for stranger in ("thesis", AGENT, DOCUMENTS):
         assert reused(bench, stranger) == 0

@@ -14,7 +14,7 @@ import pytest
 from kvchat.errors import KvchatError
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.layout import with_masked_rows
-from kvchat.kvstore.exchange import contents, stored_manifest
+from kvchat.kvstore.exchange import read_blocks, stored_manifest
 from kvchat.kvstore.inventory import check_store
 from kvchat.kvstore.savepoint import (
     GB,
@@ -52,7 +52,7 @@ def test_every_turn_comes_back_byte_for_byte(tmp_path: Path, model: Model) -> No
     bench.reopen()
     for tokens in turns:
         assert bench.restored((*tokens, 9999), can_cut=False) == model.slot_file(tokens)
-    assert bench.inventory.verify().clean
+    assert bench.inventory.verify().is_clean
 
 
 def test_a_file_of_unknown_layout_comes_back_too(bench: Bench) -> None:
@@ -153,7 +153,7 @@ def test_a_part_is_composed_for_exactly_the_shared_prefix(bench: Bench, length: 
         bench.save("thesis", text(turn))
     bench.reopen()  # nothing is warm now
     plan = plan_of(bench.find(text(length) + (7777,) * 40))
-    staged = bench.restoring.stage(plan, bench.slots)
+    staged = bench.restorer.stage(plan, bench.slots)
     assert isinstance(staged, StagedFile)
     assert (plan.tokens_used, staged.n_tokens) == (length, length)
     assert bench.read(staged) == FULL.slot_file(text(length))
@@ -200,15 +200,15 @@ def test_a_file_with_the_row_its_window_lacks_is_warm_before_anyone_asks(
     assert all(ways), "nobody waits for any of it"
     plan = plan_of(bench.find(text(130)))
     again = RestorePlan(plan.save_point, plan.tokens_used, Tier.DISK, plan.bytes)
-    warm = bench.restoring.stage(plan, bench.slots, window=WINDOW.window)
+    warm = bench.restorer.stage(plan, bench.slots, window=WINDOW.window)
     assert isinstance(warm, StagedFile)
     assert warm.tier is Tier.WARM
     data = bench.read(warm)
     bench.reopen()  # nothing is warm now: composed anew
-    composed = bench.restoring.stage(again, bench.slots, window=WINDOW.window)
+    composed = bench.restorer.stage(again, bench.slots, window=WINDOW.window)
     assert isinstance(composed, StagedFile)
     assert (composed.tier, bench.read(composed)) == (Tier.DISK, data)
-    staged = bench.restoring.stage(again, bench.slots, window=WINDOW.window)
+    staged = bench.restorer.stage(again, bench.slots, window=WINDOW.window)
     assert isinstance(staged, StagedFile)
     assert (staged.tier, bench.read(staged)) == (Tier.WARM, data)
 
@@ -216,7 +216,7 @@ def test_a_file_with_the_row_its_window_lacks_is_warm_before_anyone_asks(
 def test_every_miss_says_why(bench: Bench) -> None:
     def reason(prompt: Tokens, conversation: str = "thesis", **changes: str) -> Reason:
         fingerprint = replace(FINGERPRINT, **changes) if changes else FINGERPRINT
-        result = bench.restoring.find(fingerprint, prompt, can_cut=True, conversation_id=conversation)
+        result = bench.restorer.find(fingerprint, prompt, can_cut=True, conversation_id=conversation)
         assert isinstance(result, Miss)
         return result.reason
 
@@ -235,7 +235,7 @@ def test_every_miss_says_why(bench: Bench) -> None:
 def test_never_save_and_pin(bench: Bench) -> None:
     bench.inventory.never_save("secret", True)
     with pytest.raises(StoreRefused, match="Never keep"):
-        bench.saving.check_room(1, "secret")
+        bench.saver.check_room(1, "secret")
     with pytest.raises(StoreRefused, match="Never keep"):
         bench.save("secret", text(100))
     bench.inventory.never_save("secret", False)
@@ -259,7 +259,7 @@ def test_a_prune_does_what_its_plan_said(bench: Bench) -> None:
     assert before.physical_bytes - plan.bytes_freed == plan.bytes_left <= target
     left = {one.conversation_id: one.save_points for one in bench.inventory.usage().conversations}
     assert left == {"b": 1, "c": 2}, "the older turn of b may stay"
-    assert bench.inventory.verify().clean
+    assert bench.inventory.verify().is_clean
 
 
 def test_the_quota_is_kept_and_the_newest_spared(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_what_another_conversation_begins_with_outlives_the_one_that_saved_it(tm
     ]
     bench.inventory.delete_conversation("third")
     assert bench.inventory.usage().unique_rows_bytes == 0
-    assert bench.inventory.verify().clean
+    assert bench.inventory.verify().is_clean
 
 
 def test_a_deleted_message_takes_its_save_points_along(bench: Bench) -> None:
@@ -319,7 +319,7 @@ def test_a_deleted_message_takes_its_save_points_along(bench: Bench) -> None:
     bench.save("thesis", text(100) + text(80, start=5000), message="beside")
     bench.save("letter", text(200) + text(50, start=7000), message="copied")
     bench.take("thesis", text(300, start=9000), message="second")  # not absorbed yet
-    assert bench.inventory.unseen("").messages == {
+    assert bench.inventory.unchecked("").messages == {
         "thesis": frozenset(("first", "second", "beside")),
         "letter": frozenset(("copied",)),
     }
@@ -327,13 +327,13 @@ def test_a_deleted_message_takes_its_save_points_along(bench: Bench) -> None:
     assert isinstance(bench.find(text(300, start=9000)), Miss)
     gone_through = bench.restored(text(200) + (7,) * 50, can_cut=False)
     assert gone_through == bench.model.slot_file(text(200)), "another chat goes through it"
-    assert bench.inventory.unseen("").messages["letter"] == frozenset(("copied",))
+    assert bench.inventory.unchecked("").messages["letter"] == frozenset(("copied",))
     bench.inventory.delete_messages("letter", ["copied"])
     bench.inventory.delete_messages("thesis", ["beside"])
-    assert bench.inventory.unseen("").messages == {"thesis": frozenset(("first",))}
+    assert bench.inventory.unchecked("").messages == {"thesis": frozenset(("first",))}
     assert isinstance(bench.find(text(100) + text(80, start=5000), can_cut=False), RestorePlan)
     assert bench.inventory.usage().save_points == 1
-    assert bench.inventory.verify().clean
+    assert bench.inventory.verify().is_clean
 
 
 def test_a_save_point_that_does_not_tell_what_it_holds_goes_with_any_message(bench: Bench) -> None:
@@ -362,7 +362,7 @@ def test_deleting_a_conversation_leaves_no_trace_of_it(bench: Bench) -> None:
 def test_everything_is_private(bench: Bench) -> None:
     bench.save("thesis", text(300))
     bench.take("thesis", text(310))
-    assert isinstance(bench.restoring.stage(plan_of(bench.find(text(305))), bench.slots), StagedFile)
+    assert isinstance(bench.restorer.stage(plan_of(bench.find(text(305))), bench.slots), StagedFile)
     for path in bench.folder.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
@@ -385,7 +385,7 @@ def test_what_nobody_waits_for_any_more_ends_and_leaves_nothing(bench: Bench) ->
     assert not bench.block_files()
     assert bench.store.absorb_pending().save_points == 1
     with pytest.raises(Cancelled):
-        bench.restoring.stage(plan_of(bench.find(text(400))), bench.slots, cancelled=lambda: True)
+        bench.restorer.stage(plan_of(bench.find(text(400))), bench.slots, cancelled=lambda: True)
     assert not list(bench.slots.iterdir())
 
 
@@ -395,7 +395,7 @@ def test_who_only_looks_leaves_the_store_of_another_process_as_it_is(bench: Benc
     check_store(bench.folder)
     manifest = stored_manifest(bench.folder, "thesis")
     assert manifest is not None
-    assert {name: len(b"".join(content)) for name, content in contents(bench.folder, manifest)} == manifest.blocks
+    assert {name: len(b"".join(content)) for name, content in read_blocks(bench.folder, manifest)} == manifest.blocks
     assert stored_manifest(bench.folder, "letter") is None
     assert bench.restored(text(410)) == FULL.slot_file(text(400)), "what waits is still there"
     assert stored_manifest(bench.folder.parent / "none", "thesis") is None

@@ -34,7 +34,7 @@ def in_memory(bench: Bench) -> list[Path]:
 def stage(bench: Bench, tokens: Tokens) -> StagedFile:
     plan = bench.find((*tokens, 9999))
     assert isinstance(plan, RestorePlan), plan
-    staged = bench.restoring.stage(plan, bench.slots)
+    staged = bench.restorer.stage(plan, bench.slots)
     assert isinstance(staged, StagedFile), staged
     return staged
 
@@ -46,11 +46,11 @@ def test_a_file_is_written_over_in_place_but_never_one_that_is_read(tmp_path: Pa
         bench.save(f"chat {number}", text(300, start=1000 * number + 1))
     first = stage(bench, text(300))
     (file,) = in_memory(bench)
-    bench.restoring.unstage(first)
+    bench.restorer.unstage(first)
     second = stage(bench, text(300, start=1001))
     assert [(path, path.stat().st_ino) for path in in_memory(bench)] == [(file, file.stat().st_ino)], "no new pages"
     with second.path.open("rb") as engine:  # which was told to restore it, and whose answer nobody waited for
-        bench.restoring.unstage(second, engine_done=False)
+        bench.restorer.unstage(second, engine_done=False)
         third = stage(bench, text(300, start=2001))
         assert engine.read() == FULL.slot_file(text(300, start=1001))
     assert bench.read(third) == FULL.slot_file(text(300, start=2001))
@@ -62,13 +62,13 @@ def test_a_damaged_block_is_found_where_a_file_is_written_over_too(tmp_path: Pat
     bench.save("one", text(300))
     mine = set(bench.block_files())
     bench.save("two", text(300, start=1001))
-    bench.restoring.unstage(stage(bench, text(300, start=1001)))
+    bench.restorer.unstage(stage(bench, text(300, start=1001)))
     assert in_memory(bench), "whose pages the next is read into"
     largest = max(mine, key=lambda path: path.stat().st_size)
     flip_a_byte(largest)
     plan = bench.find((*text(300), 9999))
     assert isinstance(plan, RestorePlan)
-    assert isinstance(bench.restoring.stage(plan, bench.slots), Miss)
+    assert isinstance(bench.restorer.stage(plan, bench.slots), Miss)
     assert not list(bench.slots.iterdir())
     assert isinstance(bench.find((*text(300), 9999)), Miss), "it is not tried again"
 
@@ -102,17 +102,17 @@ def test_warm_files_go_for_a_model_and_what_waits_stays(tmp_path: Path) -> None:
     bench.save("one", text(300))
     bench.save("two", text(300, start=1001))
     bench.take("three", text(300, start=2001))  # not absorbed: there is no other copy
-    staged = bench.store.staging.staged()
-    assert 2 * SIZE <= staged.disposable < bench.inventory.usage().warm_bytes <= staged.place
-    bench.restoring.keep_in_memory(0)
+    staged = bench.store.staging.memory()
+    assert 2 * SIZE <= staged.reclaimable < bench.inventory.usage().warm_bytes <= staged.capacity
+    bench.restorer.keep_in_memory(0)
     assert [path.stat().st_size for path in in_memory(bench)] == [SIZE]
     assert not bench.store.absorb_pending().refused
-    assert bench.store.staging.staged().disposable == 0
+    assert bench.store.staging.memory().reclaimable == 0
     bench.save("four", text(300, start=3001))
     assert in_memory(bench) == [], "a model was planned to have all there is: it goes by way of the disk"
     for start in (1, 1001, 2001, 3001):
         assert bench.restored(text(310, start=start)) == FULL.slot_file(text(300, start=start))
-    bench.restoring.keep_in_memory(10**9)
+    bench.restorer.keep_in_memory(10**9)
     bench.save("five", text(300, start=4001))
     assert in_memory(bench)
 
@@ -124,8 +124,8 @@ def test_what_a_program_goes_on_from_is_warm_before_it_asks(tmp_path: Path, owne
     bench = Bench(tmp_path / "store", memory=10**9)
     bench.save(owner, text(300))
     bench.reopen()
-    bench.restoring.keep_in_memory(10**9)
-    bench.restoring.prepare().result()
+    bench.restorer.keep_in_memory(10**9)
+    bench.restorer.prepare().result()
     plan = bench.find(text(310), conversation=owner)
     assert isinstance(plan, RestorePlan)
     assert plan.tier is (Tier.WARM if program_of(owner) else Tier.DISK)
@@ -138,13 +138,13 @@ def test_a_next_turn_is_not_refused_for_what_is_kept_already(bench: Bench) -> No
     size = len(FULL.slot_file(text(2100)))
     bench.free = size * 5 // 4
     place = bench.slots / "saved.slot"
-    bench.saving.check_room(size, "thesis", place, (FINGERPRINT, text(2100)))
+    bench.saver.check_room(size, "thesis", place, (FINGERPRINT, text(2100)))
     for other in ((FINGERPRINT, text(2100, start=5000)), None, (replace(FINGERPRINT, kv_type_k="q8_0"), text(2100))):
         with pytest.raises(StoreRefused, match="nearly full"):
-            bench.saving.check_room(size, "thesis", place, other)
+            bench.saver.check_room(size, "thesis", place, other)
     bench.free = size - 1
     with pytest.raises(StoreRefused, match="nearly full"):
-        bench.saving.check_room(size, "thesis", place, (FINGERPRINT, text(2100)))
+        bench.saver.check_room(size, "thesis", place, (FINGERPRINT, text(2100)))
 
 
 def test_a_deleted_chat_leaves_nothing_in_memory(tmp_path: Path) -> None:
@@ -159,12 +159,12 @@ def test_a_deleted_chat_leaves_nothing_in_memory(tmp_path: Path) -> None:
 def test_a_save_that_memory_cannot_hold_after_all_leaves_nothing(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store", memory=10**9)
     place = bench.slots / "saved.slot"
-    bench.saving.check_room(1000, "thesis", place)
+    bench.saver.check_room(1000, "thesis", place)
     place.write_bytes(b"as far as it went")
     bench.store.staging.forget(place)
     assert [in_memory(bench), list(bench.slots.iterdir())] == [[], []]
     place.write_bytes(FULL.slot_file(text(300)))  # so it is saved once more, on disk
-    point = bench.saving.take(place, "thesis", FINGERPRINT, text(300))
+    point = bench.saver.add(place, "thesis", FINGERPRINT, text(300))
     assert bench.inventory.usage().warm_bytes == 0
     assert stage(bench, text(300)).save_point.id == point.id
 
@@ -210,8 +210,8 @@ def test_a_restore_has_the_file_that_is_being_made_ready_as_far_as_it_is(
             assert bench.read(staged) == bench.model.slot_file(text(300))
 
     monkeypatch.setattr(os, "posix_fallocate", sent_just_now)
-    bench.restoring.keep_in_memory(bench.memory)
-    bench.restoring.prepare().result()
+    bench.restorer.keep_in_memory(bench.memory)
+    bench.restorer.prepare().result()
     assert (bench.folder.parent / "memory") in restored[-1].parents
 
 
@@ -272,21 +272,21 @@ def saved_warm_and_restored(folder: Path) -> None:
     model, tokens = Model(layers=16, row_size=2048), text(1100)
     store = BlockStore(folder, Bounds(10**10, 0), 10**9, sync=False)
     slots, data = store.staging.slot_folder(), model.slot_file(tokens)
-    store.restoring.keep_in_memory(store.staging.staged().place)  # as planned for a model that leaves all of it
+    store.restorer.keep_in_memory(store.staging.memory().capacity)  # as planned for a model that leaves all of it
     place = slots / "saved.slot"
-    store.saving.check_room(len(data), "thesis", place)
+    store.saver.check_room(len(data), "thesis", place)
     place.write_bytes(data)
-    point = store.saving.take(place, "thesis", FINGERPRINT, tokens, len(data))
+    point = store.saver.add(place, "thesis", FINGERPRINT, tokens, len(data))
     assert not store.absorb_pending().refused
     for tier in (Tier.WARM, Tier.DISK):
-        staged = store.restoring.stage(RestorePlan(point, len(tokens), Tier.DISK, point.size), slots)
+        staged = store.restorer.stage(RestorePlan(point, len(tokens), Tier.DISK, point.size), slots)
         assert isinstance(staged, StagedFile), staged
         assert (staged.tier, staged.path.read_bytes()) == (tier, data)
-        store.restoring.unstage(staged)
+        store.restorer.unstage(staged)
         print(store.inventory.usage().staged)
         store.close()
         store = BlockStore(folder, Bounds(10**10, 0), 10**9, sync=False)
-        store.restoring.keep_in_memory(store.staging.staged().place)
+        store.restorer.keep_in_memory(store.staging.memory().capacity)
         slots = store.staging.slot_folder()
     store.close()
 

@@ -54,7 +54,7 @@ def test_killed_a_hundred_times_it_verifies_clean(tmp_path: Path) -> None:
             if seed % 10 == 9:
                 bench = Bench(folder, HYBRID, quota=QUOTA)
                 report = bench.inventory.verify()
-                assert report.clean, report
+                assert report.is_clean, report
                 kept += bench.inventory.usage().save_points
                 bench.store.close()
         assert forker.stdin is not None
@@ -117,7 +117,7 @@ def test_a_thousand_mutated_stores_never_give_wrong_bytes(quick_folder: Path) ->
         bench.slots = bench.store.staging.slot_folder()
         for tokens in (*turns, text(33)):
             plan = bench.find((*tokens, 99))
-            staged = bench.restoring.stage(plan, bench.slots) if isinstance(plan, RestorePlan) else plan
+            staged = bench.restorer.stage(plan, bench.slots) if isinstance(plan, RestorePlan) else plan
             if isinstance(staged, StagedFile):
                 held = staged.save_point.tokens[: staged.n_tokens]
                 assert bench.read(staged) == model.slot_file(held)
@@ -149,7 +149,7 @@ def test_a_bad_block_is_deleted_with_everything_that_needs_it(bench: Bench) -> N
     assert len(report.losses) in (1, 2)  # the recipe, or those two that share their beginning
     assert bench.inventory.losses() == ()
     assert not first.exists()
-    assert bench.inventory.verify().clean
+    assert bench.inventory.verify().is_clean
     bench.save("thesis", text(300))
     assert bench.restored(text(310)) == FULL.slot_file(text(300))
 
@@ -164,7 +164,7 @@ def test_verifying_puts_wrong_sums_right(bench: Bench) -> None:
         db.execute("UPDATE holdings SET uses = 5")
         db.execute("UPDATE sums SET row_bytes = 1, disk_bytes = 2")
     assert bench.inventory.usage().conversations != before.conversations
-    assert bench.inventory.verify().clean
+    assert bench.inventory.verify().is_clean
     after = bench.inventory.usage()
     assert (after.conversations, after.unique_rows_bytes) == (before.conversations, before.unique_rows_bytes)
     assert after.physical_bytes == disk.tree_size(bench.folder)
@@ -179,7 +179,7 @@ def test_killed_between_a_blocks_deletion_and_its_record_it_verifies_clean(tmp_p
         db.execute(
             "INSERT INTO blocks (name, size, residue, disk_bytes, xxh3) VALUES (?, 10, 0, 0, ?)", (bytes(32), b"")
         )  # its file is gone
-    assert bench.inventory.verify().clean
+    assert bench.inventory.verify().is_clean
     assert bench.restored(text(400), can_cut=False) == HYBRID.slot_file(text(300))
 
 

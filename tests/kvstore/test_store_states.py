@@ -69,7 +69,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def verify(self) -> None:
         report = self.bench.inventory.verify()
-        assert report.clean
+        assert report.is_clean
         assert report.losses == ()
 
     @invariant()
@@ -83,7 +83,7 @@ class StoreMachine(RuleBasedStateMachine):
                     continue
                 for tier in (plan.tier, Tier.DISK):
                     again = RestorePlan(plan.save_point, plan.tokens_used, tier, plan.bytes)
-                    staged = store.restoring.stage(again, self.bench.slots)
+                    staged = store.restorer.stage(again, self.bench.slots)
                     assert isinstance(staged, StagedFile), staged
                     held = plan.save_point.tokens[: staged.n_tokens]
                     reordered = model is WINDOW and staged.n_tokens < plan.save_point.n_tokens  # no longer a ring

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.memory_files import MemoryRoom
-from kvchat.kvstore.savepoint import Bounds, Extension, Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tokens
+from kvchat.kvstore.savepoint import Bounds, Fingerprint, Miss, Predecessor, RestorePlan, SavePoint, StagedFile, Tokens
 from kvchat.kvstore.store import BlockStore
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.slot_files import FINGERPRINT, MAGIC
@@ -123,7 +123,7 @@ class Bench:
 
     def use(self, store: BlockStore) -> None:
         self.store, self.slots = store, store.staging.slot_folder()
-        self.inventory, self.saving, self.restoring = store.inventory, store.saving, store.restoring
+        self.inventory, self.saver, self.restorer = store.inventory, store.saver, store.restorer
 
     def open(self) -> BlockStore:
         (self.folder.parent / "memory").mkdir(parents=True, exist_ok=True)
@@ -149,14 +149,14 @@ class Bench:
         data: bytes | None = None,
         message: str | None = None,
         audience: str | None = None,
-        grown: Extension | None = None,
+        predecessor: Predecessor | None = None,
     ) -> SavePoint:
         path = self.slots / "saved.slot"
         content = data or self.model.slot_file(tokens)
-        self.store.saving.check_room(len(content), conversation, path)
+        self.store.saver.check_room(len(content), conversation, path)
         size = path.write_bytes(content)
         what = conversation, fingerprint, tokens, size, float(len(tokens)), self.sliding, message
-        return self.store.saving.take(path, *what, grown, audience)
+        return self.store.saver.add(path, *what, predecessor, audience)
 
     def save(self, *what: Any, **how: Any) -> SavePoint:
         point = self.take(*what, **how)
@@ -165,7 +165,7 @@ class Bench:
         return point
 
     def find(self, prompt: Tokens, *, can_cut: bool = True, conversation: str = "thesis") -> RestorePlan | Miss:
-        return self.store.restoring.find(FINGERPRINT, prompt, can_cut=can_cut, conversation_id=conversation)
+        return self.store.restorer.find(FINGERPRINT, prompt, can_cut=can_cut, conversation_id=conversation)
 
     def restored(
         self, prompt: Tokens, *, can_cut: bool = True, sliding: int = 0, conversation: str = "thesis"
@@ -173,12 +173,12 @@ class Bench:
         plan = self.find(prompt, can_cut=can_cut, conversation=conversation)
         if isinstance(plan, Miss):
             return plan
-        staged = self.store.restoring.stage(plan, self.slots, window=sliding)
+        staged = self.store.restorer.stage(plan, self.slots, window=sliding)
         return staged if isinstance(staged, Miss) else self.read(staged)
 
     def read(self, staged: StagedFile) -> bytes:
         data = staged.path.read_bytes()
-        self.store.restoring.unstage(staged)
+        self.store.restorer.unstage(staged)
         return data
 
     def block_files(self) -> list[Path]:

@@ -11,8 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from kvchat.kvstore.audience import audience_of
-from kvchat.kvstore.savepoint import Tokens
+from kvchat.kvstore.savepoint import Tokens, audience_of
 from kvchat.session import slots as sharing
 from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import Lease

@@ -22,7 +22,7 @@ from kvchat.chat.events import EngineChanged, Event, MessagesChanged, Notice, Re
 from kvchat.chat.record.messages import Conversation, Message, MessageState, Role
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.wire import Sampling
-from kvchat.kvstore.restoring import Restoring
+from kvchat.kvstore.restorer import Restorer
 from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, Tokens, common_prefix
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
@@ -92,19 +92,19 @@ class Life:
             return
         usable = await asyncio.to_thread(self._kept.save_points)
         asked: list[tuple[Fingerprint, Tokens, bool]] = []
-        find = Restoring.find
+        find = Restorer.find
 
         def heard(
-            store: Restoring, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
+            store: Restorer, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
         ) -> RestorePlan | Miss:
             asked.append((fingerprint, prompt, can_cut))
             return find(store, fingerprint, prompt, can_cut=can_cut, conversation_id=conversation_id)
 
-        Restoring.find = heard  # type: ignore[method-assign]
+        Restorer.find = heard  # type: ignore[method-assign]
         try:
             reply = await self._ask(chats[0].id)
         finally:
-            Restoring.find = find  # type: ignore[method-assign]
+            Restorer.find = find  # type: ignore[method-assign]
         if reply is not None and (receipt := reply.receipt) is not None:
             say(
                 first=reply.id,

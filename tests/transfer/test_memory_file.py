@@ -105,7 +105,7 @@ def test_it_comes_back_byte_for_byte(make: Made, tmp_path: Path, model: Model, p
         assert again == model.slot_file(TOKENS[:length])
     assert isinstance(there.bench.find(TOKENS, conversation="another"), Miss), "it serves its chat alone"
     assert [one.imported for one in there.bench.inventory.usage().conversations] == [True]
-    assert there.bench.inventory.verify().clean
+    assert there.bench.inventory.verify().is_clean
     [brought] = report.memories
     assert (brought.n_tokens, brought.conversation_id) == (700, chat.id)
     refused = there.take_in(file, passphrase)

@@ -617,7 +617,7 @@ class FakeStore(StoreService):
                 remaining = usage.save_points - gone
                 pruned.append(
                     PrunedConversation(
-                        usage.conversation_id, gone, gone * each, remaining, None if remaining else usage.reading
+                        usage.conversation_id, gone, gone * each, remaining, None if remaining else usage.reprocessing
                     )
                 )
                 ids += [f"{usage.conversation_id}:{i}" for i in range(gone)]

@@ -22,7 +22,7 @@ from kvchat.chat.record.messages import (
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineError
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import Kept, StoreRefused, Tier
+from kvchat.kvstore.savepoint import SavePointSummary, StoreRefused, Tier
 from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import MIN_SHARE, SOURCES, Source
 from kvchat.session.restore_cost import PrefillSpeed
@@ -109,7 +109,7 @@ class Forecasts:
         turn_context = self._turn_context
         branches = await turn_context.run_in_database(_branches, list(models))
         try:
-            kept = await asyncio.to_thread(turn_context.slots.store.inventory.kept, list(models))
+            kept = await asyncio.to_thread(turn_context.slots.store.inventory.summaries, list(models))
         except StoreRefused:
             kept = {}
         engines = {model: await self._engine(model) for model in set(models.values())}
@@ -178,7 +178,11 @@ class Forecasts:
 
 
 def _forecast_chat(
-    branch: Sequence[_MessageTokens], kept: Collection[Kept], held: int | None, speed: PrefillSpeed, restore_rate: float
+    branch: Sequence[_MessageTokens],
+    kept: Collection[SavePointSummary],
+    held: int | None,
+    speed: PrefillSpeed,
+    restore_rate: float,
 ) -> Forecast:
     if not branch:
         return Forecast(Source.COLD, 0, has_messages=False)

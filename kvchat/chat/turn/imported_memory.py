@@ -19,8 +19,7 @@ from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineError
 from kvchat.engine.api.wire import ChatMessage
 from kvchat.errors import KvchatError
-from kvchat.kvstore.audience import CHATS, imported, is_imported
-from kvchat.kvstore.savepoint import Fingerprint, StoreRefused, Tokens
+from kvchat.kvstore.savepoint import CHATS_AUDIENCE, Fingerprint, StoreRefused, Tokens, imported_audience, is_imported
 from kvchat.session.exchange import PromptTooLong, Request
 from kvchat.session.lease import Lease
 from kvchat.session.prefill import prefill_and_save, save_points_of
@@ -169,7 +168,7 @@ class MemoryVerifier:
         turn_context, slots = self._turn_context, self._turn_context.slots
         await turn_context.absorb()
         for slot in slots.all:
-            if slot.audience == imported(conversation_id) and not slot.claimed_tokens:
+            if slot.audience == imported_audience(conversation_id) and not slot.claimed_tokens:
                 slot.forget()  # erased before its next use
         await slots.write(slots.store.inventory.delete_imported, conversation_id)
         turn_context.events.publish(ConversationsChanged())
@@ -197,7 +196,7 @@ class MemoryVerifier:
                 raise PromptTooLong(len(boundary), lease.engine.limit)
             if not lease.saving_enabled:
                 raise VerificationError(_("Chat memory cannot be saved with this engine and model."))
-            loaded = await lease.load(boundary, reader=CHATS)
+            loaded = await lease.load(boundary, reader=CHATS_AUDIENCE)
             done, saved = loaded.expected_cached, False
 
             def may_continue() -> bool:

@@ -28,8 +28,7 @@ from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineError, EngineRefused
 from kvchat.engine.api.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
-from kvchat.kvstore.audience import is_imported
-from kvchat.kvstore.savepoint import Tokens
+from kvchat.kvstore.savepoint import Tokens, is_imported
 from kvchat.session.events import RequestSent, SaveSkipped, SessionEvent
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.lease import save_failure_reason

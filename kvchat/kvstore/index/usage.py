@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvchat.kvstore.audience import IMPORTED
 from kvchat.kvstore.index import points, token_tree
 from kvchat.kvstore.index.eviction import Candidate, Needs, Numbers
 from kvchat.kvstore.index.schema import RECOUNT, CorruptIndex, moment
-from kvchat.kvstore.savepoint import PROGRAM, ConversationUsage, Loss, Unseen
+from kvchat.kvstore.savepoint import IMPORTED_PREFIX, PROGRAM, ConversationUsage, Loss, UncheckedPoints
 from kvchat.system.migrations import statements
 from kvchat.words.reasons import Reason, ReasonCode, reason_of
 
@@ -48,7 +47,7 @@ def recount(db: sqlite3.Connection, on_disk: Mapping[bytes, int]) -> None:
 
 def with_imported(db: sqlite3.Connection) -> set[str]:
     query = "SELECT audience FROM trees t WHERE audience GLOB ? AND EXISTS (SELECT 1 FROM nodes WHERE tree_id = t.id)"
-    return {audience.removeprefix(IMPORTED) for (audience,) in db.execute(query, (f"{IMPORTED}*",))}
+    return {audience.removeprefix(IMPORTED_PREFIX) for (audience,) in db.execute(query, (f"{IMPORTED_PREFIX}*",))}
 
 
 def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
@@ -197,7 +196,7 @@ def take_unreported_index_loss(db: sqlite3.Connection) -> tuple[Loss, ...]:
     return (Loss("", 0, Reason(ReasonCode.INDEX_LOST)),)
 
 
-def unseen(db: sqlite3.Connection, by: str) -> Unseen:
+def unchecked(db: sqlite3.Connection, by: str) -> UncheckedPoints:
     who, _, upto = (_read_marker(db, "seen") or "").rpartition(" ")
     last = int(upto) if who == by and by else 0
     query = (
@@ -208,11 +207,11 @@ def unseen(db: sqlite3.Connection, by: str) -> Unseen:
     for name, message_id in db.execute(query, (last,)):
         found.setdefault(name, set()).update([message_id] if message_id is not None else [])
     newest = db.execute("SELECT coalesce(max(id), 0) FROM save_points").fetchone()[0]
-    return Unseen({name: frozenset(ids) for name, ids in found.items()}, max(last, newest))
+    return UncheckedPoints({name: frozenset(ids) for name, ids in found.items()}, max(last, newest))
 
 
-def seen(db: sqlite3.Connection, by: str, what: Unseen) -> None:
-    _write_marker(db, "seen", f"{by} {what.upto}")
+def mark_checked(db: sqlite3.Connection, by: str, what: UncheckedPoints) -> None:
+    _write_marker(db, "seen", f"{by} {what.last_id}")
 
 
 def _read_marker(db: sqlite3.Connection, name: str) -> str | None:

@@ -93,8 +93,8 @@ def use_of(usage: ConversationUsage, now: datetime, seconds_saved: float = 0.0) 
         words = beside((prompts, words))
     if seconds_saved >= 1:
         return _("{words} · {time} saved", words=words, time=roughly(seconds_saved))
-    if usage.reading:
-        return _("{words} · reprocessing: {time}", words=words, time=roughly(usage.reading))
+    if usage.reprocessing:
+        return _("{words} · reprocessing: {time}", words=words, time=roughly(usage.reprocessing))
     return words
 
 
@@ -113,9 +113,9 @@ def loss_of(loss: PrunedConversation) -> str:
         if program_of(loss.conversation_id):
             what = several(loss.save_points, "{count} prompt", "{count} prompts")
         return _("would delete {what} ({size})", what=what, size=size(loss.bytes_freed))
-    if loss.reading is None:
+    if loss.reprocessing is None:
         return _("would have to be reprocessed")
-    return _("would have to be reprocessed: {time}", time=roughly(loss.reading))
+    return _("would have to be reprocessed: {time}", time=roughly(loss.reprocessing))
 
 
 def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
@@ -136,8 +136,8 @@ def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
         parts.append(_("{turns} of {count}", turns=turns, count=several(len(thinned), "{count} chat", "{count} chats")))
     if cold:
         parts.append(several(cold, "{count} chat must be reprocessed", "{count} chats must be reprocessed"))
-    if plan.reading:
-        parts.append(_("reprocessing everything would take {time}", time=roughly(plan.reading)))
+    if plan.reprocessing:
+        parts.append(_("reprocessing everything would take {time}", time=roughly(plan.reprocessing)))
     more = plan.bytes_left < _NEAR * target_bytes
     whole = _(
         "This leaves {bytes_left}, because the memory of a reply can only be deleted as a whole.",
@@ -155,7 +155,7 @@ def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:
     if not cold:
         return _("No chat would have to be reprocessed now, but old turns may be deleted. Messages are not deleted.")
     becomes = several(len(cold), "{count} chat must be reprocessed", "{count} chats must be reprocessed")
-    if reading := added(entry.reading for entry in cold):
+    if reading := added(entry.reprocessing for entry in cold):
         becomes = _("{becomes}; reprocessing everything would take {time}", becomes=becomes, time=roughly(reading))
     return sentences(becomes, _("Old turns of other chats may also be deleted."), _("Messages are not deleted."))
 

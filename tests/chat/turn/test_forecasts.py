@@ -30,7 +30,7 @@ async def test_each_chat_tells_where_it_is(stage: Stage) -> None:
     assert [one.has_messages for one in forecasts] == [False, True, True, True]
     assert [one.source for one in forecasts[1:]] == [Source.COLD, Source.WARM, Source.HOT]
     assert forecasts[1].tokens_to_read > 200 > 20 > max(one.tokens_to_read for one in forecasts[2:])
-    stage.runtime._store.restoring.keep_in_memory(0)
+    stage.runtime._store.restorer.keep_in_memory(0)
     assert [one.source for one in await told(stage, first)] == [Source.DISK]
     stage.runtime._store.inventory.delete_all()
     assert [one.source for one in await told(stage, first, second)] == [Source.COLD, Source.HOT]

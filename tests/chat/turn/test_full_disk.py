@@ -15,7 +15,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import MessageState
 from kvchat.kvstore.index.index import Index, IndexFailed
-from kvchat.kvstore.saving import Saving
+from kvchat.kvstore.saver import Saver
 from kvchat.session.events import SaveSkipped
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
@@ -61,20 +61,20 @@ async def test_a_next_turn_is_saved_where_the_disk_has_room_for_what_is_new(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Room for the engine's file and half as much again, where no memory can be had: most of it is kept already."""
-    check = Saving.check_room
+    check = Saver.check_room
     asked: list[int] = []
 
-    def nearly_full(saving: Saving, size: int, *rest: object) -> None:
+    def nearly_full(saver: Saver, size: int, *rest: object) -> None:
         asked.append(size)
         store = stage.runtime._store
-        store.restoring.keep_in_memory(0)
+        store.restorer.keep_in_memory(0)
         store.inventory.free_bytes = lambda: size * 3 // 2
-        check(saving, size, *rest)  # type: ignore[arg-type]
+        check(saver, size, *rest)  # type: ignore[arg-type]
 
     chat = await stage.chat()
     await stage.answered(chat, QUESTION * 20)
     with monkeypatch.context() as patch:
-        patch.setattr(Saving, "check_room", nearly_full)
+        patch.setattr(Saver, "check_room", nearly_full)
         await stage.answered(chat, "And then?")
     assert asked
     assert stage.of(SaveSkipped) == []

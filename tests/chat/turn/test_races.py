@@ -31,7 +31,7 @@ from kvchat.chat.turn import reply as reply_module
 from kvchat.chat.turn import turns
 from kvchat.engine.api.connection import EngineState
 from kvchat.errors import KvchatError
-from kvchat.kvstore.restoring import Restoring as StoreRestoring
+from kvchat.kvstore.restorer import Restorer
 from kvchat.kvstore.savepoint import AbsorbReport, Cancelled, RestorePlan
 from kvchat.session import allocator
 from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Saving
@@ -73,7 +73,7 @@ def staged_for_ever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             time.sleep(0.005)
         raise Cancelled
 
-    monkeypatch.setattr(store.restoring, "stage", put_together)
+    monkeypatch.setattr(store.restorer, "stage", put_together)
     return begun
 
 
@@ -278,7 +278,7 @@ async def test_stop_during_a_restore_leaves_no_link_behind(
     chat = await stage.chat()
     await stage.answered(chat)
     await stage.runtime.close()
-    put, made, go_on = StoreRestoring._put, threading.Event(), threading.Event()
+    put, made, go_on = Restorer._put, threading.Event(), threading.Event()
 
     def held(*args: Any) -> Any:
         placed = put(*args)
@@ -287,7 +287,7 @@ async def test_stop_during_a_restore_leaves_no_link_behind(
         return placed
 
     if where == "store":
-        monkeypatch.setattr(StoreRestoring, "_put", held)
+        monkeypatch.setattr(Restorer, "_put", held)
     else:
         stage.fake.set(FAKE_HOLD_DURING="restore")
     await stage.restart()

@@ -11,7 +11,7 @@ import pytest
 
 from kvchat.chat.events import FirstToken, MessagesChanged, Prefilling, ReplyDelta
 from kvchat.chat.record.messages import Message, MessageState, Receipt, Role
-from kvchat.kvstore import saving
+from kvchat.kvstore import saver
 from kvchat.kvstore.blocks.absorb import AbsorbResult, PreviousSave, split_slot_file
 from kvchat.kvstore.blocks.layout import RowMap
 from kvchat.session.events import Restored, RestoreFailed, Saved, SaveSkipped, Saving
@@ -51,7 +51,7 @@ async def test_rows_the_engine_has_kept_are_not_read_again(stage: Stage, monkeyp
         absorbed.append((before.unchanged, before.shared) if before else (0, 0))
         return split_slot_file(slot_file, row_map, before, *rest, **more)
 
-    monkeypatch.setattr(saving, "split_slot_file", spy)
+    monkeypatch.setattr(saver, "split_slot_file", spy)
     chat = await stage.chat()
     await stage.answered(chat)
     (first,) = [event.tokens for event in stage.events if isinstance(event, Saved)]

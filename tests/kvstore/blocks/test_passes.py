@@ -13,7 +13,7 @@ import pytest
 
 from kvchat.kvstore import memory_files
 from kvchat.kvstore.blocks import positioned
-from kvchat.kvstore.savepoint import Cancelled, Extension, Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens
+from kvchat.kvstore.savepoint import Cancelled, Miss, Predecessor, RestorePlan, SavePoint, StagedFile, Tier, Tokens
 from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
 
@@ -84,7 +84,7 @@ def about(counted: int, bytes_: int, file: int) -> bool:
 
 
 def stage(bench: Bench, point: SavePoint, tier: Tier) -> StagedFile:
-    staged = bench.restoring.stage(RestorePlan(point, point.n_tokens, tier, point.size), bench.slots)
+    staged = bench.restorer.stage(RestorePlan(point, point.n_tokens, tier, point.size), bench.slots)
     assert isinstance(staged, StagedFile), staged
     return staged
 
@@ -143,8 +143,8 @@ def test_over_pages_that_are_there_it_is_read_to_where_it_belongs(
 ) -> None:
     model = Model(layers=8, row_size=row_size)
     bench, point = kept(tmp_path, model)
-    bench.restoring.keep_in_memory(10**9)
-    bench.restoring.prepare().result()
+    bench.restorer.keep_in_memory(10**9)
+    bench.restorer.prepare().result()
     passes.since()
     staged = stage(bench, point, Tier.DISK)
     rows = LENGTH * model.row_bytes
@@ -152,8 +152,8 @@ def test_over_pages_that_are_there_it_is_read_to_where_it_belongs(
     assert bench.read(staged) == model.slot_file(text(LENGTH))
     for share, length in ((1.0, LENGTH - 300), (0.7, LENGTH), (0.2, LENGTH)):
         bench.reopen()
-        bench.restoring.keep_in_memory(0)
-        bench.restoring.prepare().result()
+        bench.restorer.keep_in_memory(0)
+        bench.restorer.prepare().result()
         bench.store.staging.trim(most=10**9)
         bench.store.staging.prepare(int(share * point.size), lambda: False)
         assert bench.restored((*text(length), 7)) == model.slot_file(text(length)), f"over {share} of its size"
@@ -165,11 +165,11 @@ def test_there_is_always_one_to_write_over_with_its_pages_at_hand(tmp_path: Path
     bench = Bench(tmp_path / "store", BIG, memory=10**9)
     points = [bench.save(f"chat {number}", text(LENGTH - number, 5000 * number + 1)) for number in range(3)]
     bench.reopen()
-    bench.restoring.prepare().result()
+    bench.restorer.prepare().result()
     assert spares(bench) == {}, "nothing is taken before it is known what a model needs"
-    bench.restoring.keep_in_memory(10**9)
+    bench.restorer.keep_in_memory(10**9)
     for point in points[::-1]:
-        bench.restoring.prepare().result()
+        bench.restorer.prepare().result()
         ((spare, mapped),) = spares(bench).items()
         assert spare.stat().st_size == points[0].size
         staged = stage(bench, point, Tier.DISK)
@@ -187,8 +187,8 @@ def spares(bench: Bench) -> dict[Path, memory_files.Mapped]:
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no memory to stage in")
 def test_a_file_that_somebody_cuts_costs_that_restore_and_nothing_else(tmp_path: Path, passes: Passes) -> None:
     bench, point = kept(tmp_path)
-    bench.restoring.keep_in_memory(10**9)
-    bench.restoring.prepare().result()
+    bench.restorer.keep_in_memory(10**9)
+    bench.restorer.prepare().result()
     (spare,) = spares(bench)
     asked: list[int] = []
 
@@ -199,7 +199,7 @@ def test_a_file_that_somebody_cuts_costs_that_restore_and_nothing_else(tmp_path:
         return False
 
     plan = RestorePlan(point, LENGTH, Tier.DISK, point.size)
-    assert isinstance(bench.restoring.stage(plan, bench.slots, cancelled=cut), Miss)
+    assert isinstance(bench.restorer.stage(plan, bench.slots, cancelled=cut), Miss)
     assert bench.read(stage(bench, point, Tier.DISK)) == BIG.slot_file(text(LENGTH))
     assert bench.inventory.losses() == ()
 
@@ -207,7 +207,7 @@ def test_a_file_that_somebody_cuts_costs_that_restore_and_nothing_else(tmp_path:
 def test_the_next_turn_costs_what_is_new(tmp_path: Path, passes: Passes) -> None:
     bench = Bench(tmp_path / "store", BIG, memory=10**9)
     first = bench.save("thesis", text(LENGTH))
-    second = bench.take("thesis", text(LENGTH + TURN), grown=Extension(first.id, LENGTH))
+    second = bench.take("thesis", text(LENGTH + TURN), predecessor=Predecessor(first.id, LENGTH))
     passes.since()
     written = absorb(bench)
     read, hashed, _ = passes.since()
@@ -237,23 +237,23 @@ def test_a_wrong_belief_is_found_out(tmp_path: Path, first: int) -> None:
     bench = Bench(tmp_path / "store", BIG, memory=10**9)
     point = bench.save("thesis", text(LENGTH))
     data = other_rows(BIG, text(LENGTH + TURN), first)
-    bench.save("thesis", text(LENGTH + TURN), data=data, grown=Extension(point.id, LENGTH))
+    bench.save("thesis", text(LENGTH + TURN), data=data, predecessor=Predecessor(point.id, LENGTH))
     bench.reopen()
     assert bench.restored((*text(LENGTH + TURN), 7)) == data
-    assert bench.inventory.verify().clean
+    assert bench.inventory.verify().is_clean
 
 
 @pytest.mark.parametrize("model", [FULL, WINDOW, HYBRID])
 def test_turns_that_have_grown_come_back_byte_for_byte(tmp_path: Path, model: Model) -> None:
     bench = Bench(tmp_path / "store", model, memory=10**9)
     turns = [text(length) for length in (30, 255, 256, 300, 301, 700)]
-    grown: Extension | None = None
+    predecessor: Predecessor | None = None
     for tokens in turns:
-        point = bench.save("thesis", tokens, grown=grown)
-        grown = Extension(point.id, len(tokens))
+        point = bench.save("thesis", tokens, predecessor=predecessor)
+        predecessor = Predecessor(point.id, len(tokens))
     branch = text(280) + text(300, start=5000)  # some of it was kept, the rest read anew
-    assert grown is not None
-    bench.save("thesis", branch, grown=Extension(grown.point_id, 280))
+    assert predecessor is not None
+    bench.save("thesis", branch, predecessor=Predecessor(predecessor.point_id, 280))
     bench.reopen()
     for tokens in (*turns, branch):
         assert bench.restored((*tokens, 9999), can_cut=False) == model.slot_file(tokens)
@@ -278,6 +278,6 @@ def test_staging_ends_between_blocks(tmp_path: Path) -> None:
         return len(asked) >= 5
 
     with pytest.raises(Cancelled):
-        bench.restoring.stage(RestorePlan(point, LENGTH, Tier.DISK, point.size), bench.slots, cancelled=cancelled)
+        bench.restorer.stage(RestorePlan(point, LENGTH, Tier.DISK, point.size), bench.slots, cancelled=cancelled)
     assert list(bench.slots.iterdir()) == []
     assert bench.read(stage(bench, point, Tier.DISK)) == BIG.slot_file(text(LENGTH))

@@ -84,7 +84,7 @@ async def test_every_turn_comes_back_byte_for_byte(
     layouts = {length: parse_bytes(data) for length, data in saved.items()}
     for length in TURNS:
         plan = RestorePlan(points[length], length, Tier.DISK, points[length].size)
-        staged = bench.restoring.stage(plan, bench.slots)
+        staged = bench.restorer.stage(plan, bench.slots)
         assert isinstance(staged, StagedFile)
         assert bench.read(staged) == saved[length]
     if architecture in FULL:

@@ -71,7 +71,7 @@ def test_who_looks_something_up_waits_for_nobody_who_writes(bench: Bench) -> Non
     with bench.inventory.index.write(), ThreadPoolExecutor() as pool:
         plan = pool.submit(bench.find, tuple(range(1, 320))).result()
         assert isinstance(plan, RestorePlan)
-        staged = pool.submit(bench.restoring.stage, plan, bench.slots).result()
+        staged = pool.submit(bench.restorer.stage, plan, bench.slots).result()
         assert isinstance(staged, StagedFile)
     before = bench.clock.now
     (usage,) = bench.inventory.usage().conversations
@@ -91,13 +91,13 @@ def test_what_a_restore_finds_bad_is_taken_out_of_use_and_told(bench: Bench, dam
             db.execute("UPDATE links SET skip = skip + 1")
     plan = bench.find(tuple(range(1, 320)))
     assert isinstance(plan, RestorePlan)
-    missed = bench.restoring.stage(plan, bench.slots)
+    missed = bench.restorer.stage(plan, bench.slots)
     assert isinstance(missed, Miss)
     assert missed.reason.code is ReasonCode.SET_ASIDE
     assert list(bench.slots.iterdir()) == []
     assert [loss.conversation_id for loss in bench.inventory.losses()] == [point.conversation_id]
     assert bench.find(tuple(range(1, 320))) == missed
-    assert bench.inventory.verify().clean
+    assert bench.inventory.verify().is_clean
 
 
 def test_an_index_that_was_taken_away_is_told_like_a_damaged_one(bench: Bench) -> None:
@@ -149,7 +149,7 @@ def test_what_turns_share_is_in_the_index_once(tmp_path: Path) -> None:
             db.execute(f"SELECT count(*) FROM {table}").fetchone() for table in ("links", "held", "holdings")
         )
     assert max(links, held, uses) < 4 * turns
-    assert bench.inventory.verify().clean
+    assert bench.inventory.verify().is_clean
     bench.inventory.delete_messages("thesis", [])  # those of which no message is known: all
     with bench.inventory.index.read() as db:
         assert db.execute("SELECT count(*) FROM links").fetchone() == (0,)
@@ -174,8 +174,8 @@ def test_nothing_between_a_question_and_its_answer_goes_through_a_whole_table(be
     bench.store.absorb_pending()
     bench.save("thesis", tuple(range(1, 700)), message="3")
     bench.inventory.occupied()
-    bench.inventory.seen("it", bench.inventory.unseen("it"))
-    bench.inventory.unseen("it")
+    bench.inventory.mark_checked("it", bench.inventory.unchecked("it"))
+    bench.inventory.unchecked("it")
     bench.inventory.set_aside(
         bench.save("thesis", tuple(range(1, 800)), message="4"),
         Reason(ReasonCode.HOLLOW, {"accepted": 799, "reused": 0}),

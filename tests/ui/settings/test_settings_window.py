@@ -287,7 +287,7 @@ async def test_a_lower_quota_and_a_maximum_age_say_first_what_they_delete(
 ) -> None:
     for id, days in (("old", 40), ("new", 1)):
         used = datetime.now(UTC) - timedelta(days=days)
-        runtime.keep(ConversationUsage(id, 900_000_000, 9, used, 900_000_000, reading=TimeRange(40, 40)))
+        runtime.keep(ConversationUsage(id, 900_000_000, 9, used, 900_000_000, reprocessing=TimeRange(40, 40)))
     settings.show_page(StoragePage.name)
     typed(qtbot, settings.page(StoragePage).settings["max_age_days"], "30")
     await until(lambda: asking(settings))

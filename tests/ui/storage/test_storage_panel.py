@@ -37,7 +37,7 @@ def furnished(runtime: FakeRuntime) -> FakeRuntime:
         runtime.chat.add(title, id=id)
         shared = size // 4
         used = datetime.now(UTC) - timedelta(hours=3)
-        runtime.keep(ConversationUsage(id, size, points, used, size - shared, shared, reading=TimeRange(40, 40)))
+        runtime.keep(ConversationUsage(id, size, points, used, size - shared, shared, reprocessing=TimeRange(40, 40)))
     runtime.kept["gone"] = 1_000_000
     return runtime
 

@@ -24,7 +24,7 @@ from kvchat.words.wording import TimeRange
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 USAGE = ConversationUsage(
-    "a", 100_000_000, 3, NOW - timedelta(minutes=5), 80_000_000, 20_000_000, reading=TimeRange(34, 34)
+    "a", 100_000_000, 3, NOW - timedelta(minutes=5), 80_000_000, 20_000_000, reprocessing=TimeRange(34, 34)
 )
 STORE = StoreUsage((USAGE,), 10**9, 10**9, 10**9, 3, 40_000_000, 10_000_000)
 
@@ -32,7 +32,7 @@ STORE = StoreUsage((USAGE,), 10**9, 10**9, 10**9, 3, 40_000_000, 10_000_000)
 def test_use() -> None:
     assert use_of(USAGE, NOW) == "used 5 min ago · reprocessing: about 34 s"
     assert use_of(USAGE, NOW, 130) == "used 5 min ago · about 2 min saved"
-    assert use_of(replace(USAGE, reading=None), NOW) == "used 5 min ago"
+    assert use_of(replace(USAGE, reprocessing=None), NOW) == "used 5 min ago"
 
 
 def test_other_programs_are_told_in_words_of_their_own() -> None:
@@ -88,7 +88,7 @@ def test_a_plan() -> None:
     )
     assert loss_of(thinned) == "would delete 1 old turn (5 MB)"
     assert loss_of(cold) == "would have to be reprocessed: 1 to 2 min"
-    assert loss_of(replace(cold, reading=None)) == "would have to be reprocessed"
+    assert loss_of(replace(cold, reprocessing=None)) == "would have to be reprocessed"
     nothing = PrunePlan((), 0, (), 5_000_000)
     assert plan_in_words(nothing, 5_000_000) == "Nothing would be deleted."
     assert plan_in_words(nothing, 1).startswith("Nothing would be deleted. At least 5 MB must remain: chat memory")

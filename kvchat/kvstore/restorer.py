@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 
 from kvchat.kvstore import disk
-from kvchat.kvstore.audience import readable_by
 from kvchat.kvstore.blocks import header as slotfile
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.layout import CannotCompose, Plan, Span, cut, plan_size, with_masked_rows
@@ -33,8 +32,9 @@ from kvchat.kvstore.savepoint import (
     Tokens,
     never,
     program_of,
+    readable_audiences,
 )
-from kvchat.kvstore.saving import Saving
+from kvchat.kvstore.saver import Saver
 from kvchat.words.reasons import Reason, ReasonCode
 
 MAX_PLACES = 500  # places examined per plan; others share too little or wait in other processes
@@ -45,9 +45,9 @@ class _Gone(Exception):
     """The save point was deleted after it was found."""
 
 
-class Restoring:
-    def __init__(self, inventory: Inventory, saving: Saving) -> None:
-        self._inventory, self._index, self._saving = inventory, inventory.index, saving
+class Restorer:
+    def __init__(self, inventory: Inventory, saver: Saver) -> None:
+        self._inventory, self._index, self._saver = inventory, inventory.index, saver
         self._staging, self._blocks = inventory.staging, inventory.blocks
         self._begun = False  # a restore was staged, or the likely first one prepared
         self._closed = False
@@ -63,13 +63,13 @@ class Restoring:
     ) -> RestorePlan | Miss:
         """Return the plan that leaves the least of the prompt to prefill, or why there is none.
 
-        Covers all save points `conversation_id` may reuse (`kvchat.kvstore.audience`); without `can_cut` only those
+        Covers all save points `conversation_id` may reuse (see `kvstore.savepoint`); without `can_cut` only those
         whose tokens all begin the prompt.
         """
         try:
             with self._index.read() as db:
                 kind = points.fingerprint_id(db, fingerprint)
-                trees = points.trees(db, kind, readable_by(conversation_id))
+                trees = points.trees(db, kind, readable_audiences(conversation_id))
                 if plan := self._find_best(db, trees, prompt, can_cut=can_cut):
                     return plan
                 return Miss(_miss_reason(db, conversation_id, fingerprint, kind, prompt))
@@ -94,7 +94,7 @@ class Restoring:
         try:
             if window and self._staging.waits(point.id):
                 with in_words():
-                    self._saving.absorb(cancelled)
+                    self._saver.absorb(cancelled)
             if cancelled():
                 raise Cancelled
             n_tokens, tier = self._put(plan, target, window, cancelled)
@@ -189,7 +189,7 @@ class Restoring:
 
     def _put(self, plan: RestorePlan, target: Path, window: int, cancelled: CancelCheck) -> tuple[int, Tier]:
         point, n_tokens = plan.save_point, plan.tokens_used
-        if (plan.tier is Tier.WARM or plan.whole) and self._staging.give(point.id, window, target):
+        if (plan.tier is Tier.WARM or plan.is_whole) and self._staging.give(point.id, window, target):
             return point.n_tokens, Tier.WARM
         with self._index.read() as db:
             recipe = points.load_recipe(db, int(point.id))
@@ -197,7 +197,7 @@ class Restoring:
             if self._staging.give(point.id, 0, target):  # not absorbed yet: the engine truncates it
                 return point.n_tokens, Tier.WARM
             raise _Gone
-        if not plan.whole:
+        if not plan.is_whole:
             with contextlib.suppress(CannotCompose):
                 pieces = cut(stored_layout(recipe, self._blocks), n_tokens)
                 self._staging.hand(self._composed(pieces, recipe, target, cancelled), target)
@@ -277,7 +277,7 @@ def _miss_reason(
         return note
     others = points.fingerprints_of(db, conversation_id)
     if fingerprint in others and kind is not None:
-        trees = points.trees(db, kind, readable_by(conversation_id))
+        trees = points.trees(db, kind, readable_audiences(conversation_id))
         nearest = next(token_tree.places(db, trees, prompt), None)
         shared = nearest.shared if nearest else 0
         if shared >= MIN_RESTORED_SHARE:

@@ -8,7 +8,6 @@ import threading
 from collections import deque
 from pathlib import Path
 
-from kvchat.kvstore.audience import audience_of, readable_within
 from kvchat.kvstore.blocks import header as slotfile
 from kvchat.kvstore.blocks.absorb import AbsorbResult, PreviousSave, split_slot_file
 from kvchat.kvstore.blocks.block_files import FileChanged
@@ -21,13 +20,14 @@ from kvchat.kvstore.savepoint import (
     AbsorbReport,
     CancelCheck,
     Cancelled,
-    Extension,
     Fingerprint,
     NotSaved,
+    Predecessor,
     SavePoint,
-    State,
     Tokens,
+    audience_of,
     common_prefix,
+    shareable_audiences,
 )
 from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import size as size_in_words
@@ -40,18 +40,22 @@ class _BlockGone(Exception):
     """A block of the recipe was deleted after it was written or found."""
 
 
-class Saving:
+class Saver:
     def __init__(self, inventory: Inventory) -> None:
         self._inventory, self._index = inventory, inventory.index
         self._staging, self._blocks = inventory.staging, inventory.blocks
         self._absorbing = threading.Lock()
         # (conversation, save point, window) of files that need one more window row before an engine can use them.
         self._windows: deque[tuple[str, str, int]] = deque()
-        self._grown: dict[str, Extension] = {}  # by waiting save point
+        self._grown: dict[str, Predecessor] = {}  # by waiting save point
 
     @in_words(saving=True)
     def check_room(
-        self, size: int, conversation_id: str, place: Path | None = None, state: State | None = None
+        self,
+        size: int,
+        conversation_id: str,
+        place: Path | None = None,
+        state: tuple[Fingerprint, Tokens] | None = None,
     ) -> None:
         """Raise NotSaved if a slot file of about `size` bytes cannot be kept, or its conversation never is.
 
@@ -75,7 +79,7 @@ class Saving:
             raise
 
     @in_words(saving=True)
-    def take(
+    def add(
         self,
         slot_file: Path,
         conversation_id: str,
@@ -85,7 +89,7 @@ class Saving:
         prefill_ms: float = 0.0,
         window: int = 0,
         message_id: str | None = None,
-        grown: Extension | None = None,
+        predecessor: Predecessor | None = None,
         audience: str | None = None,
     ) -> SavePoint:
         """Turn a file the engine has just saved into a save point: fast, and at first only in the warm tier.
@@ -93,7 +97,7 @@ class Saving:
         `expected_size`: bytes the engine reported. `prefill_ms`: estimated time to process these tokens again.
         `window`: as for `stage`; that file is prepared when this one is absorbed.
         `message_id`: the last message in the tokens; the save point is deleted with it.
-        `grown`: the save point the slot continues from; unchanged rows are not read again.
+        `predecessor`: the save point the slot continues from; unchanged rows are not read again.
         `audience`: who may reuse it, by default the conversation's own.
         The file is always moved or deleted. Raises NotSaved if it is empty, incomplete, holds other tokens than
         `expected`, exceeds the bounds, or its conversation is never saved.
@@ -123,8 +127,8 @@ class Saving:
             self._staging.forget(slot_file)
             with contextlib.suppress(OSError):
                 waiting.unlink(missing_ok=True)
-        if grown is not None:
-            self._grown[point.id] = grown
+        if predecessor is not None:
+            self._grown[point.id] = predecessor
         if window:
             self._windows.append((conversation_id, point.id, window))
         self._staging.trim()
@@ -251,18 +255,18 @@ def _new_bytes(size: int, n_tokens: int, before: PreviousSave | None) -> int:
     return size * (n_tokens - before.shared) // n_tokens if before else size
 
 
-def _previous_save(db: sqlite3.Connection, point: SavePoint, grown: Extension | None) -> PreviousSave | None:
-    if grown is not None:
-        origin = points.load(db, int(grown.point_id))
-        recipe = _recipe(db, int(grown.point_id)) if origin and origin.fingerprint == point.fingerprint else None
+def _previous_save(db: sqlite3.Connection, point: SavePoint, predecessor: Predecessor | None) -> PreviousSave | None:
+    if predecessor is not None:
+        origin = points.load(db, int(predecessor.point_id))
+        recipe = _recipe(db, int(predecessor.point_id)) if origin and origin.fingerprint == point.fingerprint else None
         if origin is not None and recipe is not None:
             shared = common_prefix(origin.tokens, point.tokens)
-            return PreviousSave(recipe, shared, min(shared, grown.unchanged))
+            return PreviousSave(recipe, shared, min(shared, predecessor.unchanged))
     return _find_known(db, point.fingerprint, point.tokens, point.audience)
 
 
 def _find_known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens, audience: str) -> PreviousSave | None:
-    trees = points.trees(db, points.fingerprint_id(db, fingerprint), readable_within(audience))
+    trees = points.trees(db, points.fingerprint_id(db, fingerprint), shareable_audiences(audience))
     empty_nodes: set[int] = set()
     for place in token_tree.places(db, trees, tokens):
         found = token_tree.below(db, place.node_id, empty_nodes, absorbed=True)
