@@ -109,7 +109,7 @@ async def serve(options: ServeOptions, commands: Commands) -> int:
     from kvchat.gateway.keys import read_key_file
 
     if not commands.is_local:
-        sentence = N_("The engine belongs to {name} (process {pid}), and the model is not loaded twice.")
+        sentence = N_("{name} (process {pid}) is using the engine, and kvchat does not load a model twice.")
         raise KvchatError(
             _("kvchat is already running"),
             _(sentence, name=commands.name, pid=os.getpid()),

@@ -317,9 +317,9 @@ class RestoreOptions(Options):
     )
 
 
-owner_command(
-    "repair", "chats:repair_chats", N_("repair a damaged chat database with the help of the newest automatic backup")
-)(Options)
+owner_command("repair", "chats:repair_chats", N_("repair a damaged chat database, using the newest automatic backup"))(
+    Options
+)
 sync_command("settings", "engines:show_settings", N_("list, print, change or reset settings"))(JsonOptions)
 
 

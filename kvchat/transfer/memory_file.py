@@ -44,7 +44,7 @@ from kvchat.words.wording import size as size_in_words
 
 _CHATS, _MEMORY, _BLOCKS = "chats.json", "memory.json", "blocks/"
 _PIECE = 1 << 20  # bytes
-NOT_VERIFIED = N_("kvchat cannot tell if it is genuine, so only this chat uses it.")
+NOT_VERIFIED = N_("kvchat cannot tell whether it is genuine, so only this chat uses it.")
 _CUT_OFF = N_("it is incomplete or damaged")
 MAGIC = b"kvchat sealed "
 _VERSION = b"1\n"

@@ -60,7 +60,7 @@ SHORTCUTS = (
     Shortcut("rename", N_("Rename this chat"), _CHATS, ("F2",), also=N_("title name")),
     Shortcut("name", N_("Generate a title for this chat"), _CHATS, also=N_("title rename")),
     Shortcut("delete", N_("Delete this chat"), _CHATS, also=N_("remove trash")),
-    Shortcut("undo", N_("Undo deletion"), _CHATS, ("Ctrl+Z",), also=N_("restore back")),
+    Shortcut("undo", N_("Undo deletion"), _CHATS, ("Ctrl+Z",), also=N_("restore undelete")),
     Shortcut("deleted", N_("Recently deleted…"), _CHATS, also=N_("trash bin restore recover undo")),
     Shortcut("compose", N_("Write a message"), _MESSAGES, ("Ctrl+L",)),
     Shortcut("send", N_("Send"), _MESSAGES, ("Enter",), in_palette=False, own=False),

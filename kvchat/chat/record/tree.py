@@ -34,7 +34,7 @@ _FIRST_QUESTION = "SELECT content FROM messages WHERE conversation_id = ? AND ro
 
 class ParentDeleted(KvchatError):
     def __init__(self) -> None:
-        super().__init__(_("The previous message is deleted as well"), "", _("Restore that message first."))
+        super().__init__(_("The previous message was also deleted"), "", _("Restore that message first."))
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def receipt_sentence(receipt: Receipt) -> str:
 
 def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
     read, cached = receipt.prompt_tokens - receipt.cached_tokens, receipt.cached_tokens
-    full = _("hollow restore: the loaded memory was not used") if receipt.hollow else _(_SOURCE_DETAILS[receipt.source])
+    full = _(UNUSED_MEMORY) if receipt.hollow else _(_SOURCE_DETAILS[receipt.source])
     written, prompt = _format_tokens(receipt.predicted_tokens), _format_tokens(receipt.prompt_tokens)
     if receipt.tokens_per_second:
         written = _("{tokens} at {speed}", tokens=written, speed=per_second(receipt.tokens_per_second))
@@ -222,7 +222,7 @@ _KIND_LABELS = {
     Source.AHEAD.value: READ_AHEAD,
     Source.WARM.value: REMEMBERED,
     Source.DISK.value: N_("remembered from disk"),
-    _PARTIAL: N_("read again in part"),
+    _PARTIAL: N_("partly read again"),
     "": FIRST_REPLY,
     Source.COLD.value: READ_AGAIN,
 }

@@ -76,11 +76,11 @@ class BadWorkers(KvchatError):
 
 
 _LOCAL = N_("kvchat allows access to the engine from this computer only")
-_HAS_OWN_SETTING = N_("it has its own setting")
+_HAS_OWN_SETTING = N_("it has a separate setting")
 _FOR_MEMORY = N_("chat memory depends on it")
 _CHOSEN_IN_WINDOW = N_("the model is chosen in the window")
 _CHATS_ONLY = N_("kvchat uses the engine only for chats")
-_FOR_MONITORING = N_("kvchat monitors the engine with it")
+_FOR_MONITORING = N_("kvchat uses it to monitor the engine")
 _PRINTS_AND_EXITS = N_("the engine would print information and exit")
 
 # One spelling each: the build's --help lists the others.

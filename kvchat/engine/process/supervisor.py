@@ -86,7 +86,8 @@ class EngineMonitor:
                 if stuck.done():
                     break
                 if self._wall() - before - pause > self._policy.sleep_gap_s:
-                    self._log.note(_("kvchat: the computer woke from sleep; checking if the engine still responds"))
+                    woke = _("kvchat: the computer woke from sleep; checking whether the engine still responds")
+                    self._log.note(woke)
                     misses = 0  # earlier misses were due to sleep
                 try:
                     await client.is_loaded(policy.alert_timeout_s if self._alerted else policy.response_timeout_s)

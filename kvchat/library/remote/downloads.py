@@ -131,7 +131,7 @@ class Downloads:
             if error is None:
                 self._set(dataclasses.replace(known, state=DownloadState.DONE, done=known.total))
                 return
-            words = error if isinstance(error, KvchatError) else KvchatError(_("Something unexpected went wrong"))
+            words = error if isinstance(error, KvchatError) else KvchatError(_("An unexpected error occurred"))
             self._set(dataclasses.replace(known, state=DownloadState.FAILED, error=words))
         if error is not None and not isinstance(error, KvchatError):
             raise error

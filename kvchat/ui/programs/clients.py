@@ -141,7 +141,7 @@ CLIENTS = (
         "Claude Code",
         N_(
             "In the terminal. The line with HEADER removes text that changes with every Claude Code "
-            "update; otherwise each update would cause everything to be reprocessed."
+            "update; otherwise every update would cause full reprocessing."
         ),
         "https://code.claude.com/docs/en/llm-gateway",
         _claude_code,

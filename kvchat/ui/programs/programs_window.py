@@ -169,8 +169,8 @@ class RuleSwitch(Entry):
 
 
 _EMPTY = N_(
-    "No app has sent a request yet. Editors and agents on this computer can use the model loaded "
-    "here, and do not have to wait until it has reprocessed everything."
+    "No app has sent a request yet. Editors and agents on this computer can use the loaded model "
+    "without waiting for it to reprocess their prompts."
 )
 _SHUT, _LET_IN = N_("The API server is off."), N_("API server settings")
 _SOON_MS = 120  # update interval while processing

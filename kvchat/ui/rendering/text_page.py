@@ -232,7 +232,8 @@ class LinkDialog(Question):
         self.url = url
         address = QUrl(url).toString(QUrl.ComponentFormattingOption.FullyEncoded)
         shown = address if len(address) <= _LONGEST else f"{address[:_LONGEST]}…"
-        asked = _("Open this link in your browser?") if not url.startswith("mailto:") else _("Write to this address?")
+        is_email = url.startswith("mailto:")
+        asked = _("Send an email to this address?") if is_email else _("Open this link in your browser?")
         # Labels wrap only at words: zero-width spaces let a long address wrap anywhere.
         place, shown = (
             "\u200b".join(text) if len(text) > 60 and " " not in text else text for text in (real_place(url), shown)

@@ -27,7 +27,9 @@ from kvchat.words.wording import size
 
 _DECIDES = N_("Automatic")
 _NOT_LOOKED = N_("The program that runs the model. By default, kvchat uses the first suitable one it finds.")
-_TRIAL = N_("Starts this engine next to the running one with the smallest available model. Takes a few seconds.")
+_TRIAL = N_(
+    "Starts this engine alongside the running one, with the smallest available model. This takes a few seconds."
+)
 
 
 class EnginePage(SettingsPage):

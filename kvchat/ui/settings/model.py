@@ -70,7 +70,7 @@ class MemoryEntry(Entry):
         self._shown: tuple[Sequence[MemoryBar], Sequence[Proposal]] = ((), ())
         self._holder = QWidget()
         self._column = column(on=self._holder, spacing=12, margins=0)
-        super().__init__(_("Memory use"), _("Memory the model uses."), self._holder, wide=True)
+        super().__init__(_("Memory use"), _("Memory for weights, KV cache and buffers."), self._holder, wide=True)
         look.changed.connect(self._restyle)  # a lambda would outlive this widget
 
     def show_memory(self, bars: Sequence[MemoryBar], proposals: Sequence[Proposal]) -> None:

@@ -46,7 +46,7 @@ class OtherProgramsPage(SettingsPage):
         self.add_settings()
         self._inside = self.entries[1:]  # shown while access is on
         self.show_programs = button(_("Show…"), lambda: self.leads_to.emit("programs"), name=_("Show connected apps"))
-        words = _("Requests of each app, with how much was remembered and what had to be reprocessed.")
+        words = _("Requests by app, with the share remembered and the reasons for reprocessing.")
         self.programs = self.add(Entry(_("Connected apps"), words, self.show_programs))
 
     def change(self, name: str, value: Any) -> None:

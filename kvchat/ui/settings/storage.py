@@ -46,7 +46,7 @@ class StoragePage(SettingsPage):
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         show = button(_("Show…"), lambda: self.leads_to.emit("storage"), name=_("Show chat memory"))
-        words = _("Disk space used by each chat, and which chat memory to keep.")
+        words = _("Disk space used by each chat, with options to keep or delete its memory.")
         self.add(Entry(_("Chat memory by chat"), words, show))
         self.add_settings()
         paths = runtime.paths

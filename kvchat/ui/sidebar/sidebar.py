@@ -254,7 +254,8 @@ class Sidebar(QFrame):
         self.empty = label(_("No chats yet.\nYour chats will appear here."), "small", wraps=True)
         self.empty.setContentsMargins(10, 4, 10, 0)
         self.empty.hide()  # not loaded yet: unread chats are not missing
-        self.library_button = button(_("Library"), kind="usage", tip=_("Documents processed once, to start chats with"))
+        ready = _("Documents processed once, ready to start chats with")
+        self.library_button = button(_("Library"), kind="usage", tip=ready)
         self.usage_button = ElidedButton("usage", beside=_BESIDE_USAGE)
         self.usage_button.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self._say_usage(_(STORAGE), "")

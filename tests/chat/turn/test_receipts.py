@@ -92,7 +92,7 @@ def test_a_hollow_restore_is_told() -> None:
     hollow = replace(COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW, {"accepted": 5906, "reused": 0}))
     assert receipt_line(hollow) == "35 s · read again: the loaded memory was not used"
     assert receipt_sentence(hollow) == "34.6 s · reprocessed 5,918 tokens: the loaded memory was not used"
-    assert ("Source", "read again; hollow restore: the loaded memory was not used") in receipt_details(hollow)
+    assert ("Source", "read again; the loaded memory was not used") in receipt_details(hollow)
 
 
 def test_a_restore_before_send_is_named_as_not_counted() -> None:

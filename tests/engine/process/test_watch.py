@@ -152,7 +152,7 @@ async def test_after_sleep_the_engine_is_asked_and_its_old_silence_forgiven(fake
         engine = await supervisor.ready()
         watching = asyncio.create_task(EngineMonitor(CLOSE, log, Clock().wall).wait_for_failure(engine))  # type: ignore[arg-type]
         await until(lambda: len(log.lines) >= 3)
-        assert set(log.lines) == {"kvchat: the computer woke from sleep; checking if the engine still responds"}
+        assert set(log.lines) == {"kvchat: the computer woke from sleep; checking whether the engine still responds"}
         assert not watching.done()
         watching.cancel()
         await asyncio.wait({watching})

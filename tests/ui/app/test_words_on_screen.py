@@ -68,8 +68,6 @@ IN_DETAILS = (  # of a receipt
     "warm: restored from memory",
     "cold: processed from the beginning",
     "Processing (prefill)",
-    "hollow restore: the loaded memory was not used",
-    "hollow restore: the engine accepted {accepted} tokens but reused only {reused}",
 )
 
 
