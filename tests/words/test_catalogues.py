@@ -25,7 +25,7 @@ MARKS = {"_", "N_", "several", "ngettext", "pgettext"}
 # What is told to developers, to other programs, to the model, or looks like words and is none.
 NOBODYS = re.compile(
     r"""cli/(bench|doctor)|diagnostics|cli/no_display.*hello|words/(folding|language|markdown|safe_text|wording)
-    |engine/(embedded|parent_guard|running/log|speaking/(errors|wire))|library/gguf/(header|kv_cache)
+    |engine/(embedded|parent_guard|process/log|api/(errors|wire))|library/gguf/(header|kv_cache)
     |gateway/(answering|checks|crashes|dialects/|gateway|diagnosis/|models|server|work)
     |kvstore/(blocks|files|index|layout|memory_files|process_locks|staging)
     |ui/base/(icons|style_sheet|theme)|ui/rendering/(formulas|markdown)
