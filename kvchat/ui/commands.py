@@ -149,7 +149,7 @@ class ShortcutSheet(QDialog):
         close.setDefault(True)
         title, last = label(_("Keyboard shortcuts"), "title"), (close, 0, Qt.AlignmentFlag.AlignRight)
         self._page = ScrollPage("page")
-        self._sides = row(*columns, on=self._page.ground, spacing=44, margins=(0, 0, _SCROLL_BAR, 0))
+        self._sides = row(*columns, on=self._page.content, spacing=44, margins=(0, 0, _SCROLL_BAR, 0))
         column(title, (self._page, 1), last, on=self, spacing=16, margins=(28, 24, 28 - _SCROLL_BAR, 20))
 
     def showEvent(self, event: QShowEvent) -> None:

@@ -41,7 +41,7 @@ class LivePage(ScrollPage):
         self._values: dict[str, QLabel] = {}
         self.used = progress_bar(_("Context used"))
         self.used.setFixedWidth(260)
-        form = QFormLayout(self.ground, horizontalSpacing=28, verticalSpacing=9)
+        form = QFormLayout(self.content, horizontalSpacing=28, verticalSpacing=9)
         form.setContentsMargins(4, 6, 4, 0)
         for key, words in ((key, _(words)) for key, words in _ROWS):
             value = self._values[key] = label(_UNKNOWN, wraps=True, selectable=True)
@@ -137,7 +137,7 @@ class LogPage(QWidget):
         self.text.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # engine output is English
         self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.search = TextSearch(look, _("Search the log"), self.text)
-        below = row(self.level, self.follow, self.search.found, STRETCH, self.copy, spacing=10)
+        below = row(self.level, self.follow, self.search.count, STRETCH, self.copy, spacing=10)
         column(self.search, below, (self.text, 1), on=self, spacing=10, margins=0)
         self.text.verticalScrollBar().valueChanged.connect(self._scrolled)
         self.search.reached.connect(lambda: self.follow.setChecked(False))

@@ -17,7 +17,7 @@ from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.status_strip import ContextMeter
 from kvchat.ui.commands import words_of
 from kvchat.ui.widgets.controls import Card
-from kvchat.ui.widgets.layouts import COLUMN_WIDTH, ElidedButton, ElidedLabel, GivingWay, ScrollPage
+from kvchat.ui.widgets.layouts import COLUMN_WIDTH, ElidedButton, ElidedLabel, ScrollPage, ShrinkingPage
 from kvchat.words.language import _, beside, listed
 
 if TYPE_CHECKING:
@@ -212,16 +212,16 @@ class ChatPage(QWidget):
         self._middle.addWidget(transcript)
         notices.setParent(self)
         notices.changed.connect(self._place_notices)
-        for widget in (self._middle, notices.ground):
+        for widget in (self._middle, notices.content):
             widget.installEventFilter(self)
         self._column.insertLayout(2, self._centred(find_bar, 4))
-        below = GivingWay()
-        column(*(self._centred(card, 10) for card in cards), on=below.ground, spacing=0, margins=0)
+        below = ShrinkingPage()
+        column(*(self._centred(card, 10) for card in cards), on=below.content, spacing=0, margins=0)
         self._column.insertWidget(4, below)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         moved = watched is self._middle and event.type() in (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Show)
-        if moved or (watched is self._notices.ground and event.type() == QEvent.Type.LayoutRequest):
+        if moved or (watched is self._notices.content and event.type() == QEvent.Type.LayoutRequest):
             self._place_notices()
         return super().eventFilter(watched, event)
 
@@ -264,7 +264,7 @@ def _welcome() -> QWidget:
     words = label(_("Come back at any time: kvchat saves what the model has already processed."), "muted", wraps=True)
     for text in (title, words):
         text.setAlignment(Qt.AlignmentFlag.AlignHCenter)
-    lines = column(STRETCH, title, words, STRETCH, on=page.ground, spacing=8, margins=24)
+    lines = column(STRETCH, title, words, STRETCH, on=page.content, spacing=8, margins=24)
     lines.setStretch(0, 2)
     lines.setStretch(3, 3)
     return page

@@ -22,7 +22,7 @@ from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, 
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.tasks import ErrorHandler, TaskRunner
 from kvchat.ui.base.theme import Look, page_font
-from kvchat.ui.widgets.layouts import GivingWay, RoomyDialog, breakable, keep_least, room_on_screen
+from kvchat.ui.widgets.layouts import FittingDialog, ShrinkingPage, breakable, room_on_screen
 from kvchat.words.language import N_, _, number, sentences
 from kvchat.words.safe_text import redact, this_person
 
@@ -66,7 +66,7 @@ class NoticeView(QFrame):
         self.gone.emit()
 
 
-class Notices(GivingWay):
+class Notices(ShrinkingPage):
     """Visible notices, newest last, without duplicates. In a layout, or over a page's lower end."""
 
     changed = Signal()  # notice added or removed
@@ -76,7 +76,7 @@ class Notices(GivingWay):
         self._look = look
         self.report: BugReportDialog | None = None
         self._undos: list[Callable[[], object]] = []  # newest last
-        self._column = column(on=self.ground, spacing=6, margins=0)
+        self._column = column(on=self.content, spacing=6, margins=0)
 
     @property
     def on_show(self) -> list[NoticeView]:
@@ -163,12 +163,12 @@ class Notices(GivingWay):
         self.report = None
 
 
-class ReportDialog(RoomyDialog):
+class ReportDialog(FittingDialog):
     def __init__(self, title: str, words: str, text: str, font: QFont, parent: QWidget | None) -> None:
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(title)
-        self.least = QSize(self.fontMetrics().averageCharWidth() * _LETTERS, 0)
+        self.smallest = QSize(self.fontMetrics().averageCharWidth() * _LETTERS, 0)
         self.resize(620, 420)
         self.text = plain_text(_("Report"), font, text)
         self.copy = button(_("Copy"), self._copy, name=_("Copy the report"))
@@ -208,7 +208,7 @@ class ImportReportDialog(ReportDialog):
 _T = TypeVar("_T")
 
 
-class Panel(RoomyDialog):
+class Panel(FittingDialog):
     """Window with its own notices, which the main window would hide. Subclasses place `notices`."""
 
     def __init__(
@@ -272,8 +272,8 @@ class Panel(RoomyDialog):
             self.runner.on_error(error)
 
     def _need(self) -> None:
-        self.least = self._scaled(self._least)
-        keep_least(self, self.layout(), self.least)
+        self.smallest = self._scaled(self._least)
+        self.update_minimum_size()
 
     def _scaled(self, size: tuple[int, int]) -> QSize:
         return QSize(*map(self._look.px, size)).boundedTo(room_on_screen())

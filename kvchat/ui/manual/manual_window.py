@@ -121,7 +121,7 @@ class ManualWindow(Panel):
         for heading in self.page.headings():
             deeper = heading.blockFormat().headingLevel() > 2
             QListWidgetItem(f"{'     ' if deeper else ''}{heading.text()}", self.list)
-        above = row((self.search, 1), self.search.found, spacing=10, margins=(28, 16, 28, 10))
+        above = row((self.search, 1), self.search.count, spacing=10, margins=(28, 16, 28, 10))
         column(self.notices, above, (self.page, 1), on=(right := QWidget()), spacing=0, margins=0)
         row(self.list, (right, 1), on=self, spacing=0, margins=0)
         self.search.reached.connect(lambda: self.page.bring(self.page.textCursor().block()))

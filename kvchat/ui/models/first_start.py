@@ -64,7 +64,7 @@ class FirstStart(QWidget):
             widget.setProperty("tone", "bad")
         self.error.hide()
         area = ScrollPage("page")
-        row(STRETCH, (self._build_column(), 1000), STRETCH, on=area.ground)
+        row(STRETCH, (self._build_column(), 1000), STRETCH, on=area.content)
         column(area, on=self, margins=0)
 
     def show_choices(self) -> None:
@@ -172,7 +172,7 @@ class FirstStart(QWidget):
 
     def _offer(self, judged: JudgedModel) -> QPushButton:
         shown = found_row(judged, None)
-        use = ElidedButton("", beside=52)
+        use = ElidedButton("", padding=52)
         words = _("Use {model}", model=shown.title)
         use.set_text(words.replace("&", "&&"), f"· {shown.chip}", f"{shown.words}\n{shown.tip}")
         use.setAccessibleName(beside((words, shown.chip)))

@@ -51,7 +51,7 @@ class ModelsHub(QWidget):
         self.back = button(_("‹ Back"), self._go_back, "link", name=_("Back to the list"))
         self.heading = label(kind="strong", wraps=True)
         self.list = RowList(look, _("Models on Hugging Face"))
-        self.list.taken.connect(self._take)
+        self.list.row_activated.connect(self._take)
         self.list.current_changed.connect(self._show_current)
         self.access = Card()  # for a gated repository
         self.access_page = ""

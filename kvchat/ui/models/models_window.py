@@ -53,7 +53,7 @@ class ModelsHere(QWidget):
         self.filter = ClearableField(look, _("Filter the models by name"), _("Filter by name"))
         self.filter.textChanged.connect(self.refresh)
         self.list = RowList(look, _("Models on this computer"))
-        self.list.taken.connect(self._use)
+        self.list.row_activated.connect(self._use)
         self.list.current_changed.connect(self._show_current)
         self.status, self.reason = label(kind="small", wraps=True), label(kind="small", wraps=True)
         tip = _("New chats use this model. Existing chats keep their model.")
@@ -302,7 +302,7 @@ class DownloadsView(ScrollPage):
         self._window, self._runtime = window, runtime
         self.views: dict[Path, DownloadView] = {}
         self.setAccessibleName(_("Downloads"))
-        self._column = column(STRETCH, on=self.ground, spacing=8, margins=0)
+        self._column = column(STRETCH, on=self.content, spacing=8, margins=0)
         self.hide()
 
     def show_download(self, download: Download) -> None:

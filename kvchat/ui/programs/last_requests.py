@@ -136,7 +136,7 @@ class LastRequests(QWidget):
         self.list.show_rows([_row(passage) for passage in self._requests.values()])
         if self.list.current is None and requests:
             self.list.select(requests[0].id)
-        self.list.show_at_most(_SHOWN)
+        self.list.limit_height(_SHOWN)
 
     def _show_current(self) -> None:
         chosen = self.list.current
@@ -184,7 +184,7 @@ class LastRequests(QWidget):
     def _look_anew(self) -> None:
         self._shown = None
         self._show_current()
-        self.list.show_at_most(_SHOWN)
+        self.list.limit_height(_SHOWN)
 
 
 def _row(passage: Passage) -> Row:

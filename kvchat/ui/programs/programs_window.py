@@ -202,7 +202,7 @@ class ProgramsWindow(Panel):
         row((self.shut, 1), self.let_in, on=self._shut, spacing=10, margins=(22, 0, 22, 0))
         title = label(_("Connected apps"), "strong")
         parts = self.now, title, self.total, self.list, self.details, self.requests, STRETCH
-        column(*parts, on=self._page.ground, spacing=8, margins=(22, 12, 22, 12))
+        column(*parts, on=self._page.content, spacing=8, margins=(22, 12, 22, 12))
         nothing, top = label(_(_EMPTY), "muted", wraps=True), Qt.AlignmentFlag.AlignHCenter
         nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
         set_up = button(_("Connect an app…"), self.settings_requested, name=_("Connect an app"))
@@ -277,4 +277,4 @@ class ProgramsWindow(Panel):
         confirm(self, title, words, _("Forget"), lambda: self.run(forget()))
 
     def _fit(self) -> None:
-        self.list.show_at_most(_MAX_SHOWN)
+        self.list.limit_height(_MAX_SHOWN)

@@ -39,7 +39,7 @@ class SettingsPage(ScrollPage):
         self._left = [name for name, about in SETTING_INFO.items() if about.page == self.key]
         self.setAccessibleName(_(self.name))
         parts = label(_(self.name), "title"), 6, STRETCH
-        self._column = column(*parts, on=self.ground, spacing=0, margins=(28, 22, 28, 22))
+        self._column = column(*parts, on=self.content, spacing=0, margins=(28, 22, 28, 22))
 
     def add(self, entry: E) -> E:
         end = self._column.count() - 1  # before the stretch

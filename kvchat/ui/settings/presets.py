@@ -78,7 +78,7 @@ class OptionsPanel(Panel):
 
     def _build(self, *above: QWidget | QLayout) -> None:
         scroll = ScrollPage("settingsPage")
-        column(self.form, on=scroll.ground, margins=(24, 4, 24, 12))
+        column(self.form, on=scroll.content, margins=(24, 4, 24, 12))
         top = column(*above, spacing=8, margins=(24, 18, 24, 8))
         below = row(STRETCH, self._leave, self.save, spacing=8, margins=(24, 10, 24, 16))
         column(top, (scroll, 1), below, on=self, spacing=0, margins=0)

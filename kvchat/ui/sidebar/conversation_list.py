@@ -18,7 +18,7 @@ from PySide6.QtWidgets import QLineEdit, QStyle, QStyleOptionViewItem, QWidget
 from kvchat.session.proof import Source
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
-from kvchat.ui.widgets.lists import ROW, Index, ItemDelegate, ItemList, ItemModel, sided, write
+from kvchat.ui.widgets.lists import ROW, Index, ItemDelegate, ItemList, ItemModel, draw_text, mirrored_box
 from kvchat.words.language import N_, _, listed
 from kvchat.words.wording import one_line
 
@@ -184,7 +184,7 @@ class ConversationModel(ItemModel["Conversation | Heading"]):
         row = self.rows[index.row()]
         return self._row_of(row) if role == ROW and not isinstance(row, Heading) else super().data(index, role)
 
-    def spoken(self, row: Conversation | Heading) -> str:
+    def accessible_text(self, row: Conversation | Heading) -> str:
         return row.title if isinstance(row, Heading) else listed((row.title, self._row_of(row).state))
 
     def tip(self, row: Conversation | Heading) -> str:
@@ -222,11 +222,11 @@ class ConversationDelegate(ItemDelegate):
             high = painter.fontMetrics().height()
             box = QRect(0, 0, option.rect.width() - self.look.px(9) - 8, high)
             box.moveBottomLeft(option.rect.bottomLeft() + QPoint(self.look.px(9), -self.look.px(4)))
-            write(painter, option, box, row.title)
+            draw_text(painter, option, box, row.title)
             return
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        self.paint_ground(painter, option)
+        self.paint_background(painter, option)
         self._paint_dot(painter, option, row)
         if option.state & QStyle.StateFlag.State_MouseOver:
             icon("dots", self.look.theme.text).paint(painter, menu_box(self.look, option))
@@ -238,11 +238,11 @@ class ConversationDelegate(ItemDelegate):
             names += ["clock"] if row.forecast and row.forecast.is_noticeable else []
             for number, name in enumerate(names, 1):
                 box = QRect(rect.right() - 8 - number * side, rect.center().y() - side // 2 + 1, side, side)
-                icon(name, self.look.theme.muted).paint(painter, sided(option, box))
+                icon(name, self.look.theme.muted).paint(painter, mirrored_box(option, box))
             taken = len(names) * side
         painter.setFont(option.font)
         painter.setPen(QColor(self.look.theme.text))
-        write(painter, option, option.rect.adjusted(self.look.px(30), 0, -10 - taken, 0), one_line(row.title))
+        draw_text(painter, option, option.rect.adjusted(self.look.px(30), 0, -10 - taken, 0), one_line(row.title))
         painter.restore()
 
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
@@ -256,14 +256,14 @@ class ConversationDelegate(ItemDelegate):
             super().setEditorData(editor, index)
 
     def updateEditorGeometry(self, editor: QWidget, option: QStyleOptionViewItem, index: Index) -> None:
-        editor.setGeometry(sided(option, option.rect.adjusted(self.look.px(26), 2, -2, -2)))
+        editor.setGeometry(mirrored_box(option, option.rect.adjusted(self.look.px(26), 2, -2, -2)))
 
     def _paint_dot(self, painter: QPainter, option: QStyleOptionViewItem, row: Row) -> None:
         """Draw it full: in a slot; with a core: in memory; half: on disk; empty: to be read, or unknown."""
         theme, source = self.look.theme, row.forecast.source if row.forecast else Source.COLD
         colour = QColor(theme.accent if source is not Source.COLD else theme.muted)
         side, rect = self.look.px(9), option.rect
-        box = sided(option, QRectF(rect.left() + self.look.px(11), rect.center().y() - side // 2, side, side))
+        box = mirrored_box(option, QRectF(rect.left() + self.look.px(11), rect.center().y() - side // 2, side, side))
         painter.setPen(QPen(colour, 1.4))
         painter.setBrush(colour if source is Source.HOT else Qt.BrushStyle.NoBrush)
         painter.drawEllipse(box)
@@ -281,7 +281,7 @@ class ConversationDelegate(ItemDelegate):
 
 def menu_box(look: Look, option: QStyleOptionViewItem) -> QRect:
     side, rect = look.px(_MENU), option.rect
-    return sided(option, QRect(rect.right() - 6 - side, rect.center().y() - side // 2 + 1, side, side))
+    return mirrored_box(option, QRect(rect.right() - 6 - side, rect.center().y() - side // 2 + 1, side, side))
 
 
 class ChatList(ItemList):

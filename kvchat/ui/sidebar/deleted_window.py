@@ -32,7 +32,7 @@ class DeletedWindow(Panel):
         super().__init__(runtime, look, runner, _("Recently deleted"), parent, size=(600, 480), least=(400, 300))
         self.words, self.empty = label(kind="muted", wraps=True), label(_("No recently deleted items."), "muted")
         self.list = RowList(look, _("Recently deleted"))
-        self.list.taken.connect(lambda _: self._restore())
+        self.list.row_activated.connect(lambda _: self._restore())
         self.list.current_changed.connect(self._show_buttons)
         self.limits = button(_("Retention settings…"), self.storage_requested, "link")
         self.all = button(_("Delete all…"), lambda: self._ask([row.value for row in self.list.rows]), "danger")

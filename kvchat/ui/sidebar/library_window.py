@@ -50,7 +50,7 @@ class LibraryWindow(Panel):
         self.empty = label(_(_EMPTY), "muted", wraps=True)
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.list = RowList(look, _("Library"))
-        self.list.taken.connect(lambda _: self._with_current(self._begin))
+        self.list.row_activated.connect(lambda _: self._with_current(self._begin))
         self.list.current_changed.connect(self._show_current)
         self.bar = progress_bar(_("Processing progress"))
         self.files = button(_("Add files…"), lambda: self._choose(QFileDialog.FileMode.ExistingFiles))

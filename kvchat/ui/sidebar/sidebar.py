@@ -49,7 +49,7 @@ from kvchat.ui.sidebar.conversation_list import (
     with_headings,
 )
 from kvchat.ui.widgets.layouts import ElidedButton
-from kvchat.ui.widgets.lists import ROW, Index, ItemDelegate, ItemList, ItemModel, write
+from kvchat.ui.widgets.lists import ROW, Index, ItemDelegate, ItemList, ItemModel, draw_text
 from kvchat.ui.widgets.text_search import format_range
 from kvchat.words.language import _, sentences
 from kvchat.words.wording import STORAGE, one_line, size_of
@@ -64,7 +64,7 @@ _LINES = 2
 
 
 class _ResultModel(ItemModel["ChatHit"]):
-    def spoken(self, row: ChatHit) -> str:
+    def accessible_text(self, row: ChatHit) -> str:
         return f"{row.title}: {row.excerpt}" if row.excerpt else row.title
 
 
@@ -77,14 +77,14 @@ class _ResultDelegate(ItemDelegate):
         theme, found = self.look.theme, index.data(ROW)
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        self.paint_ground(painter, option)
+        self.paint_background(painter, option)
         box = option.rect.adjusted(_SIDE, _ABOVE, -_SIDE, -_ABOVE)
         font = option.font
         font.setBold(True)
         painter.setFont(font)
         painter.setPen(QColor(theme.text))
         first = QRect(box.topLeft(), QSize(box.width(), painter.fontMetrics().height()))
-        write(painter, option, first, one_line(found.title))
+        draw_text(painter, option, first, one_line(found.title))
         font.setBold(False)
         if found.excerpt:
             self._paint_excerpt(painter, QRectF(box.adjusted(0, option.fontMetrics.height() + 3, 0, 0)), found, option)
@@ -118,8 +118,8 @@ class _ResultDelegate(ItemDelegate):
 class SearchResults(ItemList):
     chosen = Signal(object)  # a ChatHit
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
-        super().__init__(look, _("Search results"), parent)
+    def __init__(self, look: Look) -> None:
+        super().__init__(look, _("Search results"))
         self._model = _ResultModel(self)
         self.setModel(self._model)
         self.setItemDelegate(_ResultDelegate(look, self))
@@ -256,7 +256,7 @@ class Sidebar(QFrame):
         self.empty.hide()  # not loaded yet: unread chats are not missing
         ready = _("Documents processed once, ready to start chats with")
         self.library_button = button(_("Library"), kind="usage", tip=ready)
-        self.usage_button = ElidedButton("usage", beside=_BESIDE_USAGE)
+        self.usage_button = ElidedButton("usage", padding=_BESIDE_USAGE)
         self.usage_button.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self._say_usage(_(STORAGE), "")
         self.usage_bar = progress_bar(_("Share of the storage limit in use"))

@@ -153,7 +153,7 @@ class SavedPanel(Panel):
         self._page = ScrollPage("settingsPage")
         sums = self.total, self.estimate, 10, label(_("Replies by source"), "strong"), self.kinds
         days = 10, label(_("Time saved per day"), "strong"), self.saved, self.day, STRETCH
-        column(*sums, *days, on=self._page.ground, spacing=8, margins=(22, 18, 22, 18))
+        column(*sums, *days, on=self._page.content, spacing=8, margins=(22, 18, 22, 18))
         self._leave = button(_("Close"), self.close, "primary", name=_("Close time saved"))
         buttons = row(STRETCH, self._leave, margins=(22, 0, 22, 0))
         column(self.notices, (self._page, 1), (self.empty, 1), buttons, on=self, spacing=12, margins=(0, 12, 0, 16))

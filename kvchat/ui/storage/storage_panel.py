@@ -163,7 +163,7 @@ class StoragePanel(Panel):
         self._heading = QWidget()
         row(label(_("Chats"), "strong"), STRETCH, self._legend, self.only_losses, on=self._heading)
         shown = self.summary, self._heading, (self.list, 1), (self.empty, 1), self.prune, limits
-        column(*shown, on=page.ground, spacing=12, margins=0)
+        column(*shown, on=page.content, spacing=12, margins=0)
         name = _("Delete all chat memory")
         self.delete_all = button(_("Delete all…"), self._ask_delete_all, "danger", name=name)
         self._leave = button(_("Close"), self.close, "primary", name=_("Close storage"))

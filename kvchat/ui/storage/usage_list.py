@@ -8,7 +8,7 @@ from functools import partial
 
 from PySide6.QtCore import QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QContextMenuEvent, QFontMetrics, QKeyEvent, QPainter, QPainterPath, QResizeEvent
-from PySide6.QtWidgets import QMenu, QStyle, QStyleOptionViewItem, QToolButton, QWidget
+from PySide6.QtWidgets import QMenu, QStyle, QStyleOptionViewItem, QToolButton
 
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation
 from kvchat.ui.base.building import tool_button
@@ -17,7 +17,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.commands import add_keep_actions
 from kvchat.ui.storage.usage_summary import loss_of, split_of, use_of
 from kvchat.ui.widgets.controls import mix
-from kvchat.ui.widgets.lists import ROW, Index, ItemDelegate, ItemList, ItemModel, sided, write
+from kvchat.ui.widgets.lists import ROW, Index, ItemDelegate, ItemList, ItemModel, draw_text, mirrored_box
 from kvchat.words.language import _, listed
 from kvchat.words.wording import one_line, size
 
@@ -63,7 +63,7 @@ class UsageDelegate(ItemDelegate):
         row: UsageRow = index.data(ROW)
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        self.paint_ground(painter, option)
+        self.paint_background(painter, option)
         box = option.rect.adjusted(8, _PAD, -self.look.px(BUTTON) - 12, -_PAD)
         height = option.fontMetrics.height()
         self._paint_title(painter, option, QRect(box.left(), box.top(), box.width(), height), row)
@@ -74,17 +74,17 @@ class UsageDelegate(ItemDelegate):
         room = box.width() - painter.fontMetrics().horizontalAdvance(split) - 16
         if room > 80:
             painter.setPen(QColor(self.look.theme.muted))
-            write(painter, option, box, split, at_end=True)
+            draw_text(painter, option, box, split, at_end=True)
             box.setWidth(room)
         painter.setPen(QColor(self.look.theme.warn if row.loss else self.look.theme.muted))
-        write(painter, option, box, row.details)
+        draw_text(painter, option, box, row.details)
         painter.restore()
 
     def _paint_title(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, row: UsageRow) -> None:
         theme, metrics = self.look.theme, option.fontMetrics
         amount = size(row.usage.bytes) if row.usage.bytes else _("nothing")
         painter.setPen(QColor(theme.text if row.usage.bytes else theme.muted))
-        write(painter, option, box, amount, at_end=True)
+        draw_text(painter, option, box, amount, at_end=True)
         right = box.right() - metrics.horizontalAdvance(amount) - 12
         for words in row.chips:
             room = QRect(box.left(), box.top(), right - box.left(), box.height())
@@ -92,11 +92,11 @@ class UsageDelegate(ItemDelegate):
         if row.usage.pinned:
             side = metrics.height() - 1
             right -= side
-            icon("pin", theme.accent).paint(painter, sided(option, QRect(right, box.top(), side, side)))
+            icon("pin", theme.accent).paint(painter, mirrored_box(option, QRect(right, box.top(), side, side)))
             right -= 8
         painter.setPen(QColor(theme.text))
         room = QRect(box.left(), box.top(), max(right - box.left(), 24), box.height())
-        write(painter, option, room, one_line(row.title))
+        draw_text(painter, option, room, one_line(row.title))
 
     def _paint_bar(self, painter: QPainter, option: QStyleOptionViewItem, box: QRectF, row: UsageRow) -> None:
         """Draw own bytes, then shared ones; cross out what the visible plan removes at the end."""
@@ -142,10 +142,10 @@ class UsageList(ItemList):
     never_save_wanted = Signal(str, bool)  # conversation id, never saved
     delete_wanted = Signal(str)  # conversation id
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+    def __init__(self, look: Look) -> None:
         self.usage = UsageModel()
         self.buttons: dict[int, QToolButton] = {}  # by row, visible only; set first: Qt lays out in __init__
-        super().__init__(look, _("Chat memory by chat"), parent)
+        super().__init__(look, _("Chat memory by chat"))
         self._look = look
         self.setItemDelegate(UsageDelegate(look, self))
         self.setModel(self.usage)

@@ -1,4 +1,4 @@
-"""Small controls that Qt lacks or cannot draw in every theme and text size: switch, round bar, copy button, card."""
+"""Controls that Qt lacks or cannot draw in every theme and text size: switch, round bar, copy button, card."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from kvchat.words.language import _, sentences
 
 HEIGHT = 14  # pixels of a round bar unless a subclass overrides it
 _WIDTH, _HEIGHT, _GAP = 38, 22, 3  # pixels of a switch at 100 % text; gap between track and knob
-_SAID_MS = 1500  # "Copied"
-_SETTLES_MS = 300  # text shown only briefly is not announced
+_COPIED_MS = 1500  # duration of "Copied"
+_SETTLE_MS = 300  # text shown only briefly is not announced
 
 
 class Switch(QCheckBox):
@@ -42,26 +42,25 @@ class Switch(QCheckBox):
         return self.rect().contains(position)
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        theme, track = self._look.theme, QRectF(self.rect()).adjusted(2, 2, -2, -2)
-        side, round_ = track.height() - 2 * _GAP, track.height() / 2
-        at_end = self.isChecked() != self.isRightToLeft()
-        left = track.right() - side - _GAP if at_end else track.left() + _GAP
+        theme, track, checked = self._look.theme, QRectF(self.rect()).adjusted(2, 2, -2, -2), self.isChecked()
+        side, radius = track.height() - 2 * _GAP, track.height() / 2
+        left = track.right() - side - _GAP if checked != self.isRightToLeft() else track.left() + _GAP
         with QPainter(self) as painter:
             painter.setRenderHint(QPainter.RenderHint.Antialiasing)
             painter.setOpacity(1.0 if self.isEnabled() else 0.5)
             if self.hasFocus():
                 painter.setPen(QPen(QColor(theme.accent), 1.4))
-                painter.drawRoundedRect(track.adjusted(-1, -1, 1, 1), round_ + 1, round_ + 1)
-            painter.setPen(Qt.PenStyle.NoPen if self.isChecked() else QPen(QColor(theme.muted), 1))
-            painter.setBrush(QColor(theme.accent if self.isChecked() else theme.selected))
-            painter.drawRoundedRect(track.adjusted(0.5, 0.5, -0.5, -0.5), round_, round_)
+                painter.drawRoundedRect(track.adjusted(-1, -1, 1, 1), radius + 1, radius + 1)
+            painter.setPen(Qt.PenStyle.NoPen if checked else QPen(QColor(theme.muted), 1))
+            painter.setBrush(QColor(theme.accent if checked else theme.selected))
+            painter.drawRoundedRect(track.adjusted(0.5, 0.5, -0.5, -0.5), radius, radius)
             painter.setPen(Qt.PenStyle.NoPen)
-            painter.setBrush(QColor(theme.on_accent if self.isChecked() else theme.muted))
+            painter.setBrush(QColor(theme.on_accent if checked else theme.muted))
             painter.drawEllipse(QRectF(left, track.top() + _GAP, side, side))
 
 
 class RoundBar(QWidget):
-    """Bar with round ends. Subclasses paint it left to right; it is mirrored for right-to-left languages."""
+    """Bar with round ends. Subclasses paint its inside left to right; right-to-left languages mirror it."""
 
     def __init__(self, look: Look, width: int = 200, height: int = HEIGHT) -> None:
         super().__init__()
@@ -84,60 +83,54 @@ class RoundBar(QWidget):
             self.paint_inside(painter, box)
 
     def paint_inside(self, painter: QPainter, box: QRectF) -> None:
-        """Paint the bar's contents, clipped to its shape."""
         raise NotImplementedError
 
 
 def mix(a: str, b: str, share: float) -> QColor:
     """Mix two colours, "#rrggbb": `share` of the first."""
     first, second = QColor(a), QColor(b)
-    pairs = ((first.red(), second.red()), (first.green(), second.green()), (first.blue(), second.blue()))
-    return QColor(*(round(x * share + y * (1 - share)) for x, y in pairs))
+    channels = QColor.red, QColor.green, QColor.blue
+    return QColor(*(round(channel(first) * share + channel(second) * (1 - share)) for channel in channels))
 
 
 class CopyButton(QPushButton):
     def __init__(self, what: str, text: Callable[[], str]) -> None:
         super().__init__(_("Copy"))
         self.setAccessibleName(_("Copy {what}", what=what))
-        self._text = text
-        self._back = QTimer(self, singleShot=True, interval=_SAID_MS)
-        self._back.timeout.connect(lambda: self.setText(_("Copy")))
-        self.clicked.connect(self._copy)
-
-    def _copy(self) -> None:
-        QGuiApplication.clipboard().setText(self._text())
-        self.setText(_("Copied"))
-        self._back.start()
+        reset = QTimer(self, singleShot=True, interval=_COPIED_MS)
+        reset.timeout.connect(lambda: self.setText(_("Copy")))
+        self.clicked.connect(lambda: QGuiApplication.clipboard().setText(text()))
+        self.clicked.connect(lambda: self.setText(_("Copied")))
+        self.clicked.connect(reset.start)
 
 
 class Card(QFrame):
     def __init__(self) -> None:
         super().__init__()
         self._announced = ""
-        self._soon = QTimer(self, singleShot=True, interval=_SETTLES_MS)
-        self._soon.timeout.connect(self._announce)
+        self._announcing = QTimer(self, singleShot=True, interval=_SETTLE_MS)
+        self._announcing.timeout.connect(self._announce)
         styled(self, "card")
-        self.title, self.detail, self.advice = said = [
-            label(kind=kind, wraps=True, selectable=True) for kind in ("strong", "", "muted")
-        ]
-        for part in said:
-            part.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
+        texts = [label(kind=kind, wraps=True, selectable=True) for kind in ("strong", "", "muted")]
+        self.title, self.detail, self.advice = texts
+        for text in texts:
+            text.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
         self._button_row = QWidget()
         self._button_row.hide()
-        self.buttons = FlowLayout(self._button_row)
-        self.buttons.setContentsMargins(0, 6, 0, 0)
-        column(*said, self._button_row, on=self, spacing=5, margins=(18, 14, 18, 14))
+        self._buttons = FlowLayout(self._button_row)
+        self._buttons.setContentsMargins(0, 6, 0, 0)
+        column(*texts, self._button_row, on=self, spacing=5, margins=(18, 14, 18, 14))
 
     def set_text(self, title: str, detail: str, advice: str) -> None:
-        for part, words in ((self.title, title), (self.detail, detail), (self.advice, advice)):
-            part.setText(words)
-            part.setVisible(bool(words))
+        for line, text in ((self.title, title), (self.detail, detail), (self.advice, advice)):
+            line.setText(text)
+            line.setVisible(bool(text))
         self.setAccessibleName(sentences(title, detail, advice))
-        self._soon.start()
+        self._announcing.start()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self._soon.start()
+        self._announcing.start()
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
@@ -149,13 +142,14 @@ class Card(QFrame):
             self._announced = self.accessibleName()
             announce(self, self._announced, urgent=self.property("tone") == "bad")
 
-    def show_buttons(self, *wanted: QPushButton | Literal[False]) -> None:
-        for offered in self._button_row.findChildren(QPushButton):
-            offered.setVisible(offered in wanted)
-        self._button_row.setVisible(any(wanted))
+    def show_buttons(self, *shown: QPushButton | Literal[False]) -> None:
+        """Show only these buttons."""
+        for child in self._button_row.findChildren(QPushButton):
+            child.setVisible(child in shown)
+        self._button_row.setVisible(any(shown))
 
-    def add_button(self, words: str, kind: str = "", on_click: Any = None) -> QPushButton:
-        made = button(words, on_click, kind)
-        self.buttons.addWidget(made)
+    def add_button(self, text: str, kind: str = "", on_click: Any = None) -> QPushButton:
+        made = button(text, on_click, kind)
+        self._buttons.addWidget(made)
         self._button_row.show()
         return made

@@ -18,9 +18,8 @@ from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.controls import Switch
 from kvchat.words.language import N_, _, number, with_marks
 
-_FIELD_LETTERS, _UNIT_LETTERS = 17, 6  # widths that align fields of different units
-
 Change = Callable[[str, Any], object]  # called with the setting's name and new value
+_FIELD_LETTERS, _UNIT_LETTERS = 17, 6  # widths that align fields of different units
 _SEPARATORS = re.compile(r"[\s,_'’]")
 _SIZE = re.compile(r"(\d+|\d*\.\d+)([mgt]?)[bo]?", re.IGNORECASE)
 _DECIMAL_COMMA = re.compile(r"(\d),(\d{1,2})(?!\d)")
@@ -38,24 +37,23 @@ class Notation:
 
 def _whole_number(unit: str, pattern: str, wanted: str) -> Notation:
     """Return the notation of a count, unit optional; `pattern` groups the number and any K (1,024)."""
-    expression = re.compile(pattern, re.IGNORECASE)
 
     def read(text: str) -> int:
-        bare = text.strip().removesuffix(_(unit))
-        found = expression.fullmatch(_SEPARATORS.sub("", bare.replace(number(1000)[1:-3], "")))
-        if found is None:
+        digits = text.strip().removesuffix(_(unit)).replace(number(1000)[1:-3], "")
+        match = re.fullmatch(pattern, _SEPARATORS.sub("", digits), re.IGNORECASE)
+        if match is None:
             raise ValueError(_("Enter {wanted}.", wanted=_(wanted)))
-        return int(found[1]) * (1024 if found[2] else 1)
+        return int(match[1]) * (1024 if match[2] else 1)
 
     return Notation(unit, number, read)
 
 
 def _read_size(text: str) -> int:
     """Parse bytes, by default in decimal gigabytes: "20", "7.5 GB", "500 MB", "1 TB", "20 Go"."""
-    found = _SIZE.fullmatch(_SEPARATORS.sub("", _DECIMAL_COMMA.sub(r"\1.\2", text)))
-    if found is None:
+    match = _SIZE.fullmatch(_SEPARATORS.sub("", _DECIMAL_COMMA.sub(r"\1.\2", text)))
+    if match is None:
         raise ValueError(_("Enter a size, such as 20 GB or 500 MB."))
-    return round(float(found[1]) * _SCALES[found[2].lower()])
+    return round(float(match[1]) * _SCALES[match[2].lower()])
 
 
 def _read_port(text: str) -> int:
@@ -75,9 +73,9 @@ NOTATIONS = {"tokens": TOKENS, "days": DAYS, "minutes": MINUTES, "bytes": GIGABY
 class Entry(QWidget):
     """Line of a settings page, with the control right of the text, or below it if `wide`."""
 
-    def __init__(self, title: str, words: str, control: QWidget, *, wide: bool = False) -> None:
+    def __init__(self, title: str, help: str, control: QWidget, *, wide: bool = False) -> None:
         super().__init__()
-        self.title, self.words = label(title, wraps=True), label(words, "small", wraps=True)
+        self.title, self.help = label(title, wraps=True), label(help, "small", wraps=True)
         self.refusal = label(kind="refusal", wraps=True)
         self.above: QWidget | None = None  # hairline above the entry
         self.refusal.hide()
@@ -85,28 +83,26 @@ class Entry(QWidget):
         self._row = QBoxLayout(QBoxLayout.Direction.TopToBottom if wide else QBoxLayout.Direction.LeftToRight, self)
         self._row.setContentsMargins(0, 10, 0, 10)
         self._row.setSpacing(8 if wide else 24)
-        self._row.addLayout(column(self.title, self.words, self.refusal, STRETCH, spacing=3), 1)
+        self._row.addLayout(column(self.title, self.help, self.refusal, STRETCH, spacing=3), 1)
         self._row.addWidget(control, 0, Qt.AlignmentFlag(0) if wide else Qt.AlignmentFlag.AlignTop)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        if not self._wide:
-            below = self._control.sizeHint().width() > self.width() // 2
-            direction = QBoxLayout.Direction.TopToBottom if below else QBoxLayout.Direction.LeftToRight
-            if direction is not self._row.direction():
-                self._row.setDirection(direction)
-                self._row.setSpacing(8 if below else 24)
-                side = Qt.AlignmentFlag.AlignLeft if below else Qt.AlignmentFlag.AlignTop
-                self._row.setAlignment(self._control, side)
+        below = self._control.sizeHint().width() > self.width() // 2
+        direction = QBoxLayout.Direction.TopToBottom if below else QBoxLayout.Direction.LeftToRight
+        if not self._wide and direction is not self._row.direction():
+            self._row.setDirection(direction)
+            self._row.setSpacing(8 if below else 24)
+            self._row.setAlignment(self._control, Qt.AlignmentFlag.AlignLeft if below else Qt.AlignmentFlag.AlignTop)
 
     def setVisible(self, visible: bool) -> None:
         super().setVisible(visible)
         if self.above is not None:
             self.above.setVisible(visible)
 
-    def set_help(self, words: str) -> None:
-        self.words.setText(words)
-        self.words.setVisible(bool(words))
+    def set_help(self, help: str) -> None:
+        self.help.setText(help)
+        self.help.setVisible(bool(help))
 
     def refuse(self, reason: str) -> None:
         self.refusal.setText(reason)
@@ -121,15 +117,14 @@ class Entry(QWidget):
 
 class ChoiceEntry(Entry):
     def __init__(
-        self, look: Look, name: str, title: str, words: str, choices: Sequence[tuple[Any, str]], change: Change
+        self, look: Look, name: str, title: str, help: str, choices: Sequence[tuple[Any, str]], change: Change
     ) -> None:
-        self.box = ChoiceBox(look)
-        super().__init__(title, words, self.box)
+        self.box = ChoiceBox(look, title)
+        super().__init__(title, help, self.box)
         self._name = name
-        for value, said in choices:
-            self.box.addItem(_(said), value)
-        self.box.setAccessibleName(title)
-        self.box.setAccessibleDescription(words)
+        for value, text in choices:
+            self.box.addItem(_(text), value)
+        self.box.setAccessibleDescription(help)
         self.box.activated.connect(lambda index: change(name, self.box.itemData(index)))
 
     def refresh(self, settings: Settings) -> None:
@@ -140,9 +135,9 @@ class ChoiceEntry(Entry):
 
 
 class SwitchEntry(Entry):
-    def __init__(self, look: Look, name: str, title: str, words: str, change: Change) -> None:
-        self.switch = Switch(look, title, words)
-        super().__init__(title, words, self.switch)
+    def __init__(self, look: Look, name: str, title: str, help: str, change: Change) -> None:
+        self.switch = Switch(look, title, help)
+        super().__init__(title, help, self.switch)
         self._name = name
         self.switch.clicked.connect(lambda on: change(name, on))
 
@@ -151,17 +146,17 @@ class SwitchEntry(Entry):
 
 
 class FieldEntry(Entry):
-    def __init__(self, name: str, title: str, words: str, field: QLineEdit, control: QWidget, *, wide: bool) -> None:
+    def __init__(self, name: str, title: str, help: str, field: QLineEdit, control: QWidget, *, wide: bool) -> None:
         """name: the setting's; control: contains the field"""
-        super().__init__(title, words, control, wide=wide)
+        super().__init__(title, help, control, wide=wide)
         self.name, self.field = name, field
-        field.setAccessibleDescription(words)
+        field.setAccessibleDescription(help)
         self.title.setBuddy(field)
         field.editingFinished.connect(self._take)
 
     def refuse(self, reason: str) -> None:
         super().refuse(reason)
-        self.field.setAccessibleDescription(reason or self.words.text())
+        self.field.setAccessibleDescription(reason or self.help.text())
         restyle(self.field, "tone", "bad" if reason else "")
 
     def restore(self, settings: Settings) -> None:
@@ -188,7 +183,7 @@ class _ShortField(QLineEdit):
 
 class NumberEntry(FieldEntry):
     def __init__(
-        self, name: str, title: str, words: str, notation: Notation, change: Change, *, default: str = "", reset: str
+        self, name: str, title: str, help: str, notation: Notation, change: Change, *, default: str = "", reset: str
     ) -> None:
         """default: placeholder; reset: text of the button that clears the field"""
         field, self.reset = _ShortField(), button(reset, self._reset, "link", name=f"{title}: {reset}")
@@ -199,26 +194,23 @@ class NumberEntry(FieldEntry):
             unit.hide()
         parts = row(field, unit, spacing=8), (self.reset, 0, Qt.AlignmentFlag.AlignLeft)
         column(*parts, on=holder, spacing=2, margins=0)
-        super().__init__(name, title, words, field, holder, wide=False)
+        super().__init__(name, title, help, field, holder, wide=False)
         self._notation, self._change = notation, change
         self._default = getattr(Settings(), name)
-        self.field.setPlaceholderText(default)
-        name = _("{title}, in {unit}", title=title, unit=_(notation.unit)) if notation.unit else title
-        self.field.setAccessibleName(name)
+        field.setPlaceholderText(default)
+        unit_name = _("{title}, in {unit}", title=title, unit=_(notation.unit))
+        field.setAccessibleName(unit_name if notation.unit else title)
 
     def refresh(self, settings: Settings) -> None:
         value = getattr(settings, self.name)
         self.reset.setVisible(value != self._default)
         if not (self.field.isModified() and self.field.hasFocus()):
-            self._write(value)
+            self.field.setText("" if value is None else self._notation.write(value))
+            self.refuse("")
 
-    def set_help(self, words: str) -> None:
-        super().set_help(words)
-        self.field.setAccessibleDescription(words)
-
-    def _write(self, value: int | None) -> None:
-        self.field.setText("" if value is None else self._notation.write(value))
-        self.refuse("")
+    def set_help(self, help: str) -> None:
+        super().set_help(help)
+        self.field.setAccessibleDescription(help)
 
     def _take(self) -> None:
         if not self.field.isModified():
@@ -247,16 +239,16 @@ class ChoiceBox(QComboBox):
         super().__init__()
         self._look = look
         self.setAccessibleName(name)
-        self._called = label()
-        self._called.setBuddy(self)
+        self._hidden_label = label()
+        self._hidden_label.setBuddy(self)
         self.setItemDelegate(QStyledItemDelegate(self))  # else the list ignores the style sheet
         look.changed.connect(self.update)
 
     def showEvent(self, event: QShowEvent) -> None:
         """Add a hidden label with its name: on Linux, Qt exposes value and label, never the name."""
         super().showEvent(event)
-        self._called.setText(self.accessibleName())
-        self._called.setParent(self.parentWidget())
+        self._hidden_label.setText(self.accessibleName())
+        self._hidden_label.setParent(self.parentWidget())
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()  # scroll the page, not the value below the pointer
@@ -264,7 +256,6 @@ class ChoiceBox(QComboBox):
     def paintEvent(self, event: QPaintEvent) -> None:
         """Draw the arrow, which a style sheet could only load from a file."""
         super().paintEvent(event)
-        painter = QPainter(self)
-        box = QRect(self.width() - 24, (self.height() - 16) // 2, 16, 16)
-        icon("chevron-down", self._look.theme.muted).paint(painter, box)
-        painter.end()
+        with QPainter(self) as painter:
+            box = QRect(self.width() - 24, (self.height() - 16) // 2, 16, 16)
+            icon("chevron-down", self._look.theme.muted).paint(painter, box)

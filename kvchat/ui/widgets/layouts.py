@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from functools import reduce
 
 from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Qt
 from PySide6.QtGui import QResizeEvent
@@ -25,11 +26,11 @@ from kvchat.words.wording import one_line
 
 _SEPARATORS = re.compile(r"[/\\._-]")
 _LONG_RUN = re.compile(r"[^\s\u200b]{24}")
-COLUMN_WIDTH = 760  # pixels at 100 % text of the messages and aligned widgets, where there is room
+COLUMN_WIDTH = 760  # pixels at 100 % text: maximum width of the messages and the widgets aligned with them
 
 
 def plain_tip(text: str) -> str:
-    """Return a tooltip that shows `text` verbatim: Qt would render anything like HTML."""
+    """Return a tooltip that shows `text` verbatim: Qt would render what looks like HTML."""
     return f"<qt>{html.escape(text).replace(chr(10), '<br>')}</qt>" if text else ""
 
 
@@ -42,7 +43,7 @@ class ElidedLabel(QLabel):
     def __init__(self, kind: str = "") -> None:
         super().__init__()
         styled(self, kind).setTextFormat(Qt.TextFormat.PlainText)
-        self.whole = ""  # the full text
+        self.whole = ""  # text before eliding
         self.setAlignment(leading_alignment() | Qt.AlignmentFlag.AlignVCenter)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
 
@@ -71,11 +72,11 @@ class ElidedLabel(QLabel):
 class ElidedButton(QPushButton):
     """One-line button that elides its text but never its tail."""
 
-    def __init__(self, kind: str, beside: int = 14) -> None:
-        """beside: pixels the style adds to the text's width, both ends together"""
+    def __init__(self, kind: str, padding: int = 14) -> None:
+        """padding: pixels the style adds to the text's width, both ends together"""
         super().__init__()
         styled(self, kind)
-        self._beside = beside
+        self._padding = padding
         self._whole = self._tail = self._tip = ""
         self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
 
@@ -88,8 +89,8 @@ class ElidedButton(QPushButton):
         return QSize(60, super().sizeHint().height())
 
     def sizeHint(self) -> QSize:
-        wide = self.fontMetrics().horizontalAdvance(f"{self._whole} {self._tail}")
-        return QSize(wide + 18, super().sizeHint().height())
+        width = self.fontMetrics().horizontalAdvance(f"{self._whole} {self._tail}")
+        return QSize(width + 18, super().sizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -97,7 +98,7 @@ class ElidedButton(QPushButton):
 
     def _elide(self) -> None:
         metrics = self.fontMetrics()
-        room = max(self.width() - self._beside - metrics.horizontalAdvance(f" {self._tail}"), 24)
+        room = max(self.width() - self._padding - metrics.horizontalAdvance(f" {self._tail}"), 24)
         shown = metrics.elidedText(self._whole, Qt.TextElideMode.ElideRight, room)
         self.setText(f"{shown} {self._tail}")
         self.setToolTip(plain_tip(self._tip or (self._whole if shown != self._whole else "")))
@@ -140,42 +141,40 @@ class FlowLayout(QLayout):
 
     def sizeHint(self) -> QSize:
         sizes = [item.sizeHint() for item in self._items if not item.isEmpty()]
-        wide = sum(size.width() for size in sizes) + self.spacing() * max(len(sizes) - 1, 0)
-        return QSize(wide, max((size.height() for size in sizes), default=0)).grownBy(self.contentsMargins())
+        width = sum(size.width() for size in sizes) + self.spacing() * max(len(sizes) - 1, 0)
+        return QSize(width, max((size.height() for size in sizes), default=0)).grownBy(self.contentsMargins())
 
     def minimumSize(self) -> QSize:
-        least = QSize(0, 0)
-        for item in self._items:
-            least = least if item.isEmpty() else least.expandedTo(item.minimumSize())
-        return least.grownBy(self.contentsMargins())
+        sizes = (item.minimumSize() for item in self._items if not item.isEmpty())
+        return reduce(QSize.expandedTo, sizes, QSize(0, 0)).grownBy(self.contentsMargins())
 
     def _place(self, rect: QRect, *, move: bool) -> int:
-        margins = self.contentsMargins()
-        room = rect.marginsRemoved(margins)
+        """Arrange the items, only if `move`; return the height they take in pixels."""
+        area = rect.marginsRemoved(self.contentsMargins())
         lines: list[list[tuple[QLayoutItem, QSize]]] = [[]]
-        wide = 0
+        line_width = 0
         for item in self._items:
             if item.isEmpty():
                 continue
-            most = QSize(max(room.width(), item.minimumSize().width()), item.sizeHint().height())
-            size = item.sizeHint().boundedTo(most)
-            if lines[-1] and wide + size.width() > room.width():
+            limit = QSize(max(area.width(), item.minimumSize().width()), item.sizeHint().height())
+            size = item.sizeHint().boundedTo(limit)
+            if lines[-1] and line_width + size.width() > area.width():
                 lines.append([])
-                wide = 0
+                line_width = 0
             lines[-1].append((item, size))
-            wide += size.width() + self.spacing()
-        y = room.y()
+            line_width += size.width() + self.spacing()
+        y = area.y()
         for line in lines:
-            x, tall = room.x(), max((size.height() for _, size in line), default=0)
+            x, height = area.x(), max((size.height() for _, size in line), default=0)
             if self._at_end:
-                x += room.width() - sum(size.width() for _, size in line) - self.spacing() * (len(line) - 1)
+                x += area.width() - sum(size.width() for _, size in line) - self.spacing() * (len(line) - 1)
             for item, size in line:
                 if move:
-                    place = QRect(QPoint(x, y + (tall - size.height()) // 2), size)
-                    item.setGeometry(QStyle.visualRect(QApplication.layoutDirection(), room, place))
+                    box = QRect(QPoint(x, y + (height - size.height()) // 2), size)
+                    item.setGeometry(QStyle.visualRect(QApplication.layoutDirection(), area, box))
                 x += size.width() + self.spacing()
-            y += tall + self.spacing()
-        return y - self.spacing() - rect.y() + margins.bottom()
+            y += height + self.spacing()
+        return y - self.spacing() - rect.y() + self.contentsMargins().bottom()
 
 
 def flow(*widgets: QWidget, at_end: bool = False) -> FlowLayout:
@@ -186,32 +185,32 @@ def flow(*widgets: QWidget, at_end: bool = False) -> FlowLayout:
 
 
 def height_for_width(layout: QLayout, width: int) -> int:
-    """Return a layout's height at that width, in pixels, whether or not it depends on the width."""
+    """Return a layout's height in pixels, which may depend on the width."""
     return layout.totalHeightForWidth(width) if layout.hasHeightForWidth() else layout.totalSizeHint().height()
 
 
 class ScrollPage(QScrollArea):
-    """Page that scrolls vertically; horizontally only if the screen is narrower than its `ground`."""
+    """Page that scrolls vertically; horizontally only if the screen is narrower than its `content`."""
 
     def __init__(self, name: str) -> None:
-        """name: object name of the ground"""
+        """name: object name of the content widget"""
         super().__init__(widgetResizable=True)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        self.ground = _Ground()
-        self.ground.setObjectName(name)
-        self.setWidget(self.ground)
+        self.content = _PageContent()
+        self.content.setObjectName(name)
+        self.setWidget(self.content)
 
     def minimumSizeHint(self) -> QSize:
-        wide = self.ground.minimumSizeHint().width() + self.verticalScrollBar().sizeHint().width()
-        return QSize(wide, super().minimumSizeHint().height())
+        width = self.content.minimumSizeHint().width() + self.verticalScrollBar().sizeHint().width()
+        return QSize(width, super().minimumSizeHint().height())
 
 
-class GivingWay(ScrollPage):
+class ShrinkingPage(ScrollPage):
     """Page as high as its contents; scrolls if there is less room."""
 
     def __init__(self) -> None:
         super().__init__("")
-        self.ground.setAutoFillBackground(False)  # transparent
+        self.content.setAutoFillBackground(False)  # transparent
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Maximum)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
@@ -220,53 +219,52 @@ class GivingWay(ScrollPage):
         return True
 
     def heightForWidth(self, width: int) -> int:
-        layout = self.ground.layout()
+        layout = self.content.layout()
         return height_for_width(layout, width) if layout is not None else 0
 
     def sizeHint(self) -> QSize:
-        hint = self.ground.sizeHint()
-        return QSize(hint.width(), self.heightForWidth(hint.width()))
+        width = self.content.sizeHint().width()
+        return QSize(width, self.heightForWidth(width))
 
     def minimumSizeHint(self) -> QSize:
         return QSize(super().minimumSizeHint().width(), 0)
 
 
-class _Ground(QWidget):
-    """Contents as wide as the area. A plain QWidget would be as tall as its labels at their narrowest."""
+class _PageContent(QWidget):
+    """Content as wide as the area. A plain QWidget would be as tall as its labels at their narrowest."""
 
     def minimumSizeHint(self) -> QSize:
-        """Return no minimum height if it depends on the width: the area then asks for it."""
-        layout, least = self.layout(), super().minimumSizeHint()
-        depends = layout is not None and layout.hasHeightForWidth()
-        return QSize(least.width(), 0 if depends else least.height())
+        hint = super().minimumSizeHint()
+        if (layout := self.layout()) is not None and layout.hasHeightForWidth():
+            hint.setHeight(0)  # the area then asks for the height
+        return hint
 
     def event(self, event: QEvent) -> bool:
-        if event.type() is QEvent.Type.LayoutRequest and (port := self.parentWidget()) is not None:
-            port.parentWidget().updateGeometry()  # type: ignore[union-attr]  # the area that the port is of
+        if event.type() is QEvent.Type.LayoutRequest and (viewport := self.parentWidget()) is not None:
+            viewport.parentWidget().updateGeometry()  # type: ignore[union-attr]  # the scroll area
         return super().event(event)
 
 
-class RoomyDialog(QDialog):
+class FittingDialog(QDialog):
     """Window no smaller than its contents need, as far as the screen allows."""
 
-    least = QSize(0, 0)  # minimum pixels
+    smallest = QSize(0, 0)  # minimum pixels even if the contents need less
 
     def event(self, event: QEvent) -> bool:
-        concerned = event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize)  # other events may delete it
+        may_not_fit = event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize)  # other events may delete it
         done = super().event(event)
-        if concerned and self.minimumWidth() < self.maximumWidth():
-            keep_least(self, self.layout(), self.least)
+        if may_not_fit and self.minimumWidth() < self.maximumWidth():
+            self.update_minimum_size()
         return done
 
-
-def keep_least(window: QWidget, layout: QLayout | None, least: QSize) -> None:
-    """Keep `window` at least as large as `least` and as `layout` needs, within the screen."""
-    if layout is not None:
-        needed = layout.totalMinimumSize()
-        if layout.hasHeightForWidth():
-            needed.setHeight(layout.totalMinimumHeightForWidth(max(window.width(), needed.width())))
-        least = least.expandedTo(needed)
-    window.setMinimumSize(least.boundedTo(room_on_screen()))
+    def update_minimum_size(self) -> None:
+        size = self.smallest
+        if (layout := self.layout()) is not None:
+            needed = layout.totalMinimumSize()
+            if layout.hasHeightForWidth():
+                needed.setHeight(layout.totalMinimumHeightForWidth(max(self.width(), needed.width())))
+            size = size.expandedTo(needed)
+        self.setMinimumSize(size.boundedTo(room_on_screen()))
 
 
 def room_on_screen() -> QSize:

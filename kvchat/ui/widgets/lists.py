@@ -28,7 +28,6 @@ from PySide6.QtWidgets import (
     QStyledItemDelegate,
     QStyleOptionViewItem,
     QToolTip,
-    QWidget,
 )
 
 from kvchat.ui.base.theme import Look
@@ -52,27 +51,23 @@ R = TypeVar("R", bound=Titled)
 
 class ItemModel(QAbstractListModel, Generic[R]):
     def __init__(self, parent: QObject | None = None, key: Callable[[R], object] | None = None) -> None:
-        """key: identifies rows, so that selection, editing and scrolling survive other rows' changes"""
+        """key: identifies rows, so that selection, editing and scrolling survive changes of other rows"""
         super().__init__(parent)
         self.rows: Sequence[R] = ()
         self._key = key
 
-    def spoken(self, row: R) -> str:
+    def accessible_text(self, row: R) -> str:
         raise NotImplementedError
 
     def tip(self, row: R) -> str:
         return ""
 
     def set_rows(self, rows: Sequence[R]) -> None:
-        if self._key is None:
+        if (key := self._key) is None:
             self.beginResetModel()
             self.rows = rows
             self.endResetModel()
-        else:
-            self._pass_over_to(rows, self._key)
-
-    def _pass_over_to(self, rows: Sequence[R], key: Callable[[R], object]) -> None:
-        """Remove old rows, then insert and sort the others, preserving editing and selection."""
+            return
         places = {key(row): place for place, row in enumerate(rows)}
         last = len(self.rows)
         for stays, run in groupby(reversed(self.rows), key=lambda row: key(row) in places):
@@ -82,16 +77,16 @@ class ItemModel(QAbstractListModel, Generic[R]):
                 self.rows = [*self.rows[:first], *self.rows[last:]]
                 self.endRemoveRows()
             last = first
-        here = [key(row) for row in self.rows]
-        if here == list(places):
+        old_keys = [key(row) for row in self.rows]
+        if old_keys == list(places):
             self.rows = rows
             if rows:
                 self.dataChanged.emit(self.index(0), self.index(len(rows) - 1))
             return
         self.layoutAboutToBeChanged.emit()
-        kept = self.persistentIndexList()
+        indexes = self.persistentIndexList()
         self.rows = rows
-        self.changePersistentIndexList(kept, [self.index(places[here[index.row()]]) for index in kept])
+        self.changePersistentIndexList(indexes, [self.index(places[old_keys[index.row()]]) for index in indexes])
         self.layoutChanged.emit()
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
@@ -105,37 +100,34 @@ class ItemModel(QAbstractListModel, Generic[R]):
             case Qt.ItemDataRole.DisplayRole | Qt.ItemDataRole.EditRole:
                 return row.title
             case Qt.ItemDataRole.AccessibleTextRole:
-                return self.spoken(row)
+                return self.accessible_text(row)
             case Qt.ItemDataRole.ToolTipRole:
                 return self.tip(row) or None
         return None
 
 
-def sided(option: QStyleOptionViewItem, box: Box) -> Box:
-    """Mirror a row's box for right-to-left languages; Qt mirrors only text."""
+def mirrored_box(option: QStyleOptionViewItem, box: Box) -> Box:
+    """Mirror a row's box in right-to-left languages; Qt mirrors only text."""
     if option.direction is not Qt.LayoutDirection.RightToLeft:
         return box
-    whole = type(box)(option.rect)
-    return box.translated(whole.left() + whole.right() - box.left() - box.right(), 0)
+    row = type(box)(option.rect)
+    return box.translated(row.left() + row.right() - box.left() - box.right(), 0)
 
 
-def write(painter: QPainter, option: QStyleOptionViewItem, box: QRect, words: str, *, at_end: bool = False) -> None:
-    """Draw a line of a row at its start, or `at_end`; the text runs in its own script's direction.
-
-    `box`: as for left-to-right languages; text that does not fit is elided.
-    """
+def draw_text(painter: QPainter, option: QStyleOptionViewItem, box: QRect, text: str, *, at_end: bool = False) -> None:
+    """Draw a line of a row in its script's direction, elided if it does not fit. box: as for left-to-right languages"""
     mirrored = option.direction is Qt.LayoutDirection.RightToLeft
     side = Qt.AlignmentFlag.AlignRight if at_end is not mirrored else Qt.AlignmentFlag.AlignLeft
-    shown = painter.fontMetrics().elidedText(words, Qt.TextElideMode.ElideRight, box.width())
+    shown = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, box.width())
     painter.setLayoutDirection(Qt.LayoutDirection.LayoutDirectionAuto)
     flags = side | Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignAbsolute
-    painter.drawText(sided(option, box), int(flags), shown)
+    painter.drawText(mirrored_box(option, box), int(flags), shown)
 
 
 class ItemDelegate(QStyledItemDelegate):
     shows_selection = True
 
-    def __init__(self, look: Look, parent: QWidget) -> None:
+    def __init__(self, look: Look, parent: QAbstractItemView) -> None:
         super().__init__(parent)
         self.look = look
 
@@ -151,7 +143,7 @@ class ItemDelegate(QStyledItemDelegate):
         small.setPointSizeF(self.look.fonts.small)
         return small
 
-    def paint_ground(self, painter: QPainter, option: QStyleOptionViewItem) -> None:
+    def paint_background(self, painter: QPainter, option: QStyleOptionViewItem) -> None:
         theme, state = self.look.theme, option.state
         selected = self.shows_selection and state & QStyle.StateFlag.State_Selected
         if selected or state & QStyle.StateFlag.State_MouseOver:
@@ -163,25 +155,25 @@ class ItemDelegate(QStyledItemDelegate):
             painter.drawRoundedRect(QRectF(option.rect).adjusted(0.5, 1.5, -0.5, -1.5), 8, 8)
 
     def paint_chip(
-        self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, words: str, ground: str, ink: str
+        self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, text: str, background: str, colour: str
     ) -> int:
-        """Draw words on a round ground at the box's end; return its left edge."""
+        """Draw a rounded label at the box's end; return its left edge."""
         painter.setFont(self.small(option.font))
         metrics = painter.fontMetrics()
-        width, height = metrics.horizontalAdvance(words) + 18, metrics.height() + 4
+        width, height = metrics.horizontalAdvance(text) + 18, metrics.height() + 4
         chip = QRectF(box.right() - width, box.center().y() - height / 2, width, height)
-        drawn, path = sided(option, chip), QPainterPath()
+        drawn, path = mirrored_box(option, chip), QPainterPath()
         path.addRoundedRect(drawn, height / 2, height / 2)
-        painter.fillPath(path, QColor(ground))
-        painter.setPen(QColor(ink))
-        painter.drawText(drawn, int(Qt.AlignmentFlag.AlignCenter), words)
+        painter.fillPath(path, QColor(background))
+        painter.setPen(QColor(colour))
+        painter.drawText(drawn, int(Qt.AlignmentFlag.AlignCenter), text)
         painter.setFont(option.font)
         return int(chip.left())
 
 
 class ItemList(QListView):
-    def __init__(self, look: Look, name: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, look: Look, name: str) -> None:
+        super().__init__()
         self.look = look
         self.setMouseTracking(True)
         self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
@@ -206,7 +198,7 @@ class Tone(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """List row. `value` is what it stands for; `tip` is extra information."""
+    """List row that stands for `value`; `tip` is extra information."""
 
     value: object
     title: str
@@ -217,7 +209,7 @@ class Row:
 
 
 class RowModel(ItemModel[Row]):
-    def spoken(self, row: Row) -> str:
+    def accessible_text(self, row: Row) -> str:
         return listed((row.title, row.words, row.chip))
 
     def tip(self, row: Row) -> str:
@@ -225,7 +217,7 @@ class RowModel(ItemModel[Row]):
 
 
 class RowList(ItemList):
-    taken = Signal(object)  # Row
+    row_activated = Signal(object)  # Row
     current_changed = Signal()
 
     def __init__(self, look: Look, name: str) -> None:
@@ -234,7 +226,7 @@ class RowList(ItemList):
         self.setItemDelegate(RowDelegate(look, self))
         self.setModel(self.row_model)
         self.setUniformItemSizes(True)
-        self.doubleClicked.connect(lambda index: self.taken.emit(index.data(ROW)))
+        self.doubleClicked.connect(lambda index: self.row_activated.emit(index.data(ROW)))
         self.selectionModel().currentChanged.connect(lambda *_: self.current_changed.emit())
 
     @property
@@ -246,10 +238,10 @@ class RowList(ItemList):
         return self.currentIndex().data(ROW)  # type: ignore[no-any-return]  # None without one
 
     def show_rows(self, rows: Sequence[Row]) -> None:
-        kept, place = self.current, self.verticalScrollBar().value()
+        current, scroll_position = self.current, self.verticalScrollBar().value()
         self.row_model.set_rows(rows)
-        self.select(kept.value if kept else None)
-        self.verticalScrollBar().setValue(place)
+        self.select(current.value if current else None)
+        self.verticalScrollBar().setValue(scroll_position)
         self.current_changed.emit()
 
     def select(self, value: object) -> None:
@@ -257,14 +249,14 @@ class RowList(ItemList):
             if value is not None and row.value == value:
                 self.setCurrentIndex(self.row_model.index(number))
 
-    def show_at_most(self, count: int) -> None:
+    def limit_height(self, count: int) -> None:
         rows = min(max(len(self.rows), 1), count)
         height = self.sizeHintForRow(0) if self.rows else self.look.px(54)
         self.setFixedHeight(rows * max(height, 1) + 2 * self.frameWidth() + self.look.px(6))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.current is not None:
-            self.taken.emit(self.current)
+            self.row_activated.emit(self.current)
             return
         super().keyPressEvent(event)
 
@@ -279,25 +271,25 @@ class RowDelegate(ItemDelegate):
         theme = self.look.theme
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        self.paint_ground(painter, option)
+        self.paint_background(painter, option)
         box = option.rect.adjusted(12, _PAD, -12, -_PAD)
         right = box.right()
         if row.chip:
-            calm = theme.raised if option.state & QStyle.StateFlag.State_Selected else theme.bubble
-            ground, ink = {
-                Tone.PLAIN: (calm, theme.muted),
-                Tone.GOOD: (calm, theme.accent),
+            neutral = theme.raised if option.state & QStyle.StateFlag.State_Selected else theme.bubble
+            colours = {
+                Tone.PLAIN: (neutral, theme.muted),
+                Tone.GOOD: (neutral, theme.accent),
                 Tone.WARN: (theme.warn_soft, theme.warn),
                 Tone.BAD: (theme.bad_soft, theme.bad),
             }[row.tone]
-            right = self.paint_chip(painter, option, box, row.chip, ground, ink)
+            right = self.paint_chip(painter, option, box, row.chip, *colours)
         room = max(right - box.left() - 12, 24)
         height = option.fontMetrics.height()
         painter.setPen(QColor(theme.muted if row.tone is Tone.BAD else theme.text))
         title = option.fontMetrics.elidedText(one_line(row.title), Qt.TextElideMode.ElideMiddle, room)
-        write(painter, option, QRect(box.left(), box.top(), room, height), title)
+        draw_text(painter, option, QRect(box.left(), box.top(), room, height), title)
         painter.setFont(self.small(option.font))
         painter.setPen(QColor(theme.muted))
         below = QRect(box.left(), box.top() + height + _GAP, room, painter.fontMetrics().height())
-        write(painter, option, below, one_line(row.words))
+        draw_text(painter, option, below, one_line(row.words))
         painter.restore()

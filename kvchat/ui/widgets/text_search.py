@@ -1,7 +1,4 @@
-"""Search and marks in texts: a field that searches one, and positions as Qt counts them.
-
-Qt counts UTF-16 units, Python characters: an emoji is two in Qt, one in Python.
-"""
+"""Search and marks in texts. Qt counts UTF-16 units, Python characters: an emoji is two in Qt, one in Python."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from kvchat.ui.base.theme import Look, Theme
 from kvchat.words.language import _
 
 _MAX_MARKED = 500  # marked hits; more would be slow
-_ICON, _AROUND = 12, 10  # pixels at 100 % text: the cross and the button's margin
+_ICON, _MARGIN = 12, 10  # pixels at 100 % text: the cross and the button's margin
 
 
 def between(text: str, start: int, end: int) -> str:
@@ -48,13 +45,13 @@ def select(text: QTextEdit, anchor: int, position: int) -> None:
     text.setTextCursor(cursor)
 
 
-def cursors_at(text: QTextEdit | QPlainTextEdit, words: str, spans: Iterable[tuple[int, int]]) -> list[QTextCursor]:
-    """Return cursors for spans, in characters, of `words`, the document's text."""
+def cursors_at(text: QTextEdit | QPlainTextEdit, content: str, spans: Iterable[tuple[int, int]]) -> list[QTextCursor]:
+    """Return cursors for spans, in characters, of the document's text `content`."""
     cursors = []
     for start, end in spans:
         cursor = QTextCursor(text.document())
-        cursor.setPosition(position(words, start))
-        cursor.setPosition(position(words, end), QTextCursor.MoveMode.KeepAnchor)
+        cursor.setPosition(position(content, start))
+        cursor.setPosition(position(content, end), QTextCursor.MoveMode.KeepAnchor)
         cursors.append(cursor)
     return cursors
 
@@ -67,9 +64,9 @@ def mark(
     for cursor in cursors:
         selection = QTextEdit.ExtraSelection()
         selection.cursor = cursor
-        here = cursor.selectionStart() == current
-        selection.format.setBackground(QColor(theme.accent if here else theme.mark))
-        if here:
+        is_current = cursor.selectionStart() == current
+        selection.format.setBackground(QColor(theme.accent if is_current else theme.mark))
+        if is_current:
             selection.format.setForeground(QColor(theme.on_accent))
         marks.append(selection)
     text.setExtraSelections(marks)
@@ -82,30 +79,28 @@ class ClearableField(QLineEdit):
         super().__init__(placeholderText=placeholder)
         self._look = look
         self.setAccessibleName(name)
-        self.empty = tool_button(_("Clear the field"), self.clear, "quiet")
-        self.empty.clicked.connect(self.setFocus)
-        self.empty.setParent(self)
-        self.empty.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # keyboard users have shorter ways
-        self.empty.setCursor(Qt.CursorShape.ArrowCursor)
-        self.empty.hide()
-        self.textChanged.connect(lambda text: self.empty.setVisible(bool(text)))
+        self.clear_button = tool_button(_("Clear the field"), self.clear, "quiet")
+        self.clear_button.clicked.connect(self.setFocus)
+        self.clear_button.setParent(self)
+        self.clear_button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # keyboard users have shorter ways
+        self.clear_button.setCursor(Qt.CursorShape.ArrowCursor)
+        self.clear_button.hide()
+        self.textChanged.connect(lambda text: self.clear_button.setVisible(bool(text)))
         look.changed.connect(self._restyle)
         self._restyle()
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._place()
+    def resizeEvent(self, event: QResizeEvent | None) -> None:
+        if event is not None:
+            super().resizeEvent(event)
+        side = self.clear_button.width()
+        self.clear_button.move(self.width() - side - 3, (self.height() - side) // 2)
 
     def _restyle(self) -> None:
-        self.empty.setIcon(icon("close", self._look.theme.muted))
-        self.empty.setIconSize(QSize(1, 1) * self._look.px(_ICON))
-        self.empty.setFixedSize(QSize(1, 1) * self._look.px(_ICON + _AROUND))
-        self.setTextMargins(0, 0, self.empty.width(), 0)
-        self._place()
-
-    def _place(self) -> None:
-        side = self.empty.width()
-        self.empty.move(self.width() - side - 3, (self.height() - side) // 2)
+        self.clear_button.setIcon(icon("close", self._look.theme.muted))
+        self.clear_button.setIconSize(QSize(1, 1) * self._look.px(_ICON))
+        self.clear_button.setFixedSize(QSize(1, 1) * self._look.px(_ICON + _MARGIN))
+        self.setTextMargins(0, 0, self.clear_button.width(), 0)
+        self.resizeEvent(None)
 
 
 class TextSearch(ClearableField):
@@ -114,9 +109,9 @@ class TextSearch(ClearableField):
     reached = Signal()  # a hit, now selected
 
     def __init__(self, look: Look, name: str, text: QTextEdit | QPlainTextEdit) -> None:
-        """Leave placing `found`, the label with the count, to the owner."""
+        """The owner places `count`, a label."""
         super().__init__(look, name, _("Search"))
-        self._text, self.found = text, label(kind="small")
+        self._text, self.count = text, label(kind="small")
         self.textChanged.connect(self.mark_all)
         self.returnPressed.connect(self.find_next)
         look.changed.connect(self.mark_all)
@@ -125,22 +120,22 @@ class TextSearch(ClearableField):
         shortcut.activated.connect(self.selectAll)
 
     def find_next(self) -> None:
-        words = self.text()
-        if words and not self._text.find(words):
+        query = self.text()
+        if query and not self._text.find(query):
             self._text.moveCursor(QTextCursor.MoveOperation.Start)
-            self._text.find(words)
+            self._text.find(query)
         if self._text.textCursor().hasSelection():
             self.reached.emit()
 
     def mark_all(self) -> None:
-        words = self.text()
-        found: list[QTextCursor] = []
+        query = self.text()
+        hits: list[QTextCursor] = []
         cursor = QTextCursor(self._text.document())
-        while words and len(found) < _MAX_MARKED:
-            cursor = self._text.document().find(words, cursor)
+        while query and len(hits) < _MAX_MARKED:
+            cursor = self._text.document().find(query, cursor)
             if cursor.isNull():
                 break
-            found.append(cursor)
-        mark(self._text, found, self._look.theme)
-        many = f"{len(found)}{'+' if len(found) == _MAX_MARKED else ''}"
-        self.found.setText(_("{many} found", many=many) if words else "")
+            hits.append(cursor)
+        mark(self._text, hits, self._look.theme)
+        many = f"{len(hits)}{'+' if len(hits) == _MAX_MARKED else ''}"
+        self.count.setText(_("{many} found", many=many) if query else "")

@@ -96,7 +96,7 @@ async def test_search_marks_counts_and_walks(engine: EngineWindow, qtbot: QtBot)
     qtbot.keyClick(engine, Qt.Key.Key_F, Qt.KeyboardModifier.ControlModifier)
     await until(engine.log.search.hasFocus)
     qtbot.keyClicks(engine.log.search, "line 19")
-    assert engine.log.search.found.text() == "11 found"
+    assert engine.log.search.count.text() == "11 found"
     assert len(engine.log.text.extraSelections()) == 11
     rows = []
     for _ in range(12):
@@ -105,7 +105,7 @@ async def test_search_marks_counts_and_walks(engine: EngineWindow, qtbot: QtBot)
     assert len(set(rows)) == 11
     assert rows[0] == rows[-1]
     engine.log.search.setText("nowhere")
-    assert engine.log.search.found.text() == "0 found"
+    assert engine.log.search.count.text() == "0 found"
 
 
 async def test_what_is_shown_is_copied(engine: EngineWindow) -> None:

@@ -24,7 +24,7 @@ from kvchat.ui.models.model_choice import found_row
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage
 from kvchat.ui.transcript.message_view import UserView
-from kvchat.ui.widgets.lists import sided
+from kvchat.ui.widgets.lists import mirrored_box
 from kvchat.words import language
 from kvchat.words.language import beside
 from tests.ui.fake_runtime import FakeRuntime
@@ -120,10 +120,10 @@ async def test_and_else_at_the_left(furnished: FakeRuntime, window: MainWindow, 
 def test_a_row_is_turned_round() -> None:
     option = QStyleOptionViewItem()
     option.rect = QRect(100, 0, 200, 20)
-    assert sided(option, QRect(110, 4, 9, 9)) == QRect(110, 4, 9, 9)
+    assert mirrored_box(option, QRect(110, 4, 9, 9)) == QRect(110, 4, 9, 9)
     option.direction = Qt.LayoutDirection.RightToLeft
-    assert sided(option, QRect(110, 4, 9, 9)) == QRect(281, 4, 9, 9)
-    assert sided(option, QRectF(110, 4, 9, 9)) == QRectF(281, 4, 9, 9)
+    assert mirrored_box(option, QRect(110, 4, 9, 9)) == QRect(281, 4, 9, 9)
+    assert mirrored_box(option, QRectF(110, 4, 9, 9)) == QRectF(281, 4, 9, 9)
 
 
 async def test_tab_goes_the_same_way(furnished: FakeRuntime, look: Look, qapp: QApplication, qtbot: QtBot) -> None:

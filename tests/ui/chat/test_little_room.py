@@ -71,7 +71,7 @@ async def test_the_welcome_scrolls(small: MainWindow) -> None:
     page = scrolled_in(title)
     assert isinstance(page, ScrollPage)
     await until(lambda: page.verticalScrollBar().maximum() > 0)
-    words = page.ground.findChildren(QLabel)
+    words = page.content.findChildren(QLabel)
     await until(lambda: all(map(whole, words)))
     page.verticalScrollBar().setValue(page.verticalScrollBar().maximum())
     last = words[-1].mapTo(page, QPoint(0, words[-1].height())).y()

@@ -120,7 +120,7 @@ async def test_a_model_is_used_by_enter_and_the_window_closes(
     qtbot.keyClick(models.here.list, Qt.Key.Key_Down)
     assert models.here.use.isEnabled()
     runtime.refuse = NotAModel("This is an embedding model")
-    models.here.list.taken.emit(models.here.list.rows[0])
+    models.here.list.row_activated.emit(models.here.list.rows[0])
     await until(lambda: models.notices.on_show)
     assert models.isVisible()
     runtime.refuse = None

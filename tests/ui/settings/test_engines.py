@@ -42,7 +42,7 @@ def typed(qtbot: QtBot, entry: TextEntry, text: str) -> None:
 
 
 async def test_every_engine_is_told_with_what_is_wrong_with_it(page: EnginePage) -> None:
-    words = page.engine.words.text()
+    words = page.engine.help.text()
     assert "○ /usr/bin/llama-server: This engine is too old. It is build 6000." in words
     assert "● Embedded engine: xllamacpp 2026.10.11549; AMD EPYC" in words
     assert page.box.itemText(0) == "Automatic"
@@ -67,8 +67,8 @@ async def test_a_file_from_anywhere_can_be_chosen(page: EnginePage, runtime: Fak
 
 async def test_a_trial_is_told_step_by_step(page: EnginePage) -> None:
     page.test.click()
-    await until(lambda: "✗" in page.trial.words.text())
-    assert page.trial.words.text().splitlines() == ["✓ Version: embedded engine", "✗ The engine crashed: SIGSEGV"]
+    await until(lambda: "✗" in page.trial.help.text())
+    assert page.trial.help.text().splitlines() == ["✓ Version: embedded engine", "✗ The engine crashed: SIGSEGV"]
     await until(page.test.isEnabled)
 
 
@@ -80,8 +80,8 @@ async def test_an_offer_where_there_is_a_card(
     page.showEvent(QShowEvent())
     if vendors:
         await until(page.card.isVisible)
-        assert "NVIDIA and AMD GPU." in page.card.words.text()
-        assert "Install the NVIDIA driver first" in page.card.words.text()
+        assert "NVIDIA and AMD GPU." in page.card.help.text()
+        assert "Install the NVIDIA driver first" in page.card.help.text()
         choices = [page.offer.choice.itemText(row) for row in range(page.offer.choice.count())]
         assert choices == ["CUDA, about 770 MB", "Vulkan, about 32 MB", "ROCm, about 245 MB"]
     else:
@@ -152,7 +152,7 @@ async def test_what_was_fetched_is_listed_at_once_also_while_the_engine_starts_a
     page.panel.run(runtime.engines.get())
     program = str(runtime.paths.engines / "llama.cpp-b11457-vulkan" / "llama-server")
     await until(lambda: program in listed(page) and page.fetched.isVisible())
-    await until(lambda: f"○ {program}" in page.engine.words.text())
+    await until(lambda: f"○ {program}" in page.engine.help.text())
     started.set()
 
 
@@ -230,7 +230,7 @@ async def test_a_server_and_its_key(page: EnginePage, runtime: FakeRuntime, qtbo
     qtbot.keyClick(page.key_entry.field, Qt.Key.Key_Return)
     await until(lambda: runtime.engines.kept == "s3cret")
     assert page.key_entry.field.text() == ""
-    assert "keyring" in page.key_entry.words.text()
+    assert "keyring" in page.key_entry.help.text()
     page.key_entry.forget.click()
     await until(lambda: runtime.engines.kept is None)
     page.settings["engine_url"].clear.click()

@@ -42,7 +42,7 @@ async def test_switched_on_there_is_an_address_and_a_key(runtime: FakeRuntime, w
     page = await switched_on(window, runtime)
     assert runtime.settings.api_server
     assert page.address.field.text() == "http://127.0.0.1:8737"
-    assert page.address.words.text() == "Only this computer can connect."
+    assert page.address.help.text() == "Only this computer can connect."
     keys = await runtime.api_server.keys()
     assert list(keys) == [EVERYBODY]
     page.change("api_server", False)
@@ -126,9 +126,9 @@ async def test_a_port_is_a_number(runtime: FakeRuntime, window: MainWindow, qtbo
 async def test_what_is_open_to_others_is_said(runtime: FakeRuntime, window: MainWindow) -> None:
     page = await switched_on(window, runtime)
     page.address.show_url("http://192.168.1.7:8737")
-    assert page.address.words.text() == "Other computers on the network can also connect."
+    assert page.address.help.text() == "Other computers on the network can also connect."
     page.address.show_url(None)
-    assert "could not start" in page.address.words.text()
+    assert "could not start" in page.address.help.text()
     assert not page.address.copy.isEnabled()
 
 

@@ -70,7 +70,7 @@ async def test_opens_by_key_and_walks_its_pages_whose_controls_have_names_and_he
         qtbot.keyClick(settings.list, Qt.Key.Key_Down)
         assert settings.page(page).isVisible()
         assert settings.list.currentItem().text() == page.name
-    await until(lambda: settings.page(StoragePage).settings["free_floor_bytes"].words.text())  # once the disk was asked
+    await until(lambda: settings.page(StoragePage).settings["free_floor_bytes"].help.text())  # once the disk was asked
     qtbot.keyClick(settings, Qt.Key.Key_Escape)
     assert not settings.isVisible()
     for kind in (QAbstractButton, QLineEdit, QComboBox):
@@ -78,9 +78,9 @@ async def test_opens_by_key_and_walks_its_pages_whose_controls_have_names_and_he
             assert control.accessibleName(), control
     for page in settings.pages:
         for entry in settings.page(page).entries:
-            assert entry.words.text(), entry.title.text()
+            assert entry.help.text(), entry.title.text()
             if isinstance(entry, NumberEntry):
-                assert entry.field.accessibleDescription() == entry.words.text()
+                assert entry.field.accessibleDescription() == entry.help.text()
 
 
 async def test_starting_at_login_is_the_desktop_s_to_know(
@@ -159,16 +159,16 @@ async def test_the_model_s_long_name_what_is_unwise_and_where_restoring_does_not
     runtime.engine.finding = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
     settings.show_page(ModelPage.name)
     runtime.events.publish(SettingsChanged())
-    assert "The engine crashed" in settings.page(ModelPage).restoring.words.text()
+    assert "The engine crashed" in settings.page(ModelPage).restoring.help.text()
     qtbot.mouseClick(settings.page(ModelPage).retest, LEFT)
     await until(lambda: ("retest_restoring",) in runtime.calls)
     runtime.engine.context_warning = "This may not fit: with the chat the model takes about 31 GB."
     runtime.set_engine(EngineState.READY)
-    assert runtime.engine.context_warning in settings.page(ModelPage).settings["context_size"].words.text()
+    assert runtime.engine.context_warning in settings.page(ModelPage).settings["context_size"].help.text()
     runtime.settings = Settings(model_path=f"/models/{'Qwen3VeryLong' * 12}.gguf")
     runtime.events.publish(SettingsChanged())
     settings.resize(settings.minimumSize())
-    assert runtime.model.name in settings.page(ModelPage).model.words.text().replace("\u200b", "")
+    assert runtime.model.name in settings.page(ModelPage).model.help.text().replace("\u200b", "")
     assert settings.page(ModelPage).model.minimumSizeHint().width() < settings.page(ModelPage).viewport().width()
 
 
@@ -177,9 +177,9 @@ async def test_a_context_size_of_one_s_own_waits_for_the_engine(
 ) -> None:
     settings.show_page(ModelPage.name)
     entry = settings.page(ModelPage).settings["context_size"]
-    assert "Chat memory works with this engine and model" in settings.page(ModelPage).restoring.words.text()
+    assert "Chat memory works with this engine and model" in settings.page(ModelPage).restoring.help.text()
     assert not settings.page(ModelPage).retest.isVisible()
-    assert runtime.engine.context_reason in entry.words.text()
+    assert runtime.engine.context_reason in entry.help.text()
     assert entry.field.placeholderText() == "Automatic"
     assert not entry.reset.isVisible()
     assert not settings.pending.isVisible()
@@ -211,7 +211,7 @@ async def test_shows_the_memory_and_takes_a_proposal(
     runtime.set_engine(EngineState.READY)
     memory = settings.page(ModelPage).memory
     assert memory.isVisible()
-    assert memory.words.text() == "Estimated before loading."
+    assert memory.help.text() == "Estimated before loading."
     names = [picture.accessibleName() for picture in memory.findChildren(MemoryPicture)]
     assert names == [
         ("Radeon 780M: the model 4 GB, context 2 GB, compute buffers 500 MB; reserved 1 GB of 8 GB free"),
