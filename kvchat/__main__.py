@@ -51,11 +51,11 @@ def _run_command_line(arguments: Sequence[str], on_start: Callable[[], None]) ->
     from kvchat.cli.options import CommandKind
     from kvchat.settings import load_settings
     from kvchat.system.paths import resolve_paths
-    from kvchat.words.language import speak
+    from kvchat.text.language import set_language
 
     on_start()
     reports = arguments[0] in ("bench", "doctor")  # helpers read these, too
-    speak("en" if reports else load_settings(resolve_paths().settings_file).language)
+    set_language("en" if reports else load_settings(resolve_paths().settings_file).language)
     command, options = parse(["open", *arguments] if _is_openable(arguments[0]) else arguments)
     if command.kind is CommandKind.WINDOW:
         targets, quick = getattr(options, "targets", ()), command.name == "quick"

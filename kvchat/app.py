@@ -28,12 +28,12 @@ from kvchat.settings import Settings, load_settings
 from kvchat.system.concurrency import Threads, Worker
 from kvchat.system.owner import Ownership, StartRequest, owner_of
 from kvchat.system.paths import RESTORING, Paths, resolve_paths
+from kvchat.text.language import _
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.accessibility import report_accessible_roles, set_ui_language
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import say
 from kvchat.ui.sidebar.conversation_list import Arrangement
-from kvchat.words.language import _
 
 _SHOW_WINDOW = StartRequest()
 _FIRST_CHATS = 100  # more than fit in a window; the rest load on scrolling
@@ -43,7 +43,7 @@ _RETRY_INTERVAL_S = 0.1  # between ownership attempts
 _RESTART = -1  # not an exit code: restart
 # Modules that `kvchat.application` needs without Qt, which belongs to the window's thread.
 _PRELOADED_MODULES = (
-    *("kvchat.runtime", "kvchat.library.remote.starter", "kvchat.transfer.backup", "kvchat.words.markdown"),
+    *("kvchat.runtime", "kvchat.library.remote.starter", "kvchat.transfer.backup", "kvchat.text.markdown"),
     *("httpcore2", "anyio.streams.tls"),  # httpx2 imports these on the first request
 )
 

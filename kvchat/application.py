@@ -21,6 +21,7 @@ from kvchat.settings import Settings
 from kvchat.system.owner import StartRequest
 from kvchat.system.paths import Paths
 from kvchat.system.session_bus import SessionBus
+from kvchat.text.language import _, join_sentences
 from kvchat.transfer.backup import repair
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.opening import StartRequestHandler
@@ -28,7 +29,6 @@ from kvchat.ui.app.tray import ReplyNotifier, Tray, close_with_progress
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ask, say
 from kvchat.ui.settings.settings_window import SettingsWindow
-from kvchat.words.language import _, sentences
 
 _RELEASE_INTERVAL_MS = 10_000
 
@@ -45,7 +45,7 @@ async def open_or_repair(paths: Paths, settings: Settings, release: Callable[[],
         await release()
         if not await ask(
             error.title,
-            sentences(message, _("kvchat keeps the damaged file under another name.")),
+            join_sentences(message, _("kvchat keeps the damaged file under another name.")),
             error.detail,
             _("Repair"),
         ):

@@ -11,7 +11,7 @@ from kvchat.engine.api.connection import EngineStatus
 from kvchat.engine.api.vitals import Vitals
 from kvchat.engine_host.choice import EngineChoice
 from kvchat.settings import Settings
-from kvchat.words.wording import per_second, size
+from kvchat.text.formatting import format_rate, format_size
 
 _LOG_LINES = 200  # from the engine's log
 
@@ -28,17 +28,17 @@ def report(
     rows.append(("engine", words))
     if choice is not None:
         facts = choice.facts
-        model = f"{facts.name}: {facts.architecture}, {facts.quantisation}, {size(facts.size)}"
+        model = f"{facts.name}: {facts.architecture}, {facts.quantisation}, {format_size(facts.size)}"
         rows += [("", str(choice.location)), ("model", model), ("context", choice.context.reason)]
     if vitals is not None:
         if vitals.memory is not None:
             graphics = vitals.graphics_memory
-            more = "" if graphics is None else f", graphics memory {size(graphics)}"
-            rows.append(("memory", size(vitals.memory) + more))
+            more = "" if graphics is None else f", graphics memory {format_size(graphics)}"
+            rows.append(("memory", format_size(vitals.memory) + more))
         if (slot := vitals.slot) is not None:
             rows.append(("slot", f"{slot.tokens} of {slot.context_size} tokens{', busy' if slot.busy else ''}"))
         rates = (("prefill", vitals.speed.prefill), ("decode", vitals.speed.decode))
-        if speeds := [f"{name} {per_second(rate)}" for name, rate in rates if rate is not None]:
+        if speeds := [f"{name} {format_rate(rate)}" for name, rate in rates if rate is not None]:
             rows.append(("speed", ", ".join(speeds)))
     default = dataclasses.asdict(Settings())
     changed = [f"{name}: {value!r}" for name, value in dataclasses.asdict(settings).items() if value != default[name]]

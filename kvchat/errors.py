@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvchat.words.language import sentences
+from kvchat.text.language import join_sentences
 
 
 class KvchatError(Exception):
@@ -19,8 +19,8 @@ class KvchatError(Exception):
         self.advice = advice
 
     def __str__(self) -> str:
-        return sentences(self.title, self.detail, self.advice)
+        return join_sentences(self.title, self.detail, self.advice)
 
     @property
     def explanation(self) -> str:
-        return sentences(self.detail, self.advice)
+        return join_sentences(self.detail, self.advice)

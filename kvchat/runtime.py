@@ -37,10 +37,10 @@ from kvchat.store_service import BOUND_SETTINGS, StoreService, apply_bounds, ope
 from kvchat.system.concurrency import Background, Worker
 from kvchat.system.migrations import drop_old_copies
 from kvchat.system.paths import Paths
+from kvchat.text.language import _
+from kvchat.text.reasons import Reason, ReasonCode
+from kvchat.text.safe_text import redact, this_person
 from kvchat.transfer.service import TransferService
-from kvchat.words.language import _
-from kvchat.words.reasons import Reason, ReasonCode
-from kvchat.words.safe_text import redact, this_person
 
 SAVE_TIMEOUT_S = 15.0  # an engine that writes nothing this long hangs
 

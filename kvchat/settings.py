@@ -18,8 +18,8 @@ from typing import Any
 
 from kvchat.errors import KvchatError
 from kvchat.system.files import read_json, whole_file
-from kvchat.words.language import LANGUAGES, N_, SYSTEM, _, number, several
-from kvchat.words.wording import NUMBERS, size
+from kvchat.text.formatting import NUMBERS, format_size
+from kvchat.text.language import LANGUAGES, N_, SYSTEM, _, format_number, plural
 
 GB, MB = 1_000_000_000, 1_000_000
 KV_TYPE_NAMES = frozenset(("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"))
@@ -32,12 +32,12 @@ _MAX_FILE_BYTES = 4_000_000  # file size, bytes
 Rule = Callable[[Any], str]  # returns why a value is refused; empty if valid
 Choices = tuple[tuple[Any, str], ...]  # (value, label) pairs
 UNITS: dict[str, Callable[[float], str]] = {  # number formatters
-    "": number,
+    "": format_number,
     "%": "{:.0f} %".format,
-    "bytes": size,
-    "days": lambda count: several(int(count), "{count} day", "{count} days"),
-    "minutes": lambda count: several(int(count), "{count} minute", "{count} minutes"),
-    "tokens": lambda count: several(int(count), "{count} token", "{count} tokens"),
+    "bytes": format_size,
+    "days": lambda count: plural(int(count), "{count} day", "{count} days"),
+    "minutes": lambda count: plural(int(count), "{count} minute", "{count} minutes"),
+    "tokens": lambda count: plural(int(count), "{count} token", "{count} tokens"),
 }
 
 

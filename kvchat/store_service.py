@@ -21,9 +21,8 @@ from kvchat.session.restore_cost import PrefillSpeed
 from kvchat.settings import Settings
 from kvchat.system.files import in_time, is_folder
 from kvchat.system.paths import Paths
-from kvchat.words.language import N_, _, mark, several
-from kvchat.words.wording import size as size_in_words
-from kvchat.words.wording import tokens_short
+from kvchat.text.formatting import format_size, format_tokens
+from kvchat.text.language import N_, _, plural, punctuation
 
 # A change to these makes the store check its limits.
 BOUND_SETTINGS = ("quota_bytes", "free_floor_bytes", "max_age_days", "model_path", "kv_type")
@@ -62,17 +61,19 @@ def long_chat_bytes(settings: Settings) -> int:
 def describe_capacity(quota: int, chat_bytes: int) -> str:
     if not chat_bytes:
         return ""
-    chats, tokens = quota // chat_bytes, tokens_short(LONG_CHAT)
+    chats, tokens = quota // chat_bytes, format_tokens(LONG_CHAT)
     if chats < 1:
         none = N_("cannot hold a chat of {tokens} tokens with this model, which takes {size}")
-        return _(none, tokens=tokens, size=size_in_words(chat_bytes))
-    count = several(chats, "{count} chat", "{count} chats")
+        return _(none, tokens=tokens, size=format_size(chat_bytes))
+    count = plural(chats, "{count} chat", "{count} chats")
     return _("holds about {chats} of {tokens} tokens with this model", chats=count, tokens=tokens)
 
 
 def describe_limit(paths: Paths, settings: Settings) -> str:
     quota = store_bounds(paths, settings).quota
-    return mark("; ").join(filter(None, (size_in_words(quota), describe_capacity(quota, long_chat_bytes(settings)))))
+    return punctuation("; ").join(
+        filter(None, (format_size(quota), describe_capacity(quota, long_chat_bytes(settings))))
+    )
 
 
 def open_store(paths: Paths, settings: Settings) -> BlockStore:

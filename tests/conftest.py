@@ -11,7 +11,7 @@ from babel.messages.pofile import read_po
 from hypothesis import HealthCheck, settings
 from keyring.backends import fail
 
-from kvchat.words import language
+from kvchat.text import language
 
 pytest_plugins = ["tests.engine_fixtures", "tests.model_fixtures", "tests.library.fake_hub"]
 
@@ -79,4 +79,4 @@ def compiled_catalogues(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def catalogues(compiled_catalogues: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(language, "CATALOGUES", compiled_catalogues)
     yield
-    language.speak("en")
+    language.set_language("en")

@@ -16,8 +16,8 @@ import yaml
 
 from kvchat import __version__
 from kvchat.system import login
+from kvchat.text.language import LANGUAGES
 from kvchat.ui.base.icons import asset_files
-from kvchat.words.language import LANGUAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGING = ROOT / "packaging"

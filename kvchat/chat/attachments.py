@@ -22,8 +22,8 @@ from kvchat.chat.record.messages import Attachment
 from kvchat.engine.api.pictures import MAX_PIXELS, image_format, image_size
 from kvchat.errors import KvchatError
 from kvchat.system.files import NotAFile, TooLarge, read_plain
-from kvchat.words.language import _, number
-from kvchat.words.wording import size as size_in_words
+from kvchat.text.formatting import format_size
+from kvchat.text.language import _, format_number
 
 MAX_FILE_BYTES = 64_000_000
 PDF_TIMEOUT_S = 60.0
@@ -62,12 +62,12 @@ def picture_attachment(name: str, data: bytes) -> Attachment:
         raise AttachmentError(name, _("It is damaged."), _("Save it again with another app, then attach it."))
     advice = _("Attach a smaller version.")
     if len(data) > MAX_PICTURE_BYTES:
-        count, most = size_in_words(len(data)), size_in_words(MAX_PICTURE_BYTES)
+        count, most = format_size(len(data)), format_size(MAX_PICTURE_BYTES)
         raise AttachmentError(
             name, _("It is {count}; the limit is {most_bytes}.", count=count, most_bytes=most), advice
         )
     if not 0 < width * height <= MAX_PIXELS:
-        what = _("It has {width} × {height} pixels.", width=number(width), height=number(height))
+        what = _("It has {width} × {height} pixels.", width=format_number(width), height=format_number(height))
         raise AttachmentError(name, what, advice)
     return Attachment(name, len(data), blake3(data).hexdigest(), "", data)
 

@@ -32,7 +32,7 @@ from kvchat.session.exchange import Exchange, Request
 from kvchat.session.host import MAX_RESERVE, ReadyEngine
 from kvchat.session.slot import Slot
 from kvchat.session.slot_request import Priority
-from kvchat.words.language import N_, _, number, sentences
+from kvchat.text.language import N_, _, format_number, join_sentences
 
 SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
 TRUNCATED_NAME = N_("Beginning of {name}")  # a truncated document
@@ -57,11 +57,11 @@ class DocumentsTooLong(KvchatError):
         title = _("“{name}” does not fit in the model's context", name=names[0])
         if len(names) > 1:
             title = _("The {count} attached files do not fit in the model's context", count=len(names))
-        waiting, limit = number(use.pending), number(use.limit)
+        waiting, limit = format_number(use.pending), format_number(use.limit)
         there = _("This message has {waiting} tokens; the context length is {limit}.", waiting=waiting, limit=limit)
-        taken = _("The chat already uses {used}.", used=number(use.used)) if use.used else ""
+        taken = _("The chat already uses {used}.", used=format_number(use.used)) if use.used else ""
         advice = _("Attach only the relevant part, or choose a larger context length in the settings.")
-        super().__init__(title, sentences(there, taken), advice)
+        super().__init__(title, join_sentences(there, taken), advice)
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ from kvchat.chat.turn_context import TurnContext
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import program_of
 from kvchat.kvstore.store import BlockStore
-from kvchat.words.language import _
-from kvchat.words.safe_text import calm
+from kvchat.text.language import _
+from kvchat.text.safe_text import safe_prose
 
 RETRY_DELAY_S = 300.0  # retry delay after a failed deletion
 
@@ -275,14 +275,16 @@ def entries(database: Database, keep_s: float) -> list[DeletedEntry]:
     found = []
     for id, title, deleted_at, seen_s, messages in database.rows(chats, seen):
         times = _times(deleted_at, seen_s, keep_s, now)
-        found.append(DeletedEntry(as_text(id), as_text(id), calm(as_text(title)), messages, "", *times))
+        found.append(DeletedEntry(as_text(id), as_text(id), safe_prose(as_text(title)), messages, "", *times))
     of_messages = dict(map(tuple, database.rows(f"SELECT id, {_ELAPSED_SQL.format('removed_at')} FROM removed", seen)))
     for removed in tree.removed_messages(database):
         words = leading_excerpt(removed.text).text
         times = _times(removed.removed_at, of_messages.get(removed.id), keep_s, now)
         count = len(removed.rows)
         found.append(
-            DeletedEntry(removed.id, removed.conversation_id, calm(removed.title_now), count, words or "…", *times)
+            DeletedEntry(
+                removed.id, removed.conversation_id, safe_prose(removed.title_now), count, words or "…", *times
+            )
         )
     return sorted(found, key=lambda entry: entry.deleted_at, reverse=True)
 

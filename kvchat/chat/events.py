@@ -11,7 +11,7 @@ from kvchat.engine.api.connection import EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.session.events import EventHandler, RequestSent, SessionEvent
 from kvchat.session.proof import Verdict
-from kvchat.words.reasons import Reason
+from kvchat.text.reasons import Reason
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from kvchat.chat.record.titles import NEW_TITLE
 from kvchat.engine.api.wire import MAX_GRAMMAR_CHARS, MAX_NESTING, Sampling, nesting_depth
 from kvchat.errors import KvchatError
 from kvchat.session.host import TemplateOptions
-from kvchat.words.language import N_, _, number, with_marks
+from kvchat.text.language import N_, _, format_number, localize_number
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class OptionRange:
 
 
 def _format_number(value: float) -> str:
-    return number(value) if value == int(value) else with_marks(f"{value:.10g}")
+    return format_number(value) if value == int(value) else localize_number(f"{value:.10g}")
 
 
 # Narrower than llama.cpp's limits: beyond these, models produce only noise.

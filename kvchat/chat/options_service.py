@@ -20,7 +20,7 @@ from kvchat.chat.record.messages import MessageState, Role, new_message
 from kvchat.chat.record.tree import copy_to_branch
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineRefused
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 
 class OptionsService:

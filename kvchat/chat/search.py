@@ -1,6 +1,6 @@
 """Full-text search in messages, attachments and titles.
 
-Triggers mark changed text; it is indexed in steps, before a search and when idle. `words/folding.py` prepares text
+Triggers mark changed text; it is indexed in steps, before a search and when idle. `text/search.py` prepares text
 so that FTS5 finds words without case or accents, and single characters of scripts without spaces.
 """
 
@@ -18,9 +18,9 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import ChatsDamaged, StorageFailed
 from kvchat.chat.record.messages import Role, as_text
 from kvchat.system.concurrency import Worker
-from kvchat.words.folding import Term, any_span, spans, spread, terms_of
-from kvchat.words.safe_text import calm
-from kvchat.words.wording import one_line
+from kvchat.text.formatting import one_line
+from kvchat.text.safe_text import safe_prose
+from kvchat.text.search import Term, find_first_match, find_matches, parse_query, split_words
 
 Marks = tuple[tuple[int, int], ...]
 
@@ -47,7 +47,7 @@ class Excerpt:
 
 def excerpt(text: str, terms: Sequence[Term], *, markdown: bool) -> Excerpt | None:
     """Return the line of `text` around the first hit, or None. `markdown`: without markup, where the hit allows."""
-    at = any_span(text, terms)
+    at = find_first_match(text, terms)
     if at is None:
         return None
     begin = max(at[0] - _BEFORE - _MARGIN, 0)
@@ -55,19 +55,19 @@ def excerpt(text: str, terms: Sequence[Term], *, markdown: bool) -> Excerpt | No
     in_code = len(_FENCE.findall(text, 0, begin)) % 2 == 1
     readings = (strip_markdown(piece, code=in_code), piece) if markdown else (piece,)
     for reading in readings:
-        line = one_line(calm(reading))
-        if found := spans(line, terms):
+        line = one_line(safe_prose(reading))
+        if found := find_matches(line, terms):
             break
     start = max(found[0][0] - _BEFORE, 0) if found else 0
     if start:  # start at a word if possible
         start = line.find(" ", start, found[0][0]) + 1 or start
     line = ("…" if start or begin else "") + line[start : start + _BEFORE + _AFTER]
-    return Excerpt(line, tuple(spans(line, terms)))
+    return Excerpt(line, tuple(find_matches(line, terms)))
 
 
 def leading_excerpt(text: str, terms: Sequence[Term] = ()) -> Excerpt:
-    line = one_line(calm(text[: _BEFORE + _AFTER + _MARGIN]))[: _BEFORE + _AFTER]
-    return Excerpt(line, tuple(spans(line, terms)))
+    line = one_line(safe_prose(text[: _BEFORE + _AFTER + _MARGIN]))[: _BEFORE + _AFTER]
+    return Excerpt(line, tuple(find_matches(line, terms)))
 
 
 def strip_markdown(piece: str, *, code: bool = False) -> str:
@@ -166,7 +166,7 @@ def index_batch(database: Database) -> bool:
     length = 0
     with database.reading() as db:
         for row in db.execute(stale, (_BATCH_MESSAGES,)):
-            text = spread("\n".join(map(as_text, filter(None, (row["text"], row["documents"])))))
+            text = split_words("\n".join(map(as_text, filter(None, (row["text"], row["documents"])))))
             words.append((row["number"], text, "") if row["is_title"] else (row["number"], "", text))
             length += len(text)
             if length > _BATCH_CHARACTERS:
@@ -203,7 +203,7 @@ def merge_pages(database: Database, pages: int) -> bool:
 
 def find(database: Database, query: str) -> tuple[ChatHit, ...]:
     """Find the chats with all query words in the title or in one message, as far as they are indexed."""
-    terms = terms_of(query)
+    terms = parse_query(query)
     if not terms:
         return ()
     try:
@@ -237,7 +237,7 @@ class _Excerpts:
 
     def chat_hit(self, conversation_id: str, messages: tuple[str, ...]) -> ChatHit:
         chat = self._db.execute("SELECT title FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
-        title = calm(as_text(chat["title"])) if chat else ""
+        title = safe_prose(as_text(chat["title"])) if chat else ""
         row = None
         if messages:
             row = self._db.execute("SELECT content, role FROM messages WHERE id = ?", (messages[0],)).fetchone()

@@ -33,7 +33,7 @@ from kvchat.kvstore.store import BlockStore
 from kvchat.session.host import EngineHost
 from kvchat.session.slots import Slots
 from kvchat.system.concurrency import Background, Worker
-from kvchat.words.reasons import Reason
+from kvchat.text.reasons import Reason
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -23,8 +23,8 @@ from kvchat.session.slot import Slot
 from kvchat.session.slot_request import Priority
 from kvchat.session.slots import Slots
 from kvchat.system.concurrency import Background, Worker
-from kvchat.words.language import _
-from kvchat.words.reasons import Reason
+from kvchat.text.language import _
+from kvchat.text.reasons import Reason
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -146,4 +146,4 @@ class TurnContext:
         if report.save_points:
             self.events.publish(Absorbed())
         for reason in report.refused:
-            self.events.publish(Notice(_("The memory of a chat was not saved"), reason.in_a_sentence))
+            self.events.publish(Notice(_("The memory of a chat was not saved"), reason.as_sentence))

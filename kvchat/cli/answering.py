@@ -43,10 +43,9 @@ from kvchat.library.remote.starter import READY, fetch_starter
 from kvchat.runtime import Runtime
 from kvchat.session.events import MakingRoom, RestoreFailed, Saved, SaveSkipped
 from kvchat.settings import Settings
-from kvchat.words.language import N_, _, number, sentences
-from kvchat.words.safe_text import calm
-from kvchat.words.wording import one_line, roughly
-from kvchat.words.wording import size as size_in_words
+from kvchat.text.formatting import format_estimate, format_size, one_line
+from kvchat.text.language import N_, _, format_number, join_sentences
+from kvchat.text.safe_text import safe_prose
 
 RECEIPT_FIELDS = (
     *("ttft_ms", "restore_ms", "prefill_ms", "prompt_tokens", "cached_tokens", "predicted_tokens"),
@@ -141,7 +140,7 @@ async def serve(options: ServeOptions, commands: Commands) -> int:
 def _print_event(event: Event) -> None:
     match event:
         case Notice(title=title, detail=detail):
-            print_err(sentences(title, detail))
+            print_err(join_sentences(title, detail))
         case EngineChanged(status=EngineStatus(EngineState.STARTING, EngineFailure() as failure)):
             print_err(_("{title}. {detail} Trying again…", title=failure.title, detail=failure.detail))
 
@@ -149,7 +148,7 @@ def _print_event(event: Event) -> None:
 def _report_engine_failure(event: Event) -> None:
     match event:
         case EngineChanged(status=EngineStatus(EngineState.FAILED, EngineFailure() as failure)):
-            print_err(sentences(failure.title, failure.detail, failure.advice))
+            print_err(join_sentences(failure.title, failure.detail, failure.advice))
 
 
 @dataclass
@@ -171,7 +170,7 @@ class _Printer:
             self.in_turn = False
         match event:
             case ReplyDelta(text=text) if not self.as_json:
-                print_out(calm(text) if stdout_is_tty() else text, end="")
+                print_out(safe_prose(text) if stdout_is_tty() else text, end="")
             case ReplyFinished(receipt=receipt):
                 if not self.as_json:
                     print_out()
@@ -181,11 +180,11 @@ class _Printer:
             case MakingRoom(done=False):
                 print_err(_("increasing the context length..."))
             case RestoreFailed(reason=reason):
-                print_err(_("the save point was not used: {reason}", reason=reason.words))
+                print_err(_("the save point was not used: {reason}", reason=reason.text))
             case Saved(bytes=size, ms=ms) if self.reports_saves:
-                print_err(_("saved {size} in {ms} ms", size=size_in_words(size), ms=number(ms)))
+                print_err(_("saved {size} in {ms} ms", size=format_size(size), ms=format_number(ms)))
             case SaveSkipped(reason=reason) if self.reports_saves:
-                print_err(_("not saved: {reason}", reason=reason.words))
+                print_err(_("not saved: {reason}", reason=reason.text))
             case TurnFailed(error=error) | QuestionNotStored(error=error):
                 self.error = error
             case EngineChanged(status=EngineStatus(EngineState.FAILED)):
@@ -257,9 +256,9 @@ async def _select_chat(runtime: Runtime, options: AskOptions) -> str | NewChat:
     usage = () if runtime.save_points.problem else (await runtime.save_points.usage()).conversations
     (standing,) = await library.statuses(await runtime.engine.states_now(), usage, only=prepared)
     if why := standing.reprocess_reason:
-        name = calm(options.on)
+        name = safe_prose(options.on)
         if standing.time:
-            time = roughly(standing.time)
+            time = format_estimate(standing.time)
             print_err(_("“{name}” must be processed first, which takes {time}: {why}", name=name, time=time, why=why))
         else:
             print_err(_("“{name}” must be processed first: {why}", name=name, why=why))
@@ -323,7 +322,7 @@ async def _converse(options: AskOptions, commands: Commands) -> int:
         terminal.send("converse")
         terminal.stop = session.stop
         conversation = await session.runtime.chat.conversation(session.chat_id)
-        title = one_line(calm(conversation.title)) if conversation else ""
+        title = one_line(safe_prose(conversation.title)) if conversation else ""
         print_err(f"{f'“{title}”. ' if title else ''}{_(_KEYS_HINT)}")
         while (question := await terminal.read_line(PROMPT)) is not None:
             if not question.strip():

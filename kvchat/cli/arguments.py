@@ -32,8 +32,8 @@ from kvchat.cli.options import (
 )
 from kvchat.engine.discovery.graphics import Backend
 from kvchat.settings import NAMES as SETTING_NAMES
+from kvchat.text.language import N_, _
 from kvchat.transfer.exporting import ExportForm
-from kvchat.words.language import N_, _
 
 
 class JsonOptions(Options):

@@ -31,7 +31,7 @@ from kvchat.session.events import Saved
 from kvchat.session.proof import Source
 from kvchat.settings import Settings, load_settings
 from kvchat.system.paths import Paths, resolve_paths
-from kvchat.words.wording import duration, size
+from kvchat.text.formatting import format_duration, format_size
 
 TOKENS = 3000  # approximate chat length
 QUESTIONS = (  # one per round
@@ -212,23 +212,23 @@ async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
 def lines(result: dict[str, Any]) -> list[str]:
     times_faster = result["cold_ttft_ms"] / result["restored_ttft_ms"]
     restored = (
-        f"{duration(result['restored_ttft_ms'])}   ({result['restored_ratio']:.2f} times hot;"
+        f"{format_duration(result['restored_ttft_ms'])}   ({result['restored_ratio']:.2f} times hot;"
         f" cold takes {times_faster:.0f} times as long)"
     )
     warm = "nothing stays in memory here"
     if result["warm_ttft_ms"] is not None:
-        warm = f"{duration(result['warm_ttft_ms'])}   ({result['warm_ratio']:.2f} times hot)"
-    written = f"{size(result['last_reply_bytes_written'])}   ({result['write_ratio']:.2f} times its new rows)"
+        warm = f"{format_duration(result['warm_ttft_ms'])}   ({result['warm_ratio']:.2f} times hot)"
+    written = f"{format_size(result['last_reply_bytes_written'])}   ({result['write_ratio']:.2f} times its new rows)"
     rows = [
-        ("Time to first token, cold", duration(result["cold_ttft_ms"])),
-        ("Time to first token, hot", duration(result["hot_ttft_ms"])),
+        ("Time to first token, cold", format_duration(result["cold_ttft_ms"])),
+        ("Time to first token, hot", format_duration(result["hot_ttft_ms"])),
         ("Time to first token, from memory", warm),
         ("Time to first token after a restart", restored),
-        ("  of which restore", duration(result["restore_ms"])),
+        ("  of which restore", format_duration(result["restore_ms"])),
         ("Tokens taken from the save point", f"{result['cached_tokens']:,} of {result['prompt_tokens']:,}"),
-        ("Saving after the reply", duration(result["save_ms"])),
+        ("Saving after the reply", format_duration(result["save_ms"])),
         ("Written for the last reply", written),
-        ("Disk used by the chat", f"{size(result['disk_bytes'])}   ({result['disk_ratio']:.2f} times its rows)"),
+        ("Disk used by the chat", f"{format_size(result['disk_bytes'])}   ({result['disk_ratio']:.2f} times its rows)"),
         ("Same greedy reply restored as hot", "yes" if result["outputs_agree"] else "NO"),
         (
             "Same greedy reply cold as hot",

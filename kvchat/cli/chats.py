@@ -28,12 +28,12 @@ from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import columns, print_err, print_out, print_result, show_progress, stdout_is_tty
 from kvchat.errors import KvchatError
 from kvchat.system.paths import Paths, resolve_paths
+from kvchat.text.formatting import format_size, format_timestamp, one_line
+from kvchat.text.language import N_, _, format_number, plural, punctuation
+from kvchat.text.safe_text import safe_prose
 from kvchat.transfer.backup import finish_restore, lay_ready, make_backup, repair, write_backup
 from kvchat.transfer.exporting import ExportForm, export_file, write_export
 from kvchat.transfer.memory_file import export_with_memory
-from kvchat.words.language import N_, _, mark, number, several
-from kvchat.words.safe_text import calm
-from kvchat.words.wording import one_line, size, timestamp
 
 EXIT_NOT_FOUND = 1  # as in grep
 ID_PREFIX_LENGTH = 8  # letters of an id that identify a chat
@@ -51,8 +51,8 @@ def find_chat(known: Sequence[Conversation], name: str) -> Conversation:
     if not found:
         raise KvchatError(_("No chat has the id {name}", name=name), "", advice)
     letters = max(ID_PREFIX_LENGTH, len(name) + 4)
-    shown = [f"{chat.id[:letters]}  {one_line(calm(chat.title))}" for chat in found[:_MAX_CANDIDATES]]
-    more = [mark("…")] if len(found) > len(shown) else []
+    shown = [f"{chat.id[:letters]}  {one_line(safe_prose(chat.title))}" for chat in found[:_MAX_CANDIDATES]]
+    more = [punctuation("…")] if len(found) > len(shown) else []
     raise KvchatError(_("Several chat ids start with {name}", name=name), "\n".join([*shown, *more]), advice)
 
 
@@ -68,7 +68,12 @@ def list_chats(options: JsonOptions) -> int:
 
 
 def _row(chat: Conversation) -> tuple[str, ...]:
-    return chat.id[:ID_PREFIX_LENGTH], timestamp(chat.updated_at), one_line(calm(chat.title)), calm(chat.folder or "")
+    return (
+        chat.id[:ID_PREFIX_LENGTH],
+        format_timestamp(chat.updated_at),
+        one_line(safe_prose(chat.title)),
+        safe_prose(chat.folder or ""),
+    )
 
 
 def show_chat(options: ChatOptions) -> int:
@@ -100,9 +105,9 @@ async def delete(options: ChatsOptions, commands: Commands) -> int:
     if days:
         kept = _(
             "kept in Recently deleted for {keep_deleted_days}",
-            keep_deleted_days=several(days, "{count} day", "{count} days"),
+            keep_deleted_days=plural(days, "{count} day", "{count} days"),
         )
-    count = several(len(meant), "{count} chat", "{count} chats")
+    count = plural(len(meant), "{count} chat", "{count} chats")
     words = _("{count} deleted; {kept}.", count=count, kept=kept)
     return print_result(options.as_json, {"chats": meant}, [words])
 
@@ -114,7 +119,7 @@ def search(options: SearchOptions) -> int:
         found = find(database, " ".join(options.words))
     lines = []
     for hit in found:
-        lines.append(f"{hit.conversation_id}  {one_line(calm(hit.title))}")
+        lines.append(f"{hit.conversation_id}  {one_line(safe_prose(hit.title))}")
         if line := hit.excerpt:
             for start, end in reversed(hit.marks) if stdout_is_tty() else ():
                 line = f"{line[:start]}{_BOLD}{line[start:end]}{_PLAIN}{line[end:]}"
@@ -141,7 +146,7 @@ def export(options: ExportOptions) -> int:
             return 0
         count = export_file(database, chosen, form, options.target)
     print_out(
-        _("exported {count} to {target}", count=several(count, "{count} chat", "{count} chats"), target=options.target)
+        _("exported {count} to {target}", count=plural(count, "{count} chat", "{count} chats"), target=options.target)
     )
     return 0
 
@@ -157,7 +162,7 @@ def _export_with_memory(paths: Paths, options: ExportOptions) -> int:
         written = export_with_memory(database, paths.save_points, chat.id, options.target, passphrase, tell)
     sealed = _("encrypted with the passphrase") if passphrase else _("not encrypted")
     sentence = N_("exported 1 chat with memory ({written}) to {target}; {sealed}")
-    print_out(_(sentence, written=size(written), target=options.target, sealed=sealed))
+    print_out(_(sentence, written=format_size(written), target=options.target, sealed=sealed))
     return 0
 
 
@@ -166,8 +171,8 @@ async def import_chats(options: ImportOptions, commands: Commands) -> int:
     report = await transfer.take_in(options.files, lambda done, total: None, options.passphrase, start=True)
     for problem in report.problems:
         print_err(str(problem))
-    count = several(len(report.imported), "{count} chat", "{count} chats")
-    print_out(_("imported {count}; {known} already existed", count=count, known=number(report.known)))
+    count = plural(len(report.imported), "{count} chat", "{count} chats")
+    print_out(_("imported {count}; {known} already existed", count=count, known=format_number(report.known)))
     for words in report.told:
         print_out(words)
     return 1 if report.problems else 0
@@ -180,9 +185,9 @@ def backup(options: BackupOptions) -> int:
             write_backup(paths, sys.stdout.buffer)
             return 0
         facts = make_backup(paths, options.target)
-    count = several(facts.conversations, "{count} chat", "{count} chats")
+    count = plural(facts.conversations, "{count} chat", "{count} chats")
     sentence = N_("backed up {conversations} ({size}) to {target}")
-    print_out(_(sentence, conversations=count, size=size(facts.size), target=options.target))
+    print_out(_(sentence, conversations=count, size=format_size(facts.size), target=options.target))
     return 0
 
 
@@ -190,7 +195,7 @@ async def restore(options: RestoreOptions, commands: Commands) -> int:
     async with commands.exclusive():
         facts = await asyncio.to_thread(lay_ready, commands.paths, options.source, with_engine=options.with_engine)
         replaced: Path | None = await asyncio.to_thread(finish_restore, commands.paths)
-    count = several(facts.conversations, "{count} chat", "{count} chats")
+    count = plural(facts.conversations, "{count} chat", "{count} chats")
     print_out(
         _("restored {conversations}; the replaced files are in {replaced}", conversations=count, replaced=replaced)
     )

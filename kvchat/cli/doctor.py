@@ -34,7 +34,7 @@ from kvchat.settings import Settings, load_settings
 from kvchat.store_service import describe_limit, store_problem
 from kvchat.system.files import is_folder
 from kvchat.system.paths import Paths, resolve_paths
-from kvchat.words.wording import size as size_in_words
+from kvchat.text.formatting import format_size
 
 FOLDERS = ("config", "data", "models", "save points", "state")
 SERVER = "server"  # an external engine whose devices are unknown
@@ -271,12 +271,12 @@ def find_keyring() -> Finding:
 
 
 def lines(report: DoctorReport) -> list[str]:
-    disk, floor = size_in_words(report.free_disk_bytes), size_in_words(report.free_floor_bytes)
+    disk, floor = format_size(report.free_disk_bytes), format_size(report.free_floor_bytes)
     rows = [
         ("kvchat", f"{report.version}, Python {report.python}, {report.system}"),
         *_engine_rows(report.engine),
         *_model_rows(report),
-        ("memory", f"{size_in_words(report.memory.available)} {'allowed here' if report.memory.limited else 'free'}"),
+        ("memory", f"{format_size(report.memory.available)} {'allowed here' if report.memory.limited else 'free'}"),
         ("display", str(report.display)),
         ("tray", str(report.tray)),
         ("keyring", str(report.keyring)),
@@ -304,7 +304,7 @@ def _engine_rows(engine: EngineReport) -> Iterator[tuple[str, str]]:
     for device in engine.devices:
         # The engine reports all memory as free; "memory" shows the real figure.
         tells_free = device.free_bytes and device.name != "CPU"
-        free = f", {size_in_words(device.free_bytes or 0)} free" if tells_free else ""
+        free = f", {format_size(device.free_bytes or 0)} free" if tells_free else ""
         yield "device", f"{device.name}: {device.description}{free}"
     if not engine.devices and engine.kind != SERVER:
         yield "device", "the processor alone"
@@ -317,7 +317,7 @@ def _model_rows(report: DoctorReport) -> Iterator[tuple[str, str]]:
     elif not model.usable:
         yield "model", model.problem
     else:
-        yield "model", f"{model.name}: {model.architecture}, {model.quantisation}, {size_in_words(model.size)}"
+        yield "model", f"{model.name}: {model.architecture}, {model.quantisation}, {format_size(model.size)}"
         yield "", model.path
     if context is not None:
         yield "context", context.full_explanation

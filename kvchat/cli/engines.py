@@ -26,8 +26,8 @@ from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError
 from kvchat.settings import NAMES, Settings, load_settings, validation_error
 from kvchat.system.paths import resolve_paths
-from kvchat.words.language import _
-from kvchat.words.wording import size
+from kvchat.text.formatting import format_size
+from kvchat.text.language import _
 
 _CHECKED_BY_ENGINE = ("engine_arguments", "rpc_workers", "engine_url")
 
@@ -68,7 +68,7 @@ def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[DownloadedEngine] 
             continue
         rows.append(f"    {entry.version}")
         for device in entry.devices:
-            memory = f" ({size(device.total_bytes)})" if device.total_bytes else ""
+            memory = f" ({format_size(device.total_bytes)})" if device.total_bytes else ""
             rows.append(f"    {device.name}: {device.description}{memory}")
         if not entry.devices:
             rows.append("    " + _("CPU only"))
@@ -78,7 +78,7 @@ def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[DownloadedEngine] 
         + _(
             "Downloaded: {name} ({size}); to delete: `kvchat engines remove {name}`",
             name=engine.name,
-            size=size(engine.size),
+            size=format_size(engine.size),
         )
         for engine in fetched
     ]
@@ -154,7 +154,9 @@ async def get(options: GetEngineOptions, commands: Commands) -> int:
                 stage = now.stage
                 if stage is Stage.FETCHING:
                     build, source = now.build, setup.source
-                    print_out(_("{name} ({size}) from {source}", name=build.name, size=size(build.size), source=source))
+                    print_out(
+                        _("{name} ({size}) from {source}", name=build.name, size=format_size(build.size), source=source)
+                    )
                 elif stage is Stage.TRYING:
                     print_out(_("Testing:"))
             if now.build and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):

@@ -33,8 +33,8 @@ from kvchat.library.remote.starter import suggestions_for, tier_for
 from kvchat.settings import load_settings
 from kvchat.system.files import is_folder
 from kvchat.system.paths import resolve_paths
-from kvchat.words.language import _, listed, number, several
-from kvchat.words.wording import size, tokens_short
+from kvchat.text.formatting import format_size, format_tokens
+from kvchat.text.language import _, format_number, join_list, plural
 
 MAX_TOKEN_LENGTH = 1000  # characters
 
@@ -66,15 +66,15 @@ def list_lines(models: Sequence[JudgedModel], unreadable: Sequence[UnreadableFol
         (
             judged.model.name,
             judged.model.facts.quantisation,
-            size(judged.model.size),
-            _("{tokens} context", tokens=tokens_short(judged.model.facts.trained_context)),
+            format_size(judged.model.size),
+            _("{tokens} context", tokens=format_tokens(judged.model.facts.trained_context)),
             _(judged.judgement.verdict.value),
             _(judged.model.source.value),
         )
         for judged in models
         if judged.judgement and judged.model.facts
     ]
-    lines = [several(len(models), "{count} model", "{count} models"), *columns(rows)]
+    lines = [plural(len(models), "{count} model", "{count} models"), *columns(rows)]
     for judged in models:
         if problem := judged.model.problem:
             lines += [f"  {judged.model.name}: {problem.title}.", f"    {problem.detail}"]
@@ -114,7 +114,7 @@ def suggest(options: JsonOptions) -> int:
     rows = [
         (
             f"{model.repository}:{model.quantisation}",
-            _("about {size}", size=size(model.size)),
+            _("about {size}", size=format_size(model.size)),
             judge_size(model.size, memory).verdict.value,
             model.why,
         )
@@ -130,7 +130,11 @@ async def search(options: SearchModelsOptions, commands: Commands) -> int:
     found = await _library(commands).hub.search(what)
     account = _("sign-in required")
     rows = [
-        (hit.repository, _("{downloads} downloads", downloads=number(hit.downloads)), account if hit.gated else "")
+        (
+            hit.repository,
+            _("{downloads} downloads", downloads=format_number(hit.downloads)),
+            account if hit.gated else "",
+        )
         for hit in found
     ]
     nothing = _("No repositories with GGUF files match “{what}” on Hugging Face.", what=what)
@@ -143,7 +147,7 @@ async def files(options: FilesOptions, commands: Commands) -> int:
     memory = query_capacity(commands.settings).memory
     verdicts = [(file, judge_size(file.size, memory).verdict) for file in repository.files]
     judged = [dataclasses.asdict(file) | {"size": file.size, "verdict": verdict} for file, verdict in verdicts]
-    rows = [(file.name, size(file.size), verdict.value) for file, verdict in verdicts]
+    rows = [(file.name, format_size(file.size), verdict.value) for file, verdict in verdicts]
     lines = columns(rows) or [_("{repository} has no compatible models.", repository=repository.repository)]
     if rows and repository.gated:
         lines.append(_("This model is gated: add an access token with `kvchat models token`."))
@@ -197,7 +201,7 @@ async def _find_model(library: ModelLibrary, name: str) -> Path:
     found = exact or [path for path, known in models.items() if name.lower() in known.lower()]
     if len(found) == 1:
         return found[0]
-    there = listed(sorted({models[path] for path in found} or set(models.values()))) or _("none")
+    there = join_list(sorted({models[path] for path in found} or set(models.values()))) or _("none")
     title = _("Several models match “{name}”", name=name)
     if not found:
         title = _("No model on this machine matches “{name}”", name=name)
@@ -215,7 +219,7 @@ def select_file(repository: HubRepository, quantisation: str) -> HubFile:
         fitting = list(repository.files) if len(repository.files) == 1 else usual
     if len(fitting) == 1:
         return fitting[0]
-    there = listed(file.quantisation or file.name for file in repository.files) or _("no compatible models")
+    there = join_list(file.quantisation or file.name for file in repository.files) or _("no compatible models")
     raise ModelNotFound(
         _("{repository} has no such file", repository=repository.repository) if wanted else _("No file was specified"),
         _("Available: {there}.", there=there),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.words.language import N_, _, listed
+from kvchat.text.language import N_, _, join_list
 
 GREETING = "Say hello in one sentence."
 GREETING_TOKENS = 64
@@ -89,7 +89,7 @@ def _missing(libraries: Iterable[str]) -> DisplayProblem | None:
         name, _dot, version = library.lower().replace("_", "-").partition(".so.")
         packages.append(_PACKAGES.get(library, f"{name}{'-' if name[-1].isdigit() else ''}{version}"))
     return DisplayProblem(
-        _("Qt needs libraries that are not installed: {lost}.", lost=listed(lost)),
+        _("Qt needs libraries that are not installed: {lost}.", lost=join_list(lost)),
         _("On Debian or Ubuntu, run: sudo apt-get install -y {packages}", packages=" ".join(dict.fromkeys(packages))),
     )
 

@@ -18,8 +18,8 @@ from kvchat import __version__
 from kvchat.errors import KvchatError
 from kvchat.settings import MAX_BYTES, MAX_CONTEXT, validation_error
 from kvchat.system.files import in_time, read_plain
-from kvchat.words.language import N_, _, number
-from kvchat.words.wording import size
+from kvchat.text.formatting import format_size
+from kvchat.text.language import N_, _, format_number
 
 STANDARD_STREAM = Path("-")
 MAX_QUESTION_BYTES = 64_000_000  # as for an attached file
@@ -132,7 +132,7 @@ def parse_positive(digits: str) -> int:
     value = int(digits)
     if not 1 <= value <= MAX_CONTEXT:
         raise argparse.ArgumentTypeError(
-            _("{digits} is not between 1 and {most_context}", digits=digits, most_context=number(MAX_CONTEXT))
+            _("{digits} is not between 1 and {most_context}", digits=digits, most_context=format_number(MAX_CONTEXT))
         )
     return value
 
@@ -184,7 +184,7 @@ def read_question() -> str:
     if len(given) > MAX_QUESTION_BYTES:
         raise InvalidQuestion(
             _("The question is too long"),
-            _("It is larger than {most_question}.", most_question=size(MAX_QUESTION_BYTES)),
+            _("It is larger than {most_question}.", most_question=format_size(MAX_QUESTION_BYTES)),
             _("Shorten the question."),
         )
     return given.decode("utf-8-sig", "replace").replace("\0", "")

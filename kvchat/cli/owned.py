@@ -38,7 +38,7 @@ from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system.concurrency import Threads
 from kvchat.system.owner import Ownership, StartRequest, connect, let_come_to_front
 from kvchat.system.paths import Paths, resolve_paths
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 if TYPE_CHECKING:
     from kvchat.runtime import Runtime

@@ -14,9 +14,9 @@ from kvchat.cli.arguments import EngineOptions, PreparedNameOptions, PreparedOpt
 from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import columns, padded, print_err, print_out, print_result, stderr_is_tty
 from kvchat.runtime import Runtime
-from kvchat.words.language import N_, _, listed, number, several
-from kvchat.words.safe_text import calm
-from kvchat.words.wording import duration, roughly, size, timestamp
+from kvchat.text.formatting import format_duration, format_estimate, format_size, format_timestamp
+from kvchat.text.language import N_, _, format_number, join_list, plural
+from kvchat.text.safe_text import safe_prose
 
 
 async def prepare(options: PrepareOptions, commands: Commands) -> int:
@@ -26,7 +26,7 @@ async def prepare(options: PrepareOptions, commands: Commands) -> int:
     def handle_event(event: Event) -> None:
         reading = library.reading.get(document.id)
         if isinstance(event, LibraryChanged) and stderr_is_tty() and reading is not None:
-            done, total = number(reading.done), number(reading.total)
+            done, total = format_number(reading.done), format_number(reading.total)
             amount = _("{done} of {total} tokens", done=done, total=total) if reading.total else ""
             print_err("\r" + _("Processing: {amount}", amount=padded(amount, 30)), end="")
 
@@ -40,11 +40,11 @@ async def prepare(options: PrepareOptions, commands: Commands) -> int:
     if stderr_is_tty():
         print_err("")
     what = (
-        several(len(now.sources), "{count} file", "{count} files"),
-        _("{tokens} tokens", tokens=number(now.tokens)),
-        _("processed in {time}", time=duration(now.read_ms)) if now.read_ms else "",
+        plural(len(now.sources), "{count} file", "{count} files"),
+        _("{tokens} tokens", tokens=format_number(now.tokens)),
+        _("processed in {time}", time=format_duration(now.read_ms)) if now.read_ms else "",
     )
-    print_out(_("“{name}” is prepared: {what}.", name=calm(now.name), what=listed(what)))
+    print_out(_("“{name}” is prepared: {what}.", name=safe_prose(now.name), what=join_list(what)))
     return 0
 
 
@@ -55,7 +55,7 @@ async def _find_or_add(runtime: Runtime, options: PrepareOptions) -> PreparedSet
         given = await asyncio.to_thread(lambda: {str(path.absolute()) for path in options.paths})
         if given and given != set(found.paths):
             what, advice = (
-                _("It was made from {paths}.", paths=listed(found.paths)),
+                _("It was made from {paths}.", paths=join_list(found.paths)),
                 _("Choose another name, or remove it first."),
             )
             raise PreparationError(_("“{name}” already exists", name=options.name), what, advice)
@@ -66,11 +66,11 @@ async def _find_or_add(runtime: Runtime, options: PrepareOptions) -> PreparedSet
     now = await runtime.engine.states_now()
     estimate = await library.estimate(options.paths, now)
     expected = (
-        several(estimate.files, "{count} file", "{count} files"),
-        _("about {tokens} tokens", tokens=number(estimate.tokens)),
-        roughly(estimate.time) if estimate.time else "",
+        plural(estimate.files, "{count} file", "{count} files"),
+        _("about {tokens} tokens", tokens=format_number(estimate.tokens)),
+        format_estimate(estimate.time) if estimate.time else "",
     )
-    print_err(listed(expected))
+    print_err(join_list(expected))
     if estimate.is_too_long:
         raise PreparationTooLong(estimate)
     return await library.add(options.paths, options.name)
@@ -97,17 +97,17 @@ def _fields(standing: PreparedStatus, folder: Path) -> dict[str, Any]:
 
 
 def _row(standing: PreparedStatus) -> tuple[str, ...]:
-    prepared, seconds = standing.prepared, roughly(standing.time) if standing.time else _("an unknown time")
+    prepared, seconds = standing.prepared, format_estimate(standing.time) if standing.time else _("an unknown time")
     return (
-        calm(prepared.name),
-        several(len(prepared.sources), "{count} file", "{count} files"),
-        several(prepared.tokens, "{count} token", "{count} tokens"),
-        size(standing.bytes),
+        safe_prose(prepared.name),
+        plural(len(prepared.sources), "{count} file", "{count} files"),
+        plural(prepared.tokens, "{count} token", "{count} tokens"),
+        format_size(standing.bytes),
         _("not ready: {why_not}; processing takes {seconds}", why_not=standing.reprocess_reason, seconds=seconds)
         if standing.reprocess_reason
         else _("saves {seconds}", seconds=seconds),
-        calm(Path(prepared.model).stem),
-        _("processed {timestamp}", timestamp=timestamp(prepared.created_at)) if prepared.is_read else "",
+        safe_prose(Path(prepared.model).stem),
+        _("processed {timestamp}", timestamp=format_timestamp(prepared.created_at)) if prepared.is_read else "",
         _("{changes} since then", changes=standing.changes.text) if standing.changes else "",
     )
 
@@ -133,5 +133,5 @@ async def list_prepared(options: PreparedOptions, commands: Commands) -> int:
 async def remove(options: PreparedNameOptions, commands: Commands) -> int:
     library = (await _runtime_for(commands, options)).chat.library
     await library.remove(await library.find(options.name))
-    print_out(_("“{name}” was removed.", name=calm(options.name)))
+    print_out(_("“{name}” was removed.", name=safe_prose(options.name)))
     return 0

@@ -30,9 +30,9 @@ from kvchat.store_service import (
     with_times,
 )
 from kvchat.system.paths import Paths
-from kvchat.words.language import N_, _, listed, number, several
-from kvchat.words.safe_text import calm
-from kvchat.words.wording import TimeRange, duration, one_line, roughly, size, timestamp
+from kvchat.text.formatting import TimeRange, format_duration, format_estimate, format_size, format_timestamp, one_line
+from kvchat.text.language import N_, _, format_number, join_list, plural
+from kvchat.text.safe_text import safe_prose
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -120,7 +120,7 @@ async def prune(options: PruneOptions, commands: Commands) -> int:
             }
             print_out(to_json(fields))
         elif freed:
-            print_out(_("Freed {freed}.", freed=size(freed)))
+            print_out(_("Freed {freed}.", freed=format_size(freed)))
         return 0
 
     return await _run_on_store(commands, run)
@@ -151,34 +151,38 @@ async def forget(options: ProgramOptions, commands: Commands) -> int:
         kept = opened.store.inventory.usage().conversations
         programs = sorted(filter(None, (program_of(chat.conversation_id) for chat in kept)))
         if options.program not in programs:
-            there = listed(programs) or _("No app has saved chat memory")
+            there = join_list(programs) or _("No app has saved chat memory")
             raise KvchatError(
                 _("There are no save points of an app named “{program}”", program=options.program), f"{there}.", ""
             )
         freed = opened.store.inventory.delete_conversation(program_owner(options.program))
         fields = {"program": options.program, "bytes_freed": freed}
-        return print_result(options.as_json, fields, [_("Freed {freed}.", freed=size(freed))])
+        return print_result(options.as_json, fields, [_("Freed {freed}.", freed=format_size(freed))])
 
     return await _run_on_store(commands, run)
 
 
 def usage_lines(usage: StoreUsage, titles: Titles, saved: SecondsSaved) -> list[str]:
     programs = [chat for chat in usage.conversations if program_of(chat.conversation_id)]
-    chats = several(len(usage.conversations) - len(programs), "{count} chat", "{count} chats")
+    chats = plural(len(usage.conversations) - len(programs), "{count} chat", "{count} chats")
     if programs:
-        others = several(len(programs), "{count} app", "{count} apps")
+        others = plural(len(programs), "{count} app", "{count} apps")
         chats = _("{chats} and {programs}", chats=chats, programs=others)
-    sizes = {name: size(value) for name, value in vars(usage).items() if name.endswith("_bytes")}
-    today, written = size(usage.bytes_written_today), size(usage.bytes_written)
+    sizes = {name: format_size(value) for name, value in vars(usage).items() if name.endswith("_bytes")}
+    today, written = format_size(usage.bytes_written_today), format_size(usage.bytes_written)
     rows = [
-        (_("Save points"), _("{save_points} in {chats}", save_points=number(usage.save_points), chats=chats)),
+        (_("Save points"), _("{save_points} in {chats}", save_points=format_number(usage.save_points), chats=chats)),
         (_("On disk"), _("{physical_bytes} of {quota_bytes} allowed", **sizes)),
         *([("", holds)] if (holds := describe_capacity(usage.quota_bytes, usage.chat_bytes)) else []),
         (
             _("Without sharing"),
-            _("{logical_bytes}; sharing saves {shared_savings}", shared_savings=size(_shared_savings(usage)), **sizes),
+            _(
+                "{logical_bytes}; sharing saves {shared_savings}",
+                shared_savings=format_size(_shared_savings(usage)),
+                **sizes,
+            ),
         ),
-        (_("Unique rows"), size(usage.unique_rows_bytes)),
+        (_("Unique rows"), format_size(usage.unique_rows_bytes)),
         (
             _("Written"),
             _(
@@ -190,7 +194,7 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: SecondsSaved) -> list[
         (_("Free disk space"), _("{free_bytes}; below {free_floor_bytes} nothing is saved", **sizes)),
     ]
     if programs:
-        held = size(sum(chat.exclusive_bytes for chat in programs))
+        held = format_size(sum(chat.exclusive_bytes for chat in programs))
         allowed = _("{held} exclusive, of {programs_quota_bytes} allowed", held=held, **sizes)
         rows.append((_("API server"), allowed))
     broad = max(18, *(width(name) + 2 for name, _value in rows))
@@ -209,12 +213,12 @@ def _usage_row(chat: ConversationUsage, titles: Titles, saved: SecondsSaved) -> 
     marks = [word for word, is_so in choices if is_so]
     return (
         _title(chat.conversation_id, titles),
-        several(chat.save_points, "{count} save point", "{count} save points"),
-        _("{exclusive_bytes} exclusive", exclusive_bytes=size(chat.exclusive_bytes)),
-        _("{size} shared", size=size(chat.shared_bytes)),
-        _("saved {time} so far", time=duration(1000 * saved.get(chat.conversation_id, 0.0))),
-        _("last used {timestamp}", timestamp=timestamp(chat.last_used_at)),
-        listed(marks),
+        plural(chat.save_points, "{count} save point", "{count} save points"),
+        _("{exclusive_bytes} exclusive", exclusive_bytes=format_size(chat.exclusive_bytes)),
+        _("{size} shared", size=format_size(chat.shared_bytes)),
+        _("saved {time} so far", time=format_duration(1000 * saved.get(chat.conversation_id, 0.0))),
+        _("last used {timestamp}", timestamp=format_timestamp(chat.last_used_at)),
+        join_list(marks),
     )
 
 
@@ -224,16 +228,16 @@ def _shared_savings(usage: StoreUsage) -> int:
 
 def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: bool) -> list[str]:
     if not plan.save_point_ids:
-        lines = [_("Nothing to delete: the save points use {bytes_left}.", bytes_left=size(plan.bytes_left))]
+        lines = [_("Nothing to delete: the save points use {bytes_left}.", bytes_left=format_size(plan.bytes_left))]
     else:
-        verb, left = _("Would delete") if dry_run else _("Deleting"), size(plan.bytes_left)
-        count = several(len(plan.save_point_ids), "{count} save point", "{count} save points")
-        freed, time = size(plan.bytes_freed), _format_reprocessing(plan.reprocessing)
+        verb, left = _("Would delete") if dry_run else _("Deleting"), format_size(plan.bytes_left)
+        count = plural(len(plan.save_point_ids), "{count} save point", "{count} save points")
+        freed, time = format_size(plan.bytes_freed), _format_reprocessing(plan.reprocessing)
         rows = [
             (
                 _title(chat.conversation_id, titles),
-                several(chat.save_points, "{count} save point", "{count} save points"),
-                size(chat.bytes_freed),
+                plural(chat.save_points, "{count} save point", "{count} save points"),
+                format_size(chat.bytes_freed),
                 ""
                 if chat.save_points_left
                 else _("time to reprocess: {rereading}", rereading=_format_reprocessing(chat.reprocessing)),
@@ -248,23 +252,25 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
         ]
     if plan.bytes_left > target_bytes:
         sentence = N_("This is more than {target_bytes} because pinned save points and the index are not deleted.")
-        lines.append(_(sentence, target_bytes=size(target_bytes)))
+        lines.append(_(sentence, target_bytes=format_size(target_bytes)))
     return lines
 
 
 def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) -> list[str]:
-    blocks = several(report.blocks, "{count} block", "{count} blocks")
-    checked = _("{blocks} checked ({bytes})", blocks=blocks, bytes=size(report.bytes))
+    blocks = plural(report.blocks, "{count} block", "{count} blocks")
+    checked = _("{blocks} checked ({bytes})", blocks=blocks, bytes=format_size(report.bytes))
     found = (
-        _("no damage found.") if report.is_clean else _("{count} damaged, deleted.", count=number(report.bad_blocks))
+        _("no damage found.")
+        if report.is_clean
+        else _("{count} damaged, deleted.", count=format_number(report.bad_blocks))
     )
     lines = [f"{checked}: {found}"]
     rows = [
         (
             _title(chat.conversation_id, titles),
-            _("{save_points} lost", save_points=several(chat.save_points, "{count} save point", "{count} save points")),
+            _("{save_points} lost", save_points=plural(chat.save_points, "{count} save point", "{count} save points")),
             _format_left(left.get(chat.conversation_id, 0)),
-            chat.reason.words,
+            chat.reason.text,
         )
         for chat in report.losses
     ]
@@ -279,13 +285,13 @@ def _with_title(conversation_id: str, titles: Titles, value: DataclassInstance) 
 def _title(conversation_id: str, titles: Titles) -> str:
     program = program_of(conversation_id)
     title = _("App: {program}", program=program) if program else titles.get(conversation_id, conversation_id)
-    title = one_line(calm(title))
+    title = one_line(safe_prose(title))
     return title if len(title) <= MAX_TITLE_LENGTH else title[: MAX_TITLE_LENGTH - 1] + "…"
 
 
 def _format_left(save_points: int) -> str:
-    return _("{count} left", count=number(save_points)) if save_points else _("none left")
+    return _("{count} left", count=format_number(save_points)) if save_points else _("none left")
 
 
 def _format_reprocessing(time: TimeRange | None) -> str:
-    return roughly(time) if time else _("unknown")
+    return format_estimate(time) if time else _("unknown")

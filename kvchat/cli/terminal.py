@@ -28,8 +28,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from kvchat.errors import KvchatError
-from kvchat.words.language import _
-from kvchat.words.wording import size
+from kvchat.text.formatting import format_size
+from kvchat.text.language import _
 
 FAILED = 1  # argparse exits with 2
 INTERRUPTED, TERMINATED, NO_READER = 130, 143, 141  # 128 + signal, as in shells
@@ -154,7 +154,7 @@ def padded(text: str, cells: int) -> str:
 def show_progress(label: str, done: int, total: int) -> None:
     """Show bytes done of a total on one rewritten line of standard error; on terminals only."""
     if stderr_is_tty():
-        amount = _("{done} of {total}", done=size(done), total=size(total)) if total else ""
+        amount = _("{done} of {total}", done=format_size(done), total=format_size(total)) if total else ""
         end = "\n" if total and done == total else ""
         print_err(f"\r{label} {padded(amount, 24)}", end)
 

@@ -38,7 +38,7 @@ from kvchat.library.model_files import display_name, projector_of
 from kvchat.session.restore_support import Strategy, Subject
 from kvchat.settings import Settings
 from kvchat.system.files import size_of
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 # Default number of parallel chats: for the window alone, and if other programs use the engine, too.
 # An idle chat in another slot costs no memory for full attention, but a window or a state for other types. It slows

@@ -47,9 +47,9 @@ from kvchat.session.restore_support import Finding, Strategy, Subject
 from kvchat.settings import Settings
 from kvchat.system.paths import Paths
 from kvchat.system.secret_store import SecretStore
-from kvchat.words.language import _
-from kvchat.words.reasons import Reason, ReasonCode
-from kvchat.words.wording import day
+from kvchat.text.formatting import format_day_of
+from kvchat.text.language import _
+from kvchat.text.reasons import Reason, ReasonCode
 
 
 class ManagedEngine:
@@ -187,7 +187,7 @@ class EngineMemory:
             return
         again = ""
         if limit is not None and not ran_out.context.by_user:
-            again = " " + _("kvchat will try a larger context again on {until}.", until=day(limit.until))
+            again = " " + _("kvchat will try a larger context again on {until}.", until=format_day_of(limit.until))
         self._notify(
             _("The model ran out of memory while loading"),
             _("The model now uses less memory. {reason}{again}", reason=context.reason, again=again),

@@ -25,7 +25,7 @@ from kvchat.session.restore_support import Finding, FindingStore, Strategy, Subj
 from kvchat.session.self_test import self_test
 from kvchat.settings import Settings
 from kvchat.system.paths import Paths
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 
 # An engine lost in these states hung or was stopped on purpose, which is no result of its self-test.
 _INCONCLUSIVE_STATES = (EngineState.READY, EngineState.STOPPING, EngineState.STOPPED)

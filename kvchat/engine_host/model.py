@@ -17,7 +17,7 @@ from kvchat.library.gguf.template_options import TemplateOption, known_options
 from kvchat.library.model_files import display_name, shown_name
 from kvchat.library.model_library import ModelLibrary
 from kvchat.settings import Settings
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 
 class AnsweringModel:

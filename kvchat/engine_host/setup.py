@@ -43,8 +43,8 @@ from kvchat.system.concurrency import Interruption, in_thread
 from kvchat.system.files import size_of
 from kvchat.system.paths import Paths
 from kvchat.system.secret_store import Keeper
-from kvchat.words.language import N_, _, listed
-from kvchat.words.wording import size as size_in_words
+from kvchat.text.formatting import format_size
+from kvchat.text.language import N_, _, join_list
 
 MAX_UNPACK_RATIO = 3  # unpacked to download size, at most
 STALE_AFTER_S = 24 * 3600.0  # older files are not being unpacked or deleted
@@ -236,7 +236,7 @@ class EngineSetup:
         for build in builds:
             if wanted in (None, build.backend):
                 return build
-        others = listed(build.backend.value for build in builds)
+        others = join_list(build.backend.value for build in builds)
         raise KvchatError(
             _("No {card} engine is available", card=wanted.value)
             if wanted
@@ -286,7 +286,7 @@ class EngineSetup:
             raise disk_failure(self._engines, error) from error
         needed = build.size * (1 + MAX_UNPACK_RATIO) - build.order.done(self._downloads)
         if free < needed:
-            sizes = {"needed": size_in_words(needed), "engines": self._engines, "free": size_in_words(free)}
+            sizes = {"needed": format_size(needed), "engines": self._engines, "free": format_size(free)}
             raise KvchatError(
                 _("Not enough disk space for this engine"),
                 _("Installing it takes {needed} temporarily; {engines} has {free} free.", **sizes),
@@ -324,7 +324,7 @@ class EngineSetup:
         if name not in engines:
             raise KvchatError(
                 _("No downloaded engine is named {name}", name=name),
-                _("Available: {there}.", there=listed(engines) or _("none")),
+                _("Available: {there}.", there=join_list(engines) or _("none")),
                 _("Only downloaded engines can be removed."),
             )
         return engines[name]

@@ -22,7 +22,7 @@ from kvchat.library.memory.demand import MemoryBar, with_freed_memory
 from kvchat.library.memory.verdict import Proposal
 from kvchat.session.restore_cost import BreakEven, RestoreCost
 from kvchat.settings import any_changed
-from kvchat.words.language import sentences
+from kvchat.text.language import join_sentences
 
 CHECK_INTERVAL_S = 10.0  # interval of IdleStop's checks
 VERIFY_AFTER_IDLE_S = 60.0  # the user is unlikely to return at once
@@ -130,7 +130,7 @@ class SwitchingHost(EngineLifecycle):
     @property
     def context_reason(self) -> str:
         context = self.choice.context if self.choice else None
-        return sentences(context.reason, context.beside) if context else ""
+        return join_sentences(context.reason, context.beside) if context else ""
 
     @property
     def context_warning(self) -> str:

@@ -26,8 +26,8 @@ from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.session.self_test import self_test
-from kvchat.words.language import _, listed
-from kvchat.words.wording import duration, per_second
+from kvchat.text.formatting import format_duration, format_rate
+from kvchat.text.language import _, join_list
 
 _CONTEXT = 2048  # tokens; enough for a word and a sliding window, cheap to allocate
 
@@ -80,7 +80,7 @@ async def try_engine(
         devices = await asyncio.to_thread(list_devices, location)
         if needs and location.path and all(device.name.startswith(("CPU", "BLAS")) for device in devices):
             raise await asyncio.to_thread(undetected_gpu_error, location.path, needs)
-        report_step(TrialStep(_("Devices"), listed(device.description for device in devices) or _("CPU only")))
+        report_step(TrialStep(_("Devices"), join_list(device.description for device in devices) or _("CPU only")))
         if model is None:
             report_step(TrialStep(_("Model"), _("No model to test with")))
         else:
@@ -100,14 +100,14 @@ async def _run(
         try:
             await supervisor.start(location, plan)
             engine = await supervisor.ready()
-            took = duration(1000 * (time.perf_counter() - started))
+            took = format_duration(1000 * (time.perf_counter() - started))
             report_step(TrialStep(_("Model"), _("{stem} loaded in {perf_counter}", stem=model.stem, perf_counter=took)))
             timings = None
             stream = engine.chat([ChatMessage("user", "Say hello.")], Sampling(max_tokens=8, temperature=0.0))
             async with contextlib.aclosing(stream) as chunks:
                 async for chunk in chunks:
                     timings = chunk.timings or timings
-            report_step(TrialStep(_("Reply"), per_second(timings.tokens_per_second) if timings else _("received")))
+            report_step(TrialStep(_("Reply"), format_rate(timings.tokens_per_second) if timings else _("received")))
             finding = await _self_test(engine, supervisor.generation, plan)
             if not (finding.proved and finding.strategy.saves):
                 title = _("Chat memory does not work with this engine")

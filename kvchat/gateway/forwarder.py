@@ -28,7 +28,7 @@ from kvchat.session.proof import SOURCES, LoadedState, Source
 from kvchat.session.restore_cost import LONG_PREFILL_MS, MIN_GAIN, PrefillSample
 from kvchat.session.slot import load_unchanged
 from kvchat.system.concurrency import apart, to_its_end
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 
 LEAST_HEAD = 64  # tokens; reprocessing fewer beats saving
 # For a request forwarded before it is tokenized, kvchat tokenizes after the answer if that is complete this soon:

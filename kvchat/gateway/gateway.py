@@ -31,7 +31,7 @@ from kvchat.kvstore.savepoint import program_of
 from kvchat.session.host import EngineHost
 from kvchat.session.slots import Slots
 from kvchat.system.concurrency import apart
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 MOST_UNDER_WAY = 64  # requests waiting or in progress
 MOST_BYTES = 400_000_000  # total of request bodies, including incomplete ones

@@ -16,7 +16,7 @@ from kvchat.errors import KvchatError
 from kvchat.system.files import read_plain
 from kvchat.system.paths import Paths
 from kvchat.system.secret_store import SecretStore
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 EVERYBODY = ""  # key not tied to one program
 NAMELESS = "other"  # a program that sends no name

@@ -22,8 +22,8 @@ from kvchat.gateway.work import Work
 from kvchat.kvstore.savepoint import Miss, StoreRefused, Tokens, common_prefix
 from kvchat.session.lease import Lease
 from kvchat.system.concurrency import apart
-from kvchat.words.folding import shared_text
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
+from kvchat.text.search import common_prefix_length
 
 _MOST_TOLD = 500  # characters recorded of the old and new text
 
@@ -154,7 +154,7 @@ async def _kept(lease: Lease, rendered: Rendered) -> Prompt | None:
         return None
     around = slice(max(0, at - BEFORE), at + BEHIND)
     theirs, ours = await _text_of(lease, before[around]), await _text_of(lease, ids[around])
-    shared = shared_text(theirs, ours)
+    shared = common_prefix_length(theirs, ours)
     place = rendered.text.find(ours[: shared + LEAST_FOUND])
     if place < 0 or not ours:
         return None

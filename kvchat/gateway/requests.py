@@ -22,7 +22,7 @@ from kvchat.gateway.diagnosis.prompts import Parting
 from kvchat.gateway.diagnosis.rules import Change
 from kvchat.kvstore.savepoint import program_owner
 from kvchat.system.files import read_json, whole_file
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 
 KEPT = 500  # receipts
 MOST_HEADER = 500  # characters

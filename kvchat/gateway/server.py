@@ -20,7 +20,7 @@ from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvchat.errors import KvchatError
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 MOST_CONNECTIONS = 256  # each uses a file; a process may have 1024
 AT_A_TIME = 128  # connections accepted per event-loop iteration

@@ -36,8 +36,8 @@ from kvchat.kvstore.savepoint import (
     common_prefix,
     imported_audience,
 )
-from kvchat.words.language import N_, _
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.language import N_, _
+from kvchat.text.reasons import Reason, ReasonCode
 
 FORMAT, VERSION = "kvchat-memory", 1
 _MAX_NUMBER = 1 << 50  # limit for numbers

@@ -31,9 +31,9 @@ from kvchat.kvstore.savepoint import (
     imported_audience,
 )
 from kvchat.kvstore.staging import Staging
-from kvchat.words.language import _
-from kvchat.words.reasons import Reason, ReasonCode
-from kvchat.words.wording import size as size_in_words
+from kvchat.text.formatting import format_size
+from kvchat.text.language import _
+from kvchat.text.reasons import Reason, ReasonCode
 
 BLOCKS, INDEX, STAGING = "blocks", "index.db", "staging"  # in the store's folder
 _DELETE_BATCH = 200  # blocks deleted per transaction, so other threads wait briefly
@@ -130,10 +130,10 @@ class Inventory:
             raise self.index.problem
         quota, floor, free = self.bounds.of(conversation_id), self.bounds.free_floor, self.free_bytes()
         if size > quota:
-            places = {"size": size_in_words(size), "limit": size_in_words(quota)}
+            places = {"size": format_size(size), "limit": format_size(quota)}
             raise NotSaved(Reason(ReasonCode.OVER_LIMIT, places), _("Raise the storage limit in Settings, Storage."))
         if free - still_to_write < floor:
-            places = {"free": size_in_words(free), "floor": size_in_words(floor)}
+            places = {"free": format_size(free), "floor": format_size(floor)}
             advice = _("Free up disk space, or lower the minimum free space in Settings, Storage.")
             raise NotSaved(Reason(ReasonCode.DISK_NEARLY_FULL, places), advice)
 

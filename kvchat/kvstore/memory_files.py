@@ -21,7 +21,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from kvchat.kvstore import disk
-from kvchat.words.wording import size as size_in_words
+from kvchat.text.formatting import format_size
 
 MEMORY_FOLDER = Path("/dev/shm")  # a file system in RAM; Windows and macOS have none
 _MAX_MAPPED = 2  # files: one the engine reads and one being composed
@@ -149,5 +149,5 @@ def describe_staging(folder: Path, allowed: int, held: int = 0) -> str:
     if min(allowed, place) < SLACK:
         return f"on disk: {f'{folder} is full' if place <= allowed else 'too little memory is free'}"
     why = f"{folder} has no more" if place <= allowed else "more is left for the engine and others"
-    words = f"in memory ({folder}), up to {size_in_words(min(allowed, place))}, for {why}"
+    words = f"in memory ({folder}), up to {format_size(min(allowed, place))}, for {why}"
     return f"{words}; what is larger goes by way of the disk"

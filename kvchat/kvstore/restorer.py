@@ -35,7 +35,7 @@ from kvchat.kvstore.savepoint import (
     readable_audiences,
 )
 from kvchat.kvstore.saver import Saver
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 
 MAX_PLACES = 500  # places examined per plan; others share too little or wait in other processes
 MIN_RESTORED_SHARE = 32  # tokens; any two chats with one chat template may share this many

@@ -19,9 +19,9 @@ from enum import Enum
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.words.language import _
-from kvchat.words.reasons import Reason, ReasonCode
-from kvchat.words.wording import TimeRange, added
+from kvchat.text.formatting import TimeRange, sum_times
+from kvchat.text.language import _
+from kvchat.text.reasons import Reason, ReasonCode
 
 Tokens = tuple[int, ...]
 PROGRAM = "program/"  # owner prefix of other programs' save points, in place of a conversation id
@@ -218,7 +218,7 @@ class PrunePlan:
 
     @property
     def reprocessing(self) -> TimeRange | None:
-        return added(pruned.reprocessing for pruned in self.cold)
+        return sum_times(pruned.reprocessing for pruned in self.cold)
 
 
 @dataclass(frozen=True)
@@ -305,7 +305,7 @@ class NotSaved(StoreRefused):
     """Nothing was saved: disk nearly full, quota too small, wrong tokens."""
 
     def __init__(self, reason: Reason, advice: str = "") -> None:
-        super().__init__(_("Not saved"), reason.in_a_sentence, advice)
+        super().__init__(_("Not saved"), reason.as_sentence, advice)
         self.reason = reason
 
 

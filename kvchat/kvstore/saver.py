@@ -29,8 +29,8 @@ from kvchat.kvstore.savepoint import (
     common_prefix,
     shareable_audiences,
 )
-from kvchat.words.reasons import Reason, ReasonCode
-from kvchat.words.wording import size as size_in_words
+from kvchat.text.formatting import format_size
+from kvchat.text.reasons import Reason, ReasonCode
 
 _CHECK_INTERVAL_S = 0.05  # cancellation poll while another thread absorbs
 _MAX_ATTEMPTS = 3  # another thread may delete a block just as we start to use it
@@ -241,7 +241,7 @@ def _check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -
     except slotfile.SlotFileError as error:
         raise NotSaved(Reason(ReasonCode.FILE_BROKEN, {"error": str(error)})) from error
     if expected_size is not None and size != expected_size:
-        places = {"written": size_in_words(expected_size), "there": size_in_words(size)}
+        places = {"written": format_size(expected_size), "there": format_size(size)}
         raise NotSaved(Reason(ReasonCode.FILE_CUT, places))
     if not len(tokens):
         raise NotSaved(Reason(ReasonCode.NOTHING_HELD))

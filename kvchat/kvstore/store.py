@@ -25,8 +25,8 @@ from kvchat.kvstore.restorer import Restorer
 from kvchat.kvstore.savepoint import AbsorbReport, Bounds, CancelCheck, StoreRefused, never
 from kvchat.kvstore.saver import Saver
 from kvchat.kvstore.staging import Staging
-from kvchat.words.language import N_, _
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.language import N_, _
+from kvchat.text.reasons import Reason, ReasonCode
 
 TITLE = N_("Chat memory is unavailable")
 

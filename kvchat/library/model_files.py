@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from kvchat.library.gguf.facts import part_name
 from kvchat.system.files import in_time, read_json, read_plain
-from kvchat.words.language import N_
+from kvchat.text.language import N_
 
 MAX_DEPTH = 8  # folder levels below; the Hugging Face cache needs 4
 _QUANTISATION = r"(?:ud[-_.])?(?:iq\d\w*|q\d\w*|t?q\d_\d|bf16|f16|f32|fp16|fp32|mxfp4\w*|nvfp4)"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvchat.session.proof import LoadedState
-from kvchat.words.reasons import Reason
+from kvchat.text.reasons import Reason
 
 
 @dataclass(frozen=True, kw_only=True)

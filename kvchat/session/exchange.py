@@ -30,8 +30,8 @@ from kvchat.session.prefill import SystemPrompt, save_system_prompt
 from kvchat.session.proof import NOTHING_LOADED, LoadResult
 from kvchat.session.slot import Slot
 from kvchat.session.slots import Slots
-from kvchat.words.language import _, number
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.language import _, format_number
+from kvchat.text.reasons import Reason, ReasonCode
 
 CHARS_PER_TOKEN = 4  # rough estimate
 _UNSAVED_TAIL = 64  # tokens at the end of a full context: settling needs room
@@ -42,7 +42,7 @@ ChunkHandler = Callable[[ChatChunk], bool | None]  # True: stop
 
 class PromptTooLong(KvchatError):
     def __init__(self, prompt_tokens: int, context_size: int) -> None:
-        sizes = {"prompt_tokens": number(prompt_tokens), "context_size": number(context_size)}
+        sizes = {"prompt_tokens": format_number(prompt_tokens), "context_size": format_number(context_size)}
         super().__init__(
             _("This chat no longer fits the model's context"),
             _("It has {prompt_tokens} tokens, but the context length is {context_size}.", **sizes),

@@ -36,7 +36,7 @@ from kvchat.session.restore_cost import LONG_PREFILL_MS, MIN_GAIN
 from kvchat.session.slot import Slot, SlotContents, find_save_point, load_unchanged, plan_load
 from kvchat.session.slots import Slots
 from kvchat.system.concurrency import to_its_end
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 
 NEXT_TOKEN = -1  # placeholder for the first token after a boundary
 # Two next messages that differ at the first character: the shared prompt prefix ends before both.

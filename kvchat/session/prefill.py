@@ -23,7 +23,7 @@ from kvchat.session.proof import LoadedState, PrefilledAhead
 from kvchat.session.restore_cost import LONG_PREFILL_MS, MIN_GAIN, MIN_LEARNED_TOKENS, MIN_MEASURED_TOKENS
 from kvchat.session.slot import TAIL_TOKENS, SlotContents
 from kvchat.system.concurrency import Interruption, to_its_end
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 
 TARGET_STEP_MS = 250.0  # target time of a step
 PART_MS = 20_000.0  # save after this much processing

@@ -7,7 +7,7 @@ from enum import Enum
 
 from kvchat.engine.api.wire import Timings
 from kvchat.kvstore.savepoint import SavePoint, Tier
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 
 # A restore is proved if the engine reused this share of the possible tokens, hollow below the other.
 PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from kvchat.words.wording import TimeRange
+from kvchat.text.formatting import TimeRange
 
 LONG_PREFILL_MS = 2000.0  # processing this long is saved at once
 MIN_GAIN = 32  # tokens; restoring fewer is never worth it

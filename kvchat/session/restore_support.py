@@ -17,8 +17,8 @@ from typing import Any
 
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.system.files import read_json, whole_file
-from kvchat.words.language import N_, _, sentences
-from kvchat.words.reasons import Reason, ReasonCode, reason_of
+from kvchat.text.language import N_, _, join_sentences
+from kvchat.text.reasons import Reason, ReasonCode, reason_of
 
 HOLLOW_LIMIT = 2  # hollow restores in a row until a proved strategy is replaced by a more careful one
 
@@ -73,7 +73,7 @@ class Finding:
                 "Chat memory should work with this engine and model (not confirmed yet): {how}.",
                 how=_(_STRATEGY_TEXT[self.strategy]),
             )
-        return sentences(description, self.reason.in_a_sentence if self.reason else "")
+        return join_sentences(description, self.reason.as_sentence if self.reason else "")
 
     def after_restore(self, *, hollow: bool) -> Finding:
         if not hollow:

@@ -24,7 +24,7 @@ from kvchat.session.lease import Lease, save_failure_reason
 from kvchat.session.proof import PROVED_SHARE
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.session.slots import Slots
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 
 TEST_TOKENS = 96  # test tokens; restoring fewer than 32 is never worth it
 WINDOW_MARGIN = 64  # tokens beyond the sliding window needed for a valid test

@@ -13,7 +13,7 @@ from kvchat.kvstore.store import BlockStore
 from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import NOTHING_AHEAD, NOTHING_LOADED, LoadedState, PrefilledAhead, RestoreRecord
 from kvchat.session.restore_cost import MIN_GAIN
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 
 TAIL_TOKENS = 16  # last tokens of a prompt: they start the reply; if processing is slow, the request reads them
 _USES = itertools.count(1)

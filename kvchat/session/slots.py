@@ -27,8 +27,8 @@ from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import RestoreCost
 from kvchat.session.slot import Slot
 from kvchat.system.files import size_of
-from kvchat.words.language import _
-from kvchat.words.wording import rough_duration, size
+from kvchat.text.formatting import format_rough_duration, format_size
+from kvchat.text.language import _
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,7 +43,7 @@ class PendingSave:
 
     @property
     def description(self) -> str:
-        return _("{bytes}, about {seconds}", bytes=size(self.bytes), seconds=rough_duration(self.seconds))
+        return _("{bytes}, about {seconds}", bytes=format_size(self.bytes), seconds=format_rough_duration(self.seconds))
 
 
 @dataclass(frozen=True)

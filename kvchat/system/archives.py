@@ -15,7 +15,7 @@ from gzip import BadGzipFile
 from pathlib import Path
 from typing import IO
 
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 MOST_UNPACKED = 20_000_000_000  # bytes; more than any engine
 MOST_FILES = 100_000

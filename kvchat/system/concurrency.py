@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 P = ParamSpec("P")
 R = TypeVar("R")

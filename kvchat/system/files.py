@@ -20,8 +20,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from kvchat.words.language import _
-from kvchat.words.wording import size as size_in_words
+from kvchat.text.formatting import format_size
+from kvchat.text.language import _
 
 PATIENCE_S = 10.0  # long enough for a sleeping disk
 _PIECE = 1024 * 1024  # bytes per read
@@ -55,7 +55,7 @@ def stamp_of(path: Path) -> tuple[int, int, int]:
 
 class TooLarge(OSError):
     def __init__(self, path: Path, most: int) -> None:
-        super().__init__(errno.EFBIG, _("It is larger than {most}", most=size_in_words(most)), str(path))
+        super().__init__(errno.EFBIG, _("It is larger than {most}", most=format_size(most)), str(path))
 
 
 def open_plain(path: Path) -> BinaryIO:
@@ -102,7 +102,7 @@ async def collect(pieces: AsyncIterable[bytes], most: int) -> bytes:
     async for piece in pieces:
         whole += piece
         if len(whole) > most:
-            raise ValueError(f"it is larger than {size_in_words(most)}")
+            raise ValueError(f"it is larger than {format_size(most)}")
     return bytes(whole)
 
 

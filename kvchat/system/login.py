@@ -15,7 +15,7 @@ from typing import Any
 
 from kvchat.errors import KvchatError
 from kvchat.system.files import whole_file
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 _RUN_KEY = r"Software\Microsoft\Windows\CurrentVersion\Run"
 _NAME, _LABEL = "kvchat", "io.github.kvchat.kvchat"

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.words.language import N_, _
+from kvchat.text.language import N_, _
 
 COPIES_DAYS = 7.0  # how long the pre-migration copy is kept
 _PAGES_AT_ONCE = 1000  # 4 MB

@@ -9,7 +9,7 @@ from pathlib import Path
 import platformdirs
 
 from kvchat.errors import KvchatError
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 RESTORING = "restore"  # in the data folder: verified backup that replaces it at the next start
 

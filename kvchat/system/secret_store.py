@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from kvchat.system.files import read_plain
-from kvchat.words.language import N_
+from kvchat.text.language import N_
 
 _SERVICE = "kvchat"
 

@@ -31,9 +31,9 @@ from kvchat.system import migrations
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import open_plain, whole_file
 from kvchat.system.paths import RESTORING, Paths
+from kvchat.text.formatting import format_size
+from kvchat.text.language import _, format_number, join_list, join_sentences, plural
 from kvchat.transfer.untrusted_files import ZIP_FAULTS, open_zip
-from kvchat.words.language import _, listed, number, sentences, several
-from kvchat.words.wording import size as size_in_words
 
 _READY = "ready"  # written last: marks the folder complete
 _MOST_MANIFEST = 16_000_000  # bytes
@@ -128,7 +128,7 @@ def lay_ready(
         with open_zip(source) as archive:
             (files, facts), done, free = _manifest(source, archive), 0, shutil.disk_usage(paths.data).free
             if facts.unpacked > free:
-                sizes = {"unpacked": size_in_words(facts.unpacked), "free": size_in_words(free)}
+                sizes = {"unpacked": format_size(facts.unpacked), "free": format_size(free)}
                 raise OSError(errno.ENOSPC, _("it needs {unpacked} of disk space, but only {free} is free", **sizes))
             for name, entry in files.items():
                 done = _unpack(archive, name, entry, waiting, done, lambda so_far: progress(so_far, facts.unpacked))
@@ -285,25 +285,27 @@ class Repaired:
     @property
     def words(self) -> str:
         found = self.found
-        chats = several(found.chats, "{count} chat", "{count} chats")
-        messages = several(found.messages, "{count} message", "{count} messages")
+        chats = plural(found.chats, "{count} chat", "{count} chats")
+        messages = plural(found.messages, "{count} message", "{count} messages")
         lines = [_("Recovered: {chats} with {messages}.", chats=chats, messages=messages)]
         if found.from_backup:
             lines.append(
-                several(
+                plural(
                     found.from_backup,
                     "{count} message was recovered from the automatic backup.",
                     "{count} messages were recovered from the automatic backup.",
                 )
             )
         if found.lost:
-            named = [_("“{name}”", name=title) + f" ({number(count)})" for title, count in found.lost[:_MOST_NAMED]]
+            named = [
+                _("“{name}”", name=title) + f" ({format_number(count)})" for title, count in found.lost[:_MOST_NAMED]
+            ]
             more = len(found.lost) - len(named)
-            named += [several(more, "{count} more chat", "{count} more chats")] if more > 0 else []
-            lines.append(_("Some messages could not be recovered in {named}.", named=listed(named)))
+            named += [plural(more, "{count} more chat", "{count} more chats")] if more > 0 else []
+            lines.append(_("Some messages could not be recovered in {named}.", named=join_list(named)))
         elif found.unreadable:
             lines.append(_("Nothing could be recovered from the damaged file."))
-        return sentences(*lines, _("The damaged file is now in {aside}.", aside=self.aside))
+        return join_sentences(*lines, _("The damaged file is now in {aside}.", aside=self.aside))
 
 
 def repair(paths: Paths) -> Repaired | None:

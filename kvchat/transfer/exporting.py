@@ -19,11 +19,11 @@ from kvchat.engine.api.pictures import image_format
 from kvchat.errors import KvchatError
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import whole_file
+from kvchat.text.formatting import format_timestamp, one_line
+from kvchat.text.language import N_, _
+from kvchat.text.markdown import SafeRenderer, is_too_deep, markdown_parser
+from kvchat.text.safe_text import safe_code, safe_document, safe_prose
 from kvchat.transfer.rows import conversation_rows, write_json
-from kvchat.words.language import N_, _
-from kvchat.words.markdown import SafeRenderer, is_too_deep, markdown_parser
-from kvchat.words.safe_text import calm, shown_document, spelled_out
-from kvchat.words.wording import one_line, timestamp
 
 T = TypeVar("T")
 SPEAKERS = {Role.SYSTEM: N_("System prompt"), Role.USER: N_("You"), Role.ASSISTANT: N_("Reply")}
@@ -126,13 +126,15 @@ def _counted(items: Iterator[T], total: int, progress: Progress) -> Iterator[T]:
 
 
 def as_markdown(conversation: Conversation, branch: Sequence[Message]) -> str:
-    parts = [f"# {one_line(calm(conversation.title))}", f"*{timestamp(conversation.created_at)}*"]
+    parts = [f"# {one_line(safe_prose(conversation.title))}", f"*{format_timestamp(conversation.created_at)}*"]
     for message in branch:
         parts.append(f"## {_(SPEAKERS[message.role])}")
         if message.thinking.strip():
-            quoted = "\n".join(f"> {line}" for line in calm(message.thinking).strip().splitlines())
+            quoted = "\n".join(f"> {line}" for line in safe_prose(message.thinking).strip().splitlines())
             parts.append("> *" + _("Thinking") + f"*\n>\n{quoted}")
-        parts += [_("*Attached: {name}*", name=one_line(calm(attachment.name))) for attachment in message.attachments]
+        parts += [
+            _("*Attached: {name}*", name=one_line(safe_prose(attachment.name))) for attachment in message.attachments
+        ]
         parts.append(_safe_markdown(message.content.strip()))
     return "\n\n".join(parts) + "\n"
 
@@ -147,14 +149,14 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
     )
     reader = markdown_parser(SafeRenderer)
     for conversation, branch in conversations:
-        yield f'<h1 dir="auto">{html.escape(calm(conversation.title))}</h1>\n'
-        yield f'<p class="time">{timestamp(conversation.created_at)}</p>\n'
+        yield f'<h1 dir="auto">{html.escape(safe_prose(conversation.title))}</h1>\n'
+        yield f'<p class="time">{format_timestamp(conversation.created_at)}</p>\n'
         for message in branch:
             parts = [f'<h2 class="speaker">{_(SPEAKERS[message.role])}</h2>']
             if message.thinking.strip():
-                parts.append(_folded(_("Thinking"), calm(message.thinking)))
+                parts.append(_folded(_("Thinking"), safe_prose(message.thinking)))
             for attachment in message.attachments:
-                name = html.escape(calm(attachment.name))
+                name = html.escape(safe_prose(attachment.name))
                 if attachment.data:  # embedded: the page is self-contained
                     kind, data = (
                         (image_format(attachment.data) or "png").lower(),
@@ -162,11 +164,11 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
                     )
                     parts.append(f'<p><img src="data:image/{kind};base64,{data}" alt="{name}"></p>')
                 else:
-                    parts.append(_folded(name, shown_document(attachment.name, attachment.text)))
+                    parts.append(_folded(name, safe_document(attachment.name, attachment.text)))
             env: dict[str, Any] = {}
             tokens = reader.parse(message.content, env) if message.role is Role.ASSISTANT else None
             if tokens is None or is_too_deep(tokens):
-                parts.append(_plain(calm(message.content)))
+                parts.append(_plain(safe_prose(message.content)))
             else:
                 parts.append(str(reader.renderer.render(tokens, reader.options, env)))
             yield f'<article class="{message.role.value}" dir="auto">{"".join(parts)}</article>\n'
@@ -175,7 +177,7 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
 
 def file_name(conversation: Conversation, suffix: str) -> str:
     """Return a file name valid on any system: the title and part of the id."""
-    words = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*\s]+', " ", calm(conversation.title)).strip(" .")[:60].rstrip(" .")
+    words = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*\s]+', " ", safe_prose(conversation.title)).strip(" .")[:60].rstrip(" .")
     words = words or _("Chat")
     return f"{words} {conversation.id[:6]}{suffix}"
 
@@ -193,7 +195,7 @@ def _safe_markdown(text: str) -> str:
     fence = ""
     lines = []
     for line in text.splitlines():
-        lines.append(spelled_out(line) if fence or "`" in line or line.startswith(("    ", "\t")) else calm(line))
+        lines.append(safe_code(line) if fence or "`" in line or line.startswith(("    ", "\t")) else safe_prose(line))
         found = re.match(r" {0,3}(`{3,}|~{3,})", line)
         if found and not fence:
             fence = found[1]

@@ -13,8 +13,8 @@ from typing import Any
 
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.chat.record.titles import title_from
+from kvchat.text.language import _
 from kvchat.transfer.rows import BadConversation, Row
-from kvchat.words.language import _
 
 _NAMESPACE = uuid.UUID("8a9c7e5b-5a43-4d6f-9a35-3f1c4c1f2b7e")  # the same export always gives the same ids
 _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "human": Role.USER, "assistant": Role.ASSISTANT}

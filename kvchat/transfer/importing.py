@@ -20,13 +20,13 @@ from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import BlockStore
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import in_time, open_plain
+from kvchat.text.formatting import format_size, one_line
+from kvchat.text.language import N_, _, format_number, join_list
+from kvchat.text.safe_text import safe_prose
 from kvchat.transfer.foreign import foreign_parser
 from kvchat.transfer.memory_file import Brought, MemoryFile, is_memory_file, open_memory_file
 from kvchat.transfer.rows import BadConversation, Row, store_rows, take_back, with_own_ids
 from kvchat.transfer.untrusted_files import LARGEST_FILE, ZIP_FAULTS, is_zip, json_pieces, open_zip
-from kvchat.words.language import N_, _, listed, number
-from kvchat.words.safe_text import calm
-from kvchat.words.wording import one_line, size
 
 MOST_CHATS = 100_000  # examined per import, including non-chats
 TITLE_WIDTH = 60  # characters of a title in a problem line
@@ -71,7 +71,7 @@ def import_paths(
             progress(done, 0)
             if done == MOST_CHATS:
                 too_many = N_("{where}: kvchat imported only {most_chats} chats, the maximum for one import")
-                problems.append(_(too_many, where=entry.where, most_chats=number(MOST_CHATS)))
+                problems.append(_(too_many, where=entry.where, most_chats=format_number(MOST_CHATS)))
                 break
             try:
                 row = entry.row()
@@ -142,7 +142,7 @@ def _entries(path: Path, passphrase: str) -> Iterator[_Entry]:
         elif is_zip(path) or path.suffix.lower() == ".zip":
             with open_zip(path) as archive:
                 for member in _members(archive):
-                    name = listed((path.name, one_line(calm(member.filename))))
+                    name = join_list((path.name, one_line(safe_prose(member.filename))))
                     yield from _in_file(name, partial(archive.open, member))
         else:
             yield from _in_file(path.name, partial(open_plain, path))
@@ -157,7 +157,7 @@ def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     if not found:
         raise ValueError(_("the zip file contains no JSON"))
     if sum(member.file_size for member in found) > LARGEST_FILE:
-        raise ValueError(_("it is larger than {largest_file} when unpacked", largest_file=size(LARGEST_FILE)))
+        raise ValueError(_("it is larger than {largest_file} when unpacked", largest_file=format_size(LARGEST_FILE)))
     return found
 
 
@@ -170,12 +170,12 @@ def _in_file(name: str, opened: Callable[[], IO[bytes]]) -> Iterator[_Entry]:
                 given = piece.value if isinstance(piece.value, dict) else {}
                 title = given.get("title") or given.get("name")
                 if isinstance(title, str):
-                    where += " " + _("“{name}”", name=one_line(calm(title[:TITLE_WIDTH])))
+                    where += " " + _("“{name}”", name=one_line(safe_prose(title[:TITLE_WIDTH])))
                 yield _Entry(where, piece.value, piece.own, name if piece.alone else f"{name}:{count}")
             if not count:
                 raise ValueError(_("it contains no chats"))
     except (*ZIP_FAULTS, MemoryError) as error:
-        rest = "; " + _("the {count} chats before it were imported", count=number(count)) if count > 1 else ""
+        rest = "; " + _("the {count} chats before it were imported", count=format_number(count)) if count > 1 else ""
         yield _Entry(name, fault=_reason(error) + rest)
 
 

@@ -36,11 +36,11 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import BlockStore
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import open_plain
+from kvchat.text.formatting import format_size
+from kvchat.text.language import N_, _, format_number, join_sentences, plural
+from kvchat.text.safe_text import safe_prose
 from kvchat.transfer.exporting import ExportForm, whole_export, write_export
 from kvchat.transfer.untrusted_files import LARGEST_PIECE, json_pieces
-from kvchat.words.language import N_, _, number, sentences, several
-from kvchat.words.safe_text import calm
-from kvchat.words.wording import size as size_in_words
 
 _CHATS, _MEMORY, _BLOCKS = "chats.json", "memory.json", "blocks/"
 _PIECE = 1 << 20  # bytes
@@ -140,20 +140,20 @@ class Brought:
 
 
 def told_of(brought: Brought, tried: MemoryTest) -> str:
-    tokens, bytes_ = several(brought.n_tokens, "{count} token", "{count} tokens"), size_in_words(brought.bytes)
+    tokens, bytes_ = plural(brought.n_tokens, "{count} token", "{count} tokens"), format_size(brought.bytes)
     came = _("Its memory was imported: {tokens}, {size}.", tokens=tokens, size=bytes_)
-    if model := calm(brought.model):
+    if model := safe_prose(brought.model):
         came = _(
             "Its memory was imported: {tokens}, {size}, created with {model}.", tokens=tokens, size=bytes_, model=model
         )
-    came = sentences(came, _(NOT_VERIFIED))
+    came = join_sentences(came, _(NOT_VERIFIED))
     if tried.is_pending:
-        why = _("It could not be tested yet: {reason}.", reason=tried.reason.words) if tried.reason else ""
-        return sentences(came, why or _("kvchat tests it with the next message in this chat."))
+        why = _("It could not be tested yet: {reason}.", reason=tried.reason.text) if tried.reason else ""
+        return join_sentences(came, why or _("kvchat tests it with the next message in this chat."))
     if tried.reason:
-        return _("{came} This computer must reprocess the chat: {reason}.", came=came, reason=tried.reason.words)
+        return _("{came} This computer must reprocess the chat: {reason}.", came=came, reason=tried.reason.text)
     works = N_("{came} A test on this computer succeeded: {tokens} of {of} tokens need no reprocessing.")
-    return _(works, came=came, tokens=number(tried.tokens), of=number(tried.total))
+    return _(works, came=came, tokens=format_number(tried.tokens), of=format_number(tried.total))
 
 
 class NothingKept(KvchatError):

@@ -25,7 +25,7 @@ from kvchat.chat.record.messages import (
     role_from_row,
 )
 from kvchat.session.proof import Source
-from kvchat.words.language import N_, _, number
+from kvchat.text.language import N_, _, format_number
 
 Row = dict[str, Any]
 Needs = Mapping[str, type | tuple[type, ...]]  # types of required values
@@ -77,7 +77,9 @@ def store_rows(database: Database, conversation: Row) -> bool:
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise BadConversation(_("it has no list of messages"))
     if len(messages) > MOST_MESSAGES:
-        raise BadConversation(_("it has more than {most_messages} messages", most_messages=number(MOST_MESSAGES)))
+        raise BadConversation(
+            _("it has more than {most_messages} messages", most_messages=format_number(MOST_MESSAGES))
+        )
     checked = _clean({k: v for k, v in conversation.items() if k != "messages"}, _CONVERSATION_NEEDS, "it")
     checked["title"] = checked["title"][:LONGEST_TITLE]
     messages = [_checked_message(message, place) for place, message in enumerate(messages, 1)]
@@ -206,7 +208,7 @@ def _clean(values: Row, needs: Needs, what: str) -> Row:
             raise BadConversation(_("{what} has an unexpected value in “{name}”", what=what, name=name))
         if isinstance(value, str) and len(value) > LONGEST_TEXT and name != "data":
             too_long = N_("{what} has more than {longest_text} characters in “{name}”")
-            raise BadConversation(_(too_long, what=what, longest_text=number(LONGEST_TEXT), name=name))
+            raise BadConversation(_(too_long, what=what, longest_text=format_number(LONGEST_TEXT), name=name))
         clean[name] = _whole_text(value) if isinstance(value, str) else value
     return clean
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from kvchat.system.files import open_plain
+from kvchat.text.formatting import format_size
+from kvchat.text.language import _, format_number
 from kvchat.transfer.rows import FORMAT, VERSION
-from kvchat.words.language import _, number
-from kvchat.words.wording import size
 
 MOST_LISTED = 16_000_000  # bytes of a zip's directory: some 150,000 files, each taking 1 KB once read
 # Errors a damaged or malicious zip can raise.
@@ -154,9 +154,13 @@ class _Text:
                 if whole or self._ended:
                     raise self.fault(error.msg, error.pos) from None
             if len(self._buffer) - self.at > LARGEST_PIECE:
-                raise ValueError(_("one chat in it is larger than {largest_piece}", largest_piece=size(LARGEST_PIECE)))
+                raise ValueError(
+                    _("one chat in it is larger than {largest_piece}", largest_piece=format_size(LARGEST_PIECE))
+                )
             if sum(self._buffer.count(sign, self.at) for sign in '{["') > MOST_PARTS:
-                raise ValueError(_("one chat in it has more than {most_parts} parts", most_parts=number(MOST_PARTS)))
+                raise ValueError(
+                    _("one chat in it has more than {most_parts} parts", most_parts=format_number(MOST_PARTS))
+                )
             self._fill(max(_STEP, len(self._buffer) - self.at))
 
     def fault(self, words: str, at: int) -> json.JSONDecodeError:
@@ -174,11 +178,13 @@ class _Text:
         more = self._file.read(count)
         self._read += len(more)
         if self._read > LARGEST_FILE:
-            raise ValueError(_("it is larger than {largest_file}", largest_file=size(LARGEST_FILE)))
+            raise ValueError(_("it is larger than {largest_file}", largest_file=format_size(LARGEST_FILE)))
         self._buffer, self.at, self._ended = self._buffer[self.at :] + more, 0, not more
 
     def _counted(self, parse: type[int] | type[float], digits: str) -> float:
         self._numbers += 1
         if self._numbers > MOST_PARTS:
-            raise ValueError(_("one chat in it has more than {most_parts} numbers", most_parts=number(MOST_PARTS)))
+            raise ValueError(
+                _("one chat in it has more than {most_parts} numbers", most_parts=format_number(MOST_PARTS))
+            )
         return parse(digits)

@@ -21,11 +21,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from kvchat.text.formatting import ALWAYS_KEEP, NEVER_KEEP
+from kvchat.text.language import N_, _, join_list
+from kvchat.text.search import fold
 from kvchat.ui.base.building import button, column, label, left_to_right, line_edit, row
 from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage, room_on_screen
-from kvchat.words.folding import folded
-from kvchat.words.language import N_, _, listed
-from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP
 
 
 @dataclass(frozen=True)
@@ -247,9 +247,9 @@ class Palette(QDialog):
         name = name or _("Go to a chat or run a command")
         self.setAccessibleName(name)
         self.setObjectName("palette")
-        self._chats, self._chat_words = chats, [folded(entry.words) for entry in chats]
+        self._chats, self._chat_words = chats, [fold(entry.words) for entry in chats]
         self.commands = actions
-        self._action_words = [folded(entry.words) + _ALSO + folded(entry.also) for entry in actions]
+        self._action_words = [fold(entry.words) + _ALSO + fold(entry.also) for entry in actions]
         self._shown: list[PaletteEntry] = []
         self.field = line_edit(name, f"{name}…")
         self.field.installEventFilter(self)
@@ -298,7 +298,7 @@ class Palette(QDialog):
         self.list.clear()
         for entry in self._shown:
             item = QListWidgetItem(self.list)
-            item.setData(Qt.ItemDataRole.AccessibleTextRole, listed((entry.words, entry.note)))
+            item.setData(Qt.ItemDataRole.AccessibleTextRole, join_list((entry.words, entry.note)))
             item.setSizeHint(QSize(0, self.row_height))
             line, words = QWidget(), ElidedLabel()
             line.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
@@ -335,7 +335,7 @@ def best(typed: str, titles: Sequence[str], most: int) -> list[int]:
     Among equal matches, the shorter title comes first, then the earlier one. Search aliases, after `_ALSO`, do
     not count towards length.
     """
-    wanted = " ".join(folded(typed).split())
+    wanted = " ".join(fold(typed).split())
     if not wanted:
         return list(range(min(most, len(titles))))
     names = (title.partition(_ALSO)[0] for title in titles)

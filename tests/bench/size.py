@@ -37,7 +37,7 @@ from kvchat.kvstore.store import BlockStore
 from kvchat.library.memory.demand import staging_room
 from kvchat.session.proof import Source
 from kvchat.system.paths import resolve_paths
-from kvchat.words.wording import size
+from kvchat.text.formatting import format_size
 
 TOKENS = 16_384  # of the chat with the engine
 SIZE_BYTES = 2_150_000_000  # of the file that is made
@@ -85,7 +85,7 @@ async def _restored(home: BenchHome, tokens: int) -> dict[str, Any]:
         await home.restart()
         receipt = (await home.ask(chat_id, QUESTION if not number else None, keep=False)).receipt
         if receipt.source is not Source.DISK:
-            why = receipt.miss_reason.words if receipt.miss_reason else ""
+            why = receipt.miss_reason.text if receipt.miss_reason else ""
             raise BenchFailed("The chat did not come from disk", why, "Try it once more.")
         times.append(receipt.restore_ms)
         own.append(await _engine_alone(home))
@@ -164,7 +164,7 @@ class _Made:
     def measure(self) -> dict[str, Any]:
         """Put a made file through the store, beside `cp` of it. Raises BenchFailed, StoreRefused, OSError."""
         original = self._folder / "original.slot"
-        print_err(f"The store alone: a made file of {size(len(self._tokens) * TOKEN_BYTES)} …")
+        print_err(f"The store alone: a made file of {format_size(len(self._tokens) * TOKEN_BYTES)} …")
         made_bytes = write_slot_file(original, self._tokens)
         before = _own_memory()
         with self._watched() as peak:
@@ -234,7 +234,7 @@ class _Made:
         report = self._store.absorb_pending()
         taken, cpu_taken = _ms_since(started), 1000 * (time.process_time() - cpu)
         if report.refused:
-            raise BenchFailed("The made file could not be kept", report.refused[0].words)
+            raise BenchFailed("The made file could not be kept", report.refused[0].text)
         self._warm_ms = (before_ms, self._staged(point))
         return point, taken, cpu_taken, report.bytes_written
 
@@ -245,7 +245,7 @@ class _Made:
         staged = self._store.restorer.stage(RestorePlan(point, point.n_tokens, Tier.DISK, point.size), self._slots)
         taken = _ms_since(started)
         if not isinstance(staged, StagedFile):
-            raise BenchFailed("The made file could not be put together again", staged.reason.words)
+            raise BenchFailed("The made file could not be put together again", staged.reason.text)
         self._copy = staged.path.resolve().with_name("copy.slot")  # beside it, in memory or on disk
         self._store.restorer.unstage(staged)
         return taken

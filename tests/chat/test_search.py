@@ -11,8 +11,8 @@ from kvchat.chat import search
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment, MessageState, Role
 from kvchat.chat.search import _HITS_QUERY, ChatHit, excerpt, find, index_batch
-from kvchat.words.folding import any_span, spans, terms_of
-from kvchat.words.safe_text import calm
+from kvchat.text.safe_text import safe_prose
+from kvchat.text.search import find_first_match, find_matches, parse_query
 
 
 @pytest.fixture
@@ -159,22 +159,22 @@ def test_so_much_of_documents_is_read_for_the_excerpts_and_no_more(
     ],
 )
 def test_an_excerpt_is_plain_words(text: str, line: str) -> None:
-    shown = excerpt(text, terms_of("needle a*"), markdown=True)
+    shown = excerpt(text, parse_query("needle a*"), markdown=True)
     assert shown.text == line
-    asked = excerpt(text, terms_of("needle a*"), markdown=False)
-    assert asked.text == " ".join(calm(text).split())
+    asked = excerpt(text, parse_query("needle a*"), markdown=False)
+    assert asked.text == " ".join(safe_prose(text).split())
 
 
 def test_code_whose_fence_is_out_of_sight_is_left_as_it_is() -> None:
-    shown = excerpt("```\n" + "x = 1\n" * 500 + "y = **needle**", terms_of("needle"), markdown=True)
+    shown = excerpt("```\n" + "x = 1\n" * 500 + "y = **needle**", parse_query("needle"), markdown=True)
     assert shown.text.endswith("x = 1 y = **needle**")
 
 
 def test_a_word_cut_by_the_step_of_reading_is_seen_whole() -> None:
     for before in range(4080, 4100):
         text = "x" * before + " needles " + "x" * 5000
-        assert any_span(text, terms_of('"needle"')) is None
-        assert any_span(text, terms_of('"needles"')) == (before + 1, before + 8)
+        assert find_first_match(text, parse_query('"needle"')) is None
+        assert find_first_match(text, parse_query('"needles"')) == (before + 1, before + 8)
 
 
 def test_an_excerpt_begins_before_the_hit(database: Database) -> None:
@@ -186,7 +186,7 @@ def test_an_excerpt_begins_before_the_hit(database: Database) -> None:
 
 
 def test_marks_do_not_overlap() -> None:
-    assert spans("foobar foo", terms_of("foo foobar")) == [(0, 3), (7, 10)]
+    assert find_matches("foobar foo", parse_query("foo foobar")) == [(0, 3), (7, 10)]
 
 
 def test_searching_reads_the_index_backwards_and_sorts_nothing(database: Database) -> None:

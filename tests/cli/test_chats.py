@@ -14,7 +14,7 @@ from kvchat.__main__ import main
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation, MessageState, Role
 from kvchat.system.paths import resolve_paths
-from kvchat.words.safe_text import calm
+from kvchat.text.safe_text import safe_prose
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_the_beginning_of_several_ids_is_refused_with_the_chats_it_could_mean(ch
         assert main(command) == 1
         refused = capsys.readouterr().err
         assert f"Several chat ids start with {digit}" in refused
-        assert all(f"{one.id[:8]}  {calm(one.title)}" in refused for one in alike)
+        assert all(f"{one.id[:8]}  {safe_prose(one.title)}" in refused for one in alike)
 
 
 def test_none_yet(tmp_path, monkeypatch, capsys):

@@ -20,7 +20,7 @@ from kvchat.runtime import Runtime, open_runtime
 from kvchat.session.events import Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
 from kvchat.system.paths import resolve_paths
-from kvchat.words.reasons import ReasonCode
+from kvchat.text.reasons import ReasonCode
 from tests.e2e.home import notes
 from tests.e2e.restarts import settings
 from tests.models import tiny_model

@@ -19,7 +19,7 @@ from kvchat.kvstore.memory_files import MEMORY_FOLDER
 from kvchat.kvstore.savepoint import common_prefix
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 from tests.e2e.home import Home, engine_arguments, notes
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
 from tests.models import tiny_model

@@ -15,7 +15,7 @@ from kvchat.engine_host.engines import EngineMemory
 from kvchat.errors import KvchatError
 from kvchat.library.memory.demand import LoadLimits, MemoryFacts
 from kvchat.settings import GB, Settings
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 from tests.engine_fixtures import FakeEngine
 from tests.kvstore.true_files import Bench
 from tests.library.gguf_files import LLAMA, write_gguf

@@ -24,7 +24,7 @@ from kvchat.session.proof import Source
 from kvchat.session.restore_support import Strategy
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.library.gguf_files import LLAMA, write_gguf

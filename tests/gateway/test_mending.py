@@ -19,7 +19,7 @@ from kvchat.gateway.diagnosis.prompts import Parting
 from kvchat.gateway.mending import Mending
 from kvchat.gateway.requests import ABOUT, Passage, Totals
 from kvchat.settings import Settings
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 from tests.engine_fixtures import FakeEngine
 from tests.gateway import agents
 from tests.gateway.servers import RunningGateway, receipt_in, running_gateway

@@ -22,7 +22,7 @@ from kvchat.gateway.dialects.asked import GENERATING, READING, understood
 from kvchat.gateway.work import prompt_of, shared_tokens
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 from tests.engine.waiting import until
 from tests.gateway.corpus import GOING_ON, REQUESTS, SYSTEM
 from tests.gateway.servers import RunningGateway, chat_body, events, receipt_in, running_gateway

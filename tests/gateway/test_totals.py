@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.gateway.requests import KEPT_DAYS, MOST_PROGRAMS, Sum, Total, Totals
-from kvchat.words.reasons import ReasonCode
+from kvchat.text.reasons import ReasonCode
 
 NOON = datetime(2026, 11, 22, 12)
 

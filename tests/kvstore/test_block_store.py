@@ -29,7 +29,7 @@ from kvchat.kvstore.savepoint import (
     Tokens,
     default_quota,
 )
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 from tests.kvstore.blocks.test_layout import made
 from tests.kvstore.slot_files import FINGERPRINT, parse_bytes
 from tests.kvstore.slot_files import line as text

@@ -11,7 +11,7 @@ import pytest
 from kvchat.chat.deletion import purge_orphans
 from kvchat.chat.record.database import Database
 from kvchat.kvstore.savepoint import Bounds, Miss, StoreRefused
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import FULL, HYBRID, Bench, Model
 

@@ -19,7 +19,7 @@ from kvchat.kvstore import disk
 from kvchat.kvstore.memory_files import MemoryRoom
 from kvchat.kvstore.savepoint import Bounds, Fingerprint, Miss, Predecessor, RestorePlan, SavePoint, StagedFile, Tokens
 from kvchat.kvstore.store import BlockStore
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 from tests.kvstore.slot_files import FINGERPRINT, MAGIC
 
 F16 = 1

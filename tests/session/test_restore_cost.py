@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvchat.session.restore_cost import MIN_GAIN, BreakEven, PrefillSample, PrefillSpeed, RestoreCost
-from kvchat.words.wording import TimeRange, added, roughly
+from kvchat.text.formatting import TimeRange, format_estimate, sum_times
 
 CONTEXT = 8192
 
@@ -78,7 +78,7 @@ def read_in(*seconds: float, tokens: int = 2000) -> PrefillSpeed:
 )
 def test_a_machine_whose_speed_varies_is_given_a_range_or_nothing(seconds: tuple[float, ...], told: str) -> None:
     time = read_in(*seconds).forecast(2000)
-    assert (roughly(time) if time else "") == told
+    assert (format_estimate(time) if time else "") == told
 
 
 def test_only_the_last_readings_count_and_a_greeting_says_nothing_of_a_book() -> None:
@@ -106,6 +106,6 @@ def test_each_model_has_its_own_speed() -> None:
     assert cost.prefill_ms(1000) == 0
     cost.use_model("")
     assert cost.prefill_ms(1000) == 4000
-    assert added([TimeRange(1, 2), TimeRange(3, 4)]) == TimeRange(4, 6)
-    assert added([TimeRange(1, 2), None]) is None
-    assert added([]) is None
+    assert sum_times([TimeRange(1, 2), TimeRange(3, 4)]) == TimeRange(4, 6)
+    assert sum_times([TimeRange(1, 2), None]) is None
+    assert sum_times([]) is None

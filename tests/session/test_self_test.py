@@ -16,7 +16,7 @@ from kvchat.session import self_test as module
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.session.self_test import self_test
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 from tests.e2e.home import engine_path
 from tests.models import tiny_model
 

@@ -23,7 +23,7 @@ from kvchat.kvstore.inventory import STAGING
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, private_folder_in
 from kvchat.session.proof import MIN_TOKENS, PROVED_SHARE
 from kvchat.system.files import whole_file
-from kvchat.words.reasons import ReasonCode
+from kvchat.text.reasons import ReasonCode
 from tests.e2e.home import Home
 from tests.e2e.window import left_behind
 from tests.soak.moments import MOMENTS, Fate

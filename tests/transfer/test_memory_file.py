@@ -17,6 +17,7 @@ from kvchat.chat.record.messages import Conversation
 from kvchat.chat.turn.imported_memory import MemoryTest
 from kvchat.kvstore.savepoint import Bounds, Miss, RestorePlan, StoreRefused
 from kvchat.system.concurrency import Stopped
+from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.transfer.importing import ImportReport, import_paths
 from kvchat.transfer.memory_file import (
     MAGIC,
@@ -27,7 +28,6 @@ from kvchat.transfer.memory_file import (
     seal,
     told_of,
 )
-from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.true_files import HYBRID, WINDOW, Bench, Model
 from tests.transfer.library import everything, made_conversation, open_library, quick_keys
 

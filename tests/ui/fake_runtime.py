@@ -62,7 +62,7 @@ from kvchat.store_service import StoreService, open_store_or_empty
 from kvchat.system.concurrency import Worker
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.system.secret_store import Keeper
-from kvchat.words.wording import READ_AGAIN, TimeRange
+from kvchat.text.formatting import READ_AGAIN, TimeRange
 from tests.library.gguf_files import LLAMA, write_gguf
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)

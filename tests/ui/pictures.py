@@ -36,6 +36,9 @@ from kvchat.library.model_library import FoundModel
 from kvchat.session.exchange import PromptTooLong
 from kvchat.session.slots import PendingSave
 from kvchat.settings import GB
+from kvchat.text import language
+from kvchat.text.formatting import TimeRange
+from kvchat.text.search import parse_query
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.opening import QuickWindow
 from kvchat.ui.app.tray import ShutdownDialog, Tray
@@ -49,9 +52,6 @@ from kvchat.ui.settings.presets import ChatSettings, PresetsPage
 from kvchat.ui.sidebar.library_window import AddDialog
 from kvchat.ui.transcript.footer import ReceiptView
 from kvchat.ui.widgets.layouts import ScrollPage, room_on_screen
-from kvchat.words import language
-from kvchat.words.folding import terms_of
-from kvchat.words.wording import TimeRange
 from tests.ui.cut_off import cut_off
 from tests.ui.every_window import furnish
 from tests.ui.fake_runtime import NOW, FakeRuntime, a_model, a_receipt
@@ -331,23 +331,23 @@ def _opened(dialog: QDialog) -> QDialog:
 async def _dialogs(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
     import kvchat.ui.controllers.transfer as transfer
     import kvchat.ui.dialogs.metered as metered
+    from kvchat.text.formatting import format_size
+    from kvchat.text.language import _
     from kvchat.ui.dialogs.confirm import ConfirmDialog, ask_passphrase
-    from kvchat.words.language import _
-    from kvchat.words.wording import size
 
     look = window.look
     window.side_windows.open_storage()._ask_delete_all()
     yield "question", window.side_windows.open_storage().findChildren(ConfirmDialog)[-1]
     window.side_windows.open_storage().close()
     yield "link", _opened(LinkDialog(window, "https://example.org/" + "a-long-path/" * 12))
-    about = _(transfer._ABOUT_MEMORY, size=size(1_136_000_000))
+    about = _(transfer._ABOUT_MEMORY, size=format_size(1_136_000_000))
     title, action = _("Export with memory?"), _("Choose a file…")
     yield "passphrase", ask_passphrase(window, title, about, action, lambda _: None, optional=True)
     yield "bug", _opened(BugReportDialog(look, "Traceback (most recent call last):\n  ValueError: 7", window))
     problems = ["a.json: it contains no chats", "チャット.json: it is incomplete or damaged"]
     yield "import", _opened(ImportReportDialog(look, "Imported 2 chats", "", problems, window))
     document = document_from_text("notes.txt", "A line about a lake.\n" * 40)
-    yield "document", _opened(AttachmentView(look, document, terms_of("lake"), window))
+    yield "document", _opened(AttachmentView(look, document, parse_query("lake"), window))
 
     async def export() -> None:
         with transfer._Progress(window, _("Exporting…"), asyncio.get_running_loop()) as progress:

@@ -8,7 +8,7 @@ import re
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 
-from kvchat.words import language
+from kvchat.text import language
 
 _LETTERS = dict(zip("abcdefghijklmnopqrstuvwxyz", "אבקדעפגהיזכלמנוצחרסתטשוטץז", strict=True))
 _KEPT = re.compile(r"(\{[^{}]*\}|&\w|%\w+|<[^<>]*>|https?:\S+|Ctrl\+[^\s,.]+|\n|\W)")

@@ -22,8 +22,8 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment, Message, Role, as_datetime, as_text, new_message
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.words.language import N_, _, listed, number, several
-from kvchat.words.wording import size
+from kvchat.text.formatting import format_size
+from kvchat.text.language import N_, _, format_number, join_list, plural
 
 MAX_TEXT_CHARACTERS = 32_000_000  # characters; more than any context holds
 MAX_FILES = 20_000  # checked at most
@@ -69,17 +69,17 @@ class FileChanges:
     def text(self) -> str:
         changed, added, gone = self.changed, self.added, self.gone
         whole = (
-            several(changed, "{count} file changed", "{count} files changed"),
-            several(added, "{count} file added", "{count} files added"),
-            several(gone, "{count} file removed", "{count} files removed"),
+            plural(changed, "{count} file changed", "{count} files changed"),
+            plural(added, "{count} file added", "{count} files added"),
+            plural(gone, "{count} file removed", "{count} files removed"),
         )
         brief = (
-            several(changed, "{count} changed", "{count} changed"),
-            several(added, "{count} added", "{count} added"),
-            several(gone, "{count} removed", "{count} removed"),
+            plural(changed, "{count} changed", "{count} changed"),
+            plural(added, "{count} added", "{count} added"),
+            plural(gone, "{count} removed", "{count} removed"),
         )
         there = [place for place, count in enumerate((changed, added, gone)) if count] or [0]
-        return listed([whole[there[0]], *(brief[place] for place in there[1:])])
+        return join_list([whole[there[0]], *(brief[place] for place in there[1:])])
 
 
 def read_documents(paths: Sequence[Path], before: Sequence[SourceFile] = ()) -> tuple[Document, ...]:
@@ -95,7 +95,7 @@ def read_documents(paths: Sequence[Path], before: Sequence[SourceFile] = ()) -> 
         amount += len(document.text)
         if amount > MAX_TEXT_CHARACTERS:
             sentence = N_("They contain more than {most_text} of text, which is too long for any model.")
-            words = _(sentence, most_text=size(MAX_TEXT_CHARACTERS))
+            words = _(sentence, most_text=format_size(MAX_TEXT_CHARACTERS))
             raise PreparationError(_("This is too much to prepare"), words, _("Choose only the relevant part."))
     if not documents:
         words, advice = _("No files with text were found."), _("Choose text, code, Markdown or PDF files.")
@@ -156,7 +156,7 @@ def _find_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, bool]]:
                 seen.add(file)
                 yield file, os.fsencode(name).decode("utf-8", "replace"), file == path
             if len(seen) > MAX_FILES:
-                words = _("It contains more than {most_files} files.", most_files=number(MAX_FILES))
+                words = _("It contains more than {most_files} files.", most_files=format_number(MAX_FILES))
                 raise PreparationError(
                     _("This is too much to prepare"), words, _("Choose only the relevant subfolder.")
                 )

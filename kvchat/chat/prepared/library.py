@@ -41,9 +41,9 @@ from kvchat.session.proof import NOTHING_AHEAD
 from kvchat.session.restore_cost import MIN_MEASURED_TOKENS
 from kvchat.session.slot import Slot
 from kvchat.session.slot_request import Priority
-from kvchat.words.language import N_, _, listed, number
-from kvchat.words.reasons import Reason, ReasonCode
-from kvchat.words.wording import TimeRange, percent, tokens_short
+from kvchat.text.formatting import TimeRange, format_percent, format_tokens
+from kvchat.text.language import N_, _, format_number, join_list
+from kvchat.text.reasons import Reason, ReasonCode
 
 CHARACTERS_PER_TOKEN = 3.6  # English and code, roughly, until an engine counts
 MIN_TOKEN_SHARE = 0.5  # lower bound as a share of the guessed tokens
@@ -66,7 +66,7 @@ class Estimate:
 
 class PreparationTooLong(PreparationError):
     def __init__(self, estimate: Estimate) -> None:
-        tokens, room = tokens_short(estimate.tokens), number(estimate.available or 0)
+        tokens, room = format_tokens(estimate.tokens), format_number(estimate.available or 0)
         words = _("It has about {tokens} tokens, but only {room} fit in the context.", tokens=tokens, room=room)
         super().__init__(_("This is too long for the model's context"), words, _(_TOO_LONG))
 
@@ -280,7 +280,7 @@ class Library:
                 await lease.settle(stop)  # a longer restored state holds more
                 if await lease.save(stop, label=label, notify=False) is None and skipped:
                     title = _("The prepared documents could not be saved")
-                    raise PreparationError(title, skipped[-1].in_a_sentence, "")
+                    raise PreparationError(title, skipped[-1].as_sentence, "")
 
             def progress(done: int) -> None:
                 if prepared.id in self.reading:
@@ -314,11 +314,11 @@ def _raise_too_long(tokens: int, engine: ReadyEngine, documents: Sequence[Docume
     room = engine.limit - engine.reserve(None)
     letters = list(itertools.accumulate(len(document.text) for document in documents))
     fits = sum(so_far * tokens <= room * letters[-1] for so_far in letters)
-    amount = _("about {share} of it fits", share=percent(100 * room // tokens / 100))
+    amount = _("about {share} of it fits", share=format_percent(100 * room // tokens / 100))
     if len(letters) > 1:
-        places = {"fits": number(fits), "count": number(len(letters)), "amount": amount}
+        places = {"fits": format_number(fits), "count": format_number(len(letters)), "amount": amount}
         amount = _("the first {fits} of its {count} files fit, {amount}", **places)
-    places = {"tokens": number(tokens), "room": number(room), "amount": amount}
+    places = {"tokens": format_number(tokens), "room": format_number(room), "amount": amount}
     words = _("It has {tokens} tokens, but only {room} fit in the context: {amount}.", **places)
     raise PreparationError(_("This is too long for the model's context"), words, _(_TOO_LONG))
 
@@ -333,9 +333,9 @@ def reprocess_reason(
     if differences == (Reason(ReasonCode.MODEL),):
         return _("it was processed with another model")
     if limit is not None and prepared.tokens >= limit:
-        return _("it is longer than the current context length ({limit} tokens)", limit=number(limit))
+        return _("it is longer than the current context length ({limit} tokens)", limit=format_number(limit))
     if differences:
-        words = listed(difference.words for difference in differences)
+        words = join_list(difference.text for difference in differences)
         return _("it was processed with another {differences}", differences=words)
     if usage is None or not usage.save_points:
         return _("its memory was deleted")

@@ -30,7 +30,7 @@ from kvchat.chat.record.messages import (
 )
 from kvchat.errors import KvchatError
 from kvchat.session.restore_cost import PrefillSample
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 INTERRUPT_ABANDONED = "UPDATE messages SET state = 'interrupted' WHERE state = 'streaming'"
 # By a counter, which no wrong clock turns back: a trigger counts each new `updated_at`. That column orders rows

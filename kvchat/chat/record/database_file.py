@@ -12,7 +12,7 @@ from pathlib import Path
 from kvchat.chat.record.migrations import migrate
 from kvchat.errors import KvchatError
 from kvchat.system.files import name_beside
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 LOCK_TIMEOUT_S = 10.0  # write lock timeout (the app and `ask` share the file)
 BACKUP_FOLDER = "backups"  # folder beside the file, see kvchat.chat.record.recovery

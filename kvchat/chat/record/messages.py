@@ -17,8 +17,8 @@ from typing import Any
 
 from kvchat.engine.api.wire import ChatMessage, Picture
 from kvchat.session.proof import Source
-from kvchat.words.reasons import Reason, reason_of
-from kvchat.words.safe_text import calm
+from kvchat.text.reasons import Reason, reason_of
+from kvchat.text.safe_text import safe_prose
 
 _MAX_TIMESTAMP = 253402300799.0  # seconds since 1970: end of the year 9999, the datetime maximum
 
@@ -191,7 +191,7 @@ _RECEIPT_FIELD_TYPES = {field.name: str(field.type) for field in dataclasses.fie
 def conversation_from_row(row: sqlite3.Row) -> Conversation:
     return Conversation(
         id=as_text(row["id"]),
-        title=calm(as_text(row["title"])),
+        title=safe_prose(as_text(row["title"])),
         title_by_user=bool(row["title_by_user"]),
         created_at=as_datetime(row["created_at"]),
         updated_at=as_datetime(row["updated_at"]),

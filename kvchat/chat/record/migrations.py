@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 from kvchat.system import migrations
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 MIGRATIONS: tuple[str, ...] = (
     """

@@ -24,7 +24,7 @@ from typing import Any
 from kvchat.chat.record.database_file import BACKUP_FOLDER, ChatsDamaged, StorageFailed, create_empty
 from kvchat.chat.record.titles import title_from
 from kvchat.system.files import name_beside
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 KEPT_BACKUPS = 3
 CHECK_INTERVAL_S = 3600.0

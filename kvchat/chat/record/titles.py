@@ -6,8 +6,8 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-from kvchat.words.folding import spread
-from kvchat.words.language import N_, _
+from kvchat.text.language import N_, _
+from kvchat.text.search import split_words
 
 NEW_TITLE = N_("New chat")
 TITLE_LENGTH = 48  # characters
@@ -92,10 +92,10 @@ def shared_words(title: str, texts: Iterable[str]) -> set[str]:
     for text in texts:
         if said == left:
             break  # skip the rest of a long chat
-        mentioned = spread(text).lower()
+        mentioned = split_words(text).lower()
         said |= {word for word in left - said if word[:_STEM_LENGTH] in mentioned}
     return said
 
 
 def _words(text: str) -> set[str]:
-    return set(_WORD.findall(spread(text).lower()))
+    return set(_WORD.findall(split_words(text).lower()))

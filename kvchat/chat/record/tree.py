@@ -16,7 +16,7 @@ from kvchat.chat.record.database import ConversationGone, Database, insert_messa
 from kvchat.chat.record.messages import Message, Role, as_text, attachment_from_row, insert_rows
 from kvchat.chat.record.titles import NEW_TITLE, shared_words, title_from
 from kvchat.errors import KvchatError
-from kvchat.words.language import _, listed
+from kvchat.text.language import _, join_list
 
 # UNION, not UNION ALL: messages of a damaged file may form a cycle.
 _DESCENDANTS = """
@@ -54,7 +54,7 @@ class RemovedMessages:
     @property
     def text(self) -> str:
         names = (row["name"] for row in self.attachments if row["message_id"] == self.id)
-        return str(self.rows[0]["content"]).strip() or listed(names)
+        return str(self.rows[0]["content"]).strip() or join_list(names)
 
 
 def current_branch(database: Database, conversation_id: str) -> list[Message]:

@@ -27,8 +27,8 @@ from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import MIN_SHARE, SOURCES, Source
 from kvchat.session.restore_cost import PrefillSpeed
 from kvchat.session.slot import plan_load
-from kvchat.words.language import N_, _, several
-from kvchat.words.wording import STILL_LOADED, TimeRange, roughly
+from kvchat.text.formatting import STILL_LOADED, TimeRange, format_estimate
+from kvchat.text.language import N_, _, plural
 
 MIN_SHOWN_S = 1.0  # shorter waits are hidden
 _RESTORED_SOURCES = (Source.WARM, Source.DISK)
@@ -51,7 +51,7 @@ class Forecast:
             return _("no messages yet")
         where = _(_SOURCE_LABELS[self.source])
         if self.wait and self.is_noticeable:
-            return _("{where}: replies in {time}", where=where, time=roughly(self.wait))
+            return _("{where}: replies in {time}", where=where, time=format_estimate(self.wait))
         return f"{where}: {_(_SHORT_WAIT_LABELS[self.source])}" if self.source in _SHORT_WAIT_LABELS else where
 
     @property
@@ -59,15 +59,15 @@ class Forecast:
         """Text for a draft: "about 4 s: 2,100 tokens to read"; empty if the wait is unnoticeable."""
         if self.wait is None or not self.is_noticeable:
             return ""
-        time = roughly(self.wait)
+        time = format_estimate(self.wait)
         if self.source in _RESTORED_SOURCES:
-            return several(
+            return plural(
                 self.tokens_to_read,
                 "{time}: loading the chat memory, {count} token to process",
                 "{time}: loading the chat memory, {count} tokens to process",
                 time=time,
             )
-        return several(
+        return plural(
             self.tokens_to_read, "{time}: {count} token to process", "{time}: {count} tokens to process", time=time
         )
 

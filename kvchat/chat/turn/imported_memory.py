@@ -25,8 +25,8 @@ from kvchat.session.lease import Lease
 from kvchat.session.prefill import prefill_and_save, save_points_of
 from kvchat.session.slot import Slot
 from kvchat.session.slot_request import Priority
-from kvchat.words.language import _, sentences
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.language import _, join_sentences
+from kvchat.text.reasons import Reason, ReasonCode
 
 PROBE_TOKENS = 4  # tokens appended to the restored state, as in the self-test
 
@@ -57,7 +57,7 @@ async def try_imported_memory(
         except KvchatError as error:
             if isinstance(error, EngineError) and error.restore_fault:
                 return MemoryTest(reason=error.restore_fault)
-            message = sentences(error.title, error.detail).rstrip(".。")
+            message = join_sentences(error.title, error.detail).rstrip(".。")
             return MemoryTest(reason=Reason(ReasonCode.ERROR, {"message": message}), is_pending=True)
         finally:
             if lease is not None:

@@ -34,7 +34,7 @@ from kvchat.session.proof import LoadedState
 from kvchat.session.restore_cost import MIN_GAIN
 from kvchat.session.slot import Slot
 from kvchat.session.slot_request import Priority
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 
 TYPING_PAUSE_S = 0.6  # delay after the last draft change
 PASTE_CHARACTERS = 400  # characters; more at once were pasted

@@ -14,21 +14,21 @@ from pathlib import Path
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Receipt
 from kvchat.session.proof import MIN_SHARE, PROVED_SHARE, Source, Verdict
-from kvchat.words.language import N_, _, beside, listed, mark, number, several
-from kvchat.words.reasons import Reason, ReasonCode
-from kvchat.words.safe_text import calm
-from kvchat.words.wording import (
+from kvchat.text.formatting import (
     FIRST_REPLY,
     READ,
     READ_AGAIN,
     READ_AHEAD,
     REMEMBERED,
     STILL_LOADED,
-    brief,
-    duration,
-    per_second,
-    size,
+    format_brief_duration,
+    format_duration,
+    format_rate,
+    format_size,
 )
+from kvchat.text.language import N_, _, format_number, join_list, join_parts, plural, punctuation
+from kvchat.text.reasons import Reason, ReasonCode
+from kvchat.text.safe_text import safe_prose
 
 SOURCE_LABELS = {
     Source.AHEAD: READ_AHEAD,
@@ -113,40 +113,44 @@ def receipt_line(receipt: Receipt) -> str:
     if receipt.hollow:
         where = f"{where}: {_(UNUSED_MEMORY)}"
     foreign = [_(IMPORTED_LABEL)] if receipt.imported else []
-    return beside((brief(receipt.ttft_ms), where, *foreign, *_wait_labels(receipt), receipt_model(receipt)))
+    return join_parts(
+        (format_brief_duration(receipt.ttft_ms), where, *foreign, *_wait_labels(receipt), receipt_model(receipt))
+    )
 
 
 def receipt_model(receipt: Receipt) -> str:
-    return calm(receipt.model_name)
+    return safe_prose(receipt.model_name)
 
 
 def receipt_sentence(receipt: Receipt) -> str:
     read = receipt.prompt_tokens - receipt.cached_tokens
-    parts = [duration(receipt.ttft_ms)]
+    parts = [format_duration(receipt.ttft_ms)]
     if receipt.hollow:
-        again = several(read, "reprocessed {count} token", "reprocessed {count} tokens")
+        again = plural(read, "reprocessed {count} token", "reprocessed {count} tokens")
         parts.append(f"{again}: {_(UNUSED_MEMORY)}")
     elif receipt.source is Source.COLD:
-        parts.append(several(read, "processed {count} token", "processed {count} tokens"))
+        parts.append(plural(read, "processed {count} token", "processed {count} tokens"))
         if receipt.miss_reason:
-            parts.append(receipt.miss_reason.words)
+            parts.append(receipt.miss_reason.text)
     else:
-        done = [several(read, "processed {count} new token", "processed {count} new tokens")]
+        done = [plural(read, "processed {count} new token", "processed {count} new tokens")]
         ahead, before = receipt.read_ahead_tokens, receipt.cached_tokens - receipt.read_ahead_tokens
         if before and (receipt.source is Source.HOT or (receipt.source is Source.AHEAD and not receipt.restore_ms)):
-            done.append(_("{tokens} still loaded", tokens=number(before)))
+            done.append(_("{tokens} still loaded", tokens=format_number(before)))
         elif before and receipt.source is Source.DISK:
-            done.append(_("remembered {tokens} from disk", tokens=number(before)))
+            done.append(_("remembered {tokens} from disk", tokens=format_number(before)))
         elif before:
-            done.append(_("remembered {tokens}", tokens=number(before)))
+            done.append(_("remembered {tokens}", tokens=format_number(before)))
         if ahead:
-            done.append(_("{tokens} processed ahead", tokens=number(ahead)))
-        parts.append(listed(done))
+            done.append(_("{tokens} processed ahead", tokens=format_number(ahead)))
+        parts.append(join_list(done))
         if receipt.saved_ms is not None and receipt.saved_ms >= _MIN_SAVING_MS:
             saved_s = receipt.saved_ms / 1000  # round to the estimate's precision
-            time = _("{seconds} s", seconds=f"{saved_s:.0f}") if 10 <= saved_s < 100 else duration(receipt.saved_ms)
+            time = (
+                _("{seconds} s", seconds=f"{saved_s:.0f}") if 10 <= saved_s < 100 else format_duration(receipt.saved_ms)
+            )
             parts.append(_("saved about {time}", time=time))
-    return beside([*parts, *_wait_labels(receipt)])
+    return join_parts([*parts, *_wait_labels(receipt)])
 
 
 def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
@@ -154,64 +158,70 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
     full = _(UNUSED_MEMORY) if receipt.hollow else _(_SOURCE_DETAILS[receipt.source])
     written, prompt = _format_tokens(receipt.predicted_tokens), _format_tokens(receipt.prompt_tokens)
     if receipt.tokens_per_second:
-        written = _("{tokens} at {speed}", tokens=written, speed=per_second(receipt.tokens_per_second))
-    kept = number(cached)
-    prompt = _("{tokens}: {read} processed, {kept} remembered", tokens=prompt, read=number(read), kept=kept)
+        written = _("{tokens} at {speed}", tokens=written, speed=format_rate(receipt.tokens_per_second))
+    kept = format_number(cached)
+    prompt = _("{tokens}: {read} processed, {kept} remembered", tokens=prompt, read=format_number(read), kept=kept)
     ahead = _(
-        "{tokens} in {time}", tokens=_format_tokens(receipt.read_ahead_tokens), time=duration(receipt.read_ahead_ms)
+        "{tokens} in {time}",
+        tokens=_format_tokens(receipt.read_ahead_tokens),
+        time=format_duration(receipt.read_ahead_ms),
     )
     ahead = _("{what} (before you pressed Send, not counted)", what=ahead)
-    reading = _("{time} for {tokens}", time=duration(receipt.prefill_ms), tokens=_format_tokens(read))
+    reading = _("{time} for {tokens}", time=format_duration(receipt.prefill_ms), tokens=_format_tokens(read))
     lines = [
-        (_("Time to first token"), duration(receipt.ttft_ms)),
+        (_("Time to first token"), format_duration(receipt.ttft_ms)),
         ("  " + _("Loading (restore)"), _format_restore(receipt)),
         *([("  " + _("Processed ahead"), ahead)] if receipt.read_ahead_tokens else []),
         ("  " + _("Processing (prefill)"), reading),
-        ("  " + _("First token and overhead"), duration(receipt.first_token_ms)),
+        ("  " + _("First token and overhead"), format_duration(receipt.first_token_ms)),
         (_("Prompt"), prompt),
         (_("Reply"), written),
         *([(_("Model"), receipt_model(receipt))] if receipt.model_name else []),
-        (_("Source"), f"{receipt_source_label(receipt)}{mark('; ')}{full}"),
+        (_("Source"), f"{receipt_source_label(receipt)}{punctuation('; ')}{full}"),
     ]
     if receipt.imported:
         lines.append(
             (_("Imported memory"), _("This memory was imported with the chat, and kvchat has not verified it."))
         )
     if receipt.settle_ms is not None:
-        settled = duration(receipt.settle_ms)
+        settled = format_duration(receipt.settle_ms)
         words = _("finalized in {time}, not saved", time=settled)
         if receipt.save_ms is not None:
-            words = _("finalized in {time}, saved in {saved}", time=settled, saved=duration(receipt.save_ms))
+            words = _("finalized in {time}, saved in {saved}", time=settled, saved=format_duration(receipt.save_ms))
         lines.append((_("After the reply"), words))
     if receipt.queue_wait_ms >= _MIN_WAIT_MS:
-        lines.append((_("Waited for another reply (not counted)"), duration(receipt.queue_wait_ms)))
+        lines.append((_("Waited for another reply (not counted)"), format_duration(receipt.queue_wait_ms)))
     if receipt.engine_wait_ms >= _MIN_WAIT_MS:
-        lines.append((_("Waited for the engine to start (not counted)"), duration(receipt.engine_wait_ms)))
+        lines.append((_("Waited for the engine to start (not counted)"), format_duration(receipt.engine_wait_ms)))
     if receipt.saved_ms is not None:
-        lines.append((_("Time saved (estimate)"), duration(receipt.saved_ms)))
+        lines.append((_("Time saved (estimate)"), format_duration(receipt.saved_ms)))
     if receipt.miss_reason:
-        lines.append((_("Reason for processing"), receipt.miss_reason.words))
+        lines.append((_("Reason for processing"), receipt.miss_reason.text))
     return tuple(lines)
 
 
 def _wait_labels(receipt: Receipt) -> list[str]:
     queued, started = receipt.queue_wait_ms, receipt.engine_wait_ms
     return [
-        *([_("waited {time} for another reply", time=brief(queued))] if queued >= _MIN_WAIT_MS else []),
-        *([_("waited {time} for the engine to start", time=brief(started))] if started >= _MIN_WAIT_MS else []),
+        *([_("waited {time} for another reply", time=format_brief_duration(queued))] if queued >= _MIN_WAIT_MS else []),
+        *(
+            [_("waited {time} for the engine to start", time=format_brief_duration(started))]
+            if started >= _MIN_WAIT_MS
+            else []
+        ),
     ]
 
 
 def _format_tokens(count: int) -> str:
-    return several(count, "{count} token", "{count} tokens")
+    return plural(count, "{count} token", "{count} tokens")
 
 
 def _format_restore(receipt: Receipt) -> str:
     if not receipt.restore_ms:
         return _("nothing to load")
-    words = duration(receipt.restore_ms)
+    words = format_duration(receipt.restore_ms)
     if receipt.restored_bytes:
-        words = _("{size} in {time}", size=size(receipt.restored_bytes), time=words)
+        words = _("{size} in {time}", size=format_size(receipt.restored_bytes), time=words)
     return _("{what} (before you pressed Send, not counted)", what=words) if receipt.prefetched else words
 
 

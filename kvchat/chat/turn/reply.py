@@ -15,7 +15,7 @@ from kvchat.chat.record.messages import Message, MessageState, Receipt
 from kvchat.engine.api.wire import ChatChunk, Timings
 from kvchat.session.proof import NOTHING_LOADED, LoadedState, LoadResult, judge_load
 from kvchat.system.concurrency import Worker
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 FLUSH_INTERVAL_S = 0.5  # maximum loss in a crash
 SILENT_S, SILENT_PREFILL_S = 5.0, 60.0  # minimum silence to report while writing, while reading

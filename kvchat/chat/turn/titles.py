@@ -24,7 +24,7 @@ from kvchat.session.host import TemplateOptions
 from kvchat.session.slot import Slot
 from kvchat.session.slot_request import Priority
 from kvchat.system.concurrency import Background
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 IDLE_S = 3.0  # time without requests
 _MIN_HELD_SHARE = 0.9  # minimum share of the chat in the slot, to avoid rereading

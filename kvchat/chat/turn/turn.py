@@ -34,7 +34,7 @@ from kvchat.session.exchange import Exchange, Request
 from kvchat.session.lease import save_failure_reason
 from kvchat.session.prefill import Settling, SystemPrompt
 from kvchat.system.concurrency import Interruption
-from kvchat.words.language import N_, _, number
+from kvchat.text.language import N_, _, format_number
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class Turn:
             sentence = N_(
                 "All {tokens} tokens are in use. Choose a larger context length, or continue in a shorter branch."
             )
-            words = _(sentence, tokens=number(engine.context_size))  # always report truncation
+            words = _(sentence, tokens=format_number(engine.context_size))  # always report truncation
             turn_context.events.publish(
                 Notice(_("The reply was cut off: the context is full"), words, self.conversation_id)
             )

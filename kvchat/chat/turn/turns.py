@@ -23,7 +23,7 @@ from kvchat.chat.record.titles import title_from
 from kvchat.chat.turn.turn import Turn, TurnStart
 from kvchat.chat.turn_context import TurnContext
 from kvchat.errors import KvchatError
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 
 def store_question(

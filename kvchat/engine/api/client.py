@@ -30,8 +30,8 @@ from kvchat.engine.api.wire import (
     Timings,
 )
 from kvchat.system.concurrency import apart
-from kvchat.words.folding import shared_text
-from kvchat.words.language import _
+from kvchat.text.language import _
+from kvchat.text.search import common_prefix_length
 
 GROWTH_PROBE = "more"  # added after a growing message to find its end
 THREAD_PARSE_BYTES = 32_768  # bytes of token ids; more are parsed off the window's thread
@@ -110,8 +110,8 @@ class PromptTokenizer:
         """Derive the ids from the prompt that shares most; None if none can be cut."""
         if not self.end or self._can_cut is False or not self._known:
             return None
-        known, ids = max(self._known, key=lambda prompt: shared_text(prompt[0], text))
-        cut = text.rfind(self.end, 0, shared_text(known, text))
+        known, ids = max(self._known, key=lambda prompt: common_prefix_length(prompt[0], text))
+        cut = text.rfind(self.end, 0, common_prefix_length(known, text))
         if cut <= 0:
             return None
         if self._end_id < 0:
@@ -240,7 +240,7 @@ class LlamaServerClient:
         last = messages[-1]
         longer = [*messages[:-1], replace(last, content=f"{last.content} {GROWTH_PROBE}")]
         whole, other = [await self._render(self._prompt_body(said)) for said in (messages, longer)]
-        end = shared_text(whole, other)
+        end = common_prefix_length(whole, other)
         return await self._prompts.tokenize(whole[:end], is_draft=True), await self.count_tokens(whole[end:])
 
     async def request_tokens(

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from kvchat.engine.api.errors import EngineError, EngineFailed, EngineFailure, EngineLifetime
-from kvchat.words.language import N_, _
+from kvchat.text.language import N_, _
 
 if TYPE_CHECKING:
     from kvchat.engine.api.client import LlamaServerClient

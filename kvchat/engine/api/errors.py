@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kvchat.errors import KvchatError
-from kvchat.words.language import N_, _
-from kvchat.words.reasons import Reason
+from kvchat.text.language import N_, _
+from kvchat.text.reasons import Reason
 
 # llama-server's errors (tools/server/server-context.cpp and server-common.cpp of b11434).
 TOO_LONG, CROWDED_OUT = "exceed_context_size_error", "Context size has been exceeded"

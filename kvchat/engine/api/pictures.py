@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from kvchat.engine.api.errors import EngineRefused
 from kvchat.engine.api.wire import ChatMessage, Picture, prompt_body
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 MAX_PIXELS = 40_000_000  # three bytes each when decoded in the engine
 _SIGNATURES = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"BM": "BMP"}  # supported formats

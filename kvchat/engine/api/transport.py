@@ -29,7 +29,7 @@ from kvchat.engine.api.errors import (
 )
 from kvchat.engine.api.wire import ChatChunk
 from kvchat.system.files import collect
-from kvchat.words.language import N_, _
+from kvchat.text.language import N_, _
 
 MAX_RESPONSE_BYTES = 64_000_000  # bytes of a complete response; the longest prompt takes a tenth
 CONNECT_TIMEOUT_S = 5.0

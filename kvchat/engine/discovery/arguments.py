@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from kvchat.errors import KvchatError
-from kvchat.words.language import N_, _, sentences
+from kvchat.text.language import N_, _, join_sentences
 
 _NAME = re.compile(r"-{1,2}[A-Za-z][\w-]*")
 _DESCRIPTION_GAP = re.compile(r"(?<![,\s])\s{2,}")  # a comma and spaces separate names, spaces alone the description
@@ -141,7 +141,7 @@ def check_arguments(arguments: Sequence[str], known: KnownOptions | None) -> Non
             continue
         if option is None:
             hint = _("Use a space instead of the equals sign.") if "=" in name else ""
-            raise BadArguments(sentences(_("This engine does not support the option {name}.", name=name), hint))
+            raise BadArguments(join_sentences(_("This engine does not support the option {name}.", name=name), hint))
         if len(values) != option.values:
             counts = {"count": _describe_count(option.values), "count2": _describe_count(len(values))}
             raise BadArguments(_("{name} takes {count}, but got {count2}.", name=name, **counts))

@@ -23,7 +23,7 @@ from kvchat.engine.discovery.arguments import KnownOptions, parse_help
 from kvchat.errors import KvchatError
 from kvchat.system.files import in_time, stamp_of
 from kvchat.system.paths import expanded
-from kvchat.words.language import N_, _, listed
+from kvchat.text.language import N_, _, join_list
 
 _COMMAND_TIMEOUT_S = 30.0
 
@@ -243,7 +243,7 @@ class EngineProbe:
             raise EngineTooOld(location, _("It is build {build}; kvchat needs {minimum_build} or newer.", **builds))
         lacking = self.options.missing(REQUIRED_OPTIONS) if self.options else frozenset()
         if lacking:
-            raise EngineTooOld(location, _("It does not support {lacking}.", lacking=listed(sorted(lacking))))
+            raise EngineTooOld(location, _("It does not support {lacking}.", lacking=join_list(sorted(lacking))))
 
 
 def build_number(text: str) -> int | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kvchat.engine import parent_guard
 from kvchat.errors import KvchatError
-from kvchat.words.language import N_, _, listed
+from kvchat.text.language import N_, _, join_list
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _DISPLAY_CLASS = 0x03  # PCI class code: VGA, XGA, 3D and other display controllers
@@ -173,7 +173,7 @@ def describe_missing_libraries(program: Path) -> str:
         return ""
     known = {next((words for start, words in _PROVIDERS.items() if name.startswith(start)), "") for name in lacking}
     brought = _(" and ").join(sorted(_(words) for words in known if words))
-    return _("It is missing {lacking}.", lacking=listed(sorted(lacking))) + (
+    return _("It is missing {lacking}.", lacking=join_list(sorted(lacking))) + (
         " " + _("This is part of {brought}.", brought=brought) if brought else ""
     )
 

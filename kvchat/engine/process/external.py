@@ -23,7 +23,7 @@ from kvchat.engine.api.errors import EngineFailure, EngineGone, EngineRefused, F
 from kvchat.engine.discovery.engines import MINIMUM_BUILD, build_number
 from kvchat.errors import KvchatError
 from kvchat.settings import MAX_CONTEXT
-from kvchat.words.language import N_, _
+from kvchat.text.language import N_, _
 
 _ADVICE = N_("Check the server's address and API key in the settings, and check that the server is running.")
 

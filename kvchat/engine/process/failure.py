@@ -27,7 +27,7 @@ from kvchat.engine.process.child import ProcessExit
 from kvchat.engine.process.external import BadAddress
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.errors import KvchatError
-from kvchat.words.language import _, number, sentences
+from kvchat.text.language import _, format_number, join_sentences
 
 _WINDOWS_DLL_NOT_FOUND = 0xC0000135
 _WINDOWS_ILLEGAL_INSTRUCTION = 0xC000001D
@@ -106,11 +106,11 @@ def retries_exhausted(reason: EngineFailure, deaths: int) -> EngineFailure:
     if deaths < 2:
         return reason
     left_alone = _("It stopped {deaths} times, so kvchat does not restart it again.", deaths=deaths)
-    return dataclasses.replace(reason, detail=sentences(reason.detail, left_alone))
+    return dataclasses.replace(reason, detail=join_sentences(reason.detail, left_alone))
 
 
 def retrying_smaller(reason: EngineFailure, plan: LaunchPlan) -> EngineFailure:
-    tokens = number(plan.context_size)
+    tokens = format_number(plan.context_size)
     advice = _("kvchat is restarting it with a context length of {tokens} tokens.", tokens=tokens)
     if plan.without_gpu:
         advice = _(

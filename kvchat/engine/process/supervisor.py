@@ -28,7 +28,7 @@ from kvchat.engine.process import failure
 from kvchat.engine.process.child import EngineProcess, StopTimeouts
 from kvchat.engine.process.log import START_MARKER, EngineLog
 from kvchat.engine.process.plan import Invocation, LaunchPlan, prepare
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 
 @dataclass(frozen=True)

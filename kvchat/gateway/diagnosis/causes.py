@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from kvchat.gateway.diagnosis.prompts import NOTHING_KNOWN, Contents, Message, Parting, Prompt
 from kvchat.gateway.diagnosis.rules import BILLING_HEADER, CLOCK, HOLD_CLOCK, has_date, masked
-from kvchat.words.folding import shared_text
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
+from kvchat.text.search import common_prefix_length
 
 _AROUND = 160  # characters of context on either side
 _SNIPPET = 80  # characters used to find a body part in the prompt
@@ -53,7 +53,7 @@ _TEMPLATE, _SYSTEM, _TOOLS = Place(TEMPLATE), Place(SYSTEM), Place(TOOLS)
 
 
 def parting(old: Prompt, new: Prompt) -> Parting:
-    at = shared_text(old.text, new.text)
+    at = common_prefix_length(old.text, new.text)
     place = _place(old.contents, new, at)
     before, after = old.text[max(0, at - _AROUND) : at + _AROUND], new.text[max(0, at - _AROUND) : at + _AROUND]
     cause = _of_the_line(_line(old.text, at), _line(new.text, at), place) or _of_the_part(old, new, at, place)

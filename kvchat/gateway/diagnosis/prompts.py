@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvchat.words.language import _, listed, number
-from kvchat.words.reasons import Reason, ReasonCode
-from kvchat.words.wording import brief
+from kvchat.text.formatting import format_brief_duration
+from kvchat.text.language import _, format_number, join_list
+from kvchat.text.reasons import Reason, ReasonCode
 
 SYSTEM_ROLES = frozenset(("system", "developer"))
 # Request options that change how a template renders.
@@ -204,11 +204,11 @@ class Parting:
 
     def sentence(self, read: int | None = None, seconds: float = 0.0) -> str:
         """Describe it in a sentence; `read`: tokens that were reprocessed, in `seconds`."""
-        at, of, cause = number(self.at), number(self.of), self.cause.words
+        at, of, cause = format_number(self.at), format_number(self.of), self.cause.text
         words = _("the prompt changed at token {at} of {of}: {cause}", at=at, of=of, cause=cause)
         if read is not None:
-            words = _("{words}; {tokens} tokens reprocessed", words=words, tokens=number(read))
-        return listed((words, brief(1000 * seconds))) if read is not None and seconds else words
+            words = _("{words}; {tokens} tokens reprocessed", words=words, tokens=format_number(read))
+        return join_list((words, format_brief_duration(1000 * seconds))) if read is not None and seconds else words
 
 
 MOST_OF_ONE = 24  # prompts per program and model: for its threads, titles and helpers

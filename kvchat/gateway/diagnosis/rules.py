@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from kvchat.gateway.diagnosis.prompts import SYSTEM_ROLES
-from kvchat.words.language import N_
+from kvchat.text.language import N_
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _decode = json.JSONDecoder().raw_decode

@@ -17,7 +17,7 @@ from kvchat.kvstore.index.schema import MIGRATIONS, CorruptIndex, is_sane
 from kvchat.kvstore.index.usage import note_index_loss
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.system.migrations import check_version, migrate
-from kvchat.words.language import N_, _
+from kvchat.text.language import N_, _
 
 TOO_NEW = N_("Your chat memory was saved by a newer version of kvchat")
 _PAGE_BYTES = 8192  # an index page holds a whole token segment and its neighbors

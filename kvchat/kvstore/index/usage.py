@@ -18,7 +18,7 @@ from kvchat.kvstore.index.eviction import Candidate, Needs, Numbers
 from kvchat.kvstore.index.schema import RECOUNT, CorruptIndex, moment
 from kvchat.kvstore.savepoint import IMPORTED_PREFIX, PROGRAM, ConversationUsage, Loss, UncheckedPoints
 from kvchat.system.migrations import statements
-from kvchat.words.reasons import Reason, ReasonCode, reason_of
+from kvchat.text.reasons import Reason, ReasonCode, reason_of
 
 
 class Totals(NamedTuple):

@@ -25,7 +25,7 @@ from kvchat.library.gguf.header import (
 from kvchat.library.gguf.kv_cache import KvLayout, head_lengths, kv_layout
 from kvchat.library.gguf.template_options import TemplateVariable, template_variables
 from kvchat.system.files import NotAFile, open_plain, stamp_of
-from kvchat.words.language import N_, _
+from kvchat.text.language import N_, _
 
 # llama_ftype in llama.cpp's include/llama.h, by common file names.
 _FILE_TYPES = (

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kvchat.engine.process.plan import BATCH_SIZE
 from kvchat.library.gguf.header import TENSOR_TYPES, GgufFields
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 # Architectures whose sliding-window layers llama.cpp knows without the file: every n-th layer has full attention;
 # 0: no layer has.

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from kvchat.words.language import N_
+from kvchat.text.language import N_
 
 Choices = tuple[tuple[bool | str, str], ...]
 

@@ -12,9 +12,8 @@ from functools import lru_cache
 
 from kvchat.engine.process.log import Placement
 from kvchat.library.memory.demand import Demand, MemoryBar, MemoryFacts, margin, spendable
-from kvchat.words.language import _, ended, number, sentences
-from kvchat.words.wording import day
-from kvchat.words.wording import size as size_in_words
+from kvchat.text.formatting import format_day_of, format_size
+from kvchat.text.language import _, end_sentence, format_number, join_sentences
 
 STEP = 256  # tokens; llama.cpp rounds context sizes to it
 MIN_CONTEXT = 2048  # tokens; less is too short for a chat
@@ -41,7 +40,7 @@ class ContextChoice:
 
     @property
     def full_explanation(self) -> str:
-        return sentences(self.reason, self.beside, self.share)
+        return join_sentences(self.reason, self.beside, self.share)
 
     def with_placement(self, placement: Placement | None, where: str) -> ContextChoice:
         """Add what the engine placed on the GPUs. `where`: "the GPU"; None: not in the log."""
@@ -65,7 +64,7 @@ def _describe_placement(placement: Placement, where: str) -> str:
 
 
 def _placement_sentence(placement: Placement, where: str) -> str:
-    words = ended(_describe_placement(placement, where))
+    words = end_sentence(_describe_placement(placement, where))
     return words[:1].upper() + words[1:]
 
 
@@ -136,7 +135,7 @@ class ContextChooser:
         reason = _(
             "{reason} Starts with {size} tokens and grows as needed.",
             reason=most.reason,
-            size=number(size),
+            size=format_number(size),
         )
         return self._choice(size, reason)
 
@@ -155,9 +154,9 @@ class ContextChooser:
             slower = " " + self._offload_note(larger) if whole and not self._fits_on_gpu(larger) else ""
             reason = _(
                 "{larger} tokens need about {needed} of the {free} {place} after the engine stops.{slower}",
-                larger=number(larger),
-                needed=size_in_words(needed),
-                free=size_in_words(free),
+                larger=format_number(larger),
+                needed=format_size(needed),
+                free=format_size(free),
                 place=self._place(larger),
                 slower=slower,
             )
@@ -173,35 +172,35 @@ class ContextChooser:
             reason = _(
                 "{tokens} tokens: the minimum, but even this may not fit. With this context, the "
                 "model needs about {needed}, and {sparable}.",
-                tokens=number(tokens),
-                needed=size_in_words(self._needed_and_free(tokens)[0]),
+                tokens=format_number(tokens),
+                needed=format_size(self._needed_and_free(tokens)[0]),
                 sparable=self._describe_usable(tokens),
             )
         elif tokens >= self._trained:
-            reason = _("{tokens} tokens: the full context length of this model.", tokens=number(tokens))
+            reason = _("{tokens} tokens: the full context length of this model.", tokens=format_number(tokens))
         else:
             ran_out = ""
             if limit and tokens >= most:
                 ran_out = " " + _(
                     "A larger context ran out of memory; kvchat will try it again on {until}.",
-                    until=day(limit.until),
+                    until=format_day_of(limit.until),
                 )
             reason = _(
                 "{tokens} tokens: the most that fits in memory; the model supports {trained}.{ran_out}",
-                tokens=number(tokens),
-                trained=number(self._facts.trained_context),
+                tokens=format_number(tokens),
+                trained=format_number(self._facts.trained_context),
                 ran_out=ran_out,
             )
         return self._choice(tokens, reason)
 
     def _user_choice(self, wanted: int) -> ContextChoice:
         tokens = max(STEP, wanted)
-        reason = _("{tokens} tokens: set by you.", tokens=number(tokens))
+        reason = _("{tokens} tokens: set by you.", tokens=format_number(tokens))
         warning = ""
         if not self._fits(tokens):
             warning = _(
                 "This may not fit: at this context length the model needs about {needed}, but {spare}.",
-                needed=size_in_words(self._needed_and_free(tokens)[0]),
+                needed=format_size(self._needed_and_free(tokens)[0]),
                 spare=self._describe_usable(tokens),
             )
         elif tokens > self._facts.trained_context:
@@ -209,18 +208,18 @@ class ContextChooser:
             warning = _(
                 "The model was trained for {trained} tokens. Newer engines stop there; older ones "
                 "produce poor replies beyond that.",
-                trained=number(self._facts.trained_context),
+                trained=format_number(self._facts.trained_context),
             )
         return replace(self._choice(tokens, reason), warning=warning, by_user=True)
 
     def _reduced_choice(self, tokens: int, before: ContextChoice) -> ContextChoice:
         more = _("more of the model on {beside}", beside=self._memory.beside)
         if tokens < before.tokens:
-            more = number(before.tokens)
+            more = format_number(before.tokens)
         less = f"; {_describe_placement(self._no_gpu_layers, self._memory.beside)}" if self._without_gpu else ""
         reason = _(
             "{tokens} tokens: memory ran out with {more}{less}.",
-            tokens=number(tokens),
+            tokens=format_number(tokens),
             more=more,
             less=less,
         )
@@ -280,8 +279,8 @@ class ContextChooser:
         free = self._needed_and_free(tokens)[1]
         return _(
             "only {spare} of the {free} {place} can be used",
-            spare=size_in_words(spendable(free)),
-            free=size_in_words(free),
+            spare=format_size(spendable(free)),
+            free=format_size(free),
             place=self._place(tokens),
         )
 
@@ -294,17 +293,17 @@ class ContextChooser:
         if self._fits(tokens):
             share = _(
                 "With this context, the model needs about {needed} of the {free} {place}; {margin} stays reserved.",
-                needed=size_in_words(needed),
-                free=size_in_words(free),
+                needed=format_size(needed),
+                free=format_size(free),
                 place=self._place(tokens),
-                margin=size_in_words(margin(free)),
+                margin=format_size(margin(free)),
             )
         # Half of kvchat's margin: a slightly low estimate moves no layer off the GPU.
         targets = [margin(device.free) // 2 for device in self._memory.devices if not self._without_gpu]
         bars = self._bars(tokens)
         return ContextChoice(
             tokens=tokens,
-            reason=sentences(reason, shared),
+            reason=join_sentences(reason, shared),
             share=share,
             kv_bytes=sum(bar.kv for bar in bars),
             needed=needed,

@@ -18,8 +18,8 @@ from kvchat.engine.process.plan import BATCH_SIZE, CONTEXT_CHECKPOINTS
 from kvchat.library.gguf.facts import GgufFacts
 from kvchat.library.gguf.kv_cache import kv_bytes, kv_estimate, padded
 from kvchat.system.files import read_json, whole_file
-from kvchat.words.language import _, listed, several
-from kvchat.words.wording import size as size_in_words
+from kvchat.text.formatting import format_size
+from kvchat.text.language import _, join_list, plural
 
 COMPUTER = "memory"  # bar name of main memory
 ENGINE_BYTES = 128 * 1024 * 1024  # the engine's process, HTTP threads and small buffers
@@ -66,8 +66,8 @@ class MemoryFacts:
     def beside(self) -> str:
         elsewhere = [device.kind == "RPC" for device in self.devices]
         words = {
-            False: several(elsewhere.count(False), "the GPU", "the GPUs"),
-            True: several(elsewhere.count(True), "the other computer", "the other computers"),
+            False: plural(elsewhere.count(False), "the GPU", "the GPUs"),
+            True: plural(elsewhere.count(True), "the other computer", "the other computers"),
         }
         return _(" and ").join(words[kind] for kind in dict.fromkeys(elsewhere))
 
@@ -186,10 +186,10 @@ class MemoryBar:
             (self.compute, _("buffers")),
             (self.other, _("engine")),
         )
-        taken = listed(f"{size_in_words(size)} {what}" for size, what in parts if size)
+        taken = join_list(f"{format_size(size)} {what}" for size, what in parts if size)
         left = ((self.staging, _("for cached chats")), (self.unused, _("unused")), (self.margin, _("reserved")))
-        rest = listed(f"{size_in_words(size)} {what}" for size, what in left if size)
-        return _("{taken}; {rest}, of {free} free", taken=taken, rest=rest, free=size_in_words(self.free))
+        rest = join_list(f"{format_size(size)} {what}" for size, what in left if size)
+        return _("{taken}; {rest}, of {free} free", taken=taken, rest=rest, free=format_size(self.free))
 
     @property
     def fits(self) -> bool:

@@ -10,8 +10,8 @@ from kvchat.library.gguf.kv_cache import KV_TYPES
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser, partial_offload_note
 from kvchat.library.memory.demand import ENGINE_BYTES, Demand, MemoryFacts, spendable
 from kvchat.settings import Settings
-from kvchat.words.language import N_, _, number, sentences
-from kvchat.words.wording import size as size_in_words
+from kvchat.text.formatting import format_size
+from kvchat.text.language import N_, _, format_number, join_sentences
 
 COMFORTABLE = 8192  # tokens; with less, a long chat soon loses its beginning
 OVERHEAD_SHARE = 0.15  # of the weights, for buffers and a KV cache of some thousand tokens, if only the size is known
@@ -46,7 +46,7 @@ def judge(demand: Demand, memory: MemoryFacts, wanted: int | None = None) -> Jud
     if wanted is not None and not (own := chooser.choose(wanted)).fits:
         return Judgement(
             Verdict.TIGHT,
-            _("{tokens} tokens: set by you. {warning}", tokens=number(own.tokens), warning=own.warning),
+            _("{tokens} tokens: set by you. {warning}", tokens=format_number(own.tokens), warning=own.warning),
         )
     if choice.beside or choice.tokens < min(demand.facts.trained_context, COMFORTABLE):
         return Judgement(Verdict.TIGHT, choice.full_explanation)
@@ -58,11 +58,11 @@ def judge_size(size: int, memory: MemoryFacts) -> Judgement:
     needed = round(size * (1 + OVERHEAD_SHARE)) + ENGINE_BYTES
     free = memory.device_free if memory.devices else memory.available
     where = _("free on {beside}", beside=memory.beside) if memory.devices else _("free")
-    guess = _("Estimated from the file size; {free} is {where}.", free=size_in_words(free), where=where)
+    guess = _("Estimated from the file size; {free} is {where}.", free=format_size(free), where=where)
     if needed <= spendable(free):
         return Judgement(Verdict.FITS, guess)
     if memory.devices and needed <= spendable(free + memory.available):
-        return Judgement(Verdict.TIGHT, sentences(guess, partial_offload_note(memory)))
+        return Judgement(Verdict.TIGHT, join_sentences(guess, partial_offload_note(memory)))
     if not memory.devices and size + ENGINE_BYTES <= spendable(free):
         return Judgement(Verdict.TIGHT, _("{guess} Little memory is left for the context.", guess=guess))
     return Judgement(Verdict.NO, guess)
@@ -120,9 +120,9 @@ def _smaller_kv(situation: Situation) -> Proposal | None:
     best = situation.otherwise(kv_type=SMALLER_KV)
     tokens = best.tokens - choice.tokens
     if tokens > 0:
-        gain = _("Adds {tokens} tokens of context without using more memory.", tokens=number(tokens))
+        gain = _("Adds {tokens} tokens of context without using more memory.", tokens=format_number(tokens))
     elif best.fits and not choice.fits:
-        gain = _("A context of {tokens} tokens then fits.", tokens=number(best.tokens))
+        gain = _("A context of {tokens} tokens then fits.", tokens=format_number(best.tokens))
     elif choice.beside and not best.beside:
         gain = _("The whole model then fits on {beside}, which is faster.", beside=situation.memory.beside)
     else:
@@ -147,12 +147,12 @@ def _full_window(situation: Situation) -> Proposal | None:
         return None
     taken = situation.otherwise(swa_full=True, wanted=choice.tokens).kv_bytes - choice.kv_bytes
     fewer = choice.tokens - full.tokens
-    price = _("This uses {taken} more memory at this context length.", taken=size_in_words(taken))
+    price = _("This uses {taken} more memory at this context length.", taken=format_size(taken))
     if fewer > 0:
         price = _(
             "This uses {taken} more memory at this context length and shortens the context by {fewer} tokens.",
-            taken=size_in_words(taken),
-            fewer=number(fewer),
+            taken=format_size(taken),
+            fewer=format_number(fewer),
         )
     return Proposal(
         _("Keep the full sliding-window cache (--swa-full)"),

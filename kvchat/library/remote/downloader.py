@@ -28,8 +28,8 @@ from kvchat.errors import KvchatError
 from kvchat.library.remote.hub import HubError, HubFile, HubPart, Unreachable
 from kvchat.system.concurrency import LAST_MOMENT_S
 from kvchat.system.files import read_json, size_of, whole_file
-from kvchat.words.language import _
-from kvchat.words.wording import size as size_in_words
+from kvchat.text.formatting import format_size
+from kvchat.text.language import _
 
 if TYPE_CHECKING:
     import httpx2
@@ -244,8 +244,8 @@ def _check_room(order: Order, models: Path) -> None:
             _("This file is too large to download in kvchat"),
             _(
                 "It is {largest}. Hugging Face serves files larger than {largest2} only to its own client.",
-                largest=size_in_words(largest),
-                largest2=size_in_words(MAX_FILE_BYTES),
+                largest=format_size(largest),
+                largest2=format_size(MAX_FILE_BYTES),
             ),
             _(
                 "Run `hf download {repository} {path}`. kvchat will find the model.",
@@ -260,10 +260,10 @@ def _check_room(order: Order, models: Path) -> None:
             _("Not enough disk space for this download"),
             _(
                 "It needs {needed} more, and {spare_room} should stay free; {models} has {free} free.",
-                needed=size_in_words(needed),
-                spare_room=size_in_words(RESERVED_DISK_BYTES),
+                needed=format_size(needed),
+                spare_room=format_size(RESERVED_DISK_BYTES),
                 models=models,
-                free=size_in_words(free),
+                free=format_size(free),
             ),
             _("Free up disk space, or choose a smaller file."),
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloader import Downloader, Order, Origin, discard, unfinished_orders
-from kvchat.words.language import N_, _, sentences
+from kvchat.text.language import N_, _, join_sentences
 
 
 class DownloadState(Enum):
@@ -147,5 +147,5 @@ def describe_outcome(download: Download) -> tuple[str, str] | None:
     if download.state is DownloadState.DONE:
         return _("{name} downloaded", name=name), _("You can now choose it in Models.")
     if download.state is DownloadState.FAILED and error is not None:
-        return _("{name} could not be downloaded", name=name), sentences(error.title, error.detail)
+        return _("{name} could not be downloaded", name=name), join_sentences(error.title, error.detail)
     return None

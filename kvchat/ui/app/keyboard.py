@@ -26,13 +26,13 @@ from shiboken6 import isValid
 from kvchat.chat.options import Preset, chat_from_preset
 from kvchat.runtime import Runtime
 from kvchat.settings import ZOOMS
+from kvchat.text.language import _
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.chat.composer import Composer, MessageField
 from kvchat.ui.commands import SHORTCUTS, Palette, PaletteEntry, ShortcutSheet, install_shortcuts, shown_keys
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.transcript.footer import MessageRequest, Request
 from kvchat.ui.transcript.transcript import Transcript
-from kvchat.words.language import _
 
 
 class KeyboardController(QObject):

@@ -25,6 +25,7 @@ from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.system.owner import StartRequest
 from kvchat.system.session_bus import SessionBus
+from kvchat.text.language import _
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.building import button, column, row
 from kvchat.ui.base.tasks import TaskRunner
@@ -39,7 +40,6 @@ from kvchat.ui.desktop.global_key import GlobalKey
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.transcript.transcript import Transcript
 from kvchat.ui.widgets.layouts import ElidedLabel
-from kvchat.words.language import _
 
 _WIDTH, _HEIGHT = 640, 480  # pixels at 100 % text; this high after a question
 

@@ -17,11 +17,11 @@ from kvchat.library.remote.downloads import ACTIVE_STATES
 from kvchat.runtime import Runtime
 from kvchat.session.slots import PendingSave
 from kvchat.system.session_bus import NoAnswer, Service, SessionBus
+from kvchat.text.formatting import format_rough_duration, one_line
+from kvchat.text.language import N_, _, join_parts, join_sentences, plural
 from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.icons import LogoState, tray_icon
 from kvchat.ui.dialogs.confirm import ConfirmDialog, confirm, fit_height
-from kvchat.words.language import N_, _, beside, sentences, several
-from kvchat.words.wording import one_line, rough_duration
 
 if TYPE_CHECKING:
     from kvchat.ui.app.main_window import MainWindow
@@ -93,7 +93,7 @@ class Tray(QObject):
 
     def refresh(self) -> None:
         state, logo = self._runtime.engine.status.state, self.logo
-        tooltip = beside(("kvchat", _(state.value), self._runtime.model.name or ""))
+        tooltip = join_parts(("kvchat", _(state.value), self._runtime.model.name or ""))
         if (logo, tooltip) != self._shown:
             self._shown = (logo, tooltip)
             self.icon.setIcon(tray_icon(logo))
@@ -161,7 +161,7 @@ class ReplyNotifier(QObject):
             return
         match event:
             case ReplyFinished(receipt=receipt) if receipt and receipt.total_s >= LONG_S:
-                words = _("The reply finished after {time}.", time=rough_duration(receipt.total_s))
+                words = _("The reply finished after {time}.", time=format_rough_duration(receipt.total_s))
             case TurnFailed(error=error):
                 words = _("The reply failed: {error}.", error=error.title)
             case _:
@@ -223,7 +223,12 @@ class QuitController(QObject):
         elif self.question is None:
             self._window.show()
             self.question = confirm(
-                self._window, _("Quit now?"), sentences(*words), _("Quit"), self.agreed.emit, keep=_("Keep running")
+                self._window,
+                _("Quit now?"),
+                join_sentences(*words),
+                _("Quit"),
+                self.agreed.emit,
+                keep=_("Keep running"),
             )
             self.question.finished.connect(self._forget)
 
@@ -250,7 +255,7 @@ class QuitController(QObject):
         ]
         if count := sum(download.state in ACTIVE_STATES for download in self._runtime.models.downloads.all()):
             ends.append(
-                several(
+                plural(
                     count,
                     "{count} model is being downloaded. You can resume the download later.",
                     "{count} models are being downloaded. You can resume the downloads later.",

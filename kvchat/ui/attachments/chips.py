@@ -14,15 +14,15 @@ from PySide6.QtCore import QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QIcon, QImage, QKeySequence, QPixmap, QShortcut, QTextCursor
 from PySide6.QtWidgets import QDialog, QFrame, QScrollArea, QToolButton, QWidget
 
+from kvchat.text.formatting import format_size, format_tokens, one_line
+from kvchat.text.language import _
+from kvchat.text.safe_text import safe_document, safe_prose
+from kvchat.text.search import Term, find_first_match, find_matches
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, code_font, restyle
 from kvchat.ui.widgets.layouts import FlowLayout, plain_tip
 from kvchat.ui.widgets.text_search import cursors_at, mark
-from kvchat.words.folding import Term, any_span, spans
-from kvchat.words.language import _
-from kvchat.words.safe_text import calm, shown_document
-from kvchat.words.wording import one_line, size, tokens_short
 
 if TYPE_CHECKING:
     from kvchat.chat.record.messages import Attachment
@@ -45,9 +45,9 @@ class AttachmentCard(QFrame):
         self.attachment = attachment
         self._look, self._counted = look, False
         styled(self, "chip")
-        tip = plain_tip(f"{attachment.name}\n{size(attachment.size)}\n{tip}")
+        tip = plain_tip(f"{attachment.name}\n{format_size(attachment.size)}\n{tip}")
         self.name = button("", self.opened, name=f"{what} {attachment.name}", tip=tip)
-        self.count = label(size(attachment.size), "small")
+        self.count = label(format_size(attachment.size), "small")
 
     def cross(self) -> QToolButton:
         name, picture = _("Remove {name}", name=self.attachment.name), icon("close", self._look.theme.muted)
@@ -63,7 +63,7 @@ class AttachmentCard(QFrame):
         """Show the token count; an estimate is marked and never replaces a count."""
         if counted or not self._counted:
             self._counted = counted
-            few = tokens_short(tokens)
+            few = format_tokens(tokens)
             self.count.setText(_("{tokens} tokens", tokens=few) if counted else _("about {tokens} tokens", tokens=few))
 
 
@@ -160,7 +160,7 @@ class ChipRows(QWidget):
             self._open(found)
 
     def _has_terms(self, attachment: Attachment) -> bool:
-        return any(any_span(text, self._terms) for text in (attachment.name, attachment.text))
+        return any(find_first_match(text, self._terms) for text in (attachment.name, attachment.text))
 
     def _open(self, attachment: Attachment) -> None:
         if attachment.data:
@@ -183,12 +183,12 @@ class AttachmentView(QDialog):
 
     def __init__(self, look: Look, attachment: Attachment, terms: Sequence[Term], parent: QWidget) -> None:
         super().__init__(parent)
-        self.setWindowTitle(calm(attachment.name))
-        words = shown_document(attachment.name, attachment.text)
+        self.setWindowTitle(safe_prose(attachment.name))
+        words = safe_document(attachment.name, attachment.text)
         font = code_font(look.fonts.mono, look.fonts.small)
-        self.text = plain_text(_("Text of {name}", name=calm(attachment.name)), font, words)
+        self.text = plain_text(_("Text of {name}", name=safe_prose(attachment.name)), font, words)
         self.place = label(kind="small")
-        self._hits = cursors_at(self.text, words, spans(words, terms)[:_MAX_MARKS])
+        self._hits = cursors_at(self.text, words, find_matches(words, terms)[:_MAX_MARKS])
         self._at = 0
         steps: list[QWidget] = []
         for name, keys, picture, by in (

@@ -31,11 +31,11 @@ from kvchat.chat.attachments import AttachmentError, picture_attachment
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.system.session_bus import NoAnswer, SessionBus
+from kvchat.text.language import _
 from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.building import label
 from kvchat.ui.desktop.activation import on_wayland
 from kvchat.ui.desktop.global_key import Declined, request
-from kvchat.words.language import _
 
 # Decoder warnings about untrusted pictures are not printed; decoding failures are reported.
 QLoggingCategory.setFilterRules("qt.gui.imageio*=false")

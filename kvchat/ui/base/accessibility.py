@@ -6,7 +6,7 @@ from PySide6.QtCore import QCoreApplication, QLibraryInfo, QLocale, QObject, QTr
 from PySide6.QtGui import QAccessible, QAccessibleAnnouncementEvent, QAccessibleInterface
 from PySide6.QtWidgets import QAccessibleWidget, QWidget
 
-from kvchat.words.language import speak, spoken
+from kvchat.text.language import current_language, set_language
 
 _QT_NAMES = {"zh_Hans": "zh_CN", "zh_Hant": "zh_TW"}  # of languages
 _TRANSLATOR = "language"
@@ -14,7 +14,7 @@ _TRANSLATOR = "language"
 
 def set_ui_language(chosen: str) -> None:
     """Switch to the language of that setting, also in Qt's dialogs and menus."""
-    before, language = spoken(), speak(chosen, QLocale.system().uiLanguages())
+    before, language = current_language(), set_language(chosen, QLocale.system().uiLanguages())
     app = QCoreApplication.instance()
     if language == before or app is None:
         return

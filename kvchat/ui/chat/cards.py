@@ -6,10 +6,10 @@ from kvchat.chat.context import ContextUsage
 from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.engine.api.errors import FailureKind
 from kvchat.library.memory.context_size import ContextChoice
+from kvchat.text.formatting import format_tokens
+from kvchat.text.language import N_, _, format_number
 from kvchat.ui.base.theme import restyle
 from kvchat.ui.widgets.controls import Card
-from kvchat.words.language import N_, _, number
-from kvchat.words.wording import tokens_short
 
 TOO_LONG = N_("The prompt exceeds the context length")
 
@@ -109,7 +109,7 @@ class ContextCard(Card):
             price + _otherwise(use, larger, can_shorten=can_shorten, can_part=can_part),
         )
         if larger is not None:
-            self.larger.setText(_("Increase context to {tokens}", tokens=tokens_short(larger.tokens)))
+            self.larger.setText(_("Increase context to {tokens}", tokens=format_tokens(larger.tokens)))
             self.larger.setToolTip(_("Restarts the engine with a longer context."))
         more = [larger is not None and self.larger, can_part and self.part]
         more += [can_shorten and self.drop, can_shorten and self.summarise]
@@ -127,16 +127,20 @@ def _taken(use: ContextUsage) -> str:
     if use.is_over_limit and use.estimated:
         return _(
             "It has about {taken} tokens; the context length is {limit}.",
-            taken=tokens_short(taken),
-            limit=number(use.limit),
+            taken=format_tokens(taken),
+            limit=format_number(use.limit),
         )
     if use.is_over_limit:
-        return _("It has {taken} tokens; the context length is {limit}.", taken=number(taken), limit=number(use.limit))
+        return _(
+            "It has {taken} tokens; the context length is {limit}.",
+            taken=format_number(taken),
+            limit=format_number(use.limit),
+        )
     return _(
         "{taken} of {limit} tokens are used, and {reserve} are reserved for the reply.",
-        taken=number(taken),
-        limit=number(use.limit),
-        reserve=number(use.reserve),
+        taken=format_number(taken),
+        limit=format_number(use.limit),
+        reserve=format_number(use.reserve),
     )
 
 

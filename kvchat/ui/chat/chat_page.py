@@ -10,6 +10,7 @@ from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QMouseEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QMenu, QPushButton, QSizePolicy, QStackedWidget, QWidget
 
+from kvchat.text.language import _, join_list, join_parts
 from kvchat.ui.base.building import STRETCH, button, column, label, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, restyle
@@ -18,7 +19,6 @@ from kvchat.ui.chat.status_strip import ContextMeter
 from kvchat.ui.commands import words_of
 from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH, ElidedButton, ElidedLabel, ScrollPage, ShrinkingPage
-from kvchat.words.language import _, beside, listed
 
 if TYPE_CHECKING:
     from kvchat.ui.dialogs.panel import Notices
@@ -173,8 +173,8 @@ class DocumentsLine(ElidedButton):
 
     def show_words(self, words: str, state: str) -> None:
         """state: warning text; "" if all is well"""
-        self.set_text(beside((words, state)), "", _("Show in library"))
-        self.setAccessibleName(_("Documents: {filter}", filter=listed((words, state))))
+        self.set_text(join_parts((words, state)), "", _("Show in library"))
+        self.setAccessibleName(_("Documents: {filter}", filter=join_list((words, state))))
         restyle(self, "tone", "warn" if state else "")
 
     def _restyle(self) -> None:

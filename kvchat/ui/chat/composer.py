@@ -10,13 +10,13 @@ from PySide6.QtCore import QEvent, QMetaMethod, QMimeData, QObject, QSize, Qt, S
 from PySide6.QtGui import QImage, QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QWidget
 
+from kvchat.text.formatting import one_line
+from kvchat.text.language import _, join_list, join_sentences
 from kvchat.ui.attachments.chips import ChipRows, short_name
 from kvchat.ui.base.building import button, column, label, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, page_font, restyle
 from kvchat.ui.widgets.layouts import ElidedLabel
-from kvchat.words.language import _, listed, sentences
-from kvchat.words.wording import one_line
 
 if TYPE_CHECKING:
     from kvchat.chat.record.messages import Attachment
@@ -103,7 +103,7 @@ class QueuedMessage(QFrame):
 
     def refresh(self) -> None:
         text, attachments = self.source()
-        self.words.set_text(listed(part for part in (one_line(text), *(a.name for a in attachments)) if part))
+        self.words.set_text(join_list(part for part in (one_line(text), *(a.name for a in attachments)) if part))
         self.setVisible(bool(text or attachments))
 
     def set_waiting(self, waiting: bool) -> None:
@@ -248,10 +248,10 @@ class Composer(QWidget):
 
     def _say_reading(self) -> None:
         words = ""
-        if names := listed(map(short_name, self._reading)):
+        if names := join_list(map(short_name, self._reading)):
             words = _("Reading {names}…", names=names)
             if self._send_when_read:
-                words = sentences(words, _("Your message will be sent afterwards."))
+                words = join_sentences(words, _("Your message will be sent afterwards."))
         elif self._held:
             words = _("Your message will be sent once kvchat has started.")
         self.reading.setText(words)

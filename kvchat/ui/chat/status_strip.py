@@ -11,13 +11,13 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QSizePolicy, QToolTip, QWidget
 
 from kvchat.engine.api.connection import EngineState
+from kvchat.text.formatting import format_tokens
+from kvchat.text.language import _, format_number, join_parts
 from kvchat.ui.base.building import label, progress_bar, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.controls import RoundBar, mix
 from kvchat.ui.widgets.layouts import ElidedLabel, plain_tip
-from kvchat.words.language import _, beside, number
-from kvchat.words.wording import tokens_short
 
 if TYPE_CHECKING:
     from kvchat.chat.context import ContextUsage
@@ -77,18 +77,18 @@ class ContextMeter(QWidget):
             self.bar.show_use(use)
         words = explained = ""
         if use is not None:
-            used, waiting = tokens_short(use.used), tokens_short(use.pending)
-            parts = [_("{used} of {limit} tokens used", used=used, limit=tokens_short(use.limit))]
+            used, waiting = format_tokens(use.used), format_tokens(use.pending)
+            parts = [_("{used} of {limit} tokens used", used=used, limit=format_tokens(use.limit))]
             if use.pending:
                 parts.append(_("{waiting} in this message", waiting=waiting))
-            words = beside([*parts, _("{reserve} reserved for the reply", reserve=tokens_short(use.reserve))])
+            words = join_parts([*parts, _("{reserve} reserved for the reply", reserve=format_tokens(use.reserve))])
             explained = _(
                 "Context length: {limit} tokens. {used} used so far, {waiting} in your message, and "
                 "{reserve} reserved for the reply.",
-                limit=number(use.limit),
-                used=number(use.used),
-                waiting=number(use.pending),
-                reserve=number(use.reserve),
+                limit=format_number(use.limit),
+                used=format_number(use.used),
+                waiting=format_number(use.pending),
+                reserve=format_number(use.reserve),
             )
         sent_now = _("If sent now, the first token comes after {wait}", wait=wait) if wait else ""
         self.words.set_text(words)
@@ -137,7 +137,7 @@ class Remarks(QWidget):
 
     @property
     def text(self) -> str:
-        return beside(remark.text for remark in self._remarks)
+        return join_parts(remark.text for remark in self._remarks)
 
     def show_remarks(self, remarks: tuple[Remark, ...]) -> None:
         if remarks != self._remarks:
@@ -211,7 +211,7 @@ class StatusStrip(QFrame):
         self._make_room()
 
     def show_context(self, available: int | None, reason: str) -> None:
-        words = _("context {available}", available=tokens_short(available)) if available is not None else ""
+        words = _("context {available}", available=format_tokens(available)) if available is not None else ""
         self.context.setText(words)
         self.context.setAccessibleName(words)
         self.context.setToolTip(reason)

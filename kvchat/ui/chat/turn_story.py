@@ -8,9 +8,9 @@ from kvchat.chat import events as chat
 from kvchat.chat.turn.receipts import SOURCE_LABELS, UNUSED_MEMORY, receipt_source_label, receipt_verdict, source_label
 from kvchat.session import events as session
 from kvchat.session.proof import Source, Verdict
-from kvchat.words.language import N_, _, mark, number, several
-from kvchat.words.reasons import Reason
-from kvchat.words.wording import READ, READ_AGAIN, duration, per_second, percent, size
+from kvchat.text.formatting import READ, READ_AGAIN, format_duration, format_percent, format_rate, format_size
+from kvchat.text.language import N_, _, format_number, plural, punctuation
+from kvchat.text.reasons import Reason
 
 _RANKS = {"speed": 0, "save": 1, "restore": 2, "ahead": 2}  # default 3: mainly time to first token and faults
 # Waiting states: the remark, if any, and the text shown in place of the reply.
@@ -84,9 +84,11 @@ class TurnStory:
                 self._fresh()
                 self._remarks.pop("wait", None)
                 self.fraction = done / total if total else None
-                share = percent(self.fraction or 0)
-                self._say("read", _("processing {share} of {total} tokens", share=share, total=number(total)), "live")
-                self.pending = _("Processing {share} of {total} tokens…", share=share, total=number(total))
+                share = format_percent(self.fraction or 0)
+                self._say(
+                    "read", _("processing {share} of {total} tokens", share=share, total=format_number(total)), "live"
+                )
+                self.pending = _("Processing {share} of {total} tokens…", share=share, total=format_number(total))
             case chat.ReadAheadProgress() | chat.ReadAheadSkipped():
                 self._tell_ahead(event)
             case chat.FirstToken():
@@ -95,9 +97,9 @@ class TurnStory:
                 if (verdict := event.verdict) is not None:
                     where = source_label(verdict, event.cached_tokens, event.prompt_tokens, event.earlier_tokens)
                     self._say_where(verdict, where, event.restore_ms)
-                self._say("ttft", _("first token after {ttft_ms}", ttft_ms=duration(event.ttft_ms)))
+                self._say("ttft", _("first token after {ttft_ms}", ttft_ms=format_duration(event.ttft_ms)))
             case chat.Speed(tokens_per_second=speed) if speed:  # 0 until measured
-                self._say("speed", per_second(speed), "live")
+                self._say("speed", format_rate(speed), "live")
             case chat.EngineSilent(seconds=seconds):
                 self._remarks.pop("silence", None)
                 if seconds:
@@ -116,30 +118,30 @@ class TurnStory:
         match event:
             case session.Restoring(bytes=count):
                 self._restored = self._failed = None
-                self._say("restore", _("loading {count}…", count=size(count)), "live")
-                self.pending = _("Loading {count}…", count=size(count))
+                self._say("restore", _("loading {count}…", count=format_size(count)), "live")
+                self.pending = _("Loading {count}…", count=format_size(count))
             case session.Restored(bytes=count, ms=ms):
                 self._restored = event
-                self._say("restore", _("loaded {count} in {ms}", count=size(count), ms=duration(ms)))
+                self._say("restore", _("loaded {count} in {ms}", count=format_size(count), ms=format_duration(ms)))
             case session.RestoreFailed(reason=reason, hollow=hollow):
                 self._restored, self._failed = None, None if hollow else reason
-                unused = f"{_(READ_AGAIN)}{mark(': ')}{_(UNUSED_MEMORY)}"
-                words = unused if hollow else _("not loaded: {reason}", reason=reason.words)
+                unused = f"{_(READ_AGAIN)}{punctuation(': ')}{_(UNUSED_MEMORY)}"
+                words = unused if hollow else _("not loaded: {reason}", reason=reason.text)
                 self._say("restore", words, "warn")
 
     def _tell_ahead(self, event: chat.ReadAheadProgress | chat.ReadAheadSkipped) -> None:
         self._fresh()
         if isinstance(event, chat.ReadAheadSkipped):
-            self._say("ahead", _("not processed ahead: {reason}", reason=event.reason.words))
+            self._say("ahead", _("not processed ahead: {reason}", reason=event.reason.text))
             return
         self.reading_ahead = event.done < event.total
         self.fraction = event.done / event.total if self.reading_ahead else None
         if self.reading_ahead:
             what = _("your draft") if event.draft else _("this chat")
-            done, total = number(event.done), several(event.total, "{count} token", "{count} tokens")
+            done, total = format_number(event.done), plural(event.total, "{count} token", "{count} tokens")
             self._say("ahead", _("processing {what}: {done} of {total}", what=what, done=done, total=total), "live")
         elif event.done:
-            self._say("ahead", several(event.done, "{count} token processed ahead", "{count} tokens processed ahead"))
+            self._say("ahead", plural(event.done, "{count} token processed ahead", "{count} tokens processed ahead"))
         else:
             self._remarks.pop("ahead", None)
 
@@ -153,7 +155,7 @@ class TurnStory:
                 self._say_where(receipt_verdict(receipt), receipt_source_label(receipt), restored_ms)
             if (speed := self._remarks.get("speed")) is not None:
                 exact = receipt.tokens_per_second if receipt else None
-                self._say("speed", per_second(exact) if exact else speed.text)
+                self._say("speed", format_rate(exact) if exact else speed.text)
         self._restored = self._failed = None
 
     def _say_where(self, verdict: Verdict, where: str, restored_ms: float) -> None:
@@ -162,14 +164,14 @@ class TurnStory:
         if verdict.hollow:
             more, tone = _(UNUSED_MEMORY), "warn"
         elif verdict.source is Source.COLD and self._failed:
-            more, tone = self._failed.words, "warn"
+            more, tone = self._failed.text, "warn"
         elif verdict.source in (Source.WARM, Source.DISK) and where != _(READ) and self._restored:
-            more = size(self._restored.bytes)
+            more = format_size(self._restored.bytes)
             if restored_ms:
-                more = _("{bytes} in {ms}", bytes=more, ms=duration(restored_ms))
+                more = _("{bytes} in {ms}", bytes=more, ms=format_duration(restored_ms))
         self._remarks.pop("ahead", None)
         self._remarks = {"restore": Remark(where)} | self._remarks
-        self._say("restore", f"{where}{mark(': ')}{more}" if more else where, tone)
+        self._say("restore", f"{where}{punctuation(': ')}{more}" if more else where, tone)
 
     def _tell_save(self, event: session.Saving | session.Saved | session.SaveSkipped) -> None:
         self._over = True
@@ -177,9 +179,9 @@ class TurnStory:
             case session.Saving():
                 self._say("save", _("saving…"), "live")
             case session.Saved(bytes=count):
-                self._say("save", _("saved {count}", count=size(count)))
+                self._say("save", _("saved {count}", count=format_size(count)))
             case session.SaveSkipped(reason=reason):
-                self._say("save", _("not saved: {reason}", reason=reason.words), "warn")
+                self._say("save", _("not saved: {reason}", reason=reason.text), "warn")
 
     def _reading_ended(self) -> None:
         self._remarks.pop("read", None)
@@ -198,8 +200,8 @@ class TurnStory:
 def waiting_words(title: str, other: TurnStory, reply: str) -> str:
     far = _("generating its reply")
     if other.fraction is not None:
-        far = _("processing {share}", share=percent(other.fraction))
+        far = _("processing {share}", share=format_percent(other.fraction))
     if reply:
         words = len(reply.split())
-        far = several(words, "{far}, {count} word so far", "{far}, {count} words so far", far=far)
+        far = plural(words, "{far}, {count} word so far", "{far}, {count} words so far", far=far)
     return _("Waiting for “{title}”: {far}.", title=title, far=far)

@@ -20,13 +20,13 @@ from kvchat.chat.events import EngineChanged, Event
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
+from kvchat.text.language import N_, _
 from kvchat.ui.attachments.pictures import of_image, prepared, take_screenshot
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.chat.composer import Composer, local_files
 from kvchat.ui.controllers.sending import PASTED
 from kvchat.ui.dialogs.confirm import file_dialog
 from kvchat.ui.dialogs.panel import Notices
-from kvchat.words.language import N_, _
 
 PASTED_PICTURE, SCREENSHOT = N_("Pasted image.png"), N_("Screenshot.png")
 

@@ -16,6 +16,7 @@ from kvchat.chat.record.messages import NEW_CHAT_ID, Message, Role
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.session.events import Restored, Saved
+from kvchat.text.language import _, format_number
 from kvchat.ui.chat.first_words import PAUSE, FirstWords
 from kvchat.ui.chat.turn_story import waiting_words
 from kvchat.ui.controllers.sending import DraftController, Page, SendController
@@ -24,7 +25,6 @@ from kvchat.ui.controllers.views import ChatPresenter, Controller, TurnState, Vi
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.models.model_choice import ModelMenu
 from kvchat.ui.transcript.footer import MessageRequest, Request
-from kvchat.words.language import _, number
 
 MAX_TURNS = 20  # finished turns kept for users who return to them
 
@@ -332,6 +332,6 @@ class ChatController(Controller):
         removed = await self._runtime.chat.delete_message(message)
         what = _("Deleted the message")
         if followed := len(removed.rows) - 1:
-            what = _("Deleted the message and the {followed} after it", followed=number(followed))
+            what = _("Deleted the message and the {followed} after it", followed=format_number(followed))
         restore_messages = self._runtime.chat.restore_messages
         self._views.notices.offer_undo(what, lambda: self._runner.start(restore_messages(removed)))

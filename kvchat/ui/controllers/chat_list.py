@@ -11,13 +11,13 @@ from PySide6.QtWidgets import QInputDialog, QMenu
 
 from kvchat.chat.search import ChatHit
 from kvchat.runtime import Runtime
+from kvchat.text.formatting import VERIFY_MEMORY, one_line
+from kvchat.text.language import N_, _, pgettext, plural
 from kvchat.ui.commands import add_keep_actions, words_of
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.transfer import TransferController
 from kvchat.ui.controllers.views import Controller, Views
 from kvchat.ui.sidebar.conversation_list import Row
-from kvchat.words.language import N_, _, pgettext, several
-from kvchat.words.wording import VERIFY_MEMORY, one_line
 
 _MAX_LETTERS = 40  # of a title in a notice
 _PAUSE_MS = 80  # delay after a key before searching
@@ -65,7 +65,7 @@ class ChatListController(Controller):
         menu.addSeparator()
         add(_("Export…"), lambda: self._transfer.export(ids))
         of_one.append(add(words_of("export-memory"), lambda: self._transfer.export_with_memory(id)))
-        words = _("Delete") if len(ids) == 1 else several(len(ids), "Delete {count} chat", "Delete {count} chats")
+        words = _("Delete") if len(ids) == 1 else plural(len(ids), "Delete {count} chat", "Delete {count} chats")
         add(words, lambda: self._runner.start(self.delete(ids)))
         for action in of_one:
             action.setEnabled(len(ids) == 1)
@@ -139,7 +139,7 @@ class ChatListController(Controller):
 
         name = title if len(title) <= _MAX_LETTERS else f"{title[: _MAX_LETTERS - 1].rstrip()}…"
         alone = len(ids) == 1 and name
-        what = _("“{name}”", name=name) if alone else several(len(ids), "{count} chat", "{count} chats")
+        what = _("“{name}”", name=name) if alone else plural(len(ids), "{count} chat", "{count} chats")
         return lambda: self._views.notices.offer_undo(_(done, what=what), lambda: self._runner.start(undo_all()))
 
     def _ask_folder(self, ids: list[str]) -> None:

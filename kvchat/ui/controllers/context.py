@@ -20,12 +20,12 @@ from kvchat.library.memory.context_size import ContextChoice
 from kvchat.runtime import Runtime
 from kvchat.session.events import Restored
 from kvchat.session.exchange import PromptTooLong
+from kvchat.text.language import _, join_parts, plural
 from kvchat.ui.chat.cards import TOO_LONG
 from kvchat.ui.chat.composer import LONG_PASTE
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.sending import PASTED
 from kvchat.ui.controllers.views import Controller, Views
-from kvchat.words.language import _, beside, several
 
 _GATHER_MS = 250  # delay that groups keystrokes and events before the tokens are counted again
 _DOCUMENTS_MS = 60  # changes this close together cause one request
@@ -54,7 +54,7 @@ class ContextController(Controller):
         card.drop.clicked.connect(
             lambda: self._shorten(
                 runtime.chat.context.drop_middle,
-                lambda count: several(count, "{count} message was left out", "{count} messages were left out"),
+                lambda count: plural(count, "{count} message was left out", "{count} messages were left out"),
             )
         )
         card.summarise.clicked.connect(self._summarise)
@@ -164,7 +164,7 @@ class ContextController(Controller):
         if here is not None and here not in self._summarising:
             self._summarising[here] = task = self._shorten(
                 self._runtime.chat.context.summarise,
-                lambda count: several(count, "{count} message was summarized", "{count} messages were summarized"),
+                lambda count: plural(count, "{count} message was summarized", "{count} messages were summarized"),
             )
             task.add_done_callback(lambda _: self._summarising.pop(here))
             task.add_done_callback(lambda _: self._show_card())
@@ -235,10 +235,10 @@ class ChatDocumentsController(Controller):
 
 def words_of(ground: ChatDocuments, standing: PreparedStatus | None, *, keeps: bool) -> tuple[str, str]:
     """Return the documents a chat started with, and a remark. keeps: the chat has its own memory"""
-    count = several(len(ground.documents), "{count} document", "{count} documents")
+    count = plural(len(ground.documents), "{count} document", "{count} documents")
     if standing is None:
         return count, _("no longer in the library")
-    text = beside((standing.prepared.name, count))
+    text = join_parts((standing.prepared.name, count))
     if not ground.is_current:
         return text, _("updated since; this chat keeps the version it started with")
     if standing.reprocess_reason and not keeps:

@@ -12,10 +12,10 @@ from kvchat.engine.api.connection import EngineState
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
+from kvchat.text.language import _
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.views import Controller, Views
 from kvchat.ui.models.first_start import open_gguf_dialog
-from kvchat.words.language import _
 
 
 class ModelController(Controller):

@@ -17,10 +17,10 @@ from kvchat.chat.record.database import Database, Draft
 from kvchat.chat.record.messages import NEW_CHAT_ID, QUEUED_PREFIX, Attachment, MessageState
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
+from kvchat.text.language import N_, _
 from kvchat.ui.chat.composer import Composer, fits_field
 from kvchat.ui.chat.first_words import PAUSE
 from kvchat.ui.controllers.views import Controller, Views
-from kvchat.words.language import N_, _
 
 PASTED = N_("Pasted text.txt")
 _KEEP_MS = 700  # delay that groups edits before saving

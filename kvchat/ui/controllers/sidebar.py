@@ -12,10 +12,10 @@ from kvchat.chat.record.messages import Conversation
 from kvchat.chat.turn.forecasts import Forecast
 from kvchat.kvstore.savepoint import ConversationUsage, StoreUsage
 from kvchat.runtime import Runtime
+from kvchat.text.language import N_, _
 from kvchat.ui.controllers.views import Controller, Views
 from kvchat.ui.sidebar.conversation_list import Row, arranged, folders_of
 from kvchat.ui.storage.storage_panel import owner_names
-from kvchat.words.language import N_, _
 
 _GATHER_MS = 120  # delay that groups list changes before a redraw
 NEW_TITLE = N_("New chat")

@@ -14,6 +14,8 @@ from PySide6.QtWidgets import QFileDialog, QProgressDialog, QPushButton, QWidget
 
 from kvchat.runtime import Runtime
 from kvchat.system.concurrency import Progress
+from kvchat.text.formatting import format_datetime, format_size
+from kvchat.text.language import N_, _, format_number, join_list, join_sentences, plural
 from kvchat.transfer.backup import BackupFacts, engine_of
 from kvchat.transfer.memory_file import PassphraseNeeded, holds_memory
 from kvchat.ui.base.building import progress_bar
@@ -21,8 +23,6 @@ from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.views import Controller, Views
 from kvchat.ui.dialogs.confirm import ask_passphrase, confirm, file_dialog, save_dialog
 from kvchat.ui.dialogs.panel import ImportReportDialog
-from kvchat.words.language import N_, _, listed, number, sentences, several
-from kvchat.words.wording import moment_of, size
 
 _FORMS = N_("Complete kvchat export (*.json);;Markdown (*.md *.zip);;Web page (*.html)")
 _EXPORTS = N_("Exported chats (*.json *.zip *.kvchat);;All files (*)")
@@ -95,16 +95,16 @@ class TransferController(Controller):
         chats = list(self._conversations.titles) if ids is None else ids
         work = partial(self._runtime.transfer.export, chats, target)
         count = await self._write(_("Exporting…"), work, _("Export canceled"))
-        self._views.notices.notify_file_saved(several(count, "Exported {count} chat", "Exported {count} chats"), target)
+        self._views.notices.notify_file_saved(plural(count, "Exported {count} chat", "Exported {count} chats"), target)
 
     async def _offer_memory(self, id: str) -> None:
         memory = await self._runtime.transfer.memory_of(id)
-        about = _(_ABOUT_MEMORY, size=size(memory.bytes))
+        about = _(_ABOUT_MEMORY, size=format_size(memory.bytes))
 
         def pick(passphrase: str) -> None:
             async def export(target: Path) -> None:
                 work = partial(self._runtime.transfer.export_with_memory, id, target, passphrase=passphrase)
-                written = size(await self._write(_("Exporting…"), work, _("Export canceled")))
+                written = format_size(await self._write(_("Exporting…"), work, _("Export canceled")))
                 told = _("Exported 1 chat with memory, {size}", size=written)
                 if passphrase:
                     told = _("Exported 1 chat with memory, {size}, encrypted with your passphrase", size=written)
@@ -121,8 +121,8 @@ class TransferController(Controller):
             return
         confirm(
             self._window,
-            several(len(paths), "Import this chat with its memory?", "Import these chats with their memory?"),
-            _(_ABOUT_IMPORT, file=listed(path.name for path in paths)),
+            plural(len(paths), "Import this chat with its memory?", "Import these chats with their memory?"),
+            _(_ABOUT_IMPORT, file=join_list(path.name for path in paths)),
             _("Import"),
             lambda: self._runner.start(self._take_in(paths)),
             keep=_("Cancel"),
@@ -146,14 +146,14 @@ class TransferController(Controller):
             await self._runtime.chat.recently_deleted.restore_chats(back)
         if report.imported or back:
             self.imported.emit([*report.imported, *back])
-        title = several(len(report.imported), "Imported {count} chat", "Imported {count} chats")
+        title = plural(len(report.imported), "Imported {count} chat", "Imported {count} chats")
         known = ""
         if report.known:
-            known = several(report.known, "{count} chat already exists.", "{count} chats already exist.")
+            known = plural(report.known, "{count} chat already exists.", "{count} chats already exist.")
         if back:
-            came = _("Restored from Recently deleted: {count}.", count=number(len(back)))
-            known = sentences(known, _("It was restored from Recently deleted.") if report.known == 1 else came)
-        known = sentences(known, *report.told)
+            came = _("Restored from Recently deleted: {count}.", count=format_number(len(back)))
+            known = join_sentences(known, _("It was restored from Recently deleted.") if report.known == 1 else came)
+        known = join_sentences(known, *report.told)
         if report.problems:
             ImportReportDialog(self._views.look, title, known, report.problems, self._window).open()
         else:
@@ -164,7 +164,7 @@ class TransferController(Controller):
         facts = await self._runtime.transfer.check(source)
         confirm(
             self._window,
-            _("Restore the backup of {made_at}?", made_at=moment_of(facts.made_at)),
+            _("Restore the backup of {made_at}?", made_at=format_datetime(facts.made_at)),
             _(
                 "The backup contains {contents}. It replaces your current chats and settings, which "
                 "are saved in a separate folder.",
@@ -276,7 +276,7 @@ class _Progress:
             return
         step = _STEPS * done // total if total else 0
         if done and not total:
-            so_far = several(done, "{count} chat", "{count} chats")
+            so_far = plural(done, "{count} chat", "{count} chats")
             self._set_text(f"{self._words} {so_far}")
         self._dialog.setMaximum(_STEPS if step else 0)
         self._dialog.setValue(step)
@@ -294,6 +294,6 @@ class _Progress:
 def _contents(facts: BackupFacts) -> str:
     return _(
         "{conversations}, {size}",
-        conversations=several(facts.conversations, "{count} chat", "{count} chats"),
-        size=size(facts.size),
+        conversations=plural(facts.conversations, "{count} chat", "{count} chats"),
+        size=format_size(facts.size),
     )

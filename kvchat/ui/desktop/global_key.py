@@ -19,7 +19,7 @@ from PySide6.QtGui import QGuiApplication
 
 from kvchat.errors import KvchatError
 from kvchat.system.session_bus import NoAnswer, Service, SessionBus
-from kvchat.words.language import N_, _
+from kvchat.text.language import N_, _
 
 NAME, _PATH = "org.freedesktop.portal.Desktop", "/org/freedesktop/portal/desktop"
 _CANCELLED = 1

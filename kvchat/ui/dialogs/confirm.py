@@ -19,10 +19,10 @@ from PySide6.QtWidgets import (
 )
 
 from kvchat.errors import KvchatError
+from kvchat.text.language import _
 from kvchat.ui.base.building import STRETCH, Part, button, column, label, line_edit, row
 from kvchat.ui.base.icons import icon
 from kvchat.ui.widgets.layouts import room_on_screen
-from kvchat.words.language import _
 
 _LETTERS = 64  # wide
 _ARROWS = {"backButton": "chevron-left", "forwardButton": "chevron-right", "toParentButton": "arrow-up"}

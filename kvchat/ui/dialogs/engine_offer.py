@@ -15,14 +15,14 @@ from kvchat.engine_host.setup import EngineDownload, EngineSetup, Stage
 from kvchat.engine_host.trial import TrialStep
 from kvchat.errors import KvchatError
 from kvchat.library.remote.github import about
+from kvchat.text.formatting import format_rough_duration, format_size
+from kvchat.text.language import N_, _, join_list, join_parts, join_sentences
 from kvchat.ui.base.building import button, column, label, progress_bar, row
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.dialogs.metered import ask_if_metered
 from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.layouts import flow
-from kvchat.words.language import N_, _, beside, listed, sentences
-from kvchat.words.wording import rough_duration, size
 
 Start = Callable[[Coroutine[Any, Any, None]], object]
 PROMISE = N_(
@@ -77,7 +77,7 @@ class EngineOffer(QWidget):
 
     def _begin(self) -> None:
         backend = self.choice.currentData()
-        what = listed((_("an engine with the {kind} backend", kind=backend.value), about(backend)))
+        what = join_list((_("an engine with the {kind} backend", kind=backend.value), about(backend)))
         ask_if_metered(self, self._start, what, lambda: self._start(self._get(backend)))
 
     async def _get(self, backend: Backend) -> None:
@@ -98,7 +98,7 @@ class EngineOffer(QWidget):
             if graphics is not None:
                 title = _("{cards}: use it to get replies several times faster", cards=cards(graphics))
                 self.title.setText(title)
-                self.words.setText(sentences(driver_advice(graphics), _(PROMISE)))
+                self.words.setText(join_sentences(driver_advice(graphics), _(PROMISE)))
                 self.show_choices(graphics)
             self.setVisible(graphics is not None or self._engines.fetching is not None)
 
@@ -110,7 +110,7 @@ class EngineOffer(QWidget):
         if [self.choice.itemData(at) for at in range(self.choice.count())] != list(backends):
             self.choice.clear()
             for backend in backends:
-                self.choice.addItem(listed((backend.value, about(backend))), backend)
+                self.choice.addItem(join_list((backend.value, about(backend))), backend)
             self.choice.setCurrentIndex(max(0, self.choice.findData(chosen)))
 
     def _show_fetching(self) -> None:
@@ -153,11 +153,15 @@ def _words(now: EngineDownload) -> str:
     if now.build is None:
         return f"{_(now.stage.value).capitalize()}…"
     if now.stage is Stage.TRYING and now.steps:
-        return sentences(f"{now.build.name}: {_(now.stage.value)}", f"{now.steps[-1].name}: {now.steps[-1].detail}")
+        return join_sentences(
+            f"{now.build.name}: {_(now.stage.value)}", f"{now.steps[-1].name}: {now.steps[-1].detail}"
+        )
     if now.stage is not Stage.FETCHING:
         return f"{now.build.name}: {_(now.stage.value)}…"
-    parts = [_("{name}: {done} of {size}", name=now.build.name, done=size(now.done), size=size(now.build.size))]
+    parts = [
+        _("{name}: {done} of {size}", name=now.build.name, done=format_size(now.done), size=format_size(now.build.size))
+    ]
     if now.rate > 0:
-        left = rough_duration((now.build.size - now.done) / now.rate)
-        parts += [_("{size}/s", size=size(now.rate)), _("{time} left", time=left)]
-    return beside(parts)
+        left = format_rough_duration((now.build.size - now.done) / now.rate)
+        parts += [_("{size}/s", size=format_size(now.rate)), _("{time} left", time=left)]
+    return join_parts(parts)

@@ -10,8 +10,8 @@ from PySide6.QtNetwork import QNetworkInformation
 from PySide6.QtWidgets import QWidget
 
 from kvchat.system.session_bus import NoAnswer, Service, SessionBus
+from kvchat.text.language import _
 from kvchat.ui.dialogs.confirm import confirm
-from kvchat.words.language import _
 
 _MANAGER = "org.freedesktop.NetworkManager"
 _PROPERTIES = Service(_MANAGER, "/org/freedesktop/NetworkManager", "org.freedesktop.DBus.Properties")

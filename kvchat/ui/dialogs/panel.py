@@ -17,14 +17,14 @@ from kvchat import __version__
 from kvchat.chat.events import Event
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
+from kvchat.text.language import N_, _, format_number, join_sentences
+from kvchat.text.safe_text import redact, this_person
 from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.tasks import ErrorHandler, TaskRunner
 from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.widgets.layouts import FittingDialog, ShrinkingPage, breakable, room_on_screen
-from kvchat.words.language import N_, _, number, sentences
-from kvchat.words.safe_text import redact, this_person
 
 _MAX_NOTICES = 3
 _INFO_MS = 12_000
@@ -43,7 +43,7 @@ class NoticeView(QFrame):
         super().__init__()
         self.words = (title, detail)
         self.on_click: Callable[[], object] | None = None
-        styled(self, "notice", tone).setAccessibleName(sentences(title, detail))
+        styled(self, "notice", tone).setAccessibleName(join_sentences(title, detail))
         sign, theme = label(), look.theme
         picture = icon("warning", theme.warn) if tone == "warn" else icon("info", theme.accent)
         sign.setPixmap(picture.pixmap(QSize(1, 1) * look.px(18)))
@@ -198,8 +198,8 @@ class ImportReportDialog(ReportDialog):
     def __init__(self, look: Look, title: str, known: str, problems: Sequence[str], parent: QWidget) -> None:
         failed = _("One item was not imported, or only in part:")
         if len(problems) > 1:
-            failed = _("{count} items were not imported, or only in part:", count=number(len(problems)))
-        words = sentences(known, failed)
+            failed = _("{count} items were not imported, or only in part:", count=format_number(len(problems)))
+        words = join_sentences(known, failed)
         super().__init__(_("Import"), words, "\n".join(problems), page_font(look.fonts.family, look.fonts.base), parent)
         self.setAccessibleName(title)
         self.column.insertWidget(0, label(title, "title"))

@@ -10,6 +10,8 @@ from PySide6.QtGui import QDesktopServices, QResizeEvent, QTextBlock, QTextCurso
 from PySide6.QtWidgets import QFrame, QListWidget, QListWidgetItem, QTextBrowser, QWidget
 
 from kvchat.runtime import Runtime
+from kvchat.text.language import _
+from kvchat.text.markdown import markdown_parser
 from kvchat.ui.base.building import column, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look, page_font
@@ -17,8 +19,6 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.rendering.markdown import prose_css, renderer_class
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 from kvchat.ui.widgets.text_search import TextSearch
-from kvchat.words.language import _
-from kvchat.words.markdown import markdown_parser
 
 _LEAST_SIDE, _ABOVE = 28, 12  # pixels beside the text, and above it and a target heading
 _ROW_PADDING, _LIST_PADDING = 10, 66  # pixels around a list heading, including the list's own

@@ -20,6 +20,8 @@ from kvchat.library.model_library import JudgedModel
 from kvchat.library.remote.starter import fetch_starter, is_starter_downloaded, starter_path
 from kvchat.runtime import Runtime
 from kvchat.system.login import can_start_at_login, start_at_login, starts_at_login
+from kvchat.text.formatting import format_size
+from kvchat.text.language import _, join_parts
 from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar, row
 from kvchat.ui.base.icons import app_icon
 from kvchat.ui.base.tasks import TaskRunner
@@ -30,8 +32,6 @@ from kvchat.ui.dialogs.metered import ask_if_metered
 from kvchat.ui.models.model_choice import found_row
 from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.layouts import ElidedButton, ScrollPage
-from kvchat.words.language import _, beside
-from kvchat.words.wording import size
 
 STARTER_SIZE = 98_000_000  # model size, bytes
 _MAX = 3  # local models shown
@@ -78,8 +78,8 @@ class FirstStart(QWidget):
         self._show_fetching(True)
         self.bar.setRange(0, 1000 if total else 0)
         self.bar.setValue(int(1000 * done / total) if total else 0)
-        known = _("{done} of {total}", done=size(done), total=size(total))
-        self.amount.setText(known if total else _("{done} so far", done=size(done)))
+        known = _("{done} of {total}", done=format_size(done), total=format_size(total))
+        self.amount.setText(known if total else _("{done} so far", done=format_size(done)))
 
     @property
     def is_fetching(self) -> bool:
@@ -99,7 +99,7 @@ class FirstStart(QWidget):
         if self._starter_is_here:
             begin()
         else:
-            what = _("the starter model, {size}", size=size(STARTER_SIZE))
+            what = _("the starter model, {size}", size=format_size(STARTER_SIZE))
             ask_if_metered(self, self._runner.start, what, begin)
 
     async def _fetch(self) -> None:
@@ -134,18 +134,18 @@ class FirstStart(QWidget):
             engine = error.title
         memory = (await runtime.engine.capacity()).memory
         self.starter.setToolTip(judge_size(STARTER_SIZE, memory).reason)
-        free, whole = size(memory.available), size(memory.total)
+        free, whole = format_size(memory.available), format_size(memory.total)
         memory_free, cards = _("{free} of {whole} memory free", free=free, whole=whole), _("no supported GPU")
         if memory.devices:
-            cards = _("{free} free on {cards}", free=size(memory.device_free), cards=memory.beside)
+            cards = _("{free} free on {cards}", free=format_size(memory.device_free), cards=memory.beside)
         usage = await runtime.save_points.usage()
         saving = _(
             "Chat memory takes up to {size} on disk and saves seconds to minutes of waiting each "
             "time you return to a chat. You can change the limit in Settings, Storage.",
-            size=size(usage.quota_bytes),
+            size=format_size(usage.quota_bytes),
         )
         at_login = await asyncio.to_thread(starts_at_login) if can_start_at_login() else None
-        self.machine.setText(_("Detected: {things}.", things=beside((engine, memory_free, cards))))
+        self.machine.setText(_("Detected: {things}.", things=join_parts((engine, memory_free, cards))))
         self.saving.setText(saving)
         self.login.setVisible(at_login is not None)
         self.login.setChecked(bool(at_login))
@@ -175,7 +175,7 @@ class FirstStart(QWidget):
         use = ElidedButton("", padding=52)
         words = _("Use {model}", model=shown.title)
         use.set_text(words.replace("&", "&&"), f"· {shown.chip}", f"{shown.words}\n{shown.tip}")
-        use.setAccessibleName(beside((words, shown.chip)))
+        use.setAccessibleName(join_parts((words, shown.chip)))
         use.clicked.connect(lambda: self._begin_use(judged.model.path))
         return _widen(use)
 
@@ -212,7 +212,7 @@ class FirstStart(QWidget):
 def starter_words(*, here: bool) -> str:
     if here:
         return _("Use the starter model")
-    return _("Download the starter model ({size})", size=size(STARTER_SIZE))
+    return _("Download the starter model ({size})", size=format_size(STARTER_SIZE))
 
 
 def open_gguf_dialog(parent: QWidget, on_pick: Callable[[Path], object]) -> None:

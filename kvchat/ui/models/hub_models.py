@@ -15,6 +15,8 @@ from kvchat.library.memory.demand import MemoryFacts
 from kvchat.library.remote.hub import EXTERNAL_PLACE, AccessNeeded, HubFile, HubModel, HubRepository, parse_repository
 from kvchat.library.remote.starter import Suggestion, suggestions_for, tier_for
 from kvchat.runtime import Runtime
+from kvchat.text.formatting import format_size
+from kvchat.text.language import N_, _, join_list, pgettext
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
@@ -25,8 +27,6 @@ from kvchat.ui.models.model_choice import file_row, result_row, suggestion_row
 from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.lists import Row, RowList
 from kvchat.ui.widgets.text_search import ClearableField
-from kvchat.words.language import N_, _, listed, pgettext
-from kvchat.words.wording import size
 
 SAID = N_("kvchat contacts huggingface.co only when you search or download.")
 
@@ -158,7 +158,7 @@ class ModelsHub(QWidget):
                 def begin() -> None:
                     self._runtime.models.download(repository, file)
 
-                ask_if_metered(self, self._panel.run, listed((file.name, size(file.size))), begin)
+                ask_if_metered(self, self._panel.run, join_list((file.name, format_size(file.size))), begin)
             case Suggestion() as suggestion:
                 self.open_repository(suggestion.repository, suggestion.quantisation)
             case HubModel() as model:

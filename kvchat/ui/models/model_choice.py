@@ -18,14 +18,14 @@ from kvchat.library.model_library import JudgedModel
 from kvchat.library.remote.hub import HubFile, HubModel
 from kvchat.library.remote.starter import Suggestion
 from kvchat.runtime import Runtime
+from kvchat.text.formatting import format_size, format_tokens
+from kvchat.text.language import N_, _, end_sentence, format_number, join_parts
 from kvchat.ui.base.building import left_to_right
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.layouts import plain_tip
 from kvchat.ui.widgets.lists import Row, Tone
-from kvchat.words.language import N_, _, beside, ended, number
-from kvchat.words.wording import size, tokens_short
 
 _MAX = 14  # models; the window lists all
 
@@ -142,13 +142,13 @@ def found_row(judged: JudgedModel, used: Path | None) -> Row:
     if facts is None or judged.judgement is None:
         problem = model.problem or KvchatError(_("This model cannot be used"))
         why = "\n".join(part for part in (problem.detail, problem.advice, path) if part)
-        return Row(model.path, model.name, ended(problem.title), _("unusable"), Tone.BAD, why)
-    context = _("{tokens} context", tokens=tokens_short(facts.trained_context))
+        return Row(model.path, model.name, end_sentence(problem.title), _("unusable"), Tone.BAD, why)
+    context = _("{tokens} context", tokens=format_tokens(facts.trained_context))
     quantisation = "" if quantisation_in(model.name) else facts.quantisation
-    parts = [quantisation, size(model.size), context, _(model.source.value)]
+    parts = [quantisation, format_size(model.size), context, _(model.source.value)]
     parts += [_("image or audio input")] if model.projector else []
     chip, tone = (_("in use"), Tone.GOOD) if model.path == used else _chip(judged.judgement)
-    return Row(model.path, model.name, beside(parts), chip, tone, f"{judged.judgement.reason}\n{path}")
+    return Row(model.path, model.name, join_parts(parts), chip, tone, f"{judged.judgement.reason}\n{path}")
 
 
 def told_apart(models: Sequence[tuple[str, Path]]) -> list[str]:
@@ -157,7 +157,7 @@ def told_apart(models: Sequence[tuple[str, Path]]) -> list[str]:
     there = Counter((name, path.parent.name) for name, path in models)
     places = (path.parent.name if there[name, path.parent.name] == 1 else path.name for name, path in models)
     names = (name for name, _ in models)
-    return [name if alike[name] == 1 else beside((name, place)) for name, place in zip(names, places, strict=True)]
+    return [name if alike[name] == 1 else join_parts((name, place)) for name, place in zip(names, places, strict=True)]
 
 
 def in_order(judged: JudgedModel) -> tuple[bool, str, int]:
@@ -168,24 +168,24 @@ def in_order(judged: JudgedModel) -> tuple[bool, str, int]:
 def suggestion_row(suggestion: Suggestion, memory: MemoryFacts) -> Row:
     judgement = judge_size(suggestion.size, memory)
     why, kind = _(suggestion.why), suggestion.quantisation
-    words = _("{why} {quantisation}, about {size}.", why=why, quantisation=kind, size=size(suggestion.size))
+    words = _("{why} {quantisation}, about {size}.", why=why, quantisation=kind, size=format_size(suggestion.size))
     return Row(suggestion, suggestion.repository, words, *_chip(judgement), judgement.reason)
 
 
 def result_row(model: HubModel) -> Row:
-    downloads = _("{downloads} downloads per month", downloads=number(model.downloads))
+    downloads = _("{downloads} downloads per month", downloads=format_number(model.downloads))
     updated = _("updated {updated}", updated=f"{model.updated:%Y-%m-%d}") if model.updated else ""
-    words = beside((downloads, _("{likes} likes", likes=number(model.likes)), updated))
+    words = join_parts((downloads, _("{likes} likes", likes=format_number(model.likes)), updated))
     return Row(model, model.repository, words, _("needs access token") if model.gated else "")
 
 
 def file_row(file: HubFile, memory: MemoryFacts, *, here: bool) -> Row:
     """Return the row of a model in a repository. here: already downloaded"""
     judgement = judge_size(file.size, memory)
-    words, parts = size(file.size), len(file.parts)
+    words, parts = format_size(file.size), len(file.parts)
     if parts > 1:
         words = _("{size} in {count} files", size=words, count=parts)
-    words = beside((words, _("image or audio input") if file.projector else ""))
+    words = join_parts((words, _("image or audio input") if file.projector else ""))
     chip, tone = (_("on this computer"), Tone.GOOD) if here else _chip(judgement)
     return Row(file, file.name, words, chip, tone, judgement.reason)
 

@@ -19,6 +19,8 @@ from kvchat.library.remote.downloads import ACTIVE_STATES, Download, DownloadSta
 from kvchat.library.remote.hub import AccessNeeded
 from kvchat.library.remote.starter import is_starter_downloaded
 from kvchat.runtime import Runtime
+from kvchat.text.formatting import format_rough_duration, format_size
+from kvchat.text.language import N_, _, join_list, join_parts, plural
 from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar, row, styled
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
@@ -32,8 +34,6 @@ from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage, flow
 from kvchat.ui.widgets.lists import Row, RowList
 from kvchat.ui.widgets.text_search import ClearableField
-from kvchat.words.language import N_, _, beside, listed, several
-from kvchat.words.wording import rough_duration, size
 
 _NO_MODEL = N_(
     "Models are .gguf files. kvchat looks for them in its own folder, in the folders of other apps "
@@ -141,7 +141,7 @@ class ModelsHere(QWidget):
             words = _(
                 "This moves {size} to the trash. Your chats with this model are not deleted, but "
                 "need another model to continue.",
-                size=size(model.size),
+                size=format_size(model.size),
             )
             title = _("Delete {model}?", model=model.name)
             confirm(self, title, words, _("Delete"), lambda: self._panel.run(self._delete(model)))
@@ -164,7 +164,7 @@ class ModelsHere(QWidget):
                 self.look()
 
         if left:
-            words = _("This disk has no trash. {size} will be permanently deleted.", size=size(model.size))
+            words = _("This disk has no trash. {size} will be permanently deleted.", size=format_size(model.size))
             title = _("Permanently delete {model}?", model=model.name)
             confirm(self, title, words, _("Delete"), lambda: self._panel.run(delete()))
 
@@ -180,9 +180,9 @@ class ModelsHere(QWidget):
             self.status.setText(_("Looking for models…"))
             return
         count = len(self._models)
-        words = [several(count, "{count} model", "{count} models")] if count else []
+        words = [plural(count, "{count} model", "{count} models")] if count else []
         words += [_("{path} cannot be read.", path=folder.path) for folder in unreadable]
-        self.status.setText(beside(words))
+        self.status.setText(join_parts(words))
 
     def _show_current(self) -> None:
         chosen, used = self.list.current, self._runtime.settings.model_path
@@ -364,7 +364,7 @@ class DownloadView(QFrame):
 
     def _resume(self) -> None:
         order = self.download.order
-        what = listed((order.file.name, size(self.download.total - self.download.done)))
+        what = join_list((order.file.name, format_size(self.download.total - self.download.done)))
         ask_if_metered(self._window, self._window.run, what, lambda: self._downloads.begin(order))
 
     def _ask_remove(self) -> None:
@@ -372,23 +372,23 @@ class DownloadView(QFrame):
         if download.state is DownloadState.DONE or not download.done:
             window.run(remove(download.path))
             return
-        done, name = size(download.done), download.order.file.name
+        done, name = format_size(download.done), download.order.file.name
         words = _("The {done} of {name} downloaded so far will be deleted.", done=done, name=name)
         confirm(window, _("Remove this download?"), words, _("Remove"), lambda: window.run(remove(download.path)))
 
 
 def download_words(download: Download) -> str:
     """Return the progress: "1.2 GB of 4.9 GB · 12 MB/s · 5 min left"."""
-    amount = _("{done} of {total}", done=size(download.done), total=size(download.total))
+    amount = _("{done} of {total}", done=format_size(download.done), total=format_size(download.total))
     match download.state:
         case DownloadState.DONE:
-            return _("{total}, complete, hash verified.", total=size(download.total))
+            return _("{total}, complete, hash verified.", total=format_size(download.total))
         case DownloadState.FAILED if download.error is not None:
-            return beside((amount, str(download.error)))
+            return join_parts((amount, str(download.error)))
         case DownloadState.FETCHING if download.rate > 0:
-            left = _("{time} left", time=rough_duration(download.seconds_left or 0))
-            return beside((amount, _("{size}/s", size=size(download.rate)), left))
+            left = _("{time} left", time=format_rough_duration(download.seconds_left or 0))
+            return join_parts((amount, _("{size}/s", size=format_size(download.rate)), left))
         case DownloadState.FETCHING:
             return amount
         case _:
-            return beside((amount, _(download.state.value)))
+            return join_parts((amount, _(download.state.value)))

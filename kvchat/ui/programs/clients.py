@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvchat.words.language import N_
+from kvchat.text.language import N_
 
 NO_KEY = "none"  # for programs that require some key
 

@@ -12,14 +12,21 @@ from kvchat.chat.turn.receipts import receipt_source_label
 from kvchat.gateway.diagnosis.rules import RULES
 from kvchat.gateway.requests import Passage, Stage, Sum, Total
 from kvchat.session.proof import Source
+from kvchat.text.formatting import (
+    format_age,
+    format_brief_duration,
+    format_datetime,
+    format_estimate,
+    format_percent,
+    format_tokens,
+)
+from kvchat.text.language import N_, _, end_sentence, format_number, join_list, join_parts, plural
+from kvchat.text.search import common_prefix_length
 from kvchat.ui.base.building import clear, column, label, plain_text, row
 from kvchat.ui.base.theme import Look, code_font
 from kvchat.ui.transcript.footer import ReceiptView
 from kvchat.ui.widgets.lists import Row, RowList, Tone
 from kvchat.ui.widgets.text_search import cursors_at, mark
-from kvchat.words.folding import shared_text
-from kvchat.words.language import N_, _, beside, ended, listed, number, several
-from kvchat.words.wording import brief, moment_of, percent, roughly, since, tokens_short
 
 _STAGES = {
     Stage.QUEUED: N_("waiting"),
@@ -35,49 +42,51 @@ _GOOD = 0.7  # share of sent tokens
 def stage_of(passage: Passage) -> str:
     if passage.stage is Stage.READING and passage.prompt:
         left = passage.prompt - (passage.found or 0)
-        return _("processing, {read} of {left} tokens", read=number(passage.read), left=number(left))
+        return _("processing, {read} of {left} tokens", read=format_number(passage.read), left=format_number(left))
     return _(_STAGES.get(passage.stage, _ENDED.get(passage.stage, "")))
 
 
 def program_row(name: str, total: Total) -> Row:
-    parts = [several(total.requests, "{count} request", "{count} requests")]
+    parts = [plural(total.requests, "{count} request", "{count} requests")]
     if total.last_at:
-        parts.append(_("last {when}", when=since(datetime.fromtimestamp(total.last_at, UTC), datetime.now(UTC))))
+        parts.append(_("last {when}", when=format_age(datetime.fromtimestamp(total.last_at, UTC), datetime.now(UTC))))
     if total.saved_ms >= _LEAST_SAVED_MS:
-        parts.append(_("{time} saved", time=roughly(total.saved_ms / 1000)))
-    chip = _("{share} remembered", share=percent(total.share)) if total.prompt else ""
-    return Row(name, name, beside(parts), chip, Tone.GOOD if total.share >= _GOOD else Tone.PLAIN)
+        parts.append(_("{time} saved", time=format_estimate(total.saved_ms / 1000)))
+    chip = _("{share} remembered", share=format_percent(total.share)) if total.prompt else ""
+    return Row(name, name, join_parts(parts), chip, Tone.GOOD if total.share >= _GOOD else Tone.PLAIN)
 
 
 def all_together(totals: Sequence[Total]) -> str:
     prompt, cached = sum(total.prompt for total in totals), sum(total.cached for total in totals)
-    programs = several(len(totals), "{count} app", "{count} apps")
+    programs = plural(len(totals), "{count} app", "{count} apps")
     requests = sum(total.requests for total in totals)
-    words = several(requests, "{count} request from {programs}", "{count} requests from {programs}", programs=programs)
+    words = plural(requests, "{count} request from {programs}", "{count} requests from {programs}", programs=programs)
     if not prompt:
-        return ended(words)
-    share = percent(cached / prompt)
+        return end_sentence(words)
+    share = format_percent(cached / prompt)
     return _("{words}; {share} of their tokens did not have to be reprocessed.", words=words, share=share)
 
 
 def told_of(amount: Sum) -> str:
-    return listed((f"{number(amount.times)}×", roughly(amount.ms / 1000) if amount.ms >= _LEAST_SAVED_MS else ""))
+    return join_list(
+        (f"{format_number(amount.times)}×", format_estimate(amount.ms / 1000) if amount.ms >= _LEAST_SAVED_MS else "")
+    )
 
 
 def request_line(passage: Passage) -> str:
     if passage.stage in _ENDED:
         status = f" ({passage.status})" if passage.status >= 400 else ""
         return f"{_(_ENDED[passage.stage])}{status}"
-    parts = [_("{tokens} tokens", tokens=tokens_short(passage.prompt)) if passage.prompt else _("no prompt")]
+    parts = [_("{tokens} tokens", tokens=format_tokens(passage.prompt)) if passage.prompt else _("no prompt")]
     if passage.first_ms is not None:
-        first_ms = brief(_first_word_ms(passage))
+        first_ms = format_brief_duration(_first_word_ms(passage))
         # Some dialects omit the writing time of unstreamed replies.
         whole = not (passage.stream or passage.write_ms)
         words = _("completed after {time}", time=first_ms)
         parts.append(words if whole else _("first token after {first_ms}", first_ms=first_ms))
     if passage.why:
-        parts.append(passage.why.words)
-    return beside(parts)
+        parts.append(passage.why.text)
+    return join_parts(parts)
 
 
 def receipt_of(passage: Passage) -> Receipt | None:
@@ -166,8 +175,8 @@ class LastRequests(QWidget):
             self._below.addWidget(self._texts(sent, change.before, told, change.after))
 
     def _texts(self, left: str, before: str, right: str, after: str) -> QWidget:
-        made, at = QWidget(), shared_text(before, after)
-        alike_behind = shared_text(before[at:][::-1], after[at:][::-1])
+        made, at = QWidget(), common_prefix_length(before, after)
+        alike_behind = common_prefix_length(before[at:][::-1], after[at:][::-1])
         line = before.rfind("\n", 0, max(0, before.rfind("\n", 0, at))) + 1
         begin = max(line, at - _BEFORE)
         sides = []
@@ -194,7 +203,7 @@ def _row(passage: Passage) -> Row:
     elif source_of(passage) is Source.COLD:
         tone = Tone.PLAIN
     at, receipt = datetime.fromtimestamp(passage.at).astimezone(), receipt_of(passage)
-    when = f"{at:%H:%M:%S}" if at.date() == datetime.now().date() else moment_of(at)
-    title = beside((when, passage.model or _("the model in use")))
+    when = f"{at:%H:%M:%S}" if at.date() == datetime.now().date() else format_datetime(at)
+    title = join_parts((when, passage.model or _("the model in use")))
     chip = receipt_source_label(receipt) if receipt else ""
     return Row(passage.id, title, request_line(passage), chip, tone)

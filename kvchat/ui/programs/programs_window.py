@@ -16,6 +16,9 @@ from kvchat.gateway.diagnosis.rules import RULES, Rule
 from kvchat.gateway.requests import Passage, Stage, Sum, Total
 from kvchat.kvstore.savepoint import program_of
 from kvchat.runtime import Runtime
+from kvchat.text.formatting import format_tokens
+from kvchat.text.language import N_, _, format_number, join_sentences, plural
+from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.ui.base.building import STRETCH, button, clear, column, label, progress_bar, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
@@ -26,9 +29,6 @@ from kvchat.ui.widgets.controls import Switch
 from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage
 from kvchat.ui.widgets.lists import RowList
-from kvchat.words.language import N_, _, number, sentences, several
-from kvchat.words.reasons import Reason, ReasonCode
-from kvchat.words.wording import tokens_short
 
 _MAX_CAUSES = 6
 _MAX = 12  # rows; the rest is counted
@@ -57,7 +57,7 @@ class LiveRows(QWidget):
             told.append((passage.program, stage_of(passage), done))
         for held in in_engine:
             if held.place not in busy and held.tokens:
-                words = _("loaded, {tokens} tokens", tokens=tokens_short(held.tokens))
+                words = _("loaded, {tokens} tokens", tokens=format_tokens(held.tokens))
                 told.append((program_of(held.owner) or titles.get(held.owner, _("a chat")), words, None))
         while len(self.rows) < min(len(told), _MAX):
             self.rows.append(LiveRow(self._look))
@@ -66,7 +66,7 @@ class LiveRows(QWidget):
             line.setVisible(at < len(told))
             if at < len(told):
                 line.show_request(*told[at])
-        self.more.setText(several(len(told) - _MAX, "and {count} other", "and {count} others"))
+        self.more.setText(plural(len(told) - _MAX, "and {count} other", "and {count} others"))
         self.more.setVisible(len(told) > _MAX)
         self.setVisible(bool(told))
 
@@ -129,7 +129,7 @@ class ProgramDetails(QWidget):
             self.causes.addWidget(nothing, 0, 0, 1, 3)
         most = max((cost.tokens for _, cost in causes), default=1) or 1
         for line, (cause, cost) in enumerate(causes[:_MAX_CAUSES]):
-            reason = Reason(ReasonCode(cause)).words
+            reason = Reason(ReasonCode(cause)).text
             words, bar = ElidedLabel(), progress_bar(f"{reason}: {told_of(cost)}")
             words.set_text(reason[:1].upper() + reason[1:])
             bar.setValue(1000 * cost.tokens // most)
@@ -159,13 +159,13 @@ class RuleSwitch(Entry):
         self.switch.setChecked(on)
         words = [self._words]
         if spared:
-            tokens, came_to = number(spared.tokens), told_of(spared)
+            tokens, came_to = format_number(spared.tokens), told_of(spared)
             words.append(_("Avoided reprocessing {tokens} tokens ({came_to}).", tokens=tokens, came_to=came_to))
         if lost.times and not on:
-            tokens, came_to = number(lost.tokens), told_of(lost)
+            tokens, came_to = format_number(lost.tokens), told_of(lost)
             without = _("{tokens} tokens had to be reprocessed without it ({came_to}).", tokens=tokens, came_to=came_to)
             words.append(without)
-        self.set_help(sentences(*words))
+        self.set_help(join_sentences(*words))
 
 
 _EMPTY = N_(

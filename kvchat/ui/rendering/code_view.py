@@ -27,13 +27,13 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QFrame, QTextEdit, QWidget
 
+from kvchat.text.language import _, format_number
+from kvchat.text.safe_text import safe_code, safe_prose
 from kvchat.ui.base.building import button, label, styled
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Theme
 from kvchat.ui.rendering.text_page import PageStyle, bare, sideways
 from kvchat.ui.widgets.text_search import format_range, select
-from kvchat.words.language import _, number
-from kvchat.words.safe_text import calm, spelled_out
 
 _REACH = 6_000  # characters re-lexed at most as code grows
 _GROW_MS = 15.0  # time limit for that
@@ -247,7 +247,7 @@ class CodeView(QFrame):
         self.body = CodeText(style, language)
         self.body.setParent(self)
         self.body.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # in any language, scroll bar included
-        self._label = label(calm(language)[:40] or _("code"), "small")
+        self._label = label(safe_prose(language)[:40] or _("code"), "small")
         code_begins = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignAbsolute
         self._label.setAlignment(code_begins | Qt.AlignmentFlag.AlignVCenter)
         self.copy_button = button(_("Copy"), self._copy, "quiet", name=_("Copy this code"))
@@ -292,5 +292,9 @@ class CodeView(QFrame):
 
 def _shortened(line: str) -> str:
     if len(line) > _LONGEST_LINE:
-        line = _("{line} … {count} more characters", line=line[:_LONGEST_LINE], count=number(len(line) - _LONGEST_LINE))
-    return spelled_out(line)
+        line = _(
+            "{line} … {count} more characters",
+            line=line[:_LONGEST_LINE],
+            count=format_number(len(line) - _LONGEST_LINE),
+        )
+    return safe_code(line)

@@ -31,8 +31,8 @@ from PySide6.QtGui import (
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QTextEdit
 
+from kvchat.text.markdown import formula_source
 from kvchat.ui.rendering.markdown import Formula
-from kvchat.words.markdown import formula_source
 
 FORMULA = "math:"  # name prefix of formulas in documents
 _STRUT = "\u2060"  # next to a formula: a line of only images would be lower than the font

@@ -11,9 +11,9 @@ from unicodedata import bidirectional
 from markdown_it.token import Token
 from markdown_it.utils import OptionsDict
 
+from kvchat.text.markdown import STREAMING, SafeRenderer, is_too_deep, markdown_parser
+from kvchat.text.safe_text import safe_prose
 from kvchat.ui.base.theme import Theme
-from kvchat.words.markdown import STREAMING, SafeRenderer, is_too_deep, markdown_parser
-from kvchat.words.safe_text import calm
 
 ITEM = "list_item_open"  # kind of a list item's unit
 FORMULAS = "formulas"  # markdown-it env key: formulas of the current rendering
@@ -139,7 +139,7 @@ class Markdown:
 
 
 def plain_block(source: str) -> Prose:
-    lines = html.escape(calm(source.rstrip("\n"))).split("\n")
+    lines = html.escape(safe_prose(source.rstrip("\n"))).split("\n")
     return Prose("".join(f'<p class="plain">{line}</p>' if line else _EMPTY_LINE for line in lines), source)
 
 

@@ -15,15 +15,15 @@ from PySide6.QtCore import QByteArray, Qt, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QFontMetricsF, QGuiApplication, QTextOption, QWheelEvent
 from PySide6.QtWidgets import QFrame, QPushButton, QTextBrowser, QTextEdit, QWidget
 
+from kvchat.text.language import _
+from kvchat.text.markdown import is_web_link
+from kvchat.text.safe_text import safe_code
 from kvchat.ui.base.building import label
 from kvchat.ui.base.theme import Look, code_font, page_font
 from kvchat.ui.dialogs.confirm import Question
 from kvchat.ui.rendering.formulas import FormulaLayer, Formulas, fragments
 from kvchat.ui.rendering.markdown import Markdown, Prose, Wide, prose_css
 from kvchat.ui.widgets.text_search import between, select
-from kvchat.words.language import _
-from kvchat.words.markdown import is_web_link
-from kvchat.words.safe_text import spelled_out
 
 _COLUMN_LETTERS = 16  # minimum letters per table column before the table scrolls sideways
 AIR = 4  # pixels below the last line for Arabic letters
@@ -221,7 +221,7 @@ def real_place(url: str) -> str:
     """Return a link's host as the network knows it (punycode, no user name), or the email address."""
     parsed = QUrl(url)
     if urlsplit(url).scheme.lower() == "mailto":
-        return spelled_out(parsed.path(QUrl.ComponentFormattingOption.FullyEncoded))
+        return safe_code(parsed.path(QUrl.ComponentFormattingOption.FullyEncoded))
     host = parsed.host(QUrl.ComponentFormattingOption.FullyEncoded)
     port = parsed.port()
     return host if port < 0 else f"{host}:{port}"

@@ -14,6 +14,8 @@ from kvchat.engine.discovery.graphics import Graphics, detect_graphics, driver_a
 from kvchat.engine_host.setup import DownloadedEngine, downloaded_engines
 from kvchat.engine_host.trial import TrialStep
 from kvchat.runtime import Runtime
+from kvchat.text.formatting import format_size
+from kvchat.text.language import N_, _, join_list, join_sentences, punctuation
 from kvchat.ui.base.building import button, clear, column, label, line_edit, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm, file_dialog
@@ -22,8 +24,6 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
 from kvchat.ui.widgets.layouts import flow
-from kvchat.words.language import N_, _, listed, mark, sentences
-from kvchat.words.wording import size
 
 _DECIDES = N_("Automatic")
 _NOT_LOOKED = N_("The program that runs the model. By default, kvchat uses the first suitable one it finds.")
@@ -156,7 +156,7 @@ class FetchedEntry(Entry):
     def show_engines(self, engines: Sequence[DownloadedEngine]) -> None:
         clear(self._rows)
         for engine in engines:
-            holder, words = QWidget(), listed((engine.name, size(engine.size)))
+            holder, words = QWidget(), join_list((engine.name, format_size(engine.size)))
             name = _("Remove {name}", name=engine.name)
             remove = button(_("Remove"), lambda _, engine=engine: self._ask(engine), "link", name=name)
             row((label(words, wraps=True), 1), remove, on=holder, spacing=10, margins=0)
@@ -170,7 +170,7 @@ class FetchedEntry(Entry):
             finally:
                 self._page.look_again()
 
-        words = _("This frees {size}. You can download it again.", size=size(engine.size))
+        words = _("This frees {size}. You can download it again.", size=format_size(engine.size))
         if self._page.runtime.settings.engine_path == str(engine.location.path):
             words += " " + _("It is in use. kvchat will use another engine instead.")
         title = _("Remove {name}?", name=engine.name)
@@ -211,15 +211,15 @@ def _card_words(graphics: Graphics, found: Sequence[EngineEntry]) -> str:
         words = [_("The current engine uses it.")]
     else:
         words = [_("An engine that supports it generates replies several times faster."), driver_advice(graphics)]
-    return sentences(cards(graphics), *words, _(PROMISE))
+    return join_sentences(cards(graphics), *words, _(PROMISE))
 
 
 def _described(entry: EngineEntry) -> str:
-    name = f"{'●' if entry.chosen else '○'} {_name(entry)}{mark(': ')}"
+    name = f"{'●' if entry.chosen else '○'} {_name(entry)}{punctuation(': ')}"
     if entry.problem is not None:
-        return f"{name}{sentences(entry.problem.title, entry.problem.detail)}"
-    devices = listed(device.description for device in entry.devices) or _("CPU only")
-    return f"{name}{entry.version}{mark('; ')}{devices}"
+        return f"{name}{join_sentences(entry.problem.title, entry.problem.detail)}"
+    devices = join_list(device.description for device in entry.devices) or _("CPU only")
+    return f"{name}{entry.version}{punctuation('; ')}{devices}"
 
 
 def _flow(*widgets: QWidget) -> QWidget:

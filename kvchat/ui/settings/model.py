@@ -12,6 +12,8 @@ from kvchat.library.memory.demand import COMPUTER, MemoryBar
 from kvchat.library.memory.verdict import Proposal
 from kvchat.runtime import Runtime
 from kvchat.settings import SETTING_INFO
+from kvchat.text.formatting import CHATS_READY, format_size
+from kvchat.text.language import N_, _, join_list, join_parts, join_sentences
 from kvchat.ui.base.building import button, clear, column, label, row, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
@@ -19,8 +21,6 @@ from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.controls import HEIGHT, RoundBar, mix
 from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.layouts import breakable
-from kvchat.words.language import N_, _, beside, listed, sentences
-from kvchat.words.wording import CHATS_READY, size
 
 _LEAST = 3.0  # pixels; keeps small parts visible
 _NAMES = (
@@ -55,7 +55,7 @@ class ModelPage(SettingsPage):
         self.restoring.set_help(engine.restoring)
         self.restoring.setVisible(bool(engine.restoring))
         self.retest.setVisible(engine.may_retest)
-        known = sentences(engine.context_reason, engine.context_warning)
+        known = join_sentences(engine.context_reason, engine.context_warning)
         about = SETTING_INFO["context_size"]
         self.settings["context_size"].set_help("\n\n".join(part for part in (_(about.help), known) if part))
         offers = () if engine.restart_pending else engine.memory_proposals  # they apply to the running engine
@@ -95,7 +95,7 @@ class MemoryEntry(Entry):
 
     def _offer(self, proposal: Proposal) -> QWidget:
         title = label(proposal.title, wraps=True)
-        words = label(sentences(proposal.gain, proposal.price), "small", wraps=True)
+        words = label(join_sentences(proposal.gain, proposal.price), "small", wraps=True)
         use = button(_("Use"), lambda: self.taken.emit(proposal), name=_("Use: {title}", title=proposal.title))
         use.setAutoDefault(False)
         use.setAccessibleDescription(words.text())
@@ -108,18 +108,20 @@ class MemoryPicture(QWidget):
     def __init__(self, look: Look, bar: MemoryBar) -> None:
         super().__init__()
         name = _("System memory") if bar.place == COMPUTER else bar.place
-        free = _("{free} free before loading", free=size(bar.free))
-        caption = label(beside((name, free)), "small", wraps=True)  # two labels were cut off on small screens
+        free = _("{free} free before loading", free=format_size(bar.free))
+        caption = label(join_parts((name, free)), "small", wraps=True)  # two labels were cut off on small screens
         legend = styled(QLabel(" &nbsp; ".join(_legend(look, bar)), wordWrap=True), "small")
         column(caption, _Bar(look, bar), legend, on=self, spacing=4, margins=0)
-        taken = listed(f"{_(part)} {size(count)}" for part, count in zip(_NAMES, _parts(bar), strict=True) if count)
+        taken = join_list(
+            f"{_(part)} {format_size(count)}" for part, count in zip(_NAMES, _parts(bar), strict=True) if count
+        )
         self.setAccessibleName(
             _(
                 "{name}: {taken}; reserved {margin} of {free} free",
                 name=name,
                 taken=taken,
-                margin=size(bar.margin),
-                free=size(bar.free),
+                margin=format_size(bar.margin),
+                free=format_size(bar.free),
             )
         )
 
@@ -159,8 +161,8 @@ def _colours(look: Look) -> tuple[QColor, ...]:
 
 def _legend(look: Look, bar: MemoryBar) -> list[str]:
     parts = zip(_parts(bar), _colours(look), _NAMES, strict=True)
-    words = [_entry(colour.name(), f"{_(name)} {size(count)}") for count, colour, name in parts if count]
-    return [*words, _entry(look.theme.muted, _("reserved {margin}", margin=size(bar.margin)), "▨")]
+    words = [_entry(colour.name(), f"{_(name)} {format_size(count)}") for count, colour, name in parts if count]
+    return [*words, _entry(look.theme.muted, _("reserved {margin}", margin=format_size(bar.margin)), "▨")]
 
 
 def _entry(colour: str, words: str, sign: str = "■") -> str:

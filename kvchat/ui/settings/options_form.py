@@ -12,11 +12,11 @@ from kvchat.chat.options import NO_OPTIONS, RANGES, ChatOptions, InvalidOptions,
 from kvchat.engine.api.wire import Sampling
 from kvchat.library.gguf.template_options import TemplateOption
 from kvchat.session.host import TemplateOptions
+from kvchat.text.formatting import STYLE
+from kvchat.text.language import N_, _, localize_number, pgettext
 from kvchat.ui.base.building import STRETCH, button, clear, column, label, line_edit, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import ChoiceBox
-from kvchat.words.language import N_, _, pgettext, with_marks
-from kvchat.words.wording import STYLE
 
 _HELP = {
     "temperature": N_("Lower is more predictable, higher is more creative"),
@@ -82,7 +82,7 @@ class OptionsForm(QWidget):
         for name, field in self.numbers.items():
             value = getattr(defaults, name)
             value = _ENGINE.get(name) if value is None else value
-            field.setPlaceholderText(_(_NOTHING.get(name, "")) if value is None else with_marks(f"{value:g}"))
+            field.setPlaceholderText(_(_NOTHING.get(name, "")) if value is None else localize_number(f"{value:g}"))
         clear(self._template_grid)
         self._template = {}
         for row, option in enumerate(options):
@@ -103,7 +103,7 @@ class OptionsForm(QWidget):
         self.system.setPlainText(values.system)
         for name, field in self.numbers.items():
             value = getattr(sampling, name)
-            field.setText("" if value is None else with_marks(f"{value:.10g}"))
+            field.setText("" if value is None else localize_number(f"{value:.10g}"))
         self.stop.setText(", ".join(sampling.stop or ()))
         kind = _SCHEMA if sampling.json_schema else _GRAMMAR if sampling.grammar else _FREE
         self.format.setCurrentIndex(_FORMATS.index(kind))

@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QWidget
 from kvchat.gateway.keys import EVERYBODY, program_name
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
+from kvchat.text.language import N_, _
 from kvchat.ui.base.building import button, column, label, line_edit, plain_text, row
 from kvchat.ui.base.theme import Look, code_font
 from kvchat.ui.dialogs.confirm import confirm
@@ -23,7 +24,6 @@ from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.controls import CopyButton
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
 from kvchat.ui.widgets.layouts import flow
-from kvchat.words.language import N_, _
 
 _KEY = N_("Grants access to the API server. All apps can use the same API key.")
 _OWN = N_("An app with its own API key is identified by it, and its access can be revoked separately.")

@@ -12,13 +12,13 @@ from PySide6.QtWidgets import QFrame, QWidget
 
 from kvchat.runtime import Runtime
 from kvchat.settings import SETTING_INFO, UNITS, SettingInfo, Settings
+from kvchat.text.language import _, plural
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.desktop.global_key import KEY
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.entries import NOTATIONS, Change, ChoiceEntry, Entry, FieldEntry, NumberEntry, SwitchEntry
 from kvchat.ui.widgets.layouts import ScrollPage
-from kvchat.words.language import _, several
 
 E = TypeVar("E", bound=Entry)
 
@@ -73,7 +73,7 @@ class SettingsPage(ScrollPage):
         if about.reset:
             reset = _(about.reset)
         elif about.unit == "days":
-            reset = several(default, "Reset to {count} day", "Reset to {count} days")
+            reset = plural(default, "Reset to {count} day", "Reset to {count} days")
         elif about.unit:
             reset = _("Reset to {size}", size=UNITS[about.unit](default))
         else:

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QLayout, QListWidget, QListWidgetItem, QWidget
 
 from kvchat.chat.options import InvalidOptions, Preset, chat_from_preset
 from kvchat.runtime import Runtime
+from kvchat.text.language import N_, _, end_sentence, join_sentences
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row, styled
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
@@ -21,7 +22,6 @@ from kvchat.ui.settings.options_form import FormValues, OptionsForm
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
 from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage, flow
-from kvchat.words.language import N_, _, ended, sentences
 
 _WORDS = N_(
     "A preset is a system prompt with sampling settings and, optionally, a model. Apply it in the "
@@ -71,7 +71,7 @@ class OptionsPanel(Panel):
         try:
             values = self.form.read()
         except InvalidOptions as error:
-            self.form.refuse(ended(sentences(error.title, error.detail)))
+            self.form.refuse(end_sentence(join_sentences(error.title, error.detail)))
             return None
         self.form.refuse("")
         return values

@@ -13,6 +13,7 @@ from kvchat.chat.events import EngineChanged, Event, SettingsChanged
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.system.login import can_start_at_login, start_at_login, starts_at_login
+from kvchat.text.language import N_, _
 from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
@@ -24,7 +25,6 @@ from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.settings.presets import PresetsPage
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.widgets.entries import SwitchEntry
-from kvchat.words.language import N_, _
 
 P = TypeVar("P", bound=SettingsPage)
 

@@ -15,6 +15,8 @@ from PySide6.QtGui import QDesktopServices
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.store_service import describe_capacity, long_chat_bytes, store_bounds
+from kvchat.text.formatting import MEMORY_OF_CHATS, STORAGE, format_size
+from kvchat.text.language import _, join_sentences, plural
 from kvchat.ui.base.building import button, left_to_right
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
@@ -23,8 +25,6 @@ from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.storage.usage_summary import expiry_in_words, plan_in_words
 from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.layouts import breakable
-from kvchat.words.language import _, sentences, several
-from kvchat.words.wording import MEMORY_OF_CHATS, STORAGE, size
 
 
 class FolderNotOpened(KvchatError):
@@ -78,15 +78,15 @@ class StoragePage(SettingsPage):
         help = _(
             "Disk space for chat memory. When the limit is reached, kvchat deletes the chat memory "
             "that saves the least time per GB. Automatic limit: {limit}.",
-            limit=size(usual),
+            limit=format_size(usual),
         )
         self.settings["quota_bytes"].set_help(
-            sentences(help, _("The limit now {words}.", words=words) if words else "")
+            join_sentences(help, _("The limit now {words}.", words=words) if words else "")
         )
         self.settings["free_floor_bytes"].set_help(
             _(
                 "When less than this is free on the disk, kvchat stops saving chat memory. {free} free now.",
-                free=size(free),
+                free=format_size(free),
             )
         )
 
@@ -108,8 +108,8 @@ class StoragePage(SettingsPage):
         if quota < await asyncio.to_thread(self._quota, self.runtime.settings.quota_bytes):
             plan = await self.runtime.save_points.plan_prune(quota)
             if plan.save_point_ids:
-                title = _("Lower the limit to {limit}?", limit=size(quota))
-                words = sentences(plan_in_words(plan, quota), _("Messages are not deleted."))
+                title = _("Lower the limit to {limit}?", limit=format_size(quota))
+                words = join_sentences(plan_in_words(plan, quota), _("Messages are not deleted."))
                 self._ask("quota_bytes", title, words, _("Lower the limit"), chosen)
                 return
         super().change("quota_bytes", chosen)
@@ -119,7 +119,7 @@ class StoragePage(SettingsPage):
         if days is None or (before is not None and days >= before):
             super().change("max_age_days", days)
             return
-        title = several(
+        title = plural(
             days, "Delete chat memory not used for {count} day?", "Delete chat memory not used for {count} days?"
         )
         words = expiry_in_words(await self.runtime.save_points.usage(), days, datetime.now(UTC))

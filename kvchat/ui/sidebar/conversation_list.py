@@ -16,11 +16,11 @@ from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPen
 from PySide6.QtWidgets import QLineEdit, QStyle, QStyleOptionViewItem, QWidget
 
 from kvchat.session.proof import Source
+from kvchat.text.formatting import one_line
+from kvchat.text.language import N_, _, join_list
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.lists import ROW, Index, ItemDelegate, ItemList, ItemModel, draw_text, mirrored_box
-from kvchat.words.language import N_, _, listed
-from kvchat.words.wording import one_line
 
 if TYPE_CHECKING:
     from kvchat.chat.record.messages import Conversation
@@ -156,7 +156,7 @@ class Row:
     @property
     def state(self) -> str:
         told = [self.forecast.chat_text] if self.forecast else []
-        return listed([*told, *(words for _, words in self.badges)])
+        return join_list([*told, *(words for _, words in self.badges)])
 
 
 class ConversationModel(ItemModel["Conversation | Heading"]):
@@ -185,7 +185,7 @@ class ConversationModel(ItemModel["Conversation | Heading"]):
         return self._row_of(row) if role == ROW and not isinstance(row, Heading) else super().data(index, role)
 
     def accessible_text(self, row: Conversation | Heading) -> str:
-        return row.title if isinstance(row, Heading) else listed((row.title, self._row_of(row).state))
+        return row.title if isinstance(row, Heading) else join_list((row.title, self._row_of(row).state))
 
     def tip(self, row: Conversation | Heading) -> str:
         if isinstance(row, Heading):

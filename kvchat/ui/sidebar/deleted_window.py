@@ -12,6 +12,8 @@ from PySide6.QtWidgets import QWidget
 from kvchat.chat.deletion import DeletedEntry
 from kvchat.chat.events import ConversationsChanged, Event, SettingsChanged
 from kvchat.runtime import Runtime
+from kvchat.text.formatting import format_datetime
+from kvchat.text.language import N_, _, plural
 from kvchat.ui.base.building import button, column, label, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
@@ -19,8 +21,6 @@ from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.layouts import flow
 from kvchat.ui.widgets.lists import Row, RowList
-from kvchat.words.language import N_, _, several
-from kvchat.words.wording import moment_of
 
 _FOR_GOOD = N_("from the chat list, search, chat memory and automatic backups")
 
@@ -53,7 +53,7 @@ class DeletedWindow(Panel):
 
     async def _load(self) -> None:
         entries, days = await self._runtime.chat.recently_deleted.entries(), self._runtime.settings.keep_deleted_days
-        kept = _("for {days}", days=several(days, "{count} day", "{count} days")) if days else _("for 30 seconds")
+        kept = _("for {days}", days=plural(days, "{count} day", "{count} days")) if days else _("for 30 seconds")
         self.words.setText(
             _(
                 "Deleted items stay here {kept}. Then kvchat permanently deletes them {for_good}.",
@@ -83,7 +83,7 @@ class DeletedWindow(Panel):
 
     def _ask(self, entries: Sequence[object]) -> None:
         wanted = [entry for entry in entries if isinstance(entry, DeletedEntry)]
-        what = several(len(wanted), "{count} item", "{count} items")
+        what = plural(len(wanted), "{count} item", "{count} items")
         if len(wanted) == 1 and wanted[0].is_chat:
             what = _("“{name}”", name=wanted[0].title)
         title, delete = _("Permanently delete {what}?", what=what), self._runtime.chat.recently_deleted.delete_now
@@ -96,13 +96,15 @@ class DeletedWindow(Panel):
 
 
 def row_of(entry: DeletedEntry) -> Row:
-    count = several(entry.messages, "{count} message", "{count} messages")
+    count = plural(entry.messages, "{count} message", "{count} messages")
     what = _("Chat with {count}", count=count)
     if not entry.is_chat:
         what = _("{count} of “{title}”", count=count, title=entry.title)
     days = (entry.expires_at.astimezone().date() - datetime.now().date()).days
     gone = _("permanently deleted today")
     if days >= 1:
-        gone = several(days, "permanently deleted in {count} day", "permanently deleted in {count} days")
-    words = _("{what} · deleted {deleted_at} · {gone}", what=what, deleted_at=moment_of(entry.deleted_at), gone=gone)
+        gone = plural(days, "permanently deleted in {count} day", "permanently deleted in {count} days")
+    words = _(
+        "{what} · deleted {deleted_at} · {gone}", what=what, deleted_at=format_datetime(entry.deleted_at), gone=gone
+    )
     return Row(entry, entry.title if entry.is_chat else entry.text, words)

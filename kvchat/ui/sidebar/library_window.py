@@ -18,14 +18,14 @@ from kvchat.chat.prepared.documents import PreparedSet
 from kvchat.chat.prepared.library import Estimate, PreparationTooLong, PreparedStatus, ReadingTask
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
+from kvchat.text.formatting import TimeRange, format_age, format_estimate, format_size, format_tokens
+from kvchat.text.language import N_, _, format_number, join_list, join_parts, join_sentences, plural
 from kvchat.ui.base.building import STRETCH, button, column, label, left_to_right, line_edit, progress_bar, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import Question, confirm, file_dialog
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.lists import Row, RowList, Tone
-from kvchat.words.language import N_, _, beside, listed, number, sentences, several
-from kvchat.words.wording import TimeRange, roughly, since, size, tokens_short
 
 _WHAT_FOR = N_("kvchat processes these documents once. A chat that starts with them replies without delay.")
 _EMPTY = N_(
@@ -212,31 +212,33 @@ def name_for(paths: Sequence[Path], taken: Collection[str]) -> str:
     """Return a free name for these files, based on the first."""
     name = paths[0].name if paths[0].is_dir() else paths[0].stem
     if len(paths) > 1:
-        name = _("{name} and {count}", name=name, count=several(len(paths) - 1, "{count} more", "{count} more"))
+        name = _("{name} and {count}", name=name, count=plural(len(paths) - 1, "{count} more", "{count} more"))
     names = itertools.chain([name], (f"{name} {number}" for number in itertools.count(2)))
     return next(candidate for candidate in names if candidate not in taken)
 
 
 def estimate_words(estimate: Estimate) -> str:
-    files = several(estimate.files, "{count} file", "{count} files")
+    files = plural(estimate.files, "{count} file", "{count} files")
     if estimate.is_too_long:
         error = PreparationTooLong(estimate)
-        return sentences(files, error.title, error.detail, error.advice)
-    tokens = number(round(estimate.tokens, -3 if estimate.tokens >= 10_000 else -2))
+        return join_sentences(files, error.title, error.detail, error.advice)
+    tokens = format_number(round(estimate.tokens, -3 if estimate.tokens >= 10_000 else -2))
     words = _("{files}, about {tokens} tokens.", files=files, tokens=tokens)
     if estimate.time:
-        time = roughly(estimate.time)
+        time = format_estimate(estimate.time)
         words = _("{files}, about {tokens} tokens; processing takes {time}.", files=files, tokens=tokens, time=time)
-    return sentences(words, _("You can keep chatting meanwhile: your messages take priority."))
+    return join_sentences(words, _("You can keep chatting meanwhile: your messages take priority."))
 
 
 def row_of(standing: PreparedStatus, reading: ReadingTask | None) -> Row:
     prepared = standing.prepared
-    parts = [several(len(prepared.sources), "{count} file", "{count} files")]
+    parts = [plural(len(prepared.sources), "{count} file", "{count} files")]
     if prepared.is_read:
-        parts += [_("{tokens} tokens", tokens=tokens_short(prepared.tokens)), size(standing.bytes)]
+        parts += [_("{tokens} tokens", tokens=format_tokens(prepared.tokens)), format_size(standing.bytes)]
         parts += (
-            [_("saves {time}", time=roughly(standing.time))] if standing.time and not standing.reprocess_reason else []
+            [_("saves {time}", time=format_estimate(standing.time))]
+            if standing.time and not standing.reprocess_reason
+            else []
         )
         parts += [Path(prepared.model).stem]
     chip, tone = _("ready"), Tone.GOOD
@@ -247,25 +249,29 @@ def row_of(standing: PreparedStatus, reading: ReadingTask | None) -> Row:
         chip, tone = _("needs processing") if prepared.is_read else _("not processed"), Tone.WARN
     elif standing.changes:
         chip, tone = _("files changed"), Tone.WARN
-    return Row(prepared.id, prepared.name, beside(parts), chip, tone)
+    return Row(prepared.id, prepared.name, join_parts(parts), chip, tone)
 
 
 def details_of(standing: PreparedStatus, reading: ReadingTask | None, left: TimeRange | None, place: Path) -> str:
     prepared = standing.prepared
-    lines = [left_to_right(listed(prepared.paths))]
+    lines = [left_to_right(join_list(prepared.paths))]
     if reading is not None:
-        done, total = number(reading.done), number(reading.total)
+        done, total = format_number(reading.done), format_number(reading.total)
         words = _("Waiting to be processed.")
         if reading.total and left:
-            words = _("{done} of {total} tokens processed, {time} left.", done=done, total=total, time=roughly(left))
+            words = _(
+                "{done} of {total} tokens processed, {time} left.", done=done, total=total, time=format_estimate(left)
+            )
         elif reading.total:
             words = _("{done} of {total} tokens processed.", done=done, total=total)
-        return "\n".join([*lines, sentences(words, _("Your messages take priority."))])
+        return "\n".join([*lines, join_sentences(words, _("Your messages take priority."))])
     if prepared.is_read:
-        when = since(prepared.created_at.astimezone(), datetime.now().astimezone())
+        when = format_age(prepared.created_at.astimezone(), datetime.now().astimezone())
         words, there = _("Processed {when}.", when=when), left_to_right(str(place))
         if standing.bytes:
-            words = _("Processed {when}; {size} saved in {place}.", when=when, size=size(standing.bytes), place=there)
+            words = _(
+                "Processed {when}; {size} saved in {place}.", when=when, size=format_size(standing.bytes), place=there
+            )
         lines.append(words)
     if changed := standing.changes.text if standing.changes else "":
         words = _(
@@ -282,7 +288,7 @@ def details_of(standing: PreparedStatus, reading: ReadingTask | None, left: Time
     elif why := standing.reprocess_reason:
         words = _("A chat with these documents would have to process them first: {why}.", why=why)
         if standing.time:
-            time = roughly(standing.time)
+            time = format_estimate(standing.time)
             words = _(
                 "A chat with these documents would have to process them first, which takes {time}: {why}.",
                 time=time,

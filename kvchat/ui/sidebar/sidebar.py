@@ -36,6 +36,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from kvchat.text.formatting import STORAGE, format_size_of, one_line
+from kvchat.text.language import _, join_sentences
 from kvchat.ui.base.building import button, column, label, leading_alignment, progress_bar, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
@@ -51,8 +53,6 @@ from kvchat.ui.sidebar.conversation_list import (
 from kvchat.ui.widgets.layouts import ElidedButton
 from kvchat.ui.widgets.lists import ROW, Index, ItemDelegate, ItemList, ItemModel, draw_text
 from kvchat.ui.widgets.text_search import format_range
-from kvchat.words.language import _, sentences
-from kvchat.words.wording import STORAGE, one_line, size_of
 
 if TYPE_CHECKING:
     from kvchat.chat.record.messages import Conversation
@@ -199,7 +199,7 @@ class SearchPanel(QWidget):
     def show_found(self, found: ChatSearchResult) -> None:
         self.results.show_chats(found.chats)
         unfinished = "" if found.complete else _("Older messages are still being indexed.")
-        self.words.setText(sentences("" if found.chats else _("Nothing found."), unfinished))
+        self.words.setText(join_sentences("" if found.chats else _("Nothing found."), unfinished))
         self.words.setVisible(bool(self.words.text()))
         self.pages.setCurrentIndex(1)
 
@@ -334,7 +334,7 @@ class Sidebar(QFrame):
         self.arranged.emit()
 
     def show_usage(self, usage: StoreUsage) -> None:
-        words, tail = _(STORAGE), size_of(usage.physical_bytes, usage.quota_bytes)
+        words, tail = _(STORAGE), format_size_of(usage.physical_bytes, usage.quota_bytes)
         if usage.problem:
             words, tail = _("{storage}: nothing is saved", storage=_(STORAGE)), ""
         self._say_usage(words, tail)

@@ -23,13 +23,20 @@ from PySide6.QtWidgets import QGridLayout, QSizePolicy, QWidget
 from kvchat.chat.events import Event, ReplyFinished
 from kvchat.chat.turn.receipts import REPLY_KINDS, ReplyStatistics
 from kvchat.runtime import Runtime
+from kvchat.text.formatting import (
+    TIME_SAVED,
+    format_brief_duration,
+    format_day,
+    format_estimate,
+    format_rough_duration,
+    format_short_day,
+)
+from kvchat.text.language import N_, _, format_number, plural, punctuation
 from kvchat.ui.base.building import STRETCH, button, clear, column, label, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.layouts import ScrollPage
-from kvchat.words.language import N_, _, mark, number, several
-from kvchat.words.wording import TIME_SAVED, brief, day_of, day_short, rough_duration, roughly
 
 _HEIGHT, _WIDEST = 116, 26  # pixels at 100 % text: of the plot, of a bar
 _STEPS = (2, 4, 6, 8, 10)  # times a power of ten: scale maximums with a round midpoint
@@ -87,10 +94,10 @@ class DayBars(QWidget):
             bar = QRectF(slot.center().x() - wide / 2, box.bottom() - high, wide, high)
             painter.fillRect(bar, QColor(theme.accent))
         metrics, last = self._metrics(), len(self._days) - 1
-        wide = metrics.horizontalAdvance(day_short(date(2000, 11, 30)))
+        wide = metrics.horizontalAdvance(format_short_day(date(2000, 11, 30)))
         step = max(1, math.ceil(2.2 * wide / box.width() * len(self._days)))
         for day in range(last, -1, -step):
-            words = _("today") if day == last else day_short(self._days[day])
+            words = _("today") if day == last else format_short_day(self._days[day])
             wide = metrics.horizontalAdvance(words) + 2
             left = min(max(self._slot(box, day).center().x() - wide / 2, box.left()), box.right() - wide)
             place = QRectF(left, box.bottom() + 4, wide, metrics.height())
@@ -139,7 +146,9 @@ class SavedPanel(Panel):
         super().__init__(runtime, look, runner, _(TIME_SAVED), parent, size=(620, 620), least=(420, 380))
         self.shown: ReplyStatistics | None = None
         self.total, self.estimate = label(kind="title", wraps=True), label(kind="muted", wraps=True)
-        self.saved = DayBars(look, _("Time saved per day"), lambda seconds: rough_duration(seconds) if seconds else "0")
+        self.saved = DayBars(
+            look, _("Time saved per day"), lambda seconds: format_rough_duration(seconds) if seconds else "0"
+        )
         self.day = label(kind="small", wraps=True)
         self.day.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.day.setMinimumHeight(2 * self.day.fontMetrics().lineSpacing())
@@ -177,14 +186,14 @@ class SavedPanel(Panel):
         saved = [statistics.day_totals(day)[1] for day in statistics.days]
         unit = next((seconds for seconds in (3600, 60) if max(saved) > seconds), 1)
         self.saved.show_days(statistics.days, saved, unit)
-        total = _("{time} saved", time=roughly(sum(saved)))
+        total = _("{time} saved", time=format_estimate(sum(saved)))
         self.total.setText(total[:1].upper() + total[1:])
         self.estimate.setText(
-            several(
+            plural(
                 len(statistics.days),
                 "Less waiting in the last {count} day, over {replies}.",
                 "Less waiting in the last {count} days, over {replies}.",
-                replies=several(statistics.count, "{count} reply", "{count} replies"),
+                replies=plural(statistics.count, "{count} reply", "{count} replies"),
             )
         )
         self._point(-1)
@@ -197,7 +206,10 @@ class SavedPanel(Panel):
                 continue
             line = self.kinds.rowCount()
             self.kinds.addWidget(label(_(kind), wraps=True), line, 0)
-            for place, words in enumerate((number(count), brief(1000 * first), roughly(spared) if spared else "–"), 1):
+            for place, words in enumerate(
+                (format_number(count), format_brief_duration(1000 * first), format_estimate(spared) if spared else "–"),
+                1,
+            ):
                 self.kinds.addWidget(label(words, wraps=True), line, place, Qt.AlignmentFlag.AlignRight)
 
     def _handle_event(self, event: Event) -> None:
@@ -208,9 +220,9 @@ class SavedPanel(Panel):
         words = _("Point at a day or use the arrow keys.")
         if self.shown is not None and 0 <= day < len(self.shown.days):
             count, saved = self.shown.day_totals(self.shown.days[day])
-            parts = [several(count, "{count} reply", "{count} replies") if count else _("no replies")]
-            parts += [_("{time} saved", time=roughly(saved))] if saved else []
-            words = f"{day_of(self.shown.days[day])}{mark(': ')}{mark('; ').join(parts)}"
+            parts = [plural(count, "{count} reply", "{count} replies") if count else _("no replies")]
+            parts += [_("{time} saved", time=format_estimate(saved))] if saved else []
+            words = f"{format_day(self.shown.days[day])}{punctuation(': ')}{punctuation('; ').join(parts)}"
         self.day.setText(words)
         self.saved.day = day
         self.saved.update()

@@ -13,6 +13,8 @@ from PySide6.QtWidgets import QFrame, QLabel, QSlider, QWidget
 from kvchat.chat.service import ChatService
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage, program_of
 from kvchat.runtime import Runtime
+from kvchat.text.formatting import STORAGE, format_size
+from kvchat.text.language import N_, _
 from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
@@ -21,8 +23,6 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.storage.usage_list import BUTTON, UsageList, UsageRow, shared_colour
 from kvchat.ui.storage.usage_summary import UsageSummary, limits_in_words, plan_in_words
 from kvchat.ui.widgets.layouts import ScrollPage
-from kvchat.words.language import N_, _
-from kvchat.words.wording import STORAGE, size
 
 _STEPS = 1000
 _DEBOUNCE_MS = 120  # delay after the last slider move before planning
@@ -92,7 +92,7 @@ class PruneCard(QFrame):
         self.plan = plan
         self.preview.setText(plan_in_words(plan, self.target))
         self.button.setEnabled(bool(plan.save_point_ids))
-        frees = _("Free {bytes_freed}", bytes_freed=size(plan.bytes_freed))
+        frees = _("Free {bytes_freed}", bytes_freed=format_size(plan.bytes_freed))
         self.button.setText(frees if plan.save_point_ids else _("Shrink"))
         self.button.setAccessibleName(_("Shrink. {text}", text=self.preview.text()))
 
@@ -105,8 +105,8 @@ class PruneCard(QFrame):
 
     def _moved(self) -> None:
         self.drop_plan()
-        self.amount.setText(size(self.target))
-        self.slider.setAccessibleDescription(size(self.target))
+        self.amount.setText(format_size(self.target))
+        self.slider.setAccessibleDescription(format_size(self.target))
         if self.moved:
             self._rest.start()
         else:

@@ -11,6 +11,8 @@ from PySide6.QtGui import QColor, QContextMenuEvent, QFontMetrics, QKeyEvent, QP
 from PySide6.QtWidgets import QMenu, QStyle, QStyleOptionViewItem, QToolButton
 
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation
+from kvchat.text.formatting import format_size, one_line
+from kvchat.text.language import _, join_list
 from kvchat.ui.base.building import tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
@@ -18,8 +20,6 @@ from kvchat.ui.commands import add_keep_actions
 from kvchat.ui.storage.usage_summary import loss_of, split_of, use_of
 from kvchat.ui.widgets.controls import mix
 from kvchat.ui.widgets.lists import ROW, Index, ItemDelegate, ItemList, ItemModel, draw_text, mirrored_box
-from kvchat.words.language import _, listed
-from kvchat.words.wording import one_line, size
 
 _MENU_KEYS = (Qt.Key.Key_Return, Qt.Key.Key_Enter, Qt.Key.Key_Space)
 BUTTON, _PAD, _GAP, _BAR = 28, 9, 6, 7  # pixels, the first at 100 % text
@@ -40,7 +40,9 @@ class UsageRow:
     @property
     def spoken(self) -> str:
         pinned = [_("always kept")] if self.usage.pinned else []
-        return listed([self.title, size(self.usage.bytes), split_of(self.usage), *pinned, *self.chips, self.details])
+        return join_list(
+            [self.title, format_size(self.usage.bytes), split_of(self.usage), *pinned, *self.chips, self.details]
+        )
 
     @property
     def chips(self) -> list[str]:
@@ -82,7 +84,7 @@ class UsageDelegate(ItemDelegate):
 
     def _paint_title(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, row: UsageRow) -> None:
         theme, metrics = self.look.theme, option.fontMetrics
-        amount = size(row.usage.bytes) if row.usage.bytes else _("nothing")
+        amount = format_size(row.usage.bytes) if row.usage.bytes else _("nothing")
         painter.setPen(QColor(theme.text if row.usage.bytes else theme.muted))
         draw_text(painter, option, box, amount, at_end=True)
         right = box.right() - metrics.horizontalAdvance(amount) - 12
@@ -134,7 +136,7 @@ class UsageModel(ItemModel[UsageRow]):
         return row.spoken
 
     def tip(self, row: UsageRow) -> str:
-        return "\n".join((row.title, f"{size(row.usage.bytes)}: {split_of(row.usage)}", row.details))
+        return "\n".join((row.title, f"{format_size(row.usage.bytes)}: {split_of(row.usage)}", row.details))
 
 
 class UsageList(ItemList):

@@ -11,11 +11,19 @@ from PySide6.QtWidgets import QWidget
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage, program_of
 from kvchat.session.restore_cost import BreakEven
 from kvchat.store_service import describe_capacity
+from kvchat.text.formatting import (
+    format_age,
+    format_estimate,
+    format_percent,
+    format_rate,
+    format_size,
+    format_size_of,
+    sum_times,
+)
+from kvchat.text.language import _, format_number, join_parts, join_sentences, plural, punctuation
 from kvchat.ui.base.building import STRETCH, column, label, progress_bar, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.controls import RoundBar, mix
-from kvchat.words.language import _, beside, mark, number, sentences, several
-from kvchat.words.wording import added, per_second, percent, roughly, since, size, size_of
 
 _NEAR = 0.9  # of the requested size; plans below this say so
 
@@ -36,14 +44,14 @@ def sharing(usage: StoreUsage) -> str:
     share = spared / usage.logical_bytes
     return _(
         "{spared} saved by sharing ({percent}). Without sharing: {logical_bytes}.",
-        spared=size(spared),
-        percent=percent(share) if share < 0.995 else _("more than 99 %"),
-        logical_bytes=size(usage.logical_bytes),
+        spared=format_size(spared),
+        percent=format_percent(share) if share < 0.995 else _("more than 99 %"),
+        logical_bytes=format_size(usage.logical_bytes),
     )
 
 
 def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
-    limit = size(usage.quota_bytes)
+    limit = format_size(usage.quota_bytes)
     words = _(
         "When the limit of {limit} is reached, kvchat deletes the chat memory that saves the least time per GB.",
         limit=limit,
@@ -58,16 +66,16 @@ def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
     if any(program_of(entry.conversation_id) for entry in usage.conversations):
         programs = _(
             "The memory of apps is deleted before the memory of chats and limited to {programs_quota_bytes}.",
-            programs_quota_bytes=size(usage.programs_quota_bytes),
+            programs_quota_bytes=format_size(usage.programs_quota_bytes),
         )
-        words = sentences(words, programs)
+        words = join_sentences(words, programs)
     if max_age_days is not None:
-        unused = several(
+        unused = plural(
             max_age_days,
             "Chat memory not used for {count} day is also deleted.",
             "Chat memory not used for {count} days is also deleted.",
         )
-        words = sentences(words, unused)
+        words = join_sentences(words, unused)
     return words
 
 
@@ -75,26 +83,26 @@ def break_even_in_words(pays: BreakEven | None) -> str:
     """Return from which length on restoring beats reading, and why; "" if not measured yet."""
     if pays is None:
         return ""
-    reading, loading = per_second(1000 / pays.prefill_ms_per_token), size(1000 / pays.restore_ms_per_byte)
+    reading, loading = format_rate(1000 / pays.prefill_ms_per_token), format_size(1000 / pays.restore_ms_per_byte)
     rates = _("(processing {reading}, loading {loading}/s)", reading=reading, loading=loading)
     if pays.tokens is None:
         return _("On this computer, loading is never faster than processing {rates}.", rates=rates)
     return _(
         "On this computer, loading is faster than processing from about {tokens} tokens on {rates}.",
-        tokens=number(pays.tokens),
+        tokens=format_number(pays.tokens),
         rates=rates,
     )
 
 
 def use_of(usage: ConversationUsage, now: datetime, seconds_saved: float = 0.0) -> str:
-    words = _("used {when}", when=since(usage.last_used_at, now.astimezone(usage.last_used_at.tzinfo)))
+    words = _("used {when}", when=format_age(usage.last_used_at, now.astimezone(usage.last_used_at.tzinfo)))
     if program_of(usage.conversation_id):
-        prompts = several(usage.save_points, "{count} prompt saved", "{count} prompts saved")
-        words = beside((prompts, words))
+        prompts = plural(usage.save_points, "{count} prompt saved", "{count} prompts saved")
+        words = join_parts((prompts, words))
     if seconds_saved >= 1:
-        return _("{words} · {time} saved", words=words, time=roughly(seconds_saved))
+        return _("{words} · {time} saved", words=words, time=format_estimate(seconds_saved))
     if usage.reprocessing:
-        return _("{words} · reprocessing: {time}", words=words, time=roughly(usage.reprocessing))
+        return _("{words} · reprocessing: {time}", words=words, time=format_estimate(usage.reprocessing))
     return words
 
 
@@ -103,48 +111,48 @@ def split_of(usage: ConversationUsage) -> str:
         return _("nothing saved")
     if not usage.shared_bytes:
         return _("nothing shared")
-    own, shared = size(usage.exclusive_bytes), size(usage.shared_bytes)
+    own, shared = format_size(usage.exclusive_bytes), format_size(usage.shared_bytes)
     return _("{exclusive_bytes} own, {shared_bytes} shared", exclusive_bytes=own, shared_bytes=shared)
 
 
 def loss_of(loss: PrunedConversation) -> str:
     if loss.save_points_left:
-        what = several(loss.save_points, "{count} old turn", "{count} old turns")
+        what = plural(loss.save_points, "{count} old turn", "{count} old turns")
         if program_of(loss.conversation_id):
-            what = several(loss.save_points, "{count} prompt", "{count} prompts")
-        return _("would delete {what} ({size})", what=what, size=size(loss.bytes_freed))
+            what = plural(loss.save_points, "{count} prompt", "{count} prompts")
+        return _("would delete {what} ({size})", what=what, size=format_size(loss.bytes_freed))
     if loss.reprocessing is None:
         return _("would have to be reprocessed")
-    return _("would have to be reprocessed: {time}", time=roughly(loss.reprocessing))
+    return _("would have to be reprocessed: {time}", time=format_estimate(loss.reprocessing))
 
 
 def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
     pinned = _(
         "At least {bytes_left} must remain: chat memory that is always kept, and the chat memory index.",
-        bytes_left=size(plan.bytes_left),
+        bytes_left=format_size(plan.bytes_left),
     )
     missed = pinned if plan.bytes_left > max(target_bytes, 0) else ""
     if not plan.save_point_ids:
-        return sentences(_("Nothing would be deleted."), missed)
+        return join_sentences(_("Nothing would be deleted."), missed)
     chats = [entry for entry in plan.conversations if not program_of(entry.conversation_id)]
     thinned = [entry for entry in chats if entry.save_points_left]
     cold, parts = len(plan.cold), list[str]()
     if prompts := sum(entry.save_points for entry in plan.conversations) - sum(entry.save_points for entry in chats):
-        parts.append(_("{prompts} of apps", prompts=several(prompts, "{count} prompt", "{count} prompts")))
+        parts.append(_("{prompts} of apps", prompts=plural(prompts, "{count} prompt", "{count} prompts")))
     if thinned:
-        turns = several(sum(entry.save_points for entry in thinned), "{count} old turn", "{count} old turns")
-        parts.append(_("{turns} of {count}", turns=turns, count=several(len(thinned), "{count} chat", "{count} chats")))
+        turns = plural(sum(entry.save_points for entry in thinned), "{count} old turn", "{count} old turns")
+        parts.append(_("{turns} of {count}", turns=turns, count=plural(len(thinned), "{count} chat", "{count} chats")))
     if cold:
-        parts.append(several(cold, "{count} chat must be reprocessed", "{count} chats must be reprocessed"))
+        parts.append(plural(cold, "{count} chat must be reprocessed", "{count} chats must be reprocessed"))
     if plan.reprocessing:
-        parts.append(_("reprocessing everything would take {time}", time=roughly(plan.reprocessing)))
+        parts.append(_("reprocessing everything would take {time}", time=format_estimate(plan.reprocessing)))
     more = plan.bytes_left < _NEAR * target_bytes
     whole = _(
         "This leaves {bytes_left}, because the memory of a reply can only be deleted as a whole.",
-        bytes_left=size(plan.bytes_left),
+        bytes_left=format_size(plan.bytes_left),
     )
-    frees = _("Frees {size}: {what}.", size=size(plan.bytes_freed), what=mark("; ").join(parts))
-    return sentences(frees, missed, whole if more else "")
+    frees = _("Frees {size}: {what}.", size=format_size(plan.bytes_freed), what=punctuation("; ").join(parts))
+    return join_sentences(frees, missed, whole if more else "")
 
 
 def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:
@@ -154,10 +162,12 @@ def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:
     cold = [entry for entry in chats if entry.save_points and not entry.pinned and entry.last_used_at < limit]
     if not cold:
         return _("No chat would have to be reprocessed now, but old turns may be deleted. Messages are not deleted.")
-    becomes = several(len(cold), "{count} chat must be reprocessed", "{count} chats must be reprocessed")
-    if reading := added(entry.reprocessing for entry in cold):
-        becomes = _("{becomes}; reprocessing everything would take {time}", becomes=becomes, time=roughly(reading))
-    return sentences(becomes, _("Old turns of other chats may also be deleted."), _("Messages are not deleted."))
+    becomes = plural(len(cold), "{count} chat must be reprocessed", "{count} chats must be reprocessed")
+    if reading := sum_times(entry.reprocessing for entry in cold):
+        becomes = _(
+            "{becomes}; reprocessing everything would take {time}", becomes=becomes, time=format_estimate(reading)
+        )
+    return join_sentences(becomes, _("Old turns of other chats may also be deleted."), _("Messages are not deleted."))
 
 
 class SavingsBar(RoundBar):
@@ -169,7 +179,11 @@ class SavingsBar(RoundBar):
         whole = usage.physical_bytes + spared_bytes(usage)
         self.share = usage.physical_bytes / whole if whole else 0.0
         self.setAccessibleName(
-            _("{physical_bytes} on disk. {sharing}", physical_bytes=size(usage.physical_bytes), sharing=sharing(usage))
+            _(
+                "{physical_bytes} on disk. {sharing}",
+                physical_bytes=format_size(usage.physical_bytes),
+                sharing=sharing(usage),
+            )
         )
         self.update()
 
@@ -211,25 +225,27 @@ class UsageSummary(QWidget):
     def show_usage(self, usage: StoreUsage, pays: BreakEven | None) -> None:
         self.pays.setText(break_even_in_words(pays))
         self.pays.setVisible(pays is not None)
-        self.total.setText(_("{size} in use", size=size_of(usage.physical_bytes, usage.quota_bytes)))
+        self.total.setText(_("{size} in use", size=format_size_of(usage.physical_bytes, usage.quota_bytes)))
         self.share.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
         if usage.problem:
             self.total.setText(_("Nothing is saved"))
         for widget in (self.share, self._figures):
             widget.setVisible(not usage.problem)
         self.picture.show_usage(usage)
-        self.on_disk.setText(_("{physical_bytes} on disk", physical_bytes=size(usage.physical_bytes)))
+        self.on_disk.setText(_("{physical_bytes} on disk", physical_bytes=format_size(usage.physical_bytes)))
         self.spared.setText(sharing(usage))
         for widget in (self.picture, self.on_disk, self.spared):
             widget.setVisible(usage.physical_bytes > 0)
         counts = usage.bytes_written_today, usage.bytes_written, usage.warm_bytes, usage.free_bytes
         for figure, count in zip((self.today, self.ever, self.warm, self.room), counts, strict=True):
-            figure.setText(size(count) if count else _("nothing"))
+            figure.setText(format_size(count) if count else _("nothing"))
         words = _(
             "When less than {free_floor_bytes} is free on the disk, nothing more is saved.",
-            free_floor_bytes=size(usage.free_floor_bytes),
+            free_floor_bytes=format_size(usage.free_floor_bytes),
         )
         if usage.other_bytes:
-            others = size(usage.other_bytes)
-            words = sentences(words, _("{size} of the space in use is the index and temporary files.", size=others))
+            others = format_size(usage.other_bytes)
+            words = join_sentences(
+                words, _("{size} of the space in use is the index and temporary files.", size=others)
+            )
         self.free.setText("" if usage.problem else words)

@@ -8,7 +8,7 @@ measured: it blocked the window longer for code and tables, which could not scro
 one document only. Only messages near the viewport have widgets (`message_column.py`); the others have estimated
 heights, and the first known visible row keeps its place while they are measured. Widgets are created in any order,
 so Tab looks up the next one each time. Nothing is loaded, hidden characters are removed from prose and named in
-code, as in readable exports and a document's view (`words/safe_text.py`), links ask (`text_page.py`).
+code, as in readable exports and a document's view (`text/safe_text.py`), links ask (`text_page.py`).
 
 `find.py` marks search hits, also in texts still to come; its bar goes from hit to hit, `attachments/chips.py` shows
 those in a document.

@@ -11,14 +11,14 @@ from PySide6.QtWidgets import QFrame, QTextEdit
 from shiboken6 import isValid
 
 from kvchat.chat.record.messages import searchable_text
+from kvchat.text.language import _
+from kvchat.text.search import Term, find_matches, matches_all, parse_query
 from kvchat.ui.base.building import label, line_edit, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.transcript.message_column import MessageColumn
 from kvchat.ui.transcript.message_view import MessageView
 from kvchat.ui.widgets.text_search import cursors_at, mark
-from kvchat.words.folding import Term, has_terms, spans, terms_of
-from kvchat.words.language import _
 
 if TYPE_CHECKING:
     from kvchat.ui.transcript.transcript import Transcript
@@ -75,7 +75,7 @@ class HitMarks(QObject):
 
     def _cursors(self, text: QTextEdit) -> list[QTextCursor]:
         words = text.toPlainText()
-        return cursors_at(text, words, spans(words, self.terms))
+        return cursors_at(text, words, find_matches(words, self.terms))
 
     def _mark(self, text: QTextEdit) -> None:
         if self.terms or text.property("marked"):
@@ -141,8 +141,8 @@ class FindBar(QFrame):
 
     def _look_for(self, message_id: str | None) -> None:
         """Find the messages that have all words; show the last unless another is named."""
-        terms = terms_of(self.field.text())
-        self._hits = [m.id for m in self._page.messages if terms and has_terms(searchable_text(m), terms)]
+        terms = parse_query(self.field.text())
+        self._hits = [m.id for m in self._page.messages if terms and matches_all(searchable_text(m), terms)]
         self._at = self._hits.index(message_id) if message_id in self._hits else len(self._hits) - 1
         self._page.marks.show_terms(terms)
         self._spot = 0

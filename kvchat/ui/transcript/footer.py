@@ -34,14 +34,14 @@ from kvchat.chat.turn.receipts import (
 from kvchat.engine.api.errors import EngineFailed, FailureKind
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
+from kvchat.text.formatting import format_date, format_datetime, format_duration, format_short_day
+from kvchat.text.language import N_, _, join_list
 from kvchat.ui.base.building import STRETCH, button, column, label, leading_alignment, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.text_page import PageStyle
 from kvchat.ui.widgets.controls import Card, RoundBar, mix
 from kvchat.ui.widgets.layouts import ElidedButton, ElidedLabel, FlowLayout, height_for_width
-from kvchat.words.language import N_, _, listed
-from kvchat.words.wording import date_of, day_short, duration, moment_of
 
 _LEAST, _GAP, _MARK = 3.0, 1.0, 8  # pixels: shortest step, gap between steps, side of a legend mark
 _BETWEEN = 6  # pixels between a reply's lines and its buttons
@@ -97,10 +97,10 @@ class MessageActions(QWidget):
 
     def add_time(self, at: datetime) -> None:
         local, now = at.astimezone(), datetime.now().astimezone()
-        day = day_short(local) if local.year == now.year else date_of(local)
+        day = format_short_day(local) if local.year == now.year else format_date(local)
         time = label(f"{local:%H:%M}" if local.date() == now.date() else day, "small")
-        time.setToolTip(moment_of(at))
-        time.setAccessibleName(moment_of(at))
+        time.setToolTip(format_datetime(at))
+        time.setAccessibleName(format_datetime(at))
         time.installEventFilter(self)
         self._row.insertWidget(0, time)
 
@@ -163,7 +163,7 @@ class TimelineBar(RoundBar):
 class Timeline(QWidget):
     def __init__(self, look: Look, steps: Sequence[PhaseSpan]) -> None:
         super().__init__()
-        self.words = [f"{step.label} {duration(step.ms)}" for step in steps]
+        self.words = [f"{step.label} {format_duration(step.ms)}" for step in steps]
         legend = FlowLayout(spacing=3)
         for step, words in zip(steps, self.words, strict=True):
             mark = TimelineBar(look, [step], _MARK, _MARK)
@@ -172,7 +172,7 @@ class Timeline(QWidget):
             row((mark, 0, middle), label(words, "small"), on=entry, spacing=5, margins=(0, 0, 9, 0))
             legend.addWidget(entry)
         column(TimelineBar(look, steps), legend, on=self, spacing=6, margins=(0, 0, 0, 6))
-        self.setAccessibleName(_("Timeline: {steps}", steps=listed(self.words)))
+        self.setAccessibleName(_("Timeline: {steps}", steps=join_list(self.words)))
 
 
 class ReceiptView(QWidget):

@@ -15,6 +15,7 @@ from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QApplication, QScrollArea, QWidget
 
 from kvchat.chat.record.messages import Message
+from kvchat.text.language import _
 from kvchat.ui.base.building import button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
@@ -25,7 +26,6 @@ from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.transcript.part_column import message_text
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
-from kvchat.words.language import _
 
 GAP, _GAP_AFTER_USER = 22, 4  # below a message; the user's buttons already leave room
 _LEFT, TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28

@@ -10,6 +10,7 @@ from PySide6.QtGui import QAccessible, QEnterEvent, QFont, QGuiApplication, QKey
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QTextEdit, QWidget
 
 from kvchat.chat.record.messages import Message, Role
+from kvchat.text.language import _, plural
 from kvchat.ui.attachments.chips import ChipRows
 from kvchat.ui.base.building import button, column, label, row, styled
 from kvchat.ui.rendering.markdown import plain_blocks
@@ -17,7 +18,6 @@ from kvchat.ui.rendering.text_page import PageStyle
 from kvchat.ui.transcript.footer import MessageActions, MessageRequest, Request
 from kvchat.ui.transcript.part_column import PartColumn
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
-from kvchat.words.language import _, several
 
 _FEWEST, _MAX = 2, 18  # lines of the editor
 _NAME_LETTERS = 80
@@ -223,7 +223,7 @@ class UserView(MessageView):
             self._is_long = self.column.heightForWidth(widest) > self._long_height
         self._natural = self.column.natural_width() if len(self._blocks) == 1 else _WIDE
         lines = self.message.content.strip("\n").count("\n") + 1
-        words = several(lines, "Show all, {count} line", "Show all, {count} lines") if lines > _LONG else _("Show all")
+        words = plural(lines, "Show all, {count} line", "Show all, {count} lines") if lines > _LONG else _("Show all")
         words, arrow = (words, "▾") if self.folded else (_("Show less"), "▴")
         self.more.setText(f"{words} {arrow}")
         self.more.setAccessibleName(words)

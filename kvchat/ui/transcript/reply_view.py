@@ -10,6 +10,8 @@ from PySide6.QtGui import QGuiApplication, QResizeEvent
 from PySide6.QtWidgets import QFrame, QStyle, QTextEdit, QWidget
 
 from kvchat.chat.record.messages import Message, MessageState
+from kvchat.text.formatting import format_rough_duration
+from kvchat.text.language import _, join_list
 from kvchat.ui.base.building import button, styled
 from kvchat.ui.rendering.markdown import plain_blocks
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
@@ -17,8 +19,6 @@ from kvchat.ui.rendering.text_page import PageStyle
 from kvchat.ui.transcript.footer import ReceiptView, ReplyFooter, Request
 from kvchat.ui.transcript.message_view import AT_ONCE_MS, MessageView, short
 from kvchat.ui.transcript.part_column import PartColumn
-from kvchat.words.language import _, listed
-from kvchat.words.wording import rough_duration
 
 _LEFT, _ABOVE, _BELOW = 16, 4, 4  # pixels around the thinking text
 _RENDER_MS = 100  # streaming text is collected this long before drawing
@@ -57,7 +57,7 @@ class ThinkingView(QWidget):
     def show_thinking(self, text: str, *, still: bool, ms: float | None) -> None:
         """still: thinking continues; ms: its duration, None if not measured"""
         self._text = text
-        heading = _("Reasoning") if ms is None else _("Thought for {ms}", ms=rough_duration(ms / 1000))
+        heading = _("Reasoning") if ms is None else _("Thought for {ms}", ms=format_rough_duration(ms / 1000))
         self._heading = _("Thinking…") if still else heading
         self._show()
 
@@ -79,7 +79,7 @@ class ThinkingView(QWidget):
         self.toggled.emit()
 
     def _show(self) -> None:
-        name = listed((self._heading, _("expanded") if self.is_open else _("collapsed")))
+        name = join_list((self._heading, _("expanded") if self.is_open else _("collapsed")))
         if name != self.button.accessibleName():
             self.button.setText(f"{self._heading} {'▾' if self.is_open else '◂' if self.isRightToLeft() else '▸'}")
             self.button.setAccessibleName(name)

@@ -10,11 +10,11 @@ from PySide6.QtWidgets import QMenu, QTextEdit
 from shiboken6 import isValid
 
 from kvchat.chat.record.messages import Role
+from kvchat.text.language import _
 from kvchat.ui.transcript.message_column import MessageColumn
 from kvchat.ui.transcript.message_view import MessageView
 from kvchat.ui.transcript.part_column import selected_text
 from kvchat.ui.widgets.text_search import select
-from kvchat.words.language import _
 
 _SCROLL_MS = 30  # while dragging above or below the page
 _COPY_MARKDOWN = QKeySequence("Ctrl+Shift+C")

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QApplication, QTextEdit, QWidget
 
 from kvchat.chat.record.messages import Message, Role
 from kvchat.errors import KvchatError
+from kvchat.text.language import _
 from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
@@ -22,7 +23,6 @@ from kvchat.ui.transcript.message_column import GAP, JUMP_ROOM, TOP, MessageColu
 from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.selection import Selection
-from kvchat.words.language import _
 
 _MAX_SAID = 2000  # letters of a reply that are announced
 _AROUND = 12  # pixels left around a scroll target

@@ -9,11 +9,11 @@ from PySide6.QtCore import QPoint, QRectF, QSize, Qt, QTimer
 from PySide6.QtGui import QColor, QGuiApplication, QHideEvent, QPainter, QPainterPath, QPaintEvent, QPen, QShowEvent
 from PySide6.QtWidgets import QCheckBox, QFrame, QPushButton, QSizePolicy, QWidget
 
+from kvchat.text.language import _, join_sentences
 from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.building import button, column, label, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.layouts import FlowLayout
-from kvchat.words.language import _, sentences
 
 HEIGHT = 14  # pixels of a round bar unless a subclass overrides it
 _WIDTH, _HEIGHT, _GAP = 38, 22, 3  # pixels of a switch at 100 % text; gap between track and knob
@@ -125,7 +125,7 @@ class Card(QFrame):
         for line, text in ((self.title, title), (self.detail, detail), (self.advice, advice)):
             line.setText(text)
             line.setVisible(bool(text))
-        self.setAccessibleName(sentences(title, detail, advice))
+        self.setAccessibleName(join_sentences(title, detail, advice))
         self._announcing.start()
 
     def showEvent(self, event: QShowEvent) -> None:

@@ -12,11 +12,11 @@ from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent, QShowEvent, QWhee
 from PySide6.QtWidgets import QBoxLayout, QComboBox, QLineEdit, QSizePolicy, QStyledItemDelegate, QWidget
 
 from kvchat.settings import GB, Settings, validation_error
+from kvchat.text.language import N_, _, format_number, localize_number
 from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.controls import Switch
-from kvchat.words.language import N_, _, number, with_marks
 
 Change = Callable[[str, Any], object]  # called with the setting's name and new value
 _FIELD_LETTERS, _UNIT_LETTERS = 17, 6  # widths that align fields of different units
@@ -39,13 +39,13 @@ def _whole_number(unit: str, pattern: str, wanted: str) -> Notation:
     """Return the notation of a count, unit optional; `pattern` groups the number and any K (1,024)."""
 
     def read(text: str) -> int:
-        digits = text.strip().removesuffix(_(unit)).replace(number(1000)[1:-3], "")
+        digits = text.strip().removesuffix(_(unit)).replace(format_number(1000)[1:-3], "")
         match = re.fullmatch(pattern, _SEPARATORS.sub("", digits), re.IGNORECASE)
         if match is None:
             raise ValueError(_("Enter {wanted}.", wanted=_(wanted)))
         return int(match[1]) * (1024 if match[2] else 1)
 
-    return Notation(unit, number, read)
+    return Notation(unit, format_number, read)
 
 
 def _read_size(text: str) -> int:
@@ -65,7 +65,7 @@ def _read_port(text: str) -> int:
 TOKENS = _whole_number(N_("tokens"), r"(\d+)(k?)(?:tokens?)?", N_("a number of tokens, such as 8192 or 32K"))
 DAYS = _whole_number(N_("days"), r"(\d+)()(?:days?)?", N_("a whole number of days, such as 90"))
 MINUTES = _whole_number(N_("min"), r"(\d+)()(?:min|minutes?)?", N_("a whole number of minutes, such as 15"))
-GIGABYTES = Notation(N_("GB"), lambda count: with_marks(f"{count / GB:.10g}"), _read_size)
+GIGABYTES = Notation(N_("GB"), lambda count: localize_number(f"{count / GB:.10g}"), _read_size)
 PORT = Notation("", str, _read_port)
 NOTATIONS = {"tokens": TOKENS, "days": DAYS, "minutes": MINUTES, "bytes": GIGABYTES, "": PORT}  # by setting unit
 

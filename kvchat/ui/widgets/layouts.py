@@ -21,8 +21,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from kvchat.text.formatting import one_line
 from kvchat.ui.base.building import leading_alignment, styled
-from kvchat.words.wording import one_line
 
 _SEPARATORS = re.compile(r"[/\\._-]")
 _LONG_RUN = re.compile(r"[^\s\u200b]{24}")

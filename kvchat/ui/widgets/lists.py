@@ -30,10 +30,10 @@ from PySide6.QtWidgets import (
     QToolTip,
 )
 
+from kvchat.text.formatting import one_line
+from kvchat.text.language import join_list
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.layouts import plain_tip
-from kvchat.words.language import listed
-from kvchat.words.wording import one_line
 
 Index = QModelIndex | QPersistentModelIndex
 ROW = Qt.ItemDataRole.UserRole
@@ -210,7 +210,7 @@ class Row:
 
 class RowModel(ItemModel[Row]):
     def accessible_text(self, row: Row) -> str:
-        return listed((row.title, row.words, row.chip))
+        return join_list((row.title, row.words, row.chip))
 
     def tip(self, row: Row) -> str:
         return "\n".join(line for line in (row.title, row.words, row.tip) if line)

@@ -8,10 +8,10 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QColor, QKeySequence, QResizeEvent, QShortcut, QTextCharFormat, QTextCursor, QTextLayout
 from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QTextEdit
 
+from kvchat.text.language import _
 from kvchat.ui.base.building import label, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, Theme
-from kvchat.words.language import _
 
 _MAX_MARKED = 500  # marked hits; more would be slow
 _ICON, _MARGIN = 12, 10  # pixels at 100 % text: the cross and the button's margin

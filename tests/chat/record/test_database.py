@@ -30,8 +30,8 @@ from kvchat.chat.record.messages import (
 )
 from kvchat.engine.api.wire import ChatMessage, Sampling
 from kvchat.session.proof import Source
+from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.transfer.rows import conversation_rows, store_rows
-from kvchat.words.reasons import Reason, ReasonCode
 from tests.chat.library import fill_chat
 from tests.kvstore.true_files import Bench
 

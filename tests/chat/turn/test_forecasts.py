@@ -7,7 +7,7 @@ import pytest
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.chat.turn.forecasts import Forecast
 from kvchat.session.proof import Source
-from kvchat.words.wording import TimeRange
+from kvchat.text.formatting import TimeRange
 from tests.chat.stage import Stage
 
 STORY = "A long story of the river and the garden. " * 20

@@ -13,7 +13,7 @@ from kvchat.chat.turn import read_ahead
 from kvchat.session import prefill
 from kvchat.session.events import SaveSkipped
 from kvchat.session.proof import Source
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 from tests.chat.stage import Stage
 
 STORY = "A long story of the river and the garden. " * 20

@@ -23,7 +23,7 @@ from kvchat.chat.turn.receipts import (
     timeline,
 )
 from kvchat.session.proof import Source
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 
 WARM = Receipt(
     ttft_ms=312.0,

@@ -11,7 +11,7 @@ import pytest
 from kvchat.chat.events import WaitingForChat
 from kvchat.session.events import Restoring
 from kvchat.session.proof import Source
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 from tests.chat.stage import QUESTION, Stage
 from tests.engine_fixtures import FakeEngine
 

@@ -17,7 +17,7 @@ from kvchat.kvstore.blocks.layout import RowMap
 from kvchat.session.events import Restored, RestoreFailed, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
 from kvchat.session.restore_cost import MIN_GAIN, RestoreCost
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 from tests.chat.stage import QUESTION, Stage
 from tests.engine_fixtures import FakeEngine
 from tests.store_contents import spoil

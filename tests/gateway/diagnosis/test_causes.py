@@ -15,7 +15,7 @@ from kvchat.gateway.diagnosis import causes, prompts
 from kvchat.gateway.diagnosis.causes import MENDED_BY
 from kvchat.gateway.diagnosis.prompts import Parting, Prompt
 from kvchat.gateway.mending import Mending
-from kvchat.words.reasons import Reason, ReasonCode, reason_of
+from kvchat.text.reasons import Reason, ReasonCode, reason_of
 from tests.gateway import agents
 from tests.gateway.agents import Body, assistant, rendered, user
 
@@ -32,7 +32,7 @@ def parting(one: Prompt, other: Prompt) -> Parting | None:
 def why(one: Body, other: Body) -> Reason:
     found = parting(rendered(one), rendered(other))
     assert reason_of(json.loads(json.dumps(asdict(found.cause)))) == found.cause
-    assert Reason(found.cause.code).words, "it can be told without numbers and names"
+    assert Reason(found.cause.code).text, "it can be told without numbers and names"
     return found.cause
 
 

@@ -16,7 +16,7 @@ from kvchat.kvstore import disk
 from kvchat.kvstore.blocks import absorb, positioned
 from kvchat.kvstore.blocks.block_files import BlockFiles, WrittenBlock
 from kvchat.kvstore.savepoint import AbsorbReport
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import FULL, Bench, Model
 

@@ -15,7 +15,7 @@ import pytest
 from kvchat.kvstore import disk
 from kvchat.kvstore.index.index import Index, IndexLost
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, StoreRefused
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 from tests.kvstore.true_files import Bench, Model
 
 

@@ -16,7 +16,7 @@ from kvchat.library.memory.context_size import (
     slots_for,
 )
 from kvchat.library.memory.demand import Demand, DeviceMemory, LoadLimit, MemoryFacts, margin
-from kvchat.words.wording import size
+from kvchat.text.formatting import format_size
 from tests.library.gguf_files import LLAMA, llama_8b, write_gguf
 
 GB = 1_000_000_000
@@ -211,7 +211,10 @@ def test_a_larger_context_is_offered_if_it_fits(large: GgufFacts) -> None:
     larger = ContextChooser(Demand(large, "f16"), MemoryFacts(64 * GB)).larger(16_384)
     assert larger is not None
     assert larger.tokens == 32_768
-    assert larger.reason == f"32,768 tokens need about {size(larger.needed)} of the 64 GB free after the engine stops."
+    assert (
+        larger.reason
+        == f"32,768 tokens need about {format_size(larger.needed)} of the 64 GB free after the engine stops."
+    )
     most = ContextChooser(Demand(large, "f16"), MemoryFacts(10 * GB)).larger(16_384)
     assert most is not None
     assert 16_384 < most.tokens < 32_768

@@ -12,12 +12,12 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.options import Preset
 from kvchat.chat.record.messages import Role
+from kvchat.text.search import fold
 from kvchat.ui.app.keyboard import KeyboardController
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.chat.turn_story import Remark
 from kvchat.ui.commands import SHORTCUTS, Palette, ShortcutSheet, best, shown_keys
 from kvchat.ui.transcript.reply_view import ReplyView
-from kvchat.words.folding import folded
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 from tests.ui.windows import child
@@ -54,12 +54,12 @@ def test_no_key_means_two_things_and_each_is_one_that_qt_knows() -> None:
     ],
 )
 def test_titles_are_found_by_a_few_letters(typed: str, first: str) -> None:
-    assert TITLES[best(typed, [folded(title) for title in TITLES], 3)[0]] == first
+    assert TITLES[best(typed, [fold(title) for title in TITLES], 3)[0]] == first
 
 
 def test_what_fits_nothing_finds_nothing() -> None:
-    assert best("xyzzy", [folded(title) for title in TITLES], 3) == []
-    assert best("  ", [folded(title) for title in TITLES], 3) == [0, 1, 2]
+    assert best("xyzzy", [fold(title) for title in TITLES], 3) == []
+    assert best("  ", [fold(title) for title in TITLES], 3) == [0, 1, 2]
 
 
 async def test_the_library_s_documents_are_no_chats(runtime: FakeRuntime, window: MainWindow) -> None:

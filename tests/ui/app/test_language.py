@@ -10,10 +10,10 @@ from PySide6.QtWidgets import QApplication
 
 from kvchat.application import Application
 from kvchat.runtime import Runtime
+from kvchat.text.language import current_language
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.settings.settings_window import GeneralPage
-from kvchat.words.language import spoken
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
@@ -43,7 +43,7 @@ async def test_another_language_comes_with_the_next_start(furnished: FakeRuntime
         settings = window.side_windows.open_settings("General")
         settings.page(GeneralPage).change("language", "de")
         await until(lambda: settings.notices.on_show)
-        assert spoken() == "en", "nothing is half in one language and half in the other"
+        assert current_language() == "en", "nothing is half in one language and half in the other"
         (notice,) = settings.notices.on_show
         assert notice.on_click is not None
         notice.on_click()

@@ -34,13 +34,13 @@ from kvchat.library.remote.downloads import Download, DownloadState
 from kvchat.library.remote.hub import HubFile, HubPart
 from kvchat.session.events import Restored, Restoring
 from kvchat.session.proof import Source, Verdict
+from kvchat.text.formatting import ALWAYS_KEEP, NEVER_KEEP, VERIFY_MEMORY
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.transcript.footer import Timeline
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.widgets.lists import ROW
-from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP, VERIFY_MEMORY
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import LONG_MS, until
 from tests.ui.windows import child, joined, question

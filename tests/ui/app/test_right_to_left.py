@@ -16,6 +16,8 @@ from kvchat.engine.api.connection import EngineState
 from kvchat.engine.process.failure import hangs
 from kvchat.library.model_files import Source
 from kvchat.library.model_library import FoundModel, JudgedModel
+from kvchat.text import language
+from kvchat.text.language import join_parts
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
@@ -25,8 +27,6 @@ from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage
 from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.widgets.lists import mirrored_box
-from kvchat.words import language
-from kvchat.words.language import beside
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import on_show
@@ -80,7 +80,7 @@ async def test_what_kvchat_draws_itself_begins_at_the_right_too(
 
 def test_parts_of_a_line_stand_from_right_to_left(qapp: QApplication, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(language._Spoken, "language", "he")
-    words = beside(("Qwen3", "4.9 GB", "Q4_K_M"))
+    words = join_parts(("Qwen3", "4.9 GB", "Q4_K_M"))
     laid_out = QTextLayout(words)
     option = QTextOption()
     option.setTextDirection(Qt.LayoutDirection.LayoutDirectionAuto)  # as in labels and lists: the words say it

@@ -21,13 +21,13 @@ from kvchat.chat.options import Preset
 from kvchat.chat.record.messages import Role
 from kvchat.errors import KvchatError
 from kvchat.settings import ZOOMS
+from kvchat.text.language import set_language
 from kvchat.ui.app import window_state
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs import panel
 from kvchat.ui.settings.model import ModelPage
 from kvchat.ui.settings.storage import StoragePage
-from kvchat.words.language import speak
 from tests.ui.cut_off import cut_off
 from tests.ui.every_window import furnish
 from tests.ui.fake_runtime import FakeRuntime, a_receipt, counted
@@ -110,7 +110,7 @@ async def test_the_main_window(furnished: FakeRuntime, wide: MainWindow, look: L
 @pytest.mark.parametrize("language", ["de", "fr"])
 async def test_small_windows_cut_no_long_words_off(language: str, runtime: FakeRuntime, look: Look) -> None:
     furnish(runtime)
-    speak(language)
+    set_language(language)
     async with on_show(runtime, look) as window:
         storage, settings = window.side_windows.open_storage(), window.side_windows.open_settings()
         page = settings.page(ModelPage)

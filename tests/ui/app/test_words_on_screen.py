@@ -24,17 +24,17 @@ import kvchat
 from kvchat.chat.events import FirstToken, Prefilling, ReplyFinished
 from kvchat.session.events import Restored, Restoring, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source, Verdict
+from kvchat.text import language
+from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.manual.manual_window import ManualWindow
 from kvchat.ui.transcript.footer import ReceiptView
-from kvchat.words import language
-from kvchat.words.reasons import Reason, ReasonCode
+from tests.text.test_catalogues import template
 from tests.ui.every_window import furnish, open_all
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 from tests.ui.windows import on_show
-from tests.words.test_catalogues import template
 
 # The engine's terms stay in a receipt's details; the others are what kvchat once called things that have a usual name.
 JARGON = (

@@ -16,9 +16,9 @@ from kvchat.chat.record.messages import Attachment, Role
 from kvchat.chat.turn.forecasts import Forecast
 from kvchat.session.exchange import PromptTooLong
 from kvchat.session.proof import Source
+from kvchat.text.formatting import TimeRange
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.widgets.lists import ROW
-from kvchat.words.wording import TimeRange
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 

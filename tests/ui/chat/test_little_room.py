@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QLabel, QScrollArea, QWidget
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.process.failure import hangs
 from kvchat.errors import KvchatError
+from kvchat.text.language import _
 from kvchat.ui.app import window_state
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.accessibility import set_ui_language
@@ -20,7 +21,6 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.commands import SHORTCUTS, shown_keys
 from kvchat.ui.transcript.footer import ReceiptView
 from kvchat.ui.widgets.layouts import ScrollPage
-from kvchat.words.language import _
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 from tests.ui.windows import on_show

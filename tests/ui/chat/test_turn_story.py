@@ -27,8 +27,8 @@ from kvchat.session.events import (
     WaitingForEngine,
 )
 from kvchat.session.proof import Source, Verdict
+from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.ui.chat.turn_story import Remark, TurnStory
-from kvchat.words.reasons import Reason, ReasonCode
 from tests.ui.fake_runtime import a_receipt
 
 FROM_DISK = Verdict(Source.DISK, hollow=False, miss_reason=None)

@@ -23,11 +23,11 @@ from kvchat.library.model_library import FoundModel, UnreadableFolder
 from kvchat.library.remote.downloads import DownloadState
 from kvchat.library.remote.starter import is_starter_downloaded
 from kvchat.settings import GB
+from kvchat.text.language import set_language
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.models.first_start import starter_words
 from kvchat.ui.models.models_window import DownloadView, ModelsWindow
-from kvchat.words.language import speak
 from tests.library import fake_hub
 from tests.library.fake_hub import TOKEN, FakeHub
 from tests.library.gguf_files import write_gguf
@@ -103,7 +103,7 @@ async def test_models_on_this_computer_whether_they_fit_and_those_that_pass_the_
     qtbot.keyClicks(models.here.filter, "lm studio zeb")
     assert titles(models) == ["Zebra-70B-Q4_K_M"]
     models.here.filter.clear()
-    speak("de")
+    set_language("de")
     models.here.look()
     await until(lambda: len(models.here.list.rows) == 3 and chips(models)[2] != "unusable")
     models.here.list.select(models.here.list.rows[2].value)

@@ -9,7 +9,7 @@ from kvchat.api_service import InEngine
 from kvchat.gateway.diagnosis.prompts import Parting
 from kvchat.gateway.diagnosis.rules import Change
 from kvchat.gateway.requests import Passage, Stage, Sum, Total
-from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.text.reasons import Reason, ReasonCode
 from tests.ui.fake_runtime import FakeRuntime
 
 CLAUDE, LONG_NAME = "claude-cli", "an-editor-of-a-name-that-is-much-longer-than-any-window-is-wide-编辑器"

@@ -11,9 +11,9 @@ from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
 from kvchat.settings import Settings
+from kvchat.text.reasons import ReasonCode
 from kvchat.ui.base.theme import Look
 from kvchat.ui.settings.other_programs import OtherProgramsPage
-from kvchat.words.reasons import ReasonCode
 from tests.engine_fixtures import FakeEngine
 from tests.gateway import agents
 from tests.gateway.test_mending import TODAY, TOMORROW

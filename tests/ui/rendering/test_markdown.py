@@ -9,12 +9,12 @@ from PySide6.QtCore import QUrl
 from PySide6.QtGui import QTextDocument
 from pytestqt.qtbot import QtBot
 
+from kvchat.text.markdown import is_web_link
+from kvchat.text.safe_text import safe_code, safe_prose
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.formulas import Formulas
 from kvchat.ui.rendering.markdown import Code, Prose, Wide
 from kvchat.ui.rendering.text_page import PageStyle, TextPage
-from kvchat.words.markdown import is_web_link
-from kvchat.words.safe_text import calm, spelled_out
 from tests.ui.reading import blocks, prose
 
 RLO, ZWSP, ESC = "\u202e", "\u200b", "\x1b"
@@ -95,8 +95,8 @@ def test_hidden_characters_do_nothing_in_prose_and_are_seen_in_code() -> None:
     text = f"a{RLO}b{ZWSP}c {ESC}[31mred"
     assert prose(text) == "<p>abc ␛[31mred</p>"
     assert "<code>a⟦RLO⟧b⟦ZWSP⟧c ␛[31mred</code>" in prose(f"`{text}`")
-    assert spelled_out(text) == "a⟦RLO⟧b⟦ZWSP⟧c ␛[31mred"
-    assert calm("می‌خواهم 👩‍👧 שלום\u200f!") == "می‌خواهم 👩‍👧 שלום\u200f!"
+    assert safe_code(text) == "a⟦RLO⟧b⟦ZWSP⟧c ␛[31mred"
+    assert safe_prose("می‌خواهم 👩‍👧 שלום\u200f!") == "می‌خواهم 👩‍👧 שלום\u200f!"
 
 
 @pytest.mark.slow

@@ -20,6 +20,8 @@ from kvchat.library.memory.demand import COMPUTER, MemoryBar
 from kvchat.library.memory.verdict import Proposal
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import GB, Settings
+from kvchat.text.formatting import TimeRange
+from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
@@ -29,8 +31,6 @@ from kvchat.ui.settings.settings_window import GeneralPage, SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.storage.storage_panel import StoragePanel
 from kvchat.ui.widgets.entries import NumberEntry
-from kvchat.words.reasons import Reason, ReasonCode
-from kvchat.words.wording import TimeRange
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import button, child, question

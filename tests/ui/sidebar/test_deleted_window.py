@@ -8,12 +8,12 @@ from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.deletion import DeletedEntry
+from kvchat.text.language import set_language
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.sidebar.deleted_window import row_of
 from kvchat.ui.transcript.footer import MessageRequest, Request
-from kvchat.words.language import speak
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child, question
@@ -66,7 +66,7 @@ def test_what_was_deleted_is_told_in_whole_sentences_of_the_language(catalogues:
     ):
         deleted = DeletedEntry("a", "a", "Lakes", 2, "", now, now + timedelta(days=days))
         assert row_of(deleted).words.endswith(words)
-    speak("de")
+    set_language("de")
     words = row_of(DeletedEntry("m", "a", "Lakes", 2, "The deepest", now, now + timedelta(days=5))).words
     assert words.startswith("2 Nachrichten aus „Lakes“")
     assert words.endswith("wird in 5 Tagen endgültig gelöscht")

@@ -12,10 +12,10 @@ from kvchat.chat.events import LibraryChanged
 from kvchat.chat.prepared.documents import FileChanges
 from kvchat.chat.prepared.library import ChatDocuments, Estimate
 from kvchat.errors import KvchatError
+from kvchat.text.formatting import TimeRange
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.sidebar.library_window import AddDialog, LibraryWindow, name_for
-from kvchat.words.wording import TimeRange
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child

@@ -14,13 +14,13 @@ from kvchat.chat.events import Absorbed
 from kvchat.chat.record.messages import Role
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan
+from kvchat.text.formatting import ALWAYS_KEEP, NEVER_KEEP, TimeRange
+from kvchat.text.language import set_language
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.storage.storage_panel import StoragePanel
 from kvchat.ui.storage.usage_list import UsageRow
-from kvchat.words.language import speak
-from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP, TimeRange
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 from tests.ui.windows import child
@@ -92,7 +92,7 @@ async def test_shows_what_is_kept_largest_first(furnished: FakeRuntime, window: 
     await until(lambda: rows_of(panel)["gone"].usage.bytes == 5_000_000)
     assert "about 78 s saved" in rows_of(panel)["b"].details
     assert "imported, not verified" in rows_of(panel)["b"].spoken
-    speak("ja")
+    set_language("ja")
     spoken = panel.list.usage.data(panel.list.usage.index(0), Qt.ItemDataRole.AccessibleTextRole)
     assert spoken.startswith("Jeju、900 MB、")
     assert ", " not in spoken

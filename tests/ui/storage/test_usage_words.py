@@ -9,6 +9,8 @@ import pytest
 
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.session.restore_cost import BreakEven
+from kvchat.text.formatting import TimeRange
+from kvchat.text.language import set_language
 from kvchat.ui.storage.usage_summary import (
     break_even_in_words,
     expiry_in_words,
@@ -19,8 +21,6 @@ from kvchat.ui.storage.usage_summary import (
     split_of,
     use_of,
 )
-from kvchat.words.language import speak
-from kvchat.words.wording import TimeRange
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 USAGE = ConversationUsage(
@@ -53,12 +53,12 @@ def test_other_programs_are_told_in_words_of_their_own() -> None:
 @pytest.mark.usefixtures("catalogues")
 def test_in_japanese_no_space_and_no_narrow_mark_stands_between_the_parts() -> None:
     lost = PrunedConversation("a", 2, 5_000_000, 0)
-    speak("ja")
+    set_language("ja")
     try:
         told = plan_in_words(PrunePlan(("1", "2"), 5_000_000, (lost, replace(lost, save_points_left=1)), 10), 100)
         told += limits_in_words(replace(STORE, conversations=(USAGE,)), 30)
     finally:
-        speak("en")
+        set_language("en")
     assert "；" in told
     assert "; " not in told
     assert "。 " not in told

@@ -12,6 +12,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.attachments import document_from_text
 from kvchat.chat.record.messages import Role
+from kvchat.text.search import parse_query
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.attachments.chips import ChipRows
 from kvchat.ui.base.theme import Look
@@ -20,7 +21,6 @@ from kvchat.ui.transcript.footer import MessageRequest, Request
 from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
-from kvchat.words.folding import terms_of
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.reading import a_message
 from tests.ui.transcript.test_transcript import conversation, page
@@ -93,7 +93,7 @@ def test_what_is_unfolded_keeps_its_place_at_the_end_of_the_page_as_well(page: T
 def test_what_is_found_or_selected_in_a_folded_message_is_unfolded(page: Transcript) -> None:
     messages = [a_message("q", Role.USER, LONG), a_message("a", Role.ASSISTANT, "Yes.")]
     page.show_conversation(messages)
-    page.marks.show_terms(terms_of("heron"))
+    page.marks.show_terms(parse_query("heron"))
     assert page.show_message("q") == 1
     assert not the_question(page).folded
     page.show_conversation([])

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from kvchat.settings import GB
+from kvchat.text.language import LANGUAGES, _, set_language
 from kvchat.ui.widgets.entries import DAYS, GIGABYTES, MINUTES, TOKENS, Notation
-from kvchat.words.language import LANGUAGES, _, speak
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_refuses_the_rest_with_an_example(notation: Notation, text: str) -> None
 
 @pytest.mark.parametrize("chosen", LANGUAGES)
 def test_reads_the_units_that_stand_beside_the_fields_in_every_language(chosen: str, catalogues: None) -> None:
-    assert speak(chosen) == chosen
+    assert set_language(chosen) == chosen
     for notation, value in ((TOKENS, 32_768), (DAYS, 90), (MINUTES, 1500), (GIGABYTES, 7_500_000_000)):
         written = notation.write(value)
         assert notation.read(written) == value

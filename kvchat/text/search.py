@@ -69,29 +69,29 @@ class Term:
         return re.compile(before + r"[\W_]*".join(map(re.escape, self.words)) + after)
 
 
-def folded(text: str) -> str:
+def fold(text: str) -> str:
     """Remove case, diacritics and compatibility forms."""
     return text.lower() if text.isascii() else text.translate(_FOLDED)
 
 
-def spread(text: str) -> str:
+def split_words(text: str) -> str:
     return text if text.isascii() else unicodedata.normalize("NFC", text).translate(_SPREAD)
 
 
-def terms_of(query: str) -> tuple[Term, ...]:
+def parse_query(query: str) -> tuple[Term, ...]:
     """Parse a query: words or prefixes of words, and “"words in quotes"” verbatim."""
     terms = []
     for quoted, plain in _PIECE.findall(query):
-        words = tuple(word.lower() for word in _WORD.findall(spread(quoted or plain)))
+        words = tuple(word.lower() for word in _WORD.findall(split_words(quoted or plain)))
         if words:
             begins = not quoted and len(words[-1]) > 1 and not _alone(words[-1][-1])
             terms.append(Term(words, begins))
     return tuple(terms)
 
 
-def spans(text: str, terms: Sequence[Term]) -> list[tuple[int, int]]:
+def find_matches(text: str, terms: Sequence[Term]) -> list[tuple[int, int]]:
     """Return non-overlapping matches of the terms, in order."""
-    plain = folded(text)
+    plain = fold(text)
     there = [term for term in terms if term.words[0] in plain]  # much faster than the pattern
     found = sorted(match.span() for term in there for match in term.pattern.finditer(plain))
     if len(plain) != len(text):
@@ -105,7 +105,7 @@ def spans(text: str, terms: Sequence[Term]) -> list[tuple[int, int]]:
     return apart
 
 
-def any_span(text: str, terms: Sequence[Term]) -> tuple[int, int] | None:
+def find_first_match(text: str, terms: Sequence[Term]) -> tuple[int, int] | None:
     """Find one match of the terms: the first literal one, else the first of all.
 
     Reads no more than necessary: folding takes 50 times as long as searching for plain words.
@@ -119,15 +119,15 @@ def any_span(text: str, terms: Sequence[Term]) -> tuple[int, int] | None:
 def _span_after(first: int, text: str, terms: Sequence[Term], steps: int | None = None) -> tuple[int, int] | None:
     for begin in range(first, max(len(text), 1), _STEP)[:steps]:
         piece = text[begin : begin + _STEP + _OVERLAP]
-        for start, end in spans(piece, terms):
+        for start, end in find_matches(piece, terms):
             cut = (begin and not start) or (end == len(piece) and begin + end < len(text))  # may be a longer word
             if not cut:
                 return begin + start, begin + end
     return None
 
 
-def has_terms(text: str, terms: Sequence[Term]) -> bool:
-    return all(any_span(text, (term,)) for term in terms)
+def matches_all(text: str, terms: Sequence[Term]) -> bool:
+    return all(find_first_match(text, (term,)) for term in terms)
 
 
 def _alone(char: str) -> bool:
@@ -144,7 +144,7 @@ def _counts(char: str) -> bool:
     return not variation and not (category == "Mn" and unicodedata.combining(char) not in _KEPT_MARKS)
 
 
-def shared_text(first: str, second: str) -> int:
+def common_prefix_length(first: str, second: str) -> int:
     """Return the length of the common prefix. Bisects: prompts are long, and comparing slices is fast."""
     least, most = 0, min(len(first), len(second))
     while least < most:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from kvchat.words.language import N_, _, ended, listed, number
+from kvchat.text.language import N_, _, end_sentence, format_number, join_list
 
 
 class ReasonCode(StrEnum):
@@ -217,13 +217,13 @@ class Reason:
     places: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
-    def words(self) -> str:
-        return self._worded(_, number, listed)
+    def text(self) -> str:
+        return self._worded(_, format_number, join_list)
 
     @property
-    def in_a_sentence(self) -> str:
-        words = self.words
-        return ended(words[:1].upper() + words[1:])
+    def as_sentence(self) -> str:
+        text = self.text
+        return end_sentence(text[:1].upper() + text[1:])
 
     @property
     def english(self) -> str:

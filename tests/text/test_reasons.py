@@ -8,8 +8,8 @@ from dataclasses import asdict
 
 import pytest
 
-from kvchat.words.language import speak
-from kvchat.words.reasons import Reason, ReasonCode, reason_of
+from kvchat.text.language import set_language
+from kvchat.text.reasons import Reason, ReasonCode, reason_of
 
 NESTED = Reason(
     ReasonCode.SET_ASIDE,
@@ -26,20 +26,20 @@ def test_every_reason_is_stored_read_again_and_worded(code: ReasonCode) -> None:
     places = {name: (1_002, "a name", NESTED)[at % 3] for at, name in enumerate(named_places(code.sentence))}
     reason = Reason(code, places)
     assert reason_of(json.loads(json.dumps(asdict(reason)))) == reason
-    assert reason.words == reason.english
-    assert "{" not in reason.words
+    assert reason.text == reason.english
+    assert "{" not in reason.text
     assert not named_places(code.general), "it is worded without values"
 
 
 def test_reasons_within_a_reason_are_worded_too() -> None:
     assert NESTED.english == "its memory was set aside: saved with different engine settings (K cache type, top_p)"
-    assert Reason(ReasonCode.DISK_FULL).in_a_sentence == "The disk is full."
+    assert Reason(ReasonCode.DISK_FULL).as_sentence == "The disk is full."
 
 
 def test_a_reason_is_worded_in_the_language_in_force(catalogues: None) -> None:
-    speak("de")
+    set_language("de")
     reason = Reason(ReasonCode.ERROR, {"message": (Reason(ReasonCode.OTHER_MODEL), 5_000)})
-    assert reason.words == "mit einem anderen Modell gesichert, 5.000"
+    assert reason.text == "mit einem anderen Modell gesichert, 5.000"
     assert reason.english == "saved with a different model, 5,000"
 
 

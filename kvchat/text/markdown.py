@@ -22,7 +22,7 @@ from markdown_it.utils import OptionsDict
 from mdit_py_plugins.footnote import footnote_plugin
 from mdit_py_plugins.tasklists import tasklists_plugin
 
-from kvchat.words.safe_text import calm, spelled_out
+from kvchat.text.safe_text import safe_code, safe_prose
 
 STREAMING = "streaming"  # markdown-it env key: more text may follow, so a formula at its end may still be closed
 _MAX_NESTING = 40  # nested lists (each counts twice) and quotes
@@ -36,20 +36,20 @@ class SafeRenderer(RendererHTML):
     """Renderer that shows hidden characters, fetches nothing, and links only to the web."""
 
     def text(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        return html.escape(calm(tokens[i].content))
+        return html.escape(safe_prose(tokens[i].content))
 
     def code_inline(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        return f"<code>{html.escape(spelled_out(tokens[i].content))}</code>"
+        return f"<code>{html.escape(safe_code(tokens[i].content))}</code>"
 
     def fence(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        return f"<pre>{html.escape(spelled_out(tokens[i].content.rstrip()))}</pre>\n"
+        return f"<pre>{html.escape(safe_code(tokens[i].content.rstrip()))}</pre>\n"
 
     def code_block(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
         return self.fence(tokens, i, options, env)
 
     def image(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
         """Show a picture's description instead: a viewer would fetch the picture."""
-        alt = calm(self.renderInlineAsText(tokens[i].children or [], options, env))
+        alt = safe_prose(self.renderInlineAsText(tokens[i].children or [], options, env))
         return f"<em>[image: {html.escape(alt or 'untitled')}]</em>"
 
     def link_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
@@ -75,7 +75,7 @@ class SafeRenderer(RendererHTML):
         return f"<p>{formula_source(token.markup + token.content + (token.info if token.meta['closed'] else ''))}</p>"
 
     def footnote_ref(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        return f"<sup>{html.escape(calm(tokens[i].meta['label']))}</sup>"
+        return f"<sup>{html.escape(safe_prose(tokens[i].meta['label']))}</sup>"
 
     def footnote_reference_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
         return f"<blockquote>{SafeRenderer.footnote_ref(self, tokens, i, options, env)} "
@@ -114,7 +114,7 @@ def is_web_link(url: str) -> bool:
 
 
 def formula_source(source: str) -> str:
-    return f"<code>{html.escape(calm(source))}</code>".replace("\n", "<br>")
+    return f"<code>{html.escape(safe_prose(source))}</code>".replace("\n", "<br>")
 
 
 def _inline(state: StateInline, silent: bool) -> bool:

@@ -1,6 +1,6 @@
 """Safe text: for display, without misleading characters; for sharing, without secrets.
 
-Displayed and exported text goes through `calm` or `spelled_out`; what is stored, and what the model reads, is
+Displayed and exported text goes through `safe_prose` or `safe_code`; what is stored, and what the model reads, is
 unchanged. Reports go through `redact`. Pure.
 """
 
@@ -47,20 +47,20 @@ _FLAG_LENGTH = 8
 _PROSE = frozenset(("", ".txt", ".md", ".markdown", ".rst", ".pdf"))
 
 
-def calm(text: str) -> str:
+def safe_prose(text: str) -> str:
     """Make prose safe to show: drop hidden characters, show control codes (also ANSI's ESC) as pictures."""
     return _SUSPECT.sub(lambda found: _in_place(found) or _picture(found[0]) or "", text)
 
 
-def spelled_out(text: str) -> str:
+def safe_code(text: str) -> str:
     """Make code safe to show: name every hidden character."""
     text = _STRAY.sub(lambda found: "".join(f"⟦{_MARKS[char]}⟧" for char in found[0]), text)
     return _SUSPECT.sub(lambda found: _in_place(found) or _picture(found[0]) or f"⟦{_name(found[0])}⟧", text)
 
 
-def shown_document(name: str, text: str) -> str:
+def safe_document(name: str, text: str) -> str:
     """Make a document safe to show, as prose or code by its file name."""
-    return calm(text) if PurePath(name).suffix.lower() in _PROSE else spelled_out(text)
+    return safe_prose(text) if PurePath(name).suffix.lower() in _PROSE else safe_code(text)
 
 
 def _in_place(found: re.Match[str]) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.words.safe_text import Person, calm, redact, shown_document, spelled_out, this_person
+from kvchat.text.safe_text import Person, redact, safe_code, safe_document, safe_prose, this_person
 
 TAGS = "".join(chr(0xE0000 + ord(char)) for char in "ignore all")
 
@@ -19,26 +19,26 @@ HIDDEN |= {"\ufe0f": "VS16", "\ufe00": "VS1", "\U000e0100": "VS17", "\U000e01ef"
 
 def test_what_cannot_be_seen_is_left_out_of_prose_and_named_in_code() -> None:
     for hidden, name in HIDDEN.items():
-        assert calm(f"a{hidden}b") == "ab"
-        assert spelled_out(f"a{hidden}b") == f"a⟦{name}⟧b"
-        assert calm(hidden) == ""
+        assert safe_prose(f"a{hidden}b") == "ab"
+        assert safe_code(f"a{hidden}b") == f"a⟦{name}⟧b"
+        assert safe_prose(hidden) == ""
 
 
 def test_a_mark_of_other_scripts_is_named_among_plain_code() -> None:
     marks = {"\u200c": "ZWNJ", "\u200d": "ZWJ", "\u200e": "LRM", "\u200f": "RLM", "\u061c": "ALM"}
     for mark, name in marks.items():
-        assert spelled_out(f"is_admin{mark} = 1") == f"is_admin⟦{name}⟧ = 1"
-        assert spelled_out(f"{mark}{mark}x") == f"⟦{name}⟧⟦{name}⟧x"
+        assert safe_code(f"is_admin{mark} = 1") == f"is_admin⟦{name}⟧ = 1"
+        assert safe_code(f"{mark}{mark}x") == f"⟦{name}⟧⟦{name}⟧x"
 
 
 def test_words_hidden_in_tags_or_selectors_are_seen() -> None:
-    assert calm(f"Hi{TAGS}!") == "Hi!"
-    assert spelled_out(f"Hi{TAGS[:2]}!") == "Hi⟦TAG i⟧⟦TAG g⟧!"
+    assert safe_prose(f"Hi{TAGS}!") == "Hi!"
+    assert safe_code(f"Hi{TAGS[:2]}!") == "Hi⟦TAG i⟧⟦TAG g⟧!"
     smuggled = "😀" + "".join(chr(0xE0100 + code) for code in b"payload")
-    assert calm(smuggled) == "😀"
-    assert calm("😀\ufe0f\ufe0f\ufe0e!") == "😀\ufe0f!"  # one is the picture's, the others are not
-    assert calm(f"🏴{TAGS}\U000e007f") == "🏴"  # no flag has so long a name
-    assert calm("🏴" + TAGS[:3]) == "🏴"  # nor one without an end
+    assert safe_prose(smuggled) == "😀"
+    assert safe_prose("😀\ufe0f\ufe0f\ufe0e!") == "😀\ufe0f!"  # one is the picture's, the others are not
+    assert safe_prose(f"🏴{TAGS}\U000e007f") == "🏴"  # no flag has so long a name
+    assert safe_prose("🏴" + TAGS[:3]) == "🏴"  # nor one without an end
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_words_hidden_in_tags_or_selectors_are_seen() -> None:
     ],
 )
 def test_what_belongs_to_a_script_or_a_picture_stays(honest: str) -> None:
-    assert calm(honest) == honest
-    assert spelled_out(honest) == honest
+    assert safe_prose(honest) == honest
+    assert safe_code(honest) == honest
 
 
 def test_control_codes_get_their_pictures_and_a_document_is_shown_as_what_it_is() -> None:
-    assert calm("\x1b[31m\x7f\x9b") == spelled_out("\x1b[31m\x7f\x9b") == "␛[31m␡\ufffd"
-    assert shown_document("notes.TXT", "a\u00adb") == shown_document("README", "a\u00adb") == "ab"
-    assert shown_document("main.py", "a\u00adb") == "a⟦SHY⟧b"
+    assert safe_prose("\x1b[31m\x7f\x9b") == safe_code("\x1b[31m\x7f\x9b") == "␛[31m␡\ufffd"
+    assert safe_document("notes.TXT", "a\u00adb") == safe_document("README", "a\u00adb") == "ab"
+    assert safe_document("main.py", "a\u00adb") == "a⟦SHY⟧b"
 
 
 ANNA = Person("/home/anna", "anna", "annas-tower")

@@ -1,6 +1,6 @@
 """The language of kvchat: one message catalog for all layers, and number formats.
 
-Text for people goes through `_`, `several` or `pgettext` when it is shown, a whole sentence at a time, with named
+Text for people goes through `_`, `plural` or `pgettext` when it is shown, a whole sentence at a time, with named
 placeholders: `_("{name} is gone", name=name)`. Text in a table made at import is marked with `N_` there, and goes
 through `_` when it is shown: the language may change in between. Logs, reports, JSON and what the model or another
 program is told stay English. The sentences are in `kvchat/locale`, one file per language, extracted and compiled by
@@ -41,7 +41,7 @@ class _Spoken:
     catalogue = gettext.NullTranslations()
 
 
-def speak(chosen: str, system: Iterable[str] = ()) -> str:
+def set_language(chosen: str, system: Iterable[str] = ()) -> str:
     """Switch to `chosen` if it is in LANGUAGES, else to the system's language; return it.
 
     `system`: the desktop's choices, best first, if the environment sets none.
@@ -52,7 +52,7 @@ def speak(chosen: str, system: Iterable[str] = ()) -> str:
     return _Spoken.language
 
 
-def spoken() -> str:
+def current_language() -> str:
     return _Spoken.language
 
 
@@ -71,29 +71,29 @@ def pgettext(context: str, message: str) -> str:
     return _Spoken.catalogue.pgettext(context, message)
 
 
-def several(number_of: int, singular: str, plural: str, /, **named: object) -> str:
+def plural(number_of: int, singular: str, plural: str, /, **named: object) -> str:
     """Translate text with a {count}: "1 chat", "1,204 chats". `named`: its other placeholders."""
-    return _Spoken.catalogue.ngettext(singular, plural, number_of).format(count=number(number_of), **named)
+    return _Spoken.catalogue.ngettext(singular, plural, number_of).format(count=format_number(number_of), **named)
 
 
-def sentences(*parts: str) -> str:
-    """Join sentences with the language's spacing, each but the last `ended`; skip empty ones."""
+def join_sentences(*parts: str) -> str:
+    """Join sentences with the language's spacing, adding missing full stops between them; skip empty ones."""
     *before, last = list(filter(None, parts)) or [""]
-    return "".join(words if words[-1] in _WIDE_ENDS else f"{words} " for words in map(ended, before)) + last
+    return "".join(words if words[-1] in _WIDE_ENDS else f"{words} " for words in map(end_sentence, before)) + last
 
 
-def ended(words: str) -> str:
+def end_sentence(words: str) -> str:
     if words.endswith(_ENDS + _WIDE_ENDS):
         return words
     return words + ("。" if _Spoken.language in _WITHOUT_SPACES else ".")
 
 
-def listed(things: Iterable[str]) -> str:
+def join_list(things: Iterable[str]) -> str:
     """Join list items with the language's separator; skip empty ones."""
     return pgettext("between things", ", ").join(filter(None, things))
 
 
-def beside(parts: Iterable[str]) -> str:
+def join_parts(parts: Iterable[str]) -> str:
     """Join the parts of one line: "8B · 4.9 GB"; skip empty ones. Right-to-left text keeps their order."""
     shown = filter(None, parts)
     if _Spoken.language in _FROM_THE_RIGHT:
@@ -101,16 +101,16 @@ def beside(parts: Iterable[str]) -> str:
     return " · ".join(shown)
 
 
-def mark(between: str) -> str:
+def punctuation(between: str) -> str:
     """Return the language's semicolon or colon with its space, or bracket, to go between two parts."""
     return _WIDE.get(between, between) if _Spoken.language in _WITHOUT_SPACES else between
 
 
-def number(value: float, decimals: int = 0, *, grouped: bool = True) -> str:
-    return with_marks(f"{value:{',' if grouped else ''}.{decimals}f}")
+def format_number(value: float, decimals: int = 0, *, grouped: bool = True) -> str:
+    return localize_number(f"{value:{',' if grouped else ''}.{decimals}f}")
 
 
-def with_marks(figure: str) -> str:
+def localize_number(figure: str) -> str:
     """Localize the thousands and decimal separators of an English number."""
     marks = {ord(","): pgettext("between thousands", ","), ord("."): pgettext("before decimals", ".")}
     return figure.translate(marks)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from datetime import date, datetime
 from typing import NamedTuple
 
-from kvchat.words.language import N_, _, number, pgettext, several
+from kvchat.text.language import N_, _, format_number, pgettext, plural
 
 # Texts here are translated by `_`.
 MEMORY_OF_CHATS = N_("Chat memory")  # saved state that avoids reprocessing chats
@@ -36,12 +36,12 @@ _SHORT_MONTHS = (
 SAME_NIGHT_H = 6  # hours; after midnight the evening before is not yet "yesterday"
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     """Format bytes in decimal units, as a file manager does: "136 MB", "3.1 GB"."""
     return _in_unit(count, _unit(count))
 
 
-def size_of(count: int, whole: int) -> str:
+def format_size_of(count: int, whole: int) -> str:
     """Format "3.1 of 20 GB", in the unit of the second, unless the first would vanish in it."""
     few, all_ = _unit(count), _unit(whole)
     part = _figure(count, few) if few == all_ else _in_unit(count, few)
@@ -60,32 +60,32 @@ def _unit(count: float) -> str:
 def _figure(count: float, unit: str) -> str:
     value = count / _SCALES[unit] if unit else count
     whole = not unit or (value >= 10 and unit != "GB") or f"{value:.1f}".endswith(".0")
-    return number(value, 0 if whole else 1, grouped=False)
+    return format_number(value, 0 if whole else 1, grouped=False)
 
 
 def _in_unit(count: float, unit: str) -> str:
     return _(_IN_UNITS[unit], figure=_figure(count, unit))
 
 
-def duration(ms: float) -> str:
+def format_duration(ms: float) -> str:
     """Return e.g. "21 ms", "0.31 s", "34.6 s", "2 min 5 s"."""
     if ms < 100:
-        return _("{ms} ms", ms=number(ms))
+        return _("{ms} ms", ms=format_number(ms))
     if ms < 100_000:
-        return _("{seconds} s", seconds=number(ms / 1000, 2 if ms < 10_000 else 1))
+        return _("{seconds} s", seconds=format_number(ms / 1000, 2 if ms < 10_000 else 1))
     minutes, seconds = divmod(round(ms / 1000), 60)
     return _("{minutes} min {seconds} s", minutes=minutes, seconds=seconds)
 
 
-def brief(ms: float) -> str:
+def format_brief_duration(ms: float) -> str:
     """Format a short time: "0.3 s", "35 s", "2 min"."""
     if ms < 95:
-        return _("under {seconds} s", seconds=number(0.1, 1))
+        return _("under {seconds} s", seconds=format_number(0.1, 1))
     seconds = ms / 1000
-    return _("{seconds} s", seconds=number(seconds, 1)) if ms < 9_950 else rough_duration(seconds)
+    return _("{seconds} s", seconds=format_number(seconds, 1)) if ms < 9_950 else format_rough_duration(seconds)
 
 
-def rough_duration(seconds: float) -> str:
+def format_rough_duration(seconds: float) -> str:
     """Return e.g. "8 s", "5 min", "1 h 20 min"."""
     if seconds < 59.5:
         return _("{seconds} s", seconds=max(1, round(seconds)))
@@ -101,14 +101,14 @@ class TimeRange(NamedTuple):
     most: float
 
 
-def added(times: Iterable[TimeRange | None]) -> TimeRange | None:
+def sum_times(times: Iterable[TimeRange | None]) -> TimeRange | None:
     """Return the sum of the times; None if any is unknown, or there are none."""
     every = list(times)
     known = [time for time in every if time]
     return TimeRange(*map(sum, zip(*known, strict=True))) if known and len(known) == len(every) else None
 
 
-def roughly(time: float | TimeRange) -> str:
+def format_estimate(time: float | TimeRange) -> str:
     """Format an estimate given in seconds: "about 36 s", "about 2 h", "1 to 3 min"."""
     least, most = time if isinstance(time, TimeRange) else (time, time)
     if most < 1:
@@ -117,12 +117,12 @@ def roughly(time: float | TimeRange) -> str:
     first, last = max(1, round(least / unit)), round(most / unit)
     if first >= last:
         told = {1: N_("about {seconds} s"), 60: N_("about {minutes} min"), 3600: N_("about {hours} h")}[unit]
-        return _(told, seconds=number(last), minutes=number(last), hours=number(last))
+        return _(told, seconds=format_number(last), minutes=format_number(last), hours=format_number(last))
     told = {1: N_("{least} to {most} s"), 60: N_("{least} to {most} min"), 3600: N_("{least} to {most} h")}[unit]
-    return _(told, least=number(first), most=number(last))
+    return _(told, least=format_number(first), most=format_number(last))
 
 
-def since(moment: datetime, now: datetime) -> str:
+def format_age(moment: datetime, now: datetime) -> str:
     days, minutes = (now.date() - moment.date()).days, int((now - moment).total_seconds() // 60)
     if days == 0 or minutes < 60 * SAME_NIGHT_H:
         if minutes < 1:
@@ -132,56 +132,56 @@ def since(moment: datetime, now: datetime) -> str:
         return _("{hours} h ago", hours=minutes // 60)
     if days == 1:
         return _("yesterday")
-    return several(days, "{count} day ago", "{count} days ago") if days < 14 else date_of(moment)
+    return plural(days, "{count} day ago", "{count} days ago") if days < 14 else format_date(moment)
 
 
-def day(when: float) -> str:
+def format_day_of(when: float) -> str:
     """Format the local day of seconds since 1970: "22 November"."""
-    return day_of(datetime.fromtimestamp(when))
+    return format_day(datetime.fromtimestamp(when))
 
 
-def day_of(when: date) -> str:
+def format_day(when: date) -> str:
     return _("{day} {month}", day=when.day, month=_(_MONTHS[when.month - 1]))
 
 
-def day_short(when: date) -> str:
+def format_short_day(when: date) -> str:
     """Format a day in short: "22 Nov"."""
     words = pgettext("month in few letters", "{day} {month}")
     return words.format(day=when.day, month=_(_SHORT_MONTHS[when.month - 1]))
 
 
-def date_of(when: date) -> str:
+def format_date(when: date) -> str:
     words = pgettext("month in few letters", "{day} {month} {year}")
     return words.format(day=f"{when.day:02}", month=_(_SHORT_MONTHS[when.month - 1]), year=when.year)
 
 
-def moment_of(at: datetime) -> str:
+def format_datetime(at: datetime) -> str:
     local = at.astimezone()
     words = _("{day} {month} {year}, {time}")
     return words.format(day=local.day, month=_(_MONTHS[local.month - 1]), year=local.year, time=f"{local:%H:%M}")
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     return _("{number} %", number=f"{100 * share:.0f}")
 
 
-def per_second(rate: float) -> str:
+def format_rate(rate: float) -> str:
     """Return e.g. "4.3 tokens/s", "41 tokens/s", "2,140 tokens/s"."""
-    return _("{rate} tokens/s", rate=number(rate, 0 if rate >= 10 else 1))
+    return _("{rate} tokens/s", rate=format_number(rate, 0 if rate >= 10 else 1))
 
 
-def timestamp(at: datetime) -> str:
+def format_timestamp(at: datetime) -> str:
     """Format a local time to the minute, sortable: "2026-11-22 14:05"."""
     return f"{at.astimezone():%Y-%m-%d %H:%M}"
 
 
-def tokens_short(count: int) -> str:
+def format_tokens(count: int) -> str:
     """Format a token count in short: "812", "5.9K", "32K" (32,768), "131K"."""
     if count < 1000:
         return str(count)
     thousands = count / 1024 if count % 1024 == 0 else count / 1000
     whole = count % 1024 == 0 or count >= 100_000 or f"{thousands:.1f}".endswith(".0")
-    return _("{count}K", count=round(thousands) if whole else number(thousands, 1))
+    return _("{count}K", count=round(thousands) if whole else format_number(thousands, 1))
 
 
 def one_line(text: str) -> str:
