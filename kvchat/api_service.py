@@ -25,14 +25,14 @@ from kvchat.system.paths import Paths
 
 if TYPE_CHECKING:
     from kvchat.gateway.gateway import Gateway
-    from kvchat.gateway.requests import Passage, Totals
+    from kvchat.gateway.records import RequestRecord, Totals
 
 API_SETTINGS = ("api_server", "api_host", "api_port", "api_origins")
 SAVED_AFTER_S = 5.0  # batches requests into one write
 
 
 @dataclass(frozen=True)
-class InEngine:
+class LoadedSlot:
     place: int  # the slot
     owner: str
     tokens: int
@@ -59,8 +59,8 @@ class ApiService:
     @cached_property
     def gateway(self) -> Gateway:
         """Requests, counters and models behind the API server; loaded when first needed."""
-        from kvchat.gateway.answering import Catalogue, Model
         from kvchat.gateway.gateway import Gateway
+        from kvchat.gateway.runner import Catalogue, Model
 
         def in_use() -> Model | None:
             name = self.model.name
@@ -74,37 +74,39 @@ class ApiService:
         self._gateway = Gateway(
             self.slots, self.host, catalogue, self.absorb, self.rules, lambda: self.settings().api_share
         )
-        self._gateway.passages.subscribe(self._count)
+        self._gateway.records.subscribe(self._count)
         return self._gateway
 
     @property
     def idle_s(self) -> float:
-        return self._gateway.answering.background.idle_s if self._gateway else float("inf")
+        return self._gateway.runner.background.idle_s if self._gateway else float("inf")
 
     @cached_property
     def totals(self) -> Totals:
-        from kvchat.gateway.requests import Totals
+        from kvchat.gateway.records import Totals
 
         return Totals(self.paths.state / "programs.json")
 
     @property
-    def under_way(self) -> Sequence[Passage]:
-        return self._gateway.passages.under_way if self._gateway else ()
+    def under_way(self) -> Sequence[RequestRecord]:
+        return self._gateway.records.under_way if self._gateway else ()
 
     @property
-    def last(self) -> Sequence[Passage]:
-        return tuple(self._gateway.passages.last) if self._gateway else ()
+    def last(self) -> Sequence[RequestRecord]:
+        return tuple(self._gateway.records.last) if self._gateway else ()
 
     @property
-    def in_engine(self) -> tuple[InEngine, ...]:
+    def loaded_slots(self) -> tuple[LoadedSlot, ...]:
         held = ((slot.number, slot.contents) for slot in self.slots.all)
-        return tuple(InEngine(n, contents.owner, len(contents.tokens)) for n, contents in held if contents is not None)
+        return tuple(
+            LoadedSlot(n, contents.owner, len(contents.tokens)) for n, contents in held if contents is not None
+        )
 
     def subscribe(self, listener: Callable[[], object]) -> Callable[[], None]:
-        def tell(_: Passage) -> None:
+        def tell(_: RequestRecord) -> None:
             listener()
 
-        return self.gateway.passages.subscribe(tell)
+        return self.gateway.records.subscribe(tell)
 
     def rules(self, program: str) -> frozenset[str]:
         chosen = (rule.rpartition(" ") for rule in self.settings().api_rules)
@@ -121,7 +123,7 @@ class ApiService:
 
     async def forget(self, program: str) -> None:
         """Delete a program's totals and save points, and shared ones. Raises StoreRefused."""
-        from kvchat.gateway.requests import ALL_PROGRAMS
+        from kvchat.gateway.records import ALL_PROGRAMS
 
         self.totals.forget(program)
         if self._gateway is not None:
@@ -159,11 +161,11 @@ class ApiService:
 
     async def idle(self) -> None:
         if self._gateway is not None:
-            await self._gateway.answering.background.idle()
+            await self._gateway.runner.background.idle()
 
     def stopped(self) -> contextlib.AbstractContextManager[None]:
         """Context manager: end answers, start none; saves go on."""
-        return contextlib.nullcontext() if self._gateway is None else self._gateway.answering.stopped()
+        return contextlib.nullcontext() if self._gateway is None else self._gateway.runner.stopped()
 
     async def close(self) -> None:
         self._closed = True
@@ -175,13 +177,13 @@ class ApiService:
             self._saving.cancel()
             await self._save()
 
-    def _count(self, passage: Passage) -> None:
-        from kvchat.gateway.mending import total_of
-        from kvchat.gateway.requests import Stage
+    def _count(self, record: RequestRecord) -> None:
+        from kvchat.gateway.records import Stage
+        from kvchat.gateway.rewriting import total_of
 
-        if passage.stage is not Stage.DONE:
+        if record.stage is not Stage.DONE:
             return
-        self.totals.count(passage.program, total_of(passage, self.slots.restore_cost.prefill_ms))
+        self.totals.count(record.program, total_of(record, self.slots.restore_cost.prefill_ms))
         if self._saving is None:
             loop = asyncio.get_running_loop()
             self._saving = loop.call_later(SAVED_AFTER_S, lambda: self._background.begin(self._save()))

@@ -23,8 +23,8 @@ from starlette.types import Receive
 
 from kvchat.engine.api.pictures import MAX_PIXELS, image_size
 from kvchat.engine.api.wire import MAX_GRAMMAR_CHARS, MAX_NESTING, nesting_depth
-from kvchat.gateway.dialects.asked import Refused
 from kvchat.gateway.dialects.conversion import Json
+from kvchat.gateway.dialects.request import RequestRefused
 from kvchat.gateway.keys import EVERYBODY, NAMELESS, Keys, program_by
 
 MOST_BODY = 64_000_000  # bytes of a request, including pictures
@@ -54,12 +54,14 @@ class Checks:
         except ValueError:
             ours = name.lower().rstrip(".") in self._names
         if not ours:
-            raise Refused(403, "This name is not this computer's.", "permission_error")
+            raise RequestRefused(403, "This name is not this computer's.", "permission_error")
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if origin is None and site == "cross-site":
             origin = "a web page"
         if origin is not None and not self.origins & {origin, "*"} and site not in ("none", "same-origin"):
-            raise Refused(403, "Web pages may not use this. Its origin is not among those allowed.", "permission_error")
+            raise RequestRefused(
+                403, "Web pages may not use this. Its origin is not among those allowed.", "permission_error"
+            )
 
     def program(self, headers: Headers) -> str:
         """Return the program by its API key, else by User-Agent. Raises Refused without a valid key.
@@ -71,7 +73,7 @@ class Checks:
             return named
         program = EVERYBODY if self.is_owner(headers) else self.keys.program_of(_shown(headers))
         if program is None:
-            raise Refused(401, "The key is missing or not the right one.", "authentication_error")
+            raise RequestRefused(401, "The key is missing or not the right one.", "authentication_error")
         if program == EVERYBODY:
             return NAMELESS if named in self.keys else named
         return program
@@ -90,7 +92,7 @@ async def body_of(headers: Headers, receive: Receive, hold: Callable[[int], None
 
     Raises Refused if it is too large or too slow, ConnectionError if the client disconnected.
     """
-    too_large = Refused(413, f"A request may have at most {MOST_BODY:,} bytes.", "request_too_large")
+    too_large = RequestRefused(413, f"A request may have at most {MOST_BODY:,} bytes.", "request_too_large")
     declared = headers.get("content-length", "")
     if declared.isdigit() and int(declared) > MOST_BODY:
         raise too_large
@@ -109,7 +111,7 @@ async def body_of(headers: Headers, receive: Receive, hold: Callable[[int], None
                 if not message.get("more_body"):
                     return bytes(parts)
     except TimeoutError as error:
-        raise Refused(408, f"The request did not come within {BODY_S:.0f} seconds.", "timeout_error") from error
+        raise RequestRefused(408, f"The request did not come within {BODY_S:.0f} seconds.", "timeout_error") from error
 
 
 def origins_in(words: str) -> frozenset[str]:
@@ -134,15 +136,15 @@ def check_bounds(body: Json, size: int = 0) -> None:
         if isinstance(value, list):
             listed = sum(not isinstance(item, int | float) for item in value)  # do not count token ids
         if listed > MOST_LISTED:
-            raise Refused(400, f"“{name[:40]}” may have at most {MOST_LISTED:,} entries.")
+            raise RequestRefused(400, f"“{name[:40]}” may have at most {MOST_LISTED:,} entries.")
         if name in _LIKELY and isinstance(value, int | float) and value > MOST_LIKELY:
-            raise Refused(400, f"“{name}” may be at most {MOST_LIKELY}.")
+            raise RequestRefused(400, f"“{name}” may be at most {MOST_LIKELY}.")
     seen = 0
     places: list[tuple[Any, int, bool]] = [(body, 1, False)]
     while places:
         value, level, in_grammar = places.pop()
         if level > MAX_NESTING:
-            raise Refused(400, _TOO_DEEP)
+            raise RequestRefused(400, _TOO_DEEP)
         if isinstance(value, list):
             places += [(item, level + 1, in_grammar) for item in value if isinstance(item, dict | list)]
         elif isinstance(value, dict):
@@ -157,22 +159,26 @@ def check_bounds(body: Json, size: int = 0) -> None:
                         try:
                             length = len(json.dumps(item, ensure_ascii=False, separators=(",", ":")))
                         except RecursionError:
-                            raise Refused(400, _TOO_DEEP) from None
+                            raise RequestRefused(400, _TOO_DEEP) from None
                         if length > MAX_GRAMMAR_CHARS:
-                            raise Refused(400, f"A JSON schema may have at most {MAX_GRAMMAR_CHARS:,} characters.")
+                            raise RequestRefused(
+                                400, f"A JSON schema may have at most {MAX_GRAMMAR_CHARS:,} characters."
+                            )
                     if name == "multimodal_data":  # beside a completion prompt
                         files = [file for file in item if isinstance(file, str)]
                 size -= sum(map(len, files))
                 seen += sum(map(_pixels, files))
     said = (body.get(name) for name in ("messages", "input", "system"))
     if not all(url.startswith("data:") for parts in said if isinstance(parts, list) for url in _addresses(parts)):
-        raise Refused(
+        raise RequestRefused(
             400, "Send the picture itself, as a “data:” URL or in base64: kvchat fetches none by its address."
         )
     if seen > MOST_PIXELS_TOGETHER:
-        raise Refused(400, f"The pictures of a request may have at most {MOST_PIXELS_TOGETHER:,} pixels together.")
+        raise RequestRefused(
+            400, f"The pictures of a request may have at most {MOST_PIXELS_TOGETHER:,} pixels together."
+        )
     if size > MOST_TEXT:
-        raise Refused(400, f"A request may have at most {MOST_TEXT:,} bytes beside its pictures.")
+        raise RequestRefused(400, f"A request may have at most {MOST_TEXT:,} bytes beside its pictures.")
 
 
 def _addresses(parts: list[Any]) -> Iterator[str]:
@@ -194,21 +200,21 @@ def _pixels(file: str) -> int:
     except ValueError:  # no picture: engine reports it
         return 0
     if width * height > MAX_PIXELS:
-        raise Refused(400, f"A picture may have at most {MAX_PIXELS:,} pixels.")
+        raise RequestRefused(400, f"A picture may have at most {MAX_PIXELS:,} pixels.")
     return width * height
 
 
 def _within(name: str, text: str) -> list[tuple[Any, int, bool]]:
     """Parse a string as the engine would, by its field name: tool call arguments are JSON."""
     if name in GRAMMARS and len(text) > MAX_GRAMMAR_CHARS:
-        raise Refused(400, f"A grammar may have at most {MAX_GRAMMAR_CHARS:,} characters.")
+        raise RequestRefused(400, f"A grammar may have at most {MAX_GRAMMAR_CHARS:,} characters.")
     if name in ("grammar", "pattern") and nesting_depth(text) > MAX_NESTING:
-        raise Refused(400, f"The brackets of a grammar are nested more than {MAX_NESTING} levels deep.")
+        raise RequestRefused(400, f"The brackets of a grammar are nested more than {MAX_NESTING} levels deep.")
     if name in ("arguments", "json_schema"):
         try:
             return [(json.loads(text), 1, True)]
         except RecursionError:
-            raise Refused(400, _TOO_DEEP) from None
+            raise RequestRefused(400, _TOO_DEEP) from None
         except ValueError:  # engine reports it
             pass
     return []

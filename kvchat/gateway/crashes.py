@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from weakref import WeakSet
 
 from kvchat.engine.api.errors import EngineGone, EngineLifetime, FailureKind
-from kvchat.gateway.dialects.asked import Refused
+from kvchat.gateway.dialects.request import RequestRefused
 
 MOST_CRASHES, WITHIN_S = 3, 600.0  # crashes and seconds until a program is refused
 REFUSED_S = 600.0
@@ -46,7 +46,7 @@ class Crashes:
         left_s = self._refused.get(program, 0.0) - self._clock()
         if left_s > 0:
             words = f"Requests of {program!r} crashed the engine {MOST_CRASHES} times, or hung it. Try again later."
-            raise Refused(429, words, "rate_limit_error", again_s=math.ceil(left_s))
+            raise RequestRefused(429, words, "rate_limit_error", again_s=math.ceil(left_s))
 
     @contextlib.asynccontextmanager
     async def answering(self, program: str) -> AsyncIterator[None]:

@@ -16,11 +16,11 @@ from kvchat.engine.api.pictures import FIRST_PICTURE_ID
 from kvchat.engine.api.transport import EngineResponse
 from kvchat.engine.api.wire import Timings
 from kvchat.gateway.crashes import Crashes
-from kvchat.gateway.dialects.asked import LIMITS, Form, Refused, refusal
-from kvchat.gateway.dialects.replies import Heard, Usage
-from kvchat.gateway.mending import Mending
-from kvchat.gateway.requests import Passage, Stage, headers_of, is_lost
-from kvchat.gateway.work import GaveWay, Work, shared_tokens
+from kvchat.gateway.dialects.replies import ResponseParser, Usage
+from kvchat.gateway.dialects.request import LIMITS, Form, RequestRefused, refusal
+from kvchat.gateway.pending_request import MustRestart, PendingRequest, shared_tokens
+from kvchat.gateway.records import RequestRecord, Stage, headers_of, is_lost
+from kvchat.gateway.rewriting import PromptRewriter
 from kvchat.kvstore.savepoint import SHARED_AUDIENCE, Tokens, common_prefix
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.prefill import TARGET_STEP_MS, prefill_ahead, tail_size
@@ -41,16 +41,16 @@ PROVED = ("cached", "prompt")  # known from the answer; the rest, at its start
 
 @dataclass
 class Forwarder:
-    work: Work
+    work: PendingRequest
     request: Request
     exchange: Exchange
-    moved: Callable[[Passage, Stage], None]
-    mending: Mending
+    moved: Callable[[RequestRecord, Stage], None]
+    rewriter: PromptRewriter
     crashes: Crashes
     heads: deque[tuple[str, Tokens, bool]]  # recent prompt heads by program; True: has its own key
     ahead: bool  # likely extends what the slot holds, so it is forwarded before its prompt is known
 
-    async def run(self) -> Heard | None:
+    async def run(self) -> ResponseParser | None:
         """Answer the request; return the parsed response, None if the engine refused it.
 
         Not resent after a crash that it may have caused. Raises EngineError and GaveWay.
@@ -58,7 +58,7 @@ class Forwarder:
         async with self.exchange.explaining_losses():
             return await self.exchange.attempt(self._send, lambda: self.work.outlet.begun, resend=False)
 
-    async def _send(self) -> Heard | None:
+    async def _send(self) -> ResponseParser | None:
         self.lease = await self.exchange.ready(self.request)
         self.crashes.watch(self.lease.engine.engine.lifetime)
         if self.ahead:
@@ -69,13 +69,13 @@ class Forwarder:
             return await self._forward(unknown=True)
         if self.work.rendered_by != self.lease.engine.generation:
             await self._render()
-        if self.work.passage.found is None:  # else it is a retry
-            await self.mending.compare(self.work, self.lease)
+        if self.work.record.found is None:  # else it is a retry
+            await self.rewriter.compare(self.work, self.lease)
         wanted = len(self.work.prompt.ids) + self._reserve
         if self.lease.engine.too_small(wanted):
             self.lease = await self.exchange.with_room(self.request, wanted)
         if self._known:
-            self.moved(self.work.passage, Stage.LOADING)
+            self.moved(self.work.record, Stage.LOADING)
             await self.lease.wait_for_pending_saves(self.work.prompt.ids)
             await self.exchange.load(self.work.prompt.ids, self._reserve)
             self._found()
@@ -101,8 +101,8 @@ class Forwarder:
         little = LEAST_STEPS if contents and held == len(contents.tokens) else MIN_GAIN
         goes_on = self._known and held > 0 and len(ids) - held < little
         if not ids or not (answered or (goes_on and not self.lease.engine.too_small(len(ids) + self._reserve))):
-            raise GaveWay
-        await self.mending.compare(self.work, self.lease)
+            raise MustRestart
+        await self.rewriter.compare(self.work, self.lease)
         self.exchange.loaded = self._as_it_is
         self._found()
         self._note_loaded()
@@ -138,22 +138,22 @@ class Forwarder:
         return self.work.asked.form is Form.MESSAGES and len(self.lease.slots.all) > 1
 
     def _found(self) -> None:
-        passage, ids, loaded = self.work.passage, self.work.prompt.ids, self.exchange.loaded
-        if is_lost(loaded.miss_reason) and not passage.was_known:  # another chat's was lost
+        record, ids, loaded = self.work.record, self.work.prompt.ids, self.exchange.loaded
+        if is_lost(loaded.miss_reason) and not record.is_known_prompt:  # another chat's was lost
             self.exchange.loaded = loaded = replace(loaded, miss_reason=Reason(ReasonCode.NOTHING_ALIKE))
-        if passage.found is not None:  # a retry: tokens it processed itself were not found
+        if record.found is not None:  # a retry: tokens it processed itself were not found
             return
-        passage.prompt, passage.found = len(ids), loaded.expected_cached
+        record.prompt, record.found = len(ids), loaded.expected_cached
         as_it_is = Source.COLD if _is_little(loaded.expected_cached, len(ids)) else Source.HOT
-        passage.source = (SOURCES[loaded.restore.tier] if loaded.restore else as_it_is).value
+        record.source = (SOURCES[loaded.restore.tier] if loaded.restore else as_it_is).value
         if loaded.restore:
             point = loaded.restore.save_point
-            passage.restore_ms = loaded.restore.ms
+            record.restore_ms = loaded.restore.ms
             speed = self.lease.slots.restore_cost.speed
             if speed.ms_per_token is None and point.prefill_ms:
                 speed.samples.append(PrefillSample(point.n_tokens, point.prefill_ms))
         if as_it_is is Source.COLD and not loaded.restore:
-            passage.miss = loaded.miss_reason or Reason(ReasonCode.NOTHING_ALIKE)
+            record.miss = loaded.miss_reason or Reason(ReasonCode.NOTHING_ALIKE)
 
     async def _heads(self, loaded: LoadedState) -> dict[Tokens, str | None]:
         """Map the prefixes to save for other conversations to their audience (None: the default).
@@ -161,7 +161,7 @@ class Forwarder:
         States that can be cut already serve the program itself. A prefix sent by two programs, each with its own
         key, is shared with all (`kvchat.kvstore.savepoint`).
         """
-        lease, ids, keyed = self.lease, self.work.prompt.ids, self.work.passage.keyed
+        lease, ids, keyed = self.lease, self.work.prompt.ids, self.work.record.keyed
         few = len(ids) - loaded.expected_cached < LEAST_HEAD
         if not lease.saving_enabled or few or (lease.engine.can_cut and not keyed):
             return {}
@@ -180,7 +180,7 @@ class Forwarder:
         if not self._known:
             return False
         loaded = self.exchange.loaded
-        ids, passage, cost = self.work.prompt.ids, self.work.passage, self.lease.slots.restore_cost
+        ids, record, cost = self.work.prompt.ids, self.work.record, self.lease.slots.restore_cost
         choosy = self._choosy
         rate, step_ms = cost.speed.ms_per_token, TARGET_STEP_MS if self.lease.slots.is_window_active else ALONE_STEP_MS
         last = len(ids) - (1 if choosy else tail_size(len(ids) - loaded.expected_cached, rate, step_ms))
@@ -190,17 +190,17 @@ class Forwarder:
         is_long = missing >= LEAST_STEPS and (rate is None or missing * rate >= 2 * TARGET_STEP_MS)
         if not (heads or is_long or (choosy and missing > 0)):
             return False
-        began_at, found, read = time.perf_counter(), loaded.expected_cached, passage.read
+        began_at, found, read = time.perf_counter(), loaded.expected_cached, record.read
         ahead = loaded.ahead.tokens
 
         def ended() -> None:
-            passage.read_ms += 1000 * (time.perf_counter() - began_at)
+            record.read_ms += 1000 * (time.perf_counter() - began_at)
             if contents := slot.contents:  # a hollow restore needs more tokens processed
-                passage.read = max(passage.read, read + contents.ahead.tokens - ahead)
+                record.read = max(record.read, read + contents.ahead.tokens - ahead)
 
         def progress(done: int) -> None:
-            passage.read = read + done - found
-            self.moved(passage, Stage.READING)
+            record.read = read + done - found
+            self.moved(record, Stage.READING)
 
         slots, slot = self.lease.slots, self.lease.slot
         turn = partial(slots.shared_context.step, slot)
@@ -210,7 +210,7 @@ class Forwarder:
             ):
                 ended()
                 await self.lease.save_processed()
-                raise GaveWay
+                raise MustRestart
             if stop in heads:
                 await to_its_end(self.lease.save(stop, notify=False, audience=heads[stop]))
             if contents := slot.contents:
@@ -218,16 +218,16 @@ class Forwarder:
         ended()
         return True
 
-    async def _forward(self, *, steps: bool = False, unknown: bool = False) -> Heard | None:
+    async def _forward(self, *, steps: bool = False, unknown: bool = False) -> ResponseParser | None:
         work, lease, engine, asked = self.work, self.lease, self.lease.engine.engine, self.work.asked
-        rows, begun, heard, ahead = engine.rows.invalidate(), False, Heard(asked.form, asked.stream), unknown
+        rows, begun, heard, ahead = engine.rows.invalidate(), False, ResponseParser(asked.form, asked.stream), unknown
 
         async def catch_up() -> None:
             nonlocal unknown
             if unknown:
                 await self._catch_up(answered=begun)
                 unknown = False
-            self.moved(work.passage, Stage.ANSWERING)
+            self.moved(work.record, Stage.ANSWERING)
 
         patience_s = SOON_S if ahead and not asked.stream else 0.0
         try:
@@ -235,7 +235,7 @@ class Forwarder:
             reuse = not asked.several or lease.slot.holder(lease.engine.generation) == lease.owner
             body = asked.for_slot(engine.slot, reuse=reuse)
             async with lease.guarding_restore(), engine.forward(work.path, body, catch_up, patience_s) as answer:
-                work.passage.status = answer.status_code
+                work.record.status = answer.status_code
                 if unknown and (asked.stream or answer.status_code != 200):
                     await catch_up()
                 if answer.status_code != 200:
@@ -246,28 +246,28 @@ class Forwarder:
                 body = await self._take(answer, heard)
                 if unknown:
                     self._send_hot(answer, heard.counts, body)
-                    with contextlib.suppress(EngineError, GaveWay):
+                    with contextlib.suppress(EngineError, MustRestart):
                         await catch_up()
         finally:
             engine.rows.confirm(rows, heard.counts.cache_n if heard.counts else 0)
             self._note(begun=begun, ahead=ahead)
         await self._prove(heard.counts, steps=steps)
         if asked.stream:
-            work.outlet.write(f": kvchat {json.dumps(work.passage.receipt())}\n\n".encode())
+            work.outlet.write(f": kvchat {json.dumps(work.record.receipt())}\n\n".encode())
         elif not work.outlet.ended:
-            work.outlet.whole(200, self._headers(answer) | headers_of(work.passage.receipt()), body)
+            work.outlet.whole(200, self._headers(answer) | headers_of(work.record.receipt()), body)
         return heard
 
     def _send_hot(self, answer: EngineResponse, counts: Timings | None, body: bytes) -> None:
         """Send a response at once if the engine counts its prompt as cached, and not by an unproven restore."""
-        passage, contents = self.work.passage, self.lease.slot.contents
+        record, contents = self.work.record, self.lease.slot.contents
         hot = counts and counts.prompt_n < LEAST_STEPS and not _is_little(counts.cache_n, counts.prompt_tokens)
         if counts and hot and contents and not contents.unproved:
-            passage.source, passage.found, passage.cached = Source.HOT.value, counts.cache_n, counts.cache_n
-            passage.prompt = counts.prompt_tokens
-            self.work.outlet.whole(200, self._headers(answer) | headers_of(passage.receipt()), body)
+            record.source, record.found, record.cached = Source.HOT.value, counts.cache_n, counts.cache_n
+            record.prompt = counts.prompt_tokens
+            self.work.outlet.whole(200, self._headers(answer) | headers_of(record.receipt()), body)
 
-    async def _take(self, answer: EngineResponse, heard: Heard) -> bytes:
+    async def _take(self, answer: EngineResponse, heard: ResponseParser) -> bytes:
         outlet = self.work.outlet
         if heard.stream:
             outlet.begin(200, self._headers(answer) | {"cache-control": "no-cache"})
@@ -278,16 +278,16 @@ class Forwarder:
             self.work.answered = heard.whole and not self.work.asked.several
             lease.slots.shared_context.note_growth(lease.slot, lease.engine, prompt + heard.events)
             if heard.is_too_large:
-                raise Refused(502, "The answer is too long.", "server_error")
+                raise RequestRefused(502, "The answer is too long.", "server_error")
         rest = await apart(heard.is_large, heard.end)
         if heard.stream and rest:
             outlet.write(rest)
         return rest
 
     def _usage(self) -> Usage:
-        asked, passage = self.work.asked, self.work.passage
+        asked, record = self.work.asked, self.work.record
         named = asked.form is Form.PLAIN and asked.model  # embeddings keep the client's model name
-        return Usage("" if named else passage.answering_model, passage.read, passage.read_ms)
+        return Usage("" if named else record.answering_model, record.read, record.read_ms)
 
     async def _refused(self, answer: EngineResponse) -> None:
         body, form = await answer.aread(), self.work.asked.form
@@ -311,33 +311,33 @@ class Forwarder:
 
     async def _prove(self, counts: Timings | None, *, steps: bool) -> None:
         """Check what was loaded against the engine's counts; learn the restore cost."""
-        passage, ids, lease = self.work.passage, self.work.prompt.ids, self.lease
+        record, ids, lease = self.work.record, self.work.prompt.ids, self.lease
         if counts is None:
             return
         lease.slot.mark_proved()
         cost, prompt = lease.slots.restore_cost, counts.prompt_tokens
         if not steps:
             cost.speed.learn(counts.prompt_n, counts.prompt_ms, counts.cache_n)
-        passage.read_ms += counts.prompt_ms
-        passage.prompt, passage.predicted = prompt, counts.predicted_n
-        passage.write_ms = 0.0 if passage.stream else counts.predicted_ms
-        passage.cached = self._usage().reused(counts.cache_n)
+        record.read_ms += counts.prompt_ms
+        record.prompt, record.predicted = prompt, counts.predicted_n
+        record.write_ms = 0.0 if record.stream else counts.predicted_ms
+        record.cached = self._usage().reused(counts.cache_n)
         if not self._known:
             return
         if prompt != len(ids):  # the slot holds another prompt than assumed
             lease.slot.forget()
-            passage.miss = Reason(ReasonCode.RENDERS_OTHERWISE)
+            record.miss = Reason(ReasonCode.RENDERS_OTHERWISE)
             return
-        timings = replace(counts, cache_n=passage.cached, prompt_n=prompt - passage.cached, prompt_ms=0.0)
+        timings = replace(counts, cache_n=record.cached, prompt_n=prompt - record.cached, prompt_ms=0.0)
         verdict = (await self.exchange.prove(timings)).verdict
-        little = _is_little(passage.cached, prompt)
-        passage.source = (Source.COLD if little else verdict.source).value
-        passage.miss = verdict.miss_reason or (passage.miss if little else None)
-        passage.saved_ms = max(0.0, cost.prefill_ms(passage.cached) - passage.restore_ms)
+        little = _is_little(record.cached, prompt)
+        record.source = (Source.COLD if little else verdict.source).value
+        record.miss = verdict.miss_reason or (record.miss if little else None)
+        record.saved_ms = max(0.0, cost.prefill_ms(record.cached) - record.restore_ms)
 
     def _headers(self, answer: EngineResponse) -> dict[str, str]:
-        told, passage = {"content-type": answer.headers.get("content-type", "application/json")}, self.work.passage
-        receipt = passage.receipt() if passage.found is not None else {"model": passage.answering_model}
+        told, record = {"content-type": answer.headers.get("content-type", "application/json")}, self.work.record
+        receipt = record.receipt() if record.found is not None else {"model": record.answering_model}
         return told | headers_of({name: value for name, value in receipt.items() if name not in PROVED})
 
 

@@ -21,11 +21,21 @@ from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.errors import EngineGone
 from kvchat.engine.process.external import is_loopback
 from kvchat.errors import KvchatError
-from kvchat.gateway.answering import Answering, Catalogue, as_json
 from kvchat.gateway.checks import Checks, body_of, check_bounds
-from kvchat.gateway.dialects.asked import ASIDE, GENERATING, MUCH, READING, Asked, Form, Refused, refusal, understood
-from kvchat.gateway.mending import Mending, Rules
-from kvchat.gateway.requests import OVER, Passage, Passages, Stage
+from kvchat.gateway.dialects.request import (
+    ASIDE,
+    GENERATING,
+    MUCH,
+    READING,
+    Form,
+    ParsedRequest,
+    RequestRefused,
+    parse_request,
+    refusal,
+)
+from kvchat.gateway.records import OVER, RequestLog, RequestRecord, Stage
+from kvchat.gateway.rewriting import PromptRewriter, Rules
+from kvchat.gateway.runner import Catalogue, RequestRunner, as_json
 from kvchat.gateway.server import Listening, listen
 from kvchat.kvstore.savepoint import program_of
 from kvchat.session.host import EngineHost
@@ -40,7 +50,7 @@ OPEN = ("/health", "/v1/health")  # need no key
 
 
 class Gateway:
-    """Belongs to one event loop. `passages` has all requests; subscribe there for changes."""
+    """Belongs to one event loop. `records` has all requests; subscribe there for changes."""
 
     def __init__(
         self,
@@ -57,9 +67,9 @@ class Gateway:
         """
         self._slots, self._host = slots, host
         self.catalogue = catalogue
-        self.passages = Passages(shares)
-        self.metrics, self.totals = (Metrics(self.passages, by_program=by_program) for by_program in (True, False))
-        self.answering = Answering(slots, host, catalogue.find, self.passages, absorb, Mending(rules))
+        self.records = RequestLog(shares)
+        self.metrics, self.totals = (Metrics(self.records, by_program=by_program) for by_program in (True, False))
+        self.runner = RequestRunner(slots, host, catalogue.find, self.records, absorb, PromptRewriter(rules))
         self._checks: Checks | None = None  # for incoming requests while open
         self._listening: Listening | None = None
 
@@ -87,15 +97,15 @@ class Gateway:
     async def shut(self) -> None:
         """Stop accepting requests; abort answers in progress, complete saves."""
         self._checks = None
-        with self.answering.stopped():
-            await self.answering.background.idle()
+        with self.runner.stopped():
+            await self.runner.background.idle()
             if self._listening is not None:
                 await self._listening.close()  # if cancelled here, the next caller waits for it again
                 self._listening = None
 
     def forget(self, program: str) -> None:
-        self.passages.forget(program)
-        self.answering.mending.forget(program)
+        self.records.forget(program)
+        self.runner.rewriter.forget(program)
 
     def as_json(self, program: str | None) -> dict[str, Any]:
         """Answer `GET /kvchat/requests`: current requests, recent ones newest first, and slots.
@@ -103,8 +113,8 @@ class Gateway:
         Only those of `program`; None for all.
         """
         under_way, last = (
-            [passage.as_json() for passage in passages if program in (None, passage.program)]
-            for passages in (self.passages.under_way, reversed(self.passages.last))
+            [record.as_json() for record in records if program in (None, record.program)]
+            for records in (self.records.under_way, reversed(self.records.last))
         )
         slots = []
         for slot in self._slots.all:
@@ -163,7 +173,7 @@ class _Guard:
             self._checks.check_way(headers)
             if scope["method"] != "OPTIONS" and scope["path"] not in OPEN:
                 scope["program"], scope["is_owner"] = self._checks.program(headers), self._checks.is_owner(headers)
-        except Refused as error:
+        except RequestRefused as error:
             await _refusal(error, GENERATING.get(scope["path"]))(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -176,7 +186,7 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._answer(self._form, scope, receive, send)
-        except Refused as error:
+        except RequestRefused as error:
             await _refusal(error, self._form)(scope, receive, send)
         except ConnectionError:  # the client left
             return
@@ -197,7 +207,7 @@ class _Answers:
         name = request.path_params["name"].lower()
         model = next((entry for entry in await self._gateway.catalogue.all() if entry.name.lower() == name), None)
         if model is None:
-            return _refusal(Refused(404, "There is no such model.", "model_not_found"), None)
+            return _refusal(RequestRefused(404, "There is no such model.", "model_not_found"), None)
         return JSONResponse(as_json(model))
 
     async def look(self, request: Request) -> Response:
@@ -205,7 +215,7 @@ class _Answers:
             engine = await self._gateway.engine()
             shown = wire.parse_object(await engine.get(request.scope["path"]))  # request.url may use the Host header
         except KvchatError as error:
-            return _refusal(Refused(503, str(error), "unavailable_error"), None)
+            return _refusal(RequestRefused(503, str(error), "unavailable_error"), None)
         for name in ("model_path", "model_alias"):
             if isinstance(path := shown.get(name), str):  # file name only
                 shown[name] = re.split(r"[/\\]", path)[-1]
@@ -219,25 +229,25 @@ class _Answers:
         return JSONResponse(self._gateway.as_json(None if request.scope["is_owner"] else request.scope["program"]))
 
     async def generate(self, form: Form, scope: Scope, receive: Receive, send: Send) -> None:
-        answering, program = self._gateway.answering, scope["program"]
+        answering, program = self._gateway.runner, scope["program"]
         if (many := answering.under_way) >= MOST_UNDER_WAY:
             words = f"{many} requests are waiting already."
-            raise Refused(429, words, "rate_limit_error", again_s=AGAIN_S)
+            raise RequestRefused(429, words, "rate_limit_error", again_s=AGAIN_S)
         async with self._body(scope, receive) as raw:
             answering.crashes.check(program)
             asked = await _understood(form, raw)
             if answering.stops:
-                raise Refused(503, "The engine is being stopped.", "unavailable_error", again_s=AGAIN_S)
-            passage = self._gateway.passages.begin(program, scope["path"])
-            passage.keyed = program in self._checks.keys
-            work = answering.begin(scope["path"], asked, passage)
+                raise RequestRefused(503, "The engine is being stopped.", "unavailable_error", again_s=AGAIN_S)
+            record = self._gateway.records.begin(program, scope["path"])
+            record.keyed = program in self._checks.keys
+            work = answering.begin(scope["path"], asked, record)
             try:
                 await work.outlet.deliver(receive, send)
             finally:
                 work.leave()
 
     async def aside(self, form: Form, scope: Scope, receive: Receive, send: Send) -> None:
-        crashes, program = self._gateway.answering.crashes, scope["program"]
+        crashes, program = self._gateway.runner.crashes, scope["program"]
         try:
             async with self._body(scope, receive) as raw:
                 await _understood(form, raw)
@@ -248,7 +258,7 @@ class _Answers:
                         status, body = answer.status_code, await answer.aread()
         except KvchatError as error:
             status = 502 if isinstance(error, EngineGone) else 503
-            raise Refused(status, str(error), "server_error") from error
+            raise RequestRefused(status, str(error), "server_error") from error
         await Response(body, status, media_type="application/json")(scope, receive, send)
 
     @contextlib.asynccontextmanager
@@ -258,7 +268,7 @@ class _Answers:
         def hold(size: int) -> None:
             nonlocal held
             if self._bytes + size > MOST_BYTES:
-                raise Refused(429, "Others have sent too much.", "rate_limit_error", again_s=AGAIN_S)
+                raise RequestRefused(429, "Others have sent too much.", "rate_limit_error", again_s=AGAIN_S)
             self._bytes, held = self._bytes + size, held + size
 
         try:
@@ -267,11 +277,11 @@ class _Answers:
             self._bytes -= held
 
 
-async def _understood(form: Form, raw: bytes) -> Asked:
+async def _understood(form: Form, raw: bytes) -> ParsedRequest:
     """Parse and check the body of a request that may reach the engine. Raises Refused."""
 
-    def checked() -> Asked:
-        asked = understood(form, raw)
+    def checked() -> ParsedRequest:
+        asked = parse_request(form, raw)
         check_bounds(asked.body, len(raw))
         asked.check()
         return asked
@@ -279,7 +289,7 @@ async def _understood(form: Form, raw: bytes) -> Asked:
     return await apart(len(raw) > MUCH, checked)
 
 
-def _refusal(error: Refused, form: Form | None) -> Response:
+def _refusal(error: RequestRefused, form: Form | None) -> Response:
     headers = {"retry-after": str(error.again_s)} if error.again_s else None
     return JSONResponse(refusal(form, error.status, error.message, error.kind), error.status, headers)
 
@@ -288,7 +298,7 @@ async def _no_such_path(request: Request, error: Exception) -> Response:
     status: Any = getattr(error, "status_code", 404)
     ways = ", ".join(path for path in GENERATING if path.startswith("/v1/"))
     words = f"There is nothing here. Programs ask at: {ways}." if status == 404 else "This cannot be asked so."
-    return _refusal(Refused(status, words, "not_found_error"), None)
+    return _refusal(RequestRefused(status, words, "not_found_error"), None)
 
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -298,7 +308,7 @@ MOST_PROGRAMS = 50  # clients choose their own names
 class Metrics:
     """Program names and counts, no request contents."""
 
-    def __init__(self, passages: Passages, *, by_program: bool) -> None:
+    def __init__(self, records: RequestLog, *, by_program: bool) -> None:
         self._registry = registry = CollectorRegistry()
         self._by_program = by_program
         self._programs: set[str] = set()
@@ -311,25 +321,25 @@ class Metrics:
         first = "kvchat_first_byte_seconds", "Until the first byte", ("source",)
         self._first = Histogram(*first, buckets=_SECONDS, registry=registry)
         under_way = Gauge("kvchat_requests_under_way", "Waiting or being answered", registry=registry)
-        under_way.set_function(lambda: len(passages.under_way))
-        passages.subscribe(self._count)
+        under_way.set_function(lambda: len(records.under_way))
+        records.subscribe(self._count)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
-    def _count(self, passage: Passage) -> None:
-        if passage.stage not in OVER:
+    def _count(self, record: RequestRecord) -> None:
+        if record.stage not in OVER:
             return
-        program = passage.program if self._by_program else "all"
+        program = record.program if self._by_program else "all"
         if program not in self._programs and len(self._programs) >= MOST_PROGRAMS:
             program = "other"
         self._programs.add(program)
-        labels = program, passage.source or "none"
-        self._requests.labels(*labels, passage.stage.value).inc()
-        if passage.stage is Stage.DONE:
-            self._prompt.labels(*labels).inc(passage.prompt or 0)
-            self._cached.labels(*labels).inc(passage.cached or 0)
-            self._predicted.labels(*labels).inc(passage.predicted or 0)
-            self._saved.labels(*labels).inc(passage.saved_ms / 1000)
-            if passage.first_ms is not None:
-                self._first.labels(labels[1]).observe(passage.first_ms / 1000)
+        labels = program, record.source or "none"
+        self._requests.labels(*labels, record.stage.value).inc()
+        if record.stage is Stage.DONE:
+            self._prompt.labels(*labels).inc(record.prompt or 0)
+            self._cached.labels(*labels).inc(record.cached or 0)
+            self._predicted.labels(*labels).inc(record.predicted or 0)
+            self._saved.labels(*labels).inc(record.saved_ms / 1000)
+            if record.first_ms is not None:
+                self._first.labels(labels[1]).observe(record.first_ms / 1000)

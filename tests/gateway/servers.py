@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 
-from kvchat.gateway.requests import Passage
+from kvchat.gateway.records import RequestRecord
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.system.owner import Ownership
@@ -37,8 +37,8 @@ class RunningGateway:
         await self.runtime.api_server.idle()
 
     @property
-    def last(self) -> Passage:
-        return self.runtime.api_server.gateway.passages.last[-1]
+    def last(self) -> RequestRecord:
+        return self.runtime.api_server.gateway.records.last[-1]
 
     @property
     def port(self) -> int:

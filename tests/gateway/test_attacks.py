@@ -18,8 +18,8 @@ import pytest
 from kvchat.gateway import gateway as app
 from kvchat.gateway import keys, server
 from kvchat.gateway.dialects import replies
-from kvchat.gateway.dialects.asked import Form, Refused, understood
-from kvchat.gateway.dialects.replies import Heard
+from kvchat.gateway.dialects.replies import ResponseParser
+from kvchat.gateway.dialects.request import Form, RequestRefused, parse_request
 from kvchat.gateway.keys import Keys
 from kvchat.session.slot import Slot
 from tests.engine_fixtures import FakeEngine
@@ -142,13 +142,13 @@ async def test_token_ids_that_no_vocabulary_has(at: RunningGateway, fake_engine:
 
 def test_a_body_cannot_make_a_slot_hold_other_rows_than_its_prompt_says() -> None:
     for prompt in (["Hello", "And you?"], [{"prompt_string": "Hello"}, {"prompt_string": "And you?"}]):
-        assert understood(Form.COMPLETION, json.dumps({"prompt": prompt}).encode()).several
+        assert parse_request(Form.COMPLETION, json.dumps({"prompt": prompt}).encode()).several
     raw = json.dumps({"messages": [], "n_cache_reuse": 1, "cache_prompt": False}).encode()
-    sent = json.loads(understood(Form.CHAT, raw).for_slot(2, reuse=True))
+    sent = json.loads(parse_request(Form.CHAT, raw).for_slot(2, reuse=True))
     assert (sent["n_cache_reuse"], sent["cache_prompt"], sent["id_slot"]) == (0, True, 2), "chunks are never shifted"
-    with pytest.raises(Refused, match="LoRA"):
-        understood(Form.CHAT, b'{"messages": [], "lora": [{"id": 0, "scale": 1.0}]}').check()
-    understood(Form.CHAT, b'{"messages": [], "lora": []}').check()
+    with pytest.raises(RequestRefused, match="LoRA"):
+        parse_request(Form.CHAT, b'{"messages": [], "lora": [{"id": 0, "scale": 1.0}]}').check()
+    parse_request(Form.CHAT, b'{"messages": [], "lora": []}').check()
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -262,7 +262,7 @@ def test_a_large_body_is_read_in_steps_between_which_other_threads_run() -> None
     messages = [{"role": "user", "content": "Of the river."}] * 10_000
     body = {"messages": messages, "prompt": list(range(100_000))}
     small, large = (json.dumps(one).encode() for one in ({"messages": messages[:9]}, body))
-    assert understood(Form.CHAT, large).body == body
+    assert parse_request(Form.CHAT, large).body == body
     calls = []
     for raw in (small, large):
         calls.append(0)
@@ -272,7 +272,7 @@ def test_a_large_body_is_read_in_steps_between_which_other_threads_run() -> None
 
         sys.setprofile(count)
         try:
-            understood(Form.CHAT, raw)
+            parse_request(Form.CHAT, raw)
         finally:
             sys.setprofile(None)
     assert calls[0] < 100 < 10_000 < calls[1]
@@ -318,7 +318,7 @@ async def test_an_answer_is_not_collected_without_end(
     fake_engine.set(FAKE_REPLY="Hello")
     assert (await at.chat("Hello")).status_code == 200
     monkeypatch.setattr(replies, "MOST_HEARD", 50_000)
-    heard = Heard(Form.CHAT, stream=True)
+    heard = ResponseParser(Form.CHAT, stream=True)
     for _ in range(5):
         heard.take(b'data: {"a": 1}\n' * 2000)
     assert not heard.is_too_large

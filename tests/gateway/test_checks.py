@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from kvchat.engine.process.external import is_loopback
 from kvchat.errors import KvchatError
 from kvchat.gateway.checks import Checks, origins_in
-from kvchat.gateway.dialects.asked import Refused
+from kvchat.gateway.dialects.request import RequestRefused
 from kvchat.gateway.keys import EVERYBODY, Keys, KeyStore, program_name, read_key_file
 from kvchat.system.paths import resolve_paths
 
@@ -24,7 +24,7 @@ def status(checks: Checks, **headers: str) -> int:
     try:
         checks.check_way(told)
         checks.program(told)
-    except Refused as refused:
+    except RequestRefused as refused:
         return refused.status
     return 200
 
@@ -68,7 +68,7 @@ def test_a_key_says_whose_it_is() -> None:
     assert checks.program(Headers(told | {"authorization": "Bearer one-for-all"})) == "claude-cli"
     assert checks.program(Headers(told | {"x-api-key": "one-for-all"})) == "claude-cli"
     assert checks.program(Headers(told | {"authorization": "bearer the-editors-own"})) == "editor"
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         checks.program(Headers(told | {"authorization": "Bearer another"}))
     assert refused.value.status == 401
     assert "another" not in refused.value.message

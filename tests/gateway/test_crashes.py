@@ -20,8 +20,8 @@ from kvchat.engine.api.errors import EngineFailure, EngineGone, EngineLifetime, 
 from kvchat.engine.process.supervisor import RestartPolicy
 from kvchat.gateway.checks import MAX_GRAMMAR_CHARS, MAX_NESTING, MOST_LIKELY, MOST_LISTED, MOST_TEXT, check_bounds
 from kvchat.gateway.crashes import LEFT_S, REFUSED_S, WITHIN_S, Crashes
-from kvchat.gateway.dialects.asked import Refused
-from kvchat.gateway.requests import Stage
+from kvchat.gateway.dialects.request import RequestRefused
+from kvchat.gateway.records import Stage
 from kvchat.settings import Settings
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
@@ -72,13 +72,13 @@ async def test_who_crashes_the_engine_again_and_again_is_refused(at: RunningGate
     assert bombs(fake_engine) == 3
     assert (await ask(at, "friend")).status_code == 200
     now = time.monotonic()
-    at.runtime.api_server.gateway.answering.crashes._clock = lambda: now + REFUSED_S + 60
+    at.runtime.api_server.gateway.runner.crashes._clock = lambda: now + REFUSED_S + 60
     assert (await ask(at, "hostile")).status_code == 200
 
 
 async def test_those_beside_it_are_not_refused(at: RunningGateway, fake_engine: FakeEngine) -> None:
     """It sends its request only while others are being answered; from the first crash on it is beside none."""
-    friends, under_way = ("one", "two"), at.runtime.api_server.gateway.passages.under_way
+    friends, under_way = ("one", "two"), at.runtime.api_server.gateway.records.under_way
     for number in range(4):
         fake_engine.set(FAKE_HOLD_DURING="stream")
         asking = [asyncio.ensure_future(ask(at, friend, f"{number}")) for friend in friends[: 2 if number == 0 else 1]]
@@ -100,7 +100,7 @@ async def test_those_beside_it_are_not_refused(at: RunningGateway, fake_engine: 
 
 
 async def test_one_that_hangs_up_is_counted_too(at: RunningGateway, fake_engine: FakeEngine) -> None:
-    connection, last = at.runtime.engine.managed.connection, at.runtime.api_server.gateway.passages.last
+    connection, last = at.runtime.engine.managed.connection, at.runtime.api_server.gateway.records.last
     for number in range(3):
         fake_engine.set(FAKE_HOLD_DURING="begin")
         asking, generation = asyncio.ensure_future(ask(at, "hostile", BOMB)), connection.generation
@@ -149,7 +149,7 @@ async def crash(crashes: Crashes, *programs: str, failure: EngineFailure | None 
 def is_refused(crashes: Crashes, program: str) -> bool:
     try:
         crashes.check(program)
-    except Refused:
+    except RequestRefused:
         return True
     return False
 
@@ -314,5 +314,5 @@ def test_what_programs_send_is_within_bounds() -> None:
     cited = {"type": "text", "text": "", "citations": [{"url": "https://a.example"}]}
     check_bounds({"messages": [{"role": "assistant", "content": [called, cited]}]})
     check_bounds({"prompt": [7] * (MOST_LISTED + 1), "logprobs": True, "top_logprobs": MOST_LIKELY})
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         check_bounds({"messages": deep(MAX_NESTING + 1)})

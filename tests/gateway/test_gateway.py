@@ -18,13 +18,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvchat.chat.record.messages import MessageState
 from kvchat.errors import KvchatError
-from kvchat.gateway import answering, checks, forwarder, server, work
+from kvchat.gateway import checks, forwarder, pending_request, runner, server
 from kvchat.gateway import gateway as app
-from kvchat.gateway import work as outlet
-from kvchat.gateway.dialects.asked import Asked
+from kvchat.gateway.dialects.request import ParsedRequest
 from kvchat.gateway.keys import Keys
-from kvchat.gateway.requests import MOST_NAME, Stage
-from kvchat.gateway.work import Prompt, Work, prompt_of
+from kvchat.gateway.pending_request import PendingRequest, Prompt, prompt_of
+from kvchat.gateway.records import MOST_NAME, Stage
 from kvchat.kvstore.savepoint import Tokens, program_of
 from kvchat.session import allocator, lease, prefill
 from kvchat.session.host import ReadyEngine
@@ -148,7 +147,7 @@ async def test_a_model_that_a_client_names_is_loaded(
         assert (await at.chat(WORDS)).status_code == 200
         fake_engine.set(FAKE_TOKEN_DELAY=0.02)
         busy = asyncio.ensure_future(at.chat(WORDS, "So?", "And then?", stream=True))
-        await until(lambda: at.runtime.api_server.gateway.answering.under_way == 1)
+        await until(lambda: at.runtime.api_server.gateway.runner.under_way == 1)
         named, again = await asyncio.gather(at.chat(WORDS, model="Ibis"), at.chat("Hello", model="ibis"))
         assert [named.status_code, again.status_code] == [200, 200]
         assert "[DONE]" in (await busy).text
@@ -178,7 +177,7 @@ async def test_nobody_comes_in_by_another_name_or_from_another_web_page_or_witho
             assert "access-control-allow-origin" not in answer.headers
         assert (await at.client.get("/health")).status_code == 200
         assert (await at.client.get("/v1/models")).status_code == 401
-        programs = [passage.program for passage in at.runtime.api_server.gateway.passages.last]
+        programs = [record.program for record in at.runtime.api_server.gateway.records.last]
         assert programs[0] == "editor"
         assert programs[1].startswith("python-httpx")
         page = {"origin": "https://chat.example", "access-control-request-method": "POST"}
@@ -202,7 +201,7 @@ async def test_too_much_is_refused(
     assert (await at.client.post("/v1/chat/completions", content=endless())).status_code == 413
     monkeypatch.setattr(app, "MOST_UNDER_WAY", 2)
     fake_engine.set(FAKE_HOLD_DURING="begin")
-    answering = at.runtime.api_server.gateway.answering
+    answering = at.runtime.api_server.gateway.runner
     first, second = (asyncio.ensure_future(at.chat("Hello")) for _ in range(2))
     await until(lambda: answering.under_way == 2)
     refused = await at.chat("Hello")
@@ -229,7 +228,7 @@ async def test_a_client_that_leaves_stops_its_answer_and_what_was_read_for_it_is
     async with long_answer(at, fake_engine) as answer:
         async for _ in answer.aiter_bytes():
             break
-    await until(lambda: at.runtime.api_server.gateway.passages.last)
+    await until(lambda: at.runtime.api_server.gateway.records.last)
     fake_engine.set(FAKE_REPLY=None, FAKE_TOKEN_DELAY=None)
     assert at.last.stage is Stage.LEFT
     await at.settled()
@@ -244,8 +243,8 @@ async def test_a_client_that_leaves_once_all_is_said_has_its_turn_saved(
     tmp_path: Path, at: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many do: they close at the last word and wait neither for the stream's end nor for the receipt after it."""
-    gone, leave = asyncio.Event(), Work.leave
-    monkeypatch.setattr(Work, "leave", lambda work: (leave(work), gone.set()))
+    gone, leave = asyncio.Event(), PendingRequest.leave
+    monkeypatch.setattr(PendingRequest, "leave", lambda work: (leave(work), gone.set()))
     fake_engine.set(FAKE_HOLD_DURING="end")
     async with at.client.stream("POST", "/v1/chat/completions", json=chat_body(WORDS, stream=True)) as answer:
         async for line in answer.aiter_lines():
@@ -273,7 +272,7 @@ async def test_a_conversation_that_begins_alike_waits_until_the_one_before_is_sa
             [PrefillSample(1000, 1e6)] * 5
         )  # it is worth some waiting
         second = asyncio.ensure_future(at.chat(system + "Another."))
-        await until(lambda: [one.stage for one in at.runtime.api_server.gateway.passages.under_way] == [Stage.LOADING])
+        await until(lambda: [one.stage for one in at.runtime.api_server.gateway.records.under_way] == [Stage.LOADING])
         fake_engine.set(FAKE_HOLD_DURING=None)
         assert int((await second).headers["x-kvchat-found"]) > len(system)
 
@@ -288,8 +287,8 @@ async def test_what_was_read_is_saved_where_another_program_needs_the_slot_befor
             await endless.pop().wait()
         return await find(*what)
 
-    find = answering._boundary
-    monkeypatch.setattr(answering, "_boundary", boundary)
+    find = runner._boundary
+    monkeypatch.setattr(runner, "_boundary", boundary)
     monkeypatch.setattr(allocator, "SETTLE_WAIT_S", 0.0)
     monkeypatch.setattr(lease, "LONG_PREFILL_MS", 0.0)
     async with running_gateway(tmp_path / "home", replace(settings, slots=1)) as at:
@@ -323,11 +322,11 @@ async def test_what_goes_on_from_the_request_before_is_passed_on_before_its_ids_
     def asked() -> list[str]:
         return [one["path"] for one in fake_engine.requests()[seen:]]
 
-    async def late(engine: ReadyEngine, request: Asked) -> Prompt:
+    async def late(engine: ReadyEngine, request: ParsedRequest) -> Prompt:
         await until(lambda: "/v1/chat/completions" in asked())
         return await prompt_of(engine, request)
 
-    monkeypatch.setattr(work, "prompt_of", late)
+    monkeypatch.setattr(pending_request, "prompt_of", late)
     answer = await at.chat(*said, "And then?", stream=True)
     assert answer.headers["x-kvchat-source"] == "hot"
     assert int(answer.headers["x-kvchat-found"]) > len(WORDS)
@@ -340,11 +339,11 @@ async def test_what_goes_on_and_is_answered_in_one_piece_is_looked_at_after_its_
     said = await a_turn(at)
     answered = asyncio.Event()
 
-    async def after(engine: ReadyEngine, request: Asked) -> Prompt:
+    async def after(engine: ReadyEngine, request: ParsedRequest) -> Prompt:
         await answered.wait()
         return await prompt_of(engine, request)
 
-    monkeypatch.setattr(work, "prompt_of", after)
+    monkeypatch.setattr(pending_request, "prompt_of", after)
     monkeypatch.setattr(forwarder, "SOON_S", 60.0)
     answer = await at.chat(*said, "And then?")
     assert answer.headers["x-kvchat-source"] == "hot"
@@ -354,7 +353,7 @@ async def test_what_goes_on_and_is_answered_in_one_piece_is_looked_at_after_its_
     await at.settled()
     assert at.last.stage is Stage.DONE
     assert at.last.source == "hot"
-    monkeypatch.setattr(work, "prompt_of", prompt_of)
+    monkeypatch.setattr(pending_request, "prompt_of", prompt_of)
     again = await at.chat(*said, "And then?", reply_in(answer), "And after that?")
     assert again.headers["x-kvchat-source"] == "hot", "what the slot holds is known"
     assert int(again.headers["x-kvchat-cached"]) > int(answer.headers["x-kvchat-prompt"])
@@ -424,7 +423,7 @@ async def test_an_engine_that_dies_over_what_was_restored_costs_nothing(
 async def test_a_client_that_takes_nothing_keeps_nobody_waiting(
     at: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlet, "TAKEN_S", 0.5)
+    monkeypatch.setattr(pending_request, "TAKEN_S", 0.5)
     fake_engine.set(FAKE_REPLY="word " * 100)
     await at.chat("Hello")
     body = json.dumps(chat_body("x" * 3000, stream=True) | {"max_tokens": 900}).encode()
@@ -483,8 +482,8 @@ async def test_whoever_sits_at_the_window_waits_for_a_step_at_most(
         await at.settled()
         fake_engine.set(FAKE_BATCH_DELAY=0.1)
         long = asyncio.ensure_future(at.chat("x" * 3000))
-        passages = at.runtime.api_server.gateway.passages
-        await until(lambda: any(one.stage is Stage.READING and one.read for one in passages.under_way))
+        records = at.runtime.api_server.gateway.records
+        await until(lambda: any(one.stage is Stage.READING and one.read for one in records.under_way))
         chat = await at.runtime.chat.new_conversation("")
         reply = await at.runtime.chat.send(chat.id, "And me?")
         assert reply.content == "You said: And me?"
@@ -542,7 +541,7 @@ async def test_who_is_broken_off_is_told_so_in_the_dialects_own_shape(
         chunks = answer.aiter_text()
         told = await anext(chunks)
         waiting = asyncio.create_task(at.client.post("/v1/messages", json=chat_body("Me too")))
-        await until(lambda: len(at.runtime.api_server.gateway.passages.under_way) == 2)
+        await until(lambda: len(at.runtime.api_server.gateway.records.under_way) == 2)
         await at.runtime.stop_engine()
         told += "".join([chunk async for chunk in chunks])
     assert events(told)[-1]["error"]["code"] == 503

@@ -18,8 +18,8 @@ from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import BATCH_SIZE, LaunchPlan
 from kvchat.engine_host.engines import server_key
 from kvchat.gateway import forwarder
-from kvchat.gateway.dialects.asked import GENERATING, READING, understood
-from kvchat.gateway.work import prompt_of, shared_tokens
+from kvchat.gateway.dialects.request import GENERATING, READING, parse_request
+from kvchat.gateway.pending_request import prompt_of, shared_tokens
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 from kvchat.text.reasons import Reason, ReasonCode
@@ -91,10 +91,10 @@ async def faults(at: RunningGateway, direct: httpx2.AsyncClient, where: str, bod
             continue
         if (one := said(ours.text, stream)) != (other := said(theirs.text, stream)):
             yield f"stream {stream}: {one}\n instead of {other}"
-        passage = at.last
-        if passage.miss == Reason(ReasonCode.RENDERS_OTHERWISE):
-            yield passage.miss
-        if stream and receipt_in(ours.text)["prompt"] != passage.prompt:
+        record = at.last
+        if record.miss == Reason(ReasonCode.RENDERS_OTHERWISE):
+            yield record.miss
+        if stream and receipt_in(ours.text)["prompt"] != record.prompt:
             yield "the receipt says otherwise"
         await at.settled()
 
@@ -105,12 +105,12 @@ async def ids_fault(at: RunningGateway, where: str, body: dict[str, Any]) -> str
     if at.runtime.engine.is_ready():
         await (await at.runtime.engine.ready()).engine.erase_slot()
     await at.client.post(where, json=greedy(where, body))
-    passage = at.last
+    record = at.last
     await at.settled()
-    found, prompt = passage.found or 0, passage.prompt or 0
-    known = found + passage.read >= prompt - BATCH_SIZE and passage.cached == min(found, prompt - 1)
-    if passage.miss == Reason(ReasonCode.RENDERS_OTHERWISE) or not known:
-        return f"of {passage.prompt} tokens {passage.found} were found, {passage.read} read, {passage.cached} of use"
+    found, prompt = record.found or 0, record.prompt or 0
+    known = found + record.read >= prompt - BATCH_SIZE and record.cached == min(found, prompt - 1)
+    if record.miss == Reason(ReasonCode.RENDERS_OTHERWISE) or not known:
+        return f"of {record.prompt} tokens {record.found} were found, {record.read} read, {record.cached} of use"
     return ""
 
 
@@ -232,7 +232,7 @@ async def test_where_the_next_request_goes_on_is_known_beforehand(
         engine = await at.runtime.engine.ready()
         for where, body, reply, following in GOING_ON:
             form = GENERATING[where]
-            asked, then = [understood(form, json.dumps(one).encode()) for one in (body, following)]
+            asked, then = [parse_request(form, json.dumps(one).encode()) for one in (body, following)]
             prompt, after = [(await prompt_of(engine, one)).ids for one in (asked, then)]
             boundary = await shared_tokens(engine, partial(asked.followed_by, reply))
             assert len(prompt) < len(boundary) < len(after), where

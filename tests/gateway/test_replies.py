@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvchat.engine.api.wire import Timings
-from kvchat.gateway.dialects.asked import Form
-from kvchat.gateway.dialects.replies import Heard, Usage
+from kvchat.gateway.dialects.replies import ResponseParser, Usage
+from kvchat.gateway.dialects.request import Form
 
 TIMINGS = {"cache_n": 90, "prompt_n": 10, "prompt_ms": 5.0, "predicted_n": 7}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "go", "arguments": '{"where":"東"}'}}
@@ -102,19 +102,19 @@ def stream(form: Form) -> bytes:
 
 @pytest.mark.parametrize("form", STREAMS)
 def test_a_stream_in_any_pieces_is_the_answer_in_one(form: Form) -> None:
-    whole = Heard(form, stream=False)
+    whole = ResponseParser(form, stream=False)
     whole.take(json.dumps(WHOLE[form]).encode())
     whole.end()
     assert whole.reply is not None
     data = stream(form)
     for size in (1, 7, 64, len(data)):
-        heard = Heard(form, stream=True)
+        heard = ResponseParser(form, stream=True)
         for at in range(0, len(data), size):
             heard.take(data[at : at + size])
         heard.end()
         assert heard.reply == whole.reply
         assert (heard.counts.cache_n, heard.counts.prompt_n, heard.counts.predicted_n) == (90, 10, 7)
-    heard = Heard(form, stream=True)
+    heard = ResponseParser(form, stream=True)
     heard.take(data[: len(data) * 2 // 3])
     heard.end()
     assert heard.reply is None, "it broke off"
@@ -124,7 +124,7 @@ def test_a_stream_in_any_pieces_is_the_answer_in_one(form: Form) -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"choices": 7}', b'{"choices": [7], "content": 3, "output": 3}'])
 def test_an_answer_of_another_shape_is_passed_on_and_nothing_is_made_of_it(form: Form, body: bytes) -> None:
     for streamed in (False, True):
-        heard = Heard(form, streamed)
+        heard = ResponseParser(form, streamed)
         heard.take(b"data: " + body + b"\n\n" if streamed else body)
         heard.end()
         assert heard.counts in (None, Timings(0, 0, 0.0, 0, 0.0))
@@ -149,7 +149,7 @@ INNER = {Form.RESPONSES: "response", Form.MESSAGES: "message"}
 def test_what_kvchat_read_for_a_request_is_not_told_as_reused(form: Form, newline: str) -> None:
     """In a body and in a stream, cut anywhere; and the path of a model's file is told nowhere."""
     answer = SAID[form] | {"model": "/home/ada/models/heron.gguf"}
-    whole = Heard(form, stream=False, usage=USAGE)
+    whole = ResponseParser(form, stream=False, usage=USAGE)
     assert whole.take(json.dumps(answer).encode()) == b""
     told = json.loads(whole.end())
     assert told["usage"] == TOLD[form]["usage"]
@@ -160,7 +160,7 @@ def test_what_kvchat_read_for_a_request_is_not_told_as_reused(form: Form, newlin
     lines = ["event: one", f"data: {json.dumps(event)}", "", ": a comment", "data: [DONE]", "", ""]
     stream = newline.join(lines).encode()
     for size in (1, 7, len(stream)):
-        heard = Heard(form, stream=True, usage=USAGE)
+        heard = ResponseParser(form, stream=True, usage=USAGE)
         passed = b"".join(heard.take(stream[at : at + size]) for at in range(0, len(stream), size)) + heard.end()
         said = passed.decode().split(newline)
         assert [line for n, line in enumerate(said) if n != 1] == [line for n, line in enumerate(lines) if n != 1]
@@ -172,8 +172,8 @@ def test_what_kvchat_read_for_a_request_is_not_told_as_reused(form: Form, newlin
 @pytest.mark.parametrize("form", sorted(STREAMS, key=str))
 def test_what_is_right_passes_as_it_came(form: Form) -> None:
     lines = [f"data: {one if isinstance(one, str) else json.dumps(one)}\n\n".encode() for one in STREAMS[form]]
-    heard = Heard(form, stream=True, usage=Usage("heron"))
+    heard = ResponseParser(form, stream=True, usage=Usage("heron"))
     assert b"".join(map(heard.take, lines)) + heard.end() == b"".join(lines)
     odd = [b'data: {"usage": {"cache_read_input_tokens": "x"}}\n\n', b"data: {\n\n", b"data: []\n\n"]
-    heard = Heard(form, stream=True, usage=USAGE)
+    heard = ResponseParser(form, stream=True, usage=USAGE)
     assert b"".join(map(heard.take, odd)) + heard.end() == b"".join(odd)

@@ -8,28 +8,28 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.gateway.requests import KEPT_DAYS, MOST_PROGRAMS, Sum, Total, Totals
+from kvchat.gateway.records import KEPT_DAYS, MOST_PROGRAMS, Cost, Total, Totals
 from kvchat.text.reasons import ReasonCode
 
 NOON = datetime(2026, 11, 22, 12)
 
 
-def asked(days: int = 0, **others: Sum) -> Total:
+def asked(days: int = 0, **others: Cost) -> Total:
     at = (NOON + timedelta(days=days)).timestamp()
-    return Total(1, 1000, 900, 4000.0, at, {ReasonCode.DATE_IN_SYSTEM: Sum(1, 100, 400.0)}, dict(others))
+    return Total(1, 1000, 900, 4000.0, at, {ReasonCode.DATE_IN_SYSTEM: Cost(1, 100, 400.0)}, dict(others))
 
 
 def test_what_was_counted_is_there_after_a_restart(tmp_path: Path) -> None:
     totals = Totals(tmp_path / "programs.json")
     totals.count("zed", asked())
-    totals.count("zed", asked(1, rule=Sum(1, 50, 200.0)))
+    totals.count("zed", asked(1, rule=Cost(1, 50, 200.0)))
     totals.count("codex", asked())
     totals.write(totals.text())
     for kept in (totals, Totals(tmp_path / "programs.json")):
         zed = kept.by_program()["zed"]
         assert (zed.requests, zed.prompt, zed.cached, zed.saved_ms, zed.share) == (2, 2000, 1800, 8000.0, 0.9)
-        assert zed.misses == {ReasonCode.DATE_IN_SYSTEM: Sum(2, 200, 800.0)}
-        assert zed.mended == {"rule": Sum(1, 50, 200.0)}
+        assert zed.misses == {ReasonCode.DATE_IN_SYSTEM: Cost(2, 200, 800.0)}
+        assert zed.mended == {"rule": Cost(1, 50, 200.0)}
         assert zed.last_at == (NOON + timedelta(days=1)).timestamp()
         assert set(kept.by_program()) == {"zed", "codex"}
     assert (tmp_path / "programs.json").stat().st_mode & 0o077 == 0

@@ -26,7 +26,7 @@ import psutil
 
 from kvchat.chat.record.messages import MessageState
 from kvchat.engine.api.wire import Sampling
-from kvchat.gateway.dialects.asked import GENERATING, as_chat
+from kvchat.gateway.dialects.request import GENERATING, as_chat
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
@@ -275,8 +275,8 @@ async def _nothing_left(runtime: Runtime) -> None:
     while ours := _connections(gateway.url):  # those that were broken off close a moment later
         await asyncio.sleep(0.1)
         del ours
-    assert not gateway.passages.under_way
-    assert gateway.answering.under_way == 0
+    assert not gateway.records.under_way
+    assert gateway.runner.under_way == 0
 
 
 def _judge(looks: list[Look], before: Look, after: Look) -> None:

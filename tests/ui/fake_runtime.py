@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
 
-from kvchat.api_service import ApiService, InEngine
+from kvchat.api_service import ApiService, LoadedSlot
 from kvchat.chat.context import ContextService, ContextUsage
 from kvchat.chat.events import (
     ConversationsChanged,
@@ -44,7 +44,7 @@ from kvchat.engine_host.setup import EngineSetup, downloaded_engines
 from kvchat.engine_host.switching import RESTART_SETTINGS, SwitchingHost
 from kvchat.engine_host.trial import Trial, TrialStep
 from kvchat.errors import KvchatError
-from kvchat.gateway.requests import Passage
+from kvchat.gateway.records import RequestRecord
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.memory.context_size import ContextChoice
@@ -660,9 +660,9 @@ class FakeStore(StoreService):
 class FakeApiService(ApiService):
     """An API server without a gateway: a test sets its requests. Its keys and totals are real."""
 
-    under_way: Sequence[Passage] = ()
-    last: Sequence[Passage] = ()
-    in_engine: tuple[InEngine, ...] = ()
+    under_way: Sequence[RequestRecord] = ()
+    last: Sequence[RequestRecord] = ()
+    loaded_slots: tuple[LoadedSlot, ...] = ()
 
     def __init__(self, runtime: FakeRuntime) -> None:
         self.paths, self.settings = runtime.paths, lambda: runtime.settings

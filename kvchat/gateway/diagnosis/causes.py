@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from kvchat.gateway.diagnosis.prompts import NOTHING_KNOWN, Contents, Message, Parting, Prompt
+from kvchat.gateway.diagnosis.prompts import NOTHING_KNOWN, Contents, Divergence, Message, Prompt
 from kvchat.gateway.diagnosis.rules import BILLING_HEADER, CLOCK, HOLD_CLOCK, has_date, masked
 from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.text.search import common_prefix_length
@@ -29,7 +29,7 @@ _KNOWN_MESSAGES = (
     (re.compile(r"added these files to the chat|read-?only files", re.IGNORECASE), ReasonCode.FILES_IN_CHAT),
     (re.compile(r"<environment_context>|<environment_details>|<env>"), ReasonCode.SURROUNDINGS),
 )
-MENDED_BY = {  # rewriting rule by cause
+RULE_BY_CAUSE = {  # rewriting rule by cause
     ReasonCode.BILLING_HEADER: BILLING_HEADER,
     ReasonCode.DATE_IN_SYSTEM: HOLD_CLOCK,
     ReasonCode.DATE_IN_FIRST: HOLD_CLOCK,
@@ -52,12 +52,12 @@ class Place:
 _TEMPLATE, _SYSTEM, _TOOLS = Place(TEMPLATE), Place(SYSTEM), Place(TOOLS)
 
 
-def parting(old: Prompt, new: Prompt) -> Parting:
+def divergence(old: Prompt, new: Prompt) -> Divergence:
     at = common_prefix_length(old.text, new.text)
     place = _place(old.contents, new, at)
     before, after = old.text[max(0, at - _AROUND) : at + _AROUND], new.text[max(0, at - _AROUND) : at + _AROUND]
     cause = _of_the_line(_line(old.text, at), _line(new.text, at), place) or _of_the_part(old, new, at, place)
-    return Parting(old.shares(new), len(new), cause, before, after)
+    return Divergence(old.shares(new), len(new), cause, before, after)
 
 
 def _place(before: Contents, new: Prompt, at: int) -> Place:

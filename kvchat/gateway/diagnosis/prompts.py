@@ -188,7 +188,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Parting:
+class Divergence:
     """The point where a prompt diverges from the closest earlier one, and why. Texts never go to disk."""
 
     at: int  # shared tokens

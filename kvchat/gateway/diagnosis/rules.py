@@ -22,7 +22,7 @@ _decode = json.JSONDecoder().raw_decode
 
 
 @dataclass(frozen=True)
-class Located:
+class JsonSpan:
     text: str
     start: int
     end: int
@@ -35,9 +35,9 @@ class Located:
     def source(self) -> str:
         return self.text[self.start : self.end]
 
-    def members(self) -> dict[str, Located]:
+    def members(self) -> dict[str, JsonSpan]:
         """Return an object's values, the last one for a repeated name; empty for other types."""
-        found: dict[str, Located] = {}
+        found: dict[str, JsonSpan] = {}
         if self.text[self.start] != "{":
             return found
         at = _skip(self.text, self.start + 1)
@@ -45,18 +45,18 @@ class Located:
             name, end = _decode(self.text, at)
             at = _skip(self.text, _skip(self.text, end) + 1)
             _, end = _decode(self.text, at)
-            found[name] = Located(self.text, at, end)
+            found[name] = JsonSpan(self.text, at, end)
             at = self._next(end)
         return found
 
-    def items(self) -> list[Located]:
-        found: list[Located] = []
+    def items(self) -> list[JsonSpan]:
+        found: list[JsonSpan] = []
         if self.text[self.start] != "[":
             return found
         at = _skip(self.text, self.start + 1)
         while self.text[at] != "]":
             _, end = _decode(self.text, at)
-            found.append(Located(self.text, at, end))
+            found.append(JsonSpan(self.text, at, end))
             at = self._next(end)
         return found
 
@@ -68,9 +68,9 @@ class Located:
 Edit = tuple[int, int, str]  # start, end, new text
 
 
-def located(text: str) -> Located:
+def located(text: str) -> JsonSpan:
     start = _skip(text, 0)
-    return Located(text, start, _decode(text, start)[1])
+    return JsonSpan(text, start, _decode(text, start)[1])
 
 
 def edited(text: str, edits: Iterable[Edit]) -> str:
@@ -150,7 +150,7 @@ class Rule:
     title: str
     words: str  # one sentence
     # Yields edits to a body. May raise anything if the body is not a valid request.
-    changes: Callable[[Located, Held, datetime], Iterator[tuple[Edit, Change]]]
+    changes: Callable[[JsonSpan, RuleState, datetime], Iterator[tuple[Edit, Change]]]
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Change:
 
 
 @dataclass
-class Held:
+class RuleState:
     clocks: OrderedDict[int, tuple[datetime, list[str]]] = field(default_factory=OrderedDict)  # by masked text
     told: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # hash of the original text
 
@@ -176,7 +176,7 @@ class Held:
         return last is not None and last != hash(before)
 
 
-def billing_header(body: Located, held: Held, now: datetime) -> Iterator[tuple[Edit, Change]]:
+def billing_header(body: JsonSpan, held: RuleState, now: datetime) -> Iterator[tuple[Edit, Change]]:
     """Remove the billing header, or its block if nothing else is in it."""
     system = body.members().get("system")
     if system is None:
@@ -200,7 +200,7 @@ def billing_header(body: Located, held: Held, now: datetime) -> Iterator[tuple[E
         yield (system.start, system.end, rest), _without_header(held, match.group())
 
 
-def hold_clock(body: Located, held: Held, now: datetime) -> Iterator[tuple[Edit, Change]]:
+def hold_clock(body: JsonSpan, held: RuleState, now: datetime) -> Iterator[tuple[Edit, Change]]:
     """Keep the first date and time in the system prompt and the first message for 24 hours."""
     left = _LOOKED_AT
     for where, place in _fixed_texts(body):
@@ -252,12 +252,12 @@ RULES: dict[str, Rule] = {
 }
 
 
-def _without_header(held: Held, header: str) -> Change:
+def _without_header(held: RuleState, header: str) -> Change:
     differs = held.differs(BILLING_HEADER, "", header)
     return Change(BILLING_HEADER, N_("the system prompt"), header.strip(), "", differs)
 
 
-def _fixed_texts(body: Located) -> Iterator[tuple[str, Located]]:
+def _fixed_texts(body: JsonSpan) -> Iterator[tuple[str, JsonSpan]]:
     members = body.members()
     for name in ("system", "instructions"):
         if name in members:
@@ -273,7 +273,7 @@ def _fixed_texts(body: Located) -> Iterator[tuple[str, Located]]:
             return
 
 
-def _texts(content: Located) -> Iterator[Located]:
+def _texts(content: JsonSpan) -> Iterator[JsonSpan]:
     if content.source.startswith('"'):
         yield content
     for block in content.items():

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvchat.engine.api.wire import Timings
-from kvchat.gateway.dialects.asked import MUCH, Form
 from kvchat.gateway.dialects.conversion import Json
+from kvchat.gateway.dialects.request import MUCH, Form
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ MOST_HEARD = 64_000_000  # bytes; longer responses are not kept
 
 
 @dataclass
-class Heard:
+class ResponseParser:
     """Parses one response: call `take` with its bytes, then `end`. Both return the bytes for the client."""
 
     form: Form

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.turn.receipts import receipt_source_label
 from kvchat.gateway.diagnosis.rules import RULES
-from kvchat.gateway.requests import Passage, Stage, Sum, Total
+from kvchat.gateway.records import Cost, RequestRecord, Stage, Total
 from kvchat.session.proof import Source
 from kvchat.text.formatting import (
     format_age,
@@ -39,11 +39,11 @@ _LEAST_SAVED_MS = 1000.0
 _GOOD = 0.7  # share of sent tokens
 
 
-def stage_of(passage: Passage) -> str:
-    if passage.stage is Stage.READING and passage.prompt:
-        left = passage.prompt - (passage.found or 0)
-        return _("processing, {read} of {left} tokens", read=format_number(passage.read), left=format_number(left))
-    return _(_STAGES.get(passage.stage, _ENDED.get(passage.stage, "")))
+def stage_of(record: RequestRecord) -> str:
+    if record.stage is Stage.READING and record.prompt:
+        left = record.prompt - (record.found or 0)
+        return _("processing, {read} of {left} tokens", read=format_number(record.read), left=format_number(left))
+    return _(_STAGES.get(record.stage, _ENDED.get(record.stage, "")))
 
 
 def program_row(name: str, total: Total) -> Row:
@@ -67,58 +67,58 @@ def all_together(totals: Sequence[Total]) -> str:
     return _("{words}; {share} of their tokens did not have to be reprocessed.", words=words, share=share)
 
 
-def told_of(amount: Sum) -> str:
+def told_of(amount: Cost) -> str:
     return join_list(
         (f"{format_number(amount.times)}×", format_estimate(amount.ms / 1000) if amount.ms >= _LEAST_SAVED_MS else "")
     )
 
 
-def request_line(passage: Passage) -> str:
-    if passage.stage in _ENDED:
-        status = f" ({passage.status})" if passage.status >= 400 else ""
-        return f"{_(_ENDED[passage.stage])}{status}"
-    parts = [_("{tokens} tokens", tokens=format_tokens(passage.prompt)) if passage.prompt else _("no prompt")]
-    if passage.first_ms is not None:
-        first_ms = format_brief_duration(_first_word_ms(passage))
+def request_line(record: RequestRecord) -> str:
+    if record.stage in _ENDED:
+        status = f" ({record.status})" if record.status >= 400 else ""
+        return f"{_(_ENDED[record.stage])}{status}"
+    parts = [_("{tokens} tokens", tokens=format_tokens(record.prompt)) if record.prompt else _("no prompt")]
+    if record.first_ms is not None:
+        first_ms = format_brief_duration(_first_word_ms(record))
         # Some dialects omit the writing time of unstreamed replies.
-        whole = not (passage.stream or passage.write_ms)
+        whole = not (record.stream or record.write_ms)
         words = _("completed after {time}", time=first_ms)
         parts.append(words if whole else _("first token after {first_ms}", first_ms=first_ms))
-    if passage.why:
-        parts.append(passage.why.text)
+    if record.why:
+        parts.append(record.why.text)
     return join_parts(parts)
 
 
-def receipt_of(passage: Passage) -> Receipt | None:
+def receipt_of(record: RequestRecord) -> Receipt | None:
     """Return a request's receipt, like a reply's; None if no prompt was answered."""
-    if passage.stage is not Stage.DONE or passage.prompt is None or passage.cached is None:
+    if record.stage is not Stage.DONE or record.prompt is None or record.cached is None:
         return None
-    first = _first_word_ms(passage)
-    waited, writing = first - passage.queue_ms, ((passage.total_ms or 0.0) - first) / 1000
-    predicted = passage.predicted or 0
+    first = _first_word_ms(record)
+    waited, writing = first - record.queue_ms, ((record.total_ms or 0.0) - first) / 1000
+    predicted = record.predicted or 0
     return Receipt(
         ttft_ms=max(0.0, waited),
-        restore_ms=passage.restore_ms,
-        prefill_ms=passage.read_ms,
-        first_token_ms=max(0.0, waited - passage.restore_ms - passage.read_ms),
-        prompt_tokens=passage.prompt,
-        cached_tokens=passage.cached,
+        restore_ms=record.restore_ms,
+        prefill_ms=record.read_ms,
+        first_token_ms=max(0.0, waited - record.restore_ms - record.read_ms),
+        prompt_tokens=record.prompt,
+        cached_tokens=record.cached,
         predicted_tokens=predicted,
-        tokens_per_second=predicted / writing if (passage.stream or passage.write_ms) and writing > 0 else 0.0,
-        source=source_of(passage),
-        miss_reason=passage.why,
-        queue_wait_ms=passage.queue_ms,
-        saved_ms=passage.saved_ms or None,
+        tokens_per_second=predicted / writing if (record.stream or record.write_ms) and writing > 0 else 0.0,
+        source=source_of(record),
+        miss_reason=record.why,
+        queue_wait_ms=record.queue_ms,
+        saved_ms=record.saved_ms or None,
     )
 
 
-def _first_word_ms(passage: Passage) -> float:
+def _first_word_ms(record: RequestRecord) -> float:
     """Return the time until the engine's first token, also for an unstreamed response."""
-    return max(0.0, (passage.first_ms or passage.total_ms or 0.0) - passage.write_ms)
+    return max(0.0, (record.first_ms or record.total_ms or 0.0) - record.write_ms)
 
 
-def source_of(passage: Passage) -> Source:
-    return next((source for source in Source if source.value == passage.source), Source.COLD)
+def source_of(record: RequestRecord) -> Source:
+    return next((source for source in Source if source.value == record.source), Source.COLD)
 
 
 _MAX = 50  # requests kept per program
@@ -130,8 +130,8 @@ class LastRequests(QWidget):
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
-        self._requests: dict[int, Passage] = {}
-        self._shown: Passage | None = None
+        self._requests: dict[int, RequestRecord] = {}
+        self._shown: RequestRecord | None = None
         self.list = RowList(look, _("Recent requests"))
         self.list.current_changed.connect(self._show_current)
         self.receipt: ReceiptView | None = None
@@ -139,36 +139,36 @@ class LastRequests(QWidget):
         column(label(_("Recent requests"), "strong"), self.list, self._below, on=self, spacing=6, margins=(0, 10, 0, 0))
         look.changed.connect(self._look_anew)
 
-    def show_requests(self, requests: Sequence[Passage]) -> None:
-        self._requests = {passage.id: passage for passage in requests[:_MAX]}
+    def show_requests(self, requests: Sequence[RequestRecord]) -> None:
+        self._requests = {record.id: record for record in requests[:_MAX]}
         self.setVisible(bool(requests))
-        self.list.show_rows([_row(passage) for passage in self._requests.values()])
+        self.list.show_rows([_row(record) for record in self._requests.values()])
         if self.list.current is None and requests:
             self.list.select(requests[0].id)
         self.list.limit_height(_SHOWN)
 
     def _show_current(self) -> None:
         chosen = self.list.current
-        passage = self._requests.get(int(str(chosen.value))) if chosen else None
-        if passage is self._shown:
+        record = self._requests.get(int(str(chosen.value))) if chosen else None
+        if record is self._shown:
             return
-        self._shown = passage
+        self._shown = record
         was_open = self.receipt is not None and self.receipt.is_open
         self.receipt = None
         clear(self._below)
-        if passage is None:
+        if record is None:
             return
-        if (receipt := receipt_of(passage)) is not None:
+        if (receipt := receipt_of(record)) is not None:
             self.receipt = ReceiptView(receipt, self._look)
             self._below.addWidget(self.receipt)
             if was_open:
                 self.receipt.toggle()
-        if (parting := passage.broken) is not None:
-            read = (passage.prompt or 0) - (passage.cached or 0)
-            words = parting.sentence(read, passage.read_ms / 1000)
+        if (divergence := record.broken) is not None:
+            read = (record.prompt or 0) - (record.cached or 0)
+            words = divergence.sentence(read, record.read_ms / 1000)
             self._below.addWidget(label(words[:1].upper() + words[1:] + ".", wraps=True, selectable=True))
-            self._below.addWidget(self._texts(_("Before"), parting.before, _("Now"), parting.after))
-        for change in passage.changes:
+            self._below.addWidget(self._texts(_("Before"), divergence.before, _("Now"), divergence.after))
+        for change in record.changes:
             title, where = _(RULES[change.rule].title), _(change.where)
             sent, told = _("As sent by the app"), _("As passed to the model")
             self._below.addWidget(label(_("{title}: {where} was changed.", title=title, where=where), wraps=True))
@@ -196,14 +196,14 @@ class LastRequests(QWidget):
         self.list.limit_height(_SHOWN)
 
 
-def _row(passage: Passage) -> Row:
+def _row(record: RequestRecord) -> Row:
     tone = Tone.GOOD
-    if passage.stage is not Stage.DONE:
+    if record.stage is not Stage.DONE:
         tone = Tone.WARN
-    elif source_of(passage) is Source.COLD:
+    elif source_of(record) is Source.COLD:
         tone = Tone.PLAIN
-    at, receipt = datetime.fromtimestamp(passage.at).astimezone(), receipt_of(passage)
+    at, receipt = datetime.fromtimestamp(record.at).astimezone(), receipt_of(record)
     when = f"{at:%H:%M:%S}" if at.date() == datetime.now().date() else format_datetime(at)
-    title = join_parts((when, passage.model or _("the model in use")))
+    title = join_parts((when, record.model or _("the model in use")))
     chip = receipt_source_label(receipt) if receipt else ""
-    return Row(passage.id, title, request_line(passage), chip, tone)
+    return Row(record.id, title, request_line(record), chip, tone)

@@ -9,11 +9,11 @@ from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QGridLayout, QProgressBar, QVBoxLayout, QWidget
 
-from kvchat.api_service import InEngine
+from kvchat.api_service import LoadedSlot
 from kvchat.chat.events import EngineChanged, Event, SettingsChanged
-from kvchat.gateway.diagnosis.causes import MENDED_BY
+from kvchat.gateway.diagnosis.causes import RULE_BY_CAUSE
 from kvchat.gateway.diagnosis.rules import RULES, Rule
-from kvchat.gateway.requests import Passage, Stage, Sum, Total
+from kvchat.gateway.records import Cost, RequestRecord, Stage, Total
 from kvchat.kvstore.savepoint import program_of
 from kvchat.runtime import Runtime
 from kvchat.text.formatting import format_tokens
@@ -47,15 +47,17 @@ class LiveRows(QWidget):
         title = label(_("Currently in the engine"), "strong")
         column(title, self._lines, self.more, on=self, spacing=6, margins=(0, 0, 0, 10))
 
-    def show_now(self, under_way: Sequence[Passage], in_engine: Sequence[InEngine], titles: Mapping[str, str]) -> None:
-        busy = {passage.slot for passage in under_way if passage.stage is not Stage.QUEUED}
+    def show_now(
+        self, under_way: Sequence[RequestRecord], loaded_slots: Sequence[LoadedSlot], titles: Mapping[str, str]
+    ) -> None:
+        busy = {record.slot for record in under_way if record.stage is not Stage.QUEUED}
         told: list[tuple[str, str, float | None]] = []
-        for passage in under_way:
+        for record in under_way:
             done = None
-            if passage.stage is Stage.READING and passage.prompt:
-                done = min(1.0, ((passage.found or 0) + passage.read) / passage.prompt)
-            told.append((passage.program, stage_of(passage), done))
-        for held in in_engine:
+            if record.stage is Stage.READING and record.prompt:
+                done = min(1.0, ((record.found or 0) + record.read) / record.prompt)
+            told.append((record.program, stage_of(record), done))
+        for held in loaded_slots:
             if held.place not in busy and held.tokens:
                 words = _("loaded, {tokens} tokens", tokens=format_tokens(held.tokens))
                 told.append((program_of(held.owner) or titles.get(held.owner, _("a chat")), words, None))
@@ -113,12 +115,12 @@ class ProgramDetails(QWidget):
 
     def show_program(self, name: str, total: Total, on: Collection[str]) -> None:
         for rule, switch in self.rules.items():
-            lost = Sum()
-            for cost in (cost for cause, cost in total.misses.items() if MENDED_BY.get(ReasonCode(cause)) == rule):
+            lost = Cost()
+            for cost in (cost for cause, cost in total.misses.items() if RULE_BY_CAUSE.get(ReasonCode(cause)) == rule):
                 lost.add(cost)
             switch.show_rule(on=rule in on, spared=total.mended.get(rule), lost=lost)
         if self._shown != (name, total.misses):
-            self._shown = name, {cause: Sum(cost.times, cost.tokens, cost.ms) for cause, cost in total.misses.items()}
+            self._shown = name, {cause: Cost(cost.times, cost.tokens, cost.ms) for cause, cost in total.misses.items()}
             self._fill(total)
 
     def _fill(self, total: Total) -> None:
@@ -154,7 +156,7 @@ class RuleSwitch(Entry):
     def on(self) -> bool:
         return self.switch.isChecked()
 
-    def show_rule(self, *, on: bool, spared: Sum | None, lost: Sum) -> None:
+    def show_rule(self, *, on: bool, spared: Cost | None, lost: Cost) -> None:
         """lost: tokens reprocessed without it"""
         self.switch.setChecked(on)
         words = [self._words]
@@ -218,7 +220,7 @@ class ProgramsWindow(Panel):
         self._totals = server.totals.by_program()
         some, is_open = bool(self._totals or server.under_way or server.last), self._runtime.settings.api_server
         self._shut.setVisible(some and not is_open)
-        self.now.show_now(server.under_way, server.in_engine, self._titles)
+        self.now.show_now(server.under_way, server.loaded_slots, self._titles)
         names = sorted(self._totals, key=lambda name: -self._totals[name].last_at)
         before = self.list.current
         self.list.show_rows([program_row(name, self._totals[name]) for name in names])
@@ -253,7 +255,7 @@ class ProgramsWindow(Panel):
         self.details.setVisible(total is not None)
         if total is not None:
             self.details.show_program(name, total, self._api_server.rules(name))
-        self.requests.show_requests([passage for passage in reversed(self._api_server.last) if passage.program == name])
+        self.requests.show_requests([record for record in reversed(self._api_server.last) if record.program == name])
         self.forget.setEnabled(total is not None)
 
     def _switch(self, rule: str, on: bool) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvchat.gateway.diagnosis.prompts import Prompt
 from kvchat.gateway.diagnosis.rules import RULES, edited, located
-from kvchat.gateway.mending import Mending, tokens_spared
+from kvchat.gateway.rewriting import PromptRewriter, tokens_spared
 from tests.gateway import agents
 
 _SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
@@ -40,14 +40,14 @@ _BODY = st.dictionaries(
 @settings(max_examples=200, deadline=None)
 @given(_BODY, _BODY, st.sampled_from([None, 0, 2]), st.booleans())
 def test_nothing_raises(one: dict[str, Any], other: dict[str, Any], indent: int | None, plain: bool) -> None:
-    rewriter = Mending()
+    rewriter = PromptRewriter()
     for body in (one, other, one):
         raw = json.dumps(body, indent=indent, ensure_ascii=plain).encode("utf-8", "surrogatepass")
         treated = rewriter.treat("any", raw, body, RULES)
         assert treated.changes or treated.raw is raw
         text = json.dumps(body)
-        parting = rewriter.diagnosed("any", "model", Prompt([ord(letter) for letter in text], text, treated.body))
-        assert parting is None or parting.cause
+        divergence = rewriter.diagnosed("any", "model", Prompt([ord(letter) for letter in text], text, treated.body))
+        assert divergence is None or divergence.cause
         tokens_spared(treated.changes, text, 1, 100)
 
 
@@ -69,7 +69,7 @@ def test_places_are_those_of_the_values(value: Any, indent: int | None, plain: b
 def test_what_no_rule_is_about_stays_byte_for_byte(others: dict[str, Any], indent: int | None) -> None:
     body = others | agents.claude_code(tools=[{"name": "b"}, {"name": "a"}])
     raw = json.dumps(body, indent=indent, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    treated = Mending().treat("claude-cli", raw, body, ["billing-header", "hold-clock"])
+    treated = PromptRewriter().treat("claude-cli", raw, body, ["billing-header", "hold-clock"])
     after = json.loads(treated.raw.decode("utf-8", "surrogatepass")) if treated.changes else body
     assert {name: after[name] for name in body if name not in ("system", "tools")} == {
         name: body[name] for name in body if name not in ("system", "tools")

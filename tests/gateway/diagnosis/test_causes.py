@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from kvchat.gateway.diagnosis import causes, prompts
-from kvchat.gateway.diagnosis.causes import MENDED_BY
-from kvchat.gateway.diagnosis.prompts import Parting, Prompt
-from kvchat.gateway.mending import Mending
+from kvchat.gateway.diagnosis.causes import RULE_BY_CAUSE
+from kvchat.gateway.diagnosis.prompts import Divergence, Prompt
+from kvchat.gateway.rewriting import PromptRewriter
 from kvchat.text.reasons import Reason, ReasonCode, reason_of
 from tests.gateway import agents
 from tests.gateway.agents import Body, assistant, rendered, user
@@ -23,14 +23,14 @@ FIRST, THIRD = causes.Place(causes.FIRST, 0, "user"), causes.Place(causes.MESSAG
 LONG = "x = 1  # " + "and so on " * 400
 
 
-def parting(one: Prompt, other: Prompt) -> Parting | None:
-    rewriter = Mending()
+def divergence(one: Prompt, other: Prompt) -> Divergence | None:
+    rewriter = PromptRewriter()
     assert rewriter.diagnosed("program", "model", one) is None
     return rewriter.diagnosed("program", "model", other)
 
 
 def why(one: Body, other: Body) -> Reason:
-    found = parting(rendered(one), rendered(other))
+    found = divergence(rendered(one), rendered(other))
     assert reason_of(json.loads(json.dumps(asdict(found.cause)))) == found.cause
     assert Reason(found.cause.code).text, "it can be told without numbers and names"
     return found.cause
@@ -43,10 +43,10 @@ def message(number: int, code: ReasonCode, role: str = "user") -> Reason:
 def test_nothing_is_said_of_a_prompt_that_goes_on_or_is_of_another_kind() -> None:
     one = agents.opencode(user("Hello"))
     other = agents.opencode(user("Hello"), assistant("Good morning."), user("And now?"))
-    assert parting(rendered(one), rendered(other)) is None
-    assert parting(rendered(one), rendered(one)) is None
+    assert divergence(rendered(one), rendered(other)) is None
+    assert divergence(rendered(one), rendered(one)) is None
     title = {"messages": [user("Generate a title for this conversation:\nhow do parsers recover?")]}
-    assert parting(rendered(agents.opencode()), rendered(title)) is None
+    assert divergence(rendered(agents.opencode()), rendered(title)) is None
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_nothing_is_said_of_a_prompt_that_goes_on_or_is_of_another_kind() -> Non
 )
 def test_what_stands_there_is_told_by_its_name(one: Body, other: Body, cause: ReasonCode, rule: str) -> None:
     assert why(one, other) == Reason(cause)
-    assert MENDED_BY.get(cause, "") == rule
+    assert RULE_BY_CAUSE.get(cause, "") == rule
 
 
 def test_tools_are_told_by_what_happened_to_them() -> None:
@@ -135,16 +135,18 @@ def test_what_happens_to_earlier_messages() -> None:
 
 def test_what_only_the_template_does() -> None:
     body = agents.opencode()
-    found = parting(rendered(body, day="Current date: 2026-11-22\n"), rendered(body, day="Current date: 2026-11-23\n"))
+    found = divergence(
+        rendered(body, day="Current date: 2026-11-22\n"), rendered(body, day="Current date: 2026-11-23\n")
+    )
     assert found.cause == Reason(ReasonCode.DATE_IN_TEMPLATE)
     harder = {**body, "reasoning_effort": "high"}
-    found = parting(rendered(body, day="Reasoning: medium\n"), rendered(harder, day="Reasoning: high\n"))
+    found = divergence(rendered(body, day="Reasoning: medium\n"), rendered(harder, day="Reasoning: high\n"))
     assert found.cause == Reason(ReasonCode.OTHER_OPTIONS, {"options": ("reasoning_effort",)})
 
 
 def test_the_place_is_told_in_tokens_with_both_texts() -> None:
     one, other = rendered(agents.opencode()), rendered(agents.opencode(date="Mon Nov 23 2026"))
-    found = parting(one, other)
+    found = divergence(one, other)
     assert 0 < found.at < found.of == len(other)
     assert "Sun Nov 22 2026" in found.before
     assert "Mon Nov 23 2026" in found.after
@@ -155,10 +157,10 @@ def test_the_place_is_told_in_tokens_with_both_texts() -> None:
 
 
 def test_the_closest_before_is_taken_not_the_last() -> None:
-    mending, long = Mending(), [user(LONG), assistant("Yes.")]
+    rewriter, long = PromptRewriter(), [user(LONG), assistant("Yes.")]
 
-    def told(*turns: Any, program: str = "program", model: str = "model") -> Parting | None:
-        return mending.diagnosed(program, model, rendered(agents.opencode(*turns)))
+    def told(*turns: Any, program: str = "program", model: str = "model") -> Divergence | None:
+        return rewriter.diagnosed(program, model, rendered(agents.opencode(*turns)))
 
     told(*long)
     told(user("Another thread " + LONG))
@@ -179,14 +181,14 @@ def test_the_closest_before_is_taken_not_the_last() -> None:
 )
 def test_of_a_state_in_the_store_only_its_text_is_known(one: Body, other: Body, cause: ReasonCode) -> None:
     before = rendered(one)
-    found = parting(Prompt(before.ids, before.text), rendered(other))
+    found = divergence(Prompt(before.ids, before.text), rendered(other))
     assert found.cause == Reason(cause)
 
 
 def test_without_the_rendered_text_the_bodies_say_it() -> None:
     one, other = rendered(agents.opencode()), rendered(agents.opencode(user("Something else " + LONG)))
     one.text = other.text = ""
-    assert parting(one, other).cause == Reason(ReasonCode.OTHER_CONVERSATION)
+    assert divergence(one, other).cause == Reason(ReasonCode.OTHER_CONVERSATION)
 
 
 def test_nothing_stays_of_programs_that_asked_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from kvchat.gateway.diagnosis import rules
 from kvchat.gateway.diagnosis.prompts import Prompt
 from kvchat.gateway.diagnosis.rules import RULES
-from kvchat.gateway.mending import Mending, Treated, tokens_spared
+from kvchat.gateway.rewriting import PromptRewriter, Treated, tokens_spared
 from tests.gateway import agents
 from tests.gateway.agents import Body, assistant, rendered, user
 
@@ -27,7 +27,9 @@ class Clock:
         return self.now
 
 
-def treat(rewriter: Mending, body: Body, rules: Collection[str] = tuple(RULES), spaces: int | None = None) -> Treated:
+def treat(
+    rewriter: PromptRewriter, body: Body, rules: Collection[str] = tuple(RULES), spaces: int | None = None
+) -> Treated:
     return rewriter.treat("program", json.dumps(body, ensure_ascii=False, indent=spaces).encode(), body, rules)
 
 
@@ -36,7 +38,7 @@ def spared_by(treated: Treated, prompt: Prompt, cached: int) -> dict[str, int]:
 
 
 def test_the_billing_header_is_left_out() -> None:
-    rewriter = Mending()
+    rewriter = PromptRewriter()
     raw, off = b"{}", agents.claude_code()
     assert rewriter.treat("program", raw, off, ()) == Treated(raw, off), "no rule is on"
     one, other = (treat(rewriter, agents.claude_code(cch=cch), ["billing-header"]) for cch in ("fa690", "0aaa9"))
@@ -50,14 +52,14 @@ def test_the_billing_header_is_left_out() -> None:
 
     header = "x-anthropic-billing-header: cc_version=2.1.100.7b4; cc_entrypoint=cli; cch=eb6c6;\n"
     body = agents.claude_code() | {"system": header + "You are Claude Code."}
-    assert treat(Mending(), body).body["system"] == "You are Claude Code."
+    assert treat(PromptRewriter(), body).body["system"] == "You are Claude Code."
     alone = agents.claude_code() | {"system": [{"type": "text", "text": header}]}
-    assert treat(Mending(), alone).body["system"] == [{"type": "text", "text": ""}]
+    assert treat(PromptRewriter(), alone).body["system"] == [{"type": "text", "text": ""}]
 
 
 def test_the_first_date_is_held_for_a_day() -> None:
     clock = Clock()
-    rewriter = Mending(clock=clock)
+    rewriter = PromptRewriter(clock=clock)
     first = treat(rewriter, agents.opencode(), ["hold-clock"])
     assert not first.changes
     clock.now += timedelta(hours=20)
@@ -79,14 +81,14 @@ def test_the_clocks_of_other_programs_are_held_too() -> None:
         (agents.codex, {"date": "2026-11-22"}, {"date": "2026-11-23"}),
         (agents.cline, {"time": "9:12:15 AM"}, {"time": "9:14:02 AM"}),
     ):
-        rewriter = Mending(clock=Clock())
+        rewriter = PromptRewriter(clock=Clock())
         first, second = treat(rewriter, make(**one), ["hold-clock"]), treat(rewriter, make(**other), ["hold-clock"])
         assert first.raw == second.raw, make
         assert len(second.changes) == 1
 
 
 def test_a_date_that_is_no_clock_is_left_alone() -> None:
-    rewriter = Mending(clock=Clock())
+    rewriter = PromptRewriter(clock=Clock())
     for day in ("2026-12-24", "2027-01-31"):
         body = {"messages": [{"role": "system", "content": f"The date of the release is {day}."}, user("When?")]}
         assert not treat(rewriter, body, ["hold-clock"]).changes
@@ -96,7 +98,7 @@ def test_a_date_that_is_no_clock_is_left_alone() -> None:
 
 
 def test_what_a_rule_has_spared_is_counted_once_the_engine_says_so() -> None:
-    rewriter = Mending()
+    rewriter = PromptRewriter()
     prompts = []
     for cch in ("fa690", "0aaa9"):
         treated = treat(rewriter, agents.claude_code(cch=cch), RULES)
@@ -109,7 +111,7 @@ def test_what_a_rule_has_spared_is_counted_once_the_engine_says_so() -> None:
 
 
 def test_a_held_clock_spares_what_stands_behind_it() -> None:
-    rewriter = Mending(clock=Clock())
+    rewriter = PromptRewriter(clock=Clock())
     treat(rewriter, agents.opencode(), ["hold-clock"])
     treated = treat(rewriter, agents.opencode(date="Mon Nov 23 2026"), ["hold-clock"])
     prompt = rendered(dict(treated.body))
@@ -136,17 +138,17 @@ def test_a_long_line_of_dates_is_looked_at_once(monkeypatch: pytest.MonkeyPatch)
         body = agents.opencode()
         body["messages"][0]["content"] = line * 500
         counted.looked_at = 0
-        treat(Mending(), body, ["hold-clock"])
+        treat(PromptRewriter(), body, ["hold-clock"])
         assert counted.looked_at <= 20 * len(line) * 500
 
-    rewriter = Mending()
+    rewriter = PromptRewriter()
     (change,) = treat(rewriter, agents.claude_code(cch="x" * 100_000), ["billing-header"]).changes
     assert len(change.before) <= 500, "no more is remembered than can be shown"
 
 
 def test_what_stands_behind_very_much_stays_as_it_is() -> None:
     clock = Clock()
-    rewriter, told = Mending(clock=clock), "Today's date is {}.\n" + "x" * 300_000 + "\nToday's date is {}."
+    rewriter, told = PromptRewriter(clock=clock), "Today's date is {}.\n" + "x" * 300_000 + "\nToday's date is {}."
     for day in ("2026-11-22", "2026-11-23"):
         body = agents.opencode()
         body["messages"][0]["content"] = told.format(day, day)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from datetime import datetime
 
-from kvchat.api_service import InEngine
-from kvchat.gateway.diagnosis.prompts import Parting
+from kvchat.api_service import LoadedSlot
+from kvchat.gateway.diagnosis.prompts import Divergence
 from kvchat.gateway.diagnosis.rules import Change
-from kvchat.gateway.requests import Passage, Stage, Sum, Total
+from kvchat.gateway.records import Cost, RequestRecord, Stage, Total
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.ui.fake_runtime import FakeRuntime
 
 CLAUDE, LONG_NAME = "claude-cli", "an-editor-of-a-name-that-is-much-longer-than-any-window-is-wide-编辑器"
 
 
-def a_request(number: int, program: str = CLAUDE, **others: object) -> Passage:
+def a_request(number: int, program: str = CLAUDE, **others: object) -> RequestRecord:
     """One that is over, warm unless told otherwise."""
     facts: dict[str, object] = {
         "model": "Qwen3.6-27B-Q4_K_M",
@@ -33,20 +33,20 @@ def a_request(number: int, program: str = CLAUDE, **others: object) -> Passage:
         "total_ms": 12_400.0,
         "saved_ms": 40_700.0,
     }
-    return Passage(number, program, "/v1/messages", time.time() - 60 * number, **(facts | others))  # type: ignore[arg-type]
+    return RequestRecord(number, program, "/v1/messages", time.time() - 60 * number, **(facts | others))  # type: ignore[arg-type]
 
 
-def parted() -> Passage:
+def parted() -> RequestRecord:
     """One whose prompt was read again, and one of whose texts was changed."""
     before = "<env>\n  Working directory: /home/ada/engine\n  Today's date: Sun Nov 22 2026\n</env>"
-    parting = Parting(
+    divergence = Divergence(
         312, 20_968, Reason(ReasonCode.DATE_IN_SYSTEM), before,
         before.replace("Sun Nov 22", "Mon Nov 23"),
     )  # fmt: skip
     header = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=0aaa9;"
     change = Change("billing-header", "the system prompt", header, "", differs=True)
     return a_request(
-        1, source="cold", cached=312, read_ms=41_000.0, first_ms=41_300.0, saved_ms=600.0, parting=parting,
+        1, source="cold", cached=312, read_ms=41_000.0, first_ms=41_300.0, saved_ms=600.0, divergence=divergence,
         changes=(change,),
     )  # fmt: skip
 
@@ -55,11 +55,11 @@ def fill(runtime: FakeRuntime) -> None:
     """Three programs, requests under way, and what is in the engine."""
     server, now = runtime.api_server, datetime.now().timestamp()
     misses = {
-        ReasonCode.DATE_IN_SYSTEM: Sum(3, 62_000, 123_000.0),
-        ReasonCode.TOOLS_CHANGED: Sum(2, 21_000, 41_000.0),
-        ReasonCode.SUMMARISED: Sum(1, 9_000, 18_000.0),
+        ReasonCode.DATE_IN_SYSTEM: Cost(3, 62_000, 123_000.0),
+        ReasonCode.TOOLS_CHANGED: Cost(2, 21_000, 41_000.0),
+        ReasonCode.SUMMARISED: Cost(1, 9_000, 18_000.0),
     }
-    mended = {"billing-header": Sum(48, 980_000, 1_950_000.0)}
+    mended = {"billing-header": Cost(48, 980_000, 1_950_000.0)}
     server.totals.count(CLAUDE, Total(124, 2_400_000, 2_210_000, 4_400_000.0, now - 40, misses, mended))
     server.totals.count("opencode", Total(31, 420_000, 402_000, 700_000.0, now - 4000))
     server.totals.count(LONG_NAME, Total(2, 3_000, 0, 0.0, now - 90_000))
@@ -67,8 +67,8 @@ def fill(runtime: FakeRuntime) -> None:
     server.last = [a_request(9), hot, left, parted(), a_request(3, "opencode")]
     reading = a_request(0, stage=Stage.READING, slot=0, found=4_096, read=8_192, cached=None, first_ms=None)
     server.under_way = [reading, a_request(0, LONG_NAME, stage=Stage.QUEUED, cached=None)]
-    server.in_engine = (
-        InEngine(0, f"program/{CLAUDE}", 12_288),
-        InEngine(1, "c", 5_900),
-        InEngine(2, "program/opencode", 18_400),
+    server.loaded_slots = (
+        LoadedSlot(0, f"program/{CLAUDE}", 12_288),
+        LoadedSlot(1, "c", 5_900),
+        LoadedSlot(2, "program/opencode", 18_400),
     )

@@ -16,7 +16,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.settings.other_programs import OtherProgramsPage
 from tests.engine_fixtures import FakeEngine
 from tests.gateway import agents
-from tests.gateway.test_mending import TODAY, TOMORROW
+from tests.gateway.test_rewriting import TODAY, TOMORROW
 from tests.library.gguf_files import LLAMA, write_gguf
 from tests.ui.windows import Open, begun
 

@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from kvchat.gateway.diagnosis.prompts import Parting
+from kvchat.gateway.diagnosis.prompts import Divergence
 from kvchat.gateway.diagnosis.rules import Change
 from kvchat.kvstore.savepoint import program_owner
 from kvchat.system.files import read_json, whole_file
@@ -31,7 +31,7 @@ MOST_NAME = 200  # characters kept of a model name, which clients choose freely
 UNTOLD = (None, Reason(ReasonCode.NOTHING_ALIKE), Reason(ReasonCode.GOES_ON_OTHERWISE))
 LEAST_READ, ABOUT = 64, 64  # tokens: fewer need no explanation; tolerance of a match's end
 ALL_PROGRAMS = "all programs"  # owner of shared memory; no program's name contains a space
-_NOT_TOLD = ("_began", "whole", "unheard", "parting", "changes", "keyed", "kept_with")
+_NOT_TOLD = ("_began", "whole", "unheard", "divergence", "changes", "keyed", "kept_with")
 
 
 class Stage(Enum):
@@ -48,7 +48,7 @@ OVER = (Stage.DONE, Stage.FAILED, Stage.LEFT)
 
 
 @dataclass
-class Passage:
+class RequestRecord:
     """One request through the gateway. Times in ms; counts in tokens; None if not known (yet)."""
 
     id: int
@@ -78,7 +78,7 @@ class Passage:
     mended: dict[str, int] = field(default_factory=dict)  # tokens saved by each rule
     whole: bool = False  # the states are usable only as a whole
     unheard: bool = False  # no similar prompt is known for the program
-    parting: Parting | None = None  # from the closest earlier prompt; its texts are shown only in the window
+    divergence: Divergence | None = None  # from the closest earlier prompt; its texts are shown only in the window
     changes: tuple[Change, ...] = ()  # by enabled rules; also window-only
     keyed: bool = False  # the program used its own API key
     kept_with: str = ""  # owner of the shared memory, if not its program
@@ -92,26 +92,26 @@ class Passage:
         return program_owner(self.kept_with or self.program)
 
     @property
-    def was_known(self) -> bool:
+    def is_known_prompt(self) -> bool:
         """True if the program is known to have sent a prompt with this beginning."""
-        return not self.unheard and (self.parting is None or self.parting.at >= ABOUT)
+        return not self.unheard and (self.divergence is None or self.divergence.at >= ABOUT)
 
     @property
-    def broken(self) -> Parting | None:
+    def broken(self) -> Divergence | None:
         """The divergence, if it is why much of the prompt was reprocessed."""
-        parting, known = self.parting, self.found if self.cached is None else self.cached
-        if parting is None or self.miss not in UNTOLD:
+        divergence, known = self.divergence, self.found if self.cached is None else self.cached
+        if divergence is None or self.miss not in UNTOLD:
             return None
         if self.prompt is None or known is None or self.prompt - known < LEAST_READ:
             return None
-        elsewhere = not self.whole and known < parting.at - ABOUT  # even the shared part was not found
-        return None if parting.expected or elsewhere or known > parting.at + ABOUT else parting
+        elsewhere = not self.whole and known < divergence.at - ABOUT  # even the shared part was not found
+        return None if divergence.expected or elsewhere or known > divergence.at + ABOUT else divergence
 
     @property
     def why(self) -> Reason | None:
         """Why more had to be processed than necessary; None if it had not."""
-        parting = self.broken
-        return parting.cause if parting else self.miss
+        divergence = self.broken
+        return divergence.cause if divergence else self.miss
 
     def receipt(self) -> dict[str, object]:
         why = self.why
@@ -145,45 +145,45 @@ def headers_of(receipt: dict[str, object]) -> dict[str, str]:
     return {name: "".join(c if " " <= c <= "~" else "?" for c in words) for name, words in told.items()}
 
 
-class Passages:
+class RequestLog:
     """The requests in progress and the last finished ones. Event loop thread only."""
 
     def __init__(self, shares: Callable[[], bool] = lambda: False) -> None:
-        self.under_way: list[Passage] = []  # oldest first
-        self.last: deque[Passage] = deque(maxlen=KEPT)  # newest last
+        self.under_way: list[RequestRecord] = []  # oldest first
+        self.last: deque[RequestRecord] = deque(maxlen=KEPT)  # newest last
         self._shares = shares
         self._numbers = itertools.count(1)
-        self._listeners: list[Callable[[Passage], None]] = []
+        self._listeners: list[Callable[[RequestRecord], None]] = []
 
-    def subscribe(self, listener: Callable[[Passage], None]) -> Callable[[], None]:
+    def subscribe(self, listener: Callable[[RequestRecord], None]) -> Callable[[], None]:
         """Call `listener` when a request comes or advances; return an unsubscriber."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
-    def begin(self, program: str, dialect: str) -> Passage:
-        passage = Passage(next(self._numbers), program, dialect, time.time())
-        passage.kept_with = ALL_PROGRAMS if self._shares() else ""
-        self.under_way.append(passage)
-        self._tell(passage)
-        return passage
+    def begin(self, program: str, dialect: str) -> RequestRecord:
+        record = RequestRecord(next(self._numbers), program, dialect, time.time())
+        record.kept_with = ALL_PROGRAMS if self._shares() else ""
+        self.under_way.append(record)
+        self._tell(record)
+        return record
 
-    def moved(self, passage: Passage, stage: Stage) -> None:
+    def moved(self, record: RequestRecord, stage: Stage) -> None:
         """Set its stage; a finished one stays so."""
-        if passage.stage in OVER:
+        if record.stage in OVER:
             return
-        passage.stage = stage
+        record.stage = stage
         if stage in OVER:
-            passage.total_ms = passage.ms()
-            self.under_way.remove(passage)
-            self.last.append(passage)
-        self._tell(passage)
+            record.total_ms = record.ms()
+            self.under_way.remove(record)
+            self.last.append(record)
+        self._tell(record)
 
     def forget(self, program: str) -> None:
-        self.last = deque((passage for passage in self.last if passage.program != program), KEPT)
+        self.last = deque((record for record in self.last if record.program != program), KEPT)
 
-    def _tell(self, passage: Passage) -> None:
+    def _tell(self, record: RequestRecord) -> None:
         for listener in tuple(self._listeners):
-            listener(passage)
+            listener(record)
 
 
 KEPT_DAYS = 60
@@ -194,12 +194,12 @@ _CODES = frozenset(ReasonCode)
 
 
 @dataclass
-class Sum:
+class Cost:
     times: int = 0
     tokens: int = 0
     ms: float = 0.0
 
-    def add(self, other: Sum) -> None:
+    def add(self, other: Cost) -> None:
         self.times, self.tokens, self.ms = self.times + other.times, self.tokens + other.tokens, self.ms + other.ms
 
 
@@ -210,8 +210,8 @@ class Total:
     cached: int = 0  # of those, found
     saved_ms: float = 0.0  # processing time saved
     last_at: float = 0.0  # time.time()
-    misses: dict[str, Sum] = field(default_factory=dict)  # reprocessed tokens by reason code
-    mended: dict[str, Sum] = field(default_factory=dict)  # saved, by rule
+    misses: dict[str, Cost] = field(default_factory=dict)  # reprocessed tokens by reason code
+    mended: dict[str, Cost] = field(default_factory=dict)  # saved, by rule
 
     def add(self, other: Total) -> None:
         self.requests += other.requests
@@ -222,7 +222,7 @@ class Total:
         for mine, theirs in ((self.misses, other.misses), (self.mended, other.mended)):
             for name, added in theirs.items():
                 if name in mine or len(mine) < MOST_CAUSES:
-                    mine.setdefault(name, Sum()).add(added)
+                    mine.setdefault(name, Cost()).add(added)
 
     @property
     def share(self) -> float:
@@ -273,7 +273,7 @@ def _total(facts: Mapping[str, Any]) -> Total:
     total = Total(*(_number(facts.get(name, 0)) for name in ("requests", "prompt", "cached", "saved_ms", "last_at")))
     for sums, stored in ((total.misses, "misses"), (total.mended, "mended")):
         for name, parts in facts.get(stored, {}).items():
-            sums[str(name)] = Sum(*(_number(parts.get(part, 0)) for part in ("times", "tokens", "ms")))
+            sums[str(name)] = Cost(*(_number(parts.get(part, 0)) for part in ("times", "tokens", "ms")))
     total.misses = {code: missed for code, missed in total.misses.items() if code in _CODES}
     return total
 

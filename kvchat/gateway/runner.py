@@ -15,13 +15,13 @@ from kvchat.engine.api.errors import EngineError, EngineGone, EngineRefused
 from kvchat.engine.api.wire import ChatMessage
 from kvchat.errors import KvchatError
 from kvchat.gateway.crashes import Crashes
-from kvchat.gateway.dialects.asked import Asked, Form, Refused
 from kvchat.gateway.dialects.conversion import Json
-from kvchat.gateway.dialects.replies import Heard
+from kvchat.gateway.dialects.replies import ResponseParser
+from kvchat.gateway.dialects.request import Form, ParsedRequest, RequestRefused
 from kvchat.gateway.forwarder import Forwarder
-from kvchat.gateway.mending import Mending, tokens_spared
-from kvchat.gateway.requests import MOST_NAME, Passage, Passages, Stage
-from kvchat.gateway.work import GaveWay, TooSlow, Work, pictures_in, shared_tokens
+from kvchat.gateway.pending_request import MustRestart, PendingRequest, TooSlow, pictures_in, shared_tokens
+from kvchat.gateway.records import MOST_NAME, RequestLog, RequestRecord, Stage
+from kvchat.gateway.rewriting import PromptRewriter, tokens_spared
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.events import ignore_event
 from kvchat.session.exchange import Exchange, Request
@@ -74,7 +74,7 @@ class Catalogue:
         names = [model.name for model in models]
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         there = f"There are: {', '.join(names[:MOST_NAMED])}{more}." if names else "There is none."
-        raise Refused(404, f"There is no model “{name[:100]}”. {there}", "model_not_found")
+        raise RequestRefused(404, f"There is no model “{name[:100]}”. {there}", "model_not_found")
 
     async def listed(self) -> dict[str, Any]:
         data = [as_json(model) for model in await self.all()]
@@ -93,22 +93,22 @@ LEAST_KEPT = 64  # tokens; rereading a shorter state is faster than a lookup
 
 
 @dataclass
-class Answering:
+class RequestRunner:
     """Answers requests, one at a time per slot. Event loop thread only."""
 
     slots: Slots
     host: EngineHost
     find_model: Callable[[str], Awaitable[Model | None]]  # by a client's name for it; None: no model chosen yet
-    passages: Passages
+    records: RequestLog
     absorb: Callable[[], Awaitable[None]]  # has the store absorb saved files when there is time
-    mending: Mending = field(default_factory=Mending)
+    rewriter: PromptRewriter = field(default_factory=PromptRewriter)
 
     def __post_init__(self) -> None:
         self.crashes = Crashes(
             lambda: any(slot.suspect and slot.claimed_tokens and not slot.window for slot in self.slots.all)
         )
-        self._works: list[Work] = []
-        self._last: dict[Slot, Work] = {}  # last request by slot
+        self._works: list[PendingRequest] = []
+        self._last: dict[Slot, PendingRequest] = {}  # last request by slot
         self._heads: deque[tuple[str, Tokens, bool]] = deque(maxlen=HEADS)
         self.background = Background()
         self.stops = 0  # stops in progress block new work
@@ -118,10 +118,10 @@ class Answering:
         """The number of requests queued or being answered, not those only being saved."""
         return sum(1 for work in self._works if not work.outlet.ended)
 
-    def begin(self, path: str, asked: Asked, passage: Passage) -> Work:
-        work = Work(path, asked, passage)
-        passage.model, passage.stream = asked.model[:MOST_NAME], asked.stream
-        work.outlet.sent = lambda: setattr(passage, "first_ms", passage.ms())
+    def begin(self, path: str, asked: ParsedRequest, record: RequestRecord) -> PendingRequest:
+        work = PendingRequest(path, asked, record)
+        record.model, record.stream = asked.model[:MOST_NAME], asked.stream
+        work.outlet.sent = lambda: setattr(record, "first_ms", record.ms())
         self._works.append(work)
         self.background.begin(self._run(work))
         return work
@@ -132,21 +132,21 @@ class Answering:
         self.stops += 1
         for work in tuple(self._works):
             work.break_off()
-            self.passages.moved(work.passage, Stage.FAILED)
+            self.records.moved(work.record, Stage.FAILED)
         try:
             yield
         finally:
             self.stops -= 1
 
-    async def _run(self, work: Work) -> None:
+    async def _run(self, work: PendingRequest) -> None:
         work.task = asyncio.current_task()
         try:
-            async with self.crashes.answering(work.passage.program):
+            async with self.crashes.answering(work.record.program):
                 await self._answer(work)
         except asyncio.CancelledError:
             if not work.left:
                 raise
-        except Refused as error:
+        except RequestRefused as error:
             work.refuse(error.status, error.message, error.kind, error.again_s)
         except EngineRefused as error:
             work.refuse(max(400, error.status), error.message, error.kind or "invalid_request_error")
@@ -162,15 +162,15 @@ class Answering:
         finally:
             self._works.remove(work)
             work.outlet.end()
-            self.passages.moved(work.passage, Stage.LEFT if work.left else Stage.FAILED)
+            self.records.moved(work.record, Stage.LEFT if work.left else Stage.FAILED)
 
-    async def _answer(self, work: Work) -> None:
-        passage = work.passage
-        work.asked = await self.mending.treated(work.asked, passage)
+    async def _answer(self, work: PendingRequest) -> None:
+        record = work.record
+        work.asked = await self.rewriter.treated(work.asked, record)
         pictures = await apart(work.asked.is_large, pictures_in, work.asked)
         seen = (ChatMessage("user", "", pictures=pictures),) if pictures else ()
         model = await self.find_model(work.asked.model)
-        passage.answering_model = model.name if model else ""
+        record.answering_model = model.name if model else ""
         request = Request(seen, model=model.path if model else None)
         engine: ReadyEngine | None = None
         if self.host.is_ready(request.model, vision=request.vision):  # without an engine, no slot holds anything
@@ -179,49 +179,49 @@ class Answering:
             if before and await self._answer_in_a_slot(work, request, engine, before):
                 return
             self.crashes.watch(engine.engine.lifetime)
-            async with self.crashes.asking(passage.program):
+            async with self.crashes.asking(record.program):
                 await work.render(engine)
         while not await self._answer_in_a_slot(work, request, engine):
-            self.passages.moved(passage, Stage.QUEUED)
+            self.records.moved(record, Stage.QUEUED)
 
     async def _answer_in_a_slot(
-        self, work: Work, request: Request, engine: ReadyEngine | None, before: Work | None = None
+        self, work: PendingRequest, request: Request, engine: ReadyEngine | None, before: PendingRequest | None = None
     ) -> bool:
         """Answer, then settle and save; False if the request must start over.
 
         `before`: the request it continues, if sent without waiting for its own token ids.
         """
-        asked, passage = work.asked, work.passage
+        asked, record = work.asked, work.record
         async with contextlib.AsyncExitStack() as held:
             ids = (before or work).prompt.ids
-            slot = await held.enter_async_context(self.slots.acquire(passage.owner, ids, window=False))
+            slot = await held.enter_async_context(self.slots.acquire(record.owner, ids, window=False))
             if before and (engine is None or self._goes_on_from(work, engine, slot) is not before):
                 return False
-            await held.enter_async_context(self.crashes.asking(passage.program))
-            passage.slot, passage.queue_ms = slot.number, passage.queue_ms or passage.ms()
+            await held.enter_async_context(self.crashes.asking(record.program))
+            record.slot, record.queue_ms = slot.number, record.queue_ms or record.ms()
             if asked.several:
                 await held.enter_async_context(self.slots.exclusive(slot))
-            exchange = Exchange(self.slots, slot, self.host, passage.owner)
+            exchange = Exchange(self.slots, slot, self.host, record.owner)
             forwarder = Forwarder(
-                *(work, request, exchange, self.passages.moved, self.mending, self.crashes, self._heads),
+                *(work, request, exchange, self.records.moved, self.rewriter, self.crashes, self._heads),
                 ahead=before is not None,
             )
             try:
                 heard = await work.answering.run(forwarder.run())
-            except GaveWay:
+            except MustRestart:
                 return False
             work.outlet.end()
             if work.left:
-                self.crashes.left(passage.program)
+                self.crashes.left(record.program)
             else:
                 prompt = work.prompt
-                if passage.changes and passage.cached is not None and prompt.ids:
+                if record.changes and record.cached is not None and prompt.ids:
                     tokens = len(prompt.ids)
-                    passage.mended = tokens_spared(passage.changes, prompt.text, tokens, passage.cached)
+                    record.mended = tokens_spared(record.changes, prompt.text, tokens, record.cached)
                 self._last.pop(slot, None)
                 if len(asked.raw) <= MOST_REMEMBERED:
                     self._last[slot] = work
-            self.passages.moved(passage, Stage.LEFT if work.left else Stage.DONE)
+            self.records.moved(record, Stage.LEFT if work.left else Stage.DONE)
             lease = exchange.lease
             if lease is not None and not (work.left and self.stops):
                 await self._keep(work, slot, lease, heard)
@@ -229,9 +229,11 @@ class Answering:
             await self.absorb()
         return True
 
-    def _goes_on_from(self, work: Work, engine: ReadyEngine, slot: Slot | None = None) -> Work | None:
+    def _goes_on_from(
+        self, work: PendingRequest, engine: ReadyEngine, slot: Slot | None = None
+    ) -> PendingRequest | None:
         """Return the request this one most likely continues, whose prompt is in a slot (or in `slot`)."""
-        asked, owner = work.asked, work.passage.owner
+        asked, owner = work.asked, work.record.owner
         astray = asked.form is Form.MESSAGES and len(self.slots.all) > 1  # it cannot be pinned to a slot
         if asked.several or asked.form is Form.PLAIN or astray:
             return None
@@ -244,7 +246,7 @@ class Answering:
                 return before
         return None
 
-    async def _keep(self, work: Work, slot: Slot, lease: Lease, heard: Heard | None) -> None:
+    async def _keep(self, work: PendingRequest, slot: Slot, lease: Lease, heard: ResponseParser | None) -> None:
         """Settle the slot at the next request's boundary and save; if unknown, save what was processed."""
         reply, asked = heard.reply if heard else None, work.asked
         if asked.several or not work.prompt.ids or slot.contents is None:
@@ -258,7 +260,7 @@ class Answering:
                 await loss.explain()
 
 
-async def _boundary(lease: Lease, asked: Asked, reply: Json | None) -> Tokens:
+async def _boundary(lease: Lease, asked: ParsedRequest, reply: Json | None) -> Tokens:
     if reply is None:
         return ()
     boundary = await shared_tokens(lease.engine, lambda words: asked.followed_by(reply, words))

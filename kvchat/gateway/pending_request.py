@@ -14,9 +14,9 @@ from starlette.types import Receive, Send
 
 from kvchat.engine.api.errors import EngineRefused
 from kvchat.engine.api.wire import Picture
-from kvchat.gateway.dialects.asked import Asked, Form, as_chat, refusal
 from kvchat.gateway.dialects.conversion import Json, Unconvertible
-from kvchat.gateway.requests import Passage
+from kvchat.gateway.dialects.request import Form, ParsedRequest, as_chat, refusal
+from kvchat.gateway.records import RequestRecord
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import BOUNDARY_PROBES
@@ -37,7 +37,7 @@ class Prompt:
 UNKNOWN = Prompt(())
 
 
-def pictures_in(asked: Asked) -> tuple[Picture, ...]:
+def pictures_in(asked: ParsedRequest) -> tuple[Picture, ...]:
     """Return a request's images; none if it is not convertible, which the engine reports."""
     try:
         return (
@@ -49,7 +49,7 @@ def pictures_in(asked: Asked) -> tuple[Picture, ...]:
         return ()
 
 
-async def prompt_of(engine: ReadyEngine, asked: Asked) -> Prompt:
+async def prompt_of(engine: ReadyEngine, asked: ParsedRequest) -> Prompt:
     """Return a request's prompt, UNKNOWN if only the engine can make it or it refuses. Raises EngineGone."""
     try:
         if asked.form is Form.COMPLETION:
@@ -126,7 +126,7 @@ class TooSlow(ConnectionError):
     """Client stopped reading."""
 
 
-class Outlet:
+class ResponseStream:
     """A response being sent: head, then body. Its producer never waits."""
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ class Outlet:
                 self.sent()
 
 
-class GaveWay(Exception):
+class MustRestart(Exception):
     """The window needs this request's slot or context space; the request starts over later.
 
     Also raised if a request sent before tokenization does not continue its slot's contents.
@@ -195,13 +195,13 @@ class GaveWay(Exception):
 
 
 @dataclass(eq=False)
-class Work:
+class PendingRequest:
     """One request, from admission until the state it left in a slot is saved."""
 
     path: str
-    asked: Asked
-    passage: Passage
-    outlet: Outlet = field(default_factory=Outlet)
+    asked: ParsedRequest
+    record: RequestRecord
+    outlet: ResponseStream = field(default_factory=ResponseStream)
     prompt: Prompt = UNKNOWN
     rendered_by: int = 0  # generation of the engine that rendered it
     answered: bool = False  # fully generated; the end may not be sent yet
@@ -228,7 +228,7 @@ class Work:
         """Send an error, or end a stream with one. `again_s`: seconds until a retry makes sense."""
         form, outlet = self.asked.form, self.outlet
         if not outlet.begun:
-            self.passage.status = status
+            self.record.status = status
             headers = {"content-type": "application/json"} | ({"retry-after": str(again_s)} if again_s else {})
             body = json.dumps(refusal(form, status, message, kind), ensure_ascii=False).encode()
             outlet.whole(status, headers, body)

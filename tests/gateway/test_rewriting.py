@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from kvchat.engine.process.plan import free_port
-from kvchat.gateway.diagnosis.causes import MENDED_BY
-from kvchat.gateway.diagnosis.prompts import Parting
-from kvchat.gateway.mending import Mending
-from kvchat.gateway.requests import ABOUT, Passage, Totals
+from kvchat.gateway.diagnosis.causes import RULE_BY_CAUSE
+from kvchat.gateway.diagnosis.prompts import Divergence
+from kvchat.gateway.records import ABOUT, RequestRecord, Totals
+from kvchat.gateway.rewriting import PromptRewriter
 from kvchat.settings import Settings
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.engine_fixtures import FakeEngine
@@ -44,13 +44,13 @@ async def ask(at: RunningGateway, body: agents.Body, path: str = "/v1/chat/compl
 async def test_a_long_request_is_mended_off_the_event_loop(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, treat = [], Mending.treat
+    threads, treat = [], PromptRewriter.treat
 
     def heard(*given: Any) -> Any:
         threads.append(threading.current_thread())
         return treat(*given)
 
-    monkeypatch.setattr(Mending, "treat", heard)
+    monkeypatch.setattr(PromptRewriter, "treat", heard)
     body = agents.opencode(agents.user("So? " * 10_000))
     async with running_gateway(tmp_path / "home", replace(settings, api_rules=("opencode hold-clock",))) as at:
         await at.client.post("/v1/chat/completions", json=body, headers={"user-agent": "opencode/1"})
@@ -63,11 +63,11 @@ async def test_why_it_was_read_again_is_told_in_the_receipt_and_added_up(tmp_pat
     assert at.last.program == "opencode"
     assert at.last.broken is None
     told = receipt_in(await ask(at, agents.opencode(date=TOMORROW)))
-    parting = at.last.broken
+    divergence = at.last.broken
     assert told["miss-code"] == ReasonCode.DATE_IN_SYSTEM
-    assert MENDED_BY[parting.cause.code] == "hold-clock"
-    assert TODAY in parting.before
-    assert TOMORROW in parting.after
+    assert RULE_BY_CAUSE[divergence.cause.code] == "hold-clock"
+    assert TODAY in divergence.before
+    assert TOMORROW in divergence.after
     listed = (await at.client.get("/kvchat/requests", headers={"user-agent": "opencode/1"})).json()["last"][0]
     assert (listed["miss"], listed["miss-code"]) == (told["miss"], told["miss-code"])
     assert TOMORROW not in json.dumps(listed)
@@ -80,10 +80,10 @@ async def test_why_it_was_read_again_is_told_in_the_receipt_and_added_up(tmp_pat
     await at.runtime.save_points.delete(None)
     before = total.misses[ReasonCode.DATE_IN_SYSTEM].times
     await ask(at, agents.opencode(date=YESTERDAY))
-    parting, passage = at.last.parting, at.last
-    assert parting.cause == Reason(ReasonCode.DATE_IN_SYSTEM)
-    assert (passage.found or 0) < parting.at - ABOUT
-    assert (passage.broken, passage.why) == (None, Reason(ReasonCode.NOTHING_ALIKE))
+    divergence, record = at.last.divergence, at.last
+    assert divergence.cause == Reason(ReasonCode.DATE_IN_SYSTEM)
+    assert (record.found or 0) < divergence.at - ABOUT
+    assert (record.broken, record.why) == (None, Reason(ReasonCode.NOTHING_ALIKE))
     total = at.runtime.api_server.totals.by_program()["opencode"]
     assert total.misses[ReasonCode.DATE_IN_SYSTEM].times == before
     await at.runtime.api_server.close()
@@ -116,7 +116,7 @@ async def test_a_prompt_that_goes_on_is_no_miss_nor_is_another_conversation(at: 
     other = copy.deepcopy(first)
     other["messages"][1]["content"] = "And how does the lexer know where it is?"
     await ask(at, other)
-    assert at.last.parting.cause == Reason(ReasonCode.OTHER_CONVERSATION)
+    assert at.last.divergence.cause == Reason(ReasonCode.OTHER_CONVERSATION)
     assert at.last.broken is None
     assert at.last.why is None
     await at.runtime.api_server.forget("opencode")
@@ -124,7 +124,7 @@ async def test_a_prompt_that_goes_on_is_no_miss_nor_is_another_conversation(at: 
     assert not at.runtime.api_server.totals.by_program()
     assert not (await at.runtime.save_points.usage()).conversations
     await ask(at, agents.opencode(date=TOMORROW))
-    assert at.last.parting is None, "what is forgotten is not compared with"
+    assert at.last.divergence is None, "what is forgotten is not compared with"
 
 
 async def test_only_what_was_kept_once_is_said_to_be_gone(at: RunningGateway) -> None:
@@ -150,14 +150,16 @@ async def test_only_what_was_kept_once_is_said_to_be_gone(at: RunningGateway) ->
 @pytest.mark.parametrize("whole", [True, False])
 def test_where_prompts_part_is_told_only_where_nothing_else_is_known(whole: bool) -> None:
     """A restore that failed, or was left, is the reason; where prompts part would have been none."""
-    parting = Parting(0, 900, Reason(ReasonCode.SYSTEM_CHANGED))
+    divergence = Divergence(0, 900, Reason(ReasonCode.SYSTEM_CHANGED))
     untold = Reason(ReasonCode.NOTHING_ALIKE), Reason(ReasonCode.GOES_ON_OTHERWISE)
     told_of = Reason(ReasonCode.NOT_WORTH_IT), Reason(ReasonCode.NOT_REUSED), Reason(ReasonCode.PRUNED_BY_USER)
     for miss in (None, *untold, *told_of):
-        passage = Passage(1, "zed", "/v1/messages", 0.0, found=0, prompt=900, miss=miss, parting=parting, whole=whole)
+        record = RequestRecord(
+            1, "zed", "/v1/messages", 0.0, found=0, prompt=900, miss=miss, divergence=divergence, whole=whole
+        )
         told = miss not in told_of
-        assert passage.why == (parting.cause if told else miss)
-        assert (passage.broken is parting) == told
+        assert record.why == (divergence.cause if told else miss)
+        assert (record.broken is divergence) == told
 
 
 async def test_a_key_is_in_force_at_once_and_taken_back_at_once(tmp_path: Path, settings: Settings) -> None:
@@ -187,11 +189,11 @@ async def test_it_is_told_after_a_restart_as_well(tmp_path: Path, real: Callable
         await ask(at, agents.opencode(question, date=TODAY))
     async with running_gateway(tmp_path / "home", real()) as at:
         await ask(at, agents.opencode(question, date=TOMORROW))
-        parting = at.last.broken
-        assert parting.cause == Reason(ReasonCode.DATE_IN_SYSTEM)
-        assert TODAY in parting.before
-        assert TOMORROW in parting.after
-        assert parting.at > 100
+        divergence = at.last.broken
+        assert divergence.cause == Reason(ReasonCode.DATE_IN_SYSTEM)
+        assert TODAY in divergence.before
+        assert TOMORROW in divergence.after
+        assert divergence.at > 100
     async with running_gateway(tmp_path / "home", real()) as at:
         await ask(at, agents.opencode(agents.user("What else? " * 20), date=TODAY))
         assert at.last.why is None

@@ -13,12 +13,12 @@ from typing import Any
 
 from kvchat.engine.api.errors import EngineRefused
 from kvchat.gateway.diagnosis import causes
-from kvchat.gateway.diagnosis.prompts import Parting, Prompt, RecentPrompts
-from kvchat.gateway.diagnosis.rules import RULES, Change, Held, edited, located
-from kvchat.gateway.dialects.asked import Asked, Form
-from kvchat.gateway.requests import Passage, Sum, Total, is_lost
-from kvchat.gateway.work import Prompt as Rendered
-from kvchat.gateway.work import Work
+from kvchat.gateway.diagnosis.prompts import Divergence, Prompt, RecentPrompts
+from kvchat.gateway.diagnosis.rules import RULES, Change, RuleState, edited, located
+from kvchat.gateway.dialects.request import Form, ParsedRequest
+from kvchat.gateway.pending_request import PendingRequest
+from kvchat.gateway.pending_request import Prompt as Rendered
+from kvchat.gateway.records import Cost, RequestRecord, Total, is_lost
 from kvchat.kvstore.savepoint import Miss, StoreRefused, Tokens, common_prefix
 from kvchat.session.lease import Lease
 from kvchat.system.concurrency import apart
@@ -40,24 +40,24 @@ class Treated:
     changes: tuple[Change, ...] = ()
 
 
-class Mending:
+class PromptRewriter:
     """Applies rules and remembers prompts, in memory only. Event loop thread only."""
 
     def __init__(self, rules: Rules = lambda program: (), clock: Callable[[], datetime] = datetime.now) -> None:
         """`clock` returns the local time, as programs state the local date in prompts."""
         self._rules, self._clock = rules, clock
         self._recent = RecentPrompts()
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, RuleState] = {}
         self._treating = asyncio.Lock()  # one request at a time, in order
 
-    async def treated(self, asked: Asked, passage: Passage) -> Asked:
-        rules = self._rules(passage.program)
+    async def treated(self, asked: ParsedRequest, record: RequestRecord) -> ParsedRequest:
+        rules = self._rules(record.program)
         if not rules or asked.form in (Form.PLAIN, Form.COMPLETION):  # these use no template
             return asked
         async with self._treating:
             much = len(asked.raw) > MUCH_TO_MEND
-            treated = await apart(much, self.treat, passage.program, asked.raw, asked.body, rules)
-        passage.changes = treated.changes
+            treated = await apart(much, self.treat, record.program, asked.raw, asked.body, rules)
+        record.changes = treated.changes
         return replace(asked, raw=treated.raw, body=dict(treated.body)) if treated.changes else asked
 
     def treat(self, program: str, raw: bytes, body: Mapping[str, Any], rules: Collection[str]) -> Treated:
@@ -65,7 +65,7 @@ class Mending:
         wanted = [name for name in RULES if name in rules]  # fixed order
         if not wanted:
             return Treated(raw, body)
-        held, now = self._held.setdefault(program, Held()), self._clock()
+        held, now = self._held.setdefault(program, RuleState()), self._clock()
         try:
             text, changes = raw.decode(), list[Change]()
             for name in wanted:
@@ -77,22 +77,22 @@ class Mending:
             return Treated(raw, body)  # not a known request shape: the engine reports the error
         return Treated(text.encode(), after, tuple(changes)) if changes else Treated(raw, body)
 
-    async def compare(self, work: Work, lease: Lease) -> None:
+    async def compare(self, work: PendingRequest, lease: Lease) -> None:
         """Record where the prompt diverges from earlier ones; after a restart, from stored ones."""
-        rendered, passage, model = work.prompt, work.passage, lease.engine.fingerprint.model
+        rendered, record, model = work.prompt, work.record, lease.engine.fingerprint.model
         if not rendered.ids:
             return
         prompt = await apart(work.asked.is_large, Prompt, rendered.ids, rendered.text, work.asked.body)
-        passage.whole, whose = not lease.engine.can_cut, (passage.program, model)
+        record.whole, whose = not lease.engine.can_cut, (record.program, model)
         if self._recent.closest(whose, prompt) is None:
             with contextlib.suppress(StoreRefused, EngineRefused):
                 earlier = await _kept(lease, rendered)
-                passage.unheard = earlier is None
+                record.unheard = earlier is None
                 if earlier is not None:
                     self._recent.keep(whose, earlier, None)
-        passage.parting = self.diagnosed(*whose, prompt)
+        record.divergence = self.diagnosed(*whose, prompt)
 
-    def diagnosed(self, program: str, model: str, prompt: Prompt) -> Parting | None:
+    def diagnosed(self, program: str, model: str, prompt: Prompt) -> Divergence | None:
         """Return where and why a prompt diverges from the program's closest one, and remember it.
 
         None if it extends that one, or if none is similar. Prompts are compared per `model`.
@@ -104,9 +104,9 @@ class Mending:
         if before is None or goes_on:
             return None
         try:
-            return causes.parting(before, prompt)
+            return causes.divergence(before, prompt)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            return Parting(before.shares(prompt), len(prompt), Reason(ReasonCode.OTHER_PROMPT))
+            return Divergence(before.shares(prompt), len(prompt), Reason(ReasonCode.OTHER_PROMPT))
 
     def forget(self, program: str | None = None) -> None:
         self._recent.forget(program)
@@ -167,10 +167,10 @@ async def _text_of(lease: Lease, ids: Tokens) -> str:
     return str(told.get("content", "")).strip("\N{REPLACEMENT CHARACTER}")  # from a split character
 
 
-def total_of(passage: Passage, ms: Callable[[int], float]) -> Total:
-    prompt, cached, parted = passage.prompt or 0, passage.cached or 0, passage.broken
-    total = Total(1, prompt, cached, passage.saved_ms, time.time())
-    if why := parted.cause if parted else passage.miss if is_lost(passage.miss) else None:
-        total.misses[why.code] = Sum(1, prompt - cached, passage.read_ms)
-    total.mended |= {rule: Sum(1, tokens, ms(tokens)) for rule, tokens in passage.mended.items()}
+def total_of(record: RequestRecord, ms: Callable[[int], float]) -> Total:
+    prompt, cached, parted = record.prompt or 0, record.cached or 0, record.broken
+    total = Total(1, prompt, cached, record.saved_ms, time.time())
+    if why := parted.cause if parted else record.miss if is_lost(record.miss) else None:
+        total.misses[why.code] = Cost(1, prompt - cached, record.read_ms)
+    total.mended |= {rule: Cost(1, tokens, ms(tokens)) for rule, tokens in record.mended.items()}
     return total

@@ -54,7 +54,7 @@ ASIDE = (
 READING = ("/v1/embeddings", "/embeddings", "/rerank", "/v1/rerank", "/reranking", "/v1/reranking")
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The request is rejected. `kind` is the OpenAI error type."""
 
     def __init__(self, status: int, message: str, kind: str = "invalid_request_error", again_s: int = 0) -> None:
@@ -64,7 +64,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     form: Form
     raw: bytes
     body: Json
@@ -101,16 +101,16 @@ class Asked:
     def check(self) -> None:
         """Raise Refused for a body that the engine would misinterpret."""
         if self.form is Form.MESSAGES and not self._wants_one:
-            raise Refused(400, "This API gives one answer to a request: leave out “n”.")
+            raise RequestRefused(400, "This API gives one answer to a request: leave out “n”.")
         if self.body.get("lora"):  # LoRA rows in the slot would not match the model's
-            raise Refused(400, "LoRA adapters cannot be chosen in a request.")
+            raise RequestRefused(400, "LoRA adapters cannot be chosen in a request.")
         prompt = self.body.get("prompt")
         if self.form is Form.COMPLETION and isinstance(prompt, list):
             lists = (prompt, *(ids for ids in prompt if isinstance(ids, list)))
             if any(type(token) is int and not 0 <= token < MOST_TOKENS for ids in lists for token in ids):
-                raise Refused(400, "The prompt has token ids that no vocabulary has.")
+                raise RequestRefused(400, "The prompt has token ids that no vocabulary has.")
 
-    def goes_on_from(self, before: Asked) -> bool:
+    def goes_on_from(self, before: ParsedRequest) -> bool:
         """True if its prompt most likely extends the other's by only a little."""
         listed = {Form.COMPLETION: "prompt", Form.RESPONSES: "input"}.get(self.form, "messages")
         said, then = self.body.get(listed), before.body.get(listed)
@@ -179,7 +179,7 @@ class Asked:
         return as_chat(self.form, self.body | {listed: [*said, *more, result or _user(words)]})
 
 
-def understood(form: Form, raw: bytes) -> Asked:
+def parse_request(form: Form, raw: bytes) -> ParsedRequest:
     """Parse a body. Raises Refused."""
     try:
         text = raw.decode("utf-8-sig")
@@ -187,8 +187,8 @@ def understood(form: Form, raw: bytes) -> Asked:
         if not isinstance(body, dict):
             raise ValueError("The body must be a JSON object.")
     except (ValueError, RecursionError) as error:
-        raise Refused(400, f"The body is not JSON: {error}") from error
-    return Asked(form, raw, body)
+        raise RequestRefused(400, f"The body is not JSON: {error}") from error
+    return ParsedRequest(form, raw, body)
 
 
 def as_chat(form: Form, body: Json) -> Json:
