@@ -64,6 +64,7 @@ async def test_why_it_was_read_again_is_told_in_the_receipt_and_added_up(tmp_pat
     assert at.last.broken is None
     told = receipt_in(await ask(at, agents.opencode(date=TOMORROW)))
     divergence = at.last.broken
+    assert divergence
     assert told["miss-code"] == ReasonCode.DATE_IN_SYSTEM
     assert RULE_BY_CAUSE[divergence.cause.code] == "hold-clock"
     assert TODAY in divergence.before
