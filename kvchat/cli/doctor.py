@@ -20,7 +20,7 @@ from kvchat.cli import no_display
 from kvchat.cli.arguments import DoctorOptions
 from kvchat.cli.terminal import print_result
 from kvchat.engine.discovery.arguments import parse_workers
-from kvchat.engine.discovery.engines import Device, build_identity, find_engine, list_devices, usable_engine
+from kvchat.engine.discovery.engines import Device, find_engine, list_devices, usable_engine
 from kvchat.engine_host.choice import memory_for
 from kvchat.errors import KvchatError
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, StagingMemory, describe_staging, staging_capacity
@@ -65,7 +65,7 @@ class EngineReport:
     kind: str = ""
     path: str | None = None  # None for the embedded engine
     version: str = ""
-    build: str = ""  # unique build id, see probe.build_identity
+    build: str = ""  # see `EngineProbe.identity`
     devices: tuple[Device, ...] = ()
     problem: str = ""
 
@@ -177,15 +177,15 @@ def _inspect_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
     except KvchatError as error:
         return EngineReport(found=False, problem=str(error)), available_memory()
     try:
-        location, asked = usable_engine(settings.engine_path)
-        build, workers = build_identity(location, asked), parse_workers(settings.rpc_workers)
+        probed = usable_engine(settings.engine_path)
+        location, workers = probed.location, parse_workers(settings.rpc_workers)
         devices = list_devices(location, workers)
         memory = memory_for(location, workers, StagingMemory(capacity=staging_capacity(MEMORY_FOLDER)))
-        told = EngineReport(True, version=asked.version, build=build, devices=devices)
+        told = EngineReport(True, version=probed.version, build=probed.identity, devices=devices)
     except KvchatError as error:
         told, memory = EngineReport(True, problem=str(error)), available_memory()
     path = str(location.path) if location.path else None
-    return dataclasses.replace(told, kind=location.kind.value, path=path), memory
+    return dataclasses.replace(told, kind=location.kind, path=path), memory
 
 
 def _inspect_model(

@@ -91,7 +91,7 @@ def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[DownloadedEngine] 
 
 async def test(options: TestEngineOptions, commands: Commands) -> int:
     settings = commands.settings
-    location = find_engine(options.path) if options.path else usable_engine(settings.engine_path)[0]
+    location = find_engine(options.path) if options.path else usable_engine(settings.engine_path).location
 
     def report_progress(step: TrialStep) -> None:
         if not options.as_json:

@@ -9,20 +9,12 @@ from pathlib import Path
 
 from kvchat.engine.api.errors import EngineFailed, rpc_server_failure
 from kvchat.engine.discovery import arguments
-from kvchat.engine.discovery.engines import (
-    EngineLocation,
-    EngineNotFound,
-    EngineProbe,
-    build_identity,
-    list_devices,
-    usable_engine,
-)
-from kvchat.engine.process.plan import OPTIONAL_OPTIONS, LaunchPlan
+from kvchat.engine.discovery.engines import EngineLocation, EngineNotFound, EngineProbe, list_devices, usable_engine
+from kvchat.engine.process.plan import LaunchPlan
 from kvchat.errors import KvchatError
 from kvchat.kvstore.memory_files import NO_STAGING_MEMORY, StagingMemory
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import FileStamps, GgufFacts, file_identity, file_stamps, model_identity, read_facts
-from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser, slots_for
 from kvchat.library.memory.demand import (
     Circumstances,
@@ -46,7 +38,7 @@ from kvchat.text.language import _
 # 1.04 times as long with 1K tokens idle, 1.06 with 4K, 1.24 with 10K. Restoring a chat takes less time than that.
 WINDOW_SLOTS, PROGRAMS_SLOTS = 1, 4
 
-_PROJECTOR_OPTIONS = frozenset(("-mm", "--mmproj", "-mmu", "--mmproj-url"))  # user arguments that load a projector
+_PROJECTOR_OPTIONS = {"-mm", "--mmproj", "-mmu", "--mmproj-url"}  # user arguments that load a projector
 
 
 class VisionUnsupported(KvchatError):
@@ -61,7 +53,7 @@ class VisionUnsupported(KvchatError):
 
 def find_projector(model: Path, extra: Sequence[str]) -> Path | None:
     """Return the projector to load with a model, None if the user's arguments load one. Raises VisionUnsupported."""
-    if any(word in _PROJECTOR_OPTIONS for word in extra):
+    if not _PROJECTOR_OPTIONS.isdisjoint(extra):
         return None
     projector = projector_of(model)
     if projector is None:
@@ -88,18 +80,19 @@ class ModelMissing(KvchatError):
 class EngineChoice:
     location: EngineLocation
     plan: LaunchPlan
-    facts: GgufFacts
+    demand: Demand  # with the load limit learned in these circumstances
     context: ContextChoice  # allocated now
     max_context: ContextChoice  # maximum as chats grow
     fingerprint: Fingerprint
-    kv_bytes_per_token: float
     model_stamp: FileStamps  # of the weights at fingerprinting
-    build: str  # engine build, see probe.build_identity
+    build: str  # see `EngineProbe.identity`
     memory: MemoryFacts
     circumstances: Circumstances
-    limit: LoadLimit | None  # learned in these circumstances
     projector: str = ""  # identity of the loaded one
-    projector_bytes: int = 0
+
+    @property
+    def facts(self) -> GgufFacts:
+        return self.demand.facts
 
     def model_changed(self) -> bool:
         """True if the files were replaced since. Reads the disk."""
@@ -107,7 +100,7 @@ class EngineChoice:
 
     @property
     def promised(self) -> Strategy:
-        return promised_strategy(self.facts, swa_full=FULL_WINDOW in self.plan.extra)
+        return promised_strategy(self.facts, swa_full=self.demand.swa_full)
 
     @property
     def subject(self) -> Subject:
@@ -123,7 +116,7 @@ class EngineChoice:
     def smaller(self) -> tuple[EngineChoice, ...]:
         """Return the choices to try, in order, if loading runs out of memory."""
         choices = []
-        for context in ContextChooser(self._demand(self.limit), self.memory).smaller(self.context):
+        for context in ContextChooser(self.demand, self.memory).smaller(self.context):
             fingerprint = replace(self.fingerprint, rope=rope_factors(self.facts, context.tokens))
             plan = with_placement(self.plan, context)
             choices.append(replace(self, plan=plan, context=context, max_context=context, fingerprint=fingerprint))
@@ -134,17 +127,13 @@ class EngineChoice:
 
         `limit`: what is known since the engine was loaded.
         """
-        return ContextChooser(self._demand(limit), memory).larger(tokens)
+        return ContextChooser(replace(self.demand, limit=limit), memory).larger(tokens)
 
     def proposals(self, wanted: int | None) -> tuple[Proposal, ...]:
         """Return changes that make the model fit better. `wanted`: the user's context size."""
-        demand, own = self._demand(self.limit), self.plan.extra
-        takes_arguments = self.location.path is not None
-        return proposals(Situation(self.max_context, demand, self.memory, wanted, own, takes_arguments=takes_arguments))
-
-    def _demand(self, limit: LoadLimit | None) -> Demand:
-        plan, swa_full = self.plan, FULL_WINDOW in self.plan.extra
-        return Demand(self.facts, plan.kv_type_k, swa_full, self.projector_bytes, plan.slots, limit)
+        own, takes_arguments = self.plan.extra, self.location.path is not None
+        situation = Situation(self.max_context, self.demand, self.memory, wanted, own, takes_arguments=takes_arguments)
+        return proposals(situation)
 
 
 def choose_engine(
@@ -167,61 +156,57 @@ def choose_engine(
     model = Path(settings.model_path)
     facts = read_facts(model)
     stamp = file_stamps(facts.parts)
-    location, engine_probe = usable_engine(settings.engine_path)
-    extra, workers = user_arguments(settings, location, engine_probe)
+    engine = usable_engine(settings.engine_path)
+    extra, workers = user_arguments(settings, engine)
     projector = find_projector(model, extra) if vision else None
     projector_bytes, projector_name = _size_and_identity(projector) if projector else (0, "")
-    memory, identity = memory_for(location, workers, staged), model_identity(model)
-    build = build_identity(location, engine_probe)
+    memory, identity = memory_for(engine.location, workers, staged), model_identity(model)
     loaded = f"{identity} with {projector_name}" if projector else identity  # its buffers are logged as the model's
-    circumstances = Circumstances(loaded, facts.size, build, memory.device_kind)
+    circumstances = Circumstances(loaded, facts.size, engine.identity, memory.device_kind)
     limit = limits.find(circumstances) if limits else None
     swa_full = FULL_WINDOW in extra  # the user keeps sliding windows at full length
     demand = Demand(facts, settings.kv_type, swa_full, projector_bytes, limit=limit)
-    left_out = omitted_options(engine_probe)
-    most_slots = PROGRAMS_SLOTS if settings.api_server else WINDOW_SLOTS
-    slots = 1 if "--kv-unified" in left_out else settings.slots or slots_for(demand, memory, most_slots)
-    chooser = ContextChooser(replace(demand, slots=slots), memory)
-    most = chooser.choose(settings.context_size)
-    context = chooser.initial_choice(most, needed)
+    if engine.options is not None and engine.options.find("--kv-unified") is None:
+        slots = 1
+    else:
+        slots = settings.slots or slots_for(demand, memory, PROGRAMS_SLOTS if settings.api_server else WINDOW_SLOTS)
+    demand = replace(demand, slots=slots)
+    chooser = ContextChooser(demand, memory)
+    max_context = chooser.choose(settings.context_size)
+    context = chooser.initial_choice(max_context, needed)
     plan = LaunchPlan(
         model=model,
         context_size=context.tokens,
         slot_path=slot_path,
-        kv_type_k=settings.kv_type,
-        kv_type_v=settings.kv_type,
+        kv_type=settings.kv_type,
         projector=projector,
         slots=slots,
         rpc_workers=workers,
         extra=extra,
-        left_out=left_out,
+        known=engine.options,
     )
     fingerprint = Fingerprint(
         model=identity,
-        kv_type_k=plan.kv_type_k,
-        kv_type_v=plan.kv_type_v,
+        kv_type_k=plan.kv_type,
+        kv_type_v=plan.kv_type,
         flash_attention="auto",
         streams=1,
-        rope=rope_factors(facts, most.tokens),
+        rope=rope_factors(facts, max_context.tokens),
         options=with_file_stamps(arguments.state_arguments(extra), Path()),
-        build="" if promised_strategy(facts, swa_full=swa_full) is Strategy.PLAIN else build,
+        build="" if promised_strategy(facts, swa_full=swa_full) is Strategy.PLAIN else engine.identity,
     )
-    per_token = kv_bytes_per_token(facts.kv, plan.kv_type_k, plan.kv_type_v)
     return EngineChoice(
-        location,
+        engine.location,
         with_placement(plan, context),
-        facts,
+        demand,
         context,
-        most,
+        max_context,
         fingerprint,
-        per_token,
         stamp,
-        build,
+        engine.identity,
         memory,
         circumstances,
-        limit,
         projector_name,
-        projector_bytes,
     )
 
 
@@ -256,26 +241,15 @@ def with_file_stamps(state_arguments: str, folder: Path) -> str:
     return " ".join((state_arguments, *stamps))
 
 
-def omitted_options(engine_probe: EngineProbe) -> frozenset[str]:
-    if engine_probe.options is None:
-        return frozenset()
-    # In builds of the year before, level 4 logs whole conversations.
-    levels = frozenset() if engine_probe.options.has_trace_level else frozenset(("--verbosity",))
-    return engine_probe.options.missing(OPTIONAL_OPTIONS) | levels
-
-
-def user_arguments(
-    settings: Settings, location: EngineLocation, engine_probe: EngineProbe
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def user_arguments(settings: Settings, engine: EngineProbe) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the user's checked arguments and RPC workers. Raises BadArguments and BadWorkers."""
     extra = arguments.parse_arguments(settings.engine_arguments)
     workers = arguments.parse_workers(settings.rpc_workers)
-    if location.path is None and extra:
+    if extra and engine.location.path is None:
         raise arguments.BadArguments(_("The embedded engine takes no extra arguments; only llama-server does."))
-    no_rpc = location.path is None or (engine_probe.options is not None and engine_probe.options.find("--rpc") is None)
-    if workers and no_rpc:
+    if workers and (engine.options is None or engine.options.find("--rpc") is None):
         raise arguments.BadWorkers(_("This engine does not support RPC servers."))
-    arguments.check_arguments(extra, engine_probe.options)
+    arguments.check_arguments(extra, engine.options)
     return extra, workers
 
 
@@ -292,7 +266,7 @@ def rope_factors(facts: GgufFacts, context_size: int) -> str:
 @dataclass(frozen=True)
 class Capacity:
     memory: MemoryFacts
-    build: str = ""  # see probe.build_identity; empty if unavailable
+    build: str = ""  # see `EngineProbe.identity`; empty if unavailable
 
 
 @dataclass(frozen=True)
@@ -304,15 +278,15 @@ class ModelJudge:
     limits: LoadLimits
 
     def __call__(self, facts: GgufFacts) -> Judgement:
-        settings, projector = self.settings, projector_of(facts.path)
-        swa_full = FULL_WINDOW in settings.engine_arguments.split()
-        weighed = size_of(projector) if projector else 0
-        build, device, limit = self.capacity.build, self.capacity.memory.device_kind, None
-        if self.limits.knows(facts.size, build, device):  # identifying the model takes far longer
+        settings, memory, build = self.settings, self.capacity.memory, self.capacity.build
+        projector, limit = projector_of(facts.path), None
+        if self.limits.knows(facts.size, build, memory.device_kind):  # identifying the model takes far longer
             with contextlib.suppress(KvchatError):
-                limit = self.limits.find(Circumstances(model_identity(facts.path), facts.size, build, device))
-        demand = Demand(facts, settings.kv_type, swa_full, weighed, limit=limit)
-        return judge(demand, self.capacity.memory, settings.context_size)
+                identity = model_identity(facts.path)
+                limit = self.limits.find(Circumstances(identity, facts.size, build, memory.device_kind))
+        swa_full = FULL_WINDOW in settings.engine_arguments.split()
+        demand = Demand(facts, settings.kv_type, swa_full, size_of(projector) if projector else 0, limit=limit)
+        return judge(demand, memory, settings.context_size)
 
 
 def query_capacity(settings: Settings, staged: StagingMemory = NO_STAGING_MEMORY) -> Capacity:
@@ -321,9 +295,9 @@ def query_capacity(settings: Settings, staged: StagingMemory = NO_STAGING_MEMORY
     `staged`: what the store has in memory.
     """
     try:
-        location, engine_probe = usable_engine(settings.engine_path)
+        engine = usable_engine(settings.engine_path)
         workers = arguments.parse_workers(settings.rpc_workers)
-        return Capacity(memory_for(location, workers, staged), build_identity(location, engine_probe))
+        return Capacity(memory_for(engine.location, workers, staged), engine.identity)
     except KvchatError:
         return Capacity(_memory(staged))
 
@@ -345,8 +319,9 @@ def memory_for(
             raise
         if reason := rpc_server_failure(error.detail):
             raise EngineFailed(reason) from error
-        said = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
-        raise arguments.BadWorkers(_("The engine could not start with these RPC servers: {said}", said=said)) from error
+        output = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
+        message = _("The engine could not start with these RPC servers: {said}", said=output)
+        raise arguments.BadWorkers(message) from error
     return _memory(staged, [DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])
 
 

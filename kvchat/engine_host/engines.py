@@ -104,7 +104,7 @@ class ManagedEngine:
             slot_path=self._slot_path,
             fingerprint=choice.fingerprint,
             context_size=facts.context_size,
-            kv_bytes_per_token=choice.kv_bytes_per_token,
+            kv_bytes_per_token=kv_bytes_per_token(choice.facts.kv, choice.plan.kv_type, choice.plan.kv_type),
             finding=Finding(choice.promised, proved=False),
             window=choice.facts.sliding_window or 0,
             vision=facts.vision,
@@ -149,7 +149,7 @@ class EngineMemory:
         return choice
 
     def begin_load(self, choice: EngineChoice) -> None:
-        self.limit = choice.limit
+        self.limit = choice.demand.limit
         self.bars, self._smaller, self._failed_choice = choice.context.bars, iter(choice.smaller()), None
 
     def next_smaller(self, choice: EngineChoice) -> EngineChoice | None:
@@ -284,7 +284,7 @@ def with_state_support(
     type_k = process.value_of("-ctk", "--cache-type-k") or "f16"
     type_v = process.value_of("-ctv", "--cache-type-v") or "f16"
     # Any argument may change what a state means; leave out only those known to be harmless.
-    started_with = arguments.server_state_arguments(process.arguments)
+    started_with = arguments.state_arguments(process.arguments, external=True)
     variables = " ".join(f"{name}={value}" for name, value in process.variables)
     fingerprint = Fingerprint(
         model=identity,

@@ -21,7 +21,6 @@ from typing import Any
 
 from kvchat.engine.discovery.engines import (
     EngineEntry,
-    EngineKind,
     EngineLocation,
     installed_engines,
     list_engines,
@@ -77,7 +76,7 @@ class DownloadedEngine:
 
     @property
     def location(self) -> EngineLocation:
-        return EngineLocation(EngineKind.LLAMA_SERVER, self.folder / program_name())
+        return EngineLocation(self.folder / program_name())
 
 
 def downloaded_engines(engines: Path) -> tuple[DownloadedEngine, ...]:
@@ -220,8 +219,7 @@ class EngineSetup:
             if name == "engine_url":
                 parse_address(text)
             else:
-                location, engine_probe = await asyncio.to_thread(usable_engine, wanted.engine_path)
-                user_arguments(wanted, location, engine_probe)
+                user_arguments(wanted, await asyncio.to_thread(usable_engine, wanted.engine_path))
         except KvchatError as error:
             return error.detail or error.title
         return ""

@@ -95,7 +95,7 @@ class SwitchingHost(EngineLifecycle):
         if choice is None or context_size is None:
             return None
         kv, plan = choice.facts.kv, choice.plan
-        return cost.break_even(lambda tokens: kv_bytes(kv, tokens, plan.kv_type_k, plan.kv_type_v), context_size)
+        return cost.break_even(lambda tokens: kv_bytes(kv, tokens, plan.kv_type, plan.kv_type), context_size)
 
     @property
     def log_lines(self) -> list[str]:

@@ -13,12 +13,11 @@ from pathlib import Path
 from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.errors import EngineGone
 from kvchat.engine.api.wire import ChatMessage, Sampling
-from kvchat.engine.discovery.engines import EngineLocation, EngineNotFound, EngineProbe, list_devices, probe
+from kvchat.engine.discovery.engines import EngineLocation, EngineNotFound, list_devices, probe
 from kvchat.engine.discovery.graphics import Backend, cannot_run_error, describe_missing_libraries, undetected_gpu_error
-from kvchat.engine.process.log import EngineLog
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
-from kvchat.engine_host.choice import omitted_options, promised_strategy
+from kvchat.engine_host.choice import promised_strategy
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import read_facts
@@ -75,7 +74,6 @@ async def try_engine(
             # For a downloaded engine, report the packages that provide the missing libraries, not a path.
             lacking = await asyncio.to_thread(describe_missing_libraries, location.path)
             raise cannot_run_error(lacking or error.detail) from error
-        engine_probe.check(location)
         report_step(TrialStep(_("Version"), engine_probe.version))
         devices = await asyncio.to_thread(list_devices, location)
         if needs and location.path and all(device.name.startswith(("CPU", "BLAS")) for device in devices):
@@ -84,44 +82,43 @@ async def try_engine(
         if model is None:
             report_step(TrialStep(_("Model"), _("No model to test with")))
         else:
-            await _run(location, engine_probe, model, report_step)
+            with tempfile.TemporaryDirectory(prefix="kvchat-trial-", ignore_cleanup_errors=True) as folder:
+                plan = LaunchPlan(model, _CONTEXT, Path(folder), known=engine_probe.options)
+                await _run(location, plan, report_step)
     except KvchatError as error:
         report_step(TrialStep(error.title, error.detail, error))
     return Trial(tuple(steps))
 
 
-async def _run(
-    location: EngineLocation, engine_probe: EngineProbe, model: Path, report_step: Callable[[TrialStep], None]
-) -> None:
-    with tempfile.TemporaryDirectory(prefix="kvchat-trial-", ignore_cleanup_errors=True) as folder:
-        plan = LaunchPlan(model, _CONTEXT, Path(folder), left_out=omitted_options(engine_probe))
-        supervisor = EngineSupervisor(log=EngineLog(), policy=RestartPolicy(max_deaths=1))
-        started = time.perf_counter()
-        try:
-            await supervisor.start(location, plan)
-            engine = await supervisor.ready()
-            took = format_duration(1000 * (time.perf_counter() - started))
-            report_step(TrialStep(_("Model"), _("{stem} loaded in {perf_counter}", stem=model.stem, perf_counter=took)))
-            timings = None
-            stream = engine.chat([ChatMessage("user", "Say hello.")], Sampling(max_tokens=8, temperature=0.0))
-            async with contextlib.aclosing(stream) as chunks:
-                async for chunk in chunks:
-                    timings = chunk.timings or timings
-            report_step(TrialStep(_("Reply"), format_rate(timings.tokens_per_second) if timings else _("received")))
-            finding = await _self_test(engine, supervisor.generation, plan)
-            if not (finding.proved and finding.strategy.saves):
-                title = _("Chat memory does not work with this engine")
-                if finding.strategy.saves:
-                    title = _("Chat memory may not work with this engine")
-                advice = _(
-                    "You can chat, but each chat is reprocessed when you open it. Try another version of llama-server."
-                )
-                raise KvchatError(title, finding.description, advice)
-            report_step(TrialStep(_("Chat memory"), finding.description))
-        except EngineGone as error:  # the supervisor may know why the engine died
-            raise await error.explain() from error
-        finally:
-            await supervisor.close()
+async def _run(location: EngineLocation, plan: LaunchPlan, report_step: Callable[[TrialStep], None]) -> None:
+    supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1))
+    started = time.perf_counter()
+    try:
+        await supervisor.start(location, plan)
+        engine = await supervisor.ready()
+        took = format_duration(1000 * (time.perf_counter() - started))
+        loaded = _("{stem} loaded in {perf_counter}", stem=plan.model.stem, perf_counter=took)
+        report_step(TrialStep(_("Model"), loaded))
+        timings = None
+        stream = engine.chat([ChatMessage("user", "Say hello.")], Sampling(max_tokens=8, temperature=0.0))
+        async with contextlib.aclosing(stream) as chunks:
+            async for chunk in chunks:
+                timings = chunk.timings or timings
+        report_step(TrialStep(_("Reply"), format_rate(timings.tokens_per_second) if timings else _("received")))
+        finding = await _self_test(engine, supervisor.generation, plan)
+        if not (finding.proved and finding.strategy.saves):
+            title = _("Chat memory does not work with this engine")
+            if finding.strategy.saves:
+                title = _("Chat memory may not work with this engine")
+            advice = _(
+                "You can chat, but each chat is reprocessed when you open it. Try another version of llama-server."
+            )
+            raise KvchatError(title, finding.description, advice)
+        report_step(TrialStep(_("Chat memory"), finding.description))
+    except EngineGone as error:  # the supervisor may know why the engine died
+        raise await error.explain() from error
+    finally:
+        await supervisor.close()
 
 
 async def _self_test(engine: LlamaServerClient, generation: int, plan: LaunchPlan) -> Finding:
@@ -129,16 +126,12 @@ async def _self_test(engine: LlamaServerClient, generation: int, plan: LaunchPla
     with contextlib.suppress(KvchatError):  # the engine could load it
         facts = await asyncio.to_thread(read_facts, plan.model)
         promised, window = promised_strategy(facts, swa_full=False), facts.sliding_window
-        per_token = kv_bytes_per_token(facts.kv, plan.kv_type_k, plan.kv_type_v)
-    server_facts = await engine.facts()
-    ready = ReadyEngine(
-        engine,
-        generation,
-        plan.slot_path,
-        Fingerprint(str(plan.model), plan.kv_type_k, plan.kv_type_v, "auto", 1, ""),
-        server_facts.context_size,
-        per_token,
-        Finding(promised, proved=False),
-        window or 0,
+        per_token = kv_bytes_per_token(facts.kv, plan.kv_type, plan.kv_type)
+    context_size = (await engine.facts()).context_size
+    fingerprint = Fingerprint(str(plan.model), plan.kv_type, plan.kv_type, "auto", 1, "")
+    untested = Finding(promised, proved=False)
+    return await self_test(
+        ReadyEngine(
+            engine, generation, plan.slot_path, fingerprint, context_size, per_token, untested, window=window or 0
+        )
     )
-    return await self_test(ready)

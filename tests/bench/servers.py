@@ -135,7 +135,7 @@ class Direct(Server):
 
     def __init__(self, location: EngineLocation, plan: LaunchPlan, folder: Path) -> None:
         self._location, self._folder = location, folder
-        self._plan = dataclasses.replace(plan, slot_path=folder, left_out=plan.left_out | {"--cache-ram"})
+        self._plan = dataclasses.replace(plan, slot_path=folder, extra=(*plan.extra, "--cache-ram", "8192"))
         self._process: EngineProcess | None = None
 
     async def open(self, slots: int) -> Address:

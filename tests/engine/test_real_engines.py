@@ -21,7 +21,7 @@ from kvchat.engine import embedded
 from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.errors import EngineFailed, EngineRefused, FailureKind
 from kvchat.engine.api.wire import ChatMessage, Sampling
-from kvchat.engine.discovery.engines import EngineKind, EngineLocation, engine_version, list_devices
+from kvchat.engine.discovery.engines import EngineLocation, list_devices, probe
 from kvchat.engine.process.plan import LaunchPlan, embedded_parameters
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
 from tests.engine.waiting import is_alive, until
@@ -34,10 +34,9 @@ HELLO = [
 ]
 
 
-@pytest.fixture(params=[EngineKind.EMBEDDED, EngineKind.LLAMA_SERVER], ids=lambda kind: kind.value)
+@pytest.fixture(params=["embedded_engine", "real_llama_server"])
 def location(request: pytest.FixtureRequest) -> EngineLocation:
-    name = "embedded_engine" if request.param is EngineKind.EMBEDDED else "real_llama_server"
-    found: EngineLocation = request.getfixturevalue(name)
+    found: EngineLocation = request.getfixturevalue(request.param)
     return found
 
 
@@ -129,24 +128,23 @@ async def test_what_is_wrong_is_told(
 
 
 def test_it_says_who_it_is(location: EngineLocation) -> None:
-    assert any(character.isdigit() for character in engine_version(location))
+    assert any(character.isdigit() for character in probe(location).version)
     devices = list_devices(location)
     assert all(device.name and device.description for device in devices)
-    if location.kind is EngineKind.EMBEDDED:
+    if location.path is None:
         assert any(device.name == "CPU" for device in devices)
 
 
 APP = """
 import asyncio, sys
 from pathlib import Path
-from kvchat.engine.discovery.engines import EngineKind, EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor
 async def main():
     supervisor = EngineSupervisor()
     path = Path(sys.argv[1]) if sys.argv[1] else None
-    kind = EngineKind.LLAMA_SERVER if path else EngineKind.EMBEDDED
-    await supervisor.start(EngineLocation(kind, path), LaunchPlan(Path(sys.argv[2]), 512, Path(sys.argv[3])))
+    await supervisor.start(EngineLocation(path), LaunchPlan(Path(sys.argv[2]), 512, Path(sys.argv[3])))
     await supervisor.ready()
     print(supervisor.pid, flush=True)
     await asyncio.sleep(600)

@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from kvchat.engine.api.errors import EngineFailed
-from kvchat.engine.discovery.engines import EngineKind, EngineLocation, EngineNotFound
+from kvchat.engine.discovery.engines import EngineLocation, EngineNotFound
 from kvchat.engine_host import choice as choosing
 from kvchat.engine_host.choice import Capacity, ModelJudge, memory_for, query_capacity
 from kvchat.library.gguf.facts import model_identity
@@ -51,4 +51,4 @@ def test_a_computer_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(choosing, "list_devices", no_devices)
     with pytest.raises(EngineFailed, match=r"no response from the RPC server den:50052\."):
-        memory_for(EngineLocation(EngineKind.LLAMA_SERVER, tmp_path), ["den:50052"])
+        memory_for(EngineLocation(tmp_path), ["den:50052"])

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.discovery.arguments import BadWorkers, KnownOptions, Option
-from kvchat.engine.discovery.engines import EngineLocation, EngineProbe
+from kvchat.engine.discovery.arguments import BadWorkers
+from kvchat.engine.discovery.engines import EngineLocation
+from kvchat.engine.process.plan import llama_server_arguments
 from kvchat.engine_host import choice as choosing
-from kvchat.engine_host.choice import EngineChoice, choose_engine, omitted_options
+from kvchat.engine_host.choice import EngineChoice, choose_engine
 from kvchat.engine_host.engines import EngineMemory
 from kvchat.errors import KvchatError
 from kvchat.library.memory.demand import LoadLimits, MemoryFacts
@@ -80,14 +81,9 @@ def test_arguments_the_engine_would_die_of_are_refused_before_it_starts(
 
 def test_a_build_that_cannot_share_its_work_is_said(tmp_path: Path, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_LACKS="--rpc --cors-origins")
-    assert with_arguments(tmp_path, fake_engine).plan.left_out == {"--cors-origins"}
+    assert "--cors-origins" not in llama_server_arguments(with_arguments(tmp_path, fake_engine).plan)
     with pytest.raises(KvchatError, match="does not support RPC servers"):
         with_arguments(tmp_path, fake_engine, rpc_workers="den:1")
-
-
-def test_levels_that_would_log_conversations_are_not_asked_for() -> None:
-    asked = EngineProbe("version: 6451", 6451, KnownOptions((Option(("--verbosity",), 1),)))
-    assert "--verbosity" in omitted_options(asked)
 
 
 @pytest.mark.engine

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.discovery.engines import EngineKind, EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from tests.engine.waiting import is_alive
 from tests.engine_fixtures import FakeEngine
@@ -54,7 +54,7 @@ async def test_what_is_no_engine_is_said(tmp_path: Path, script: str) -> None:
     program = tmp_path / "llama-server"
     program.write_text(script)
     program.chmod(0o755)
-    trial = await try_engine(EngineLocation(EngineKind.LLAMA_SERVER, program), None)
+    trial = await try_engine(EngineLocation(program), None)
     assert not trial.works
     assert trial.steps[0].error.advice
 

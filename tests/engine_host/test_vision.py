@@ -108,8 +108,8 @@ def test_a_projector_takes_memory_and_is_no_part_of_what_a_state_means(
     assert choose_engine(stage.settings, tmp_path).plan == blind.plan
     limits = LoadLimits(tmp_path / "limits.json")
     limits.learn(seeing.circumstances, 2048, ran_out=True)  # with the projector
-    assert choose_engine(stage.settings, tmp_path, limits).limit is None
-    assert choose_engine(stage.settings, tmp_path, limits, vision=True).limit is not None
+    assert choose_engine(stage.settings, tmp_path, limits).demand.limit is None
+    assert choose_engine(stage.settings, tmp_path, limits, vision=True).demand.limit is not None
     larger = [choice.larger(2048, choice.memory, None) for choice in (seeing, blind)]
     assert larger[0]
     assert larger[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.api.client import LlamaServerClient
-from kvchat.engine.discovery.engines import EngineKind, EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.kvstore import disk
@@ -31,7 +31,7 @@ async def found(
 ) -> Finding:
     """The self-test's answer; it must have left nothing behind."""
     path = engine_path(engine)
-    location = EngineLocation(EngineKind.LLAMA_SERVER, Path(path)) if path else EngineLocation(EngineKind.EMBEDDED)
+    location = EngineLocation(Path(path)) if path else EngineLocation()
     supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1))
     await supervisor.start(location, LaunchPlan(tiny_model(architecture, window), 2048, folder, extra=extra))
     try:

@@ -18,7 +18,7 @@ from kvchat.chat.record.messages import Message, MessageState, Role, prompt_mess
 from kvchat.chat.turn import read_ahead
 from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.wire import Sampling
-from kvchat.engine.discovery.engines import EngineKind, EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.runtime import Runtime
@@ -176,11 +176,11 @@ async def replies_of(runtime: Runtime, chat: str) -> list[list[Message]]:
 @asynccontextmanager
 async def cold_engine(folder: Path, model: Path, engine: str | None, context: int) -> AsyncIterator[LlamaServerClient]:
     """An engine that has read nothing before, and computes as those of the soaks do."""
-    kind = EngineLocation(EngineKind.LLAMA_SERVER, Path(engine)) if engine else EngineLocation(EngineKind.EMBEDDED)
+    kind = EngineLocation(Path(engine)) if engine else EngineLocation()
     slots = folder / "cold"
     slots.mkdir()
     supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1))
-    await supervisor.start(kind, LaunchPlan(model, context, slots, kv_type_k="f32", kv_type_v="f32"))
+    await supervisor.start(kind, LaunchPlan(model, context, slots, kv_type="f32"))
     try:
         client = await supervisor.ready()
         assert isinstance(client, LlamaServerClient)

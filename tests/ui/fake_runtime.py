@@ -37,7 +37,7 @@ from kvchat.chat.turn.receipts import REPLY_KINDS, DailyReplies, ReplyStatistics
 from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.engine.api.vitals import Vitals
 from kvchat.engine.api.wire import Sampling
-from kvchat.engine.discovery.engines import Device, EngineEntry, EngineKind, EngineLocation
+from kvchat.engine.discovery.engines import Device, EngineEntry, EngineLocation
 from kvchat.engine_host.choice import Capacity, ModelJudge
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.setup import EngineSetup, downloaded_engines
@@ -478,12 +478,12 @@ class FakeEngines(EngineSetup):
 
     found = (
         EngineEntry(
-            EngineLocation(EngineKind.LLAMA_SERVER, Path("/usr/bin/llama-server")),
+            EngineLocation(Path("/usr/bin/llama-server")),
             chosen=False,
             problem=KvchatError("This engine is too old", "It is build 6000."),
         ),
         EngineEntry(
-            EngineLocation(EngineKind.EMBEDDED),
+            EngineLocation(),
             chosen=True,
             version="xllamacpp 2026.10.11549",
             devices=(Device("CPU", "AMD EPYC", None, None),),

@@ -373,11 +373,11 @@ async def _dialogs(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tu
 
 async def _first_run(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
     import kvchat.engine_host.setup as setup
-    from kvchat.engine.discovery.engines import EngineKind, EngineLocation
+    from kvchat.engine.discovery.engines import EngineLocation
 
     yield "first run, nothing", window
     runtime.models.there = [a_model(runtime.paths.data, "Apple-8B", 5 * GB), a_model(runtime.paths.data, "Fig-1B", GB)]
-    page, inside = window.first_start, [EngineLocation(EngineKind.EMBEDDED)]
+    page, inside = window.first_start, [EngineLocation()]
     card = Graphics("linux", (GpuVendor.AMD,))
     with (
         patch.object(setup, "detect_graphics", lambda: card),

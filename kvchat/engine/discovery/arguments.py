@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvchat.errors import KvchatError
@@ -17,21 +17,20 @@ _DESCRIPTION_GAP = re.compile(r"(?<![,\s])\s{2,}")  # a comma and spaces separat
 
 @dataclass(frozen=True)
 class Option:
-    """An option: all its spellings, "no" forms included, and the number of its values."""
-
-    names: tuple[str, ...]
-    values: int
+    names: tuple[str, ...]  # all spellings, "no" forms included
+    value_count: int
 
 
 @dataclass(frozen=True)
 class KnownOptions:
+    """The options of one build."""
+
     options: tuple[Option, ...]
     has_trace_level: bool = False  # log levels go up to "trace"; lower ones log no conversation
 
     def find(self, name: str) -> Option | None:
-        """Return the option of that name; llama.cpp takes `--ctx_size` for `--ctx-size`."""
-        wanted = normalize_name(name)
-        return next((option for option in self.options if wanted in option.names), None)
+        normalized = normalize_name(name)
+        return next((option for option in self.options if normalized in option.names), None)
 
     def missing(self, names: Iterable[str]) -> frozenset[str]:
         return frozenset(name for name in names if self.find(name) is None)
@@ -48,17 +47,17 @@ def parse_help(text: str) -> KnownOptions | None:
     A line that begins with a dash is an option: names, its values and, after two spaces or on the next line, its
     description (common_arg::to_string in llama.cpp's common/arg.cpp).
     """
-    found = []
+    options = []
     for line in text.splitlines():
         head, names = _DESCRIPTION_GAP.split(line, maxsplit=1)[0], list[str]()
         while match := _NAME.match(head):
             names.append(match[0])
             head = head[match.end() :].lstrip(", ")
         if names:
-            values = 2 if re.fullmatch(r"[A-Z]+ [A-Z]+", head) else 1 if head else 0
-            found.append(Option(tuple(names), values))
-    options = KnownOptions(tuple(found), has_trace_level="4: trace" in text)
-    return None if options.missing(("--model", "--port")) else options
+            value_count = 2 if re.fullmatch(r"[A-Z]+ [A-Z]+", head) else int(head != "")
+            options.append(Option(tuple(names), value_count))
+    known = KnownOptions(tuple(options), has_trace_level="4: trace" in text)
+    return None if known.missing(("--model", "--port")) else known
 
 
 _ADVICE = N_("Correct the extra arguments in the settings, or clear them.")
@@ -135,31 +134,38 @@ def check_arguments(arguments: Sequence[str], known: KnownOptions | None) -> Non
         if not name.startswith("-"):
             raise BadArguments(_('"{name}" is not an option; options start with a dash.', name=name))
         option = known.find(name) if known else None
-        if reason := _reserved_reason(name, option.names if option else ()):
+        spellings = {normalize_name(name.partition("=")[0]), *(option.names if option else ())}
+        spellings |= {f"--{spelling[5:]}" for spelling in spellings if spelling.startswith("--no-")}
+        if reason := next((_RESERVED_REASONS[spelling] for spelling in spellings & _RESERVED_REASONS.keys()), None):
             raise BadArguments(_("{name} cannot be set here: {reason}.", name=name, reason=_(reason)))
         if known is None:
             continue
         if option is None:
             hint = _("Use a space instead of the equals sign.") if "=" in name else ""
             raise BadArguments(join_sentences(_("This engine does not support the option {name}.", name=name), hint))
-        if len(values) != option.values:
-            counts = {"count": _describe_count(option.values), "count2": _describe_count(len(values))}
-            raise BadArguments(_("{name} takes {count}, but got {count2}.", name=name, **counts))
+        if len(values) != option.value_count:
+            expected, given = (
+                {0: _("no value"), 1: _("one value")}.get(count, _("{count} values", count=count))
+                for count in (option.value_count, len(values))
+            )
+            raise BadArguments(_("{name} takes {count}, but got {count2}.", name=name, count=expected, count2=given))
 
 
-def state_arguments(arguments: Sequence[str]) -> str:
-    """Return the arguments that change what a saved KV state means; empty for most."""
-    return _excluding(arguments, frozenset(_HARMLESS.split()))
+def state_arguments(arguments: Sequence[str], *, external: bool = False) -> str:
+    """Return the arguments that change what a saved KV state means; empty for most.
 
-
-def server_state_arguments(arguments: Sequence[str]) -> str:
-    """Like `state_arguments`, for a server started by others: also drops its address, key and model."""
-    elsewhere = {
-        name
-        for name, reason in _RESERVED_REASONS.items()
-        if reason in (_LOCAL, _CHOSEN_IN_WINDOW, _CHATS_ONLY, _FOR_MONITORING)
-    }
-    return _excluding(arguments, elsewhere | {"--slot-save-path"} | frozenset(_HARMLESS.split()))
+    `external`: of a server started by others; leave out its address, key and model, too.
+    """
+    excluded = set(_HARMLESS.split())
+    if external:
+        unrelated = (_LOCAL, _CHOSEN_IN_WINDOW, _CHATS_ONLY, _FOR_MONITORING)
+        excluded |= {"--slot-save-path", *(name for name, reason in _RESERVED_REASONS.items() if reason in unrelated)}
+    words: list[str] = []
+    for name, values in _group_by_option(arguments):
+        normalized = normalize_name(name)
+        if normalized.partition("=")[0] not in excluded:
+            words += [normalized, *values]
+    return shlex.join(words)
 
 
 def named_files(state_arguments: str) -> tuple[str, ...]:
@@ -176,19 +182,10 @@ def parse_workers(text: str) -> tuple[str, ...]:
     workers = tuple(filter(None, re.split(r"[,\s]+", text)))
     for worker in workers:
         host, colon, port = worker.rpartition(":")
-        right_host = re.fullmatch(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%\w]+\]", host)
-        if not colon or not right_host or not port.isdecimal() or not 0 < int(port) < 65536:
+        is_host = re.fullmatch(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%\w]+\]", host)
+        if not colon or not is_host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise BadWorkers(_('"{worker}" is not a valid name and port.', worker=worker))
     return workers
-
-
-def _excluding(arguments: Sequence[str], names: Set[str]) -> str:
-    told = [
-        (name, values)
-        for name, values in _group_by_option(arguments)
-        if normalize_name(name).partition("=")[0] not in names
-    ]
-    return shlex.join(word for name, values in told for word in (normalize_name(name), *values))
 
 
 def _group_by_option(arguments: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -200,13 +197,3 @@ def _group_by_option(arguments: Sequence[str]) -> Iterator[tuple[str, tuple[str,
             end += 1
         yield arguments[at], tuple(arguments[at + 1 : end])
         at = end
-
-
-def _reserved_reason(name: str, other_names: Sequence[str]) -> str | None:
-    spellings = {normalize_name(name.partition("=")[0]), *other_names}
-    spellings |= {f"--{spelling[5:]}" for spelling in spellings if spelling.startswith("--no-")}
-    return next((_RESERVED_REASONS[spelling] for spelling in spellings if spelling in _RESERVED_REASONS), None)
-
-
-def _describe_count(values: int) -> str:
-    return {0: _("no value"), 1: _("one value")}.get(values, _("{count} values", count=values))

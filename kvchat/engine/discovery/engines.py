@@ -14,8 +14,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvchat.engine import embedded, parent_guard
@@ -26,21 +25,18 @@ from kvchat.system.paths import expanded
 from kvchat.text.language import N_, _, join_list
 
 _COMMAND_TIMEOUT_S = 30.0
-
-
-class EngineKind(Enum):
-    """The two kinds of engine. Both are llama.cpp's server and speak the same HTTP."""
-
-    LLAMA_SERVER = "llama-server"
-    EMBEDDED = "embedded"
+EMBEDDED = "embedded"  # in the setting `engine_path`
 
 
 @dataclass(frozen=True)
 class EngineLocation:
-    """Where an engine is. The embedded one has no path: it is a package in kvchat's own Python."""
+    """A llama-server, or the embedded engine if `path` is None. Both speak the same HTTP."""
 
-    kind: EngineKind
     path: Path | None = None
+
+    @property
+    def kind(self) -> str:
+        return EMBEDDED if self.path is None else "llama-server"
 
     def __str__(self) -> str:
         return _("embedded engine") if self.path is None else str(self.path)
@@ -57,7 +53,7 @@ class Device:
 
 
 class EngineNotFound(KvchatError):
-    """No engine exists, or none at the configured path."""
+    """There is no engine, or none at the configured path, or it cannot run."""
 
 
 def find_engine(settings_path: str | None) -> EngineLocation:
@@ -65,15 +61,14 @@ def find_engine(settings_path: str | None) -> EngineLocation:
 
     The settings may say "embedded", for a machine with an unusable llama-server. Raises EngineNotFound.
     """
-    embedded_only = settings_path == EngineKind.EMBEDDED.value
-    if settings_path and not embedded_only:
+    if settings_path and settings_path != EMBEDDED:
         path = expanded(settings_path)
         try:
-            return EngineLocation(EngineKind.LLAMA_SERVER, in_time(lambda: _resolve_program(path)))
+            return EngineLocation(in_time(lambda: _resolve_program(path)))
         except OSError as error:
             raise EngineNotFound(_("The engine was not found"), f"{path}: {error.strerror}.", _(_ADVICE)) from error
     for engine in installed_engines():
-        if engine.path is None or not embedded_only:
+        if engine.path is None or settings_path != EMBEDDED:
             return engine
     raise EngineNotFound(
         _("No engine found"),
@@ -89,8 +84,8 @@ def installed_engines() -> list[EngineLocation]:
         program = folder / program_name()
         if _is_executable(program):
             programs.setdefault(program.resolve(), program.absolute())
-    found = [EngineLocation(EngineKind.LLAMA_SERVER, program) for program in programs.values()]
-    return [*found, EngineLocation(EngineKind.EMBEDDED)] if importlib.util.find_spec("xllamacpp") else found
+    found = [EngineLocation(program) for program in programs.values()]
+    return [*found, EngineLocation()] if importlib.util.find_spec("xllamacpp") else found
 
 
 def search_folders() -> list[Path]:
@@ -115,17 +110,6 @@ def search_folders() -> list[Path]:
     ]
 
 
-def engine_version(location: EngineLocation) -> str:
-    """Return the engine's version line. Blocks while the program runs. Raises EngineNotFound."""
-    if location.path is None:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # bundles may lack package metadata
-            return f"xllamacpp {importlib.metadata.version('xllamacpp')}"
-        return "xllamacpp"
-    answer = _run_command([str(location.path), "--version"])
-    lines = [line.strip() for line in answer.splitlines() if line.strip()]
-    return next((line for line in lines if line.startswith("version")), lines[-1] if lines else "unknown")
-
-
 def list_devices(location: EngineLocation, workers: Sequence[str] = ()) -> tuple[Device, ...]:
     """List the engine's devices, its RPC workers' included; empty if it has only the CPU.
 
@@ -143,12 +127,12 @@ def parse_devices(text: str) -> tuple[Device, ...]:
     A worker's, `  RPC1: den:50052 (…)`, is named like its buffers in the log: RPC0[den:50052], its first device.
     """
     pattern = re.compile(r"^\s+(\S+): (.*) \((\d+) MiB, (\d+) MiB free\)\s*$", re.MULTILINE)
-    of_worker: Counter[str] = Counter()
+    worker_devices: Counter[str] = Counter()
     devices = []
     for name, description, total, free in pattern.findall(text):
         if re.fullmatch(r"RPC\d+", name):
-            name = f"RPC{of_worker[description]}[{description}]"
-            of_worker[description] += 1
+            name = f"RPC{worker_devices[description]}[{description}]"
+            worker_devices[description] += 1
         devices.append(Device(name, description, int(total) << 20, int(free) << 20))
     return tuple(devices)
 
@@ -163,20 +147,20 @@ def parse_embedded_devices(text: str) -> tuple[Device, ...]:
 
 
 def _resolve_program(path: Path) -> Path:
-    title, name = _("The engine was not found"), program_name()
+    name = program_name()
     if len(path.parts) == 1 and (found := shutil.which(str(path))):
         return Path(found)
     if not path.exists():
-        raise EngineNotFound(title, _("{path} does not exist.", path=path), _(_ADVICE))
-    if path.is_dir():
-        if _is_executable(path / name):
-            return (path / name).absolute()
-        why = _("The folder {path} does not contain {program_name}.", path=path, program_name=name)
-        raise EngineNotFound(title, why, _(_ADVICE))
-    if not _is_executable(path):
-        why = _("{path} is not executable.", path=path)
-        raise EngineNotFound(_("The engine cannot run"), why, _(_ADVICE))
-    return path.absolute()
+        reason = _("{path} does not exist.", path=path)
+    elif path.is_dir() and _is_executable(path / name):
+        return (path / name).absolute()
+    elif path.is_dir():
+        reason = _("The folder {path} does not contain {program_name}.", path=path, program_name=name)
+    elif _is_executable(path):
+        return path.absolute()
+    else:
+        raise EngineNotFound(_("The engine cannot run"), _("{path} is not executable.", path=path), _(_ADVICE))
+    raise EngineNotFound(_("The engine was not found"), reason, _(_ADVICE))
 
 
 _ADVICE = N_("Correct the engine path in the settings, or clear it to let kvchat find an engine.")
@@ -232,18 +216,11 @@ class EngineTooOld(KvchatError):
 
 @dataclass(frozen=True)
 class EngineProbe:
+    location: EngineLocation
     version: str
-    build: int | None  # None: unknown
-    options: KnownOptions | None  # None for the embedded engine
-
-    def check(self, location: EngineLocation) -> None:
-        """Raise EngineTooOld if kvchat cannot use it. Engines that do not tell are accepted."""
-        if self.build is not None and self.build < MINIMUM_BUILD:
-            builds = {"build": self.build, "minimum_build": MINIMUM_BUILD}
-            raise EngineTooOld(location, _("It is build {build}; kvchat needs {minimum_build} or newer.", **builds))
-        lacking = self.options.missing(REQUIRED_OPTIONS) if self.options else frozenset()
-        if lacking:
-            raise EngineTooOld(location, _("It does not support {lacking}.", lacking=join_list(sorted(lacking))))
+    identity: str  # of the build: its version or, if that has no number, also the program's stamp
+    build: int | None = None  # None: unknown
+    options: KnownOptions | None = None  # None for the embedded engine
 
 
 def build_number(text: str) -> int | None:
@@ -257,14 +234,26 @@ def build_number(text: str) -> int | None:
 
 
 def probe(location: EngineLocation) -> EngineProbe:
-    """Query the engine, once per version of its file. Raises EngineNotFound if it is none or cannot be run."""
+    """Query the engine, once per version of its file.
+
+    Raises EngineNotFound if it is none or cannot be run, and EngineTooOld; an unknown build is accepted.
+    """
     if location.path is None:
-        return EngineProbe(engine_version(location), None, None)
-    return _cached_probe(location, stamp_of(location.path))
+        version = "xllamacpp"
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # bundles may lack package metadata
+            version += f" {importlib.metadata.version('xllamacpp')}"
+        return EngineProbe(location, version, version)
+    probed = _probe_program(location, stamp_of(location.path))
+    if probed.build is not None and probed.build < MINIMUM_BUILD:
+        builds = {"build": probed.build, "minimum_build": MINIMUM_BUILD}
+        raise EngineTooOld(location, _("It is build {build}; kvchat needs {minimum_build} or newer.", **builds))
+    if lacking := probed.options.missing(REQUIRED_OPTIONS) if probed.options else frozenset():
+        raise EngineTooOld(location, _("It does not support {lacking}.", lacking=join_list(sorted(lacking))))
+    return probed
 
 
 @functools.lru_cache(16)
-def _cached_probe(location: EngineLocation, _stamp: tuple[int, int, int]) -> EngineProbe:
+def _probe_program(location: EngineLocation, stamp: tuple[int, int, int]) -> EngineProbe:
     options = parse_help(_run_command([str(location.path), "--help"]))
     if options is None:
         raise EngineNotFound(
@@ -272,35 +261,25 @@ def _cached_probe(location: EngineLocation, _stamp: tuple[int, int, int]) -> Eng
             _("{program} runs, but does not support the options of llama-server.", program=location.path),
             _("Choose a llama-server, or clear the engine path to let kvchat find one."),
         )
-    version = engine_version(location)
-    return EngineProbe(version.removeprefix("version: "), build_number(version), options)
+    lines = [line.strip() for line in _run_command([str(location.path), "--version"]).splitlines() if line.strip()]
+    line = next((line for line in lines if line.startswith("version")), lines[-1] if lines else "unknown")
+    version, build, (size, changed_ns, _inode) = line.removeprefix("version: "), build_number(line), stamp
+    return EngineProbe(location, version, version if build else f"{version}-{size}-{changed_ns}", build, options)
 
 
-def build_identity(location: EngineLocation, probed: EngineProbe) -> str:
-    """Identify an engine build by its version or, if that has no number, the program's stamp."""
-    if location.path is None or probed.build is not None:
-        return probed.version
-    size, changed_ns, _ = stamp_of(location.path)
-    return f"{probed.version}-{size}-{changed_ns}"
-
-
-def usable_engine(settings_path: str | None) -> tuple[EngineLocation, EngineProbe]:
+def usable_engine(settings_path: str | None) -> EngineProbe:
     """Find the engine to use, as `find_engine`, and probe it. Raises EngineTooOld and EngineNotFound.
 
     Without a setting, an engine that is too old or broken is skipped if there is another.
     """
     candidates = [] if settings_path else installed_engines()
-    refusal: KvchatError | None = None
+    refusals: list[KvchatError] = []
     for location in candidates or [find_engine(settings_path)]:
         try:
-            probed = probe(location)
-            probed.check(location)
+            return probe(location)
         except (EngineTooOld, EngineNotFound) as error:
-            refusal = refusal or error
-        else:
-            return location, probed
-    assert refusal is not None
-    raise refusal
+            refusals.append(error)
+    raise refusals[0]
 
 
 @dataclass(frozen=True)
@@ -324,23 +303,21 @@ def list_engines(settings_path: str | None, downloaded: Iterable[EngineLocation]
 
     `downloaded`: engines downloaded by kvchat, which no search would find.
     """
-    found = [*downloaded, *installed_engines()]
+    found, chosen = [*downloaded, *installed_engines()], None
     with contextlib.suppress(KvchatError):  # reported when it starts
         found = [find_engine(settings_path), *found] if settings_path else found
+    with contextlib.suppress(KvchatError):
+        chosen = usable_engine(settings_path).location
     programs: dict[Path | None, EngineLocation] = {}  # by resolved path, since one may have two names
     for location in found:
         programs.setdefault(location.path and location.path.resolve(), location)
-    try:
-        chosen = usable_engine(settings_path)[0]
-    except KvchatError:
-        chosen = None
     entries = []
     for location in programs.values():
+        entry = EngineEntry(location, location == chosen)
         try:
             probed = probe(location)
-            probed.check(location)
-            about = probed.version, probed.build, list_devices(location)
-            entries.append(EngineEntry(location, location == chosen, *about))
+            entry = replace(entry, version=probed.version, build=probed.build, devices=list_devices(location))
         except KvchatError as error:
-            entries.append(EngineEntry(location, location == chosen, problem=error))
+            entry = replace(entry, problem=error)
+        entries.append(entry)
     return tuple(entries)

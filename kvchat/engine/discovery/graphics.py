@@ -65,20 +65,20 @@ def detect_graphics() -> Graphics:
     if sys.platform == "win32":
         folder = Path("C:/Windows/System32")
         found = {GpuVendor(vendor) for library, vendor in _WINDOWS_LIBRARIES.items() if (folder / library).exists()}
-        return Graphics(sys.platform, _sorted_vendors(found))
-    return Graphics("linux", linux_gpu_vendors(_PCI_DEVICES), _NVIDIA_DRIVER.exists())
+    else:
+        found = linux_gpu_vendors(_PCI_DEVICES)
+    has_driver = sys.platform == "win32" or _NVIDIA_DRIVER.exists()
+    return Graphics(sys.platform, tuple(vendor for vendor in GpuVendor if vendor in found), has_driver)
 
 
-def linux_gpu_vendors(devices: Path) -> tuple[GpuVendor, ...]:
-    found = set()
+def linux_gpu_vendors(devices: Path) -> set[GpuVendor]:
+    vendors = set()
     for device in devices.glob("*"):
-        try:
+        with contextlib.suppress(OSError, ValueError):
             kind, vendor = (int((device / name).read_text("ascii"), 16) for name in ("class", "vendor"))
-        except (OSError, ValueError):
-            continue
-        if kind >> 16 == _DISPLAY_CLASS and vendor in _PCI_VENDORS:
-            found.add(_PCI_VENDORS[vendor])
-    return _sorted_vendors(found)
+            if kind >> 16 == _DISPLAY_CLASS and vendor in _PCI_VENDORS:
+                vendors.add(_PCI_VENDORS[vendor])
+    return vendors
 
 
 def suitable_backends(graphics: Graphics) -> tuple[Backend, ...]:
@@ -87,8 +87,7 @@ def suitable_backends(graphics: Graphics) -> tuple[Backend, ...]:
 
 def install_advice(graphics: Graphics) -> tuple[str, ...]:
     if not graphics.vendors:
-        words = _("No supported GPU was found; the embedded engine is as fast as any other on this computer.")
-        return (words,)
+        return (_("No supported GPU was found; the embedded engine is as fast as any other on this computer."),)
     best, *others = (backend.value for backend in suitable_backends(graphics))
     steps = [_("Run `kvchat engines get` to download and test an engine for {best}.", best=best)]
     if others:
@@ -104,14 +103,9 @@ def driver_advice(graphics: Graphics) -> str:
     return ""
 
 
-def _sorted_vendors(vendors: set[GpuVendor]) -> tuple[GpuVendor, ...]:
-    return tuple(vendor for vendor in GpuVendor if vendor in vendors)
-
-
 _TIMEOUT_S = 20.0
 _MISSING_LIBRARY = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
 _MISSING_GLIBC = re.compile(r"version `(GLIBC(?:XX)?_[\d.]+)' not found")
-_NEWER_SYSTEM = N_("a newer Linux")
 
 # Packages that provide a library, by its name's prefix. Names are Debian's and Ubuntu's.
 _PROVIDERS = {
@@ -143,7 +137,6 @@ _DRIVER_HINTS = {  # fixes for undetected cards, if no library is missing
     Backend.METAL: N_("macOS reports no GPU that supports Metal."),
 }
 
-
 _RETRY_ADVICE = N_("Fix this problem and try again, or choose another backend; the download is kept.")
 
 
@@ -158,32 +151,11 @@ def undetected_gpu_error(program: Path, backend: Backend) -> KvchatError:
 
 
 def describe_missing_libraries(program: Path) -> str:
-    """Return which libraries an engine is missing and what provides them, or "".
+    """Return which libraries an engine is missing and what provides them; "" if none is or `ldd` cannot tell.
 
     Blocks while `ldd` runs.
     """
-    lacking = missing_libraries(program.parent)
-    if _NEWER_SYSTEM in lacking:
-        return _(
-            "This build needs {system} than this one: {lacking}.",
-            system=_(_NEWER_SYSTEM),
-            lacking=lacking[_NEWER_SYSTEM],
-        )
-    if not lacking:
-        return ""
-    known = {next((words for start, words in _PROVIDERS.items() if name.startswith(start)), "") for name in lacking}
-    brought = _(" and ").join(sorted(_(words) for words in known if words))
-    return _("It is missing {lacking}.", lacking=join_list(sorted(lacking))) + (
-        " " + _("This is part of {brought}.", brought=brought) if brought else ""
-    )
-
-
-def missing_libraries(folder: Path) -> dict[str, str]:
-    """Return the dependencies missing for the engine libraries in a folder; under `_NEWER_SYSTEM`, a newer system's.
-
-    Empty if `ldd` cannot tell.
-    """
-    found: dict[str, str] = {}
+    folder, missing = program.parent, set[str]()
     environment = parent_guard.engine_environment("ldd") | {"LC_ALL": "C"}
     libraries = {*folder.glob("libggml-*.so"), *folder.glob("llama-server")} if sys.platform == "linux" else ()
     for library in sorted(libraries):
@@ -198,7 +170,14 @@ def missing_libraries(folder: Path) -> dict[str, str]:
                 check=False,
             )
             text = done.stdout.decode("utf-8", "replace")
-            found |= {name: name for name in _MISSING_LIBRARY.findall(text) if not (folder / name).exists()}
             if too_old := _MISSING_GLIBC.search(text):
-                found[_NEWER_SYSTEM] = too_old[1].replace("_", " ")
-    return found
+                system, lacking = _("a newer Linux"), too_old[1].replace("_", " ")
+                return _("This build needs {system} than this one: {lacking}.", system=system, lacking=lacking)
+            missing |= {name for name in _MISSING_LIBRARY.findall(text) if not (folder / name).exists()}
+    if not missing:
+        return ""
+    reason = _("It is missing {lacking}.", lacking=join_list(sorted(missing)))
+    providers = {_(text) for prefix, text in _PROVIDERS.items() if any(name.startswith(prefix) for name in missing)}
+    if providers:
+        reason += " " + _("This is part of {brought}.", brought=_(" and ").join(sorted(providers)))
+    return reason

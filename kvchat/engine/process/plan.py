@@ -12,21 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvchat.engine import embedded
-from kvchat.engine.discovery.engines import EngineKind, EngineLocation
+from kvchat.engine.discovery.arguments import KnownOptions
+from kvchat.engine.discovery.engines import EngineLocation
 
-# Options that kvchat can do without: a build that lacks one has no such feature to turn off.
-OPTIONAL_OPTIONS = (
-    "--kv-unified",
-    "--cache-ram",
-    "--metrics",
-    "--jinja",
-    "--no-webui",
-    "--cors-origins",
-    "--fit",
-    "--fit-target",
-    "--verbosity",
-    "--ctx-checkpoints",
-)
 NO_ORIGIN = "https://kvchat.invalid"  # impossible as a web page's origin (RFC 2606): blocks all pages
 TRACE_VERBOSITY = 4  # llama-server's log level: logs memory use but no conversations
 
@@ -55,8 +43,7 @@ class LaunchPlan:
     slot_path: Path  # folder for saving and restoring slot files
     port: int = 0  # 0: the supervisor picks a free port per launch
     host: str = "127.0.0.1"
-    kv_type_k: str = "f16"
-    kv_type_v: str = "f16"
+    kv_type: str = "f16"
     batch_size: int = BATCH_SIZE  # tokens
     fit_target: int | None = None  # bytes the engine leaves free on each GPU when placing the model; None: no GPU
     without_gpu: bool = False  # avoid GPUs: their memory ran out
@@ -64,7 +51,7 @@ class LaunchPlan:
     slots: int = 1  # parallel sequences sharing the context
     rpc_workers: tuple[str, ...] = ()  # host:port of each rpc-server sharing the work
     extra: tuple[str, ...] = ()  # the user's validated arguments
-    left_out: frozenset[str] = frozenset()  # OPTIONAL ones this build does not know
+    known: KnownOptions | None = None  # the build's options; None: all that kvchat uses
 
 
 def llama_server_arguments(plan: LaunchPlan) -> list[str]:
@@ -73,20 +60,23 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
     Spellings are those known to both current builds and builds of the year before (`--no-webui` is still
     an alias of `--no-ui`). Names are from llama.cpp's common/arg.cpp.
     """
+    known = plan.known
+    # kvchat can do without these: a build that lacks one has no such feature to turn off.
     optional = [
-        ("--kv-unified",),  # one KV stream: slot files stay valid for any --parallel
-        ("--cache-ram", "0"),  # no cache of evicted prompts: the store does that
-        ("--metrics",),
-        ("--jinja",),  # now the default; older builds render differently without it
-        ("--no-webui",),
-        ("--cors-origins", NO_ORIGIN),
+        ["--kv-unified"],  # one KV stream: slot files stay valid for any --parallel
+        ["--cache-ram", "0"],  # no cache of evicted prompts: the store does that
+        ["--metrics"],
+        ["--jinja"],  # now the default; older builds render differently without it
+        ["--no-webui"],
+        ["--cors-origins", NO_ORIGIN],
         # The engine measures GPUs and places the model. Without a GPU it would read the header for nothing.
-        ("--fit", "off" if plan.fit_target is None else "on"),
-        ("--verbosity", str(TRACE_VERBOSITY)),
-        ("--ctx-checkpoints", str(CONTEXT_CHECKPOINTS)),
+        ["--fit", "off" if plan.fit_target is None else "on"],
+        ["--ctx-checkpoints", str(CONTEXT_CHECKPOINTS)],
     ]
+    if known is None or known.has_trace_level:  # in builds of the year before, level 4 logs whole conversations
+        optional.append(["--verbosity", str(TRACE_VERBOSITY)])
     if plan.fit_target is not None:
-        optional.append(("--fit-target", str(plan.fit_target // MIB)))
+        optional.append(["--fit-target", str(plan.fit_target // MIB)])
     arguments = [
         *("--model", str(plan.model)),
         *("--host", plan.host),
@@ -95,10 +85,12 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         *("--batch-size", str(plan.batch_size)),
         *("--slot-save-path", str(plan.slot_path)),
         *("--parallel", str(plan.slots)),
-        *("-ctk", plan.kv_type_k),
-        *("-ctv", plan.kv_type_v),
-        *(word for words in optional if words[0] not in plan.left_out for word in words),
+        *("-ctk", plan.kv_type),
+        *("-ctv", plan.kv_type),
     ]
+    for option in optional:
+        if known is None or known.find(option[0]):
+            arguments += option
     if plan.without_gpu:
         arguments += ["--n-gpu-layers", "0"]
     if plan.projector is not None:
@@ -111,7 +103,7 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
 def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
     """Convert the plan for the embedded engine: dotted fields of xllamacpp's CommonParams, and values.
 
-    KV types use llama.cpp's names ("f16", "q8_0"); the child looks up the enum value.
+    The child looks up the enum value of a KV type's name ("f16", "q8_0").
     """
     fields: dict[str, ParameterValue] = {
         "model.path": str(plan.model),
@@ -123,8 +115,8 @@ def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
         "slot_save_path": str(plan.slot_path / "_")[:-1],
         "n_parallel": plan.slots,
         "kv_unified": True,
-        "cache_type_k": plan.kv_type_k,
-        "cache_type_v": plan.kv_type_v,
+        "cache_type_k": plan.kv_type,
+        "cache_type_v": plan.kv_type,
         "cache_ram_mib": 0,
         "endpoint_slots": True,
         "endpoint_metrics": True,
@@ -138,9 +130,6 @@ def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
     if plan.projector is not None:
         fields["mmproj.path"] = str(plan.projector)
     return fields
-
-
-_LLAMA_SERVER_KEY = "LLAMA_API_KEY"  # common/arg.cpp, --api-key
 
 
 @dataclass(frozen=True)
@@ -160,20 +149,17 @@ class Invocation:
 def prepare(location: EngineLocation, plan: LaunchPlan) -> Invocation:
     """Create an invocation with a fresh key and, if the plan has none, a free port."""
     plan = dataclasses.replace(plan, port=plan.port or free_port(plan.host))
-    key = secrets.token_urlsafe(32)
-    environment = dict(os.environ)
-    if location.kind is EngineKind.EMBEDDED:
-        command = embedded.command(json.dumps(embedded_parameters(plan)))
-        environment[embedded.KEY_VARIABLE] = key
+    if location.path is None:
+        command, key_variable = embedded.command(json.dumps(embedded_parameters(plan))), embedded.KEY_VARIABLE
     else:
-        command = [str(location.path or Path("llama-server")), *llama_server_arguments(plan)]
-        environment[_LLAMA_SERVER_KEY] = key
-    return Invocation(plan, tuple(command), key, environment)
+        command, key_variable = [str(location.path), *llama_server_arguments(plan)], "LLAMA_API_KEY"
+    key = secrets.token_urlsafe(32)
+    return Invocation(plan, tuple(command), key, os.environ | {key_variable: key})
 
 
 def free_port(host: str) -> int:
     """Return a port that is free now; another process may take it at any time."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+    with socket.socket() as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port

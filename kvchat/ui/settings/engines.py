@@ -9,7 +9,7 @@ from typing import Any
 
 from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
-from kvchat.engine.discovery.engines import EngineEntry, EngineKind, EngineLocation
+from kvchat.engine.discovery.engines import EMBEDDED, EngineEntry, EngineLocation
 from kvchat.engine.discovery.graphics import Graphics, detect_graphics, driver_advice
 from kvchat.engine_host.setup import DownloadedEngine, downloaded_engines
 from kvchat.engine_host.trial import TrialStep
@@ -103,7 +103,7 @@ class EnginePage(SettingsPage):
         self.box.clear()
         self.box.addItem(_(_DECIDES), None)
         for entry in self.found:
-            self.box.addItem(_name(entry), str(entry.location.path or EngineKind.EMBEDDED.value))
+            self.box.addItem(_name(entry), str(entry.location.path or EMBEDDED))
         if path is not None and self.box.findData(path) < 0:
             self.box.addItem(path, path)
         self.box.setCurrentIndex(max(0, self.box.findData(path)))
@@ -136,9 +136,9 @@ class EnginePage(SettingsPage):
         self.trial.set_help(_("Starting…"))
         try:
             path = self.runtime.settings.engine_path
-            location = EngineLocation(EngineKind.EMBEDDED)
-            if path is not None and path != EngineKind.EMBEDDED.value:
-                location = EngineLocation(EngineKind.LLAMA_SERVER, Path(path))
+            location = EngineLocation()
+            if path is not None and path != EMBEDDED:
+                location = EngineLocation(Path(path))
             location = next((entry.location for entry in self.found if entry.chosen), location)
             await self._engines.test_engine(location, tell)
         finally:

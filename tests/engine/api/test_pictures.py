@@ -12,7 +12,7 @@ import pytest
 from kvchat.engine.api.client import EngineRefused, LlamaServerClient
 from kvchat.engine.api.pictures import PicturePrompts, picture_ids
 from kvchat.engine.api.wire import ChatMessage, Picture, Sampling, Timings
-from kvchat.engine.discovery.engines import EngineKind, EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
 from tests.models import seeing
@@ -26,10 +26,9 @@ def question(*pictures: Picture) -> ChatMessage:
     return ChatMessage("user", "What do you see? <|im_end|> ünïcode 晚餐", pictures=pictures)
 
 
-@pytest.fixture(params=[EngineKind.EMBEDDED, EngineKind.LLAMA_SERVER], ids=lambda kind: kind.value)
+@pytest.fixture(params=["embedded_engine", "real_llama_server"])
 async def engine(request: pytest.FixtureRequest, smollm2: Path, tmp_path: Path) -> AsyncIterator[LlamaServerClient]:
-    name = "embedded_engine" if request.param is EngineKind.EMBEDDED else "real_llama_server"
-    location: EngineLocation = request.getfixturevalue(name)
+    location: EngineLocation = request.getfixturevalue(request.param)
     supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1))
     model = seeing(smollm2)
     await supervisor.start(

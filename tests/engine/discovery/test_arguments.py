@@ -11,7 +11,6 @@ from kvchat.engine.discovery.arguments import (
     parse_arguments,
     parse_help,
     parse_workers,
-    server_state_arguments,
     state_arguments,
 )
 
@@ -90,8 +89,8 @@ def test_only_what_changes_a_state_is_part_of_its_meaning() -> None:
 
 def test_a_servers_address_and_key_are_no_part_of_what_its_states_mean() -> None:
     command = "-m /m.gguf --host 0.0.0.0 --port 80 --api-key s3cret --slot-save-path /s -c 4096 -t 4 -fa on --metrics"
-    assert server_state_arguments(parse_arguments(command)) == "-c 4096 -fa on"
-    assert server_state_arguments(parse_arguments("--api-key=s3cret")) == ""
+    assert state_arguments(parse_arguments(command), external=True) == "-c 4096 -fa on"
+    assert state_arguments(parse_arguments("--api-key=s3cret"), external=True) == ""
 
 
 @pytest.mark.parametrize("text", ["den", "den:", ":1", "den:0", "den:65536", "a/b:1", "http://den:1", "::1:2", "-x:1;"])
@@ -126,7 +125,7 @@ def test_every_spelling_and_how_many_values_follow() -> None:
     known = parse_help(HELP)
     assert known.find("-t") == known.find("--threads") == Option(("-t", "--threads"), 1)
     assert known.find("--no-kv-offload") == Option(("-kvo", "--kv-offload", "-nkvo", "--no-kv-offload"), 0)
-    assert [known.find(name).values for name in ("--usage", "-ot", "--control-vector-layer-range")] == [0, 1, 2]  # type: ignore[union-attr]
+    assert [known.find(name).value_count for name in ("--usage", "-ot", "--control-vector-layer-range")] == [0, 1, 2]  # type: ignore[union-attr]
     assert known.find("--ctx_size") is known.find("--ctx-size") is not None  # in long options alone
     assert known.find("-t_") is None
     assert known.missing(("--model", "--cache-ram", "--jinja")) == {"--cache-ram", "--jinja"}

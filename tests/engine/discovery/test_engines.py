@@ -9,12 +9,10 @@ import pytest
 from kvchat.engine.discovery import engines as probing
 from kvchat.engine.discovery.engines import (
     Device,
-    EngineKind,
     EngineLocation,
     EngineNotFound,
     EngineTooOld,
     build_number,
-    engine_version,
     find_engine,
     list_devices,
     list_engines,
@@ -47,11 +45,11 @@ def test_the_settings_come_first_and_then_the_places_in_their_order(
     machine(tmp_path / "missing", second, fake_engine.path.parent)
     assert find_engine(None).path == second / "llama-server"
     for named in (fake_engine.path, fake_engine.path.parent):
-        assert find_engine(str(named)) == EngineLocation(EngineKind.LLAMA_SERVER, fake_engine.path)
-    assert find_engine("embedded").kind is EngineKind.EMBEDDED
+        assert find_engine(str(named)) == EngineLocation(fake_engine.path)
+    assert find_engine("embedded") == EngineLocation()
     (tmp_path / "llama-server").write_text("no program")
     machine(tmp_path)
-    assert find_engine(None) == EngineLocation(EngineKind.EMBEDDED), "what cannot be run is passed over"
+    assert find_engine(None) == EngineLocation(), "what cannot be run is passed over"
     machine(fake_engine.path.parent, embedded=False)
     with pytest.raises(EngineNotFound) as error:
         find_engine("embedded")
@@ -76,13 +74,13 @@ def test_path_comes_before_the_usual_places(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_version_and_devices_of_a_program(fake_engine: FakeEngine, tmp_path: Path) -> None:
-    assert engine_version(fake_engine.location) == "version: 0 (fake)"
+    assert probe(fake_engine.location).version == "0 (fake)"
     assert list_devices(fake_engine.location) == (Device("FAKE0", "Fake GPU", 1 << 30, 1 << 29),)
     program = tmp_path / "llama-server"
     program.write_text("#!/bin/sh\necho broken here; exit 3\n")
     program.chmod(0o755)
     with pytest.raises(EngineNotFound, match="broken here"):
-        engine_version(EngineLocation(EngineKind.LLAMA_SERVER, program))
+        probe(EngineLocation(program))
 
 
 def test_devices_as_engines_print_them() -> None:
@@ -138,7 +136,7 @@ def test_left_to_choose_kvchat_passes_over_what_it_cannot_use(tmp_path: Path, mo
     old.set(FAKE_VERSION=6000)
     there = [engine.location for engine in (broken, old, good)]
     monkeypatch.setattr(probing, "installed_engines", lambda: there)
-    assert usable_engine(None)[0] == good.location
+    assert usable_engine(None).location == good.location
     del there[2]
     with pytest.raises(EngineNotFound):
         usable_engine(None)

@@ -10,10 +10,10 @@ from kvchat.engine.discovery.graphics import (
     Backend,
     GpuVendor,
     Graphics,
+    describe_missing_libraries,
     detect_graphics,
     install_advice,
     linux_gpu_vendors,
-    missing_libraries,
     undetected_gpu_error,
 )
 
@@ -32,8 +32,8 @@ def test_display_controllers_and_nothing_else(tmp_path: Path) -> None:
     device(tmp_path, "0000:03:00.0", "0x030000", "0x1234")  # QEMU's
     device(tmp_path, "0000:04:00.0", "nonsense", "0x1002")
     (tmp_path / "0000:05:00.0").mkdir()
-    assert linux_gpu_vendors(tmp_path) == (GpuVendor.NVIDIA, GpuVendor.INTEL)
-    assert linux_gpu_vendors(tmp_path / "missing") == ()
+    assert linux_gpu_vendors(tmp_path) == {GpuVendor.NVIDIA, GpuVendor.INTEL}
+    assert linux_gpu_vendors(tmp_path / "missing") == set()
     assert install_advice(detect_graphics())  # this computer's
 
 
@@ -99,7 +99,7 @@ def test_the_library_is_named_and_what_brings_it(
     ldd_prints(tmp_path, monkeypatch, NOT_FOUND.format(library))
     assert words in undetected_gpu_error(engine / "llama-server", Backend.CUDA).detail
     (engine / library).write_bytes(b"")
-    assert missing_libraries(engine) == {}, "a library beside it is not lacking"
+    assert describe_missing_libraries(engine / "llama-server") == "", "a library beside it is not lacking"
 
 
 def test_a_system_that_is_too_old(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_a_system_that_is_too_old(engine: Path, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("backend", Backend)
 def test_with_all_libraries_it_is_the_driver(engine: Path, tmp_path: Path, backend: Backend) -> None:
-    assert missing_libraries(tmp_path) == {}
+    assert describe_missing_libraries(tmp_path / "llama-server") == ""
     error = undetected_gpu_error(tmp_path / "llama-server", backend)
     assert error.title == "The engine does not detect the GPU"
     assert error.detail.endswith(".")

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine import embedded
-from kvchat.engine.discovery.engines import EngineKind, EngineLocation
+from kvchat.engine.discovery.arguments import KnownOptions, Option
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import LaunchPlan, embedded_parameters, llama_server_arguments, prepare
 
-PLAN = LaunchPlan(Path("/models/a b.gguf"), 8192, Path("/slots"), port=4567, kv_type_k="q8_0", kv_type_v="q5_1")
+PLAN = LaunchPlan(Path("/models/a b.gguf"), 8192, Path("/slots"), port=4567, kv_type="q8_0")
 
 
 def value_of(flag: str, arguments: list[str]) -> str:
@@ -25,7 +26,7 @@ SAID: dict[str, tuple[str, object]] = {  # by llama-server's option: the embedde
     "--ctx-size": ("n_ctx", 8192),
     "--port": ("port", 4567),
     "-ctk": ("cache_type_k", "q8_0"),
-    "-ctv": ("cache_type_v", "q5_1"),
+    "-ctv": ("cache_type_v", "q8_0"),
     "--batch-size": ("n_batch", 512),
     "--parallel": ("n_parallel", 1),
     "--cache-ram": ("cache_ram_mib", 0),
@@ -45,11 +46,11 @@ def test_both_engines_get_everything_the_plan_says() -> None:
     assert fields["slot_save_path"] == f"/slots{os.sep}"  # llama.cpp joins folder and file name without a separator
     assert value_of("--cors-origins", arguments).endswith(".invalid")  # no web page may talk to it
     assert fields["cors_origins"] == value_of("--cors-origins", arguments)
-    unknown = frozenset(("--cache-ram", "--jinja"))
-    arguments = llama_server_arguments(
-        replace(PLAN, left_out=unknown, rpc_workers=("den:1", "attic:2"), extra=("-t", "4"))
-    )
-    assert not {*unknown, "0"} & set(arguments)
+    old = KnownOptions((Option(("--metrics",), 0), Option(("--verbosity",), 1)))
+    arguments = llama_server_arguments(replace(PLAN, known=old, rpc_workers=("den:1", "attic:2"), extra=("-t", "4")))
+    assert "--metrics" in arguments
+    assert not {"--cache-ram", "--jinja", "0"} & set(arguments)
+    assert "--verbosity" not in arguments, "without the level trace it would log conversations"
     assert arguments[-4:] == ["--rpc", "den:1,attic:2", "-t", "4"]  # the user's own come last
 
 
@@ -65,8 +66,8 @@ def test_the_engine_decides_what_goes_on_a_gpu_where_there_is_one() -> None:
 
 
 UNPREPARED = LaunchPlan(Path("/m.gguf"), 4096, Path("/slots"))
-SERVER = EngineLocation(EngineKind.LLAMA_SERVER, Path("/bin/llama-server"))
-EMBEDDED = EngineLocation(EngineKind.EMBEDDED)
+SERVER = EngineLocation(Path("/bin/llama-server"))
+EMBEDDED = EngineLocation()
 
 
 @pytest.mark.parametrize("location", [SERVER, EMBEDDED])

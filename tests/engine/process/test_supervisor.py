@@ -14,7 +14,7 @@ import pytest
 
 from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.engine.api.errors import EngineError, EngineFailed, EngineGone, FailureKind
-from kvchat.engine.discovery.engines import EngineKind, EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.child import StopTimeouts
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
@@ -198,7 +198,7 @@ async def test_what_cannot_get_better_is_not_tried_again(
 async def test_an_engine_or_a_model_that_is_gone(watched: Watched, fake_engine: FakeEngine, tmp_path: Path) -> None:
     """The file is missing, and not damaged."""
     fake_engine.set(FAKE_EXIT_AT_START="1:E srv load_model: failed to load model, 'gone.gguf'")
-    nowhere = EngineLocation(EngineKind.LLAMA_SERVER, tmp_path / "llama-server")
+    nowhere = EngineLocation(tmp_path / "llama-server")
     gone = replace(fake_engine.plan, model=tmp_path / "gone.gguf")
     for location, plan, kind in (
         (fake_engine.location, gone, FailureKind.MODEL_MISSING),

@@ -138,7 +138,7 @@ def test_kv_sizes_are_the_engines(real_llama_server: EngineLocation, tmp_path: P
         for architecture, model in bare_models(ARCHITECTURES, Path(folder)).items():
             facts = read_facts(model)
             for kv_type in COMPARED_TYPES:
-                plan = LaunchPlan(model, CONTEXT, tmp_path, kv_type_k=kv_type, kv_type_v=kv_type)
+                plan = LaunchPlan(model, CONTEXT, tmp_path, kv_type=kv_type)
                 actual = allocations(real_llama_server, plan).host_bytes(Purpose.KV)
                 assert actual > 0
                 estimated = kv_bytes(facts.kv, CONTEXT, kv_type, kv_type)

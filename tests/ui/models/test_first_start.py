@@ -16,7 +16,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.events import TurnFailed
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.errors import EngineFailed
-from kvchat.engine.discovery.engines import EngineKind, EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.discovery.graphics import GpuVendor, Graphics
 from kvchat.engine.process.failure import start_failure
 from kvchat.engine_host.choice import NoModel
@@ -173,7 +173,7 @@ def with_card(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> FakeRunt
     """A computer with a card and the engine inside kvchat alone."""
     for module in ("kvchat.engine_host.setup", "kvchat.ui.settings.engines"):
         monkeypatch.setattr(f"{module}.detect_graphics", lambda: Graphics("linux", (GpuVendor.AMD,)))
-    monkeypatch.setattr("kvchat.engine_host.setup.installed_engines", lambda: [EngineLocation(EngineKind.EMBEDDED)])
+    monkeypatch.setattr("kvchat.engine_host.setup.installed_engines", lambda: [EngineLocation()])
     return runtime
 
 
