@@ -37,8 +37,8 @@ def test_taken_apart_as_a_shell_would() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("-c 4096", "its own setting"),
-        ("--ctx_size 4096", "its own setting"),
+        ("-c 4096", "a separate setting"),
+        ("--ctx_size 4096", "a separate setting"),
         ("--host 0.0.0.0", "from this computer only"),
         ("--api-key secret", "from this computer only"),
         ("--cors-origins *", "from this computer only"),
@@ -48,7 +48,7 @@ def test_taken_apart_as_a_shell_would() -> None:
         ("--no-kv-unified", "chat memory"),
         ("-m other.gguf", "model is chosen"),
         ("--no-webui", "only for chats"),
-        ("--rpc a:1", "its own setting"),
+        ("--rpc a:1", "a separate setting"),
         ("--version", "exit"),
     ],
 )
