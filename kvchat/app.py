@@ -202,9 +202,9 @@ async def _run(
             await asyncio.to_thread(importlib.import_module, name)
         from kvchat.application import Application, open_or_repair
 
-        async with commands.opening():
+        async with commands.opening:
             if (runtime := await open_or_repair(paths, settings, drafts.close)) is not None:
-                commands.set_runtime(runtime)
+                commands.open_runtime = runtime
     except KvchatError as error:
         await drafts.close()
         await say(error)

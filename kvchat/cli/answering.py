@@ -7,19 +7,9 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
 
+from kvchat.chat import events
 from kvchat.chat.attachments import read_attachment
-from kvchat.chat.events import (
-    EngineChanged,
-    Event,
-    Notice,
-    QuestionNotStored,
-    ReplyDelta,
-    ReplyFinished,
-    TurnFailed,
-    WaitingForChat,
-)
 from kvchat.chat.options import NewChat
 from kvchat.chat.record.messages import Attachment, Message
 from kvchat.chat.turn.receipts import receipt_sentence
@@ -47,10 +37,7 @@ from kvchat.text.formatting import format_estimate, format_size, one_line
 from kvchat.text.language import N_, _, format_number, join_sentences
 from kvchat.text.safe_text import safe_prose
 
-RECEIPT_FIELDS = (
-    *("ttft_ms", "restore_ms", "prefill_ms", "prompt_tokens", "cached_tokens", "predicted_tokens"),
-    "source",
-)
+RECEIPT_FIELDS = ["ttft_ms", "restore_ms", "prefill_ms", "prompt_tokens", "cached_tokens", "predicted_tokens", "source"]
 WAITING_MESSAGE = N_("Another reply is being generated; waiting…")
 SLOW_SAVE_S = 1.0  # report slower saves
 PROMPT = "> "
@@ -67,7 +54,7 @@ class NoModelForCommand(KvchatError):
 
 
 async def open_command_runtime(commands: Commands, options: EngineOptions) -> Runtime:
-    if commands.is_open and options.engine:
+    if commands.open_runtime and options.engine:
         advice = _("Omit --engine, choose the engine in the kvchat settings, or quit kvchat first.")
         raise KvchatError(_("kvchat is already running with another engine"), "", advice)
     return await commands.runtime(await _chosen_settings(commands, options))
@@ -77,13 +64,14 @@ async def _chosen_settings(commands: Commands, options: EngineOptions) -> Settin
     settings = apply_options(await asyncio.to_thread(lambda: commands.settings), options)
     if settings.model_path or settings.engine_url:
         return settings
-    terminal, starter = current_terminal.get(), options.starter
-    if not starter and terminal and terminal.is_interactive:
+    terminal = current_terminal.get()
+    if not options.starter:
+        if not (terminal and terminal.is_interactive):
+            raise NoModelForCommand
         prompt = _("No model is chosen yet. Download the small starter model (98 MB)? [Y/n]") + " "
         answer = await terminal.read_line(prompt)
-        starter = answer is not None and answer.strip().lower() in ("", "y", "yes")
-    if not starter:
-        raise NoModelForCommand
+        if answer is None or answer.strip().lower() not in ("", "y", "yes"):
+            raise NoModelForCommand
     path = str(await fetch_starter(commands.paths.models, show_starter_progress))
     await commands.change_settings(model_path=path)
     return dataclasses.replace(settings, model_path=path)
@@ -108,12 +96,13 @@ async def serve(options: ServeOptions, commands: Commands) -> int:
     from kvchat.gateway.keys import read_key_file
 
     if not commands.is_local:
-        sentence = N_("{name} (process {pid}) is using the engine, and kvchat does not load a model twice.")
-        raise KvchatError(
-            _("kvchat is already running"),
-            _(sentence, name=commands.name, pid=os.getpid()),
-            _("Enable the API server in the kvchat settings, or quit kvchat first."),
+        detail = _(
+            "{name} (process {pid}) is using the engine, and kvchat does not load a model twice.",
+            name=commands.name,
+            pid=os.getpid(),
         )
+        advice = _("Enable the API server in the kvchat settings, or quit kvchat first.")
+        raise KvchatError(_("kvchat is already running"), detail, advice)
     commands.is_long_running = True
     keys = await asyncio.to_thread(read_key_file, options.key_file) if options.key_file else None
     settings = await _chosen_settings(commands, options)
@@ -131,134 +120,128 @@ async def serve(options: ServeOptions, commands: Commands) -> int:
     url = await runtime.api_server.open(settings.api_host, settings.api_port, keys)
     await runtime.serve()
     print_out(f"ready {url}")
-    runtime.events.subscribe(_report_engine_failure)  # earlier failures are raised
+
+    def report_engine_failure(event: events.Event) -> None:
+        match event:
+            case events.EngineChanged(status=EngineStatus(EngineState.FAILED, EngineFailure() as failure)):
+                print_err(join_sentences(failure.title, failure.detail, failure.advice))
+
+    runtime.events.subscribe(report_engine_failure)  # earlier failures are raised
     with contextlib.suppress(asyncio.CancelledError):  # a normal end of this command
         await asyncio.Event().wait()
     return 0
 
 
-def _print_event(event: Event) -> None:
+def _print_event(event: events.Event) -> None:
     match event:
-        case Notice(title=title, detail=detail):
+        case events.Notice(title=title, detail=detail):
             print_err(join_sentences(title, detail))
-        case EngineChanged(status=EngineStatus(EngineState.STARTING, EngineFailure() as failure)):
+        case events.EngineChanged(status=EngineStatus(EngineState.STARTING, EngineFailure() as failure)):
             print_err(_("{title}. {detail} Trying again…", title=failure.title, detail=failure.detail))
 
 
-def _report_engine_failure(event: Event) -> None:
-    match event:
-        case EngineChanged(status=EngineStatus(EngineState.FAILED, EngineFailure() as failure)):
-            print_err(join_sentences(failure.title, failure.detail, failure.advice))
+class ChatSession:
+    """A chat in the terminal: sends questions and prints the events of its turns."""
 
+    def __init__(self, runtime: Runtime, options: AskOptions) -> None:
+        self.runtime, self.chat_id = runtime, ""
+        self.attachments: tuple[Attachment, ...] = ()  # for the next question
+        self.new: NewChat | None = None  # unset once its first question is stored
+        self.reports_saves = True  # False if the user types the next question meanwhile
+        self._as_json = options.as_json
+        self._sampling = Sampling(options.max_tokens, options.temperature, options.seed)
+        self._error: KvchatError | None = None
+        self._in_turn = False  # from turn start to save; other events belong to another command's turn
 
-@dataclass
-class _Printer:
-    as_json: bool
-    chat_id: str = ""
-    error: KvchatError | None = None
-    reports_saves: bool = True  # False if the user types the next question meanwhile
-    in_turn: bool = False  # from turn start to save; other events belong to another command's turn
+    async def ask(self, question: str) -> Message | None:
+        """Print and return the answer, None on failure; stops if cancelled. Raises KvchatError."""
+        attachments, self.attachments, self._error = self.attachments, (), None
+        chat = self.runtime.chat
+        if chat.is_answering(self.chat_id):
+            print_err(_(WAITING_MESSAGE))
+        reply = await chat.send(
+            self.chat_id, question, self._sampling, attachments=attachments, new=self.new, on_start=self._start_turn
+        )
+        if self.new and await chat.conversation(self.chat_id):
+            self.new = None
+        if self._error:
+            raise self._error
+        return reply
 
-    def begin(self) -> None:
-        self.in_turn = True
+    def _start_turn(self) -> None:
+        self._in_turn = True
 
-    def handle_event(self, event: Event) -> None:
+    def handle_event(self, event: events.Event) -> None:
         chat = getattr(event, "conversation_id", "")
-        if chat and (chat != self.chat_id or not (self.in_turn or isinstance(event, TurnFailed | QuestionNotStored))):
+        if chat and (
+            chat != self.chat_id
+            or not (self._in_turn or isinstance(event, events.TurnFailed | events.QuestionNotStored))
+        ):
             return
         if isinstance(event, Saved | SaveSkipped):
-            self.in_turn = False
+            self._in_turn = False
         match event:
-            case ReplyDelta(text=text) if not self.as_json:
+            case events.ReplyDelta(text=text) if not self._as_json:
                 print_out(safe_prose(text) if stdout_is_tty() else text, end="")
-            case ReplyFinished(receipt=receipt):
-                if not self.as_json:
+            case events.ReplyFinished(receipt=receipt):
+                if not self._as_json:
                     print_out()
                     print_err(receipt_sentence(receipt) if receipt else _("stopped"))
-            case WaitingForChat():
+            case events.WaitingForChat():
                 print_err(_(WAITING_MESSAGE))
             case MakingRoom(done=False):
                 print_err(_("increasing the context length..."))
             case RestoreFailed(reason=reason):
                 print_err(_("the save point was not used: {reason}", reason=reason.text))
-            case Saved(bytes=size, ms=ms) if self.reports_saves:
-                print_err(_("saved {size} in {ms} ms", size=format_size(size), ms=format_number(ms)))
+            case Saved(bytes=saved_bytes, ms=ms) if self.reports_saves:
+                print_err(_("saved {size} in {ms} ms", size=format_size(saved_bytes), ms=format_number(ms)))
             case SaveSkipped(reason=reason) if self.reports_saves:
                 print_err(_("not saved: {reason}", reason=reason.text))
-            case TurnFailed(error=error) | QuestionNotStored(error=error):
-                self.error = error
-            case EngineChanged(status=EngineStatus(EngineState.FAILED)):
+            case events.TurnFailed(error=error) | events.QuestionNotStored(error=error):
+                self._error = error
+            case events.EngineChanged(status=EngineStatus(EngineState.FAILED)):
                 pass  # reported by the turn
             case _:
                 _print_event(event)
 
 
-@dataclass
-class ChatSession:
-    runtime: Runtime
-    chat_id: str
-    printer: _Printer
-    sampling: Sampling
-    attachments: tuple[Attachment, ...]  # for the next question
-    new: NewChat | None  # unset once its first question is stored
-
-    async def ask(self, question: str) -> Message | None:
-        """Print and return the answer, None on failure; stops if cancelled. Raises KvchatError."""
-        self.printer.error, attachments = None, self.attachments
-        self.attachments = ()
-        if self.runtime.chat.is_answering(self.chat_id):
-            print_err(_(WAITING_MESSAGE))
-        reply = await self.runtime.chat.send(
-            self.chat_id, question, self.sampling, attachments=attachments, new=self.new, on_start=self.printer.begin
-        )
-        if self.new and await self.runtime.chat.conversation(self.chat_id):
-            self.new = None
-        if self.printer.error:
-            raise self.printer.error
-        return reply
-
-    def stop(self) -> None:
-        self.runtime.chat.stop(self.chat_id)
-
-
 @contextlib.asynccontextmanager
-async def open_chat_session(options: AskOptions, commands: Commands) -> AsyncIterator[ChatSession]:
+async def _open_chat_session(options: AskOptions, commands: Commands) -> AsyncIterator[ChatSession]:
     runtime = await open_command_runtime(commands, options)
-    printer = _Printer(options.as_json)
-    unsubscribe = runtime.events.subscribe(printer.handle_event)
+    session = ChatSession(runtime, options)
+    unsubscribe = runtime.events.subscribe(session.handle_event)
     try:
         if problem := runtime.save_points.problem:
             print_err(str(problem))
-        attachments = tuple([await asyncio.to_thread(read_attachment, path) for path in options.attach])
-        chosen = await _select_chat(runtime, options)
-        new = chosen if isinstance(chosen, NewChat) else None
-        printer.chat_id = chat_id = chosen.id if isinstance(chosen, NewChat) else chosen
-        if options.model is not None:
-            model = str(options.model)
-            if new is not None:
-                new = replace(new, model=model)
-            else:
-                await runtime.chat.use_model(chat_id, model)
-        sampling = Sampling(options.max_tokens, options.temperature, options.seed)
-        yield ChatSession(runtime, chat_id, printer, sampling, attachments, new)
+        session.attachments = tuple([await asyncio.to_thread(read_attachment, path) for path in options.attach])
+        chat = await _select_chat(runtime, options)
+        if isinstance(chat, NewChat):
+            session.new, session.chat_id = chat, chat.id
+            if options.model:
+                session.new = dataclasses.replace(chat, model=str(options.model))
+        else:
+            session.chat_id = chat
+            if options.model:
+                await runtime.chat.use_model(chat, str(options.model))
+        yield session
     finally:
         unsubscribe()
 
 
 async def _select_chat(runtime: Runtime, options: AskOptions) -> str | NewChat:
-    known = await runtime.chat.conversations()
+    chats = await runtime.chat.conversations()
     if options.chat_id is not None:
-        return find_chat(known, options.chat_id).id
+        return find_chat(chats, options.chat_id).id
     if options.on is None:
-        return known[0].id if known and not options.new else await runtime.chat.new_chat(options.system)
+        return chats[0].id if chats and not options.new else await runtime.chat.new_chat(options.system)
     library = runtime.chat.library
     prepared = await library.find(options.on)
     usage = () if runtime.save_points.problem else (await runtime.save_points.usage()).conversations
-    (standing,) = await library.statuses(await runtime.engine.states_now(), usage, only=prepared)
-    if why := standing.reprocess_reason:
+    (status,) = await library.statuses(await runtime.engine.states_now(), usage, only=prepared)
+    if why := status.reprocess_reason:
         name = safe_prose(options.on)
-        if standing.time:
-            time = format_estimate(standing.time)
+        if status.time:
+            time = format_estimate(status.time)
             print_err(_("“{name}” must be processed first, which takes {time}: {why}", name=name, time=time, why=why))
         else:
             print_err(_("“{name}” must be processed first: {why}", name=name, why=why))
@@ -268,7 +251,7 @@ async def _select_chat(runtime: Runtime, options: AskOptions) -> str | NewChat:
 async def ask(options: AskOptions, commands: Commands) -> int:
     if not options.prompt:
         return await _converse(options, commands)
-    async with open_chat_session(options, commands) as session:
+    async with _open_chat_session(options, commands) as session:
         error: KvchatError | None = None
         reply: Message | None = None
         try:
@@ -276,7 +259,15 @@ async def ask(options: AskOptions, commands: Commands) -> int:
         except KvchatError as failed:
             error = failed  # reported after cleanup
         if commands.is_local:
-            await _wait_until_saved(session.runtime)
+            idle = asyncio.ensure_future(session.runtime.chat.idle())
+            try:
+                await asyncio.wait({idle}, timeout=SLOW_SAVE_S)
+                if not idle.done():
+                    _report_unfinished_save(session.runtime)
+                await idle
+            except asyncio.CancelledError:  # Ctrl+C: quit without saving
+                session.runtime.cancel_saving()
+                raise
             if (finding := session.runtime.engine.finding) and not finding.strategy.saves:
                 print_err(finding.description)
         if error:
@@ -290,26 +281,11 @@ async def ask(options: AskOptions, commands: Commands) -> int:
         return 0 if reply else 1
 
 
-async def _wait_until_saved(runtime: Runtime) -> None:
-    """Wait until the reply is saved; Ctrl+C quits without it."""
-    idle = asyncio.ensure_future(runtime.chat.idle())
-    try:
-        await asyncio.wait({idle}, timeout=SLOW_SAVE_S)
-        if not idle.done():
-            _report_unfinished_save(runtime)
-        await idle
-    except asyncio.CancelledError:
-        runtime.cancel_saving()
-        raise
-
-
 def _report_unfinished_save(runtime: Runtime) -> bool:
     if (unfinished := runtime.unfinished) is None:
         return False
-    words = _(
-        "saving the memory of this chat ({words}); press Ctrl+C to quit without saving it", words=unfinished.description
-    )
-    print_err(words)
+    text = N_("saving the memory of this chat ({words}); press Ctrl+C to quit without saving it")
+    print_err(_(text, words=unfinished.description))
     return True
 
 
@@ -317,11 +293,12 @@ async def _converse(options: AskOptions, commands: Commands) -> int:
     terminal = current_terminal.get()
     assert terminal is not None
     commands.is_long_running = commands.is_local or commands.is_long_running
-    async with open_chat_session(options, commands) as session:
-        session.printer.reports_saves = False
+    async with _open_chat_session(options, commands) as session:
+        runtime = session.runtime
+        session.reports_saves = False
         terminal.send("converse")
-        terminal.stop = session.stop
-        conversation = await session.runtime.chat.conversation(session.chat_id)
+        terminal.stop = lambda: runtime.chat.stop(session.chat_id)
+        conversation = await runtime.chat.conversation(session.chat_id)
         title = one_line(safe_prose(conversation.title)) if conversation else ""
         print_err(f"{f'“{title}”. ' if title else ''}{_(_KEYS_HINT)}")
         while (question := await terminal.read_line(PROMPT)) is not None:
@@ -332,7 +309,7 @@ async def _converse(options: AskOptions, commands: Commands) -> int:
                 await session.ask(question)
             except KvchatError as error:  # already reported; continue
                 print_err("\n  ".join(filter(None, (error.title, error.detail, error.advice))))
-        if commands.is_local and _report_unfinished_save(session.runtime):
-            terminal.stop = session.runtime.cancel_saving
-            await session.runtime.chat.idle()
+        if commands.is_local and _report_unfinished_save(runtime):
+            terminal.stop = runtime.cancel_saving
+            await runtime.chat.idle()
     return 0

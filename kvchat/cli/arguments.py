@@ -16,7 +16,6 @@ from kvchat.cli.options import (
     Options,
     async_command,
     build_parser,
-    check_reachable,
     flag,
     option,
     owner_command,
@@ -31,7 +30,9 @@ from kvchat.cli.options import (
     window_command,
 )
 from kvchat.engine.discovery.graphics import Backend
+from kvchat.errors import KvchatError
 from kvchat.settings import NAMES as SETTING_NAMES
+from kvchat.system.files import in_time
 from kvchat.text.language import N_, _
 from kvchat.transfer.exporting import ExportForm
 
@@ -300,7 +301,13 @@ class ImportOptions(PassphraseOptions):
 
     def with_input(self) -> ImportOptions:
         """Read the passphrase; wait for hung files here, not in the owner process. Raises KvchatError."""
-        check_reachable(self.files)
+        for file in self.files:
+            try:
+                in_time(file.stat)
+            except TimeoutError as error:
+                raise KvchatError(_("The file cannot be read"), f"{file}: {error.strerror}.") from error
+            except OSError:
+                continue  # reported when the file is read
         return replace(self, passphrase=read_passphrase(self.passphrase_file))
 
 

@@ -62,10 +62,12 @@ class BenchHome:
         self._paths, self.settings = paths, settings  # settings apply at the next restart
         self.greedy = Sampling(reply_tokens, temperature=0.0, seed=1)
         self._error: KvchatError | None = None
-        self.runtime = self._heard(runtime)
         self.saved: list[Saved] = []  # by all turns so far
+        self.runtime = runtime
+        runtime.events.subscribe(self._handle_event)
 
     async def ask(self, chat_id: str, text: str | None, *, keep: bool = True) -> Reply:
+        """Send a message, or regenerate the last reply. Raises KvchatError."""
         chat = self.runtime.chat
         if text is None:
             return await self.reply(chat.retry(chat_id, self.greedy, save=keep))
@@ -93,14 +95,11 @@ class BenchHome:
 
     async def restart(self) -> None:
         await self.runtime.close()
-        self.runtime = self._heard(await open_runtime(self._paths, self.settings))
+        self.runtime = await open_runtime(self._paths, self.settings)
+        self.runtime.events.subscribe(self._handle_event)
         await self.runtime.engine.ready()
 
-    def _heard(self, runtime: Runtime) -> Runtime:
-        runtime.events.subscribe(self._hear)
-        return runtime
-
-    def _hear(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         match event:
             case Saved():
                 self.saved.append(event)
@@ -119,13 +118,14 @@ async def bench_home(
             raise NoModelForCommand
         model = await fetch_starter(paths.ensure().models, show_starter_progress)
         settings = dataclasses.replace(settings, model_path=str(model))
-    context_size = context_size or settings.context_size
     # One slot: this measures how a chat is restored into it.
-    settings = dataclasses.replace(settings, context_size=context_size, read_ahead="always", slots=1)
+    settings = dataclasses.replace(
+        settings, context_size=context_size or settings.context_size, read_ahead="always", slots=1
+    )
     paths.ensure()
     with tempfile.TemporaryDirectory(prefix="bench-", dir=paths.cache) as folder:
-        own = Paths(*(Path(folder) / name for name in ("config", "data", "cache", "state")))
-        home = BenchHome(own, settings, await open_runtime(own, settings), reply_tokens)
+        paths = Paths(*(Path(folder) / name for name in ("config", "data", "cache", "state")))
+        home = BenchHome(paths, settings, await open_runtime(paths, settings), reply_tokens)
         try:
             yield home
         finally:
@@ -210,10 +210,10 @@ async def _measure(home: BenchHome, tokens: int) -> dict[str, Any]:
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    times_faster = result["cold_ttft_ms"] / result["restored_ttft_ms"]
+    speedup = result["cold_ttft_ms"] / result["restored_ttft_ms"]
     restored = (
         f"{format_duration(result['restored_ttft_ms'])}   ({result['restored_ratio']:.2f} times hot;"
-        f" cold takes {times_faster:.0f} times as long)"
+        f" cold takes {speedup:.0f} times as long)"
     )
     warm = "nothing stays in memory here"
     if result["warm_ttft_ms"] is not None:

@@ -12,22 +12,12 @@ from pathlib import Path
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation
 from kvchat.chat.search import find, index_batch
-from kvchat.cli.arguments import (
-    BackupOptions,
-    ChatOptions,
-    ChatsOptions,
-    ExportOptions,
-    ImportOptions,
-    JsonOptions,
-    RenameOptions,
-    RestoreOptions,
-    SearchOptions,
-)
+from kvchat.cli import arguments
 from kvchat.cli.options import STANDARD_STREAM, Options, read_passphrase
 from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import columns, print_err, print_out, print_result, show_progress, stdout_is_tty
 from kvchat.errors import KvchatError
-from kvchat.system.paths import Paths, resolve_paths
+from kvchat.system.paths import resolve_paths
 from kvchat.text.formatting import format_size, format_timestamp, one_line
 from kvchat.text.language import N_, _, format_number, plural, punctuation
 from kvchat.text.safe_text import safe_prose
@@ -41,30 +31,30 @@ _MAX_CANDIDATES = 10
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
-def find_chat(known: Sequence[Conversation], name: str) -> Conversation:
+def find_chat(chats: Sequence[Conversation], id: str) -> Conversation:
     """Return the chat with this id, or the only one whose id starts with it. Raises KvchatError."""
-    found = [chat for chat in known if name and chat.id.startswith(name)]
-    exact = [chat for chat in found if chat.id == name]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
+    matches = [chat for chat in chats if id and chat.id.startswith(id)]
+    matches = [chat for chat in matches if chat.id == id] or matches
+    if len(matches) == 1:
+        return matches[0]
     advice = _("Run `kvchat chats` to list the chats, and enter more characters of the id.")
-    if not found:
-        raise KvchatError(_("No chat has the id {name}", name=name), "", advice)
-    letters = max(ID_PREFIX_LENGTH, len(name) + 4)
-    shown = [f"{chat.id[:letters]}  {one_line(safe_prose(chat.title))}" for chat in found[:_MAX_CANDIDATES]]
-    more = [punctuation("…")] if len(found) > len(shown) else []
-    raise KvchatError(_("Several chat ids start with {name}", name=name), "\n".join([*shown, *more]), advice)
+    if not matches:
+        raise KvchatError(_("No chat has the id {name}", name=id), "", advice)
+    length = max(ID_PREFIX_LENGTH, len(id) + 4)
+    lines = [f"{chat.id[:length]}  {one_line(safe_prose(chat.title))}" for chat in matches[:_MAX_CANDIDATES]]
+    lines += [punctuation("…")] if len(matches) > len(lines) else []
+    raise KvchatError(_("Several chat ids start with {name}", name=id), "\n".join(lines), advice)
 
 
-def _database(paths: Paths) -> closing[Database]:
-    return closing(Database(paths.ensure().database))
+def _open_database() -> closing[Database]:
+    return closing(Database(resolve_paths().ensure().database))
 
 
-def list_chats(options: JsonOptions) -> int:
-    with _database(resolve_paths()) as database:
-        known = database.conversations()
-    lines = columns(list(map(_row, known))) or [_("No chats yet. Run `kvchat ask` to start one.")]
-    return print_result(options.as_json, {"chats": known}, lines)
+def list_chats(options: arguments.JsonOptions) -> int:
+    with _open_database() as database:
+        chats = database.conversations()
+    lines = columns(list(map(_row, chats))) or [_("No chats yet. Run `kvchat ask` to start one.")]
+    return print_result(options.as_json, {"chats": chats}, lines)
 
 
 def _row(chat: Conversation) -> tuple[str, ...]:
@@ -76,111 +66,104 @@ def _row(chat: Conversation) -> tuple[str, ...]:
     )
 
 
-def show_chat(options: ChatOptions) -> int:
+def show_chat(options: arguments.ChatOptions) -> int:
     form = ExportForm.JSON if options.as_json else ExportForm.MARKDOWN
-    with _database(resolve_paths()) as database:
+    with _open_database() as database:
         chat = find_chat(database.conversations(), options.chat)
         write_export(database, [chat.id], form, sys.stdout.buffer, zipped=False)
     return 0
 
 
-async def rename(options: RenameOptions, commands: Commands) -> int:
+async def rename(options: arguments.RenameOptions, commands: Commands) -> int:
     chats = (await commands.runtime()).chat
-    meant = find_chat(await chats.conversations(), options.chat)
+    chat = find_chat(await chats.conversations(), options.chat)
     title = options.title.strip()
     if not title:
         raise KvchatError(_("A chat needs a title"), _("The text is empty."), _("Type the title after the chat id."))
-    await chats.rename(meant.id, title)
-    renamed = await chats.conversation(meant.id) or meant
+    await chats.rename(chat.id, title)
+    renamed = await chats.conversation(chat.id) or chat
     return print_result(options.as_json, {"chats": [renamed]}, ["  ".join(_row(renamed)).strip()])
 
 
-async def delete(options: ChatsOptions, commands: Commands) -> int:
+async def delete(options: arguments.ChatsOptions, commands: Commands) -> int:
     runtime = await commands.runtime()
     known = await runtime.chat.conversations()
-    meant = [find_chat(known, name) for name in options.chats]
-    await runtime.chat.recently_deleted.delete([chat.id for chat in meant])
-    days = runtime.settings.keep_deleted_days
+    chats = [find_chat(known, id) for id in options.chats]
+    await runtime.chat.recently_deleted.delete([chat.id for chat in chats])
     kept = _("not kept in Recently deleted")
-    if days:
-        kept = _(
-            "kept in Recently deleted for {keep_deleted_days}",
-            keep_deleted_days=plural(days, "{count} day", "{count} days"),
-        )
-    count = plural(len(meant), "{count} chat", "{count} chats")
-    words = _("{count} deleted; {kept}.", count=count, kept=kept)
-    return print_result(options.as_json, {"chats": meant}, [words])
+    if runtime.settings.keep_deleted_days:
+        days = plural(runtime.settings.keep_deleted_days, "{count} day", "{count} days")
+        kept = _("kept in Recently deleted for {keep_deleted_days}", keep_deleted_days=days)
+    count = plural(len(chats), "{count} chat", "{count} chats")
+    return print_result(options.as_json, {"chats": chats}, [_("{count} deleted; {kept}.", count=count, kept=kept)])
 
 
-def search(options: SearchOptions) -> int:
-    with _database(resolve_paths()) as database:
+def search(options: arguments.SearchOptions) -> int:
+    with _open_database() as database:
         while index_batch(database):
             pass
-        found = find(database, " ".join(options.words))
+        hits = find(database, " ".join(options.words))
     lines = []
-    for hit in found:
+    for hit in hits:
         lines.append(f"{hit.conversation_id}  {one_line(safe_prose(hit.title))}")
         if line := hit.excerpt:
             for start, end in reversed(hit.marks) if stdout_is_tty() else ():
                 line = f"{line[:start]}{_BOLD}{line[start:end]}{_PLAIN}{line[end:]}"
             lines.append(f"    {line}")
-    if found or options.as_json:
-        print_result(options.as_json, {"chats": found}, lines)
-    if not found:
+    if hits or options.as_json:
+        print_result(options.as_json, {"chats": hits}, lines)
+    if not hits:
         print_err(_("Nothing found."))
-    return 0 if found else EXIT_NOT_FOUND
+    return 0 if hits else EXIT_NOT_FOUND
 
 
-def export(options: ExportOptions) -> int:
-    paths = resolve_paths()
+def export(options: arguments.ExportOptions) -> int:
     if options.with_memory:
-        return _export_with_memory(paths, options)
+        return _export_with_memory(options)
     if options.passphrase_file:
         raise KvchatError(_("Only an export with memory can be encrypted with a passphrase"), "", "Add --with-memory.")
     form = ExportForm(options.form) if options.form else ExportForm.of(options.target)
-    with _database(paths) as database:
-        known = database.conversations()
-        chosen = [chat.id for chat in ([find_chat(known, options.chat_id)] if options.chat_id else known)]
+    with _open_database() as database:
+        chats = database.conversations()
+        ids = [chat.id for chat in ([find_chat(chats, options.chat_id)] if options.chat_id else chats)]
         if options.target == STANDARD_STREAM:
-            write_export(database, chosen, form, sys.stdout.buffer, zipped=len(chosen) != 1)
+            write_export(database, ids, form, sys.stdout.buffer, zipped=len(ids) != 1)
             return 0
-        count = export_file(database, chosen, form, options.target)
-    print_out(
-        _("exported {count} to {target}", count=plural(count, "{count} chat", "{count} chats"), target=options.target)
-    )
+        count = plural(export_file(database, ids, form, options.target), "{count} chat", "{count} chats")
+    print_out(_("exported {count} to {target}", count=count, target=options.target))
     return 0
 
 
-def _export_with_memory(paths: Paths, options: ExportOptions) -> int:
+def _export_with_memory(options: arguments.ExportOptions) -> int:
     if not options.chat_id or options.form or options.target == STANDARD_STREAM:
         title = _("An export with memory contains a single chat and has its own format")
         raise KvchatError(title, "", _("Specify the chat with --chat, and omit --form."))
     passphrase = read_passphrase(options.passphrase_file)
-    with _database(paths) as database:
+    with _open_database() as database:
         chat = find_chat(database.conversations(), options.chat_id)
-        tell = partial(show_progress, _("Exporting:"))
-        written = export_with_memory(database, paths.save_points, chat.id, options.target, passphrase, tell)
+        progress, store = partial(show_progress, _("Exporting:")), resolve_paths().save_points
+        written = export_with_memory(database, store, chat.id, options.target, passphrase, progress)
     sealed = _("encrypted with the passphrase") if passphrase else _("not encrypted")
     sentence = N_("exported 1 chat with memory ({written}) to {target}; {sealed}")
     print_out(_(sentence, written=format_size(written), target=options.target, sealed=sealed))
     return 0
 
 
-async def import_chats(options: ImportOptions, commands: Commands) -> int:
+async def import_chats(options: arguments.ImportOptions, commands: Commands) -> int:
     transfer = (await commands.runtime()).transfer
     report = await transfer.take_in(options.files, lambda done, total: None, options.passphrase, start=True)
     for problem in report.problems:
         print_err(str(problem))
     count = plural(len(report.imported), "{count} chat", "{count} chats")
     print_out(_("imported {count}; {known} already existed", count=count, known=format_number(report.known)))
-    for words in report.told:
-        print_out(words)
+    for sentence in report.told:
+        print_out(sentence)
     return 1 if report.problems else 0
 
 
-def backup(options: BackupOptions) -> int:
+def backup(options: arguments.BackupOptions) -> int:
     paths = resolve_paths()
-    with _database(paths):
+    with _open_database():  # makes sure that there is one
         if options.target == STANDARD_STREAM:
             write_backup(paths, sys.stdout.buffer)
             return 0
@@ -191,14 +174,13 @@ def backup(options: BackupOptions) -> int:
     return 0
 
 
-async def restore(options: RestoreOptions, commands: Commands) -> int:
+async def restore(options: arguments.RestoreOptions, commands: Commands) -> int:
     async with commands.exclusive():
         facts = await asyncio.to_thread(lay_ready, commands.paths, options.source, with_engine=options.with_engine)
         replaced: Path | None = await asyncio.to_thread(finish_restore, commands.paths)
     count = plural(facts.conversations, "{count} chat", "{count} chats")
-    print_out(
-        _("restored {conversations}; the replaced files are in {replaced}", conversations=count, replaced=replaced)
-    )
+    sentence = N_("restored {conversations}; the replaced files are in {replaced}")
+    print_out(_(sentence, conversations=count, replaced=replaced))
     return 0
 
 

@@ -8,10 +8,10 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +44,21 @@ _TIMEOUT_S = 2.0
 _WATCHER = "org.kde.StatusNotifierWatcher"  # bus name owned by StatusNotifierItem trays
 
 
-class Presence(Enum):
+class Presence(StrEnum):
     AVAILABLE = "available"
     MISSING = "missing"
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
-class Finding:
+class ServiceReport:
+    """A service of the desktop, such as the tray."""
+
     presence: Presence
     detail: str
 
     def __str__(self) -> str:
-        return f"{self.presence.value}: {self.detail}"
+        return f"{self.presence}: {self.detail}"
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class EngineReport:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """The model in the settings, or what is wrong with it. Size in bytes, context in tokens."""
+    """The model in the settings, or its problem. Size in bytes, context in tokens."""
 
     path: str | None
     usable: bool = False
@@ -94,8 +96,6 @@ class RestoreReport:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """The content of `kvchat doctor`. Sizes in bytes."""
-
     version: str
     python: str
     system: str
@@ -104,12 +104,12 @@ class DoctorReport:
     context: ContextChoice | None
     restoring: RestoreReport | None  # None if no engine has run this model
     memory: MemoryFacts
-    display: Finding
-    tray: Finding
-    keyring: Finding
+    display: ServiceReport
+    tray: ServiceReport
+    keyring: ServiceReport
     free_disk_bytes: int
     free_floor_bytes: int
-    quota: str  # for chat memory, in words
+    quota: str  # limit for chat memory, as shown
     staging: str  # where slot files are staged, and why
     directories: list[dict[str, Any]]  # name, path, exists and problem: why it is unusable, and the consequence
 
@@ -140,12 +140,13 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
     identity = model_identity(Path(model.path)) if model.usable and model.path else None
     # For any engine build: a broken one may not report its own.
     newest = newest_finding(paths.restore_findings, identity) if identity else None
-    problem = no_display.find_problem()
-    display = (Presence.MISSING, problem.detail) if problem else (Presence.AVAILABLE, "a window can open")
+    display = ServiceReport(Presence.AVAILABLE, "a window can open")
+    if problem := no_display.find_problem():
+        display = ServiceReport(Presence.MISSING, problem.detail)
     problems = {"save points": store_problem(paths)}
     folders = [(name, getattr(paths, name.replace(" ", "_"))) for name in FOLDERS]
     store = paths.save_points  # created at first start; until then use a parent folder's disk
-    existing = next((folder for folder in (store, *store.parents) if is_folder(folder)), Path(store.anchor))
+    disk = next((folder for folder in (store, *store.parents) if is_folder(folder)), Path(store.anchor))
     return DoctorReport(
         version=__version__,
         python=platform.python_version(),
@@ -155,10 +156,10 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
         context=context,
         restoring=newest and RestoreReport(newest[0].strategy.value, newest[0].description, newest[1]),
         memory=memory,
-        display=Finding(*display),
+        display=display,
         tray=find_tray(),
         keyring=find_keyring(),
-        free_disk_bytes=shutil.disk_usage(existing).free,
+        free_disk_bytes=shutil.disk_usage(disk).free,
         free_floor_bytes=settings.free_floor_bytes,
         quota=describe_limit(paths, settings),
         staging=describe_staging(MEMORY_FOLDER, staging_room(0)),
@@ -177,15 +178,15 @@ def _inspect_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
     except KvchatError as error:
         return EngineReport(found=False, problem=str(error)), available_memory()
     try:
-        probed = usable_engine(settings.engine_path)
-        location, workers = probed.location, parse_workers(settings.rpc_workers)
+        probe = usable_engine(settings.engine_path)
+        location, workers = probe.location, parse_workers(settings.rpc_workers)
         devices = list_devices(location, workers)
         memory = memory_for(location, workers, StagingMemory(capacity=staging_capacity(MEMORY_FOLDER)))
-        told = EngineReport(True, version=probed.version, build=probed.identity, devices=devices)
+        report = EngineReport(True, version=probe.version, build=probe.identity, devices=devices)
     except KvchatError as error:
-        told, memory = EngineReport(True, problem=str(error)), available_memory()
+        report, memory = EngineReport(True, problem=str(error)), available_memory()
     path = str(location.path) if location.path else None
-    return dataclasses.replace(told, kind=location.kind, path=path), memory
+    return dataclasses.replace(report, kind=location.kind, path=path), memory
 
 
 def _inspect_model(
@@ -198,16 +199,16 @@ def _inspect_model(
         limit = limits.find(Circumstances(model_identity(facts.path), facts.size, build, memory.device_kind))
     except KvchatError as error:
         return ModelReport(settings.model_path, problem=str(error)), None
-    wanted, whole = settings.context_size, FULL_WINDOW in settings.engine_arguments.split()
-    context = ContextChooser(Demand(facts, settings.kv_type, whole, limit=limit), memory).choose(wanted)
-    what = facts.name, facts.architecture, facts.quantisation, facts.size, facts.trained_context
-    row = kv_bytes_per_token(facts.kv, settings.kv_type, settings.kv_type)
-    return ModelReport(str(facts.path), True, *what, row), context
+    demand = Demand(facts, settings.kv_type, FULL_WINDOW in settings.engine_arguments.split(), limit=limit)
+    context = ContextChooser(demand, memory).choose(settings.context_size)
+    shown = facts.name, facts.architecture, facts.quantisation, facts.size, facts.trained_context
+    row_bytes = kv_bytes_per_token(facts.kv, settings.kv_type, settings.kv_type)
+    return ModelReport(str(facts.path), True, *shown, row_bytes), context
 
 
-def find_tray(environment: Mapping[str, str] = os.environ) -> Finding:
+def find_tray(environment: Mapping[str, str] = os.environ) -> ServiceReport:
     if sys.platform != "linux":
-        return Finding(Presence.AVAILABLE, "part of the system")
+        return ServiceReport(Presence.AVAILABLE, "part of the system")
     bus = _bus_tray(environment)
     if bus.presence is Presence.AVAILABLE or not environment.get("DISPLAY"):
         return bus
@@ -215,31 +216,31 @@ def find_tray(environment: Mapping[str, str] = os.environ) -> Finding:
     return x11 if x11.presence is not Presence.UNKNOWN else bus
 
 
-def _bus_tray(environment: Mapping[str, str]) -> Finding:
+def _bus_tray(environment: Mapping[str, str]) -> ServiceReport:
     address = environment.get("DBUS_SESSION_BUS_ADDRESS")
     if not address:
-        return Finding(Presence.MISSING, "there is no session bus")
+        return ServiceReport(Presence.MISSING, "there is no session bus")
     try:
         from jeepney import DBusErrorResponse, message_bus
         from jeepney.io.blocking import Proxy, open_dbus_connection
     except ImportError:
-        return Finding(Presence.UNKNOWN, "jeepney, which would ask the session bus, is not installed")
+        return ServiceReport(Presence.UNKNOWN, "jeepney, which would ask the session bus, is not installed")
     try:
         with closing(open_dbus_connection(bus=address)) as connection:
-            (owned,) = Proxy(message_bus, connection, timeout=_TIMEOUT_S).NameHasOwner(_WATCHER)
+            (has_owner,) = Proxy(message_bus, connection, timeout=_TIMEOUT_S).NameHasOwner(_WATCHER)
     except (OSError, ValueError, RuntimeError, DBusErrorResponse) as error:
-        return Finding(Presence.UNKNOWN, f"the session bus does not answer: {error or type(error).__name__}")
-    if owned:
-        return Finding(Presence.AVAILABLE, "a StatusNotifier host is on the session bus")
-    return Finding(Presence.MISSING, "no StatusNotifier host is on the session bus")
+        return ServiceReport(Presence.UNKNOWN, f"the session bus does not answer: {error or type(error).__name__}")
+    if has_owner:
+        return ServiceReport(Presence.AVAILABLE, "a StatusNotifier host is on the session bus")
+    return ServiceReport(Presence.MISSING, "no StatusNotifier host is on the session bus")
 
 
-def _x11_tray(display: str) -> Finding:
+def _x11_tray(display: str) -> ServiceReport:
     """Ask the X server for the owner of its first screen's tray selection (freedesktop.org system tray protocol)."""
     try:
         x11 = ctypes.CDLL("libX11.so.6")
     except OSError:
-        return Finding(Presence.UNKNOWN, "libX11 is not installed")
+        return ServiceReport(Presence.UNKNOWN, "libX11 is not installed")
     x11.XOpenDisplay.restype = ctypes.c_void_p
     x11.XInternAtom.restype = x11.XGetSelectionOwner.restype = ctypes.c_ulong
     x11.XGetSelectionOwner.argtypes = [ctypes.c_void_p, ctypes.c_ulong]
@@ -247,35 +248,62 @@ def _x11_tray(display: str) -> Finding:
     x11.XCloseDisplay.argtypes = [ctypes.c_void_p]
     connection = x11.XOpenDisplay(display.encode())
     if not connection:
-        return Finding(Presence.UNKNOWN, f"the X display {display} cannot be reached")
+        return ServiceReport(Presence.UNKNOWN, f"the X display {display} cannot be reached")
     try:
         owner = x11.XGetSelectionOwner(connection, x11.XInternAtom(connection, b"_NET_SYSTEM_TRAY_S0", 0))
     finally:
         x11.XCloseDisplay(connection)
     if owner:
-        return Finding(Presence.AVAILABLE, f"the X display {display} has a system tray")
-    return Finding(Presence.MISSING, f"neither the session bus nor the X display {display} has a tray")
+        return ServiceReport(Presence.AVAILABLE, f"the X display {display} has a system tray")
+    return ServiceReport(Presence.MISSING, f"neither the session bus nor the X display {display} has a tray")
 
 
-def find_keyring() -> Finding:
+def find_keyring() -> ServiceReport:
     try:
         import keyring
         from keyring.backends import fail, null
 
         backend = keyring.get_keyring()
     except Exception as error:  # third-party backends may raise anything
-        return Finding(Presence.UNKNOWN, f"the keyring failed: {error or type(error).__name__}")
+        return ServiceReport(Presence.UNKNOWN, f"the keyring failed: {error or type(error).__name__}")
     if isinstance(backend, fail.Keyring | null.Keyring):
-        return Finding(Presence.MISSING, "no keyring service is running")
-    return Finding(Presence.AVAILABLE, backend.name)
+        return ServiceReport(Presence.MISSING, "no keyring service is running")
+    return ServiceReport(Presence.AVAILABLE, backend.name)
 
 
 def lines(report: DoctorReport) -> list[str]:
+    engine, model, context = report.engine, report.model, report.context
+    rows = [("kvchat", f"{report.version}, Python {report.python}, {report.system}")]
+    if engine.found:
+        rows += [("engine", engine.path or "embedded"), ("", engine.problem or engine.version)]
+    else:
+        rows.append(("engine", f"not found. {engine.problem}"))
+    for device in engine.devices:
+        # The engine reports all memory as free; "memory" shows the real figure.
+        free = f", {format_size(device.free_bytes)} free" if device.free_bytes and device.name != "CPU" else ""
+        rows.append(("device", f"{device.name}: {device.description}{free}"))
+    if engine.found and not (engine.devices or engine.problem or engine.kind == SERVER):
+        rows.append(("device", "the processor alone"))
+
+    if model.path is None:
+        rows.append(("model", "none chosen yet"))
+    elif not model.usable:
+        rows.append(("model", model.problem))
+    else:
+        facts = f"{model.name}: {model.architecture}, {model.quantisation}, {format_size(model.size)}"
+        rows += [("model", facts), ("", model.path)]
+    if context is not None:
+        rows.append(("context", context.full_explanation))
+        if context.warning:
+            rows.append(("", context.warning))
+        rows += [("takes", f"{bar.place}: {bar.summary}") for bar in context.bars]
+    if report.restoring is not None:
+        rows += [("restoring", report.restoring.words), ("", f"engine: {report.restoring.build}")]
+    elif model.usable:
+        rows.append(("restoring", "not tried yet: kvchat does that when it first starts an engine with this model"))
+
     disk, floor = format_size(report.free_disk_bytes), format_size(report.free_floor_bytes)
-    rows = [
-        ("kvchat", f"{report.version}, Python {report.python}, {report.system}"),
-        *_engine_rows(report.engine),
-        *_model_rows(report),
+    rows += [
         ("memory", f"{format_size(report.memory.available)} {'allowed here' if report.memory.limited else 'free'}"),
         ("display", str(report.display)),
         ("tray", str(report.tray)),
@@ -290,43 +318,3 @@ def lines(report: DoctorReport) -> list[str]:
         if folder["problem"]:
             rows.append(("", folder["problem"]))
     return [f"{label:<{_LABEL_WIDTH}}{text}" for label, text in rows]
-
-
-def _engine_rows(engine: EngineReport) -> Iterator[tuple[str, str]]:
-    if not engine.found:
-        yield "engine", f"not found. {engine.problem}"
-        return
-    yield "engine", engine.path or "embedded"
-    if engine.problem:
-        yield "", engine.problem
-        return
-    yield "", engine.version
-    for device in engine.devices:
-        # The engine reports all memory as free; "memory" shows the real figure.
-        tells_free = device.free_bytes and device.name != "CPU"
-        free = f", {format_size(device.free_bytes or 0)} free" if tells_free else ""
-        yield "device", f"{device.name}: {device.description}{free}"
-    if not engine.devices and engine.kind != SERVER:
-        yield "device", "the processor alone"
-
-
-def _model_rows(report: DoctorReport) -> Iterator[tuple[str, str]]:
-    model, context = report.model, report.context
-    if model.path is None:
-        yield "model", "none chosen yet"
-    elif not model.usable:
-        yield "model", model.problem
-    else:
-        yield "model", f"{model.name}: {model.architecture}, {model.quantisation}, {format_size(model.size)}"
-        yield "", model.path
-    if context is not None:
-        yield "context", context.full_explanation
-        if context.warning:
-            yield "", context.warning
-        for bar in context.bars:
-            yield "takes", f"{bar.place}: {bar.summary}"
-    if report.restoring is not None:
-        yield "restoring", report.restoring.words
-        yield "", f"engine: {report.restoring.build}"
-    elif model.usable:
-        yield "restoring", "not tried yet: kvchat does that when it first starts an engine with this model"

@@ -8,14 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from kvchat.cli.arguments import (
-    ChangeSettingOptions,
-    EngineNameOptions,
-    GetEngineOptions,
-    JsonOptions,
-    SettingOptions,
-    TestEngineOptions,
-)
+from kvchat.cli import arguments
 from kvchat.cli.options import parse_size
 from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import columns, print_out, print_result, show_progress
@@ -27,39 +20,33 @@ from kvchat.errors import KvchatError
 from kvchat.settings import NAMES, Settings, load_settings, validation_error
 from kvchat.system.paths import resolve_paths
 from kvchat.text.formatting import format_size
-from kvchat.text.language import _
+from kvchat.text.language import N_, _
 
 _CHECKED_BY_ENGINE = ("engine_arguments", "rpc_workers", "engine_url")
 
 
-def print_engines(options: JsonOptions) -> int:
+def print_engines(options: arguments.JsonOptions) -> int:
     paths = resolve_paths()
-    fetched = downloaded_engines(paths.engines)
-    entries = list_engines(load_settings(paths.settings_file).engine_path, [engine.location for engine in fetched])
+    downloaded = downloaded_engines(paths.engines)
+    entries = list_engines(load_settings(paths.settings_file).engine_path, [engine.location for engine in downloaded])
     graphics = detect_graphics()
+    engines = [
+        {"kind": entry.location.kind, "path": entry.location.path}
+        | {name: getattr(entry, name) for name in ("chosen", "version", "build", "backends", "devices")}
+        | {"problem": str(entry.problem) if entry.problem else None}
+        for entry in entries
+    ]
     fields = {
-        "engines": [
-            {
-                "kind": entry.location.kind,
-                "path": entry.location.path,
-                "chosen": entry.chosen,
-                "version": entry.version,
-                "build": entry.build,
-                "backends": entry.backends,
-                "devices": entry.devices,
-                "problem": str(entry.problem) if entry.problem else None,
-            }
-            for entry in entries
-        ],
-        "fetched": [{"name": engine.name, "path": engine.location.path, "bytes": engine.size} for engine in fetched],
+        "engines": engines,
+        "fetched": [{"name": engine.name, "path": engine.location.path, "bytes": engine.size} for engine in downloaded],
         "graphics": graphics.vendors,
         "advice": install_advice(graphics),
     }
-    print_result(options.as_json, fields, lines(entries, fetched))
+    print_result(options.as_json, fields, lines(entries, downloaded))
     return 0 if any(entry.chosen for entry in entries) else 1
 
 
-def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[DownloadedEngine] = ()) -> list[str]:
+def lines(entries: Sequence[EngineEntry], downloaded: Sequence[DownloadedEngine]) -> list[str]:
     rows = []
     for entry in entries:
         rows.append(f"{'*' if entry.chosen else ' '} {entry.location}")
@@ -73,39 +60,29 @@ def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[DownloadedEngine] 
         if not entry.devices:
             rows.append("    " + _("CPU only"))
     rows = rows or [_("No engine was found.")]
-    rows += [
-        "  "
-        + _(
-            "Downloaded: {name} ({size}); to delete: `kvchat engines remove {name}`",
-            name=engine.name,
-            size=format_size(engine.size),
-        )
-        for engine in fetched
-    ]
+    text = N_("Downloaded: {name} ({size}); to delete: `kvchat engines remove {name}`")
+    rows += ["  " + _(text, name=engine.name, size=format_size(engine.size)) for engine in downloaded]
     if not any(entry.backends for entry in entries):
         graphics = detect_graphics()
-        cards = _(" and ").join(maker.value for maker in graphics.vendors)
+        cards = _(" and ").join(vendor.value for vendor in graphics.vendors)
         rows += ["", _("GPU: {cards}. To use it:", cards=cards) if cards else _("GPU:"), *install_advice(graphics)]
     return rows
 
 
-async def test(options: TestEngineOptions, commands: Commands) -> int:
+async def test(options: arguments.TestEngineOptions, commands: Commands) -> int:
     settings = commands.settings
     location = find_engine(options.path) if options.path else usable_engine(settings.engine_path).location
-
-    def report_progress(step: TrialStep) -> None:
-        if not options.as_json:
-            _show_step(step)
-
-    if not options.as_json:
-        print_out(str(location))
-    trial = await try_engine(location, trial_model(commands.paths, settings), report_progress)
+    model = trial_model(commands.paths, settings)
     if options.as_json:
+        trial = await try_engine(location, model, lambda step: None)
         print_result(True, _trial_fields(location, trial), ())
+    else:
+        print_out(str(location))
+        trial = await try_engine(location, model, _print_step)
     return 0 if trial.works else 1
 
 
-def _show_step(step: TrialStep) -> None:
+def _print_step(step: TrialStep) -> None:
     print_out(f"{'!' if step.error else ' '} {step.name}: {step.detail}".rstrip(": "))
     if step.error and step.error.advice:
         print_out(f"    {step.error.advice}")
@@ -118,8 +95,8 @@ def _trial_fields(engine: object, trial: Trial) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _setup(commands: Commands) -> AsyncIterator[EngineSetup]:
-    if commands.is_open:
-        yield (await commands.runtime()).engines
+    if commands.open_runtime:
+        yield commands.open_runtime.engines
         return
 
     async def use(path: str | None) -> None:
@@ -132,42 +109,40 @@ async def _setup(commands: Commands) -> AsyncIterator[EngineSetup]:
         await setup.close()
 
 
-async def remove(options: EngineNameOptions, commands: Commands) -> int:
+async def remove(options: arguments.EngineNameOptions, commands: Commands) -> int:
     async with _setup(commands) as setup:
         await setup.remove(options.name)
     return print_result(options.as_json, {"removed": options.name}, [_("{name} was removed.", name=options.name)])
 
 
-async def get(options: GetEngineOptions, commands: Commands) -> int:
-    wanted = next((backend for backend in Backend if backend.value.lower() == options.backend), None)
+async def get(options: arguments.GetEngineOptions, commands: Commands) -> int:
+    backend = next((backend for backend in Backend if backend.value.lower() == options.backend), None)
     stage: Stage | None = None
-    shown = 0
+    steps_shown = 0
 
     async with _setup(commands) as setup:
 
         def report_progress() -> None:
-            nonlocal stage, shown
+            nonlocal stage, steps_shown
             now = setup.fetching
             if now is None or options.as_json:
                 return
             if now.build and now.stage is not stage:
                 stage = now.stage
                 if stage is Stage.FETCHING:
-                    build, source = now.build, setup.source
-                    print_out(
-                        _("{name} ({size}) from {source}", name=build.name, size=format_size(build.size), source=source)
-                    )
+                    name, size = now.build.name, format_size(now.build.size)
+                    print_out(_("{name} ({size}) from {source}", name=name, size=size, source=setup.source))
                 elif stage is Stage.TRYING:
                     print_out(_("Testing:"))
             if now.build and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):
                 show_progress(f"{_(now.stage.value).capitalize()}:", now.done, now.build.size)
-            for step in now.steps[shown:]:
-                _show_step(step)
-            shown = len(now.steps)
+            for step in now.steps[steps_shown:]:
+                _print_step(step)
+            steps_shown = len(now.steps)
 
         unsubscribe = setup.subscribe(report_progress)
         try:
-            trial = await setup.get(wanted)
+            trial = await setup.get(backend)
         finally:
             unsubscribe()
     if trial is None:
@@ -175,71 +150,70 @@ async def get(options: GetEngineOptions, commands: Commands) -> int:
             _("The engine was not downloaded"), _("The download was canceled, or another one is in progress.")
         )
     path = commands.settings.engine_path
-    used = _("Now in use: {path}", path=path)
-    kept = _(
-        "The new engine is not used; the previous engine stays in use. Run the command again to "
-        "repeat the test without a download."
-    )
-    print_result(options.as_json, _trial_fields(path, trial), [used if trial.works else kept])
+    result = _("Now in use: {path}", path=path)
+    if not trial.works:
+        result = _(
+            "The new engine is not used; the previous engine stays in use. Run the command again to "
+            "repeat the test without a download."
+        )
+    print_result(options.as_json, _trial_fields(path, trial), [result])
     return 0 if trial.works else 1
 
 
-def show_settings(options: JsonOptions) -> int:
-    settings, usual = load_settings(resolve_paths().settings_file), Settings()
+def show_settings(options: arguments.JsonOptions) -> int:
+    settings, defaults = load_settings(resolve_paths().settings_file), Settings()
     values = {name: getattr(settings, name) for name in NAMES}
     rows = [
-        (name, _format_value(value), "" if value == getattr(usual, name) else _("changed"))
+        (name, _format_value(value), "" if value == getattr(defaults, name) else _("changed"))
         for name, value in values.items()
     ]
     return print_result(options.as_json, values, columns(rows))
 
 
-def show_setting(options: SettingOptions) -> int:
+def show_setting(options: arguments.SettingOptions) -> int:
     value = getattr(load_settings(resolve_paths().settings_file), options.name)
     return print_result(options.as_json, {options.name: value}, [_format_value(value)])
 
 
-async def reset(options: SettingOptions, commands: Commands) -> int:
+async def reset(options: arguments.SettingOptions, commands: Commands) -> int:
     return await _save_setting(options, getattr(Settings(), options.name), commands)
 
 
-async def change(options: ChangeSettingOptions, commands: Commands) -> int:
+async def change(options: arguments.ChangeSettingOptions, commands: Commands) -> int:
     name, value = options.name, _parse_value(options.name, options.values)
-    why = validation_error(name, value) if value != getattr(Settings(), name) else ""
-    if not why and value and name in _CHECKED_BY_ENGINE:
-        why = await EngineSetup(commands.paths, lambda: commands.settings, _ignore).validation_error(name, value)
-    if why:
+    problem = validation_error(name, value) if value != getattr(Settings(), name) else ""
+    if not problem and value and name in _CHECKED_BY_ENGINE:
+        async with _setup(commands) as setup:
+            problem = await setup.validation_error(name, value)
+    if problem:
         advice = _("Run `kvchat settings reset {name}` to restore the default.", name=name)
-        raise KvchatError(_("Invalid value for {name}", name=name), why, advice)
+        raise KvchatError(_("Invalid value for {name}", name=name), problem, advice)
     return await _save_setting(options, value, commands)
 
 
-async def _ignore(path: str | None) -> None: ...
-
-
-async def _save_setting(options: SettingOptions, value: Any, commands: Commands) -> int:
+async def _save_setting(options: arguments.SettingOptions, value: Any, commands: Commands) -> int:
     await commands.change_settings(**{options.name: value})
     return print_result(options.as_json, {options.name: value}, [f"{options.name}: {_format_value(value)}"])
 
 
 def _parse_value(name: str, texts: Sequence[str]) -> Any:
-    usual, first = getattr(Settings(), name), texts[0]
-    if isinstance(usual, tuple):
+    default, text = getattr(Settings(), name), texts[0]
+    if isinstance(default, tuple):
         return tuple(texts)
     if len(texts) != 1:
-        given = _("{count} values were given.", count=len(texts))
-        raise KvchatError(_("{name} takes one value", name=name), given, _("Put the value in quotes."))
+        detail = _("{count} values were given.", count=len(texts))
+        raise KvchatError(_("{name} takes one value", name=name), detail, _("Put the value in quotes."))
     if name.endswith("_bytes"):
         try:
-            return parse_size(first)
+            return parse_size(text)
         except argparse.ArgumentTypeError as error:
             raise KvchatError(_("Invalid value for {name}", name=name), f"{error}.") from error
     try:
-        number = json.loads(first)
+        number = json.loads(text)
     except ValueError:
-        return first
-    text = isinstance(usual, str) or (usual is None and validation_error(name, first) == "")
-    return first if text else number
+        return text
+    is_text = isinstance(default, str) or (default is None and validation_error(name, text) == "")
+    return text if is_text else number
 
 
 def _format_value(value: Any) -> str:

@@ -10,15 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvchat.cli.arguments import (
-    FilesOptions,
-    GetModelOptions,
-    JsonOptions,
-    ModelsOptions,
-    SearchModelsOptions,
-    TokenOptions,
-    UseModelOptions,
-)
+from kvchat.cli import arguments
 from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import columns, current_terminal, print_out, print_result, show_progress
 from kvchat.engine_host.choice import ModelJudge, query_capacity
@@ -34,7 +26,7 @@ from kvchat.settings import load_settings
 from kvchat.system.files import is_folder
 from kvchat.system.paths import resolve_paths
 from kvchat.text.formatting import format_size, format_tokens
-from kvchat.text.language import _, format_number, join_list, plural
+from kvchat.text.language import N_, _, format_number, join_list, plural
 
 MAX_TOKEN_LENGTH = 1000  # characters
 
@@ -44,12 +36,11 @@ class ModelNotFound(KvchatError):
 
 
 def _library(commands: Commands, folders: Sequence[Path] = ()) -> ModelLibrary:
-    return ModelLibrary(
-        commands.paths, lambda: (*commands.settings.model_folders, *(str(folder.absolute()) for folder in folders))
-    )
+    added = [str(folder.absolute()) for folder in folders]
+    return ModelLibrary(commands.paths, lambda: (*commands.settings.model_folders, *added))
 
 
-async def list_models(options: ModelsOptions, commands: Commands) -> int:
+async def list_models(options: arguments.ModelsOptions, commands: Commands) -> int:
     for folder in options.folders:
         if not is_folder(folder):
             raise ModelNotFound(_("The folder does not exist"), str(folder), _("Specify an existing folder."))
@@ -78,76 +69,60 @@ def list_lines(models: Sequence[JudgedModel], unreadable: Sequence[UnreadableFol
     for judged in models:
         if problem := judged.model.problem:
             lines += [f"  {judged.model.name}: {problem.title}.", f"    {problem.detail}"]
-    lines += [
-        "  " + _("{path} cannot be read: {reason}.", path=folder.path, reason=folder.reason) for folder in unreadable
-    ]
+    text = N_("{path} cannot be read: {reason}.")
+    lines += ["  " + _(text, path=folder.path, reason=folder.reason) for folder in unreadable]
     if not models:
         lines += [_("Run `kvchat models suggest` for suggestions, and `kvchat models get` to download one.")]
     return lines
 
 
 def _fields(judged: JudgedModel) -> dict[str, Any]:
-    model = judged.model
-    fields: dict[str, Any] = {
-        "name": model.name,
-        "path": model.path,
-        "source": model.source,
-        "size": model.size,
-        "projector": model.projector,
-        "problem": str(model.problem) if model.problem else None,
-    }
-    if model.facts and judged.judgement:
-        fields |= {
-            "architecture": model.facts.architecture,
-            "quantisation": model.facts.quantisation,
-            "trained_context": model.facts.trained_context,
-            "parts": model.facts.parts,
-            "verdict": judged.judgement.verdict,
-            "reason": judged.judgement.reason,
-        }
+    model, judgement = judged.model, judged.judgement
+    fields = {name: getattr(model, name) for name in ("name", "path", "source", "size", "projector")}
+    fields["problem"] = str(model.problem) if model.problem else None
+    if model.facts and judgement:
+        names = ("architecture", "quantisation", "trained_context", "parts")
+        fields |= {name: getattr(model.facts, name) for name in names}
+        fields |= {"verdict": judgement.verdict, "reason": judgement.reason}
     return fields
 
 
-def suggest(options: JsonOptions) -> int:
+def suggest(options: arguments.JsonOptions) -> int:
     memory = query_capacity(load_settings(resolve_paths().settings_file)).memory
-    tier, fitting = tier_for(memory), suggestions_for(memory)
+    tier, suggestions = tier_for(memory), suggestions_for(memory)
     rows = [
         (
             f"{model.repository}:{model.quantisation}",
             _("about {size}", size=format_size(model.size)),
-            judge_size(model.size, memory).verdict.value,
-            model.why,
+            _(judge_size(model.size, memory).verdict.value),
+            _(model.why),
         )
-        for model in fitting
+        for model in suggestions
     ]
     title = _("For a GPU with {tier} GB:", tier=tier) if tier else _("For a computer without a large GPU:")
     lines = [title, *columns(rows), _("Download one with `kvchat models get NAME`.")]
-    return print_result(options.as_json, {"memory_gb": tier, "suggestions": fitting}, lines)
+    return print_result(options.as_json, {"memory_gb": tier, "suggestions": suggestions}, lines)
 
 
-async def search(options: SearchModelsOptions, commands: Commands) -> int:
-    what = " ".join(options.words)
-    found = await _library(commands).hub.search(what)
-    account = _("sign-in required")
+async def search(options: arguments.SearchModelsOptions, commands: Commands) -> int:
+    query = " ".join(options.words)
+    hits = await _library(commands).hub.search(query)
+    gated = _("sign-in required")
     rows = [
-        (
-            hit.repository,
-            _("{downloads} downloads", downloads=format_number(hit.downloads)),
-            account if hit.gated else "",
-        )
-        for hit in found
+        (hit.repository, _("{downloads} downloads", downloads=format_number(hit.downloads)), gated if hit.gated else "")
+        for hit in hits
     ]
-    nothing = _("No repositories with GGUF files match “{what}” on Hugging Face.", what=what)
-    return print_result(options.as_json, {"models": found}, columns(rows) or [nothing])
+    lines = columns(rows) or [_("No repositories with GGUF files match “{what}” on Hugging Face.", what=query)]
+    return print_result(options.as_json, {"models": hits}, lines)
 
 
-async def files(options: FilesOptions, commands: Commands) -> int:
+async def files(options: arguments.FilesOptions, commands: Commands) -> int:
     name, _quantisation = _parse_repository(options.repository)
     repository = await _library(commands).hub.repository(name)
     memory = query_capacity(commands.settings).memory
     verdicts = [(file, judge_size(file.size, memory).verdict) for file in repository.files]
     judged = [dataclasses.asdict(file) | {"size": file.size, "verdict": verdict} for file, verdict in verdicts]
-    rows = [(file.name, format_size(file.size), verdict.value) for file, verdict in verdicts]
+    rows = [(file.name, format_size(file.size), _(verdict.value)) for file, verdict in verdicts]
     lines = columns(rows) or [_("{repository} has no compatible models.", repository=repository.repository)]
     if rows and repository.gated:
         lines.append(_("This model is gated: add an access token with `kvchat models token`."))
@@ -155,7 +130,7 @@ async def files(options: FilesOptions, commands: Commands) -> int:
     return print_result(options.as_json, fields, lines)
 
 
-async def get(options: GetModelOptions, commands: Commands) -> int:
+async def get(options: arguments.GetModelOptions, commands: Commands) -> int:
     name, quantisation = _parse_repository(options.repository)
     hub = _library(commands).hub
     repository = await hub.repository(name)
@@ -176,7 +151,7 @@ async def get(options: GetModelOptions, commands: Commands) -> int:
     return 0
 
 
-async def use(options: UseModelOptions, commands: Commands) -> int:
+async def use(options: arguments.UseModelOptions, commands: Commands) -> int:
     name, terminal = " ".join(options.words), current_terminal.get()
     path = (terminal.folder if terminal else Path.cwd()) / name
     if not await asyncio.to_thread(path.is_file):
@@ -186,45 +161,43 @@ async def use(options: UseModelOptions, commands: Commands) -> int:
 
 
 async def _use(commands: Commands, path: Path) -> None:
-    if commands.is_open:
-        await (await commands.runtime()).use_model(path)
+    if commands.open_runtime:
+        await commands.open_runtime.use_model(path)
     else:
         await asyncio.to_thread(read_facts, path)
         await commands.change_settings(model_path=str(path))
 
 
 async def _find_model(library: ModelLibrary, name: str) -> Path:
-    judged: list[JudgedModel] = []
-    await library.find(lambda facts: judge_size(facts.size, available_memory()), judged.append)
-    models = {found.model.path: found.model.name for found in judged if found.model.facts}
-    exact = [path for path, known in models.items() if known.lower() == name.lower()]
-    found = exact or [path for path, known in models.items() if name.lower() in known.lower()]
-    if len(found) == 1:
-        return found[0]
-    there = join_list(sorted({models[path] for path in found} or set(models.values()))) or _("none")
-    title = _("Several models match “{name}”", name=name)
-    if not found:
-        title = _("No model on this machine matches “{name}”", name=name)
-    raise ModelNotFound(
-        title, _("Available: {there}.", there=there), _("Specify one of them, or the path of a GGUF file.")
-    )
+    models: list[JudgedModel] = []
+    await library.find(lambda facts: judge_size(facts.size, available_memory()), models.append)
+    names = {judged.model.path: judged.model.name for judged in models if judged.model.facts}
+    paths = [path for path, other in names.items() if other.lower() == name.lower()]
+    paths = paths or [path for path, other in names.items() if name.lower() in other.lower()]
+    if len(paths) == 1:
+        return paths[0]
+    title = _("No model on this machine matches “{name}”", name=name)
+    if paths:
+        title = _("Several models match “{name}”", name=name)
+    there = join_list(sorted({names[path] for path in paths or names})) or _("none")
+    advice = _("Specify one of them, or the path of a GGUF file.")
+    raise ModelNotFound(title, _("Available: {there}.", there=there), advice)
 
 
 def select_file(repository: HubRepository, quantisation: str) -> HubFile:
     """Return the model of that quantisation or name; by default Q4_K_M or the only one. Raises ModelNotFound."""
-    wanted = quantisation.lower()
-    fitting = [file for file in repository.files if wanted in (file.quantisation.lower(), file.name.lower()) and wanted]
-    if not wanted:
-        usual = [file for file in repository.files if file.quantisation == "Q4_K_M"]
-        fitting = list(repository.files) if len(repository.files) == 1 else usual
-    if len(fitting) == 1:
-        return fitting[0]
-    there = join_list(file.quantisation or file.name for file in repository.files) or _("no compatible models")
-    raise ModelNotFound(
-        _("{repository} has no such file", repository=repository.repository) if wanted else _("No file was specified"),
-        _("Available: {there}.", there=there),
-        _("Specify one, for example `kvchat models get {repository}:Q8_0`.", repository=repository.repository),
-    )
+    files, name = list(repository.files), quantisation.lower()
+    if name:
+        matches = [file for file in files if name in (file.quantisation.lower(), file.name.lower())]
+        title = _("{repository} has no such file", repository=repository.repository)
+    else:
+        matches = files if len(files) == 1 else [file for file in files if file.quantisation == "Q4_K_M"]
+        title = _("No file was specified")
+    if len(matches) == 1:
+        return matches[0]
+    there = join_list(file.quantisation or file.name for file in files) or _("no compatible models")
+    advice = _("Specify one, for example `kvchat models get {repository}:Q8_0`.", repository=repository.repository)
+    raise ModelNotFound(title, _("Available: {there}.", there=there), advice)
 
 
 def _parse_repository(text: str) -> tuple[str, str]:
@@ -237,14 +210,14 @@ def _parse_repository(text: str) -> tuple[str, str]:
     return repository, quantisation
 
 
-def token(options: TokenOptions) -> int:
+def token(options: arguments.TokenOptions) -> int:
     paths = resolve_paths()
-    kept = ModelLibrary(paths, lambda: ()).token
+    store = ModelLibrary(paths, lambda: ()).token
     if options.forget:
-        kept.forget()
+        store.forget()
         print_out(_("The access token was deleted."))
         return 0
     # Not an argument: all users of the machine can see those.
     value = getpass.getpass(_("Access token: ")) if sys.stdin.isatty() else sys.stdin.readline(MAX_TOKEN_LENGTH)
-    print_out(_("Saved in {save}.", save=_(kept.save(value))))
+    print_out(_("Saved in {save}.", save=_(store.save(value))))
     return 0

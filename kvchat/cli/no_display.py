@@ -44,8 +44,8 @@ def find_problem(environment: Mapping[str, str] = os.environ) -> DisplayProblem 
     """Return why Qt would abort, or None. Only Linux is checked: elsewhere displays and libraries are always there."""
     if sys.platform != "linux":
         return None
-    chosen = environment.get("QT_QPA_PLATFORM", "").split(";")[0].split(":")[0]
-    if chosen not in ("", "xcb") and not chosen.startswith("wayland"):
+    plugin = environment.get("QT_QPA_PLATFORM", "").split(";")[0].split(":")[0]
+    if plugin not in ("", "xcb") and not plugin.startswith("wayland"):
         return _missing(_CORE_LIBRARIES)  # offscreen, vnc etc. need no display
     needed: tuple[str, ...] = _CORE_LIBRARIES
     if environment.get("DISPLAY"):
@@ -76,20 +76,18 @@ def explain(problem: DisplayProblem, *, starter: bool) -> int:
 
 
 def _missing(libraries: Iterable[str]) -> DisplayProblem | None:
-    lost = []
-    for name in libraries:
+    missing, packages = [], []
+    for library in libraries:
         try:
-            ctypes.CDLL(name)
+            ctypes.CDLL(library)
         except OSError:
-            lost.append(name)
-    if not lost:
+            missing.append(library)
+            name, _dot, version = library.lower().replace("_", "-").partition(".so.")
+            packages.append(_PACKAGES.get(library, f"{name}{'-' if name[-1].isdigit() else ''}{version}"))
+    if not missing:
         return None
-    packages = []
-    for library in lost:
-        name, _dot, version = library.lower().replace("_", "-").partition(".so.")
-        packages.append(_PACKAGES.get(library, f"{name}{'-' if name[-1].isdigit() else ''}{version}"))
     return DisplayProblem(
-        _("Qt needs libraries that are not installed: {lost}.", lost=join_list(lost)),
+        _("Qt needs libraries that are not installed: {lost}.", lost=join_list(missing)),
         _("On Debian or Ubuntu, run: sudo apt-get install -y {packages}", packages=" ".join(dict.fromkeys(packages))),
     )
 
@@ -108,7 +106,7 @@ def _unreachable(environment: Mapping[str, str]) -> DisplayProblem | None:
 
 
 def _x_server_answers(display: str) -> bool:
-    """Try libxcb, as Qt will: it handles the display's spelling and the user's authority."""
+    """Connect with libxcb, like Qt: it parses the display name and finds the user's authority."""
     xcb = ctypes.CDLL("libxcb.so.1")
     xcb.xcb_connect.restype = ctypes.c_void_p
     xcb.xcb_connect.argtypes = [ctypes.c_char_p, ctypes.c_void_p]

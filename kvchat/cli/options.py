@@ -17,7 +17,7 @@ from typing import Any, TypeVar, dataclass_transform
 from kvchat import __version__
 from kvchat.errors import KvchatError
 from kvchat.settings import MAX_BYTES, MAX_CONTEXT, validation_error
-from kvchat.system.files import in_time, read_plain
+from kvchat.system.files import read_plain
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _, format_number
 
@@ -57,8 +57,8 @@ class InvalidQuestion(KvchatError):
 class CommandKind(Enum):
     WINDOW = "window"  # in the application
     SYNC = "sync"  # a function of the options, in the main thread; may only read data
-    ASYNC = "async"  # a coroutine function of the options and `Commands`; no data folder
-    OWNER = "owner"  # as ASYNC, in the process that owns the data folder
+    ASYNC = "async"  # a coroutine function of the options and `Commands`, without the data folder
+    OWNER = "owner"  # like ASYNC, in the process that owns the data folder
 
 
 @dataclass_transform(frozen_default=True)
@@ -83,9 +83,8 @@ class Command:
     options: type[Options]
 
     def load_function(self) -> Callable[..., Any]:
-        module, _colon, attribute = self.target.partition(":")
-        function: Callable[..., Any] = getattr(importlib.import_module(f"kvchat.cli.{module}"), attribute)
-        return function
+        module, _colon, name = self.target.partition(":")
+        return getattr(importlib.import_module(f"kvchat.cli.{module}"), name)  # type: ignore[no-any-return]
 
 
 COMMANDS: dict[str, Command] = {}  # by name; filled by `arguments`
@@ -93,11 +92,11 @@ _OptionsType = TypeVar("_OptionsType", bound=type[Options])
 
 
 def _command(kind: CommandKind, name: str, target: str, help: str) -> Callable[[_OptionsType], _OptionsType]:
-    def declare(options: _OptionsType) -> _OptionsType:
+    def register(options: _OptionsType) -> _OptionsType:
         COMMANDS[name] = Command(kind, name, target, help, options)
         return options
 
-    return declare
+    return register
 
 
 sync_command, async_command, owner_command = (
@@ -137,11 +136,11 @@ def parse_positive(digits: str) -> int:
     return value
 
 
-def setting_parser(name: str, read: Callable[[str], float]) -> Callable[[str], float]:
-    def number(digits: str) -> float:
-        value = read(digits)
-        if why := validation_error(name, value):
-            raise argparse.ArgumentTypeError(f"{digits}: {why}")
+def setting_parser(name: str, convert: Callable[[str], float]) -> Callable[[str], float]:
+    def number(digits: str) -> float:  # argparse prints this name: "invalid number value"
+        value = convert(digits)
+        if problem := validation_error(name, value):
+            raise argparse.ArgumentTypeError(f"{digits}: {problem}")
         return value
 
     return number
@@ -180,14 +179,14 @@ def parse_size(text: str) -> int:
 
 
 def read_question() -> str:
-    given = sys.stdin.buffer.read(MAX_QUESTION_BYTES + 1) if sys.stdin else b""
-    if len(given) > MAX_QUESTION_BYTES:
+    data = sys.stdin.buffer.read(MAX_QUESTION_BYTES + 1) if sys.stdin else b""
+    if len(data) > MAX_QUESTION_BYTES:
         raise InvalidQuestion(
             _("The question is too long"),
             _("It is larger than {most_question}.", most_question=format_size(MAX_QUESTION_BYTES)),
             _("Shorten the question."),
         )
-    return given.decode("utf-8-sig", "replace").replace("\0", "")
+    return data.decode("utf-8-sig", "replace").replace("\0", "")
 
 
 def read_passphrase(file: Path | None) -> str:
@@ -195,26 +194,15 @@ def read_passphrase(file: Path | None) -> str:
     if file is None:
         return ""
     try:
-        whole = sys.stdin.readline() if file == STANDARD_STREAM else read_plain(file, MAX_PASSPHRASE_BYTES).decode()
+        text = sys.stdin.readline() if file == STANDARD_STREAM else read_plain(file, MAX_PASSPHRASE_BYTES).decode()
     except (OSError, ValueError) as error:
         raise KvchatError(
             _("The passphrase could not be read"), f"{file}: {error}.", _("Specify a text file.")
         ) from error
-    passphrase = whole.partition("\n")[0].rstrip("\r")
+    passphrase = text.partition("\n")[0].rstrip("\r")
     if not passphrase:
         raise KvchatError(_("The passphrase is empty"), str(file), _("Put the passphrase on the first line."))
     return passphrase
-
-
-def check_reachable(files: tuple[Path, ...]) -> None:
-    """Raise KvchatError if the file's disk does not respond. Other errors appear when the file is read."""
-    for file in files:
-        try:
-            in_time(file.stat)
-        except TimeoutError as error:
-            raise KvchatError(_("The file cannot be read"), f"{file}: {error.strerror}.") from error
-        except OSError:
-            continue
 
 
 # The parser of the command line.
@@ -222,20 +210,16 @@ def check_reachable(files: tuple[Path, ...]) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     argparse._ = _  # type: ignore[attr-defined]  # it asks gettext's own domain: https://bugs.python.org/issue12711
-    title = _("commands (default: open the window)")
     parser = argparse.ArgumentParser("kvchat", epilog=_(_EXIT_CODES), argument_default=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"kvchat {__version__}")
     _describe(parser, COMMANDS[""])
-    lists = {"": parser.add_subparsers(metavar="COMMAND", title=title)}
-    for command in COMMANDS.values():
-        if not command.name:
-            continue
-        before, _space, name = command.name.rpartition(" ")
-        made = lists[before].add_parser(name, help=_(command.help), argument_default=argparse.SUPPRESS)
-        _describe(made, command)
-        if command.name in _ACTION_HEADINGS:
-            title = _(_ACTION_HEADINGS[command.name])
-            lists[command.name] = made.add_subparsers(metavar="ACTION", title=title)
+    subparsers = {"": parser.add_subparsers(metavar="COMMAND", title=_("commands (default: open the window)"))}
+    for command in filter(lambda command: command.name, COMMANDS.values()):
+        parent, _space, name = command.name.rpartition(" ")
+        subparser = subparsers[parent].add_parser(name, help=_(command.help), argument_default=argparse.SUPPRESS)
+        _describe(subparser, command)
+        if heading := _ACTION_HEADINGS.get(command.name):
+            subparsers[command.name] = subparser.add_subparsers(metavar="ACTION", title=_(heading))
     return parser
 
 
@@ -243,12 +227,12 @@ def _describe(parser: argparse.ArgumentParser, command: Command) -> None:
     parser.description = _(command.help)
     parser.set_defaults(command=command.name)
     groups: dict[str, argparse._ActionsContainer] = {}
-    for known in fields(command.options):
-        if known.metadata:
-            more = dict(known.metadata)
-            name, group, words = more.pop("name", None), more.pop("group", None), more.pop("help")
+    for option in fields(command.options):
+        if option.metadata:
+            more = dict(option.metadata)
+            name, group, help = more.pop("name", None), more.pop("group", None), more.pop("help")
             if group and group not in groups:
                 groups[group] = parser.add_mutually_exclusive_group()
             if name:
-                more["dest"] = known.name
-            groups.get(group, parser).add_argument(name or known.name, help=_(words), **more)
+                more["dest"] = option.name
+            groups.get(group, parser).add_argument(name or option.name, help=_(help), **more)

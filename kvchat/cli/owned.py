@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -57,68 +57,57 @@ class DataFolderInUse(KvchatError):
 
 
 class Commands:
-    """Runs commands over one runtime. Event-loop thread only, except `serve_connection`."""
+    """Runs commands over one runtime. Event-loop thread only, except `serve_connection` and `serve_terminal`."""
 
     def __init__(self, paths: Paths, name: str) -> None:
         self.paths, self.name = paths, name
         self.show_window: Callable[[StartRequest], None] | None = None  # if there is a window
-        self._runtime: Runtime | None = None
-        self._opening = asyncio.Lock()
-        self._loop = asyncio.get_running_loop()
-        self._running: dict[asyncio.Task[None], Terminal] = {}
+        self.open_runtime: Runtime | None = None
+        self.opening = asyncio.Lock()  # hold it to open the runtime, or to keep others from doing so
         self.own_terminal: Terminal | None = None  # for this process's command
         self.is_long_running = False  # its command runs until told to end
         self.started = asyncio.Event()  # a command
+        self._loop = asyncio.get_running_loop()
+        self._running: dict[asyncio.Task[None], Terminal] = {}
         self._closed = False
 
     @property
     def settings(self) -> Settings:
         """The settings in force, read from disk if no runtime is open."""
-        return self._runtime.settings if self._runtime else load_settings(self.paths.settings_file)
+        return self.open_runtime.settings if self.open_runtime else load_settings(self.paths.settings_file)
 
     @property
     def is_local(self) -> bool:
+        """True in the command of this process."""
         return self.own_terminal is not None and current_terminal.get() is self.own_terminal
-
-    @property
-    def is_open(self) -> bool:
-        return self._runtime is not None
 
     async def runtime(self, settings: Settings | None = None) -> Runtime:
         """Return the runtime, opening it with these settings if needed. Raises KvchatError."""
-        if self._runtime is None:
-            async with self.opening():
-                if self._runtime is None:
+        if self.open_runtime is None:
+            async with self.opening:
+                if self.open_runtime is None:
                     from kvchat.runtime import open_runtime
 
-                    chosen = await asyncio.to_thread(lambda: self.settings) if settings is None else settings
-                    self._runtime = await open_runtime(self.paths, chosen)
-        return self._runtime
-
-    @contextlib.asynccontextmanager
-    async def opening(self) -> AsyncIterator[Runtime | None]:
-        """Yield the runtime if open; nobody opens it meanwhile."""
-        async with self._opening:
-            yield self._runtime
-
-    def set_runtime(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+                    if settings is None:
+                        settings = await asyncio.to_thread(load_settings, self.paths.settings_file)
+                    self.open_runtime = await open_runtime(self.paths, settings)
+        return self.open_runtime
 
     @contextlib.asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
         """Hold the folder with no runtime open. Raises DataFolderInUse."""
-        async with self.opening() as runtime:
-            if runtime is not None:
+        async with self.opening:
+            if self.open_runtime is not None:
                 raise DataFolderInUse(self.name, os.getpid())
             yield
 
     async def change_settings(self, **changes: Any) -> None:
         """Apply and save changes. Raises SettingsNotSaved."""
-        if self._runtime is not None:
-            await self._runtime.apply_settings(dataclasses.replace(self._runtime.settings, **changes))
+        if (runtime := self.open_runtime) is not None:
+            await runtime.apply_settings(dataclasses.replace(runtime.settings, **changes))
         else:
-            settings = dataclasses.replace(await asyncio.to_thread(lambda: self.settings), **changes)
-            await asyncio.to_thread(save_settings, self.paths.settings_file, settings)
+            settings = await asyncio.to_thread(load_settings, self.paths.settings_file)
+            await asyncio.to_thread(save_settings, self.paths.settings_file, dataclasses.replace(settings, **changes))
 
     def serve_connection(self, connection: Connection) -> None:
         """Run a client's command in its own thread until it disconnects."""
@@ -126,8 +115,7 @@ class Commands:
 
     def serve_terminal(self, terminal: Terminal) -> None:
         try:
-            name, options, *client = terminal.receive()
-            terminal.set_client(*client)
+            name, options = terminal.receive_command()
             self._loop.call_soon_threadsafe(self._begin, terminal, name, options)
             while (message := terminal.receive()) != ("bye",):
                 self._loop.call_soon_threadsafe(terminal.handle_message, message)
@@ -159,10 +147,20 @@ class Commands:
         self._running[task] = terminal
         task.add_done_callback(lambda _: self._running.pop(task))
 
-    async def _run(self, terminal: Terminal, name: str, options: object) -> None:
+    async def _run(self, terminal: Terminal, name: str, options: Any) -> None:
         current_terminal.set(terminal)
         try:
-            terminal.send("done", await self._execute(name, options))
+            if name != "open":
+                from kvchat.cli.arguments import find_command
+
+                function = await asyncio.to_thread(lambda: find_command(name).load_function())
+                code = int(await function(options, self))
+            elif self.show_window is None:
+                raise DataFolderInUse(self.name, os.getpid())
+            else:
+                self.show_window(options)
+                code = 0
+            terminal.send("done", code)
         except asyncio.CancelledError:
             terminal.send("done", terminal.ended_by)
         except KvchatError as error:
@@ -171,34 +169,13 @@ class Commands:
             print_err(traceback.format_exc())
             terminal.send("done", FAILED)
 
-    async def _execute(self, name: str, options: Any) -> int:
-        if name == "open":
-            if self.show_window is None:
-                raise DataFolderInUse(self.name, os.getpid())
-            self.show_window(options)
-            return 0
-
-        def load() -> Callable[[Any, Commands], Awaitable[int]]:
-            from kvchat.cli.arguments import find_command
-
-            return find_command(name).load_function()
-
-        return int(await (await asyncio.to_thread(load))(options, self))
-
 
 def show_running_window(paths: Paths, request: StartRequest) -> bool:
     """Return True if there is a window, after sending it `request`. Raises DataFolderInUse."""
-    connection = connect(paths.data)
-    if connection is None:
+    if (connection := connect(paths.data)) is None:
         return False
     let_come_to_front()
-    with contextlib.suppress(NotStarted):
-        return run_client(connection, "open", request) == 0
-    return False
-
-
-class NotStarted(Exception):
-    """The owner ended before it began the command."""
+    return run_client(connection, "open", request) == 0
 
 
 def run(command: Command, options: Any) -> int:
@@ -213,17 +190,14 @@ def run(command: Command, options: Any) -> int:
         return _run_locally(None, paths, command.name, options)
     paths.ensure()
     while True:
-        ownership = Ownership(paths.data, _title(command.name))
+        ownership = Ownership(paths.data, f"kvchat {command.name.split()[0]}")
         if ownership.claim():
             return _run_locally(ownership, paths, command.name, options)
         if (connection := connect(paths.data)) is not None:
-            with contextlib.suppress(NotStarted):
-                return run_client(connection, command.name, options)
+            code = run_client(connection, command.name, options)
+            if code is not None:
+                return code
         time.sleep(_RETRY_INTERVAL_S)
-
-
-def _title(name: str) -> str:
-    return f"kvchat {name.split()[0]}"
 
 
 def _run_locally(ownership: Ownership | None, paths: Paths, name: str, options: object) -> int:
@@ -243,16 +217,17 @@ def _run_locally(ownership: Ownership | None, paths: Paths, name: str, options: 
             terminal.send("gone")
 
     threading.Thread(target=run_loop, name="owner", daemon=True).start()
-    return run_client(ours, name, options, is_owner=True)
+    code = run_client(ours, name, options, is_owner=True)
+    return FAILED if code is None else code
 
 
-def run_client(connection: Connection, name: str, options: object, *, is_owner: bool = False) -> int:
-    """Print the command's output and send it typed input until it is done; return the exit code.
+def run_client(connection: Connection, name: str, options: object, *, is_owner: bool = False) -> int | None:
+    """Print the command's output and send it typed input; return its exit code, or None if the owner did not begin it.
 
-    `is_owner`: this process owns the data and closes everything before it ends. Raises KvchatError, NotStarted.
+    `is_owner`: this process owns the data and closes everything before it ends. Raises KvchatError.
     """
     with contextlib.suppress(OSError):  # owner quitting: no answer
-        connection.send((name, _with_absolute_paths(options), str(Path.cwd()), tuple(map(_is_terminal, range(3)))))
+        connection.send((name, _with_absolute_paths(options), str(Path.cwd()), tuple(map(os.isatty, range(3)))))
     messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
 
     def receive() -> None:
@@ -318,10 +293,8 @@ def run_client(connection: Connection, name: str, options: object, *, is_owner: 
         connection.send(("bye",))
     if failed:
         raise failed
-    if code is not None:
+    if code is not None or not begun:
         return code
-    if not begun:
-        raise NotStarted
     raise KvchatError(
         _("kvchat ended unexpectedly while running this command"),
         _("Your input is saved."),
@@ -331,7 +304,7 @@ def run_client(connection: Connection, name: str, options: object, *, is_owner: 
 
 async def _serve(ownership: Ownership | None, paths: Paths, name: str, terminal: Terminal) -> None:
     asyncio.get_running_loop().set_default_executor(Threads())
-    commands = Commands(paths, _title(name))
+    commands = Commands(paths, f"kvchat {name.split()[0]}")
     commands.own_terminal = terminal
     if ownership is not None:
         from kvchat.transfer.backup import finish_restore
@@ -348,8 +321,8 @@ async def _serve(ownership: Ownership | None, paths: Paths, name: str, terminal:
     if ownership is not None:
         ownership.stop_listening()
         await commands.wait_until_idle()
-    if commands.is_open:
-        await (await commands.runtime()).close()
+    if commands.open_runtime is not None:
+        await commands.open_runtime.close()
 
 
 def _with_absolute_paths(options: Any) -> Any:
@@ -358,16 +331,9 @@ def _with_absolute_paths(options: Any) -> Any:
             return tuple(map(absolute, value))
         return value.absolute() if isinstance(value, Path) and value != STANDARD_STREAM else value
 
-    if not dataclasses.is_dataclass(options):
+    if not dataclasses.is_dataclass(options) or isinstance(options, type):
         return options
-    names = [field.name for field in dataclasses.fields(options)]
-    return dataclasses.replace(options, **{name: absolute(getattr(options, name)) for name in names})  # type: ignore[type-var]
-
-
-def _is_terminal(stream: int) -> bool:
-    with contextlib.suppress(AttributeError, ValueError, OSError):
-        return (sys.stdin, sys.stdout, sys.stderr)[stream].isatty()
-    return False
+    return dataclasses.replace(options, **{name: absolute(value) for name, value in vars(options).items()})
 
 
 def _read_line(prompt: str) -> str | None:

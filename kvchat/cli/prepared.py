@@ -21,94 +21,94 @@ from kvchat.text.safe_text import safe_prose
 
 async def prepare(options: PrepareOptions, commands: Commands) -> int:
     runtime = await open_command_runtime(commands, options)
-    library, document = runtime.chat.library, await _find_or_add(runtime, options)
+    library, documents = runtime.chat.library, await _find_or_add(runtime, options)
 
-    def handle_event(event: Event) -> None:
-        reading = library.reading.get(document.id)
-        if isinstance(event, LibraryChanged) and stderr_is_tty() and reading is not None:
-            done, total = format_number(reading.done), format_number(reading.total)
-            amount = _("{done} of {total} tokens", done=done, total=total) if reading.total else ""
+    def show_progress(event: Event) -> None:
+        progress = library.reading.get(documents.id)
+        if isinstance(event, LibraryChanged) and stderr_is_tty() and progress is not None:
+            done, total = format_number(progress.done), format_number(progress.total)
+            amount = _("{done} of {total} tokens", done=done, total=total) if progress.total else ""
             print_err("\r" + _("Processing: {amount}", amount=padded(amount, 30)), end="")
 
-    unsubscribe = runtime.events.subscribe(handle_event)
+    unsubscribe = runtime.events.subscribe(show_progress)
     try:
-        now = await library.read(document)
+        documents = await library.read(documents)
         if commands.is_local:
             await runtime.chat.idle()
     finally:
         unsubscribe()
     if stderr_is_tty():
         print_err("")
-    what = (
-        plural(len(now.sources), "{count} file", "{count} files"),
-        _("{tokens} tokens", tokens=format_number(now.tokens)),
-        _("processed in {time}", time=format_duration(now.read_ms)) if now.read_ms else "",
+    facts = (
+        plural(len(documents.sources), "{count} file", "{count} files"),
+        _("{tokens} tokens", tokens=format_number(documents.tokens)),
+        _("processed in {time}", time=format_duration(documents.read_ms)) if documents.read_ms else "",
     )
-    print_out(_("“{name}” is prepared: {what}.", name=safe_prose(now.name), what=join_list(what)))
+    print_out(_("“{name}” is prepared: {what}.", name=safe_prose(documents.name), what=join_list(facts)))
     return 0
 
 
 async def _find_or_add(runtime: Runtime, options: PrepareOptions) -> PreparedSet:
     library = runtime.chat.library
-    found = next((prepared for prepared in await library.all() if prepared.name == options.name), None)
-    if found is not None:
-        given = await asyncio.to_thread(lambda: {str(path.absolute()) for path in options.paths})
-        if given and given != set(found.paths):
-            what, advice = (
-                _("It was made from {paths}.", paths=join_list(found.paths)),
-                _("Choose another name, or remove it first."),
-            )
-            raise PreparationError(_("“{name}” already exists", name=options.name), what, advice)
-        return found
+    for documents in await library.all():
+        if documents.name == options.name:
+            paths = await asyncio.to_thread(lambda: {str(path.absolute()) for path in options.paths})
+            if paths and paths != set(documents.paths):
+                title, detail = (
+                    _("“{name}” already exists", name=options.name),
+                    _("It was made from {paths}.", paths=join_list(documents.paths)),
+                )
+                raise PreparationError(title, detail, _("Choose another name, or remove it first."))
+            return documents
     if not options.paths:
         title = _("“{name}” does not exist yet", name=options.name)
         raise PreparationError(title, "", _("Specify the files or folders to process."))
-    now = await runtime.engine.states_now()
-    estimate = await library.estimate(options.paths, now)
-    expected = (
+    estimate = await library.estimate(options.paths, await runtime.engine.states_now())
+    facts = (
         plural(estimate.files, "{count} file", "{count} files"),
         _("about {tokens} tokens", tokens=format_number(estimate.tokens)),
         format_estimate(estimate.time) if estimate.time else "",
     )
-    print_err(join_list(expected))
+    print_err(join_list(facts))
     if estimate.is_too_long:
         raise PreparationTooLong(estimate)
     return await library.add(options.paths, options.name)
 
 
-def _fields(standing: PreparedStatus, folder: Path) -> dict[str, Any]:
-    prepared = standing.prepared
+def _fields(status: PreparedStatus, folder: Path) -> dict[str, Any]:
+    documents = status.prepared
     return {
-        "name": prepared.name,
-        "paths": prepared.paths,
-        "files": len(prepared.sources),
+        "name": documents.name,
+        "paths": documents.paths,
+        "files": len(documents.sources),
         "place": folder,
-        "tokens": prepared.tokens,
-        "bytes": standing.bytes,
-        "reading": standing.time,
-        "model": prepared.model,
-        "context_size": prepared.context_size,
-        "read_at": prepared.created_at if prepared.is_read else None,
-        "stale": bool(standing.changes),
-        "changes": standing.changes.text if standing.changes else "",
-        "ready": not standing.reprocess_reason,
-        "why_not": standing.reprocess_reason,
+        "tokens": documents.tokens,
+        "bytes": status.bytes,
+        "reading": status.time,
+        "model": documents.model,
+        "context_size": documents.context_size,
+        "read_at": documents.created_at if documents.is_read else None,
+        "stale": bool(status.changes),
+        "changes": status.changes.text if status.changes else "",
+        "ready": not status.reprocess_reason,
+        "why_not": status.reprocess_reason,
     }
 
 
-def _row(standing: PreparedStatus) -> tuple[str, ...]:
-    prepared, seconds = standing.prepared, format_estimate(standing.time) if standing.time else _("an unknown time")
+def _row(status: PreparedStatus) -> tuple[str, ...]:
+    documents, seconds = status.prepared, format_estimate(status.time) if status.time else _("an unknown time")
+    readiness = _("saves {seconds}", seconds=seconds)
+    if why_not := status.reprocess_reason:
+        readiness = _("not ready: {why_not}; processing takes {seconds}", why_not=why_not, seconds=seconds)
     return (
-        safe_prose(prepared.name),
-        plural(len(prepared.sources), "{count} file", "{count} files"),
-        plural(prepared.tokens, "{count} token", "{count} tokens"),
-        format_size(standing.bytes),
-        _("not ready: {why_not}; processing takes {seconds}", why_not=standing.reprocess_reason, seconds=seconds)
-        if standing.reprocess_reason
-        else _("saves {seconds}", seconds=seconds),
-        safe_prose(Path(prepared.model).stem),
-        _("processed {timestamp}", timestamp=format_timestamp(prepared.created_at)) if prepared.is_read else "",
-        _("{changes} since then", changes=standing.changes.text) if standing.changes else "",
+        safe_prose(documents.name),
+        plural(len(documents.sources), "{count} file", "{count} files"),
+        plural(documents.tokens, "{count} token", "{count} tokens"),
+        format_size(status.bytes),
+        readiness,
+        safe_prose(Path(documents.model).stem),
+        _("processed {timestamp}", timestamp=format_timestamp(documents.created_at)) if documents.is_read else "",
+        _("{changes} since then", changes=status.changes.text) if status.changes else "",
     )
 
 
@@ -119,15 +119,15 @@ async def _runtime_for(commands: Commands, options: EngineOptions) -> Runtime:
 async def list_prepared(options: PreparedOptions, commands: Commands) -> int:
     runtime = await _runtime_for(commands, options)
     usage = await runtime.save_points.usage()
-    standings = await runtime.chat.library.statuses(await runtime.engine.states_now(), usage.conversations)
+    statuses = await runtime.chat.library.statuses(await runtime.engine.states_now(), usage.conversations)
     folder = commands.paths.save_points
-    nothing = N_(
+    text = N_(
         "No prepared documents. Run `kvchat prepare PATH... --name NAME` to process documents in advance for new chats."
     )
-    lines = [_(nothing)]
-    if standings:
-        lines = [_("Saved in {save_points}", save_points=folder), *columns(list(map(_row, standings)))]
-    return print_result(options.as_json, {"prepared": [_fields(standing, folder) for standing in standings]}, lines)
+    lines = [_(text)]
+    if statuses:
+        lines = [_("Saved in {save_points}", save_points=folder), *columns(list(map(_row, statuses)))]
+    return print_result(options.as_json, {"prepared": [_fields(status, folder) for status in statuses]}, lines)
 
 
 async def remove(options: PreparedNameOptions, commands: Commands) -> int:

@@ -51,10 +51,12 @@ class Terminal:
         self._outbox: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         threading.Thread(target=self._send_all, name="terminal", daemon=True).start()
 
-    def set_client(self, folder: str, is_tty: tuple[bool, bool, bool]) -> None:
+    def receive_command(self) -> tuple[str, object]:
+        """Return the command's name and options, the client's first message. Blocks and raises like `receive`."""
+        name, options, folder, (stdin_is_tty, self.stdout_is_tty, self.stderr_is_tty) = self.receive()
         self.folder = Path(folder)
-        self.stdout_is_tty, self.stderr_is_tty = is_tty[1:]
-        self.is_interactive = is_tty[0] and is_tty[2]
+        self.is_interactive = stdin_is_tty and self.stderr_is_tty
+        return name, options
 
     def receive(self) -> tuple[Any, ...]:
         """Return the client's next message. Blocks. Raises OSError, and EOFError on disconnect."""

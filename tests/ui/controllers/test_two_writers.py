@@ -33,7 +33,7 @@ async def opened(home: Home, look: Look) -> AsyncIterator[Open]:
         await window.runtime.engine.ready()
         ownership, commands = Ownership(paths.data, "the kvchat window"), Commands(paths, "the kvchat window")
         assert ownership.claim()
-        commands.set_runtime(window.runtime)
+        commands.open_runtime = window.runtime
         ownership.listen(commands.serve_connection)
         yield window
         ownership.stop_listening()
