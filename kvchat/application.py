@@ -116,7 +116,7 @@ class Application:
         except KvchatError as error:
             await say(error)  # the user may have freed disk space
             with contextlib.suppress(KvchatError):
-                await self._window.chat.drafts.keep()
+                await self._window.chat.drafts.save()
         await self._bus.close()
         await close_with_progress(self._runtime)
 

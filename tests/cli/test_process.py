@@ -47,7 +47,7 @@ from kvchat.__main__ import main
 from kvchat.ui.app.main_window import MainWindow
 async def start(self, begin=MainWindow.start):
     await begin(self)
-    self.attachments.take([Path("/dead/a.txt")])
+    self.attachments.load_files([Path("/dead/a.txt")])
 MainWindow.start = start
 main()
 """

@@ -142,7 +142,7 @@ class Scenario:
         await self._ask("How long is the bridge?")
         first = window.chat.current
         window.new_conversation()
-        window.attachments.take([self._out.with_name("attached.txt"), self._out.with_name("missing.txt")])
+        window.attachments.load_files([self._out.with_name("attached.txt"), self._out.with_name("missing.txt")])
         await self._until(lambda: window.composer.chips.attachments, "the attachment")
         await self._ask("And this?")
         window.chat.open(first)
@@ -177,7 +177,7 @@ class Scenario:
             window.new_conversation()
             window.chat.open(window.sidebar.model.chats[0].id)
             window.sidebar.search.field.setText("bridge")
-            window.attachments.take([self._out.with_name("home") / "config" / "settings.json"])
+            window.attachments.load_files([self._out.with_name("home") / "config" / "settings.json"])
             window.runner.start(runtime.apply_settings(replace(runtime.settings, max_tokens=11)))
             for _ in range(ROUNDS):
                 runtime._log.feed(b"a line of the engine's\n" * 500)

@@ -117,7 +117,7 @@ class MainWindow(QMainWindow):
         self.chat = ChatController(runtime, self, self)
         page = self._chat_page
         self.attachments = AttachmentLoader(runtime, self.composer, self.chat.drafts, self.runner, self.notices, page)
-        self.chat.left.connect(self.attachments.switch_chat)
+        self.chat.conversation_changed.connect(self.attachments.switch_chat)
         self._unsubscribe = runtime.events.subscribe(self.attachments.handle_event)
         self.context = ContextController(runtime, self, self.chat)
         self.chat_documents = ChatDocumentsController(runtime, self, self.chat, self)
@@ -154,7 +154,7 @@ class MainWindow(QMainWindow):
             controller.close()
         self._unsubscribe()
         try:
-            await self.chat.drafts.keep()
+            await self.chat.drafts.save()
         finally:
             await self.runner.close()
             await asyncio.to_thread(self.window_state.written)
@@ -212,7 +212,7 @@ class MainWindow(QMainWindow):
 
     def _connect(self) -> None:
         chat, runtime, sidebar, header = self.chat, self.runtime, self.sidebar, self.header
-        chat.opened.connect(self._chat_page.show_messages)
+        chat.content_changed.connect(self._chat_page.show_messages)
         for changed in (chat.model_changed, self.models.used):
             changed.connect(self._show_right_page)
         self.first_start.back.clicked.connect(lambda: self._pages.setCurrentWidget(self._chat_page))
@@ -288,7 +288,7 @@ class MainWindow(QMainWindow):
             "stop": lambda: (self.find_bar.close_bar if self.find_bar.isVisible() else self.chat.stop)(),
             "regenerate": self.chat.regenerate_last,
             "edit": self.chat.edit_last,
-            "attach": self.attachments.choose,
+            "attach": self.attachments.choose_files,
             "screenshot": self.attachments.take_screenshot,
             "find": self.find_bar.begin,
             "find-next": lambda: self.find_bar.step(1),

@@ -62,19 +62,24 @@ class QuickWindow(Panel):
         self._came_with = 0  # height when shown, in pixels
         self.transcript, self.composer = Transcript(look), Composer(look)
         self._shown = ChatPresenter(
-            runtime, self.transcript, self.composer, self.current, lambda: chat.turn_of(self._chat or ""), cards=False
+            runtime,
+            self.transcript,
+            self.composer,
+            self.current,
+            lambda: chat.turn_of(self._chat or ""),
+            has_cards=False,
         )
         self.composer.editor.setPlaceholderText(_("Ask something…"))
         self.composer.sent.connect(lambda text, attachments: self.run(self._ask(text, attachments)))
         self.attachments = AttachmentLoader(runtime, self.composer, self, runner, self.notices, self)
         self.follow(runtime.events.subscribe, self.attachments.handle_event)
-        does = {"attach": self.attachments.choose, "screenshot": self.attachments.take_screenshot}
+        does = {"attach": self.attachments.choose_files, "screenshot": self.attachments.take_screenshot}
         install_shortcuts(self, does, [shortcut for shortcut in SHORTCUTS if shortcut.action in does])
-        self._show_queued = chat.sending.serve(self.composer, lambda: self._chat, self._write_on)
+        self._show_queued = chat.sending.connect_queue(self.composer, lambda: self._chat, self._write_on)
         self.composer.stop_requested.connect(self._stop)
         self.transcript.retry_requested.connect(self._retry)
         self.transcript.message_requested.connect(lambda asked: self.transcript.end_edit(asked.message.id))
-        self.transcript.message_requested.connect(chat.handle)
+        self.transcript.message_requested.connect(chat.handle_request)
         self.model = ElidedLabel("small")
         self.to_main = button(_("Open in the main window"), self._open, "link")
         below = row((self.model, 1), self.to_main, margins=(6, 0, 6, 0))
@@ -99,7 +104,7 @@ class QuickWindow(Panel):
     def attached_to(self, conversation_id: str | None) -> tuple[Attachment, ...]:
         return self.composer.chips.attachments
 
-    def put(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None:
+    def attach(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None:
         self.composer.set_attachments(attachments)
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -248,7 +253,7 @@ class StartRequestHandler(QObject):
                 window.runner.start(use(Path(path)))
             case _:
                 window.new_conversation()
-                window.attachments.take([Path(path)])
+                window.attachments.load_files([Path(path)])
 
     def _notify_broken_link(self, link: str) -> None:
         self._window.notices.notify(_("The link target was not found"), link[:_MAX_SHOWN])

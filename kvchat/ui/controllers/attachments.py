@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from PySide6.QtCore import QEvent, QObject
-from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
+from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
 from kvchat.chat.attachments import document_from_bytes, document_from_text, is_picture, read_bytes
@@ -38,11 +38,11 @@ class Drafts(Protocol):
 
     def attached_to(self, conversation_id: str | None) -> tuple[Attachment, ...]: ...
 
-    def put(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None: ...
+    def attach(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None: ...
 
 
 class AttachmentLoader(QObject):
-    """Intake of files, pictures, long texts and screenshots for a composer; `page` takes drops too.
+    """Reads files, pictures, long texts and screenshots for a composer; `page` takes drops too.
 
     The owner passes events to `handle_event`.
     """
@@ -54,102 +54,102 @@ class AttachmentLoader(QObject):
         self._runtime, self._composer, self._drafts = runtime, composer, drafts
         self._runner, self._notices = runner, notices
         self._reading: list[tuple[str | None, str]] = []  # chat id and name of the file being read
-        self._refused: list[tuple[str | None, KvchatError]] = []  # shown while that chat is open
-        composer.attach.clicked.connect(self.choose)
+        self._errors: list[tuple[str | None, KvchatError]] = []  # shown while that chat is open
+        composer.attach.clicked.connect(self.choose_files)
         composer.screenshot.clicked.connect(self.take_screenshot)
-        composer.editor.files_given.connect(self.take)
-        composer.editor.picture_given.connect(lambda image: self._take_image(_(PASTED_PICTURE), image))
-        composer.text_given.connect(
-            lambda text: self._begin(name := _(PASTED), asyncio.to_thread(document_from_text, name, text))
+        composer.editor.files_given.connect(self.load_files)
+        composer.editor.picture_given.connect(
+            lambda image: self._load(name := _(PASTED_PICTURE), asyncio.to_thread(of_image, name, image))
         )
-        composer.chips.changed.connect(self._count_again)
+        composer.text_given.connect(
+            lambda text: self._load(name := _(PASTED), asyncio.to_thread(document_from_text, name, text))
+        )
+        composer.chips.changed.connect(self._count_tokens)
         page.setAcceptDrops(True)
         page.installEventFilter(self)
 
-    def take(self, paths: Sequence[Path]) -> None:
+    def load_files(self, paths: Sequence[Path]) -> None:
         for path in paths:
-            self._begin(path.name, asyncio.to_thread(_read, path))
+            self._load(path.name, asyncio.to_thread(_read, path))
 
-    def choose(self) -> None:
-        def taken(told: Sequence[str]) -> None:
+    def choose_files(self) -> None:
+        def load(reported: Sequence[str]) -> None:
             field, folder = dialog.findChild(QLineEdit), Path(dialog.directory().path())
             names = re.findall(r'"([^"]+)"', field.text()) if field is not None else []
 
-            async def take() -> None:
-                self.take(await asyncio.to_thread(_chosen, folder, names, list(map(Path, told))))
+            async def load_chosen() -> None:
+                self.load_files(await asyncio.to_thread(_chosen_files, folder, names, list(map(Path, reported))))
 
-            self._runner.start(take())
+            self._runner.start(load_chosen())
 
         dialog = file_dialog(self._composer.window(), _("Attach files"), QFileDialog.FileMode.ExistingFiles)
-        dialog.filesSelected.connect(taken)
+        dialog.filesSelected.connect(load)
         dialog.finished.connect(lambda: self._composer.focus())
         dialog.open()
 
     def take_screenshot(self) -> None:
         async def take() -> None:
-            await self._runtime.chat.context.check_vision(where)
+            await self._runtime.chat.context.check_vision(conversation_id)
             if (image := await take_screenshot(self._composer.window())) is not None:
-                self._take_image(_(SCREENSHOT), image)
+                self._load(name := _(SCREENSHOT), asyncio.to_thread(of_image, name, image))
             self._composer.focus()
 
-        where = self._drafts.current()
+        conversation_id = self._drafts.current()
         self._runner.start(take(), self._notices.show_error)
-
-    def _take_image(self, name: str, image: QImage) -> None:
-        self._begin(name, asyncio.to_thread(of_image, name, image))
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if isinstance(event, QDragEnterEvent) and local_files(event.mimeData()):
             event.acceptProposedAction()
             return True
         if isinstance(event, QDropEvent) and event.type() == QEvent.Type.Drop:
-            self.take(local_files(event.mimeData()))
+            self.load_files(local_files(event.mimeData()))
             event.acceptProposedAction()
             return True
         return super().eventFilter(watched, event)
 
-    def _begin(self, name: str, reading: Coroutine[Any, Any, Attachment]) -> None:
-        where = self._drafts.current()
-        self._reading.append((where, name))
-        self._show_reading()
+    def _load(self, name: str, reading: Coroutine[Any, Any, Attachment]) -> None:
+        """Attach the result of `reading` to the chat that is open now."""
+        id, drafts = self._drafts.current(), self._drafts
 
-        def refuse(error: KvchatError) -> None:
-            self._refused.append((where, error))
-            if where == self._drafts.current():
+        async def load() -> None:
+            try:
+                attachment = await reading
+                if attachment.data:
+                    await self._runtime.chat.context.check_vision(id)  # a chat may have a model of its own
+                attached = drafts.attached_to(id)
+                if not any((other.name, other.hash) == (attachment.name, attachment.hash) for other in attached):
+                    drafts.attach(id, (*attached, attachment))
+            except BaseException:
+                if id == drafts.current():
+                    self._composer.hold()
+                raise
+            finally:
+                self._reading.remove((id, name))
+                self._show_reading()
+
+        def show_error(error: KvchatError) -> None:
+            self._errors.append((id, error))
+            if id == drafts.current():
                 self._notices.show_error(error)
 
-        self._runner.start(self._attach(where, name, reading), refuse)
-
-    async def _attach(self, where: str | None, name: str, reading: Awaitable[Attachment]) -> None:
-        try:
-            attachment = await reading
-            if attachment.data:
-                await self._runtime.chat.context.check_vision(where)  # a chat may have a model of its own
-            there = self._drafts.attached_to(where)
-            if not any((other.name, other.hash) == (attachment.name, attachment.hash) for other in there):
-                self._drafts.put(where, (*there, attachment))
-        except BaseException:
-            if where == self._drafts.current():
-                self._composer.hold()
-            raise
-        finally:
-            self._reading.remove((where, name))
-            self._show_reading()
+        self._reading.append((id, name))
+        self._show_reading()
+        self._runner.start(load(), show_error)
 
     def switch_chat(self, before: str | None) -> None:
-        for where, error in self._refused:
-            if where == before:
+        for id, error in self._errors:
+            if id == before:
                 self._notices.withdraw_error(error)
-            elif where == self._drafts.current():
+            elif id == self._drafts.current():
                 self._notices.show_error(error)
-        self._refused = [refused for refused in self._refused if refused[0] != before]
+        self._errors = [(id, error) for id, error in self._errors if id != before]
         self._composer.hold()
         self._show_reading()
 
     def _show_reading(self) -> None:
-        self._composer.show_reading([name for where, name in self._reading if where == self._drafts.current()])
+        self._composer.show_reading([name for id, name in self._reading if id == self._drafts.current()])
 
-    def _count_again(self) -> None:
+    def _count_tokens(self) -> None:
         async def count() -> None:
             for chip in tuple(self._composer.chips.chips):
                 tokens, counted = await self._runtime.chat.context.count_tokens(chip.attachment)
@@ -160,10 +160,10 @@ class AttachmentLoader(QObject):
 
     def handle_event(self, event: Event) -> None:
         if isinstance(event, EngineChanged) and self._composer.chips.chips:
-            self._count_again()
+            self._count_tokens()
 
 
-def _chosen(shown: Path, names: Sequence[str], paths: list[Path]) -> list[Path]:
+def _chosen_files(shown: Path, names: Sequence[str], paths: list[Path]) -> list[Path]:
     """Return the chosen files. Qt's own dialog may report only one of several quoted names."""
     for folder in (shown, *(path.parent for path in paths)):
         typed = [folder / name for name in names]

@@ -113,7 +113,7 @@ class ChatListController(Controller):
 
     async def delete(self, ids: list[str]) -> None:
         offer_undo = self._undo_offer(ids, N_("Deleted {what}"), self._deleted.restore_chats)
-        self._chat.step_away(ids)
+        self._chat.leave(ids)
         await self._deleted.delete(ids)
         offer_undo()
 
@@ -124,7 +124,7 @@ class ChatListController(Controller):
             lambda ids: self._runtime.chat.arrange(ids, "archived", not archived),
         )
         if archived:
-            self._chat.step_away(ids)
+            self._chat.leave(ids)
         await self._runtime.chat.arrange(ids, "archived", archived)
         offer_undo()
 

@@ -37,103 +37,100 @@ class ContextController(Controller):
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController) -> None:
         super().__init__(runtime, views, chat)
         self._chat, self._card, self._composer = chat, views.context_card, views.composer
-        self._use: ContextUsage | None = None
+        self._usage: ContextUsage | None = None
         self._forecast: Forecast | None = None  # for the reply to the current draft
         self._larger: ContextChoice | None = None  # larger context that could be chosen
-        self._begun = self._shown = 0  # counts overlap: an earlier one's late result is stale
-        self._asked = False  # asked since the card appeared
-        self._put_off: set[str | None] = set()  # conversations whose card the user dismissed
-        self._summarising: dict[str, asyncio.Task[Any]] = {}
+        self._started = self._shown = 0  # counts overlap: an earlier one's late result is stale
+        self._larger_requested = False  # since the card appeared
+        self._dismissed: set[str | None] = set()  # conversations whose card the user dismissed
+        self._summaries: dict[str, asyncio.Task[Any]] = {}  # in progress, by conversation id
         self._gather = self._timer(_GATHER_MS, self._count, lambda error: None)  # a turn reports it
-        card, composer = self._card, self._composer
-        for changed in (composer.editor.textChanged, composer.chips.changed, chat.left):
+        card, composer, context = self._card, self._composer, runtime.chat.context
+        for changed in (composer.editor.textChanged, composer.chips.changed, chat.conversation_changed):
             changed.connect(self._count_soon)
-        chat.left.connect(self._leave)
-        card.later.clicked.connect(self._later)
-        card.larger.clicked.connect(self._raise)
+        chat.conversation_changed.connect(lambda: self._show(self._usage, None))
+        card.later.clicked.connect(lambda: self._set_dismissed(True))
+        composer.refused.connect(lambda: self._set_dismissed(False))
+        card.larger.clicked.connect(self._enlarge)
         card.drop.clicked.connect(
             lambda: self._shorten(
-                runtime.chat.context.drop_middle,
+                context.drop_middle,
                 lambda count: plural(count, "{count} message was left out", "{count} messages were left out"),
             )
         )
         card.summarise.clicked.connect(self._summarise)
         card.part.clicked.connect(lambda: self._runner.start(self._attach_part()))
-        card.stop.clicked.connect(self._stop)
-        composer.refused.connect(self._insist)
+        card.stop.clicked.connect(lambda: (task := self._summaries.get(chat.current or "")) and task.cancel())
         self._count_soon()
-
-    def _leave(self) -> None:
-        self._forecast = None
-        self._show(self._use)
 
     def _count_soon(self) -> None:
         if not self._gather.isActive():
             self._gather.start()
 
     async def _count(self) -> None:
-        conversation_id = self._chat.current
-        draft, attachments = self._composer.draft, self._composer.chips.attachments
-        chat, written = self._runtime.chat, bool(draft.strip() or attachments)
-        self._begun = number = self._begun + 1
-        use = await chat.context.usage(conversation_id, draft, attachments)
-        if conversation_id != self._chat.current or number < self._shown:
+        id, draft, attachments = self._chat.current, self._composer.draft, self._composer.chips.attachments
+        chat = self._runtime.chat
+        self._started = number = self._started + 1
+        usage = await chat.context.usage(id, draft, attachments)
+        if id != self._chat.current or number < self._shown:
             return
         self._shown = number
-        self._show(use)
-        fits = written and not (use and use.is_over_limit)
-        forecast = await chat.forecasts.forecast_message(conversation_id, draft, attachments) if fits else None
-        if conversation_id == self._chat.current and number == self._shown:
-            self._forecast = forecast
-            self._show(self._use)
+        self._show(usage, self._forecast)
+        fits = bool(draft.strip() or attachments) and not (usage and usage.is_over_limit)
+        forecast = await chat.forecasts.forecast_message(id, draft, attachments) if fits else None
+        if id == self._chat.current and number == self._shown:
+            self._show(self._usage, forecast)
 
-    def _show(self, use: ContextUsage | None) -> None:
-        self._use = use
-        self._views.context_meter.show_use(use, None if self._answering() else self._forecast)
+    def _show(self, usage: ContextUsage | None, forecast: Forecast | None) -> None:
+        self._usage, self._forecast = usage, forecast
+        self._views.context_meter.show_use(usage, None if self._is_answering() else forecast)
         self._show_card()
 
     def _show_card(self) -> None:
-        here, failure, use = self._chat.current, self._chat.failure, self._use
-        if use is None and isinstance(failure, PromptTooLong):
-            use = ContextUsage(failure.prompt_tokens, 0, 0, failure.context_size)
-        refused = use is not None and (use.is_over_limit or isinstance(failure, PromptTooLong))
-        answering = self._answering()
-        self._composer.refuse(_(TOO_LONG) if use is not None and use.is_over_limit and not answering else "")
-        if here in self._summarising:
+        here, failure, usage = self._chat.current, self._chat.turn_of().failure, self._usage
+        too_long, is_answering = isinstance(failure, PromptTooLong), self._is_answering()
+        if usage is None and isinstance(failure, PromptTooLong):
+            usage = ContextUsage(failure.prompt_tokens, 0, 0, failure.context_size)
+        self._composer.refuse(_(TOO_LONG) if usage and usage.is_over_limit and not is_answering else "")
+        if here in self._summaries:
             self._card.show_summarising()
-        elif use is not None and (use.is_tight or refused) and here not in self._put_off and not answering:
+        elif (
+            usage
+            and (usage.is_tight or usage.is_over_limit or too_long)
+            and not (here in self._dismissed or is_answering)
+        ):
             turns = sum(message.role is Role.USER for message in self._views.transcript.messages)
-            texts = [attached for attached in self._composer.chips.attachments if not attached.data]
-            long = bool(texts) or len(self._composer.draft) >= LONG_PASTE
-            self._card.show_choice(use, self._larger, can_shorten=turns > 1, can_part=long)
-            if not self._asked:
-                self._asked = True
+            has_text = not all(attachment.data for attachment in self._composer.chips.attachments)
+            is_long = has_text or len(self._composer.draft) >= LONG_PASTE
+            self._card.show_choice(usage, self._larger, can_shorten=turns > 1, can_part=is_long)
+            if not self._larger_requested:
+                self._larger_requested = True
 
-                async def ask() -> None:
+                async def find_larger() -> None:
                     self._larger = await self._runtime.engine.larger_context()
                     self._show_card()
 
-                self._runner.start(ask())
+                self._runner.start(find_larger())
         else:
-            self._asked = False
+            self._larger_requested = False
             self._card.hide()
 
-    def _answering(self) -> bool:
+    def _is_answering(self) -> bool:
         return self._chat.current is not None and self._runtime.chat.is_answering(self._chat.current)
 
     def _handle_event(self, event: Event) -> None:
         match event:
-            case events.Speed(conversation_id=id, context_used=used) if id == self._chat.current and self._use:
-                self._show(replace(self._use, used=used))
+            case events.Speed(conversation_id=id, context_used=used) if id == self._chat.current and self._usage:
+                self._show(replace(self._usage, used=used), self._forecast)
             case events.EngineChanged():
-                self._larger, self._asked = None, False
+                self._larger, self._larger_requested = None, False
                 self._count_soon()
             case MessagesChanged() | ReplyFinished() | ReadAheadProgress() | Restored():
-                if event.conversation_id == self._chat.current and not self._answering():
+                if event.conversation_id == self._chat.current and not self._is_answering():
                     self._count_soon()
             case events.TurnFailed(conversation_id=id, error=error):
                 if isinstance(error, PromptTooLong):
-                    self._put_off.discard(id)
+                    self._dismissed.discard(id)
                 self._count_soon()
 
     async def _attach_part(self) -> None:
@@ -146,47 +143,42 @@ class ContextController(Controller):
             self._composer.set_attachments(fitting)
             self._composer.focus()
 
-    def _insist(self) -> None:
-        self._put_off.discard(self._chat.current)
+    def _set_dismissed(self, dismissed: bool) -> None:
+        (self._dismissed.add if dismissed else self._dismissed.discard)(self._chat.current)
         self._show_card()
 
-    def _later(self) -> None:
-        self._put_off.add(self._chat.current)
-        self._show_card()
-
-    def _raise(self) -> None:
+    def _enlarge(self) -> None:
         self._card.hide()
         if self._larger is not None:
             self._runner.start(self._runtime.increase_context(self._larger.tokens))
 
     def _summarise(self) -> None:
         here = self._chat.current
-        if here is not None and here not in self._summarising:
-            self._summarising[here] = task = self._shorten(
+        if here is not None and here not in self._summaries:
+            self._summaries[here] = task = self._shorten(
                 self._runtime.chat.context.summarise,
                 lambda count: plural(count, "{count} message was summarized", "{count} messages were summarized"),
             )
-            task.add_done_callback(lambda _: self._summarising.pop(here))
+            task.add_done_callback(lambda _: self._summaries.pop(here))
             task.add_done_callback(lambda _: self._show_card())
             self._show_card()
 
-    def _stop(self) -> None:
-        if (task := self._summarising.get(self._chat.current or "")) is not None:
-            task.cancel()
-
-    def _shorten(self, way: Callable[[str], Coroutine[Any, Any, int]], done: Callable[[int], str]) -> asyncio.Task[Any]:
+    def _shorten(
+        self, shorten: Callable[[str], Coroutine[Any, Any, int]], title: Callable[[int], str]
+    ) -> asyncio.Task[Any]:
+        """Shorten the open conversation in a task. shorten: returns a number of messages; title: words it"""
         here = self._chat.current or ""
 
-        async def shorten() -> None:
-            waiting = await self._runtime.chat.messages(here)
-            count = await way(here)
+        async def run() -> None:
+            messages = await self._runtime.chat.messages(here)
+            count = await shorten(here)
             detail = _("This is a new branch of the chat. The previous branch still has every message.")
-            self._runtime.events.publish(Notice(done(count), detail))
-            if waiting and waiting[-1].role is Role.USER and here == self._chat.current:
+            self._runtime.events.publish(Notice(title(count), detail))
+            if messages and messages[-1].role is Role.USER and here == self._chat.current:
                 self._chat.retry()
             self._count_soon()
 
-        return self._runner.start(shorten())
+        return self._runner.start(run())
 
 
 class ChatDocumentsController(Controller):
@@ -195,52 +187,52 @@ class ChatDocumentsController(Controller):
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController, parent: QObject) -> None:
         super().__init__(runtime, views, parent)
         self._chat, self._line = chat, views.documents
-        self._ground: ChatDocuments | None = None
-        self._soon = self._timer(_DOCUMENTS_MS, self._load)
-        chat.left.connect(self._another_chat)
+        self._documents: ChatDocuments | None = None
+        self._pause = self._timer(_DOCUMENTS_MS, self._load)
+        chat.conversation_changed.connect(self._clear)
         self._line.clicked.connect(self._open)
 
-    def _another_chat(self) -> None:
+    def _clear(self) -> None:
         self._line.hide()
-        self._ground = None
-        self._soon.start()
+        self._documents = None
+        self._pause.start()
+
+    def _open(self) -> None:
+        entry = self._documents.prepared if self._documents else None
+        self.library_requested.emit(entry.id if entry else "")
 
     def _handle_event(self, event: events.Event) -> None:
         match event:
             case events.LibraryChanged(progress=False) | events.EngineChanged() | events.SettingsChanged():
-                self._soon.start()
-            case events.ReplyFinished(conversation_id=id) if id == self._chat.current and self._ground:
-                self._soon.start()  # it now has its own memory
+                self._pause.start()
+            case events.ReplyFinished(conversation_id=id) if id == self._chat.current and self._documents:
+                self._pause.start()  # it now has its own memory
 
     async def _load(self) -> None:
         id, runtime = self._chat.current, self._runtime
-        ground = await runtime.chat.library.chat_documents(id) if id else None
-        standing = None
-        if ground and ground.prepared:
+        documents = await runtime.chat.library.chat_documents(id) if id else None
+        status = None
+        if documents and documents.prepared:
             usage, now = await runtime.save_points.usage(), await runtime.engine.states_now(runtime.settings.model_path)
-            [standing] = await runtime.chat.library.statuses(now, usage.conversations, ground.prepared)
+            [status] = await runtime.chat.library.statuses(now, usage.conversations, documents.prepared)
         if id != self._chat.current:
             return
-        self._ground = ground
-        self._line.setVisible(ground is not None)
-        if ground is not None:
-            kept = self._chat.conversations.usage_of(id)
-            text, state = words_of(ground, standing, keeps=kept is not None and bool(kept.save_points))
-            self._line.show_words(text, state)
-
-    def _open(self) -> None:
-        known = self._ground.prepared if self._ground else None
-        self.library_requested.emit(known.id if known else "")
+        self._documents = documents
+        self._line.setVisible(documents is not None)
+        if documents is not None:
+            usage_here = self._chat.conversations.usage_of(id)
+            has_memory = usage_here is not None and bool(usage_here.save_points)
+            self._line.show_words(*describe_documents(documents, status, has_memory=has_memory))
 
 
-def words_of(ground: ChatDocuments, standing: PreparedStatus | None, *, keeps: bool) -> tuple[str, str]:
-    """Return the documents a chat started with, and a remark. keeps: the chat has its own memory"""
-    count = plural(len(ground.documents), "{count} document", "{count} documents")
-    if standing is None:
+def describe_documents(documents: ChatDocuments, status: PreparedStatus | None, *, has_memory: bool) -> tuple[str, str]:
+    """Return the documents a chat started with, and a remark. has_memory: the chat has its own memory"""
+    count = plural(len(documents.documents), "{count} document", "{count} documents")
+    if status is None:
         return count, _("no longer in the library")
-    text = join_parts((standing.prepared.name, count))
-    if not ground.is_current:
+    text = join_parts((status.prepared.name, count))
+    if not documents.is_current:
         return text, _("updated since; this chat keeps the version it started with")
-    if standing.reprocess_reason and not keeps:
-        return text, _("needs processing: {why_not}", why_not=standing.reprocess_reason)
-    return text, _("{words} since it was processed", words=standing.changes.text) if standing.changes else ""
+    if status.reprocess_reason and not has_memory:
+        return text, _("needs processing: {why_not}", why_not=status.reprocess_reason)
+    return text, _("{words} since it was processed", words=status.changes.text) if status.changes else ""

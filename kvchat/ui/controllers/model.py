@@ -58,7 +58,7 @@ class ModelController(Controller):
         """Apply a new model choice; an open chat that uses another model keeps that one."""
         conversation, model = self._chat.conversations.conversation(self._chat.current), self._runtime.model
         begun = any(message.role is Role.ASSISTANT for message in self._views.transcript.messages)
-        works = self._chat.failure is None and self._runtime.engine.status.state is not EngineState.FAILED
+        works = self._chat.turn_of().failure is None and self._runtime.engine.status.state is not EngineState.FAILED
         if begun and works and self.answering != self._runtime.settings.model_path:
             self._views.notices.notify(
                 _("New chats use {model}", model=model.name_for(None)),
@@ -81,7 +81,7 @@ class ModelController(Controller):
     @property
     def _is_unanswered(self) -> bool:
         last = self._views.transcript.messages[-1:]
-        return self._chat.failure is not None and any(message.role is Role.USER for message in last)
+        return self._chat.turn_of().failure is not None and any(message.role is Role.USER for message in last)
 
     def use_current(self) -> None:
         if path := self._runtime.settings.model_path:
@@ -92,7 +92,7 @@ class ModelController(Controller):
         open_gguf_dialog(self._window, lambda path: self._runner.start(self._runtime.locate_model(missing, path)))
 
     def _locate_for_conversation(self) -> None:
-        failure = self._chat.failure
+        failure = self._chat.turn_of().failure
         if isinstance(failure, ModelMissing):
             missing = failure.path
 

@@ -97,7 +97,7 @@ class ChatPresenter:
     composer: Composer
     current: Callable[[], str | None]  # id of the visible chat
     turn: Callable[[], TurnState]
-    cards: bool  # engine and context cards already report some failures
+    has_cards: bool  # engine and context cards already report some failures
 
     @property
     def is_answering(self) -> bool:
@@ -108,15 +108,14 @@ class ChatPresenter:
         turn, messages, running = self.turn(), self.transcript.messages, self.is_answering
         self.composer.set_busy(running)
         self.transcript.show_pending((waiting or turn.story.pending) if turn.awaiting else "", waits=bool(waiting))
-        too_long = self.cards and isinstance(turn.failure, PromptTooLong)
-        told = too_long or (self.cards and is_engine_failure(turn.failure, self.runtime.engine.status))
-        self.transcript.show_failure(None if told else turn.failure, self.runtime.model.name_for(None))
+        too_long = self.has_cards and isinstance(turn.failure, PromptTooLong)
+        reported = too_long or (self.has_cards and is_engine_failure(turn.failure, self.runtime.engine.status))
+        self.transcript.show_failure(None if reported else turn.failure, self.runtime.model.name_for(None))
         unanswered = bool(messages) and messages[-1].role is Role.USER and not running
-        self.transcript.show_unanswered(unanswered and not too_long and (told or turn.failure is None))
+        self.transcript.show_unanswered(unanswered and not too_long and (reported or turn.failure is None))
 
     def show_live(self) -> None:
-        turn = self.turn()
-        if turn.live_id:
+        if (turn := self.turn()).live_id:
             self.transcript.set_live(turn.live_id, turn.live_text, turn.live_thinking, turn.live_thinking_ms)
 
     async def reload(self, chat: str, *, fresh: bool = False) -> bool:

@@ -198,7 +198,7 @@ async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, q
     assert window.transcript.tail.pending.text() == "Processing 25 % of 400 tokens…"
     for piece in ("One ", "two ", "**three**"):
         furnished.chat.say("thesis", piece)
-    await until(lambda: replies(window)[-1].text == "One two **three**")
+    await until(lambda: "One two **three**" in [reply.text for reply in replies(window)])
     assert window.transcript.tail.pending.isHidden()
     qtbot.mouseClick(window.composer.button, Qt.MouseButton.LeftButton)
     await until(lambda: replies(window)[-1].message.state is MessageState.STOPPED)
@@ -743,7 +743,7 @@ async def test_what_cannot_be_kept_is_told_and_stays_to_be_kept(
     await until(lambda: window.notices.on_show, "the error")
     if room == "at once":
         monkeypatch.setattr(Database, "store_drafts", keep)
-        window.chat.drafts._again.start(0)
+        window.chat.drafts._retry.start(0)
         await until(lambda: kept("") == "precious", "what is tried again")
         await window.finish()
     else:

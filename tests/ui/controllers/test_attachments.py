@@ -224,7 +224,7 @@ async def test_a_draft_too_long_to_lay_out_is_an_attachment_after_a_start(runtim
     window.chat.open(chat)
     assert names(window) == ["Pasted text.txt"]
     assert not window.composer.draft
-    assert window.chat.drafts.of(None) == "a usual one"
+    assert window.chat.drafts.get(None).text == "a usual one"
     await window.finish()
     assert runtime.chat.draft(chat) == ""
     assert [one.size for one in runtime.chat._do(Database.draft_attachments)[chat]] == [1_000_000]

@@ -181,7 +181,7 @@ async def test_a_draft_stays_on_disk_until_its_words_are_in_the_chat(
         qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
         await until(lambda: ("new",) in runtime.chat.calls)
         assert window.composer.draft == ""
-        await window.chat.drafts.keep()
+        await window.chat.drafts.save()
         assert kept("") == "precious"
     await until(lambda: runtime.chat.draft("") == "")
 
@@ -244,7 +244,7 @@ async def test_a_reply_is_made_again_by_another_model(
     furnished.models.there = [FoundModel(Path("/models/Other-7B.gguf"), "Other-7B", Source.CHOSEN, 9, facts)]
     reply = (await views(window))[3]
     qtbot.mouseClick(button(reply, "Regenerate with another model"), LEFT)
-    menu = window.chat.models
+    menu = window.chat.model_menu
     await until(lambda: menu.isVisible() and menu.actions()[0].text().startswith("Other-7B"))
     menu.actions()[0].trigger()
     menu.close()

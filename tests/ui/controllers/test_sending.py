@@ -142,7 +142,7 @@ async def test_it_outlives_the_window_and_is_sent_once(furnished: FakeRuntime, l
         furnished.chat.finish(chat, None)
         await until(lambda: len(sent(furnished)) == 2)
         furnished.chat.finish(chat, None)
-        await window.chat.drafts.keep()
+        await window.chat.drafts.save()
         assert furnished.chat.draft(QUEUED_PREFIX + chat) == "", "nothing is left that could be sent again"
         assert sent(furnished) == ["first", "later"]
 

@@ -49,7 +49,7 @@ async def test_ctrl_z_has_back_what_was_deleted_last_long_after_the_notice(
     undo(window, qtbot)
     await until(lambda: window.chat.current == "d")
     await until(lambda: len(window.transcript.messages) == 1)
-    window.chat.handle(MessageRequest(Request.DELETE, window.transcript.messages[0]))
+    window.chat.handle_request(MessageRequest(Request.DELETE, window.transcript.messages[0]))
     await until(lambda: not furnished.chat.said("d") and window.notices.can_undo)
     undo(window, qtbot)
     await until(lambda: len(furnished.chat.said("d")) == 1)
