@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from kvchat.kvstore.savepoint import Tokens
@@ -23,8 +23,6 @@ from kvchat.system.concurrency import Interruption
 R = TypeVar("R")
 
 ABSORB_TIMEOUT_S = 10.0  # longest time a saved state waits in memory while other work continues
-SETTLE_WAIT_S = 1.0  # one owner waits this long for another's settling; most finish and are saved
-MAX_SETTLE_WAIT_S = 10.0  # programs wait at most this long
 WINDOW_ACTIVE_S = 600.0  # the window counts as in use this long after its last request
 
 
@@ -34,15 +32,15 @@ class Allocator:
     def __init__(self, restore_cost: RestoreCost) -> None:
         self.all = [Slot(0)]  # as many as the engine reports, once known
         self.restore_cost = restore_cost
+        self.changed = asyncio.Event()  # set, and replaced by a new one, at every change of the queues
         self._can_cut = True
         self._turns: list[Turn] = []  # chat turns: waiting ones, next first, then running ones
         self._pending: list[SlotRequest] = []  # for a slot, the window first
         self._standby: list[SlotRequest] = []  # for idle time
         self._active: list[SlotRequest] = []
-        self._changing: list[tuple[SlotRequest | None, asyncio.Future[None]]] = []  # engine changes, in order
+        self._engine_changes: list[tuple[SlotRequest | None, asyncio.Future[None]]] = []  # in order
         self._window_active_at = -WINDOW_ACTIVE_S  # last time the window got a slot (time.monotonic)
         self._pauses = 0  # engine stops in progress; they block new slots
-        self._changed = asyncio.Event()
 
     # State
 
@@ -66,13 +64,12 @@ class Allocator:
 
     def match_engine(self, engine: ReadyEngine, slot: Slot) -> None:
         """Match the slots to this engine, keeping `slot`. Call under `exclusive` if their number changes."""
-        self._can_cut, many = engine.can_cut, len(engine.slots)
-        if len(self.all) != many or slot not in self.all:
-            others = [other for other in self.all if other is not slot]
-            others += [Slot() for _ in range(many - 1 - len(others))]
-            self.all = [slot, *others[: many - 1]]
-            for number, there in enumerate(self.all):
-                there.number = number
+        self._can_cut, count = engine.can_cut, len(engine.slots)
+        if len(self.all) != count or slot not in self.all:
+            others = [other for other in self.all if other is not slot] + [Slot() for _ in range(count)]
+            self.all = [slot, *others[: count - 1]]
+            for number, numbered in enumerate(self.all):
+                numbered.number = number
             self.notify_change()
 
     def forget(self) -> None:
@@ -81,10 +78,9 @@ class Allocator:
 
     def pending_save_tokens(self, owner: str, prompt: Tokens) -> int:
         """Count the tokens of the owner's prompt covered by what is being settled and saved."""
-        settled = [use.slot for use in self._active if use.state is RequestState.SETTLING and use.slot is not None]
-        return max(
-            (slot.reusable_tokens(prompt, self._can_cut) for slot in settled if slot.is_readable_by(owner)), default=0
-        )
+        slots = [request.slot for request in self._active if request.state is RequestState.SETTLING]
+        readable = [slot for slot in slots if slot is not None and slot.is_readable_by(owner)]
+        return max((slot.reusable_tokens(prompt, self._can_cut) for slot in readable), default=0)
 
     # Chat turns
 
@@ -98,42 +94,42 @@ class Allocator:
         answered while this one waits. Background work stops: the same owner's ends cleanly, another's ends at once
         or, if it is settling, after a delay.
         """
-        me, told = Turn(owner, model), ""
-        self._turns.append(me)
-        self._clear_way(owner, waits=any(use.owner == owner for use in self._pending))
+        turn, reported = Turn(owner, model), ""
+        self._turns.append(turn)
+        self._make_way(owner, waits=any(request.owner == owner for request in self._pending))
         try:
-            while not self._may_begin(me):
-                if (ahead := self.ahead_of(owner)) is not None and ahead != told:
-                    told = ahead
-                    on_wait(ahead)
-                await self._changed.wait()
-            me.begun = True
-            self._turns.remove(me)
-            self._turns.append(me)  # behind earlier ones
+            while not self._may_begin(turn):
+                if (other := self.blocking_chat(owner)) is not None and other != reported:
+                    reported = other
+                    on_wait(other)
+                await self.changed.wait()
+            turn.has_begun = True
+            self._turns.remove(turn)
+            self._turns.append(turn)  # behind earlier ones
             self.notify_change()
             yield
         finally:
-            self._turns.remove(me)
+            self._turns.remove(turn)
             self._dispatch()
 
-    def ahead_of(self, owner: str) -> str | None:
+    def blocking_chat(self, owner: str) -> str | None:
         """Return a chat being answered while this one waits for a slot; None if it does not wait."""
-        answered = [turn.owner for turn in self._turns if turn.begun]
-        me = next((turn for turn in self._turns if turn.owner == owner and not turn.begun), None)
-        return answered[0] if me and owner not in answered and self._is_full_for(me) else None
+        answered = [turn.owner for turn in self._turns if turn.has_begun]
+        waiting = next((turn for turn in self._turns if turn.owner == owner and not turn.has_begun), None)
+        return answered[0] if waiting and owner not in answered and self._is_full_for(waiting) else None
 
     def move_to_front(self, owner: str) -> None:
         self._turns.sort(key=lambda turn: turn.owner != owner)
         self.notify_change()
 
-    def _may_begin(self, me: Turn) -> bool:
-        answered = {turn.owner for turn in self._turns if turn.begun}
-        following = next((turn for turn in self._turns if not turn.begun and turn.owner not in answered), None)
-        return following is me and not self._is_full_for(me)
+    def _may_begin(self, turn: Turn) -> bool:
+        answered = {other.owner for other in self._turns if other.has_begun}
+        waiting = (other for other in self._turns if not other.has_begun and other.owner not in answered)
+        return next(waiting, None) is turn and not self._is_full_for(turn)
 
-    def _is_full_for(self, me: Turn) -> bool:
-        models = [turn.model for turn in self._turns if turn.begun]
-        return len(models) >= len(self.all) or any(model != me.model for model in models)
+    def _is_full_for(self, turn: Turn) -> bool:
+        models = [other.model for other in self._turns if other.has_begun]
+        return len(models) >= len(self.all) or any(model != turn.model for model in models)
 
     # A slot
 
@@ -145,14 +141,14 @@ class Allocator:
         recently used. `window` requests go first; one of several slots is reserved for them, and each owner has at most
         one. A program's requests are one conversation if their prompts extend each other.
         """
-        use = SlotRequest(owner, prompt=prompt, window=window)
-        self._pending = sorted([*self._pending, use], key=lambda use: not use.window)
+        request = SlotRequest(owner, prompt=prompt, window=window)
+        self._pending = sorted([*self._pending, request], key=lambda pending: not pending.window)
         self._dispatch()
-        self._clear_way(owner, use, waits=use in self._pending)
+        self._make_way(owner, request, waits=request in self._pending)
         try:
-            yield await use.granted
+            yield await request.granted
         finally:
-            self._release(use)
+            self._release(request)
 
     async def run_background(
         self,
@@ -169,40 +165,43 @@ class Allocator:
         now or return None. `concurrent`: it uses no engine computation, so it may run during replies in other slots.
         """
         steps = Interruption()
-        me = SlotRequest(owner, RequestState.STANDBY, priority, steps.interrupt, concurrent=concurrent)
-        less_urgent = [use for use in self._active if use.state is RequestState.BACKGROUND and use.priority > priority]
-        for use in less_urgent:
-            self._stop(use)
-        self._standby.append(me)
+        request = SlotRequest(owner, RequestState.STANDBY, priority, steps.interrupt, concurrent=concurrent)
+        active = [other for other in self._active if other.state is RequestState.BACKGROUND]
+        less_urgent = [other for other in active if other.priority > priority]
+        for other in less_urgent:
+            other.stop_now()
+        self._standby.append(request)
         self._dispatch()
         try:
-            if not wait and not less_urgent and me.slot is None:
+            if not wait and not less_urgent and request.slot is None:
                 return None
-            slot = await me.granted
-            return await steps.run(work(slot, lambda: me.should_continue)) if me.should_continue else None
+            slot = await request.granted
+            return await steps.run(work(slot, lambda: request.should_continue)) if request.should_continue else None
         finally:
-            self._release(me)
+            self._release(request)
 
     @contextlib.contextmanager
     def settling(self, slot: Slot, stop: StopCallback, hurry: StopCallback | None = None) -> Iterator[None]:
-        """Mark the slot's holder as settling, which nobody waits for; `stop` stops it, `hurry` for another owner.
-
-        Other programs wait for it up to a tenth of the time to read everything again.
-        """
-        me = next(use for use in self._active if use.slot is slot)
-        lost_ms = self.restore_cost.prefill_ms(len(slot.contents.tokens)) if slot.contents else 0.0
-        me.state, me.stop, me.hurry, me.reprocess_s = RequestState.SETTLING, stop, hurry or stop, lost_ms / 1000
+        """Mark the slot's holder as settling, which nobody waits for; `stop` stops it, `hurry` for another owner."""
+        request = self._request_in(slot)
+        reprocess_ms = self.restore_cost.prefill_ms(len(slot.contents.tokens)) if slot.contents else 0.0
+        request.state, request.stop, request.hurry = RequestState.SETTLING, stop, hurry or stop
+        request.reprocess_s = reprocess_ms / 1000
         try:
-            if self._is_crowded or self._changing:
-                self._stop_later(me, window=bool(self._changing or self._turns) or any(u.window for u in self._pending))
+            if self._is_crowded or self._engine_changes:
+                window_waits = self._engine_changes or self._turns or any(other.window for other in self._pending)
+                request.stop_later(window=bool(window_waits))
             self._dispatch()
             yield
         finally:
-            me.state = RequestState.ACTIVE
+            request.state = RequestState.ACTIVE
 
     def set_prompt(self, slot: Slot, prompt: Tokens) -> None:
         """Record the prompt of the program in the slot, if unknown when the slot was given."""
-        next(use for use in self._active if use.slot is slot).prompt = prompt
+        self._request_in(slot).prompt = prompt
+
+    def _request_in(self, slot: Slot) -> SlotRequest:
+        return next(request for request in self._active if request.slot is slot)
 
     # All slots
 
@@ -213,212 +212,184 @@ class Allocator:
         Nothing new starts meanwhile; what runs is finished. Waiting here counts as having left one's slot, so two
         callers never deadlock.
         """
-        me = next((use for use in self._active if slot is not None and use.slot is slot), None)
-        entry = me, asyncio.get_running_loop().create_future()
-        self._changing.append(entry)
-        if me is not None and slot is not None:
-            me.idle, slot.claimed_tokens = True, 0
-        self._stop_all(use for use in tuple(self._active) if use is not me)
+        own = None
+        if slot is not None and (own := next((other for other in self._active if other.slot is slot), None)):
+            own.is_idle, slot.claimed_tokens = True, 0
+        change = own, asyncio.get_running_loop().create_future()
+        self._engine_changes.append(change)
+        for request in tuple(self._active):
+            if request is not own:
+                request.release_soon()
         self._dispatch()
         try:
-            await entry[1]
+            await change[1]
             yield
         finally:
-            self._changing.remove(entry)
-            if me is not None:
-                me.idle = False
+            self._engine_changes.remove(change)
+            if own is not None:
+                own.is_idle = False
             self._dispatch()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[Awaitable[None]]:
         """Give out no slots; yield an awaitable that ends once those in use are released."""
 
-        async def released() -> None:
+        async def wait_until_released() -> None:
             while self._active:
-                await self._changed.wait()
+                await self.changed.wait()
 
         self._pauses += 1
         try:
-            yield released()
+            yield wait_until_released()
         finally:
             self._pauses -= 1
             self._dispatch()
 
     async def wait_until_released(self, owners: Collection[str]) -> None:
         """Wait until these owners hold no slot, ending their background work."""
-        while theirs := [use for use in self._active if use.owner in owners]:
-            self._stop_all(theirs)
-            await self._changed.wait()
+        while requests := [request for request in self._active if request.owner in owners]:
+            for request in requests:
+                request.release_soon()
+            await self.changed.wait()
 
     async def wait_until_quiet(self, priority: Priority, patience_s: float) -> None:
         """Wait at most `patience_s` until nobody needs a slot and nothing more urgent waits."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                while not self.is_idle or any(use.priority < priority for use in self._standby):
-                    await self._changed.wait()
+                while not self.is_idle or any(request.priority < priority for request in self._standby):
+                    await self.changed.wait()
 
     def stop_background(self, priority: Priority | None = None, *, except_owner: str | None = None) -> None:
         """Stop background work of `priority`, or all of it except settling.
 
         Work of `except_owner` stops at its next step instead of immediately.
         """
-        for use in self._active:
-            if use.state is RequestState.BACKGROUND and priority in (None, use.priority):
-                use.should_continue = False
-                if use.owner != except_owner:
-                    use.stop()
+        for request in self._active:
+            if request.state is RequestState.BACKGROUND and priority in (None, request.priority):
+                request.should_continue = False
+                if request.owner != except_owner:
+                    request.stop()
 
     # The window
 
-    def mark_streaming(self, slot: Slot) -> None:
-        """Note that the reply is streaming."""
-        slot.is_streaming = True
-        self.notify_change()
-
     def window_replies_streaming(self) -> list[bool]:
         """List, for each reply pending in the window, whether it is already streaming."""
-        waited = (use for use in (*self._pending, *self._active) if use.window)
-        return [
-            bool(use.slot and use.slot.is_streaming)
-            for use in waited
-            if use.state in (RequestState.PENDING, RequestState.ACTIVE)
-        ]
+        replies = [*self._pending, *(request for request in self._active if request.state is RequestState.ACTIVE)]
+        return [bool(request.slot and request.slot.is_streaming) for request in replies if request.window]
 
     @property
     def is_window_active(self) -> bool:
         """True if the window uses a slot or recently did."""
-        now = any(use.window for use in (*self._pending, *self._active))
-        return now or time.monotonic() - self._window_active_at < WINDOW_ACTIVE_S
+        is_using = any(request.window for request in (*self._pending, *self._active))
+        return is_using or time.monotonic() - self._window_active_at < WINDOW_ACTIVE_S
 
     @property
     def is_window_blocked(self) -> bool:
         """True if the window waits for a slot only a program could free, or for all, to change the engine."""
-        owners = {use.owner for use in self._active}
-        asked = sum(use.window and use.owner not in owners for use in self._pending)
-        soon = sum(
-            use.state is not RequestState.ACTIVE or (use.slot is not None and use.slot.is_leaving)
-            for use in self._active
+        owners = {request.owner for request in self._active}
+        wanted = sum(request.window and request.owner not in owners for request in self._pending)
+        releasing = sum(
+            request.state is not RequestState.ACTIVE or (request.slot is not None and request.slot.is_leaving)
+            for request in self._active
         )
-        return asked > soon or any(me is not None and me.window for me, _ in self._changing)
+        return wanted > releasing or any(own is not None and own.window for own, _ in self._engine_changes)
 
     # Scheduling
 
-    async def wait_for_change(self) -> None:
-        """Wait for the next queue change."""
-        await self._changed.wait()
-
     def notify_change(self) -> None:
         """Wake everyone who waits."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     @property
     def _is_crowded(self) -> bool:
-        there = [*self._pending, *(use for use in self._active if use.state is not RequestState.BACKGROUND)]
-        to_come = {turn.owner for turn in self._turns} - {use.owner for use in there}
-        return len(there) + len(to_come) > len(self.all)
+        requests = [*self._pending, *(other for other in self._active if other.state is not RequestState.BACKGROUND)]
+        coming = {turn.owner for turn in self._turns} - {request.owner for request in requests}
+        return len(requests) + len(coming) > len(self.all)
 
-    def _clear_way(self, owner: str, asks: SlotRequest | None = None, *, waits: bool) -> None:
-        """End whatever blocks a pending request.
-
-        `asks`: the request, once it asks for a slot. `waits`: it has none yet.
-        """
-        crowded, window = self._is_crowded or waits, asks is None or asks.window
-        for use in tuple(self._active):
-            if use.state is RequestState.SETTLING:
-                follows = asks.continues(use) if asks else use.owner == owner
-                if follows and (window or not self._pending or self._pending[0].continues(use)):  # it is next
-                    self._stop(use)
+    def _make_way(self, owner: str, request: SlotRequest | None = None, *, waits: bool) -> None:
+        """End whatever blocks a turn, or the request it has made; `waits`: it has no slot yet."""
+        crowded, window = self._is_crowded or waits, request is None or request.window
+        for other in tuple(self._active):
+            if other.state is RequestState.SETTLING:
+                follows = request.continues(other) if request else other.owner == owner
+                if follows and (window or not self._pending or self._pending[0].continues(other)):  # it is next
+                    other.stop_now()
                 elif crowded:
-                    self._stop_later(use, window=window)
-            elif use.state is RequestState.BACKGROUND:
-                if use.owner == owner and use.priority is Priority.PREPARE:
-                    use.should_continue = False
-                elif crowded or not use.concurrent:
-                    self._stop(use)
+                    other.stop_later(window=window)
+            elif other.state is RequestState.BACKGROUND:
+                if other.owner == owner and other.priority is Priority.PREPARE:
+                    other.should_continue = False
+                elif crowded or not other.concurrent:
+                    other.stop_now()
 
-    def _stop_all(self, uses: Iterable[SlotRequest]) -> None:
-        for use in uses:
-            if use.state is RequestState.SETTLING:
-                self._stop_later(use, window=True)
-            elif use.state is RequestState.BACKGROUND:
-                self._stop(use)
-
-    @staticmethod
-    def _stop_later(use: SlotRequest, *, window: bool) -> None:
-        """End settling after a delay; usually it ends by itself first. `window`: the window waits for it."""
-        use.should_continue, patience_s = False, 0.0 if window else min(use.reprocess_s / 10, MAX_SETTLE_WAIT_S)
-        asyncio.get_running_loop().call_later(max(patience_s, SETTLE_WAIT_S), use.hurry)
-
-    @staticmethod
-    def _stop(use: SlotRequest) -> None:
-        use.should_continue = False
-        use.stop()
-
-    def _release(self, use: SlotRequest) -> None:
+    def _release(self, request: SlotRequest) -> None:
         for queue in (self._pending, self._standby, self._active):
-            if use in queue:
-                queue.remove(use)
-        use.granted.cancel()
-        if use.slot is not None:
-            use.slot.mark_released()
-        self._dispatch(spare=False)
+            if request in queue:
+                queue.remove(request)
+        request.granted.cancel()
+        if request.slot is not None:
+            request.slot.mark_released()
+        self._dispatch(standby=False)
         asyncio.get_running_loop().call_soon(self._dispatch)  # its owner may continue first
 
-    def _dispatch(self, *, spare: bool = True) -> None:
-        if self._changing:
-            me, all_idle = self._changing[0]
-            if not all_idle.done() and all(use is me or use.idle for use in self._active):
+    def _dispatch(self, *, standby: bool = True) -> None:
+        if self._engine_changes:
+            own, all_idle = self._engine_changes[0]
+            if not all_idle.done() and all(request is own or request.is_idle for request in self._active):
                 all_idle.set_result(None)
         elif not self._pauses:
-            for use in tuple(self._pending):
-                if self._grant(use):
-                    self._pending.remove(use)
-            if spare and not self._pending and all(use.state is not RequestState.BACKGROUND for use in self._active):
+            for request in tuple(self._pending):
+                if self._grant(request):
+                    self._pending.remove(request)
+            has_background = any(request.state is RequestState.BACKGROUND for request in self._active)
+            if standby and not self._pending and not has_background:
                 busy = bool(self._active or self._turns)
-                for use in sorted(self._standby, key=lambda use: use.priority):
-                    if (use.concurrent or not busy) and self._grant(use):
-                        self._standby.remove(use)
+                for request in sorted(self._standby, key=lambda request: request.priority):
+                    if (request.concurrent or not busy) and self._grant(request):
+                        self._standby.remove(request)
                         break
         self.notify_change()
 
-    def _grant(self, use: SlotRequest) -> bool:
-        if use.granted.done():
+    def _grant(self, request: SlotRequest) -> bool:
+        if request.granted.done():
             return False
         taken = {other.slot: other.state for other in self._active}
         free = [slot for slot in self.all if slot not in taken]
-        soon = [slot for slot, state in taken.items() if slot is not None and state is RequestState.BACKGROUND]
+        releasing = [slot for slot, state in taken.items() if slot is not None and state is RequestState.BACKGROUND]
         programs = sum(not other.window and other.state is RequestState.ACTIVE for other in self._active)
-        if not use.window and programs and programs >= len(self.all) - self.is_window_active:
+        if not request.window and programs and programs >= len(self.all) - self.is_window_active:
             return False  # leave a slot for the window if there are several and it is used
-        if any(use.continues(other) and (use.window or other.state is RequestState.SETTLING) for other in self._active):
+        continued = [other for other in self._active if request.continues(other)]
+        if any(request.window or other.state is RequestState.SETTLING for other in continued):
             return False  # wait for the slot that holds its state
-        slot = self._choose(use, free, soon)
+        slot = self._choose(request, free, releasing)
         if slot is None or slot not in free:
             return False
-        use.state = RequestState.BACKGROUND if use.state is RequestState.STANDBY else RequestState.ACTIVE
-        self._active.append(use)
-        slot.mark_taken(window=use.window)
-        self._window_active_at = time.monotonic() if use.window else self._window_active_at
-        use.granted.set_result(slot)
+        is_background = request.state is RequestState.STANDBY
+        request.state = RequestState.BACKGROUND if is_background else RequestState.ACTIVE
+        self._active.append(request)
+        slot.mark_taken(window=request.window)
+        self._window_active_at = time.monotonic() if request.window else self._window_active_at
+        request.granted.set_result(slot)
         return True
 
-    def _choose(self, use: SlotRequest, free: Sequence[Slot], soon: Sequence[Slot]) -> Slot | None:
-        prompt = use.prompt
-        if use.window and not prompt and (own := self.slot_of(use.owner)) in (*free, *soon):
+    def _choose(self, request: SlotRequest, free: Sequence[Slot], releasing: Sequence[Slot]) -> Slot | None:
+        prompt = request.prompt
+        if request.window and not prompt and (own := self.slot_of(request.owner)) in (*free, *releasing):
             return own
         served: dict[Slot, int] = {}
-        for slot in (*free, *soon) if prompt else ():
-            if slot.is_readable_by(use.owner):
+        for slot in (*free, *releasing) if prompt else ():
+            if slot.is_readable_by(request.owner):
                 reusable = slot.reusable_tokens(prompt, self._can_cut)
                 least = max(MIN_GAIN, len(slot.contents.tokens) // 2 if slot.contents else 0)
                 served[slot] = reusable if reusable >= least else 0  # else it would discard more than it reuses
         extended = [slot for slot in served if slot.contents and served[slot] == len(slot.contents.tokens)]
         if extended:
             return max(extended, key=served.__getitem__)
-        left_alone = min(free, key=lambda slot: (slot.contents is not None, slot.used_at), default=None)
+        oldest = min(free, key=lambda slot: (slot.contents is not None, slot.used_at), default=None)
         best = max(served, key=served.__getitem__, default=None)
         # Prefer an empty slot: a cut loses tokens for others, and a copy is usually saved.
-        if best is not None and served[best] and (left_alone is None or left_alone.contents):
+        if best is not None and served[best] and (oldest is None or oldest.contents):
             return best
-        return left_alone
+        return oldest

@@ -297,7 +297,8 @@ class Exchange:
         self.finish_reason = chunk.finish_reason or self.finish_reason
         if not self._has_output and (chunk.text or chunk.thinking):
             self._has_output = True
-            self._slots.mark_streaming(self._slot)
+            self._slot.is_streaming = True
+            self._slots.notify_change()
         return bool(on_chunk(chunk))
 
     def _note_contents(self, done: int | None, *, begun: bool) -> None:

@@ -105,7 +105,7 @@ class Lease:
                     await self._erase(other)
                     other.audience = mine.audience
             if any(other.claimed_tokens for other in rivals):
-                await self.slots.wait_for_change()
+                await self.slots.changed.wait()
 
     async def _erase(self, slot: Slot) -> None:
         """Erase a slot; unreadable until a reader is assigned. Raises EngineGone."""
@@ -198,7 +198,7 @@ class Lease:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(slots.restore_cost.prefill_ms(soon() - had) / 2000):
                 while soon() - had >= MIN_GAIN:
-                    await slots.wait_for_change()
+                    await slots.changed.wait()
 
     async def _restore(self, plan: RestorePlan) -> RestoreRecord | Miss:
         """Stage and restore; a failure leaves the slot empty. Raises EngineGone if it kills the engine."""

@@ -10,6 +10,9 @@ from enum import Enum, IntEnum
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.slot import TAIL_TOKENS, Slot
 
+SETTLE_WAIT_S = 1.0  # one owner waits this long for another's settling; most finish and are saved
+MAX_SETTLE_WAIT_S = 10.0  # programs wait at most this long
+
 StopCallback = Callable[[], object]
 
 
@@ -38,7 +41,7 @@ class RequestState(Enum):
 class Turn:
     owner: str
     model: str | None
-    begun: bool = False
+    has_begun: bool = False
 
 
 @dataclass(eq=False)
@@ -48,12 +51,12 @@ class SlotRequest:
     priority: Priority = Priority.ENLARGE_CONTEXT  # of background work
     stop: StopCallback = lambda: None  # ends unawaited work early
     hurry: StopCallback = lambda: None  # like `stop`, for settling that another owner awaits
-    reprocess_s: float = 0.0  # time to reprocess what it settles
+    reprocess_s: float = 0.0  # time to reprocess what it settles; other programs wait for up to a tenth of it
     prompt: Tokens = ()
     window: bool = True  # requested by the window
     concurrent: bool = False  # computes nothing, so it may run beside other requests
     should_continue: bool = True  # False: end at the next good point
-    idle: bool = False  # waits for all others and leaves its own slot idle
+    is_idle: bool = False  # waits for all others and leaves its own slot idle
     granted: asyncio.Future[Slot] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -67,3 +70,19 @@ class SlotRequest:
             return self.owner == other.owner
         cut = max(len(other.prompt) - TAIL_TOKENS, 1)  # its last tokens begin a reply
         return bool(other.prompt) and self.prompt[:cut] == other.prompt[:cut]
+
+    def stop_now(self) -> None:
+        self.should_continue = False
+        self.stop()
+
+    def stop_later(self, *, window: bool) -> None:
+        """End settling after a delay; usually it ends by itself first. `window`: the window waits for it."""
+        self.should_continue, wait_s = False, 0.0 if window else min(self.reprocess_s / 10, MAX_SETTLE_WAIT_S)
+        asyncio.get_running_loop().call_later(max(wait_s, SETTLE_WAIT_S), self.hurry)
+
+    def release_soon(self) -> None:
+        """End background work now, settling after a moment."""
+        if self.state is RequestState.SETTLING:
+            self.stop_later(window=True)
+        elif self.state is RequestState.BACKGROUND:
+            self.stop_now()

@@ -184,7 +184,7 @@ class SharedContext:
                             patience.reschedule(None)
                         elif patience.when() is None:
                             patience.reschedule(asyncio.get_running_loop().time() + STEP_INTERVAL_S)
-                        await self._allocator.wait_for_change()
+                        await self._allocator.changed.wait()
             slot.is_leaving = self.must_yield(slot)
             yield not slot.is_leaving
 
@@ -201,7 +201,7 @@ class SharedContext:
         self._allocator.notify_change()
         try:
             while self._waiting[0] is not slot or not self._fits(slot, engine, tokens):
-                await self._allocator.wait_for_change()
+                await self._allocator.changed.wait()
             slot.claimed_tokens = tokens  # reserved now: a window request may arrive before the rest is done
             self._make_room(slot, engine)
             if self._erasing:  # shared with other waiters: `gather` would cancel it for all

@@ -25,7 +25,7 @@ from kvchat.gateway.keys import Keys
 from kvchat.gateway.pending_request import PendingRequest, Prompt, prompt_of
 from kvchat.gateway.records import MOST_NAME, Stage
 from kvchat.kvstore.savepoint import Tokens, program_of
-from kvchat.session import allocator, lease, prefill
+from kvchat.session import lease, prefill, slot_request
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import PrefillSample
 from kvchat.settings import Settings
@@ -289,7 +289,7 @@ async def test_what_was_read_is_saved_where_another_program_needs_the_slot_befor
 
     find = runner._boundary
     monkeypatch.setattr(runner, "_boundary", boundary)
-    monkeypatch.setattr(allocator, "SETTLE_WAIT_S", 0.0)
+    monkeypatch.setattr(slot_request, "SETTLE_WAIT_S", 0.0)
     monkeypatch.setattr(lease, "LONG_PREFILL_MS", 0.0)
     async with running_gateway(tmp_path / "home", replace(settings, slots=1)) as at:
         answer = reply_in(await at.chat(WORDS))

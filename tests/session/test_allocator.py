@@ -14,7 +14,7 @@ import pytest
 
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.kvstore.store import BlockStore
-from kvchat.session import allocator
+from kvchat.session import slot_request
 from kvchat.session import slots as sharing
 from kvchat.session.slot import Slot, SlotContents
 from kvchat.session.slot_request import Priority
@@ -23,7 +23,7 @@ from kvchat.session.slots import Slots
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator, "SETTLE_WAIT_S", 0.0)
+    monkeypatch.setattr(slot_request, "SETTLE_WAIT_S", 0.0)
     monkeypatch.setattr(sharing, "STEP_INTERVAL_S", 0.0)
 
 
@@ -112,7 +112,8 @@ class Crowd:
                         await self.compute(slot)
                 await self.compute(slot)
                 if window:
-                    self.slots.mark_streaming(slot)
+                    slot.is_streaming = True
+                    self.slots.notify_change()
                     await self.compute(slot)
                 if self.random.random() < 0.2:  # it needs more room
                     await self.change(slot)
@@ -369,7 +370,7 @@ async def test_turns_are_one_in_each_chat_first_come_first_served_unless_one_is_
     async with asyncio.timeout(5):
         turns = [asyncio.create_task(turn(owner, f"{owner}{n}")) for n, owner in enumerate("abac")]
         await steps()
-        assert (slots.ahead_of("b"), slots.ahead_of("a")) == ("a", None)
+        assert (slots.blocking_chat("b"), slots.blocking_chat("a")) == ("a", None)
         slots.move_to_front("c")
         await asyncio.gather(*turns)
     assert order == ["a0", "c3", "b1", "a2"]

@@ -198,7 +198,8 @@ async def test_a_send_at_the_window_waits_for_one_step_at_most(monkeypatch: pyte
         begun = order.count("step")
         await asyncio.sleep(0.05)
         assert order.count("step") <= begun + 1, "none while the first word is waited for"
-        slots.mark_streaming(slot)
+        slot.is_streaming = True
+        slots.notify_change()
         while order.count("step") < begun + 3:  # noqa: ASYNC110 - and now and then while the reply is written: nobody starves
             await asyncio.sleep(0.01)
     await asyncio.wait_for(track_prefill, 60)

@@ -255,7 +255,7 @@ class FakeChat(ChatService):
         self.context: FakeContext = FakeContext(self.calls)
         self.title_generator.generate = self._name  # type: ignore[method-assign]
         self.library: FakeDocuments = FakeDocuments(self)
-        self.slots.ahead_of = lambda chat: self.ahead if chat != self.ahead else None  # type: ignore[method-assign]
+        self.slots.blocking_chat = lambda chat: self.ahead if chat != self.ahead else None  # type: ignore[method-assign]
         self.turns.prioritize = lambda chat: self.calls.append(("go_first", chat))  # type: ignore[method-assign]
         self.read_ahead.stop = lambda chat: self.calls.append(("stop reading ahead", chat))  # type: ignore[method-assign]
         self.memory_verifier = SimpleNamespace(verify=self._verify, cancel=lambda chat: None)  # type: ignore[assignment]

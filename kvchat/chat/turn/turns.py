@@ -91,7 +91,7 @@ class Turns:
 
     def prioritize(self, conversation_id: str) -> None:
         """Answer this conversation next; the current reply is stopped and can be continued."""
-        other = self._turn_context.slots.ahead_of(conversation_id)
+        other = self._turn_context.slots.blocking_chat(conversation_id)
         self._turn_context.slots.move_to_front(conversation_id)
         if other is not None:
             self.stop(other)

@@ -147,7 +147,7 @@ class ChatController(Controller):
 
     def _ask_to_prioritize(self) -> None:
         here = self.current
-        if here is not None and (other := self._runtime.chat.slots.ahead_of(here)):
+        if here is not None and (other := self._runtime.chat.slots.blocking_chat(here)):
             title = self.conversations.title(other)
             confirm(
                 self._views.transcript,
@@ -231,7 +231,7 @@ class ChatController(Controller):
             case Restored() | Saved():
                 self.conversations.reload_soon()
         continues = isinstance(event, events.ReplyDelta) and event.message_id == known  # hundreds a second
-        blocks = self.current is not None and self._runtime.chat.slots.ahead_of(self.current) == id
+        blocks = self.current is not None and self._runtime.chat.slots.blocking_chat(self.current) == id
         if (is_open or blocks) and not continues:
             self._show_turn()
 
@@ -258,7 +258,7 @@ class ChatController(Controller):
 
     def _show_turn(self) -> None:
         runtime, here, waiting = self._runtime, self.turn_of(), ""
-        if self.current and (other := runtime.chat.slots.ahead_of(self.current)):
+        if self.current and (other := runtime.chat.slots.blocking_chat(self.current)):
             turn = self.turn_of(other)
             waiting = waiting_words(self.conversations.title(other), turn.story, turn.live_text)
         no_model = not runtime.model.is_configured and is_engine_failure(here.failure, runtime.engine.status)

@@ -33,7 +33,7 @@ from kvchat.engine.api.connection import EngineState
 from kvchat.errors import KvchatError
 from kvchat.kvstore.restorer import Restorer
 from kvchat.kvstore.savepoint import AbsorbReport, Cancelled, RestorePlan
-from kvchat.session import allocator
+from kvchat.session import slot_request
 from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
@@ -120,7 +120,7 @@ async def test_of_chats_chosen_one_after_the_other_only_the_last_is_restored(
 async def test_settling_that_takes_long_gives_way_to_a_message_in_another_chat(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(allocator, "SETTLE_WAIT_S", 0.0)
+    monkeypatch.setattr(slot_request, "SETTLE_WAIT_S", 0.0)
     first, second = await stage.chat(), await stage.chat()
     one = await stage.writing(first, "A long story. " * 60)
     two = stage.runtime.chat.send(second, "Hello?")
@@ -471,7 +471,7 @@ async def test_who_waits_knows_for_whom_and_can_be_put_first(stage: Stage) -> No
     await stage.until(lambda: len(stage.of(WaitingForChat)) == 2)
     assert stage.of(WaitingForChat)
     chat = stage.runtime.chat
-    assert [chat.slots.ahead_of(id) for id in (talking, second, third)] == [None, talking, talking]
+    assert [chat.slots.blocking_chat(id) for id in (talking, second, third)] == [None, talking, talking]
     chat.turns.prioritize(third)
     stopped = await one  # or the reply ends by itself on a busy machine
     stage.fake.set(FAKE_HOLD_DURING=None)

@@ -85,7 +85,7 @@ async def test_a_chat_with_another_model_waits_for_all_that_are_answered(two: St
     replies = [two.runtime.chat.send(chats[0], OTHER)]
     await two.until(lambda: two.runtime.chat.answering_chat)
     replies.append(two.runtime.chat.send(chats[1], OTHER))
-    await two.until(lambda: two.runtime.chat.slots.ahead_of(chats[1]) == chats[0])
+    await two.until(lambda: two.runtime.chat.slots.blocking_chat(chats[1]) == chats[0])
     assert len(two.fake.launches()) == 1, "the engine stays while it answers"
     two.fake.set(FAKE_HOLD_DURING=None)
     assert all(await asyncio.gather(*replies))
