@@ -27,19 +27,15 @@ _EXTENDED_LIMIT_INFORMATION = 9  # winnt.h: JobObjectExtendedLimitInformation
 _CREATE_NO_WINDOW = 0x08000000  # winbase.h
 
 
-def command(engine_command: Sequence[str], *, use_pipe: bool | None = None) -> list[str]:
+def command(engine_command: Sequence[str], *, use_pipe: bool) -> list[str]:
     """Return the command that runs `engine_command` guarded by this process.
 
-    `use_pipe` overrides the platform's default; a pipe needs a standard input that is held open.
+    A pipe needs a standard input that is held open; without one, only Linux's kernel can guard.
     """
-    mode = _PIPE_MODE if (needs_pipe() if use_pipe is None else use_pipe) else _KERNEL_MODE
+    mode = _PIPE_MODE if use_pipe else _KERNEL_MODE
     # -I -S: no site-packages or user paths; this script needs neither and starts in a third of the time.
     this = [sys.executable, FLAG] if getattr(sys, "frozen", False) else [sys.executable, "-I", "-S", __file__]
     return [*this, mode, str(os.getpid()), *engine_command]
-
-
-def needs_pipe() -> bool:
-    return sys.platform != "linux"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -21,7 +21,7 @@ from kvchat.engine.process.external import (
     parse_address,
     reachable_slot_folder,
 )
-from kvchat.engine.process.log import Purpose, read_allocations
+from kvchat.engine.process.log import read_allocations
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor
 from kvchat.engine_host.choice import (
@@ -165,10 +165,8 @@ class EngineMemory:
             measured = []
             for bar in choice.context.bars:
                 is_computer = bar.place == COMPUTER
-                weights, kv, compute = (
-                    actual.host_bytes(purpose) if is_computer else actual.device_bytes(bar.place, purpose)
-                    for purpose in (Purpose.WEIGHTS, Purpose.KV, Purpose.COMPUTE)
-                )
+                sizes = actual.bytes_on(None if is_computer else bar.place)
+                weights, kv, compute = (sizes[purpose] for purpose in ("weights", "kv", "compute"))
                 if is_computer and len(choice.context.bars) > 1:
                     # With a GPU it reports the whole mapped file, but the GPU's layers need not stay in memory.
                     weights = min(weights, bar.weights)

@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from kvchat.engine.api.connection import DOWN_STATES, EngineState, EngineStatus
-from kvchat.engine.api.errors import EngineFailed, EngineGone, FailureKind
-from kvchat.engine.process import failure
+from kvchat.engine.api.errors import EngineFailed, EngineFailure, EngineGone, EngineUnusable, FailureKind
 from kvchat.engine.process.log import EngineLog
 from kvchat.engine.process.supervisor import EngineSupervisor
 from kvchat.engine_host.choice import ModelMissing, NoModel
@@ -25,6 +24,7 @@ from kvchat.session.restore_support import Finding, FindingStore, Strategy, Subj
 from kvchat.session.self_test import self_test
 from kvchat.settings import Settings
 from kvchat.system.paths import Paths
+from kvchat.text.language import _
 from kvchat.text.reasons import Reason, ReasonCode
 
 # An engine lost in these states hung or was stopped on purpose, which is no result of its self-test.
@@ -231,13 +231,16 @@ class EngineLifecycle:
                     start = await self.current.prepare(settings)
             except KvchatError as error:
                 state = EngineState.STOPPED if isinstance(error, NoModel) else EngineState.FAILED
-                reason = failure.start_failure(error)
-                if isinstance(error, ModelFileMissing):
-                    reason = replace(reason, kind=FailureKind.MODEL_MISSING)
-                self._set_override(EngineStatus(state, reason))
+                self._set_override(EngineStatus(state, start_failure(error)))
                 return
             except BaseException:
-                self._set_override(EngineStatus(EngineState.FAILED, failure.preparation_failure()))
+                failure = EngineFailure(
+                    FailureKind.EXITED,
+                    _("The engine could not be started"),
+                    _("An unexpected error occurred while kvchat prepared to start it."),
+                    _("See the report for details. Try again, or choose another model or engine."),
+                )
+                self._set_override(EngineStatus(EngineState.FAILED, failure))
                 raise
             if self._closed:  # meanwhile
                 return
@@ -307,6 +310,15 @@ class EngineLifecycle:
     def _set_override(self, status: EngineStatus) -> None:
         self._override = status
         self._publish(self.status)
+
+
+def start_failure(error: KvchatError) -> EngineFailure:
+    if isinstance(error, EngineFailed):
+        return error.failure
+    kind = FailureKind.NOT_FOUND if isinstance(error, EngineUnusable) else FailureKind.BAD_MODEL
+    if isinstance(error, ModelFileMissing):
+        kind = FailureKind.MODEL_MISSING
+    return EngineFailure(kind, error.title, error.detail, error.advice)
 
 
 def report_unexpected_error(task: asyncio.Task[None]) -> None:

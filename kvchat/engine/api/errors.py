@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,9 +52,7 @@ _EXTERNAL_CAUSES = (FailureKind.KILLED, FailureKind.GPU_LOST, FailureKind.WORKER
 class EngineLifetime:
     """One engine process from ready to its end, or one period in which the user's server answers.
 
-    Ends once, with the reason. Event-loop thread only.
-
-    Each EngineGone carries its life, so that it is explained by that life's end, whatever runs by then.
+    Each EngineGone carries its lifetime, whose end explains it, whatever runs by then. Event-loop thread only.
     """
 
     def __init__(self) -> None:
@@ -69,12 +68,11 @@ class EngineLifetime:
 
     def end(self, failure: EngineFailure | None) -> None:
         """Record the end and call its listeners. A second end is ignored."""
-        if self._ended.is_set():
-            return
-        self.failure = failure
-        self._ended.set()
-        for listener in self._listeners:
-            listener()
+        if not self._ended.is_set():
+            self.failure = failure
+            self._ended.set()
+            for listener in self._listeners:
+                listener()
 
     def on_end(self, listener: Callable[[], None]) -> None:
         """Call `listener` at the end; at once if ended."""
@@ -85,12 +83,14 @@ class EngineLifetime:
 
     async def wait_for_end(self) -> bool:
         """Wait up to LOSS_DETECTION_S for the end; False if it goes on."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOSS_DETECTION_S):
                 await self._ended.wait()
-        except TimeoutError:
-            return False
-        return True
+        return self._ended.is_set()
+
+
+class EngineUnusable(KvchatError):
+    """The engine or server in the settings cannot be used, or not with these settings."""
 
 
 class EngineError(KvchatError):
@@ -100,7 +100,7 @@ class EngineError(KvchatError):
 class EngineGone(EngineError):
     """The connection failed or broke off: the engine died, hangs or was stopped."""
 
-    lifetime: EngineLifetime | None = None  # the engine's life; None outside a client
+    lifetime: EngineLifetime | None = None  # None outside a client
 
     async def explain(self) -> EngineError:
         """Wait for the reason why the engine ended; return it, or this error if the engine goes on."""
@@ -168,16 +168,22 @@ _WORKER_GONE = re.compile(r"ggml-rpc\S*: (?:Failed to connect to (?P<worker>\S+)
 
 
 class _Rule:
+    """A failure and the log lines that report it."""
+
     def __init__(self, pattern: str, kind: FailureKind, title: str, advice: str) -> None:
-        self.pattern = re.compile(pattern, re.IGNORECASE)
+        self._pattern = re.compile(pattern, re.IGNORECASE)
         self._kind, self._title, self._advice = kind, title, advice
 
-    def failure(self, line: str) -> EngineFailure:
-        if self._kind is FailureKind.WORKER_LOST and (match := _WORKER_GONE.search(line)):
+    def failure(self, detail: str) -> EngineFailure:
+        return EngineFailure(self._kind, _(self._title), detail, _(self._advice))
+
+    def find(self, lines: Sequence[str]) -> EngineFailure | None:
+        line = find_line(self._pattern, lines)
+        if line is not None and self is _WORKER_LOST and (match := _WORKER_GONE.search(line)):
             line = _("An RPC server has stopped.")
             if worker := match["worker"]:
                 line = _("There is no response from the RPC server {worker}.", worker=worker)
-        return EngineFailure(self._kind, _(self._title), line, _(self._advice))
+        return None if line is None else self.failure(line)
 
 
 OUT_OF_MEMORY = _Rule(
@@ -218,13 +224,14 @@ _RUNTIME_RULES = (
         LOG_ADVICE,
     ),
 )
+PORT_TAKEN = _Rule(
+    r"couldn't bind HTTP server socket|Address already in use",
+    FailureKind.PORT_TAKEN,
+    N_("The engine's port is already in use"),
+    N_("Start the engine again; kvchat chooses a new port each time."),
+)
 _STARTUP_RULES = (
-    _Rule(
-        r"couldn't bind HTTP server socket|Address already in use",
-        FailureKind.PORT_TAKEN,
-        N_("The engine's port is already in use"),
-        N_("Start the engine again; kvchat chooses a new port each time."),
-    ),
+    PORT_TAKEN,
     _Rule(
         r"invalid argument:|unknown argument|error while handling argument",
         FailureKind.INCOMPATIBLE,
@@ -258,28 +265,21 @@ _STARTUP_RULES = (
 
 def diagnose(lines: Sequence[str], *, was_ready: bool) -> EngineFailure | None:
     """Return why the engine ended, if logged. Order matters: out of memory also logs "failed to load"."""
-    for rule in _RUNTIME_RULES if was_ready else _RUNTIME_RULES + _STARTUP_RULES:
-        if (line := find_line(rule.pattern, lines)) is not None:
-            return rule.failure(line)
-    return None
+    rules = _RUNTIME_RULES if was_ready else _RUNTIME_RULES + _STARTUP_RULES
+    return next(filter(None, (rule.find(lines) for rule in rules)), None)
 
 
 def rpc_server_failure(text: str) -> EngineFailure | None:
-    line = find_line(_WORKER_GONE, text.splitlines())
-    return _WORKER_LOST.failure(line) if line else None
+    return _WORKER_LOST.find(text.splitlines())
 
 
 def fatal_failure(status: int, message: str) -> EngineFailure | None:
     """Return why an engine that answers this can no longer work; None for a normal refusal."""
-    if _GPU_LOST.pattern.search(message):
-        return _GPU_LOST.failure(message)
+    if failure := _GPU_LOST.find([message]):
+        return failure
     if status == _SERVER_ERROR and _CANNOT_COMPUTE.search(message):
-        return EngineFailure(
-            FailureKind.CRASHED,
-            _("The engine can no longer process requests"),
-            _("It reported: {message}", message=message),
-            _(LOG_ADVICE),
-        )
+        title, detail = _("The engine can no longer process requests"), _("It reported: {message}", message=message)
+        return EngineFailure(FailureKind.CRASHED, title, detail, _(LOG_ADVICE))
     return None
 
 
@@ -291,8 +291,8 @@ def find_line(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
 def last_error(lines: Sequence[str]) -> str:
     """Return the last line of level E, or else the last."""
     errors = [line for line in lines if re.match(r"^(\d+\.)+\d+ E ", line) or "error" in line.lower()]
-    meant = errors or [line for line in lines if line.strip()]
-    return _clean(meant[-1]) if meant else ""
+    candidates = errors or [line for line in lines if line.strip()]
+    return _clean(candidates[-1]) if candidates else ""
 
 
 def _clean(line: str) -> str:

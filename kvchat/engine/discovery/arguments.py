@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kvchat.errors import KvchatError
+from kvchat.engine.api.errors import EngineUnusable
 from kvchat.text.language import N_, _, join_sentences
 
 _NAME = re.compile(r"-{1,2}[A-Za-z][\w-]*")
@@ -63,12 +63,12 @@ def parse_help(text: str) -> KnownOptions | None:
 _ADVICE = N_("Correct the extra arguments in the settings, or clear them.")
 
 
-class BadArguments(KvchatError):
+class BadArguments(EngineUnusable):
     def __init__(self, detail: str) -> None:
         super().__init__(_("The engine's extra arguments are invalid"), detail, _(_ADVICE))
 
 
-class BadWorkers(KvchatError):
+class BadWorkers(EngineUnusable):
     def __init__(self, detail: str) -> None:
         advice = _("Enter each server as name:port in the settings, or clear the list.")
         super().__init__(_("The list of RPC servers is invalid"), detail, advice)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvchat.engine import embedded, parent_guard
+from kvchat.engine.api.errors import EngineUnusable
 from kvchat.engine.discovery.arguments import KnownOptions, parse_help
 from kvchat.errors import KvchatError
 from kvchat.system.files import in_time, stamp_of
@@ -52,7 +53,7 @@ class Device:
     free_bytes: int | None
 
 
-class EngineNotFound(KvchatError):
+class EngineNotFound(EngineUnusable):
     """There is no engine, or none at the configured path, or it cannot run."""
 
 
@@ -205,7 +206,7 @@ MINIMUM_BUILD = 6451
 REQUIRED_OPTIONS = ("--model", "--host", "--port", "--ctx-size", "--batch-size", "--slot-save-path", "--parallel")
 
 
-class EngineTooOld(KvchatError):
+class EngineTooOld(EngineUnusable):
     def __init__(self, location: EngineLocation, reason: str) -> None:
         super().__init__(
             _("This engine is too old"),
@@ -273,11 +274,11 @@ def usable_engine(settings_path: str | None) -> EngineProbe:
     Without a setting, an engine that is too old or broken is skipped if there is another.
     """
     candidates = [] if settings_path else installed_engines()
-    refusals: list[KvchatError] = []
+    refusals: list[EngineUnusable] = []
     for location in candidates or [find_engine(settings_path)]:
         try:
             return probe(location)
-        except (EngineTooOld, EngineNotFound) as error:
+        except EngineUnusable as error:
             refusals.append(error)
     raise refusals[0]
 

@@ -1,4 +1,4 @@
-"""One running engine process, and its outcome: a value that says how it ended."""
+"""One running engine process, and why it ended."""
 
 from __future__ import annotations
 
@@ -12,8 +12,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.engine import parent_guard
+from kvchat.engine import embedded, parent_guard
+from kvchat.engine.api.errors import (
+    LOG_ADVICE,
+    MEMORY_ADVICE,
+    MISSING_LIBRARY,
+    OUT_OF_MEMORY,
+    EngineFailure,
+    FailureKind,
+    diagnose,
+    find_line,
+    last_error,
+    with_last_output,
+)
 from kvchat.engine.process.log import EngineLog
+from kvchat.text.language import _
+
+_WINDOWS_DLL_NOT_FOUND = 0xC0000135
+_WINDOWS_ILLEGAL_INSTRUCTION = 0xC000001D
+_EXTERNAL_SIGNALS = {getattr(signal, name, None) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")} - {None}
+_NOT_STARTED = (parent_guard.EXIT_NOT_FOUND, parent_guard.EXIT_NOT_EXECUTABLE, embedded.EXIT_NOT_INSTALLED)
 
 
 @dataclass(frozen=True)
@@ -26,56 +44,109 @@ class ProcessExit:
     def signal(self) -> int | None:
         return -self.code if self.code < 0 else None
 
+    def explain(self, *, was_ready: bool = False) -> EngineFailure:
+        """Explain why the process ended unasked. `was_ready`: it had been serving before."""
+        library = find_line(MISSING_LIBRARY, self.last_lines)
+        if library is not None or self.code == _WINDOWS_DLL_NOT_FOUND:
+            return EngineFailure(
+                FailureKind.MISSING_LIBRARY,
+                _("The engine is missing a library"),
+                library or _("A required library (DLL) is not installed."),
+                _(
+                    "Reinstall llama-server with the libraries it was built with, or set the engine path "
+                    'in the settings to "embedded" to use the embedded engine.'
+                ),
+            )
+        if self.code in _NOT_STARTED:
+            reason = last_error(self.last_lines) or _("The program is missing or not executable.")
+            title, advice = _("The engine could not be started"), _("Check the engine path in the settings.")
+            return EngineFailure(FailureKind.NOT_FOUND, title, reason, advice)
+        if self.signal == signal.SIGILL.value or self.code == _WINDOWS_ILLEGAL_INSTRUCTION:
+            return EngineFailure(
+                FailureKind.UNSUPPORTED_CPU,
+                _("The engine does not support this CPU"),
+                _("It used an instruction that this CPU does not support."),
+                _("Install a llama-server built for this machine."),
+            )
+        if self.signal not in _EXTERNAL_SIGNALS:  # a killed engine logs no reason
+            failure = diagnose(self.last_lines, was_ready=was_ready)
+            if failure is not None:
+                return failure
+        if self.signal is not None:
+            return self._explain_signal(self.signal)
+        detail = with_last_output(_("It exited with code {code}.", code=self.code), self.last_lines)
+        return EngineFailure(FailureKind.EXITED, _("The engine stopped unexpectedly"), detail, _(LOG_ADVICE))
+
+    def _explain_signal(self, number: int) -> EngineFailure:
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = _("signal {number}", number=number)
+        if name == "SIGKILL" and self.out_of_memory:
+            return OUT_OF_MEMORY.failure(_("The system killed it because memory ran out."))
+        kind, title, advice = FailureKind.KILLED, _("The engine was killed"), _(LOG_ADVICE)
+        detail = _("It was terminated from outside kvchat ({name}).", name=name)
+        if name == "SIGKILL":
+            detail = _("It was killed from outside kvchat (SIGKILL). The system does this when memory runs out.")
+            advice = _(MEMORY_ADVICE)
+        elif name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGTRAP"):
+            kind, title = FailureKind.CRASHED, _("The engine crashed")
+            detail = with_last_output(_("It was terminated by {name}.", name=name), self.last_lines)
+        return EngineFailure(kind, title, detail, advice)
+
 
 # Windows only; elsewhere `start_new_session` does the same.
 _NEW_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 _LAST_LINES = 200
 _DRAIN_S = 1.0  # time to read a dead process's last output
+# Seconds to end after the first and the second request, before being killed. Right after a request of the API, often
+# only the second step works; all is saved by then.
+STOP_TIMEOUTS_S = (2.0, 2.0)
 
 
-@dataclass(frozen=True)
-class StopTimeouts:
-    """Seconds to end after the first and the second request, before being killed."""
-
-    interrupt_s: float = 2.0  # right after a request, often only the next step works; all is saved by then
-    terminate_s: float = 2.0
-
-
-class EngineProcess:
+class EngineProcess(asyncio.SubprocessProtocol):
     """A child process whose output goes to an EngineLog. Created by `spawn`; ends by itself or by `stop`.
 
     It has its own session, so that Ctrl+C in the terminal reaches only the app, and a guard, so that it
-    cannot outlive the app.
+    cannot outlive the app. (asyncio's own `Process.wait` waits for whoever holds the pipe.)
     """
 
-    def __init__(self, transport: asyncio.SubprocessTransport, events: _ProcessProtocol, log: EngineLog) -> None:
-        """Take over a process just started; use `spawn`."""
-        self._transport, self._events, self._log = transport, events, log
+    _transport: asyncio.SubprocessTransport
+    _end_task: asyncio.Task[None]
+
+    def __init__(self, log: EngineLog) -> None:
+        self._log = log
+        self._exited, self._output_ended = asyncio.Event(), asyncio.Event()
         self._oom_kills_before = _count_oom_kills()
-        self._out_of_memory = False
-        self._end_task = asyncio.create_task(self._run_to_end(), name=f"engine process {self.pid}")
 
     @classmethod
     async def spawn(
-        cls, command: Sequence[str], environment: Mapping[str, str], log: EngineLog, *, use_pipe: bool | None = None
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: EngineLog,
+        *,
+        use_pipe: bool = sys.platform != "linux",
     ) -> EngineProcess:
         """Start `command`. Call it from the main thread's loop: on Linux the guard watches the spawning thread.
 
-        `use_pipe` selects the other kind of guard (for tests). Raises OSError if not even the guard can be started;
-        a missing command ends with code 127 instead.
+        `use_pipe` selects the kind of guard. Raises OSError if not even the guard can be started; a missing command
+        ends with code 127 instead.
         """
-        held_by_pipe = parent_guard.needs_pipe() if use_pipe is None else use_pipe
-        transport, events = await asyncio.get_running_loop().subprocess_exec(
-            lambda: _ProcessProtocol(log),
-            *parent_guard.command(command, use_pipe=held_by_pipe),
-            stdin=asyncio.subprocess.PIPE if held_by_pipe else asyncio.subprocess.DEVNULL,
+        log.note_start(command)
+        process = cls(log)
+        process._transport, _protocol = await asyncio.get_running_loop().subprocess_exec(
+            lambda: process,
+            *parent_guard.command(command, use_pipe=use_pipe),
+            stdin=asyncio.subprocess.PIPE if use_pipe else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=dict(environment),
             start_new_session=True,
             creationflags=_NEW_GROUP | parent_guard.no_window_flags(),
         )
-        return cls(transport, events, log)
+        process._end_task = asyncio.create_task(process._run_to_end(), name=f"engine process {process.pid}")
+        return process
 
     @property
     def pid(self) -> int:
@@ -89,22 +160,20 @@ class EngineProcess:
     async def wait(self) -> ProcessExit:
         """Wait until it ended and its output is read. Safe for several callers, and to cancel."""
         await asyncio.shield(self._end_task)
-        said = self._log.lines_since(self._events.added_before)[-_LAST_LINES:]
-        return ProcessExit(self._transport.get_returncode() or 0, said, self._out_of_memory)
+        out_of_memory = _count_oom_kills() > self._oom_kills_before
+        return ProcessExit(self._transport.get_returncode() or 0, self._log.since_start[-_LAST_LINES:], out_of_memory)
 
     async def exits_within(self, seconds: float) -> bool:
         await asyncio.wait({self._end_task}, timeout=seconds)
         return not self.running
 
-    async def stop(self, stop_timeouts: StopTimeouts | None = None) -> ProcessExit:
+    async def stop(self, timeouts_s: tuple[float, float] = STOP_TIMEOUTS_S) -> ProcessExit:
         """Ask, then terminate, then kill. If cancelled, kill it at once and wait for its end."""
-        stop_timeouts = stop_timeouts or StopTimeouts()
         try:
-            # llama-server exits immediately on the second SIGTERM.
-            for again, patience in ((False, stop_timeouts.interrupt_s), (True, stop_timeouts.terminate_s)):
-                if self.running:
-                    self._signal(again=again)
-                if await self.exits_within(patience):
+            for attempt, timeout_s in enumerate(timeouts_s):
+                if self.running:  # llama-server exits immediately on the second SIGTERM
+                    self._signal(again=attempt > 0)
+                if await self.exits_within(timeout_s):
                     break
         finally:
             if self.running:
@@ -115,18 +184,14 @@ class EngineProcess:
     def _signal(self, *, again: bool) -> None:
         if sys.platform != "win32":
             self._signal_group(signal.SIGTERM)
-        elif again:
-            self._release()
         else:
-            try:
-                self._transport.send_signal(signal.CTRL_BREAK_EVENT)
-            except OSError:  # without a console, as in the window's kvchat, this fails
-                self._release()
-
-    def _release(self) -> None:
-        """Release the guard, which then kills the engine; TerminateProcess would kill only the guard."""
-        if (held := self._transport.get_pipe_transport(0)) is not None:
-            held.close()
+            if not again:
+                with contextlib.suppress(OSError):  # fails without a console, as in the window's kvchat
+                    self._transport.send_signal(signal.CTRL_BREAK_EVENT)
+                    return
+            # Release the guard, which then kills the engine; TerminateProcess would kill only the guard.
+            if (pipe := self._transport.get_pipe_transport(0)) is not None:
+                pipe.close()
 
     def _kill(self) -> None:
         if sys.platform != "win32":
@@ -141,34 +206,25 @@ class EngineProcess:
 
     async def _run_to_end(self) -> None:
         try:
-            await self._events.exited.wait()
+            await self._exited.wait()
             with contextlib.suppress(TimeoutError):
                 # A grandchild may keep the pipe open; do not wait for it.
-                await asyncio.wait_for(self._events.output_ended.wait(), _DRAIN_S)
-            self._out_of_memory = _count_oom_kills() > self._oom_kills_before
+                await asyncio.wait_for(self._output_ended.wait(), _DRAIN_S)
         finally:
-            if not self._events.exited.is_set():  # cancelled: the loop is closing
+            if not self._exited.is_set():  # cancelled: the loop is closing
                 self._kill()
             self._transport.close()
             self._log.end_line()
-
-
-class _ProcessProtocol(asyncio.SubprocessProtocol):
-    """Records asyncio's process events. (Its own `Process.wait` waits for whoever holds the pipe.)"""
-
-    def __init__(self, log: EngineLog) -> None:
-        self.exited, self.output_ended = asyncio.Event(), asyncio.Event()
-        self.added_before, self._log = log.line_count, log
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         self._log.feed(data)
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         if fd == 1:
-            self.output_ended.set()
+            self._output_ended.set()
 
     def process_exited(self) -> None:
-        self.exited.set()
+        self._exited.set()
 
 
 def _count_oom_kills() -> int:

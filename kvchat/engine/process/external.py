@@ -19,16 +19,22 @@ import psutil
 
 from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.connection import EngineConnection, EngineState, EngineStatus
-from kvchat.engine.api.errors import EngineFailure, EngineGone, EngineRefused, FailureKind, ForeignServer
+from kvchat.engine.api.errors import (
+    EngineFailure,
+    EngineGone,
+    EngineRefused,
+    EngineUnusable,
+    FailureKind,
+    ForeignServer,
+)
 from kvchat.engine.discovery.engines import MINIMUM_BUILD, build_number
-from kvchat.errors import KvchatError
 from kvchat.settings import MAX_CONTEXT
 from kvchat.text.language import N_, _
 
 _ADVICE = N_("Check the server's address and API key in the settings, and check that the server is running.")
 
 
-class BadAddress(KvchatError):
+class BadAddress(EngineUnusable):
     def __init__(self, detail: str) -> None:
         super().__init__(_("The server's address is invalid"), detail, _("Use the form http://127.0.0.1:8080."))
 

@@ -11,17 +11,18 @@ import contextlib
 import os
 import queue
 import re
+import shlex
 import threading
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
 
 from kvchat.system.concurrency import LAST_MOMENT_S
 
-START_MARKER = "kvchat starts "  # start of the log line for an engine start
+_START_MARKER = "kvchat starts "  # begins the line logged before each engine start
 _LINE_END = re.compile(r"\r\n|\n|\r")
 # Do not wait for a reader if the log is a pipe.
 _OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NONBLOCK", 0)
@@ -38,8 +39,7 @@ class EngineLog:
         self._file = _LogFile(path, file_bytes) if path is not None else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._partial_line = ""
-        self._in_quotation = False  # it quoted a request: more of it may follow
-        self.line_count = 0  # lines added
+        self._in_quotation = False  # a request was quoted: more of it may follow
         self.bytes_seen = 0  # grows with any output, including progress dots without a line end
 
     @property
@@ -50,13 +50,13 @@ class EngineLog:
 
     @property
     def since_start(self) -> tuple[str, ...]:
+        """The lines of the last process, as far as they are kept."""
         lines = self.lines
-        starts = [number for number, line in enumerate(lines) if line.startswith(START_MARKER)]
-        return lines[starts[-1] :] if starts else lines
+        starts = [number for number, line in enumerate(lines) if line.startswith(_START_MARKER)]
+        return lines[starts[-1] + 1 :] if starts else lines
 
-    def lines_since(self, before: int) -> tuple[str, ...]:
-        more = min(self.line_count - before, len(self._lines))
-        return tuple(self._lines)[-more:] if more > 0 else ()
+    def note_start(self, command: Sequence[str]) -> None:
+        self.note(_START_MARKER + shlex.join(command))
 
     def feed(self, data: bytes) -> None:
         """Add output, cut anywhere."""
@@ -81,16 +81,14 @@ class EngineLog:
             self._file.close()
 
     def _add(self, line: str) -> None:
-        if line.startswith(START_MARKER):
+        if line.startswith(_START_MARKER):
             self._in_quotation = False
-        kept = self._strip_request(line[:_MAX_LINE_CHARS])
+        stripped = self._strip_request(line[:_MAX_LINE_CHARS])
         self._in_quotation = self._in_quotation or _REQUEST_QUOTE.search(line) is not None
-        if kept is None:
-            return
-        self.line_count += 1
-        self._lines.append(kept)
-        if self._file is not None:
-            self._file.add(kept)
+        if stripped is not None:
+            self._lines.append(stripped)
+            if self._file is not None:
+                self._file.add(stripped)
 
     def _strip_request(self, line: str) -> str | None:
         """Cut off quoted request text; None for a line that may be part of a quotation.
@@ -109,7 +107,6 @@ class _LogFile:
         self._path, self._max_bytes = path, max_bytes
         self._lines: queue.Queue[str | None] = queue.Queue(_MAX_QUEUED_LINES)
         self._thread: threading.Thread | None = None
-        self._file: BinaryIO | None = None
 
     def add(self, line: str) -> None:
         if self._thread is None:
@@ -126,24 +123,19 @@ class _LogFile:
             thread.join(LAST_MOMENT_S)
 
     def _run(self) -> None:
+        file: BinaryIO | None = None
         while (line := self._lines.get()) is not None:
             with contextlib.suppress(OSError):  # a running engine matters more
-                self._write(line)
-        self._close_file()
-
-    def _write(self, line: str) -> None:
-        if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._file = os.fdopen(os.open(self._path, _OPEN_FLAGS, 0o600), "ab", buffering=0)
-        self._file.write(line.encode("utf-8", "replace") + b"\n")
-        if self._file.tell() >= self._max_bytes:
-            self._close_file()
-            self._path.replace(self._path.with_name(self._path.name + ".1"))
-
-    def _close_file(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+                if file is None:
+                    self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                    file = os.fdopen(os.open(self._path, _OPEN_FLAGS, 0o600), "ab", buffering=0)
+                file.write(line.encode("utf-8", "replace") + b"\n")
+                if file.tell() >= self._max_bytes:
+                    full, file = file, None
+                    full.close()
+                    self._path.replace(self._path.with_name(self._path.name + ".1"))
+        if file is not None:
+            file.close()
 
 
 # llama.cpp quotes requests or derived text after these words (tools/server, common, llama-grammar.cpp).
@@ -168,36 +160,25 @@ class Level(IntEnum):
     ERROR = 3
 
 
-_LEVEL_LETTERS = {"D": Level.DETAIL, "I": Level.INFO, "W": Level.WARNING, "E": Level.ERROR}
-
-
 def filter_by_level(lines: Iterable[str], minimum: Level) -> list[str]:
     """Return the lines of that level or above. One without is an error if it reads like one, else as the last."""
-    level, wanted = Level.INFO, []
+    level, filtered = Level.INFO, []
     for line in lines:
         match = _LEVEL_PREFIX.match(line)
-        level = _LEVEL_LETTERS[match[1]] if match else level
+        level = Level("DIWE".index(match[1])) if match else level
         if level >= minimum or (not match and _ERROR_WORDS.search(line)):
-            wanted.append(line)
-    return wanted
+            filtered.append(line)
+    return filtered
 
 
 MIB = 1024 * 1024
-
-
-class Purpose(Enum):
-    WEIGHTS = "weights"
-    KV = "kv"  # recurrent state included
-    COMPUTE = "compute"
-
-
-_PURPOSES = {
-    "model": Purpose.WEIGHTS,
-    "KV": Purpose.KV,
-    "RS": Purpose.KV,
-    "state": Purpose.KV,
-    "compute": Purpose.COMPUTE,
-    "output": Purpose.COMPUTE,
+_PURPOSES = {  # by llama.cpp's name of the buffer
+    "model": "weights",
+    "KV": "kv",
+    "RS": "kv",  # recurrent state
+    "state": "kv",
+    "compute": "compute",
+    "output": "compute",
 }
 _BUFFER = re.compile(
     r":\s+(?P<place>\S+) (?:DSV4 \S+ )? *(?P<what>model|KV|RS|state|compute|output) buffer size += +(?P<mib>[\d.]+) MiB"
@@ -205,13 +186,6 @@ _BUFFER = re.compile(
 _OFFLOADED = re.compile(r"load_tensors: offloaded (?P<layers>\d+)/(?P<all>\d+) layers to GPU")
 _CPU_EXPERTS = re.compile(r"fit_impl: +- (?P<place>\S+) .*: +\d+ layers \( *(?P<experts>\d+) overflowing\)")  # --fit
 _HOST_DEVICE = re.compile(r"CPU|.*_Host|BLAS", re.IGNORECASE)  # CPU_Mapped, CPU_REPACK; CUDA_Host is host memory, too
-
-
-@dataclass(frozen=True)
-class Buffer:
-    place: str  # "CPU", "CPU_Mapped", "CUDA0", "CUDA_Host", …
-    purpose: Purpose
-    bytes: int  # to a hundredth of a MiB
 
 
 @dataclass(frozen=True)
@@ -229,32 +203,35 @@ class Placement:
 
 @dataclass(frozen=True)
 class Allocations:
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[tuple[str, str, int], ...]  # place ("CPU_Mapped", "CUDA0", …), purpose, bytes
     placement: Placement | None  # None: CPU only, or not reported
 
-    def host_bytes(self, purpose: Purpose) -> int:
-        return sum(b.bytes for b in self.buffers if b.purpose is purpose and _HOST_DEVICE.match(b.place))
+    def bytes_on(self, gpu: str | None) -> Counter[str]:
+        """Return the bytes for "weights", "kv" and "compute" on a GPU, or in the computer's memory if None.
 
-    def device_bytes(self, place: str, purpose: Purpose) -> int:
-        """Return the bytes on one GPU, under its own name or as in "MTL0_Mapped" and "RPC0[den:50052]"."""
-        own = re.compile(rf"{re.escape(place)}([_\[].*)?")
-        return sum(b.bytes for b in self.buffers if b.purpose is purpose and own.fullmatch(b.place))
+        A GPU's buffers have its own name, or names such as "MTL0_Mapped" and "RPC0[den:50052]".
+        """
+        pattern = _HOST_DEVICE if gpu is None else re.compile(rf"{re.escape(gpu)}([_\[].*)?\Z")
+        totals = Counter[str]()
+        for place, purpose, size in self.buffers:
+            if pattern.match(place):
+                totals[purpose] += size
+        return totals
 
 
 def read_allocations(lines: Iterable[str]) -> Allocations | None:
     """Parse the allocations in one engine's log; None if it has none."""
-    buffers: list[Buffer] = []
+    buffers: list[tuple[str, str, int]] = []
     placement = None
     experts: dict[str, int] = {}  # by GPU: the last value from --fit
     for line in lines:
         if match := _BUFFER.search(line):
-            size = round(float(match["mib"]) * MIB)
-            buffers.append(Buffer(match["place"], _PURPOSES[match["what"]], size))
+            buffers.append((match["place"], _PURPOSES[match["what"]], round(float(match["mib"]) * MIB)))
         elif match := _CPU_EXPERTS.search(line):
             experts[match["place"]] = int(match["experts"])
         elif match := _OFFLOADED.search(line):
             placement = Placement(int(match["layers"]), int(match["all"]), sum(experts.values()))
-    if any(buffer.place == "CPU_Mapped" for buffer in buffers):
+    if any(place == "CPU_Mapped" for place, *_ in buffers):
         # Mapped weights repacked for the CPU are not read again: do not count them twice.
-        buffers = [buffer for buffer in buffers if buffer.place != "CPU_REPACK"]
+        buffers = [buffer for buffer in buffers if buffer[0] != "CPU_REPACK"]
     return Allocations(tuple(buffers), placement) if buffers else None

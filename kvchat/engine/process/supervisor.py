@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-import shlex
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.connection import EngineConnection, EngineState, EngineStatus
 from kvchat.engine.api.errors import (
+    LOG_ADVICE,
+    PORT_TAKEN,
     EngineBroken,
     EngineError,
     EngineFailure,
@@ -22,13 +23,13 @@ from kvchat.engine.api.errors import (
     EngineSilent,
     FailureKind,
     ForeignServer,
+    with_last_output,
 )
 from kvchat.engine.discovery.engines import EngineLocation
-from kvchat.engine.process import failure
-from kvchat.engine.process.child import EngineProcess, StopTimeouts
-from kvchat.engine.process.log import START_MARKER, EngineLog
+from kvchat.engine.process.child import STOP_TIMEOUTS_S, EngineProcess
+from kvchat.engine.process.log import EngineLog
 from kvchat.engine.process.plan import Invocation, LaunchPlan, prepare
-from kvchat.text.language import _
+from kvchat.text.language import _, format_number, join_sentences
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,9 @@ class EngineMonitor:
         self._wake = asyncio.Event()
 
     def report(self, error: EngineError) -> None:
-        reason = None  # a dead process gives its own reason
-        if isinstance(error, EngineSilent):
-            reason = failure.hangs()
-        elif isinstance(error, EngineBroken):
-            reason = error.failure
-        if reason is not None and self._reported is None:
-            self._reported = reason
+        """Take note of a failed request. A dead process gives its own reason."""
+        if self._reported is None and isinstance(error, EngineSilent | EngineBroken):
+            self._reported = error.failure if isinstance(error, EngineBroken) else _hang()
             self._wake.set()
 
     def check_now(self) -> None:
@@ -95,7 +92,7 @@ class EngineMonitor:
                 except EngineError as error:  # any other error is a response
                     misses = misses + 1 if isinstance(error, EngineGone) else 0
                 self._alerted = self._alerted and misses > 0
-            return failure.hangs()
+            return _hang()
         finally:
             stuck.cancel()
             await asyncio.wait({stuck})
@@ -114,6 +111,15 @@ class EngineMonitor:
             except EngineError:  # it responds, or the monitor detects that it does not
                 misses, client.lifetime.responded_at = 0, None
             await asyncio.sleep(self._policy.check_interval_s)
+
+
+def _hang() -> EngineFailure:
+    return EngineFailure(
+        FailureKind.HANGS,
+        _("The engine stopped responding"),
+        _("It did not respond for too long and was stopped."),
+        _(LOG_ADVICE),
+    )
 
 
 _FIRST_POLL_S = 0.05
@@ -163,7 +169,7 @@ class EngineSupervisor(EngineConnection):
         log: EngineLog | None = None,
         policy: RestartPolicy | None = None,
         monitor_policy: MonitorPolicy | None = None,
-        stop_timeouts: StopTimeouts | None = None,
+        stop_timeouts_s: tuple[float, float] = STOP_TIMEOUTS_S,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         generations: Iterator[int] | None = None,
@@ -173,8 +179,7 @@ class EngineSupervisor(EngineConnection):
         self.log = log or EngineLog()
         self.plan: LaunchPlan | None = None  # once launched, with the actual port
         self._policy, self._monitor_policy = policy or RestartPolicy(), monitor_policy or MonitorPolicy()
-        self._stop_timeouts = stop_timeouts or StopTimeouts()
-        self._clock, self._sleep = clock, sleep
+        self._stop_timeouts_s, self._clock, self._sleep = stop_timeouts_s, clock, sleep
         self._step_down: StepDown | None = None
         self._serial = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -220,19 +225,37 @@ class EngineSupervisor(EngineConnection):
         error = None if task.cancelled() else task.exception()
         if error is not None:
             task.get_loop().call_exception_handler({"message": "the engine supervisor broke", "exception": error})
-            self._publish(EngineStatus(EngineState.FAILED, failure.internal_error(error)))
+            reason = EngineFailure(
+                FailureKind.EXITED,
+                _("kvchat lost track of the engine"),
+                _("This is a bug in kvchat: {error}", error=repr(error)),
+                _("Start the engine again, and please report this bug."),
+            )
+            self._publish(EngineStatus(EngineState.FAILED, reason))
 
     async def _run(self, location: EngineLocation, plan: LaunchPlan) -> None:
         deaths: deque[float] = deque()
         never_ready = 0
         status = EngineStatus(EngineState.STARTING)
         while True:
-            death = await self._start_once(location, plan, status)
+            for _attempt in range(self._policy.port_attempts):
+                death = await self._run_process(prepare(location, plan), status)
+                if death.failure.kind is not FailureKind.PORT_TAKEN:
+                    break
+                plan = dataclasses.replace(plan, port=0)  # somebody took it between our choice and the engine's bind
             too_large = death.failure.kind is FailureKind.OUT_OF_MEMORY and not death.was_ready
             smaller = self._step_down() if self._step_down and too_large else None
             if smaller is not None:
-                plan, reason = smaller, failure.retrying_smaller(death.failure, smaller)
-                status = EngineStatus(EngineState.STARTING, reason)
+                plan, tokens = smaller, format_number(smaller.context_size)
+                advice = _("kvchat is restarting it with a context length of {tokens} tokens.", tokens=tokens)
+                if plan.without_gpu:
+                    advice = _(
+                        "kvchat is restarting it with a context length of {tokens} tokens "
+                        "and {layers} layers on the GPU.",
+                        tokens=tokens,
+                        layers=0,
+                    )
+                status = EngineStatus(EngineState.STARTING, dataclasses.replace(death.failure, advice=advice))
                 self._publish(status)
                 continue
             now = self._clock()
@@ -242,29 +265,23 @@ class EngineSupervisor(EngineConnection):
             never_ready = 0 if death.was_ready else never_ready + 1
             count = max(len(deaths), never_ready)
             if too_large or death.failure.kind in _PERMANENT_FAILURES or count >= self._policy.max_deaths:
-                reason = failure.retries_exhausted(death.failure, count)
+                reason = death.failure
+                if count > 1:
+                    given_up = _("It stopped {deaths} times, so kvchat does not restart it again.", deaths=count)
+                    reason = dataclasses.replace(reason, detail=join_sentences(reason.detail, given_up))
                 self._publish(EngineStatus(EngineState.FAILED, reason, count - 1))
                 return
             status = EngineStatus(EngineState.STARTING, death.failure, restart_attempt=count)
             self._publish(status)
             await self._sleep(self._policy.delay_s(count))
 
-    async def _start_once(self, location: EngineLocation, plan: LaunchPlan, status: EngineStatus) -> _Death:
-        """Run one process on the first port not taken between our choice and the engine's bind."""
-        for _again in range(self._policy.port_attempts):
-            death = await self._run_process(prepare(location, plan), status)
-            if death.failure.kind is not FailureKind.PORT_TAKEN:
-                break
-            plan = dataclasses.replace(plan, port=0)
-        return death
-
     async def _run_process(self, invocation: Invocation, status: EngineStatus) -> _Death:
         """Run one process until its death. If cancelled, stop it first."""
-        self.log.note(START_MARKER + shlex.join(invocation.command))
         try:
             process = await EngineProcess.spawn(invocation.command, invocation.environment, self.log)
         except OSError as error:
-            return _Death(failure.cannot_spawn(error), was_ready=False)
+            title, advice = _("The engine could not be started"), _("Close some programs and try again.")
+            return _Death(EngineFailure(FailureKind.EXITED, title, str(error), advice), was_ready=False)
         self.generation = next(self._generations)
         self.plan, self._process = invocation.plan, process
         monitor = EngineMonitor(self._monitor_policy, self.log)
@@ -277,17 +294,19 @@ class EngineSupervisor(EngineConnection):
         )
         try:
             reason = await self._wait_until_ready(process, client, invocation.plan.port, status)
+            model = invocation.plan.model
+            if reason and reason.kind is FailureKind.BAD_MODEL and not await asyncio.to_thread(model.exists):
+                title = _("The model file is missing")
+                advice = _("The file may have been moved. Choose the model again.")
+                reason = EngineFailure(FailureKind.MODEL_MISSING, title, str(model), advice)
             if reason is not None:
-                model = invocation.plan.model
-                if reason.kind is FailureKind.BAD_MODEL and not await asyncio.to_thread(model.exists):
-                    reason = failure.model_missing(model)
                 return _Death(reason, was_ready=False)
             self._set_ready(client, EngineStatus(EngineState.READY, restart_attempt=status.restart_attempt))
             return _Death(await self._monitor(process, client, monitor), was_ready=True)
         finally:
             self._client = None
             try:
-                await process.stop(self._stop_timeouts)
+                await process.stop(self._stop_timeouts_s)
             finally:
                 await client.aclose()
 
@@ -295,11 +314,11 @@ class EngineSupervisor(EngineConnection):
         self, process: EngineProcess, client: LlamaServerClient, monitor: EngineMonitor
     ) -> EngineFailure:
         ending = asyncio.create_task(process.wait(), name="engine ending")
-        failing = asyncio.create_task(monitor.wait_for_failure(client), name=_("engine monitor"))
+        failing = asyncio.create_task(monitor.wait_for_failure(client), name="engine monitor")
         try:
             await asyncio.wait({ending, failing}, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
-                return failure.explain_exit(ending.result(), was_ready=True)
+                return ending.result().explain(was_ready=True)
             self._client = None
             self._publish(EngineStatus(EngineState.STARTING, failing.result()))  # before stopping it, which may be slow
             return failing.result()
@@ -319,13 +338,20 @@ class EngineSupervisor(EngineConnection):
                     return None
                 self._publish(dataclasses.replace(status, state=EngineState.LOADING))
             except ForeignServer:
-                return failure.foreign_server(port)
+                return PORT_TAKEN.failure(_("Another program is using port {port}.", port=port))
             except EngineGone:
                 pass  # not listening yet
             if self.log.bytes_seen != seen:
                 seen, progress_at = self.log.bytes_seen, self._clock()
             elif self._clock() - progress_at > self._policy.silence_s:
-                return failure.timed_out(self._policy.silence_s, self.log.lines)
+                seconds = f"{self._policy.silence_s:.0f}"
+                detail = _("It showed no progress for {seconds} seconds and was stopped.", seconds=seconds)
+                return EngineFailure(
+                    FailureKind.TIMED_OUT,
+                    _("The engine did not start"),
+                    with_last_output(detail, self.log.lines),
+                    _("The model may be on a slow or sleeping disk. Try again, or try a smaller model."),
+                )
             await process.exits_within(delay)
             delay = min(delay * 1.3, _MAX_POLL_S)
-        return failure.explain_exit(await process.wait())
+        return (await process.wait()).explain()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 
 import pytest
@@ -11,7 +10,6 @@ from kvchat.engine import embedded
 from kvchat.engine.api import errors
 from kvchat.engine.api.errors import FailureKind
 from kvchat.engine.discovery.engines import EngineLocation
-from kvchat.engine.process import failure
 from kvchat.engine.process.child import ProcessExit
 
 NO_MEMORY = """\
@@ -103,7 +101,7 @@ DYLD = "dyld[99]: Library not loaded: @rpath/libllama.dylib"
     ],
 )
 def test_kinds(code: int, log: str, kind: FailureKind) -> None:
-    told = failure.explain_exit(ProcessExit(code, tuple(log.splitlines())))
+    told = ProcessExit(code, tuple(log.splitlines())).explain()
     assert told.kind is kind
     assert told.title
     assert told.detail
@@ -111,12 +109,12 @@ def test_kinds(code: int, log: str, kind: FailureKind) -> None:
 
 
 def test_the_detail_is_the_first_telling_line_without_its_prefix() -> None:
-    told = failure.explain_exit(ProcessExit(1, tuple(NOT_A_MODEL.splitlines())))
+    told = ProcessExit(1, tuple(NOT_A_MODEL.splitlines())).explain()
     assert told.detail == "gguf_init_from_reader: invalid magic characters: 'hell', expected 'GGUF'"
     lines = ("0.00.001.000 E srv x: it broke", "0.00.002.000 I bye")
-    assert failure.explain_exit(ProcessExit(3, lines)).detail == "It exited with code 3. Last output: it broke"
+    assert ProcessExit(3, lines).explain().detail == "It exited with code 3. Last output: it broke"
     crashed = WORKER_DIED.replace("ggml-rpc.cpp:566: Remote RPC server", "ggml.c:9: A thing").splitlines()
-    told = failure.explain_exit(ProcessExit(-6, tuple(crashed)))  # the backtrace is no reason
+    told = ProcessExit(-6, tuple(crashed)).explain()  # the backtrace is no reason
     assert (told.kind, told.detail) == (
         FailureKind.CRASHED,
         "/src/ggml.c:9: A thing crashed or returned malformed response",
@@ -124,34 +122,23 @@ def test_the_detail_is_the_first_telling_line_without_its_prefix() -> None:
 
 
 def test_a_worker_that_is_gone_is_named() -> None:
-    absent = failure.explain_exit(ProcessExit(-6, tuple(WORKER_ABSENT.splitlines())))
+    absent = ProcessExit(-6, tuple(WORKER_ABSENT.splitlines())).explain()
     assert absent.kind is FailureKind.WORKER_LOST
     assert absent.detail == "There is no response from the RPC server den:50052."
     assert errors.rpc_server_failure(WORKER_ABSENT) == absent
     assert errors.rpc_server_failure(NOT_A_MODEL) is None
-    lost = failure.explain_exit(ProcessExit(-6, tuple(WORKER_DIED.splitlines())), was_ready=True)
+    lost = ProcessExit(-6, tuple(WORKER_DIED.splitlines())).explain(was_ready=True)
     assert (lost.kind, lost.detail) == (FailureKind.WORKER_LOST, "An RPC server has stopped.")
 
 
 def test_old_words_do_not_explain_a_sudden_death() -> None:
     """An engine that served for hours has said many things; SIGKILL leaves no last word."""
     lines = ("failed to allocate a little", "error: invalid argument: temperature")
-    assert failure.explain_exit(ProcessExit(-signal.SIGKILL, lines), was_ready=True).kind is FailureKind.KILLED
-    assert failure.explain_exit(ProcessExit(-signal.SIGKILL, out_of_memory=True)).kind is FailureKind.OUT_OF_MEMORY
+    assert ProcessExit(-signal.SIGKILL, lines).explain(was_ready=True).kind is FailureKind.KILLED
+    assert ProcessExit(-signal.SIGKILL, out_of_memory=True).explain().kind is FailureKind.OUT_OF_MEMORY
     lines = ("error: invalid argument: temperature", "GGML_ASSERT(x) failed")
-    assert failure.explain_exit(ProcessExit(-signal.SIGABRT, lines), was_ready=True).kind is FailureKind.CRASHED
-    assert failure.explain_exit(ProcessExit(1, lines[:1]), was_ready=True).kind is FailureKind.EXITED
-
-
-def test_giving_up_says_how_often() -> None:
-    reason = failure.explain_exit(ProcessExit(-signal.SIGSEGV))
-    assert "5 times" in failure.retries_exhausted(reason, 5).detail
-    assert failure.retries_exhausted(reason, 1) == reason
-    cut = dataclasses.replace(reason, detail="the file may be incomplete")
-    assert (
-        failure.retries_exhausted(cut, 5).detail
-        == "the file may be incomplete. It stopped 5 times, so kvchat does not restart it again."
-    )
+    assert ProcessExit(-signal.SIGABRT, lines).explain(was_ready=True).kind is FailureKind.CRASHED
+    assert ProcessExit(1, lines[:1]).explain(was_ready=True).kind is FailureKind.EXITED
 
 
 @pytest.mark.engine

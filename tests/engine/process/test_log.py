@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.process.log import MIB, EngineLog, Level, Placement, Purpose, filter_by_level, read_allocations
+from kvchat.engine.process.log import MIB, EngineLog, Level, Placement, filter_by_level, read_allocations
 
 
 def test_lines_are_put_together_however_they_are_cut() -> None:
@@ -24,8 +24,10 @@ def test_lines_are_put_together_however_they_are_cut() -> None:
 def test_memory_is_bounded_in_lines_and_in_line_length() -> None:
     log = EngineLog(lines=3)
     log.feed(b"1\n2\n3\n4\n")
-    assert log.lines == log.lines_since(0) == ("2", "3", "4")
-    assert (log.lines_since(3), log.lines_since(4)) == (("4",), ())
+    assert log.lines == log.since_start == ("2", "3", "4")
+    log.note_start(["llama-server", "-t", "4"])
+    log.feed(b"5\n")
+    assert (log.lines[-2:], log.since_start) == (("kvchat starts llama-server -t 4", "5"), ("5",))
     for _ in range(100):
         log.feed(b"x" * 1000)
     assert len(log.lines[-1]) <= 4_000
@@ -105,7 +107,7 @@ def test_nothing_of_a_refused_request_is_kept(tmp_path: Path, size: int) -> None
         shown |= set(log.lines[-1:])
     log.close()
     written = (tmp_path / "engine.log").read_text("utf-8").splitlines()
-    heard = log.lines_since(0)
+    heard = log.since_start
     assert list(log.lines) == list(heard) == written
     assert not [line for line in (*heard, *shown) if "unspeakable" in line]
     for kept in ("all slots are idle", "failed to parse grammar", "got exception: …", "stop processing", "GGML_ASSERT"):
@@ -145,16 +147,16 @@ REPACKED = """\
 def test_a_gpu_load() -> None:
     found = read_allocations(GPU.splitlines())
     assert found.placement == Placement(11, 17)
-    assert (found.host_bytes(Purpose.KV), found.device_bytes("Vulkan0", Purpose.KV)) == (96 * MIB, 160 * MIB)
-    assert found.host_bytes(Purpose.WEIGHTS) == round(303.85 * MIB)
-    assert found.host_bytes(Purpose.COMPUTE) == round(0.19 * MIB) + round(24.01 * MIB)
+    assert (found.bytes_on(None)["kv"], found.bytes_on("Vulkan0")["kv"]) == (96 * MIB, 160 * MIB)
+    assert found.bytes_on(None)["weights"] == round(303.85 * MIB)
+    assert found.bytes_on(None)["compute"] == round(0.19 * MIB) + round(24.01 * MIB)
     elsewhere = read_allocations(GPU.replace("Vulkan0", "RPC0[den:50052]").splitlines())
-    assert elsewhere.device_bytes("RPC0", Purpose.KV) == 160 * MIB
-    assert elsewhere.device_bytes("RPC", Purpose.KV) == 0
-    assert read_allocations(HYBRID.splitlines()).host_bytes(Purpose.KV) == round(772.5 * MIB)  # with recurrent state
-    assert read_allocations(REPACKED.splitlines()).host_bytes(Purpose.WEIGHTS) == 632 * MIB  # mapped pages are given up
+    assert elsewhere.bytes_on("RPC0")["kv"] == 160 * MIB
+    assert elsewhere.bytes_on("RPC")["kv"] == 0
+    assert read_allocations(HYBRID.splitlines()).bytes_on(None)["kv"] == round(772.5 * MIB)  # with recurrent state
+    assert read_allocations(REPACKED.splitlines()).bytes_on(None)["weights"] == 632 * MIB  # mapped pages are given up
     unmapped = read_allocations(REPACKED.replace("CPU_Mapped", "       CPU").splitlines())
-    assert unmapped.host_bytes(Purpose.WEIGHTS) == round(1173.6 * MIB)
+    assert unmapped.bytes_on(None)["weights"] == round(1173.6 * MIB)
     assert read_allocations(["srv  llama_server: model loaded", "llama_context: n_ctx = 4096"]) is None
 
 

@@ -15,7 +15,6 @@ import pytest
 from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.engine.api.errors import EngineError, EngineFailed, EngineGone, FailureKind
 from kvchat.engine.discovery.engines import EngineLocation
-from kvchat.engine.process.child import StopTimeouts
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
 from tests.engine.waiting import is_alive, until
@@ -25,16 +24,16 @@ STARTING, LOADING, READY = EngineState.STARTING, EngineState.LOADING, EngineStat
 STOPPING, STOPPED, FAILED = EngineState.STOPPING, EngineState.STOPPED, EngineState.FAILED
 
 
-QUICK = StopTimeouts(0.5, 0.3)
+QUICK = (0.5, 0.3)
 
 
 class Watched:
     """A supervisor whose back-off takes no time, and everything it said."""
 
-    def __init__(self, policy: RestartPolicy | None = None, stop_timeouts: StopTimeouts = QUICK) -> None:
+    def __init__(self, policy: RestartPolicy | None = None, stop_timeouts: tuple[float, float] = QUICK) -> None:
         self.said, self.delays, self.now = list[EngineStatus](), list[float](), 0.0
         self.supervisor = EngineSupervisor(
-            policy=policy, stop_timeouts=stop_timeouts, clock=lambda: self.now, sleep=self._sleep
+            policy=policy, stop_timeouts_s=stop_timeouts, clock=lambda: self.now, sleep=self._sleep
         )
         self.supervisor.subscribe(self.said.append)
 
@@ -54,13 +53,13 @@ class Watched:
 
 
 @pytest.fixture
-def stop_timeouts() -> StopTimeouts:
+def stop_timeouts() -> tuple[float, float]:
     """What ends when it is asked to does so sooner."""
-    return StopTimeouts(120.0, 120.0)
+    return (120.0, 120.0)
 
 
 @pytest.fixture
-async def watched(stop_timeouts: StopTimeouts) -> AsyncIterator[Watched]:
+async def watched(stop_timeouts: tuple[float, float]) -> AsyncIterator[Watched]:
     watched = Watched(stop_timeouts=stop_timeouts)
     yield watched
     await watched.supervisor.close()
@@ -189,6 +188,7 @@ async def test_what_cannot_get_better_is_not_tried_again(
     fake_engine.set(FAKE_EXIT_AT_START=switch)
     failed = await failure_of(watched.supervisor, fake_engine.location, fake_engine.plan)
     assert failed.failure.kind is kind
+    assert "times" not in failed.detail
     assert watched.delays == []
     assert len(fake_engine.launches()) == 1
     fake_engine.set(FAKE_EXIT_AT_START=None)
@@ -255,7 +255,7 @@ async def test_a_hanging_load_times_out_but_a_slow_one_does_not(fake_engine: Fak
         looks += hangs
         return 3600.0 * (supervisor.log.bytes_seen + looks)
 
-    supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1), stop_timeouts=QUICK, clock=clock)
+    supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1), stop_timeouts_s=QUICK, clock=clock)
     fake_engine.set(FAKE_SLOW_LOAD=0.5)
     await supervisor.start(fake_engine.location, fake_engine.plan)
     await supervisor.ready()

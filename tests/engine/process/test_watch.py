@@ -15,7 +15,6 @@ from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.engine.api.errors import EngineError, EngineSilent, FailureKind
 from kvchat.engine.api.wire import ENGINE_DEFAULTS, ChatMessage
-from kvchat.engine.process.child import StopTimeouts
 from kvchat.engine.process.log import EngineLog
 from kvchat.engine.process.supervisor import EngineMonitor, EngineSupervisor, MonitorPolicy, RestartPolicy
 from tests.engine.waiting import is_alive, until
@@ -28,7 +27,7 @@ CLOSE = MonitorPolicy(check_interval_s=0.05, response_timeout_s=20.0, max_misses
 @contextlib.asynccontextmanager
 async def watched(fake: FakeEngine, policy: MonitorPolicy = CLOSE) -> AsyncIterator[EngineSupervisor]:
     restart = RestartPolicy(first_delay_s=0.01)
-    supervisor = EngineSupervisor(policy=restart, monitor_policy=policy, stop_timeouts=StopTimeouts(0.2, 0.2))
+    supervisor = EngineSupervisor(policy=restart, monitor_policy=policy, stop_timeouts_s=(0.2, 0.2))
     await supervisor.start(fake.location, fake.plan)
     await supervisor.ready()
     try:

@@ -93,7 +93,6 @@ def test_without_a_console_an_engine_that_cannot_be_asked_is_let_go(windows: Win
     process = SimpleNamespace(
         _transport=SimpleNamespace(send_signal=send_signal, get_pipe_transport=lambda fd: held if fd == 0 else None)
     )
-    process._release = lambda: EngineProcess._release(process)  # type: ignore[arg-type]
     EngineProcess._signal(process, again=False)  # type: ignore[arg-type]
     assert did == (["signal 1"] if console else ["let go"])
     EngineProcess._signal(process, again=True)  # type: ignore[arg-type]

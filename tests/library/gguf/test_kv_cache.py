@@ -10,7 +10,7 @@ import gguf
 import pytest
 
 from kvchat.engine.discovery.engines import EngineLocation
-from kvchat.engine.process.log import Allocations, Purpose, read_allocations
+from kvchat.engine.process.log import Allocations, read_allocations
 from kvchat.engine.process.plan import LaunchPlan, prepare
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.kv_cache import (
@@ -139,7 +139,7 @@ def test_kv_sizes_are_the_engines(real_llama_server: EngineLocation, tmp_path: P
             facts = read_facts(model)
             for kv_type in COMPARED_TYPES:
                 plan = LaunchPlan(model, CONTEXT, tmp_path, kv_type=kv_type)
-                actual = allocations(real_llama_server, plan).host_bytes(Purpose.KV)
+                actual = allocations(real_llama_server, plan).bytes_on(None)["kv"]
                 assert actual > 0
                 estimated = kv_bytes(facts.kv, CONTEXT, kv_type, kv_type)
                 assert estimated == pytest.approx(actual, rel=TOLERANCE), (architecture, kv_type)
@@ -174,4 +174,4 @@ def test_what_slots_beside_the_first_take_is_what_the_engine_allocates(
     for slots in (1, 2, 4):
         took = allocations(real_llama_server, LaunchPlan(model, 8192, tmp_path, slots=slots))
         planned = kv_bytes(facts.kv, 8192, slots=slots)
-        assert took.host_bytes(Purpose.KV) == pytest.approx(planned, rel=0.01, abs=20_000)
+        assert took.bytes_on(None)["kv"] == pytest.approx(planned, rel=0.01, abs=20_000)

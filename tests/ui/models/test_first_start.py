@@ -18,8 +18,8 @@ from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.errors import EngineFailed
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.discovery.graphics import GpuVendor, Graphics
-from kvchat.engine.process.failure import start_failure
 from kvchat.engine_host.choice import NoModel
+from kvchat.engine_host.lifecycle import start_failure
 from kvchat.errors import KvchatError
 from kvchat.library.model_files import Source
 from kvchat.library.model_library import FoundModel
