@@ -65,7 +65,7 @@ class Forwarder:
             self.ahead = False  # a retry knows the prompt
             slot, engine = self.lease.slot, self.lease.engine
             tokens = slot.max_tokens_held(engine.generation) + LEAST_STEPS + self._reserve
-            await self.lease.slots.shared_context.reserve_room(slot, engine, min(tokens, engine.context_size))
+            await self.lease.slots.reserve_room(slot, engine, min(tokens, engine.context_size))
             return await self._forward(unknown=True)
         if self.work.rendered_by != self.lease.engine.generation:
             await self._render()
@@ -203,7 +203,7 @@ class Forwarder:
             self.moved(record, Stage.READING)
 
         slots, slot = self.lease.slots, self.lease.slot
-        turn = partial(slots.shared_context.step, slot)
+        turn = partial(slots.program_step, slot)
         for stop in (*heads, ids[:end]):
             if not await prefill_ahead(
                 self.lease, stop, loaded, lambda: not self.work.left, progress, step_ms=step_ms, turn=turn
@@ -276,7 +276,7 @@ class Forwarder:
             if lines := heard.take(data):
                 outlet.write(lines)
             self.work.answered = heard.whole and not self.work.asked.several
-            lease.slots.shared_context.note_growth(lease.slot, lease.engine, prompt + heard.events)
+            lease.slots.note_growth(lease.slot, lease.engine, prompt + heard.events)
             if heard.is_too_large:
                 raise RequestRefused(502, "The answer is too long.", "server_error")
         rest = await apart(heard.is_large, heard.end)

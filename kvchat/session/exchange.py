@@ -180,7 +180,7 @@ class Exchange:
                     read, done = chunk.timings or read, chunk.progress.processed if chunk.progress else done
                     if chunk.timings:
                         used = chunk.timings.prompt_tokens + chunk.timings.predicted_n
-                        self._slots.shared_context.note_growth(lease.slot, lease.engine, used)
+                        self._slots.note_growth(lease.slot, lease.engine, used)
                     if self._forward_chunk(chunk, on_chunk):
                         break
         except EngineRefused as refusal:

@@ -155,9 +155,7 @@ class Lease:
         """
         cost, slot, reader = self.slots.restore_cost, self.slot, reader or self.owner
         cost.use_model(self.engine.fingerprint.model)
-        await self.slots.shared_context.reserve_room(
-            slot, self.engine, min(len(prompt) + reserve, self.engine.context_size)
-        )
+        await self.slots.reserve_room(slot, self.engine, min(len(prompt) + reserve, self.engine.context_size))
         held = slot.readable_contents(self.engine, reader)
         if skip_reason:
             await self.take_over(reader)
@@ -211,7 +209,7 @@ class Lease:
             if staged.n_tokens > self.engine.context_size:  # the engine would refuse a good state
                 return Miss(Reason(ReasonCode.TOO_LARGE_NOW))
             if staged.n_tokens > slot.claimed_tokens:
-                await self.slots.shared_context.reserve_room(slot, self.engine, staged.n_tokens)
+                await self.slots.reserve_room(slot, self.engine, staged.n_tokens)
             slot.forget()
             slot.audience, slot.suspect = NO_AUDIENCE, point
             try:

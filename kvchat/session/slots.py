@@ -33,6 +33,8 @@ from kvchat.text.language import _
 P = ParamSpec("P")
 R = TypeVar("R")
 
+ROOM_MARGIN = 32  # tokens: the engine may keep slightly more than kvchat knows
+STEP_INTERVAL_S = 5.0  # interval between steps of a program's prompt while a window reply streams
 _ENGINE_S_PER_BYTE, _STORE_S_PER_BYTE = 1e-9, 2e-9  # defaults until measured here
 
 
@@ -71,144 +73,146 @@ class SaveProgress:
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()  # no caller is waiting
-        self._hurry = asyncio.Event()
-        self._steps: list[_FileWrite] = []  # run in parallel
+        self._cancelled = asyncio.Event()  # the same, for the event loop
+        self._writes: list[_FileWrite] = []  # run in parallel
         self._waiting = 0  # bytes saved but not yet absorbed
-        self._ahead: list[int] = []  # bytes to save after the current reading
-        self._read: object = None  # last progress it reported
+        self._after_prefill: list[int] = []  # bytes to save once what is being processed is done
+        self._last_progress: object = None  # reported by the engine
         # Seconds per byte: engine saves (True), absorbing (False).
         self._rates = {True: _ENGINE_S_PER_BYTE, False: _STORE_S_PER_BYTE}
 
     def cancel(self) -> None:
         """Give up whatever is not saved yet: nobody waits for it."""
         self.cancelled.set()
-        self._hurry.set()
+        self._cancelled.set()
 
     async def wait_until_done(self, idle: Awaitable[None], patience_s: float) -> bool:
         """Wait until all work ends or is cancelled; False if the engine was inactive for `patience_s`."""
-        task, hurry = asyncio.ensure_future(idle), asyncio.ensure_future(self._hurry.wait())
+        tasks = {asyncio.ensure_future(idle), asyncio.ensure_future(self._cancelled.wait())}
         try:
-            while not (task.done() or hurry.done()):
+            while True:
                 before = self.progress()
-                await asyncio.wait({task, hurry}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
-                if not (task.done() or hurry.done()) and self.progress() == before:
+                done, _pending = await asyncio.wait(tasks, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                if done:
+                    return True
+                if self.progress() == before:
                     return False
-            return True
         finally:
-            task.cancel()
-            hurry.cancel()
+            for task in tasks:
+                task.cancel()
 
     async def finish_or_cancel(self, work: Coroutine[Any, Any, None], patience_s: float) -> None:
         """Wait for work; once cancelled, at most `patience_s`, because a disk may hang."""
-        task, hurry = asyncio.ensure_future(work), asyncio.ensure_future(self._hurry.wait())
-        await asyncio.wait({task, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        task, cancelled = asyncio.ensure_future(work), asyncio.ensure_future(self._cancelled.wait())
+        await asyncio.wait({task, cancelled}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({task}, timeout=patience_s)
-        hurry.cancel()
+        cancelled.cancel()
 
     @contextlib.contextmanager
     def track_prefill(self, size: int) -> Iterator[Callable[[object], None]]:
-        """Count `size` bytes to be saved once the engine has read so far; yield the progress callback."""
+        """Count `size` bytes to be saved once the engine has processed so far; yield the progress callback."""
 
-        def tell(progress: object) -> None:
-            self._read = progress
+        def note_progress(progress: object) -> None:
+            self._last_progress = progress
 
-        self._ahead.append(size)
+        self._after_prefill.append(size)
         try:
-            yield tell
+            yield note_progress
         finally:
-            self._ahead.remove(size)
+            self._after_prefill.remove(size)
 
     @contextlib.contextmanager
     def track_save(self, size: int, path: Path) -> Iterator[None]:
-        with self._running(_FileWrite(size, path, time.monotonic())):
+        with self._track(_FileWrite(size, path, time.monotonic())):
             yield
         self._waiting += size
 
     @contextlib.contextmanager
     def track_absorb(self) -> Iterator[None]:
         size, self._waiting = self._waiting, 0
-        with self._running(_FileWrite(size, None, time.monotonic())):
+        with self._track(_FileWrite(size, None, time.monotonic())):
             yield
 
+    @contextlib.contextmanager
+    def _track(self, write: _FileWrite) -> Iterator[None]:
+        self._writes.append(write)
+        try:
+            yield
+            if write.size:
+                self._rates[bool(write.path)] = (time.monotonic() - write.began_at) / write.size
+        finally:
+            self._writes = [other for other in self._writes if other is not write]
+
     def pending_save(self) -> PendingSave | None:
-        steps, rates, ahead = self._steps, self._rates, sum(self._ahead)
-        waiting = self._waiting + ahead + sum(step.size for step in steps if step.path)
-        if not steps and not waiting:
+        writes, rates, planned = self._writes, self._rates, sum(self._after_prefill)
+        waiting = self._waiting + planned + sum(write.size for write in writes if write.path)
+        if not writes and not waiting:
             return None
-        seconds = sum(step.left_s(rates[bool(step.path)]) for step in steps) if steps else ahead * rates[True]
-        absorbed = sum(step.size for step in steps if not step.path)
+        seconds = sum(write.left_s(rates[bool(write.path)]) for write in writes) if writes else planned * rates[True]
+        absorbed = sum(write.size for write in writes if not write.path)
         return PendingSave(max(waiting, absorbed), seconds + waiting * rates[False])
 
     def progress(self) -> object:
         """Return a value that equals an earlier one only if the engine was inactive in between."""
-        if any(step.path is None for step in self._steps):  # kvchat's own work always finishes
+        if any(write.path is None for write in self._writes):  # kvchat's own work always finishes
             return object()
-        return [(step, step.written) for step in self._steps] or self._read
-
-    @contextlib.contextmanager
-    def _running(self, step: _FileWrite) -> Iterator[None]:
-        self._steps.append(step)
-        try:
-            yield
-            if step.size:
-                self._rates[bool(step.path)] = (time.monotonic() - step.began_at) / step.size
-        finally:
-            self._steps = [other for other in self._steps if other is not step]
+        return [(write, write.written) for write in self._writes] or self._last_progress
 
 
-ROOM_MARGIN = 32  # tokens: the engine may keep slightly more than kvchat knows
-STEP_INTERVAL_S = 5.0  # interval between steps of a program's prompt while a window reply streams
+class Slots(Allocator):
+    """The slots and all that their owners share. Belongs to the event loop's thread."""
 
-
-class SharedContext:
-    """Share the engine's context, and its time for programs' prompts. On the event loop's thread only."""
-
-    def __init__(self, allocator: Allocator) -> None:
-        self._allocator = allocator
-        self._waiting: list[Slot] = []  # waiting for room, window first
+    def __init__(self, store: BlockStore) -> None:
+        super().__init__(RestoreCost())
+        self.store, self.save_progress = store, SaveProgress()
+        self._waiting_for_room: list[Slot] = []  # window first
         self._erasing: set[asyncio.Task[None]] = set()
-        self._turn = asyncio.Lock()  # first come, first served
+        self._program_step = asyncio.Lock()  # first come, first served
+        self._write_lock = asyncio.Lock()  # first come, first served
+        self._writing: set[asyncio.Future[Any]] = set()
+
+    # The engine's context, and its time for programs' prompts
 
     @contextlib.asynccontextmanager
-    async def step(self, slot: Slot) -> AsyncIterator[bool]:
-        """Guard a step of reading a program's prompt: one at a time, the window first.
+    async def program_step(self, slot: Slot) -> AsyncIterator[bool]:
+        """Guard a step of processing a program's prompt: one at a time, the window first.
 
         No step runs while the window waits for a first word. Yields False if the window needs the slot's room: leave
         the slot and start over.
         """
-        async with self._turn:
+        async with self._program_step:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None) as patience:
-                    while (streaming := self._allocator.window_replies_streaming()) and not self.must_yield(slot):
+                    while (streaming := self.window_replies_streaming()) and not self._must_leave(slot):
                         if not all(streaming):
                             patience.reschedule(None)
                         elif patience.when() is None:
                             patience.reschedule(asyncio.get_running_loop().time() + STEP_INTERVAL_S)
-                        await self._allocator.changed.wait()
-            slot.is_leaving = self.must_yield(slot)
+                        await self.changed.wait()
+            slot.is_leaving = self._must_leave(slot)
             yield not slot.is_leaving
 
-    def must_yield(self, slot: Slot) -> bool:
+    def _must_leave(self, slot: Slot) -> bool:
         """True if a program must leave this slot: the window waits for a slot, or for the room it takes."""
-        waited_for = self._allocator.is_window_blocked or any(other.window for other in self._waiting)
-        return not slot.window and (slot.is_leaving or waited_for)
+        window_waits = self.is_window_blocked or any(other.window for other in self._waiting_for_room)
+        return not slot.window and (slot.is_leaving or window_waits)
 
     async def reserve_room(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
         """Wait until the slot has room for `tokens`. Raises EngineGone and EngineRefused."""
-        slot.claimed_tokens = 0
-        self._waiting.append(slot)
-        self._waiting.sort(key=lambda waiting: not waiting.window)
-        self._allocator.notify_change()
+        slot.claimed_tokens, waiting = 0, self._waiting_for_room
+        waiting.append(slot)
+        waiting.sort(key=lambda other: not other.window)
+        self.notify_change()
         try:
-            while self._waiting[0] is not slot or not self._fits(slot, engine, tokens):
-                await self._allocator.changed.wait()
+            while waiting[0] is not slot or not self._fits(slot, engine, tokens):
+                await self.changed.wait()
             slot.claimed_tokens = tokens  # reserved now: a window request may arrive before the rest is done
             self._make_room(slot, engine)
             if self._erasing:  # shared with other waiters: `gather` would cancel it for all
                 await asyncio.wait(self._erasing)
         finally:
-            self._waiting.remove(slot)
-            self._allocator.notify_change()
+            waiting.remove(slot)
+            self.notify_change()
 
     def note_growth(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
         """Note that the slot now holds `tokens`; erase unused slots that are in the way."""
@@ -218,52 +222,37 @@ class SharedContext:
 
     def _fits(self, slot: Slot, engine: ReadyEngine, tokens: int) -> bool:
         """True if `tokens` fit beside running replies. Alone they do: the engine rejects what is too long."""
-        claimed = sum(other.claimed_tokens for other in self._others(slot))
+        claimed = sum(other.claimed_tokens for other in self.all if other is not slot)
         return not claimed or claimed + tokens + ROOM_MARGIN <= engine.context_size
 
     def _make_room(self, slot: Slot, engine: ReadyEngine) -> None:
         """Start erasing idle slots, least recently used first, until the slot's claim fits."""
-        claimed = sum(other.claimed_tokens for other in self._others(slot))
-        idle = [
-            other
-            for other in self._others(slot)
-            if not other.claimed_tokens and other.max_tokens_held(engine.generation)
-        ]
-        idle.sort(key=lambda other: -other.used_at)
-        room = engine.context_size - claimed - slot.claimed_tokens - ROOM_MARGIN
-        for other in idle:
-            room -= other.max_tokens_held(engine.generation)
-            if room < 0:
+
+        async def erase(idle: Slot) -> None:
+            with contextlib.suppress(EngineError):  # the next request reports it
+                await engine.on_slot(idle.number).engine.erase_slot()
+
+        room = engine.context_size - ROOM_MARGIN - sum(other.claimed_tokens for other in {*self.all, slot})
+        idle = [other for other in self.all if other is not slot and not other.claimed_tokens]
+        for other in sorted(idle, key=lambda other: -other.used_at):
+            held = other.max_tokens_held(engine.generation)
+            room -= held
+            if held and room < 0:
                 other.mark_empty()
-                task = asyncio.ensure_future(self._erase(other, engine))
+                task = asyncio.ensure_future(erase(other))
                 self._erasing.add(task)
                 task.add_done_callback(self._erasing.discard)
 
-    async def _erase(self, slot: Slot, engine: ReadyEngine) -> None:
-        with contextlib.suppress(EngineError):  # the next request reports it
-            await engine.on_slot(slot.number).engine.erase_slot()
-
-    def _others(self, slot: Slot) -> list[Slot]:
-        return [other for other in self._allocator.all if other is not slot]
-
-
-class Slots(Allocator):
-    """The slots and all that their owners share. Belongs to the event loop's thread."""
-
-    def __init__(self, store: BlockStore) -> None:
-        super().__init__(RestoreCost())
-        self.store, self.save_progress, self.shared_context = store, SaveProgress(), SharedContext(self)
-        self._in_turn = asyncio.Lock()  # first come, first served
-        self._writing: set[asyncio.Future[Any]] = set()
+    # The store
 
     def write(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
         """Have the store write, in the order of calls; it continues if the caller stops waiting."""
 
-        async def in_turn() -> R:
-            async with self._in_turn:
+        async def write_in_order() -> R:
+            async with self._write_lock:
                 return await asyncio.to_thread(function, *args, **kwargs)
 
-        writing = asyncio.ensure_future(in_turn())
+        writing = asyncio.ensure_future(write_in_order())
         self._writing.add(writing)
         writing.add_done_callback(self._writing.discard)
         return asyncio.shield(writing)

@@ -105,7 +105,7 @@ class Crowd:
                 if self.random.random() < 0.3:
                     await self.change(slot)
                 for _ in range(0 if window else self.random.randrange(4)):
-                    async with self.slots.shared_context.step(slot) as may:
+                    async with self.slots.program_step(slot) as may:
                         if not may:
                             await self.pause()
                             return False

@@ -58,7 +58,7 @@ def filled(count: int, *held: int) -> tuple[Slots, Engine]:
 
 
 async def room(slots: Slots, slot: Slot, engine: Any, tokens: int) -> None:
-    await slots.shared_context.reserve_room(slot, cast(ReadyEngine, engine), tokens)
+    await slots.reserve_room(slot, cast(ReadyEngine, engine), tokens)
 
 
 async def test_what_was_left_alone_longest_goes_until_there_is_room() -> None:
@@ -138,9 +138,9 @@ async def test_a_reply_that_grows_puts_out_what_nobody_uses_before_the_engine_do
     slots, engine = filled(2, 500)
     async with slots.acquire("new") as slot:
         await room(slots, slot, engine, 400)
-        slots.shared_context.note_growth(slot, cast(ReadyEngine, engine), 400)
+        slots.note_growth(slot, cast(ReadyEngine, engine), 400)
         assert slots.owners() == ["owner 0"]
-        slots.shared_context.note_growth(slot, cast(ReadyEngine, engine), 450)
+        slots.note_growth(slot, cast(ReadyEngine, engine), 450)
         assert slots.owners() == []
         await steps()
         assert engine.erased == [0]
@@ -172,7 +172,7 @@ async def test_programs_read_step_by_step_in_turn() -> None:
     async def set_prompt(name: str) -> None:
         async with slots.acquire("program", window=False) as slot:
             for _ in range(3):
-                async with slots.shared_context.step(slot) as may:
+                async with slots.program_step(slot) as may:
                     assert may
                     order.append(name)
                     await steps(2)
@@ -188,7 +188,7 @@ async def test_a_send_at_the_window_waits_for_one_step_at_most(monkeypatch: pyte
     async def set_prompt() -> None:
         async with slots.acquire("program", window=False) as slot:
             for _ in range(6):
-                async with slots.shared_context.step(slot):
+                async with slots.program_step(slot):
                     order.append("step")
                     await steps(2)
 
@@ -214,7 +214,7 @@ async def test_a_program_that_reads_leaves_the_room_that_the_window_needs() -> N
             async with slots.acquire("program", window=False) as slot:
                 await room(slots, slot, engine, 900)
                 for _ in range(4):
-                    async with slots.shared_context.step(slot) as may:
+                    async with slots.program_step(slot) as may:
                         if not may:
                             log.append("gave way")
                             break
