@@ -192,7 +192,7 @@ class MainWindow(QMainWindow):
         super().keyPressEvent(event)
 
     def focusNextPrevChild(self, next: bool) -> bool:
-        return self.transcript.step_in_window(next) if self._joined else super().focusNextPrevChild(next)
+        return self.transcript.focus_next_in_window(next) if self._joined else super().focusNextPrevChild(next)
 
     def closeEvent(self, event: QCloseEvent) -> None:
         self.window_layout.remember()

@@ -154,7 +154,7 @@ class ChipRows(QWidget):
         for chip in self.chips:
             chip.show_found(self._has_terms(chip.attachment))
 
-    def open_found(self) -> None:
+    def open_first_match(self) -> None:
         found = next((chip.attachment for chip in self.chips if self._has_terms(chip.attachment)), None)
         if found is not None:
             self._open(found)

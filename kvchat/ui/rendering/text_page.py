@@ -49,7 +49,7 @@ class PageStyle:
         self.letter_width = metrics.averageCharWidth()
         self.column_width = round(self.letter_width * _COLUMN_LETTERS)
 
-    def quieter(self) -> PageStyle:
+    def muted(self) -> PageStyle:
         other = copy.copy(self)
         other.font = page_font(self.look.fonts.family, self.look.fonts.base)
         other.css = f"{self.css} p {{ color: {self.theme.muted} }}"

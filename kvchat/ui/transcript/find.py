@@ -32,14 +32,14 @@ class HitMarks(QObject):
         self._page, self._look = page, look
         self.terms: tuple[Term, ...] = ()
         self._current: tuple[QTextEdit, int] | None = None  # current hit: the text and the position in it
-        look.changed.connect(self._show_again)  # a lambda would outlive the page
+        look.changed.connect(self._restyle)  # a lambda would outlive the page
 
     def show_terms(self, terms: tuple[Term, ...]) -> None:
         self.terms, self._current = terms, None
         for view in self._page.views.values():
             for text in view.texts:
                 self._mark(text)
-            self.watch_documents(view)
+            self.mark_documents(view)
 
     def clear(self) -> None:
         if self.terms:
@@ -50,32 +50,33 @@ class HitMarks(QObject):
         text.textChanged.connect(lambda: self._mark(text))
         self._mark(text)
 
-    def watch_documents(self, view: MessageView) -> None:
+    def mark_documents(self, view: MessageView) -> None:
         if view.chips is not None:
             view.chips.show_terms(self.terms)
 
     def open_document(self, message_id: str) -> None:
+        """Open the message's first document with a hit."""
         view = self._page.views.get(message_id)
         if view is not None and view.chips is not None:
-            view.chips.open_found()
+            view.chips.open_first_match()
 
     def in_message(self, message_id: str) -> list[tuple[QTextEdit, QTextCursor]]:
         """Return a message's marks from the top, with their text widgets."""
         view = self._page.views.get(message_id)
         return [(text, cursor) for text in (view.texts if view else ()) for cursor in self._cursors(text)]
 
-    def lead_to(self, text: QTextEdit, cursor: QTextCursor) -> None:
+    def set_current(self, text: QTextEdit, cursor: QTextCursor) -> None:
         before, self._current = self._current, (text, cursor.selectionStart())
         if before is not None and isValid(before[0]):
             self._mark(before[0])
         self._mark(text)
 
-    def _show_again(self) -> None:
+    def _restyle(self) -> None:
         self.show_terms(self.terms)
 
     def _cursors(self, text: QTextEdit) -> list[QTextCursor]:
-        words = text.toPlainText()
-        return cursors_at(text, words, find_matches(words, self.terms))
+        content = text.toPlainText()
+        return cursors_at(text, content, find_matches(content, self.terms))
 
     def _mark(self, text: QTextEdit) -> None:
         if self.terms or text.property("marked"):
@@ -92,12 +93,12 @@ class FindBar(QFrame):
         super().__init__()
         self._look, self._page = look, page
         self._hits: list[str] = []  # message ids, top to bottom
-        self._at = 0
-        self._spot, self._spots = 0, 0  # current mark in that message, and its mark count
+        self._hit = 0  # index of the current one
+        self._mark, self._marks = 0, 0  # current mark in that message, and its mark count
         styled(self, "notice")
         self.setAccessibleName(_("Find in this chat"))
         self.field, self.place = line_edit(_("Find in this chat"), _("Find in this chat")), label(kind="small")
-        self.field.textEdited.connect(lambda: self._look_for(None))
+        self.field.textEdited.connect(lambda: self._search(None))
         words = _("match")
         tips = _("Previous {words} (Shift+F3)", words=words), _("Next {words} (F3)", words=words)
         self.previous_button = tool_button(_("Previous {words}", words=words), partial(self.step, -1), tip=tips[0])
@@ -117,17 +118,17 @@ class FindBar(QFrame):
             self.field.selectAll()
         else:
             self.field.setText(query)
-        self._look_for(message_id)
+        self._search(message_id)
 
     def step(self, by: int) -> None:
         if not self._hits:
             return
-        self._spots = len(self._page.marks.in_message(self._hits[self._at]))  # it may only now be complete
-        self._spot += by
-        if not 0 <= self._spot < self._spots:
-            self._at = (self._at + by) % len(self._hits)
-            self._spot = 0 if by > 0 else -1
-        self._show_place()
+        self._marks = len(self._page.marks.in_message(self._hits[self._hit]))  # it may only now be complete
+        self._mark += by
+        if not 0 <= self._mark < self._marks:
+            self._hit = (self._hit + by) % len(self._hits)
+            self._mark = 0 if by > 0 else -1
+        self._show_hit()
 
     def close_bar(self) -> None:
         self._page.marks.clear()
@@ -139,32 +140,32 @@ class FindBar(QFrame):
         else:
             super().keyPressEvent(event)
 
-    def _look_for(self, message_id: str | None) -> None:
-        """Find the messages that have all words; show the last unless another is named."""
+    def _search(self, message_id: str | None) -> None:
+        """Find the messages that have all terms; show the last unless another is named."""
         terms = parse_query(self.field.text())
         self._hits = [m.id for m in self._page.messages if terms and matches_all(searchable_text(m), terms)]
-        self._at = self._hits.index(message_id) if message_id in self._hits else len(self._hits) - 1
+        self._hit = self._hits.index(message_id) if message_id in self._hits else len(self._hits) - 1
         self._page.marks.show_terms(terms)
-        self._spot = 0
-        self._show_place()
+        self._mark = 0
+        self._show_hit()
 
-    def _show_place(self) -> None:
-        found = len(self._hits)
-        words = _("Not found") if self.field.text().strip() else ""
-        if found:
-            words = _("{at} of {found}", at=self._at + 1, found=found)
-        self._spots = self._page.show_message(self._hits[self._at], self._spot) if found else 0
-        if self._spot < 0:
-            self._spot = max(self._spots - 1, 0)
-        if self._spots > 1:
-            spot = _("{spot} of {spots}", spot=self._spot + 1, spots=self._spots)
-            words = _("{spot} in message {words}", spot=spot, words=words) if found > 1 else spot
-        self.place.setText(words)
-        self.place.setToolTip(_("Messages that contain all these words") if found else "")
+    def _show_hit(self) -> None:
+        hits = len(self._hits)
+        self._marks = self._page.show_message(self._hits[self._hit], self._mark) if hits else 0
+        if self._mark < 0:
+            self._mark = max(self._marks - 1, 0)
+        place = _("Not found") if self.field.text().strip() else ""
+        if hits:
+            place = _("{at} of {found}", at=self._hit + 1, found=hits)
+        if self._marks > 1:
+            spot = _("{spot} of {spots}", spot=self._mark + 1, spots=self._marks)
+            place = _("{spot} in message {words}", spot=spot, words=place) if hits > 1 else spot
+        self.place.setText(place)
+        self.place.setToolTip(_("Messages that contain all these words") if hits else "")
         for button in (self.previous_button, self.next_button):
-            button.setEnabled(found > 1 or self._spots > 1)
+            button.setEnabled(hits > 1 or self._marks > 1)
 
     def _restyle(self) -> None:
-        buttons = (self.previous_button, "chevron-up"), (self.next_button, "chevron-down"), (self.close_button, "close")
-        for button, name in buttons:
-            button.setIcon(icon(name, self._look.theme.muted))
+        glyphs = {"chevron-up": self.previous_button, "chevron-down": self.next_button, "close": self.close_button}
+        for glyph, button in glyphs.items():
+            button.setIcon(icon(glyph, self._look.theme.muted))

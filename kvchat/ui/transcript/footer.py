@@ -10,27 +10,11 @@ from typing import Any
 
 from PySide6.QtCore import QEvent, QObject, QRectF, Qt, Signal
 from PySide6.QtGui import QMouseEvent, QPainter, QPointingDevice
-from PySide6.QtWidgets import (
-    QBoxLayout,
-    QFrame,
-    QGridLayout,
-    QPushButton,
-    QSizePolicy,
-    QToolButton,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QBoxLayout, QFrame, QGridLayout, QPushButton, QSizePolicy, QToolButton, QWidget
 
 from kvchat.chat.record.messages import UNFINISHED_STATES, Message, MessageState, Receipt
-from kvchat.chat.turn.receipts import (
-    Phase,
-    PhaseSpan,
-    receipt_details,
-    receipt_line,
-    receipt_model,
-    receipt_sentence,
-    timeline,
-)
+from kvchat.chat.turn import receipts
+from kvchat.chat.turn.receipts import Phase, PhaseSpan
 from kvchat.engine.api.errors import EngineFailed, FailureKind
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
@@ -43,10 +27,9 @@ from kvchat.ui.rendering.text_page import PageStyle
 from kvchat.ui.widgets.controls import Card, RoundBar, mix
 from kvchat.ui.widgets.layouts import ElidedButton, ElidedLabel, FlowLayout, height_for_width
 
-_LEAST, _GAP, _MARK = 3.0, 1.0, 8  # pixels: shortest step, gap between steps, side of a legend mark
-_BETWEEN = 6  # pixels between a reply's lines and its buttons
-_APART = 10  # pixels between the ending and its actions
-_STATE_WORDS = {
+_MIN_STEP, _GAP, _MARK = 3.0, 1.0, 8  # pixels: shortest step, gap between steps, side of a legend mark
+_BUTTON_GAP = 6  # pixels between a reply's lines and its buttons
+_STATE_TEXTS = {
     MessageState.EDITED: N_("You edited this reply."),
     MessageState.STOPPED: N_("You stopped this reply."),
     MessageState.LIMITED: N_("This reply reached its limit."),
@@ -72,23 +55,19 @@ class MessageRequest:
 
 
 class MessageActions(QWidget):
-    """Time and buttons of a message, painted if it is last, hovered or focused.
-
-    The row takes its room even when unpainted, so that nothing moves.
-    """
+    """Time and buttons of a message, painted if it is last, hovered or focused; nothing moves when they appear."""
 
     def __init__(self, style: PageStyle, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._style = style
         self.buttons: list[QToolButton] = []
-        self.always = self.near = False  # last on the page; hovered. Call update after a change
-        self.painted = False  # as last painted
+        self.is_last = self.is_hovered = False  # call update after a change
+        self.was_painted = False
         self.pager: list[QToolButton] = []  # previous and next branch, if there are several
         self._row = row(on=self, spacing=2, margins=0)
 
-    def add(self, glyph: str, words: str, act: Callable[[], object]) -> QToolButton:
-        picture = icon(glyph, self._style.theme.muted)
-        made = tool_button(words, lambda: act(), "quiet", icon=picture)
+    def add(self, glyph: str, name: str, action: Callable[[], object]) -> QToolButton:
+        made = tool_button(name, lambda: action(), "quiet", icon=icon(glyph, self._style.theme.muted))
         made.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # else a click would focus the page
         made.installEventFilter(self)
         self.buttons.append(made)
@@ -109,26 +88,27 @@ class MessageActions(QWidget):
         place = label(f"{position + 1} / {count}", "small")
         place.setAccessibleName(_("Branch {position} of {count}", position=position + 1, count=count))
         previous = "chevron-left", _("Previous branch"), position - 1
-        for glyph, words, to in (previous, ("chevron-right", _("Next branch"), position + 1)):
-            picture = icon(glyph, self._style.theme.muted if 0 <= to < count else self._style.theme.line)
-            arrow = tool_button(words, lambda _=False, to=to: go(to), "quiet", icon=picture)
-            arrow.setEnabled(0 <= to < count)
+        for glyph, name, target in (previous, ("chevron-right", _("Next branch"), position + 1)):
+            exists = 0 <= target < count
+            picture = icon(glyph, self._style.theme.muted if exists else self._style.theme.line)
+            arrow = tool_button(name, lambda _=False, target=target: go(target), "quiet", icon=picture)
+            arrow.setEnabled(exists)
             self.pager.append(arrow)
         for widget in (self.pager[0], place, self.pager[1]):
             self._row.addWidget(widget)
 
     @property
-    def seen(self) -> bool:
-        return self.near or self.always or any(shown.hasFocus() for shown in self.buttons)
+    def is_shown(self) -> bool:
+        return self.is_hovered or self.is_last or any(shown.hasFocus() for shown in self.buttons)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         match event.type():
             case QEvent.Type.Paint:
-                self.painted = self.seen
-                return not self.painted
+                self.was_painted = self.is_shown
+                return not self.was_painted
             case QEvent.Type.FocusIn | QEvent.Type.FocusOut:
                 self.update()
-            case QEvent.Type.MouseButtonPress if isinstance(event, QMouseEvent) and not self.painted:
+            case QEvent.Type.MouseButtonPress if isinstance(event, QMouseEvent) and not self.was_painted:
                 # A finger cannot hover: its first tap shows the row and presses nothing.
                 return event.pointerType() is QPointingDevice.PointerType.Finger
         return False
@@ -149,13 +129,12 @@ class TimelineBar(RoundBar):
             Phase.FIRST_TOKEN: theme.code_keyword,
             Phase.WRITING: theme.accent,
         }
-        room = box.width() - (_LEAST + _GAP) * len(self._steps)
-        whole, left = sum(step.ms for step in self._steps) or 1.0, box.left()
-        for number, step in enumerate(self._steps):
-            width = _LEAST + max(room, 0.0) * step.ms / whole
-            end = box.right() if number == len(self._steps) - 1 else left + width
-            paler = step.before_send or step.phase is Phase.SAVING
-            colour = mix(colours.get(step.phase, theme.muted), theme.code, 0.5 if paler else 1.0)
+        room = max(box.width() - (_MIN_STEP + _GAP) * len(self._steps), 0.0)
+        total, left = sum(step.ms for step in self._steps) or 1.0, box.left()
+        for step in self._steps:
+            end = box.right() if step is self._steps[-1] else left + _MIN_STEP + room * step.ms / total
+            is_paler = step.before_send or step.phase is Phase.SAVING
+            colour = mix(colours.get(step.phase, theme.muted), theme.code, 0.5 if is_paler else 1.0)
             painter.fillRect(QRectF(left, box.top(), end - left, box.height()), colour)
             left = end + _GAP
 
@@ -163,31 +142,31 @@ class TimelineBar(RoundBar):
 class Timeline(QWidget):
     def __init__(self, look: Look, steps: Sequence[PhaseSpan]) -> None:
         super().__init__()
-        self.words = [f"{step.label} {format_duration(step.ms)}" for step in steps]
+        self.texts = [f"{step.label} {format_duration(step.ms)}" for step in steps]
         legend = FlowLayout(spacing=3)
-        for step, words in zip(steps, self.words, strict=True):
+        for step, text in zip(steps, self.texts, strict=True):
             mark = TimelineBar(look, [step], _MARK, _MARK)
             mark.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
             entry, middle = QWidget(), Qt.AlignmentFlag.AlignVCenter
-            row((mark, 0, middle), label(words, "small"), on=entry, spacing=5, margins=(0, 0, 9, 0))
+            row((mark, 0, middle), label(text, "small"), on=entry, spacing=5, margins=(0, 0, 9, 0))
             legend.addWidget(entry)
         column(TimelineBar(look, steps), legend, on=self, spacing=6, margins=(0, 0, 0, 6))
-        self.setAccessibleName(_("Timeline: {steps}", steps=join_list(self.words)))
+        self.setAccessibleName(_("Timeline: {steps}", steps=join_list(self.texts)))
 
 
 class ReceiptView(QWidget):
-    def __init__(self, receipt: Receipt, look: Look, below: QVBoxLayout | None = None) -> None:
+    def __init__(self, receipt: Receipt, look: Look, below: QBoxLayout | None = None) -> None:
         """below: layout for the details, if it has more room than this widget"""
         super().__init__()
         self.receipt, self._look = receipt, look
-        self.text = ("⚠ " if receipt.hollow else "") + receipt_line(receipt)
+        self.text = ("⚠ " if receipt.hollow else "") + receipts.receipt_line(receipt)
         self.line = ElidedButton(kind="quiet")
         self.line.setProperty("tone", "warn" if receipt.hollow else "")
         self.line.setCursor(Qt.CursorShape.PointingHandCursor)
         self.line.clicked.connect(self.toggle)
         self.details: QFrame | None = None
-        own = column(self.line, on=self, spacing=4, margins=0)
-        self._below = below or own
+        layout = column(self.line, on=self, spacing=4, margins=0)
+        self._below = below or layout
         self._show_arrow()
 
     @property
@@ -205,7 +184,7 @@ class ReceiptView(QWidget):
 
     def _show_arrow(self) -> None:
         arrow = "▾" if self.is_open else "◂" if self.isRightToLeft() else "▸"
-        self.line.set_text(self.text, arrow, receipt_sentence(self.receipt))
+        self.line.set_text(self.text, arrow, receipts.receipt_sentence(self.receipt))
         folded = _("Receipt: {text}, details collapsed", text=self.text)
         self.line.setAccessibleName(_("Receipt: {text}, details expanded", text=self.text) if self.is_open else folded)
 
@@ -215,39 +194,39 @@ class ReplyFooter(QWidget):
         """retry, go_on: callables or signals"""
         super().__init__()
         self.receipt: ReceiptView | None = None
-        self._go_on: QPushButton | None = None  # for an unfinished reply
+        self._continue: QPushButton | None = None  # for an unfinished reply
         self._lines, self._column = column(spacing=2), column(on=self, spacing=4, margins=0)
-        if message.state in _STATE_WORDS:
-            ending = FlowLayout(spacing=_APART)
-            ending.addWidget(label(_(_STATE_WORDS[message.state]), "small"))
+        if message.state in _STATE_TEXTS:
+            ending = FlowLayout(spacing=10)
+            ending.addWidget(label(_(_STATE_TEXTS[message.state]), "small"))
             if message.state is MessageState.INTERRUPTED:
                 ending.addWidget(button(_("Try again"), retry, "link", name=_("Try this reply again")))
             if message.state in UNFINISHED_STATES:
-                self._go_on = button(_("Continue"), go_on, "link", name=_("Continue this reply"))
-                self._go_on.hide()
-                ending.addWidget(self._go_on)
+                self._continue = button(_("Continue"), go_on, "link", name=_("Continue this reply"))
+                self._continue.hide()
+                ending.addWidget(self._continue)
             self._lines.addLayout(ending)
         if message.receipt is not None and look.numbers:
             self.receipt = ReceiptView(message.receipt, look, self._column)
             self._lines.addWidget(self.receipt)
         elif message.receipt is not None and message.receipt.model_name:
             model = ElidedLabel("small")
-            model.set_text(receipt_model(message.receipt))
+            model.set_text(receipts.receipt_model(message.receipt))
             self._lines.addWidget(model)
         self._actions = actions
         end = Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignRight
-        self._row = row((self._lines, 1), (actions, 0, end), spacing=_BETWEEN, margins=0)
+        self._row = row((self._lines, 1), (actions, 0, end), spacing=_BUTTON_GAP, margins=0)
         self._column.addLayout(self._row)
 
-    def offer_to_go_on(self, last: bool) -> None:
-        if self._go_on is not None:
-            self._go_on.setVisible(last)
+    def show_continue(self, shown: bool) -> None:
+        if self._continue is not None:
+            self._continue.setVisible(shown)
 
     def heightForWidth(self, width: int) -> int:
         """Put the buttons below the lines if narrow. An open receipt wraps."""
-        directions = QBoxLayout.Direction.LeftToRight, QBoxLayout.Direction.TopToBottom
-        beside = self._lines.minimumSize().width() + _BETWEEN + self._actions.minimumSizeHint().width()
-        self._row.setDirection(directions[width < beside])
+        beside = self._lines.minimumSize().width() + _BUTTON_GAP + self._actions.minimumSizeHint().width()
+        direction = QBoxLayout.Direction.TopToBottom if width < beside else QBoxLayout.Direction.LeftToRight
+        self._row.setDirection(direction)
         return height_for_width(self._column, width)
 
 
@@ -258,15 +237,15 @@ def _details(receipt: Receipt, look: Look) -> QFrame:
     grid.setVerticalSpacing(4)
     grid.setContentsMargins(14, 10, 14, 10)
     grid.setColumnStretch(2, 1)
-    if steps := timeline(receipt):
+    if steps := receipts.timeline(receipt):
         grid.addWidget(Timeline(look, steps), 0, 0, 1, 3)
-    for line, (what, how_much) in enumerate(receipt_details(receipt), 1):
-        name, indented = label(what.strip(), "small", wraps=True), what.startswith(" ")
-        value = label(how_much, "small", wraps=True, selectable=True)
+    for line, (title, text) in enumerate(receipts.receipt_details(receipt), 1):
+        name, is_indented = label(title.strip(), "small", wraps=True), title.startswith(" ")
+        value = label(text, "small", wraps=True, selectable=True)
         value.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         for cell in (name, value):
             cell.setAlignment(leading_alignment() | Qt.AlignmentFlag.AlignTop)  # aligned with the first line
-        grid.addWidget(name, line, int(indented), 1, 1 if indented else 2)
+        grid.addWidget(name, line, int(is_indented), 1, 1 if is_indented else 2)
         grid.addWidget(value, line, 2)
     return frame
 

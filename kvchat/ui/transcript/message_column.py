@@ -29,10 +29,10 @@ from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 
 GAP, _GAP_AFTER_USER = 22, 4  # below a message; the user's buttons already leave room
 _LEFT, TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28
-_JUMP_SIZE, _FROM_BELOW = 32, 14  # pixels
-JUMP_ROOM = _JUMP_SIZE + 2 * _FROM_BELOW  # pixels used at the page's bottom
+_JUMP_SIZE, _JUMP_MARGIN = 32, 14  # pixels
+JUMP_ROOM = _JUMP_SIZE + 2 * _JUMP_MARGIN  # pixels used at the page's bottom
 _AT_END = 40  # pixels from the end that count as the end
-_AHEAD, _MAX = 40, 120  # messages: widgets made before they are seen; maximum number of widgets
+_AHEAD, _MAX_VIEWS = 40, 120  # messages: widgets made before they are seen; maximum number of widgets
 
 View = UserView | ReplyView
 
@@ -56,19 +56,19 @@ class RowHeights:
         last = len(self.heights) - 1
         return min(max(bisect_right(range(last + 1), position, key=self.top) - 1, 0), last)
 
-    def measure(self, row: int, height: int) -> int:
-        """Set a row's measured height; return the change from the old or guessed one."""
-        change = height - self.heights[row]
+    def measure(self, row: int, height: int) -> bool:
+        """Set a row's measured height; return True if it changed."""
+        has_changed = height != self.heights[row]
         self.measured[row] = True
-        if change:
+        if has_changed:
             self.heights[row] = height
             self._tops = []
-        return change
+        return has_changed
 
-    def keep(self, rows: int, more: Sequence[int]) -> None:
-        """Keep the first `rows` rows, followed by new ones of guessed heights."""
-        self.heights[rows:] = more
-        self.measured[rows:] = [False] * len(more)
+    def replace(self, start: int, estimates: Sequence[int]) -> None:
+        """Replace the rows from `start` on by new ones with estimated heights."""
+        self.heights[start:] = estimates
+        self.measured[start:] = [False] * len(estimates)
         self._tops = []
 
 
@@ -80,20 +80,21 @@ class MessageColumn(QScrollArea):
         self._style = PageStyle(look, self._formulas)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)  # reserves its width: no shift
-        self.verticalScrollBar().setEnabled(False)  # hidden until there is something to scroll
-        self.verticalScrollBar().rangeChanged.connect(lambda low, high: self.verticalScrollBar().setEnabled(high > low))
+        self._bar = self.verticalScrollBar()
+        self._bar.setEnabled(False)  # hidden until there is something to scroll
+        self._bar.rangeChanged.connect(lambda low, high: self._bar.setEnabled(high > low))
         self.messages: Sequence[Message] = []
         self._rows = RowHeights()
-        self._row_of: dict[str, int] = {}
+        self._row_by_id: dict[str, int] = {}
         self.views: dict[str, View] = {}  # of messages with a widget
         self._pinned: Callable[[], set[str]] = set  # messages whose widgets stay, besides those being edited
         self._follow = True
         self._value = 0  # last scroll bar value
-        self._arranging = False
-        self._ground = QWidget()
-        self._ground.setObjectName("transcriptColumn")
-        self.setWidget(self._ground)
-        self.tail = TranscriptTail(self._ground)
+        self._is_arranging = False
+        self._content = QWidget()
+        self._content.setObjectName("transcriptColumn")
+        self.setWidget(self._content)
+        self.tail = TranscriptTail(self._content)
         self.tail.changed.connect(self._fit_tail)
         self._tail_height = self._room_below = 0
         self.jump = button("", self.scroll_to_end, "jump", name=_("Go to the newest message"))
@@ -104,37 +105,38 @@ class MessageColumn(QScrollArea):
         self.jump.hide()
         self._filler = QTimer(self, singleShot=True)
         self._filler.timeout.connect(self._fill_ahead)
-        self.verticalScrollBar().valueChanged.connect(self._scrolled)
+        self._bar.valueChanged.connect(self._scrolled)
 
     def row_of(self, message_id: str) -> int | None:
-        return self._row_of.get(message_id)
+        return self._row_by_id.get(message_id)
 
     def scroll_to_end(self) -> None:
         self._follow = True
         self._arrange()
 
     def leave_room(self, pixels: int) -> None:
+        """Leave so much room below the tail."""
         if pixels != self._room_below:
             self._room_below = pixels
             self._arrange()
 
     def scroll_by(self, pixels: int) -> None:
-        self.verticalScrollBar().setValue(self.verticalScrollBar().value() + pixels)
+        self._bar.setValue(self._bar.value() + pixels)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         if event.size().width() != event.oldSize().width() and self.messages:
-            self._new_width()
+            self._adopt_width()
         else:
             self._arrange()
-        self.jump.move((self.width() - _JUMP_SIZE) // 2, self.height() - _JUMP_SIZE - _FROM_BELOW)
+        self.jump.move((self.width() - _JUMP_SIZE) // 2, self.height() - _JUMP_SIZE - _JUMP_MARGIN)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         """Handle Home and End, which QScrollArea does not."""
         if event.key() == Qt.Key.Key_End:
             self.scroll_to_end()
         elif event.key() == Qt.Key.Key_Home:
-            self.verticalScrollBar().setValue(0)
+            self._bar.setValue(0)
         else:
             super().keyPressEvent(event)
 
@@ -144,7 +146,7 @@ class MessageColumn(QScrollArea):
     def _new_view(self, message: Message) -> View:
         raise NotImplementedError
 
-    def _guess(self, message: Message) -> int:
+    def _estimated_height(self, message: Message) -> int:
         letters = max(int(self._column_width() / self._style.letter_width), 1)
         lines = 1 + message.content.count("\n") + len(message.content) // letters
         return round(lines * self._style.line_height * 0.9) + 60
@@ -152,54 +154,54 @@ class MessageColumn(QScrollArea):
     def _show_rows(self, messages: list[Message]) -> None:
         """Show these messages. A common prefix keeps its heights and widgets."""
         pairs = zip(self.messages, messages, strict=False)
-        same = sum(1 for pair in takewhile(lambda pair: pair[0].id == pair[1].id, pairs))
+        same = sum(1 for _ in takewhile(lambda pair: pair[0].id == pair[1].id, pairs))
         self.messages = messages
-        self._rows.keep(same, [self._guess(message) for message in messages[same:]])
-        self._row_of = {message.id: row for row, message in enumerate(messages)}
-        self._drop([id for id in self.views if id not in self._row_of])
+        self._rows.replace(same, list(map(self._estimated_height, messages[same:])))
+        self._row_by_id = {message.id: row for row, message in enumerate(messages)}
+        self._drop([id for id in self.views if id not in self._row_by_id])
 
     def _column_width(self) -> int:
         return max(min(self._look.px(COLUMN_WIDTH), self.viewport().width() - _LEFT - _RIGHT), 100)
 
     def _arrange(self, shift: int = 0) -> None:
-        if self._arranging:
+        """Measure and place what is visible, after scrolling by `shift` pixels."""
+        if self._is_arranging:
             return
-        self._arranging = True
+        self._is_arranging = True
         try:
-            top = self._measure_in_sight(self.verticalScrollBar().value() + shift)
-            self._place(top)
+            self._place(self._measure_visible(self._bar.value() + shift))
         finally:
-            self._arranging = False
-        self._value = self.verticalScrollBar().value()
-        self.jump.setVisible(not self._follow and self.verticalScrollBar().maximum() > 0)
+            self._is_arranging = False
+        self._value = self._bar.value()
+        self.jump.setVisible(not self._follow and self._bar.maximum() > 0)
         self._filler.start(0)
 
     def _fit_tail(self) -> None:
         if self.tail.needed_height(self._column_width()) != self._tail_height:
             self._arrange()
 
-    def _measure_in_sight(self, top: int) -> int:
+    def _measure_visible(self, top: int) -> int:
         """Measure rows that changed or came into view; return the page's new top edge."""
         width, area = self._column_width(), self.viewport().height()
         self._tail_height = self.tail.needed_height(width)
         # The first visible row the reader may already know keeps its place.
-        in_sight = self._rows_between(self._clamped(top), self._clamped(top) + area)
-        views = ((row, self.views.get(self.messages[row].id)) for row in in_sight)
-        anchor = next((row for row, view in views if view is not None and view.complete), in_sight.start)
+        visible = self._rows_between(self._clamped(top), self._clamped(top) + area)
+        views = ((row, self.views.get(self.messages[row].id)) for row in visible)
+        anchor = next((row for row, view in views if view is not None and view.complete), visible.start)
         above = top - self._rows.top(anchor)  # hidden part of the anchor
-        changed = True
-        while changed:
-            changed = False
+        has_changed = True
+        while has_changed:
+            has_changed = False
             top = self._clamped(self._rows.top(anchor) + above)
             for row in self._rows_between(top, top + area):
                 self._view(row)
             for id, view in self.views.items():
-                row = self._row_of[id]
+                row = self._row_by_id[id]
                 if not self._rows.measured[row]:
-                    changed |= self._measure(row, view, width) != 0
+                    has_changed |= self._measure(row, view, width)
         return top
 
-    def _measure(self, row: int, view: View, width: int) -> int:
+    def _measure(self, row: int, view: View, width: int) -> bool:
         height = view.heightForWidth(width) + _gap_below(view)
         if not view.complete:
             height = max(height, self._rows.heights[row])
@@ -218,15 +220,14 @@ class MessageColumn(QScrollArea):
         return range(self._rows.at(top - TOP), self._rows.at(bottom - TOP) + 1)
 
     def _place(self, top: int) -> None:
-        width, bar = self._column_width(), self.verticalScrollBar()
-        area = self.viewport().width()
+        width, area = self._column_width(), self.viewport().width()
         left = max((area - width) // 2, _LEFT)
         for id, view in self.views.items():
-            row = self._row_of[id]
+            row = self._row_by_id[id]
             view.setGeometry(left, TOP + self._rows.top(row), width, self._rows.heights[row] - _gap_below(view))
         self.tail.setGeometry(left, TOP + self._rows.top(len(self.messages)), width, self._tail_height)
-        self._ground.resize(area, max(self._height(), self.viewport().height()))
-        bar.setValue(top)
+        self._content.resize(area, max(self._height(), self.viewport().height()))
+        self._bar.setValue(top)
 
     def _view(self, row: int) -> View:
         message = self.messages[row]
@@ -236,35 +237,35 @@ class MessageColumn(QScrollArea):
             self._rows.measured[row] = False
         return view
 
-    def _editing(self) -> set[str]:
+    def _edited_ids(self) -> set[str]:
         return {id for id, view in self.views.items() if view.editor is not None}
 
     def _view_changed(self, message_id: str) -> None:
-        row = self._row_of.get(message_id)
+        row = self.row_of(message_id)
         if row is not None and message_id in self.views:
             self._rows.measured[row] = False
             self._arrange()
 
     def _fill_ahead(self) -> None:
+        """Create one missing widget near the viewport, or delete the farthest if there are too many."""
         if not self.messages:
             return
-        first = self._rows.at(self.verticalScrollBar().value() - TOP)
+        first = self._rows.at(self._bar.value() - TOP)
         begin = max(min(first - _AHEAD // 2, len(self.messages) - _AHEAD), 0)
-        around = range(begin, min(begin + _AHEAD, len(self.messages)))
-        wanted = sorted(around, key=lambda row: abs(row - first))
-        missing = next((row for row in wanted if self.messages[row].id not in self.views), None)
+        rows = sorted(range(begin, min(begin + _AHEAD, len(self.messages))), key=lambda row: abs(row - first))
+        missing = next((row for row in rows if self.messages[row].id not in self.views), None)
         if missing is not None:
             self._view(missing)
             self._arrange()
-        elif len(self.views) > _MAX:
-            farthest = sorted(self.views, key=lambda id: -abs(self._row_of[id] - first))
-            pinned = self._pinned() | self._editing()
-            self._drop([id for id in farthest if id not in pinned][: len(self.views) - _MAX])
+        elif len(self.views) > _MAX_VIEWS:
+            farthest = sorted(self.views, key=lambda id: -abs(self._row_by_id[id] - first))
+            pinned = self._pinned() | self._edited_ids()
+            self._drop([id for id in farthest if id not in pinned][: len(self.views) - _MAX_VIEWS])
 
     def _drop(self, ids: Sequence[str]) -> None:
         """Delete these messages' widgets, taking focus first: Qt would search for a new focus widget."""
-        here = QApplication.focusWidget()
-        if here is not None and any(self.views[id].isAncestorOf(here) for id in ids):
+        focus = QApplication.focusWidget()
+        if focus is not None and any(self.views[id].isAncestorOf(focus) for id in ids):
             self.setFocus()
         for id in ids:
             view = self.views.pop(id)
@@ -272,9 +273,9 @@ class MessageColumn(QScrollArea):
             view.deleteLater()
 
     def _scrolled(self, value: int) -> None:
-        if self._arranging:
+        if self._is_arranging:
             return
-        end = self.verticalScrollBar().maximum()
+        end = self._bar.maximum()
         if value < self._value:  # the user scrolled, unless new room below moved the page
             self._follow = self._follow and value == end
         elif value >= end - _AT_END:
@@ -282,15 +283,16 @@ class MessageColumn(QScrollArea):
         self._value = value
         self._arrange()
 
-    def _new_width(self) -> None:
-        value = self.verticalScrollBar().value()
+    def _adopt_width(self) -> None:
+        """Measure everything again, keeping the first visible line in place."""
+        value = self._bar.value()
         row = self._rows.at(value - TOP)
-        into = (value - TOP - self._rows.top(row)) / max(self._rows.heights[row], 1)
+        share_above = (value - TOP - self._rows.top(row)) / max(self._rows.heights[row], 1)
         self._rows.measured = [False] * len(self.messages)
-        in_sight = {self.messages[near].id for near in self._rows_between(value, value + self.viewport().height())}
-        self._drop([id for id in self.views if id not in in_sight | self._editing()])
+        visible = {self.messages[near].id for near in self._rows_between(value, value + self.viewport().height())}
+        self._drop([id for id in self.views if id not in visible | self._edited_ids()])
         self._measure(row, self._view(row), self._column_width())
-        self._arrange(TOP + self._rows.top(row) + round(into * self._rows.heights[row]) - value)
+        self._arrange(TOP + self._rows.top(row) + round(share_above * self._rows.heights[row]) - value)
 
 
 def _gap_below(view: View) -> int:

@@ -18,10 +18,10 @@ from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.text_page import FORMULA_PLACE, PageStyle, TextPage, WidePage, as_lists
 from kvchat.ui.widgets.text_search import between
 
-PAGE = 1_000  # source characters per page of prose: this much is laid out again at each update
+_PAGE = 1_000  # source characters per page of prose: this much is laid out again at each update
 _INDENT = 24  # pixels, as for lists
 _GAP, _GAP_ITEM, _GAP_CARD, _GAP_HEADING = 6, 0, 10, 0  # above a part; headings and texts have margins of their own
-_NO_WORDS = dict.fromkeys(map(ord, "\ufdd0\ufdd1\u2060"))  # Qt's table start and end marks, TextPage's strut
+_INVISIBLE = dict.fromkeys(map(ord, "\ufdd0\ufdd1\u2060"))  # Qt's table start and end marks, TextPage's strut
 _OBJECT = "\ufffc"
 _TASK_BOXES = ("☐", "☑")
 
@@ -32,14 +32,13 @@ Group = Sequence[Block]  # blocks of one part
 class PartColumn(QWidget):
     """Column of blocks; only changed parts are laid out again."""
 
-    text_made = Signal(QTextEdit)  # a selectable text
+    text_added = Signal(QTextEdit)  # a selectable text
     link_activated = Signal(str)
 
     def __init__(self, style: PageStyle, name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._style, self._name = style, name
         self.parts: list[Part] = []
-        self.laid_out = 0  # parts laid out by the last update
         self._groups: Sequence[Group] = ()
         self._ended = 0  # groups before the first that may grow
         self._width = 0
@@ -47,12 +46,7 @@ class PartColumn(QWidget):
 
     @property
     def texts(self) -> list[QTextEdit]:
-        return list(map(_text, self.parts))
-
-    def markdown_of(self, text: QTextEdit) -> str:
-        """Return the Markdown of the selection in one of the texts; in any other, the plain text."""
-        texts = self.texts
-        return selected_markdown(text, self._groups[texts.index(text)] if text in texts else ())
+        return list(map(_text_of, self.parts))
 
     def show_blocks(self, settled: Sequence[Block], open_blocks: Sequence[Block] = ()) -> None:
         """Show blocks. `open_blocks` may still change while the reply streams."""
@@ -60,19 +54,19 @@ class PartColumn(QWidget):
         same = takewhile(lambda pair: pair[0] == pair[1], zip(before, self._groups, strict=False))
         first = min(sum(1 for _ in same), self._ended)
         self._ended = max(len(self._groups) - len(open_blocks), 0)  # or fewer: at worst one is checked again
-        self.laid_out = len(self._groups) - first
-        for gone in self.parts[len(self._groups) :]:
-            _remove(gone)
+        for surplus in self.parts[len(self._groups) :]:
+            _remove(surplus)
         del self.parts[len(self._groups) :]
         for i in range(first, len(self._groups)):
-            self._show(i, ended=not any(self._groups[i][0] is block for block in open_blocks))
-        self._changed(first)
+            self._show_group(i, ended=not any(self._groups[i][0] is block for block in open_blocks))
+        self._place_from(first)
 
     def show_formulas(self) -> bool:
-        ready = [i for i, part in enumerate(self.parts) if isinstance(part, TextPage) and part.show_formulas()]
-        if ready:
-            self._changed(ready[0])
-        return bool(ready)
+        """Show formulas rendered since; return True if there were any."""
+        changed = [i for i, part in enumerate(self.parts) if isinstance(part, TextPage) and part.show_formulas()]
+        if changed:
+            self._place_from(changed[0])
+        return bool(changed)
 
     def natural_width(self) -> int:
         documents = [part.document() for part in self.parts if isinstance(part, TextPage)]
@@ -93,7 +87,8 @@ class PartColumn(QWidget):
         if event.size().width() != event.oldSize().width():
             self._place(0)
 
-    def _changed(self, first: int) -> None:
+    def _place_from(self, first: int) -> None:
+        """Measure and place the parts from `first` on, which have changed."""
         del self._ends[first:]
         self.updateGeometry()
         self._place(first)
@@ -105,16 +100,16 @@ class PartColumn(QWidget):
             indent, top = self._indent(i), (self._ends[i - 1] if i else 0) + self._gap(i)
             self.parts[i].setGeometry(indent, top, width - indent, self._ends[i] - top)
 
-    def _show(self, i: int, *, ended: bool) -> None:
+    def _show_group(self, i: int, *, ended: bool) -> None:
         group = self._groups[i]
         first = group[0]
         if i == len(self.parts):
             self.parts.append(self._new_part(first))
         part = self.parts[i]
-        suits = isinstance(part, WidePage) is isinstance(first, Wide)
+        fits = isinstance(part, WidePage) is isinstance(first, Wide)
         if isinstance(part, CodeView) or isinstance(first, Code):
-            suits = isinstance(part, CodeView) and isinstance(first, Code) and part.language == first.language
-        if not suits:
+            fits = isinstance(part, CodeView) and isinstance(first, Code) and part.language == first.language
+        if not fits:
             _remove(part)
             self.parts[i] = part = self._new_part(first)
         if isinstance(part, CodeView) and isinstance(first, Code):
@@ -129,7 +124,7 @@ class PartColumn(QWidget):
         else:
             part = page = (WidePage if isinstance(first, Wide) else TextPage)(self._style, self._name, self)
             page.anchorClicked.connect(lambda url: self.link_activated.emit(url.toString()))
-        self.text_made.emit(_text(part))
+        self.text_added.emit(_text_of(part))
         part.show()
         return part
 
@@ -145,8 +140,29 @@ class PartColumn(QWidget):
         first = self._groups[i][0]
         return _INDENT * first.indent if isinstance(first, Code) else 0
 
+    def selected_markdown(self, text: QTextEdit) -> str:
+        """Return a text's selection as Markdown: whole blocks, but only plain text within one."""
+        texts, selection = self.texts, selected_text(text)
+        if text not in texts:
+            return selection
+        blocks = self._groups[texts.index(text)]
+        if isinstance(first := blocks[0], Code):
+            is_whole = len(selection) >= text.document().characterCount() - 1
+            return f"```{first.language}\n{first.text if is_whole else selection}\n```"
+        assert isinstance(text, TextPage)
+        cursor = text.textCursor()
+        start, end = cursor.selectionStart(), cursor.selectionEnd()
+        starts = text.block_starts()
+        ends = [*starts[1:], text.document().characterCount()]
+        touched = [i for i in range(len(starts)) if starts[i] < end and ends[i] > start]
+        if len(touched) == 1 and (start > starts[touched[0]] or end < ends[touched[0]] - 1):
+            return selection
+        chosen = [blocks[i] for i in touched]
+        separators = ("" if isinstance(block, Prose) and block.list_tag else "\n" for block in chosen)
+        return "".join(block.source + end for block, end in zip(chosen, separators, strict=True)).strip("\n")
 
-def _text(part: Part) -> QTextEdit:
+
+def _text_of(part: Part) -> QTextEdit:
     return part.body if isinstance(part, CodeView) else part
 
 
@@ -160,7 +176,7 @@ def _grouped(blocks: Iterable[Block]) -> list[Group]:
             room -= length
         else:
             groups.append([block])
-            room = PAGE - length if isinstance(block, Prose) else -1
+            room = _PAGE - length if isinstance(block, Prose) else -1
     return list(groups)
 
 
@@ -172,31 +188,11 @@ def _remove(part: QWidget) -> None:
 def selected_text(text: QTextEdit) -> str:
     cursor = text.textCursor()
     source = text.formulas.source if isinstance(text, TextPage) else str
-    return _words_between(text.document(), cursor.selectionStart(), cursor.selectionEnd(), source)
-
-
-def selected_markdown(text: QTextEdit, blocks: Sequence[Block]) -> str:
-    """Return the selection as Markdown: whole `blocks`, but only plain text within one."""
-    if not blocks:
-        return selected_text(text)
-    if isinstance(blocks[0], Code):
-        words = selected_text(text)
-        whole = len(words) >= text.document().characterCount() - 1
-        return f"```{blocks[0].language}\n{blocks[0].text if whole else words}\n```"
-    assert isinstance(text, TextPage)
-    cursor = text.textCursor()
-    start, end = cursor.selectionStart(), cursor.selectionEnd()
-    starts = text.block_starts()
-    ends = [*starts[1:], text.document().characterCount()]
-    touched = [i for i in range(len(starts)) if starts[i] < end and ends[i] > start]
-    if len(touched) == 1 and (start > starts[touched[0]] or end < ends[touched[0]] - 1):
-        return selected_text(text)
-    chosen = [blocks[i] for i in touched]
-    ends_line = ("" if isinstance(block, Prose) and block.list_tag else "\n" for block in chosen)
-    return "".join(block.source + end for block, end in zip(chosen, ends_line, strict=True)).strip("\n")
+    return _text_between(text.document(), cursor.selectionStart(), cursor.selectionEnd(), source)
 
 
 def message_text(markdown: Markdown, message: Message) -> str:
+    """Return a whole message as plain text, as copying it from the page does."""
     if message.role is Role.USER:
         return message.content.strip("\n")
     stream = MarkdownStream(markdown)
@@ -207,48 +203,48 @@ def message_text(markdown: Markdown, message: Message) -> str:
     pieces: list[str] = []
     for kind, blocks in groupby(stream.settled, type):
         if kind is Prose:
-            pieces.append(_html_text([block for block in blocks if not isinstance(block, Code)]))
+            pieces.append(_plain_text([block for block in blocks if not isinstance(block, Code)]))
         else:
-            pieces += [block.text if isinstance(block, Code) else _html_text([block]) for block in blocks]
+            pieces += [block.text if isinstance(block, Code) else _plain_text([block]) for block in blocks]
     return "\n\n".join(pieces)
 
 
-def _html_text(blocks: Sequence[Prose | Wide]) -> str:
+def _plain_text(blocks: Sequence[Prose | Wide]) -> str:
     def with_sources(block: Prose | Wide) -> str:
-        return FORMULA_PLACE.sub(lambda found: escape(block.formulas[int(found[1])].source, quote=False), block.html)
+        return FORMULA_PLACE.sub(lambda match: escape(block.formulas[int(match[1])].source, quote=False), block.html)
 
     document = QTextDocument()
     document.setHtml(as_lists(blocks, map(with_sources, blocks)))
-    return _words_between(document, 0, document.characterCount(), str)
+    return _text_between(document, 0, document.characterCount(), str)
 
 
-def _words_between(document: QTextDocument, start: int, end: int, formula: Callable[[str], str]) -> str:
+def _text_between(document: QTextDocument, start: int, end: int, formula_source: Callable[[str], str]) -> str:
     """Return the text from `start` to `end`: formulas as LaTeX, lists with bullets, a row's cells on a line."""
-    words: list[str] = []
+    pieces: list[str] = []
     block = document.findBlock(start)
-    before: QTextBlock | None = None
+    previous: QTextBlock | None = None
     while block.isValid() and block.position() < end:
-        if before is not None:
-            words.append("\t" if _same_row(before, block) else "\n")
+        if previous is not None:
+            pieces.append("\t" if _in_same_row(previous, block) else "\n")
         items = block.textList()
         if items is not None and start <= block.position() and not block.text().startswith(_TASK_BOXES):
-            item, deep = items.itemText(block), "  " * (items.format().indent() - 1)
-            words.append(f"{deep}{item if item[:1].isdigit() else '-'} ")
+            item, indent = items.itemText(block), "  " * (items.format().indent() - 1)
+            pieces.append(f"{indent}{item if item[:1].isdigit() else '-'} ")
         for fragment in fragments(block):
             first, form = fragment.position(), fragment.charFormat()
             piece = between(fragment.text(), max(start - first, 0), max(end - first, 0))
             if piece and form.isImageFormat():
                 name = form.toImageFormat().name()
-                piece = piece.replace(_OBJECT, formula(name) if name.startswith(FORMULA) else "")
-            words.append(piece.replace("\u2028", "\n").replace("\xa0", " "))
-        before, block = block, block.next()
-    return "".join(words).translate(_NO_WORDS).strip("\n")
+                piece = piece.replace(_OBJECT, formula_source(name) if name.startswith(FORMULA) else "")
+            pieces.append(piece.replace("\u2028", "\n").replace("\xa0", " "))
+        previous, block = block, block.next()
+    return "".join(pieces).translate(_INVISIBLE).strip("\n")
 
 
-def _same_row(before: QTextBlock, block: QTextBlock) -> bool:
-    first, second = QTextCursor(before), QTextCursor(block)
-    table = first.currentTable()
-    if table is None or second.currentTable() != table:
+def _in_same_row(first: QTextBlock, second: QTextBlock) -> bool:
+    cursor, next_cursor = QTextCursor(first), QTextCursor(second)
+    table = cursor.currentTable()
+    if table is None or next_cursor.currentTable() != table:
         return False
-    cell, following = table.cellAt(first), table.cellAt(second)
-    return cell.row() == following.row() and cell.column() != following.column()
+    cell, next_cell = table.cellAt(cursor), table.cellAt(next_cursor)
+    return cell.row() == next_cell.row() and cell.column() != next_cell.column()

@@ -40,8 +40,10 @@ class Selection(QObject):
     def watch(self, text: QTextEdit, view: MessageView) -> None:
         for watched in (text, text.viewport()):
             watched.installEventFilter(self)
-        if self._head is not None and self._is_between(view.message.id):
-            text.selectAll()
+        if self._head is not None:
+            rows, row = self._rows(), self._page.row_of(view.message.id)
+            if row is not None and rows and rows[0] < row < rows[-1]:
+                text.selectAll()
 
     def clear(self) -> None:
         for view in self._page.views.values():
@@ -59,6 +61,8 @@ class Selection(QObject):
         return {spot.message_id for spot in ends}
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if not isinstance(event, QContextMenuEvent | QMouseEvent | QKeyEvent):
+            return False
         view: QObject | None = watched
         while view is not None and not isinstance(view, MessageView):
             view = view.parent()
@@ -71,14 +75,14 @@ class Selection(QObject):
             self._open_menu(text, view, event)
             return True
         if isinstance(event, QMouseEvent) and text is not None and text is not watched:
-            return self._mouse_event(text, view, event)
+            return self._handle_mouse(text, view, event)
         if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and text is watched:
-            return self._key(text, view, event)
+            return self._handle_key(text, view, event)
         return False
 
-    def _mouse_event(self, text: QTextEdit, view: MessageView, event: QMouseEvent) -> bool:
-        left = event.button() is Qt.MouseButton.LeftButton
-        if event.type() == QEvent.Type.MouseButtonPress and left:
+    def _handle_mouse(self, text: QTextEdit, view: MessageView, event: QMouseEvent) -> bool:
+        is_left = event.button() is Qt.MouseButton.LeftButton
+        if event.type() == QEvent.Type.MouseButtonPress and is_left:
             spot = Spot(view.message.id, text, text.cursorForPosition(event.position().toPoint()).position())
             shift = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
             if shift and self._anchor is not None and self._anchor.text is not text:
@@ -90,7 +94,7 @@ class Selection(QObject):
             return False
         if event.type() == QEvent.Type.MouseMove and event.buttons() & Qt.MouseButton.LeftButton and self._anchor:
             return self._drag(event.globalPosition().toPoint())
-        if event.type() == QEvent.Type.MouseButtonRelease and left:
+        if event.type() == QEvent.Type.MouseButtonRelease and is_left:
             self._scroller.stop()
             return self._head is not None
         return False
@@ -98,11 +102,10 @@ class Selection(QObject):
     def _drag(self, mouse: QPoint) -> bool:
         self._mouse = mouse
         page = self._page.viewport()
-        outside = not 0 <= page.mapFromGlobal(mouse).y() < page.height()
-        if outside and not self._scroller.isActive():
-            self._scroller.start()
-        elif not outside:
+        if 0 <= page.mapFromGlobal(mouse).y() < page.height():
             self._scroller.stop()
+        elif not self._scroller.isActive():
+            self._scroller.start()
         spot = self._spot_at(mouse)
         if spot is None or self._anchor is None:
             return False
@@ -121,21 +124,20 @@ class Selection(QObject):
         self._drag(self._mouse)
 
     def _extend(self, head: Spot) -> None:
-        anchor = self._anchor
+        anchor, texts = self._anchor, self._texts()
         if anchor is None:
             return
         self._head = head
-        texts = self._texts()
         if anchor.text not in texts or head.text not in texts:
             return
-        a, h = texts.index(anchor.text), texts.index(head.text)
+        first, last = texts.index(anchor.text), texts.index(head.text)
         for i, text in enumerate(texts):
             end = text.document().characterCount() - 1
-            if i == a:
-                select(text, anchor.position, end if a < h else 0)
-            elif i == h:
-                select(text, 0 if a < h else end, head.position)
-            elif min(a, h) < i < max(a, h):
+            if i == first:
+                select(text, anchor.position, end if first < last else 0)
+            elif i == last:
+                select(text, 0 if first < last else end, head.position)
+            elif min(first, last) < i < max(first, last):
                 select(text, 0, end)
             elif text.textCursor().hasSelection():
                 select(text, 0, 0)
@@ -145,16 +147,17 @@ class Selection(QObject):
         return [text for view in views for text in view.texts]
 
     def _spot_at(self, mouse: QPoint) -> Spot | None:
-        best: tuple[int, QTextEdit, str] | None = None
+        """Return the place in the nearest visible text."""
+        nearest: tuple[int, QTextEdit, str] | None = None
         for view in self._page.views.values():
             for text in view.texts:
-                top, last = text.mapToGlobal(QPoint(0, 0)).y(), view.mapToGlobal(QPoint(0, view.height())).y()
-                away = max(top - mouse.y(), mouse.y() - min(top + text.height(), last), 0)
-                if top < last and (best is None or away < best[0]):  # not folded away
-                    best = (away, text, view.message.id)
-        if best is None:
+                top, bottom = text.mapToGlobal(QPoint(0, 0)).y(), view.mapToGlobal(QPoint(0, view.height())).y()
+                distance = max(top - mouse.y(), mouse.y() - min(top + text.height(), bottom), 0)
+                if top < bottom and (nearest is None or distance < nearest[0]):  # not folded away
+                    nearest = (distance, text, view.message.id)
+        if nearest is None:
             return None
-        _away, text, message_id = best
+        _distance, text, message_id = nearest
         return Spot(message_id, text, text.cursorForPosition(text.viewport().mapFromGlobal(mouse)).position())
 
     def _clear_others(self, text: QTextEdit) -> None:
@@ -162,29 +165,29 @@ class Selection(QObject):
             if other is not text and other.textCursor().hasSelection():
                 select(other, 0, 0)
 
-    def _is_between(self, message_id: str) -> bool:
-        rows = sorted(row for id in self.pinned() if (row := self._page.row_of(id)) is not None)
-        row = self._page.row_of(message_id)
-        return len(rows) == 2 and row is not None and rows[0] < row < rows[1]
+    def _rows(self) -> list[int]:
+        """Return the rows where the selection begins and ends, from the top."""
+        return sorted(row for id in self.pinned() if (row := self._page.row_of(id)) is not None)
 
     def selected(self, *, markdown: bool = False) -> str:
         pieces: list[str] = []
-        rows = [row for id in self.pinned() if (row := self._page.row_of(id)) is not None]
-        for message in self._page.messages[min(rows) : max(rows) + 1] if rows else ():
+        rows = self._rows()
+        for row in range(rows[0], rows[-1] + 1) if rows else ():
+            message = self._page.messages[row]
             view = self._page.views.get(message.id)
-            if view is None or self._is_between(message.id):
+            if view is None or rows[0] < row < rows[-1]:
                 pieces.append(self._page.whole_message(message, markdown=markdown))
                 continue
+            is_markdown = markdown and message.role is Role.ASSISTANT
             texts = [text for text in view.texts if text.textCursor().hasSelection()]
-            markdown_of = view.column.markdown_of if markdown and message.role is Role.ASSISTANT else selected_text
-            pieces += map(markdown_of, texts)
+            pieces += map(view.column.selected_markdown if is_markdown else selected_text, texts)
         return "\n\n".join(filter(None, pieces))
 
-    def _key(self, text: QTextEdit, view: MessageView, event: QKeyEvent) -> bool:
+    def _handle_key(self, text: QTextEdit, view: MessageView, event: QKeyEvent) -> bool:
         markdown = QKeySequence(event.keyCombination()) == _COPY_MARKDOWN
         if markdown or event.matches(QKeySequence.StandardKey.Copy):
-            self._adopt(text, view)
-            _put(self.selected(markdown=markdown))
+            self._adopt_native_selection(text, view)
+            QGuiApplication.clipboard().setText(self.selected(markdown=markdown))
         elif event.matches(QKeySequence.StandardKey.SelectAll):
             self.select_message(view)
         else:
@@ -203,27 +206,27 @@ class Selection(QObject):
             self._head = None
             select(texts[0], 0, last)
 
-    def _adopt(self, text: QTextEdit, view: MessageView) -> None:
+    def _adopt_native_selection(self, text: QTextEdit, view: MessageView) -> None:
         if not self.pinned() or (self._head is None and self._anchor and self._anchor.text is not text):
             self._anchor = Spot(view.message.id, text, text.textCursor().anchor())
 
     def _open_menu(self, text: QTextEdit | None, view: MessageView, event: QContextMenuEvent) -> None:
         menu = QMenu(text or view)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        whole = self._page.whole_message
-        some, link = False, ""
+        copy, whole = QGuiApplication.clipboard().setText, self._page.whole_message
+        has_selection, link = False, ""
         if text is not None:
-            self._adopt(text, view)
-            some = self._head is not None or text.textCursor().hasSelection()
+            self._adopt_native_selection(text, view)
+            has_selection = self._head is not None or text.textCursor().hasSelection()
             link = text.anchorAt(text.viewport().mapFromGlobal(event.globalPos()))
-        if some:
-            menu.addAction(_("Copy as text"), lambda: _put(self.selected()))
-            menu.addAction(_("Copy as Markdown"), lambda: _put(self.selected(markdown=True)))
+        if has_selection:
+            menu.addAction(_("Copy as text"), lambda: copy(self.selected()))
+            menu.addAction(_("Copy as Markdown"), lambda: copy(self.selected(markdown=True)))
         else:
-            menu.addAction(_("Copy message as text"), lambda: _put(whole(view.message, markdown=False)))
-            menu.addAction(_("Copy message as Markdown"), lambda: _put(whole(view.message, markdown=True)))
+            menu.addAction(_("Copy message as text"), lambda: copy(whole(view.message, markdown=False)))
+            menu.addAction(_("Copy message as Markdown"), lambda: copy(whole(view.message, markdown=True)))
         if link:
-            menu.addAction(_("Copy link address"), lambda: _put(link))
+            menu.addAction(_("Copy link address"), lambda: copy(link))
         menu.addSeparator()
         menu.addAction(_("Select this message"), lambda: self.select_message(view))
         if not view.action_row.isHidden():
@@ -232,7 +235,3 @@ class Selection(QObject):
                 if not action.isHidden():
                     menu.addAction(action.icon(), action.toolTip(), action.click)
         menu.popup(event.globalPos())
-
-
-def _put(words: str) -> None:
-    QGuiApplication.clipboard().setText(words)

@@ -24,19 +24,19 @@ from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.selection import Selection
 
-_MAX_SAID = 2000  # letters of a reply that are announced
-_AROUND = 12  # pixels left around a scroll target
-_GATHER_MS = 30  # finished formulas are collected this long before drawing
+_MAX_ANNOUNCED = 2000  # characters of a reply
+_SCROLL_MARGIN = 12  # pixels left around a scroll target
+_FORMULA_MS = 30  # finished formulas are collected this long before drawing
 
 
-def _takes_tab(widget: QWidget) -> bool:
-    wanted = widget.focusPolicy().value & Qt.FocusPolicy.TabFocus.value
-    return bool(wanted) and widget.isVisible() and widget.isEnabled()
+def _is_tab_stop(widget: QWidget) -> bool:
+    has_focus_by_tab = widget.focusPolicy().value & Qt.FocusPolicy.TabFocus.value
+    return bool(has_focus_by_tab) and widget.isVisible() and widget.isEnabled()
 
 
-def _stops_in(area: QWidget) -> list[QWidget]:
+def _tab_stops(area: QWidget) -> list[QWidget]:
     """Return an area's Tab stops, including itself, in reading order: by line, each from the left."""
-    stops = list(filter(_takes_tab, _family(area)))
+    stops = list(filter(_is_tab_stop, _descendants(area)))
     boxes = {stop: QRect(stop.mapTo(area, QPoint(0, 0)), stop.size()) for stop in stops}
     stops.sort(key=lambda stop: boxes[stop].top())
     line = dict.fromkeys(stops, 0)
@@ -45,12 +45,12 @@ def _stops_in(area: QWidget) -> list[QWidget]:
     return sorted(stops, key=lambda stop: (line[stop], boxes[stop].left()))
 
 
-def _family(widget: QWidget, closed: QWidget | None = None) -> Iterator[QWidget]:
+def _descendants(widget: QWidget, closed: QWidget | None = None) -> Iterator[QWidget]:
     """Yield a widget and its descendants in creation order, visible or not, but none inside `closed`."""
     yield widget
     for child in widget.children() if widget is not closed else ():
         if isinstance(child, QWidget) and not child.isWindow():
-            yield from _family(child, closed)
+            yield from _descendants(child, closed)
 
 
 class Transcript(MessageColumn):
@@ -64,16 +64,16 @@ class Transcript(MessageColumn):
         self.setObjectName("transcript")
         self.setAccessibleName(_("Chat"))
         self._live: tuple[str, str, str, float | None] | None = None
-        self._edits: dict[str, str] = {}  # started in messages without a widget
-        self._came_by: tuple[str, bool] | None = None  # branch switched to, and True if forwards
+        self._edits: dict[str, str] = {}  # unfinished, of messages without a widget
+        self._switched_to: tuple[str, bool] | None = None  # branch switched to by keyboard, and True if forwards
         self.tail.retry_requested.connect(self.retry_requested)
         self.selection = Selection(self)
         self._pinned = self.selection.pinned
         self.marks = HitMarks(self, look)
-        self._gather = QTimer(self, singleShot=True, interval=_GATHER_MS)
-        self._gather.timeout.connect(self._show_formulas)
-        self._formulas.ready.connect(lambda: self._gather.isActive() or self._gather.start())
-        look.changing.connect(self._let_go)
+        formula_timer = QTimer(self, singleShot=True, interval=_FORMULA_MS)
+        formula_timer.timeout.connect(self._show_formulas)
+        self._formulas.ready.connect(lambda: formula_timer.isActive() or formula_timer.start())
+        look.changing.connect(self._delete_views)
         look.changed.connect(self._restyle)
 
     def show_conversation(self, messages: Sequence[Message]) -> None:
@@ -91,10 +91,10 @@ class Transcript(MessageColumn):
         for id, view in list(self.views.items()):  # growing rows may reveal others
             if id not in self.views:
                 continue
-            message = shown[self._row_of[id]]
+            message = shown[self._row_by_id[id]]
             if isinstance(view, ReplyView) and view.message != message:
                 view.show_message(message)
-            self._tell_place(view)
+            self._set_last(view)
         self._arrange()
 
     def set_live(self, message_id: str, text: str, thinking: str, thinking_ms: float | None = None) -> None:
@@ -105,8 +105,7 @@ class Transcript(MessageColumn):
             view.set_live(text, thinking, thinking_ms)
 
     def edit(self, message_id: str) -> None:
-        row = self._row_of.get(message_id)
-        if row is not None:
+        if (row := self.row_of(message_id)) is not None:
             view = self._view(row)
             view.edit()
             self._arrange()
@@ -117,12 +116,12 @@ class Transcript(MessageColumn):
         if message_id in self.views:
             self.views[message_id].end_edit()
 
-    def show_pending(self, words: str, *, waits: bool = False) -> None:
+    def show_pending(self, text: str, *, waits: bool = False) -> None:
         """Show progress before the first token. `waits`: for another chat, which can be postponed."""
-        self.tail.pending.setText(words)
-        self.tail.pending.setAccessibleName(words)
-        self.tail.pending.setVisible(bool(words))
-        self.tail.first.setVisible(waits and bool(words))
+        self.tail.pending.setText(text)
+        self.tail.pending.setAccessibleName(text)
+        self.tail.pending.setVisible(bool(text))
+        self.tail.first.setVisible(waits and bool(text))
         self._fit_tail()
 
     def show_failure(self, error: KvchatError | None, model: str | None = None) -> None:
@@ -137,55 +136,51 @@ class Transcript(MessageColumn):
         """Have a screen reader read a finished reply, or the beginning of a long one."""
         view = self.views.get(message_id)
         if isinstance(view, ReplyView):
-            said = "\n".join(text.toPlainText() for text in view.column.texts)
-            announce(self, _("Reply: {text}", text=shorten(said, _MAX_SAID, placeholder="…")))
+            reply = "\n".join(text.toPlainText() for text in view.column.texts)
+            announce(self, _("Reply: {text}", text=shorten(reply, _MAX_ANNOUNCED, placeholder="…")))
 
     def show_message(self, message_id: str, number: int = 0) -> int:
-        """Scroll to a message: to mark `number` (−1: the last), or else to its beginning.
-
-        Return its number of marks.
-        """
-        row = self._row_of.get(message_id)
-        if row is None:
+        """Scroll to mark `number` of a message (−1: the last), or to its beginning; return its number of marks."""
+        if (row := self.row_of(message_id)) is None:
             return 0
         self._follow = False
         self._view(row)
-        self._arrange(TOP + self._rows.top(row) - GAP - self.verticalScrollBar().value())
+        self._arrange(TOP + self._rows.top(row) - GAP - self._bar.value())
         if self.marks.terms:
             self.views[message_id].unfold()
-        found = self.marks.in_message(message_id)
-        if found:
-            text, cursor = found[number if number < len(found) else -1]
-            self.marks.lead_to(text, cursor)
+        marks = self.marks.in_message(message_id)
+        if marks:
+            text, cursor = marks[number if number < len(marks) else -1]
+            self.marks.set_current(text, cursor)
             mark = text.cursorRect(cursor)
-            top = text.mapTo(self._ground, mark.topLeft()).y() - self.verticalScrollBar().value()
+            top = text.mapTo(self._content, mark.topLeft()).y() - self._bar.value()
             if not 0 <= top <= self.viewport().height() - mark.height():
                 self._arrange(top - self.viewport().height() // 3)
-        return len(found)
+        return len(marks)
 
     def focusNextPrevChild(self, next: bool) -> bool:
-        here = QApplication.focusWidget()
+        focus = QApplication.focusWidget()
         stop: QWidget | None = None
-        if here is self:
-            stop = self._stop_in_sight(forwards=True) if next else None
-        elif here is not None and self.isVisible() and self.isAncestorOf(here):
+        if focus is self:
+            stop = self._visible_stop(forwards=True) if next else None
+        elif focus is not None and self.isVisible() and self.isAncestorOf(focus):
             # Qt moves the focus away from hidden widgets, maybe while messages are placed.
-            stop = self if not _takes_tab(here) else self._stop_beside(here, next) or (None if next else self)
-        return self._give_keys(stop, next) if stop is not None else self.step_in_window(next)
+            stop = self if not _is_tab_stop(focus) else self._stop_beside(focus, next) or (None if next else self)
+        return self._focus(stop, next) if stop is not None else self.focus_next_in_window(next)
 
-    def step_in_window(self, forwards: bool) -> bool:
+    def focus_next_in_window(self, forwards: bool) -> bool:
         """Focus the window's next Tab stop in creation order; the page counts as one stop."""
-        here, family = QApplication.focusWidget(), list(_family(self.window(), closed=self))
-        start = family.index(here if here in family else self)
-        around = [*family[start + 1 :], *family[:start]]
-        stop = next(filter(_takes_tab, around if forwards else reversed(around)), None)
+        focus, widgets = QApplication.focusWidget(), list(_descendants(self.window(), closed=self))
+        start = widgets.index(focus if focus in widgets else self)
+        others = [*widgets[start + 1 :], *widgets[:start]]
+        stop = next(filter(_is_tab_stop, others if forwards else reversed(others)), None)
         if stop is self and not forwards:
-            stop = self._stop_in_sight(forwards=False) or self
-        return stop is not None and self._give_keys(stop, forwards)
+            stop = self._visible_stop(forwards=False) or self
+        return stop is not None and self._focus(stop, forwards)
 
-    def _give_keys(self, stop: QWidget, forwards: bool) -> bool:
+    def _focus(self, stop: QWidget, forwards: bool) -> bool:
         stop.setFocus(Qt.FocusReason.TabFocusReason if forwards else Qt.FocusReason.BacktabFocusReason)
-        if self._ground.isAncestorOf(stop):
+        if self._content.isAncestorOf(stop):
             self._show_inside(stop, stop.rect())
         return True
 
@@ -200,28 +195,28 @@ class Transcript(MessageColumn):
                 area = self._view(place)
                 if not self._rows.measured[place]:
                     self._arrange()
-            yield from _stops_in(area)[:: 1 if forwards else -1]
+            yield from _tab_stops(area)[:: 1 if forwards else -1]
 
-    def _stop_beside(self, here: QWidget, forwards: bool) -> QWidget | None:
+    def _stop_beside(self, focus: QWidget, forwards: bool) -> QWidget | None:
         end = len(self.messages)
-        areas = {self._row_of[id]: view for id, view in self.views.items()} | {end: self.tail, end + 1: self.jump}
-        begin = next(place for place, area in areas.items() if area.isAncestorOf(here))
+        areas = {self._row_by_id[id]: view for id, view in self.views.items()} | {end: self.tail, end + 1: self.jump}
+        begin = next(place for place, area in areas.items() if area.isAncestorOf(focus))
         stops = self._stops(range(begin, end + 2) if forwards else range(begin, -1, -1), forwards)
-        return next((stop for stop in dropwhile(lambda stop: stop is not here, stops) if stop is not here), None)
+        return next((stop for stop in dropwhile(lambda stop: stop is not focus, stops) if stop is not focus), None)
 
-    def _stop_in_sight(self, forwards: bool) -> QWidget | None:
-        top, sight, end = self.verticalScrollBar().value(), self.viewport().rect(), len(self.messages)
-        places = [*self._rows_between(top, top + sight.height()), end, end + 1]
+    def _visible_stop(self, forwards: bool) -> QWidget | None:
+        top, view, end = self._bar.value(), self.viewport().rect(), len(self.messages)
+        places = [*self._rows_between(top, top + view.height()), end, end + 1]
         stops = self._stops(places if forwards else reversed(places), forwards)
-        return next((s for s in stops if sight.intersects(QRect(s.mapTo(self, QPoint(0, 0)), s.size()))), None)
+        return next((stop for stop in stops if view.intersects(QRect(stop.mapTo(self, QPoint()), stop.size()))), None)
 
     def _show_inside(self, widget: QWidget, box: QRect) -> None:
         """Scroll if necessary to show all of a widget's `box`, or its nearer end."""
-        top, height = widget.mapTo(self._ground, box.topLeft()).y(), box.height()
-        above, area = self.verticalScrollBar().value(), self.viewport().height()
+        top, height = widget.mapTo(self._content, box.topLeft()).y(), box.height()
+        above, area = self._bar.value(), self.viewport().height()
         if min(top + height, above + area) - max(top, above) >= min(height, area // 2):
             return
-        to_top, to_bottom = top - _AROUND, top + height + _AROUND - area
+        to_top, to_bottom = top - _SCROLL_MARGIN, top + height + _SCROLL_MARGIN - area
         self.scroll_by((to_top if (top < above) == (height <= area) else to_bottom) - above)
 
     def _drop(self, ids: Sequence[str]) -> None:
@@ -234,29 +229,29 @@ class Transcript(MessageColumn):
     def _new_view(self, message: Message) -> View:
         view: View
         if message.role is Role.USER:
-            view = UserView(self._style, message, self._ground)
+            view = UserView(self._style, message, self._content)
         else:
-            view = ReplyView(self._style, message, self._ground)
+            view = ReplyView(self._style, message, self._content)
             view.retry_requested.connect(self.retry_requested)
-        view.requested.connect(self._pass_on)
-        view.text_made.connect(lambda text: self._watch(text, view))
+        view.requested.connect(self._forward_request)
+        view.text_added.connect(lambda text: self._watch(text, view))
         view.link_activated.connect(lambda url: ask_to_open(self.window(), url))
         view.installEventFilter(self.selection)  # menu outside the texts
-        self.marks.watch_documents(view)
+        self.marks.mark_documents(view)
         view.begin()
         if self._live is not None and self._live[0] == message.id and isinstance(view, ReplyView) and view.streaming:
             view.set_live(*self._live[1:])
             view.render_now()
         view.show()
         view.changed.connect(lambda: self._view_changed(message.id))
-        view.opened.connect(lambda: self._hold(message.id))
+        view.toggled.connect(lambda: self._view_toggled(message.id))
         if message.id in self._edits:
             view.edit(self._edits.pop(message.id))
-        self._tell_place(view)
-        if self._came_by and message.id == self._came_by[0]:
-            wanted, other = view.action_row.pager[:: -1 if self._came_by[1] else 1]
-            (wanted if wanted.isEnabled() else other).setFocus()
-            self._came_by = None
+        self._set_last(view)
+        if self._switched_to and message.id == self._switched_to[0]:
+            arrow, other = view.action_row.pager[:: -1 if self._switched_to[1] else 1]
+            (arrow if arrow.isEnabled() else other).setFocus()
+            self._switched_to = None
         return view
 
     def _watch(self, text: QTextEdit, view: View) -> None:
@@ -265,42 +260,43 @@ class Transcript(MessageColumn):
         if isinstance(text, TextPage):
             text.link_reached.connect(lambda: self._show_inside(text, text.cursorRect()))
 
-    def _hold(self, message_id: str) -> None:
+    def _view_toggled(self, message_id: str) -> None:
         """Keep what the reader unfolds in place, growing downwards; keep the last reply's end in view."""
-        follow, bar = self._follow, self.verticalScrollBar()
+        follow = self._follow
         is_last = self.row_of(message_id) == len(self.messages) - 1
         self._follow = follow and is_last and isinstance(self.views.get(message_id), ReplyView)
         self._view_changed(message_id)
-        self._follow = follow and bar.value() == bar.maximum()
+        self._follow = follow and self._bar.value() == self._bar.maximum()
         if self._follow:
             self._arrange()
 
-    def _tell_place(self, view: View) -> None:
+    def _set_last(self, view: View) -> None:
         if isinstance(view, ReplyView):
-            view.set_last(self._row_of[view.message.id] == len(self.messages) - 1)
+            view.set_last(self._row_by_id[view.message.id] == len(self.messages) - 1)
 
-    def _pass_on(self, requested: MessageRequest) -> None:
+    def _forward_request(self, request: MessageRequest) -> None:
         """When branches are switched by keyboard, focus the same button of the next branch."""
-        siblings, pager = requested.message.siblings, self.views[requested.message.id].action_row.pager
-        if requested.run is Request.SWITCH and any(button.hasFocus() for button in pager):
-            self._came_by = requested.text, siblings.index(requested.text) > siblings.index(requested.message.id)
-        self.message_requested.emit(requested)
+        siblings, pager = request.message.siblings, self.views[request.message.id].action_row.pager
+        if request.run is Request.SWITCH and any(button.hasFocus() for button in pager):
+            self._switched_to = request.text, siblings.index(request.text) > siblings.index(request.message.id)
+        self.message_requested.emit(request)
 
     def _show_formulas(self) -> None:
         for view in list(self.views.values()):
-            view.show_formulas()
+            if view.column.show_formulas():
+                view.changed.emit()
 
-    def _let_go(self) -> None:
+    def _delete_views(self) -> None:
         """Delete the widgets at once: they are recreated, and restyling those of 40 messages took 0.5 s."""
         self.selection.clear()
-        gone = {id: view for id, view in self.views.items() if id not in self._editing()}
-        self._drop(list(gone))
-        for view in gone.values():
+        deleted = {id: view for id, view in self.views.items() if id not in self._edited_ids()}
+        self._drop(list(deleted))
+        for view in deleted.values():
             QCoreApplication.sendPostedEvents(view, QEvent.Type.DeferredDelete)
 
     def _restyle(self) -> None:
         self._style = PageStyle(self._look, self._formulas)
         self.jump.setIcon(icon("arrow-down", self._look.theme.text))
         self.selection.clear()
-        self._drop([id for id in self.views if id not in self._editing()])
+        self._drop([id for id in self.views if id not in self._edited_ids()])
         self._arrange()

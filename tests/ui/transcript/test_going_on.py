@@ -35,9 +35,9 @@ async def seen(page: Transcript, id: str) -> list[object]:
     while not view.complete:
         view.render_now()
     pages = [part for part in view.column.parts if isinstance(part, TextPage)]
-    while any(page.formulas.awaited for page in pages):
+    while any(part.formulas.awaited for part in pages):
         await asyncio.sleep(0.005)
-        view.show_formulas()
+        page._show_formulas()
     parts: list[object] = [view.text, view.thinking, [text.toPlainText() for text in view.texts]]
     for part in view.column.parts:
         words = part.text if isinstance(part, CodeView) else part.document().toHtml()

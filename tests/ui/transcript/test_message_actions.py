@@ -23,7 +23,7 @@ _screen: list[QPointingDevice] = []  # kept: Qt knows a device for ever
 
 def seen(window: MainWindow, row: int) -> bool:
     view = window.transcript.views[window.transcript.messages[row].id]
-    return view.action_row.seen
+    return view.action_row.is_shown
 
 
 def tap(widget: QWidget, place: QPoint) -> None:
@@ -54,7 +54,7 @@ async def test_a_tap_shows_what_can_be_done_and_a_second_one_does_it(
     tap(reply, QPoint(20, 10))
     await until(lambda: [seen(window, row) for row in range(4)] == [False, True, False, True])
     copy, edit = reply.action_row.findChildren(QToolButton)[:2]
-    await until(lambda: reply.action_row.painted)
+    await until(lambda: reply.action_row.was_painted)
     QApplication.clipboard().clear()
     tap(copy, copy.rect().center())
     assert QApplication.clipboard().text() == "Hello."
@@ -70,7 +70,7 @@ async def test_a_tap_where_the_buttons_are_not_seen_presses_none(furnished: Fake
     reply = window.transcript.views[window.transcript.messages[1].id]
     edit = reply.action_row.findChildren(QToolButton)[1]
     tap(edit, edit.rect().center())
-    await until(lambda: seen(window, 1) and reply.action_row.painted)
+    await until(lambda: seen(window, 1) and reply.action_row.was_painted)
     assert reply.editor is None
 
 

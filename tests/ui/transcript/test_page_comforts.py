@@ -106,16 +106,16 @@ def test_the_last_reply_s_actions_are_always_seen(page: Transcript) -> None:
     messages = conversation(3)
     page.show_conversation(messages)
     last, before = page.views["a2"], page.views["a1"]
-    assert last.action_row.seen
+    assert last.action_row.is_shown
     for view in page.views.values():  # earlier tests leave the offscreen pointer anywhere
         QApplication.sendEvent(view, QEvent(QEvent.Type.Leave))
-    assert not before.action_row.seen
+    assert not before.action_row.is_shown
     before.action_row.buttons[1].setFocus()
-    assert before.action_row.seen, "the keyboard is there"
+    assert before.action_row.is_shown, "the keyboard is there"
     page.setFocus()
     page.update_messages([*messages, *conversation(4)[6:]])
-    assert page.views["a3"].action_row.seen
-    assert not last.action_row.always
+    assert page.views["a3"].action_row.is_shown
+    assert not last.action_row.is_last
 
 
 @pytest.mark.parametrize("place", ["its text", "beside its text", "a key"])
