@@ -15,6 +15,7 @@ from kvchat.chat.record.database import INTERRUPT_ABANDONED, Database
 from kvchat.chat.record.recovery import DailyBackups
 from kvchat.chat.service import ChatService
 from kvchat.chat.turn.receipts import ReplyStatistics, read_statistics
+from kvchat.chat.turn_context import TurnContext
 from kvchat.diagnostics import report
 from kvchat.engine.api.connection import DOWN_STATES, EngineState, EngineStatus
 from kvchat.engine.api.vitals import Vitals
@@ -85,20 +86,21 @@ class Runtime:
         self.model = AnsweringModel(
             settings=current_settings, host=self.engine, library=self.models, engine_settings=self._engine_settings
         )
-        self.chat = ChatService(
+        turn_context = TurnContext(
             database=database,
             worker=worker,
             store=store,
             host=self.engine,
             events=self.events,
             user_sampling=self.model.user_sampling,
-            model=self.model.for_new_chats,
+            default_model=self.model.for_new_chats,
             model_sampling=self.model.recommended_for_loaded,
             keep_deleted_s=lambda: self.settings.keep_deleted_s,
             read_ahead_off_reason=self._prefill_blocker,
         )
+        self.chat = ChatService(turn_context)
         self.save_points = StoreService(
-            paths=paths, store=store, settings=current_settings, speed=self.chat.turn_context.prefill_speed
+            paths=paths, store=store, settings=current_settings, speed=turn_context.prefill_speed
         )
         self.engines = EngineSetup(paths=paths, settings=current_settings, use=self.use_engine, notify=self._notify)
         self.transfer = TransferService(
@@ -107,7 +109,7 @@ class Runtime:
             worker=worker,
             events=self.events,
             store=store,
-            try_out=self.chat.try_imported_memory,
+            try_out=self.chat.memory_verifier.test,
         )
         self.api_server = ApiService(
             paths=paths,
@@ -117,7 +119,7 @@ class Runtime:
             model=self.model,
             models=self.models,
             notify=self._notify,
-            absorb=self.chat.turn_context.absorb,
+            absorb=turn_context.absorb,
         )
         self._idle_stop = IdleStop(
             minutes=lambda: self.settings.idle_minutes,
@@ -161,7 +163,7 @@ class Runtime:
             self._notify(problem.title, problem.explanation)
         self._backups.start()
         self._background.begin(self._load_blob_names())
-        self.chat.resume_deletions()
+        self.chat.recently_deleted.start()
         # The window opens with the newest conversation: use its model, if it still exists.
         newest = next(iter(await self.chat.conversations()), None)
         if newest is not None and newest.model and await asyncio.to_thread(Path(newest.model).exists):
@@ -174,7 +176,7 @@ class Runtime:
 
     async def serve(self) -> None:
         """Wait until the engine is ready, for `kvchat serve`. Raises KvchatError."""
-        self.chat.resume_deletions()
+        self.chat.recently_deleted.start()
         async with self.chat.slots.exclusive():
             await self.engine.ready()
         self._background.begin(self._idle_stop.run())
@@ -264,7 +266,7 @@ class Runtime:
         await self.engine.close()
         await save_progress.finish_or_cancel(self.chat.idle(), SAVE_TIMEOUT_S)
         await self._background.idle()
-        await self.chat.unsaved_replies.close()
+        await self.chat.turn_context.close()
         await self._backups.close()
         await save_progress.finish_or_cancel(
             asyncio.to_thread(self._store.close, save_progress.cancelled.is_set), SAVE_TIMEOUT_S

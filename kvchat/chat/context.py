@@ -271,7 +271,7 @@ class ContextService:
             return [database.branch(row["id"]) for row in database.rows(query, (model, RECENT_CHATS))]
 
         try:
-            branches = await self._turn_context.run_in_database(used_last)
+            branches = await self._turn_context.run(used_last)
         except KvchatError:
             return 0
         return max(map(estimate_tokens, branches), default=0) + MAX_RESERVE
@@ -333,5 +333,5 @@ class ContextService:
         turn_context, conversation_id = self._turn_context, split.recent[0].conversation_id
         parent = split.opening[-1].id if split.opening else None
         copies = [*summary, *split.recent]
-        await turn_context.run_in_database(copy_to_branch, parent, copies, split.recent[-1].id)
+        await turn_context.run(copy_to_branch, parent, copies, split.recent[-1].id)
         turn_context.publish_changes(conversation_id)

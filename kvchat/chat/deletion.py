@@ -1,10 +1,10 @@
 """Archiving, folders and deletion: first reversible, then permanent.
 
 **Recently deleted.** A deleted chat is hidden; a deleted message and those after it move to the table `removed`. Both
-keep their save points and can be restored for `keep_s` (if 0: for `UNDO_PERIOD_S` or until quit).
+keep their save points and can be restored for the time set (if 0: for `UNDO_PERIOD_S` or until quit).
 
 **A wrong clock deletes nothing early.** `deleted_s` sums the time between checks (hourly), each interval counted as
-at most `_max_interval_s`. An entry expires only when both the clock and this sum exceed `keep_s`.
+at most `_max_interval_s`. An entry expires only when both the clock and this sum exceed the time set.
 
 **Permanent deletion** also deletes the save points whose last message is in the entry, its words in the search index
 (SQLite and FTS5 overwrite them) and titles made from it. An interrupted deletion is completed at the next start.
@@ -17,7 +17,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -27,117 +27,15 @@ from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import as_datetime, as_text
 from kvchat.chat.record.recovery import scrub_backups
-from kvchat.chat.record.tree import removed_messages
 from kvchat.chat.search import Finder, leading_excerpt
 from kvchat.chat.turn_context import TurnContext
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import program_of
+from kvchat.kvstore.savepoint import StoreRefused, program_of
 from kvchat.kvstore.store import BlockStore
 from kvchat.text.language import _
 from kvchat.text.safe_text import safe_prose
 
 RETRY_DELAY_S = 300.0  # retry delay after a failed deletion
-
-
-class PermanentDeletion:
-    """Deletes chats and messages for good. Event-loop thread only.
-
-    Failures are reported once and retried, in this run and at the next start.
-    """
-
-    def __init__(self, turn_context: TurnContext, finder: Finder) -> None:
-        self._turn_context, self._finder = turn_context, finder
-        self._overwriting = False
-        self._pending_ids: set[str] = set()  # ids whose text is to be overwritten
-        self._retry_timer: asyncio.TimerHandle | None = None
-        self._reported = False
-
-    async def resume(self) -> None:
-        with self._retry_on_error():
-            if deleted := await self._turn_context.run_in_database(_deleted_ids):
-                await self.purge(deleted)
-
-    def close(self) -> None:
-        if self._retry_timer is not None:
-            self._retry_timer.cancel()
-
-    async def purge(self, deleted: Mapping[str, set[str]]) -> None:
-        """Permanently delete messages of each conversation, or all of it if its own id is among them."""
-        slots = self._turn_context.slots
-        with self._retry_on_error():
-            await slots.wait_until_released(deleted)
-            begun = [
-                slots.discard(chat) if chat in gone else slots.discard_messages(chat, gone)
-                for chat, gone in deleted.items()
-            ]
-            await asyncio.gather(*begun)  # may wait for another process: keep slots free meanwhile
-            self._pending_ids = self._pending_ids.union(*deleted.values())
-            if self._overwriting:
-                return  # the running call repeats
-            database, run = self._turn_context.database, self._turn_context.worker.run
-            self._overwriting = True
-            try:
-                while self._pending_ids:
-                    ids, self._pending_ids = self._pending_ids, set()
-                    await self._finder.purge_deleted()
-                    await run(database.checkpoint)
-                    await asyncio.to_thread(scrub_backups, database.file, ids)
-                    await run(database.write, "DELETE FROM deleted WHERE id = ?", *((id,) for id in ids))
-            finally:
-                self._overwriting = False
-
-    @contextlib.contextmanager
-    def _retry_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except KvchatError as error:
-            if not self._reported:
-                words = _(
-                    "{title}. {detail} kvchat will try again.", title=error.title.rstrip("."), detail=error.detail
-                )
-                self._turn_context.events.publish(Notice(_("Some deleted data has not been erased yet"), words))
-            self._reported = True
-            self.close()
-            loop = asyncio.get_running_loop()
-            self._retry_timer = loop.call_later(
-                RETRY_DELAY_S, lambda: self._turn_context.background.begin(self.resume())
-            )
-
-
-def purge_orphans(store: BlockStore, database: Database) -> None:
-    """Delete save points of deleted chats, left by a killed run. Raises StorageFailed and StoreRefused."""
-    by = database.file_id()
-    new = store.inventory.unchecked(by)
-    # Read afterwards, to include what another process has just saved.
-    gone = _deleted_ids(database)
-    for conversation_id, messages in new.messages.items():
-        if program_of(conversation_id):
-            continue  # the database has no program requests
-        if database.rows("SELECT 1 FROM prepared WHERE 'prepared:' || id = ?", (conversation_id,)):
-            continue  # only finished re-reads are used; the rest is deleted too
-        if not database.rows("SELECT 1 FROM conversations WHERE id = ?", (conversation_id,)):
-            gone.setdefault(conversation_id, set()).add(conversation_id)
-            continue
-        query = "SELECT id FROM messages WHERE id IN (SELECT value FROM json_each(?))"
-        missing = messages - {row["id"] for row in database.rows(query, (json.dumps(sorted(messages)),))}
-        if missing:
-            gone.setdefault(conversation_id, set()).update(missing)
-    kept = {row["id"] for removed in removed_messages(database) for row in removed.rows} if gone else set()
-    for conversation_id, ids in gone.items():
-        if conversation_id in ids:
-            store.inventory.delete_conversation(conversation_id)
-        elif ids - kept:
-            store.inventory.delete_messages(conversation_id, ids - kept)
-    store.inventory.mark_checked(by, new)
-
-
-def _deleted_ids(database: Database) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for row in database.rows("SELECT conversation_id, id FROM deleted"):
-        found.setdefault(row["conversation_id"], set()).add(row["id"])
-    return found
-
-
 UNDO_PERIOD_S = 30.0  # undo period if the settings keep nothing
 _ABANDONED_AFTER_S = 600.0  # by now, nobody waits to undo a deletion
 _EARLIEST_TIMESTAMP = 1_700_000_000  # seconds since 1970: older than kvchat
@@ -161,30 +59,36 @@ class DeletedEntry:
 
 
 class RecentlyDeleted:
-    """Deleted chats and messages that can be restored. Event-loop thread only; all methods raise StorageFailed."""
+    """Deleted chats and messages that can be restored, and their permanent deletion.
+
+    Event-loop thread only. Methods raise StorageFailed; a failed permanent deletion is reported once and retried, in
+    this run and at the next start.
+    """
 
     def __init__(
         self,
         turn_context: TurnContext,
+        finder: Finder,
         is_answering: Callable[[str], bool],
         stop_work: Callable[[str], None],
-        purge_chat: Callable[[str], Awaitable[None]],
-        purge_messages: Callable[[Mapping[str, set[str]]], Awaitable[None]],
-        keep_s: Callable[[], float],
     ) -> None:
-        """`stop_work` stops what runs for a chat; `purge_…` delete for good what the tables no longer have.
-
-        `keep_s`: 0 to keep nothing.
-        """
-        self._turn_context, self._is_answering = turn_context, is_answering
-        self._stop_work, self._keep_s = stop_work, keep_s
-        self._purge_chat, self._purge_messages = purge_chat, purge_messages
+        """`stop_work` stops what runs for a chat."""
+        self._turn_context, self._finder = turn_context, finder
+        self._is_answering, self._stop_work = is_answering, stop_work
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = 0.0  # loop time; timers of Qt's loop do not report theirs
         self._deleted_here: set[str] = set()  # in this run; deleted at exit if no retention is set
+        self._overwriting = False
+        self._pending_ids: set[str] = set()  # ids whose text is to be overwritten
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._reported = False
+
+    @property
+    def _keep_s(self) -> float:
+        return self._turn_context.keep_deleted_s() or UNDO_PERIOD_S
 
     async def entries(self) -> list[DeletedEntry]:
-        return await self._turn_context.run_in_database(entries, self._keep_s() or UNDO_PERIOD_S)
+        return await self._turn_context.run(entries, self._keep_s)
 
     async def restore(self, entry: DeletedEntry) -> None:
         """Restore the entry. Raises ConversationGone, ReplyInProgress and KvchatError."""
@@ -196,35 +100,97 @@ class RecentlyDeleted:
     async def restore_chats(self, ids: Sequence[str]) -> None:
         await self._hide(ids, None)
         self._deleted_here.difference_update(ids)
-        self._turn_context.events.publish(ConversationsChanged())
 
     async def restore_messages(self, conversation_id: str, first_id: str) -> None:
         if self._is_answering(conversation_id):
             raise ReplyInProgress
-        await self._turn_context.run_in_database(tree.restore_messages, first_id)
+        await self._turn_context.run(tree.restore_messages, first_id)
         self._deleted_here.discard(first_id)
         self._turn_context.publish_changes(conversation_id)
-
-    async def delete_now(self, entries: Sequence[DeletedEntry]) -> None:
-        for entry in entries:
-            if entry.is_chat:
-                await self._purge_chat(entry.id)
-            else:
-                ids = await self._turn_context.run_in_database(tree.delete_removed, entry.id)
-                await self._purge_messages({entry.conversation_id: ids})
-            self._deleted_here.discard(entry.id)
-        self._turn_context.events.publish(ConversationsChanged())
 
     async def delete(self, ids: Sequence[str]) -> None:
         for id in ids:
             self._stop_work(id)
         await self._hide(ids, time.time())
         self.add(ids)
-        self._turn_context.events.publish(ConversationsChanged())
+
+    async def _hide(self, ids: Sequence[str], at: float | None) -> None:
+        statement = "UPDATE conversations SET deleted_at = ?, deleted_s = 0, deleted_seen = NULL WHERE id = ?"
+        await self._turn_context.run(Database.write, statement, *((at, id) for id in ids))
+        self._turn_context.publish(ConversationsChanged())
 
     def add(self, ids: Sequence[str]) -> None:
         self._deleted_here.update(ids)
-        self.schedule_purge(self._keep_s() or UNDO_PERIOD_S)
+        self.schedule_purge(self._keep_s)
+
+    async def delete_now(self, entries: Sequence[DeletedEntry]) -> None:
+        for entry in entries:
+            if entry.is_chat:
+                await self.purge_chat(entry.id)
+            else:
+                ids = await self._turn_context.run(tree.delete_removed, entry.id)
+                await self.purge({entry.conversation_id: ids})
+            self._deleted_here.discard(entry.id)
+        self._turn_context.publish(ConversationsChanged())
+
+    async def purge_chat(self, conversation_id: str) -> None:
+        self._stop_work(conversation_id)
+        await self._turn_context.run(Database.delete, conversation_id)
+        self._turn_context.publish(ConversationsChanged())
+        self._turn_context.background.begin(self.purge({conversation_id: {conversation_id}}))
+        with contextlib.suppress(StoreRefused):  # `purge` also meets it, reports it and retries
+            await asyncio.to_thread(self._turn_context.store.inventory.delete_conversation, conversation_id)
+
+    async def purge(self, deleted: Mapping[str, set[str]]) -> None:
+        """Permanently delete messages of each conversation, or all of it if its own id is among them."""
+        turn_context, slots = self._turn_context, self._turn_context.slots
+        with self._retry_on_error():
+            await slots.wait_until_released(deleted)
+            discarding = [
+                slots.discard(chat) if chat in ids else slots.discard_messages(chat, ids)
+                for chat, ids in deleted.items()
+            ]
+            await asyncio.gather(*discarding)  # may wait for another process: keep slots free meanwhile
+            self._pending_ids = self._pending_ids.union(*deleted.values())
+            if self._overwriting:
+                return  # the running call repeats
+            self._overwriting = True
+            try:
+                while self._pending_ids:
+                    ids, self._pending_ids = self._pending_ids, set()
+                    await self._finder.purge_deleted()
+                    await turn_context.run(Database.checkpoint)
+                    await asyncio.to_thread(scrub_backups, turn_context.database.file, ids)
+                    statement = "DELETE FROM deleted WHERE id = ?"
+                    await turn_context.run(Database.write, statement, *((id,) for id in ids))
+            finally:
+                self._overwriting = False
+
+    @contextlib.contextmanager
+    def _retry_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except KvchatError as error:
+            if not self._reported:
+                detail = _(
+                    "{title}. {detail} kvchat will try again.", title=error.title.rstrip("."), detail=error.detail
+                )
+                self._turn_context.publish(Notice(_("Some deleted data has not been erased yet"), detail))
+            self._reported = True
+            if self._retry_timer is not None:
+                self._retry_timer.cancel()
+            loop, begin = asyncio.get_running_loop(), self._turn_context.background.begin
+            self._retry_timer = loop.call_later(RETRY_DELAY_S, lambda: begin(self._resume()))
+
+    async def _resume(self) -> None:
+        with self._retry_on_error():
+            if deleted := await self._turn_context.run(_deleted_ids):
+                await self.purge(deleted)
+
+    def start(self) -> None:
+        """Delete what an earlier run had no time for, and what has expired."""
+        self._turn_context.background.begin(self._resume())
+        self.schedule_purge()
 
     def schedule_purge(self, seconds: float = 0.0) -> None:
         """Delete expired entries after `seconds`, then regularly."""
@@ -241,27 +207,25 @@ class RecentlyDeleted:
             self._timer.cancel()
         self._timer, self._due_at = loop.call_at(at, check), at
 
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if not self._keep_s() and self._deleted_here:
-            self._turn_context.background.begin(self._purge_expired(set(self._deleted_here)))
-
-    async def _hide(self, ids: Sequence[str], at: float | None) -> None:
-        statement = "UPDATE conversations SET deleted_at = ?, deleted_s = 0, deleted_seen = NULL WHERE id = ?"
-        await self._turn_context.worker.run(self._turn_context.database.write, statement, *((at, id) for id in ids))
-
-    async def _purge_expired(self, these: set[str] | None = None) -> None:
+    async def _purge_expired(self, ids: set[str] | None = None) -> None:
+        """Delete expired entries, or those with `ids`."""
         with contextlib.suppress(KvchatError):
-            kept = await self._turn_context.run_in_database(_check_entries, self._keep_s() or UNDO_PERIOD_S)
+            kept = await self._turn_context.run(_check_entries, self._keep_s)
             now = as_datetime(time.time())
-            due = [entry for entry in kept if (entry.expires_at <= now if these is None else entry.id in these)]
+            due = [entry for entry in kept if (entry.expires_at <= now if ids is None else entry.id in ids)]
             if due:
                 await self.delete_now(due)
             left = [entry.expires_at for entry in kept if entry.expires_at > now]
-            if left and these is None:
+            if left and ids is None:
                 self.schedule_purge((min(left) - now).total_seconds())
+
+    def close(self) -> None:
+        for timer in (self._timer, self._retry_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = None
+        if not self._turn_context.keep_deleted_s() and self._deleted_here:
+            self._turn_context.background.begin(self._purge_expired(set(self._deleted_here)))
 
 
 def entries(database: Database, keep_s: float) -> list[DeletedEntry]:
@@ -276,15 +240,12 @@ def entries(database: Database, keep_s: float) -> list[DeletedEntry]:
     for id, title, deleted_at, seen_s, messages in database.rows(chats, seen):
         times = _times(deleted_at, seen_s, keep_s, now)
         found.append(DeletedEntry(as_text(id), as_text(id), safe_prose(as_text(title)), messages, "", *times))
-    of_messages = dict(map(tuple, database.rows(f"SELECT id, {_ELAPSED_SQL.format('removed_at')} FROM removed", seen)))
+    elapsed = dict(map(tuple, database.rows(f"SELECT id, {_ELAPSED_SQL.format('removed_at')} FROM removed", seen)))
     for removed in tree.removed_messages(database):
-        words = leading_excerpt(removed.text).text
-        times = _times(removed.removed_at, of_messages.get(removed.id), keep_s, now)
-        count = len(removed.rows)
+        times = _times(removed.removed_at, elapsed.get(removed.id), keep_s, now)
+        text, count = leading_excerpt(removed.text).text or "…", len(removed.rows)
         found.append(
-            DeletedEntry(
-                removed.id, removed.conversation_id, safe_prose(removed.title_now), count, words or "…", *times
-            )
+            DeletedEntry(removed.id, removed.conversation_id, safe_prose(removed.title_now), count, text, *times)
         )
     return sorted(found, key=lambda entry: entry.deleted_at, reverse=True)
 
@@ -294,6 +255,39 @@ def purge_abandoned(database: Database, keep_s: float) -> None:
         for entry in _check_entries(database, max(keep_s, _ABANDONED_AFTER_S)):
             if entry.expires_at.timestamp() <= time.time():
                 database.delete(entry.id) if entry.is_chat else tree.delete_removed(database, entry.id)
+
+
+def purge_orphans(store: BlockStore, database: Database) -> None:
+    """Delete save points of deleted chats, left by a killed run. Raises StorageFailed and StoreRefused."""
+    by = database.file_id()
+    new = store.inventory.unchecked(by)
+    # Read afterwards, to include what another process has just saved.
+    deleted = _deleted_ids(database)
+    for conversation_id, messages in new.messages.items():
+        if program_of(conversation_id):
+            continue  # the database has no program requests
+        if database.rows("SELECT 1 FROM prepared WHERE 'prepared:' || id = ?", (conversation_id,)):
+            continue  # only finished re-reads are used; the rest is deleted too
+        missing: Set[str] = {conversation_id}
+        if database.rows("SELECT 1 FROM conversations WHERE id = ?", (conversation_id,)):
+            query = "SELECT id FROM messages WHERE id IN (SELECT value FROM json_each(?))"
+            missing = messages - {row["id"] for row in database.rows(query, (json.dumps(sorted(messages)),))}
+        if missing:
+            deleted.setdefault(conversation_id, set()).update(missing)
+    kept = {row["id"] for removed in tree.removed_messages(database) for row in removed.rows} if deleted else set()
+    for conversation_id, ids in deleted.items():
+        if conversation_id in ids:
+            store.inventory.delete_conversation(conversation_id)
+        elif ids - kept:
+            store.inventory.delete_messages(conversation_id, ids - kept)
+    store.inventory.mark_checked(by, new)
+
+
+def _deleted_ids(database: Database) -> dict[str, set[str]]:
+    ids: dict[str, set[str]] = {}
+    for row in database.rows("SELECT conversation_id, id FROM deleted"):
+        ids.setdefault(row["conversation_id"], set()).add(row["id"])
+    return ids
 
 
 def _check_entries(database: Database, keep_s: float) -> list[DeletedEntry]:

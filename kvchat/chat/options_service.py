@@ -16,7 +16,8 @@ from kvchat.chat.options import (
     store_preset,
     validate_options,
 )
-from kvchat.chat.record.messages import MessageState, Role, new_message
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Role, new_message
 from kvchat.chat.record.tree import copy_to_branch
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineRefused
@@ -39,7 +40,7 @@ class OptionsService:
                 _("They are part of the beginning of the prompt."),
                 _("Start a new chat to use other options."),
             )
-        await self._turn_context.run_in_database(store_options, conversation_id, options)
+        await self._turn_context.run(store_options, conversation_id, options)
 
     async def has_messages(self, conversation_id: str) -> bool:
         return any(message.role is not Role.SYSTEM for message in await self._turn_context.branch(conversation_id))
@@ -61,19 +62,17 @@ class OptionsService:
         if text == (before.content if before else ""):
             return False
         documents = before.attachments if before else ()  # prepared for the chat
-        said = branch[1:] if before else branch
-        if said:
-            system = [new_message(conversation_id, Role.SYSTEM, text, attachments=documents)]
-            system = system if text or documents else []
-            await turn_context.run_in_database(copy_to_branch, None, [*system, *said], said[-1].id)
+        system = [new_message(conversation_id, Role.SYSTEM, text, attachments=documents)] if text or documents else []
+        messages = branch[1:] if before else branch
+        if messages:
+            await turn_context.run(copy_to_branch, None, [*system, *messages], messages[-1].id)
         else:
             if before:
-                await turn_context.worker.run(turn_context.database.remove_leaf, before)
-            if text or documents:
-                message = conversation_id, None, Role.SYSTEM, text, MessageState.COMPLETE, documents
-                await turn_context.worker.run(turn_context.database.append, *message)
+                await turn_context.run(Database.remove_leaf, before)
+            for message in system:
+                await turn_context.run(Database.append_message, message)
         turn_context.publish_changes(conversation_id)
-        return bool(said)
+        return bool(messages)
 
     async def validate(self, options: ChatOptions) -> None:
         """Raise InvalidOptions for invalid options; a ready engine also checks a JSON schema."""
@@ -84,16 +83,16 @@ class OptionsService:
             engine = await self._turn_context.host.ready()
             await engine.engine.check_schema(options.sampling.json_schema)
         except EngineRefused as refusal:
-            said = refusal.message.rpartition("JSON schema error at ")[2]
+            detail = refusal.message.rpartition("JSON schema error at ")[2]
             advice = _("Correct it and try again.")
-            raise InvalidOptions(_("The engine does not support this JSON schema"), said, advice) from None
+            raise InvalidOptions(_("The engine does not support this JSON schema"), detail, advice) from None
 
     async def presets(self) -> list[Preset]:
-        return await self._turn_context.run_in_database(presets)
+        return await self._turn_context.run(presets)
 
     async def store_preset(self, preset: Preset) -> Preset:
         await self.validate(preset.options)
-        return await self._turn_context.run_in_database(store_preset, preset)
+        return await self._turn_context.run(store_preset, preset)
 
     async def duplicate_preset(self, preset: Preset) -> Preset:
         base, taken = _("{name} copy", name=preset.name), {other.name for other in await self.presets()}
@@ -102,9 +101,7 @@ class OptionsService:
         return await self.store_preset(replace(preset, id="", is_default=False, name=name))
 
     async def delete_preset(self, preset: Preset) -> None:
-        await self._turn_context.worker.run(
-            self._turn_context.database.write, "DELETE FROM presets WHERE id = ?", (preset.id,)
-        )
+        await self._turn_context.run(Database.write, "DELETE FROM presets WHERE id = ?", (preset.id,))
 
     async def default_preset(self) -> Preset | None:
         return next((preset for preset in await self.presets() if preset.is_default), None)

@@ -105,7 +105,7 @@ async def test_a_run_that_was_killed_leaves_nothing_of_what_was_deleted(stage: S
     assert len(stage.save_points()) == 2
     await stage.restart()
     assert len(stage.save_points()) == (what == "message")
-    stage.runtime.chat.resume_deletions()
+    stage.runtime.chat.recently_deleted.start()
     await stage.runtime.chat.idle()
     assert traces(stage) == []
     assert rows(stage, "deleted") == 0
@@ -120,12 +120,12 @@ async def test_a_deleted_chat_is_nowhere(stage: Stage) -> None:
     await stage.answered(await stage.chat())
     chat = await asked(stage)
     await stage.runtime.chat.rename(chat, f"About the {SECRET}")
-    await stage.runtime.chat.turn_context.run_in_database(
+    await stage.runtime.chat.turn_context.run(
         Database.store_drafts,
         {chat: f"More about {SECRET}"},
         {chat: (Attachment("more.txt", 9, "h", f"Even more about {SECRET}"),)},
     )
-    await stage.runtime.chat.delete(chat)
+    await stage.runtime.chat.recently_deleted.purge_chat(chat)
     await stage.runtime.chat.idle()
     assert traces(stage) == []
     assert len(stage.save_points()) == 1
@@ -139,7 +139,7 @@ async def test_many_that_go_at_once_are_overwritten_together(stage: Stage, monke
         await go.wait()
 
     monkeypatch.setattr(stage.runtime.chat.finder, "purge_deleted", forget)
-    forget_chat = stage.runtime.chat._permanent_deletion.purge
+    forget_chat = stage.runtime.chat.recently_deleted.purge
     waiting = [asyncio.create_task(forget_chat({str(number): {str(number)}})) for number in range(5)]
     await stage.until(lambda: sum(task.done() for task in waiting) == 4)
     go.set()
@@ -210,7 +210,7 @@ async def test_what_cannot_be_deleted_is_told_once_and_tried_again(
 
     monkeypatch.setattr(store.inventory, "delete_conversation", refuse_at_first)
     monkeypatch.setattr(deletion, "RETRY_DELAY_S", 0.01)
-    await stage.runtime.chat.delete(chat)
+    await stage.runtime.chat.recently_deleted.purge_chat(chat)
     await stage.until(lambda: not rows(stage, "deleted"))
     await stage.runtime.chat.idle()
     assert [notice.title for notice in told] == ["Some deleted data has not been erased yet"]
@@ -259,7 +259,7 @@ async def test_a_chat_that_goes_while_a_backup_is_made_is_not_in_it(
     monkeypatch.setattr(recovery, "_copy_chats", copy_and_wait)
     made = asyncio.create_task(asyncio.to_thread(back_up, file, repeat_today=True))
     assert await asyncio.to_thread(copied.wait, 240)
-    await stage.runtime.chat.delete(chat)
+    await stage.runtime.chat.recently_deleted.purge_chat(chat)
     await stage.runtime.chat.idle()
     deleted.set()
     assert await made

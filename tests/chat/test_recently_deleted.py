@@ -45,7 +45,7 @@ async def test_a_chat_and_a_message_are_had_back_by_the_next_run_warm(stage: Sta
     await stage.runtime.close()
     let_days_pass(stage, 6)
     await stage.restart()
-    stage.runtime.chat.resume_deletions()
+    stage.runtime.chat.recently_deleted.start()
     await stage.runtime.chat.idle()
     assert [entry.id for entry in await deleted(stage)] == [message.id, chat]
     for entry in await deleted(stage):

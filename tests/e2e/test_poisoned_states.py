@@ -228,7 +228,7 @@ async def test_a_flipped_byte_of_a_block_reaches_no_engine(tmp_path, monkeypatch
         if way == "imported":
             file = tmp_path / "chat.kvchat"
             await at.runtime.transfer.export_with_memory(chat, file, lambda done, total: None)
-            await chats.delete(chat)
+            await chats.recently_deleted.purge_chat(chat)
             await chats.idle()
             [chat] = (await at.runtime.transfer.take_in([file], lambda done, total: None)).imported
     kept = StoreContents(home)

@@ -246,7 +246,11 @@ async def test_a_chat_deleted_while_it_is_verified_ends_that_without_an_error(tm
             if isinstance(event, ReadAheadProgress) and event.conversation_id == imported:
                 steps.append(event.done)
                 if not deletions:
-                    deleted = ours.chat.delete(imported) if for_good else ours.chat.recently_deleted.delete([imported])
+                    deleted = (
+                        ours.chat.recently_deleted.purge_chat(imported)
+                        if for_good
+                        else ours.chat.recently_deleted.delete([imported])
+                    )
                     deletions.append(asyncio.ensure_future(deleted))
 
         ours.events.subscribe(delete)

@@ -192,10 +192,10 @@ class Life:
             if self._dice.random() < 0.5:  # while it is being answered and saved
                 asking = self._runtime.chat.send(chat.id, "And more?", GREEDY)
                 await asyncio.sleep(self._dice.random() / 5)
-                await self._runtime.chat.delete(chat.id)
+                await self._runtime.chat.recently_deleted.purge_chat(chat.id)
                 await asking
             else:
-                await self._runtime.chat.delete(chat.id)
+                await self._runtime.chat.recently_deleted.purge_chat(chat.id)
             say(deleted=chat.id)
 
     async def _prune(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from kvchat.chat.service import ChatService
+from kvchat.chat.deletion import RecentlyDeleted
 from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.store import BlockStore
 from kvchat.runtime import Runtime
@@ -30,7 +30,7 @@ MOMENTS: dict[str, tuple[type, Callable[..., Any]]] = {  # the methods themselve
     "absorbing": (BlockStore, BlockStore.absorb_pending),
     "restoring": (Lease, Lease._restore),
     "pruning": (Inventory, Inventory.prune),
-    "deleting": (ChatService, ChatService.delete),
+    "deleting": (RecentlyDeleted, RecentlyDeleted.purge_chat),
     "forgetting": (Inventory, Inventory.delete_conversation),
     "exporting": (TransferService, TransferService.export),
     "importing": (TransferService, TransferService.take_in),

@@ -64,7 +64,7 @@ async def run(folder: Path, model: Path, turns: int, tell: Callable[[str], None]
             if turn % TURNS_PER_CHAT == 0:
                 chats.append((await runtime.chat.new_conversation("Notes.\n" + notes(20, start=turn))).id)
                 if len(chats) > CHATS:
-                    await runtime.chat.delete(chats.pop(0))
+                    await runtime.chat.recently_deleted.purge_chat(chats.pop(0))
             chat = chats[-1 - (turn % 3 == 2 and len(chats) > 1)]  # every third in the chat before: a restore
             reply = await runtime.chat.send(chat, f"How long is bridge {turn}?", GREEDY)
             assert reply is not None, f"turn {turn} had no reply"

@@ -34,6 +34,7 @@ from kvchat.chat.service import ChatService
 from kvchat.chat.turn import turns
 from kvchat.chat.turn.forecasts import Forecast, Forecasts
 from kvchat.chat.turn.receipts import REPLY_KINDS, DailyReplies, ReplyStatistics
+from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.engine.api.vitals import Vitals
 from kvchat.engine.api.wire import Sampling
@@ -251,7 +252,7 @@ class FakeChat(ChatService):
         worker = Worker("chats")
         database, store = worker.call(Database, paths.database), open_store_or_empty(paths, Settings())
         parts = {"database": database, "worker": worker, "store": store, "host": host, "events": events}
-        super().__init__(**parts, keep_deleted_s=lambda: 7 * 86_400.0)  # type: ignore[arg-type]
+        super().__init__(TurnContext(**parts, keep_deleted_s=lambda: 7 * 86_400.0))  # type: ignore[arg-type]
         self.context: FakeContext = FakeContext(self.calls)
         self.title_generator.generate = self._name  # type: ignore[method-assign]
         self.library: FakeDocuments = FakeDocuments(self)
@@ -366,9 +367,9 @@ class FakeChat(ChatService):
 
     # What a test uses to set the stage and to play the engine.
 
-    def _do(self, function: Callable[..., R], *args: object) -> R:
+    def _do(self, function: Callable[..., R], *args: object, **kwargs: object) -> R:
         """Return what a function of the database's thread returns, at once."""
-        return self._worker.call(function, self._database, *args)
+        return self.turn_context.worker.call(function, self.turn_context.database, *args, **kwargs)
 
     @property
     def by_id(self) -> dict[str, Conversation]:
@@ -399,7 +400,7 @@ class FakeChat(ChatService):
 
     def add(self, title: str, *, id: str | None = None) -> Conversation:
         """One more conversation, the newest."""
-        made = self._worker.call(self._database.create_conversation, title, id=id or f"c{next(self._ids)}")
+        made = self._do(Database.create_conversation, title, id=id or f"c{next(self._ids)}")
         self.events.publish(ConversationsChanged())
         return made
 

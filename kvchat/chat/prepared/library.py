@@ -26,6 +26,7 @@ from kvchat.chat.prepared.documents import (
     read_documents,
     system_message,
 )
+from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import prompt_content, prompt_messages
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.client import count_tokens_up_to
@@ -106,7 +107,7 @@ class Library:
         self.reading: dict[str, ReadingTask] = {}  # by id
 
     async def all(self) -> list[PreparedSet]:
-        return await self._turn_context.run_in_database(record.all_prepared)
+        return await self._turn_context.run(record.all_prepared)
 
     async def find(self, name: str) -> PreparedSet:
         found = next((prepared for prepared in await self.all() if prepared.name == name), None)
@@ -132,7 +133,7 @@ class Library:
     async def add(self, paths: Sequence[Path], name: str) -> PreparedSet:
         documents = await asyncio.to_thread(read_documents, paths)
         named = [str(path.absolute()) for path in paths]
-        made = await self._turn_context.run_in_database(record.add, name, named, documents)
+        made = await self._turn_context.run(record.add, name, named, documents)
         self._changed()
         return made
 
@@ -174,22 +175,22 @@ class Library:
 
     async def remove(self, prepared: PreparedSet) -> None:
         await self._cancel_reading(prepared)
-        await self._turn_context.run_in_database(record.remove, prepared)
+        await self._turn_context.run(record.remove, prepared)
         self._changed()
         if self._turn_context.slots.store.problem is None:
             await asyncio.to_thread(self._turn_context.slots.store.inventory.pin, prepared.owner, False)
         await self._purge({prepared.owner: {prepared.owner}})
 
     async def new_chat(self, prepared: PreparedSet) -> NewChat:
-        return await self._turn_context.run_in_database(record.new_chat, prepared)
+        return await self._turn_context.run(record.new_chat, prepared)
 
     async def names_by_owner(self) -> dict[str, str]:
-        rows = await self._turn_context.worker.run(self._turn_context.database.rows, "SELECT id, name FROM prepared")
+        rows = await self._turn_context.run(Database.rows, "SELECT id, name FROM prepared")
         return {f"prepared:{row['id']}": str(row["name"]) for row in rows}
 
     async def chat_documents(self, conversation_id: str) -> ChatDocuments | None:
         """Return the documents a chat started with, or None; imported chats are matched by hash."""
-        begun, documents = await self._turn_context.run_in_database(record.chat_documents, conversation_id)
+        begun, documents = await self._turn_context.run(record.chat_documents, conversation_id)
         if not documents:
             return None
         names, hashes = zip(*documents, strict=True)
@@ -239,7 +240,7 @@ class Library:
                 if again or not (isinstance(loss, EngineError) and loss.restore_fault):
                     raise
                 again = True  # the faulty state is set aside
-        await turn_context.run_in_database(record.finish, now, documents)
+        await turn_context.run(record.finish, now, documents)
         if prepared.label and prepared.label != now.label:
             await turn_context.slots.discard_messages(prepared.owner, [prepared.label])
         turn_context.background.begin(turn_context.absorb())
@@ -285,7 +286,7 @@ class Library:
             def progress(done: int) -> None:
                 if prepared.id in self.reading:
                     self.reading[prepared.id] = replace(self.reading[prepared.id], done=done, total=tokens)
-                    turn_context.events.publish(LibraryChanged(progress=True))
+                    turn_context.publish(LibraryChanged(progress=True))
 
             stops = [stop for stop in save_points_of(lease, boundary) if len(stop) >= loaded.expected_cached]
             if not await prefill_and_save(lease, stops, loaded, may_continue, keep, progress, STEP_MS):
@@ -307,7 +308,7 @@ class Library:
         )
 
     def _changed(self) -> None:
-        self._turn_context.events.publish(LibraryChanged())
+        self._turn_context.publish(LibraryChanged())
 
 
 def _raise_too_long(tokens: int, engine: ReadyEngine, documents: Sequence[Document]) -> NoReturn:

@@ -128,9 +128,12 @@ class Database(DatabaseFile):
         attachments: Sequence[Attachment] = (),
     ) -> Message:
         """Add a message under `parent_id` and make it the conversation's leaf. Raises ConversationGone."""
+        new = new_message(conversation_id, role, content, parent_id=parent_id, state=state, attachments=attachments)
+        return self.append_message(new)
+
+    def append_message(self, new: Message) -> Message:
         with self.transaction() as db:
-            self._check_exists(conversation_id)
-            new = new_message(conversation_id, role, content, parent_id=parent_id, state=state, attachments=attachments)
+            self._check_exists(new.conversation_id)
             return insert_message(db, new)
 
     def append_question(self, conversation_id: str, content: str, attachments: Sequence[Attachment] = ()) -> Message:

@@ -107,7 +107,7 @@ class Forecasts:
     async def forecast_chats(self, models: dict[str, str | None]) -> dict[str, Forecast]:
         """Forecast each chat's next reply, in two queries for all; `models`: path of the answering model by chat."""
         turn_context = self._turn_context
-        branches = await turn_context.run_in_database(_branches, list(models))
+        branches = await turn_context.run(_branches, list(models))
         try:
             kept = await asyncio.to_thread(turn_context.slots.store.inventory.summaries, list(models))
         except StoreRefused:
@@ -171,9 +171,7 @@ class Forecasts:
         """Return the measured ms per byte of this run or an earlier one, or 0."""
         now = self._turn_context.slots.restore_cost.restore_ms_per_byte
         if now is None and self._stored_restore_rate is None:
-            self._stored_restore_rate = (
-                await self._turn_context.worker.run(self._turn_context.database.restore_ms_per_byte) or 0.0
-            )
+            self._stored_restore_rate = await self._turn_context.run(Database.restore_ms_per_byte) or 0.0
         return now if now is not None else self._stored_restore_rate or 0.0
 
 

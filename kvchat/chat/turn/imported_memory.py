@@ -1,6 +1,6 @@
 """Memory imported with a chat: tested before its next message relies on it, later replaced.
 
-**Trying out** restores it and proves that the engine uses it. **Verifying** processes the chat with the user's own
+**Testing** restores it and proves that the engine uses it. **Verifying** processes the chat with the user's own
 model and deletes the imported memory. States cannot be compared: recomputed rows differ in rounding.
 """
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvchat.chat.events import ConversationsChanged, ReadAheadProgress
+from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import ends_with_reply, needs_vision, prompt_messages
 from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.errors import EngineError
@@ -29,6 +30,7 @@ from kvchat.text.language import _, join_sentences
 from kvchat.text.reasons import Reason, ReasonCode
 
 PROBE_TOKENS = 4  # tokens appended to the restored state, as in the self-test
+MAX_SPARE_MS = 600_000.0  # longer reads are verified only on request
 
 
 @dataclass(frozen=True)
@@ -39,64 +41,6 @@ class MemoryTest:
     is_pending: bool = False  # not tried: no engine is ready yet
 
 
-async def try_imported_memory(
-    turn_context: TurnContext, conversation_id: str, fingerprint: Fingerprint, start: bool
-) -> MemoryTest:
-    """Prove that the chat's memory is usable; the slot is empty afterwards. `start`: start an engine."""
-    chosen, branch = await turn_context.answer_settings(conversation_id), await turn_context.branch(conversation_id)
-    messages = prompt_messages(branch)
-    request = Request(messages, model=chosen.model, template=chosen.options.template)
-    if not start and not turn_context.host.is_ready(chosen.model, vision=needs_vision(messages)):
-        return MemoryTest(is_pending=True)
-
-    async def work(slot: Slot, _may_continue: Callable[[], bool]) -> MemoryTest:
-        lease: Lease | None = None
-        try:
-            lease = await turn_context.exchange(slot, conversation_id).ready(request)
-            return await _test_memory(lease, messages, fingerprint)
-        except KvchatError as error:
-            if isinstance(error, EngineError) and error.restore_fault:
-                return MemoryTest(reason=error.restore_fault)
-            message = join_sentences(error.title, error.detail).rstrip(".。")
-            return MemoryTest(reason=Reason(ReasonCode.ERROR, {"message": message}), is_pending=True)
-        finally:
-            if lease is not None:
-                await _erase_slot(lease)
-
-    tried = await turn_context.slots.run_background(Priority.TEST_IMPORT, conversation_id, work, wait=start)
-    return tried or MemoryTest(is_pending=True)
-
-
-async def _test_memory(lease: Lease, messages: list[ChatMessage], fingerprint: Fingerprint) -> MemoryTest:
-    differences = fingerprint.differences(lease.engine.fingerprint)
-    if differences:
-        return MemoryTest(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": differences}))
-    await _erase_slot(lease)
-    boundary = await lease.turn_boundary(messages)
-    if len(boundary) + PROBE_TOKENS >= lease.engine.context_size:
-        places = {"tokens": len(boundary), "context_size": lease.engine.context_size}
-        return MemoryTest(reason=Reason(ReasonCode.LONGER_THAN_CONTEXT, places))
-    loaded = await lease.load_boundary(boundary)
-    if loaded.restore is None:
-        return MemoryTest(reason=loaded.miss_reason or Reason(ReasonCode.NOT_WORTH_IT))
-    more = (await lease.engine.engine.prompt_tokens([ChatMessage("user", "A")]))[:PROBE_TOKENS]
-    read = await lease.prefill((*boundary, *more))
-    verdict = await lease.prove(loaded, read.cache_n, read.prompt_tokens)
-    if verdict.hollow:
-        return MemoryTest(reason=verdict.miss_reason)
-    return MemoryTest(read.cache_n, len(boundary))
-
-
-async def _erase_slot(lease: Lease) -> None:
-    lease.slot.forget()
-    with contextlib.suppress(EngineError):  # a dead engine has no state
-        await lease.engine.engine.erase_slot()
-    lease.slot.mark_empty()
-
-
-MAX_SPARE_MS = 600_000.0  # longer reads are verified only on request
-
-
 class VerificationError(KvchatError):
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -105,13 +49,39 @@ class VerificationError(KvchatError):
 
 
 class MemoryVerifier:
-    """Verifies imported memory, chat by chat. Event-loop thread only."""
+    """Tests and verifies imported memory, chat by chat. Event-loop thread only."""
 
     def __init__(self, turn_context: TurnContext, on_slot_changed: Callable[[], None]) -> None:
         """`on_slot_changed`: called when a slot may hold another chat than before."""
         self._turn_context, self._on_slot_changed = turn_context, on_slot_changed
         self._postponed: set[str] = set()  # chats not retried in spare time
         self._in_progress: set[str] = set()  # chats being verified
+
+    async def test(self, conversation_id: str, fingerprint: Fingerprint, start: bool) -> MemoryTest:
+        """Prove that the chat's memory is usable; the slot is empty afterwards. `start`: start an engine."""
+        turn_context = self._turn_context
+        chosen, branch = await turn_context.settings_and_branch(conversation_id)
+        messages = prompt_messages(branch)
+        request = Request(messages, model=chosen.model, template=chosen.options.template)
+        if not start and not turn_context.host.is_ready(chosen.model, vision=needs_vision(messages)):
+            return MemoryTest(is_pending=True)
+
+        async def test(slot: Slot, _may_continue: Callable[[], bool]) -> MemoryTest:
+            lease: Lease | None = None
+            try:
+                lease = await turn_context.exchange(slot, conversation_id).ready(request)
+                return await _test_memory(lease, messages, fingerprint)
+            except KvchatError as error:
+                if isinstance(error, EngineError) and error.restore_fault:
+                    return MemoryTest(reason=error.restore_fault)
+                message = join_sentences(error.title, error.detail).rstrip(".。")
+                return MemoryTest(reason=Reason(ReasonCode.ERROR, {"message": message}), is_pending=True)
+            finally:
+                if lease is not None:
+                    await _erase_slot(lease)
+
+        result = await turn_context.slots.run_background(Priority.TEST_IMPORT, conversation_id, test, wait=start)
+        return result or MemoryTest(is_pending=True)
 
     async def verify(self, conversation_id: str) -> bool:
         """Read the chat in spare time, then delete its imported memory; False if the chat was deleted meanwhile."""
@@ -135,19 +105,14 @@ class MemoryVerifier:
         if await asyncio.to_thread(turn_context.read_ahead_off_reason):
             return
         try:
-            waiting = await asyncio.to_thread(turn_context.slots.store.inventory.imported)
+            waiting = await asyncio.to_thread(turn_context.store.inventory.imported)
         except StoreRefused:
             return
         for conversation_id in sorted(waiting - self._postponed):
             try:
-                if (
-                    await turn_context.worker.run(turn_context.database.conversation, conversation_id) is None
-                ):  # deleted
+                if await turn_context.run(Database.conversation, conversation_id) is None:  # deleted
                     continue
-                chosen, branch = (
-                    await turn_context.answer_settings(conversation_id),
-                    await turn_context.branch(conversation_id),
-                )
+                chosen, branch = await turn_context.settings_and_branch(conversation_id)
                 if not turn_context.host.is_ready(chosen.model, vision=needs_vision(prompt_messages(branch))):
                     continue
                 if await self._run(conversation_id, MAX_SPARE_MS):
@@ -160,9 +125,9 @@ class MemoryVerifier:
         """Return True if the whole chat was read. Raises VerificationError if that takes over `max_ms`."""
         is_requested = math.isinf(max_ms)
         self._in_progress.add(conversation_id)
-        rank = Priority.DOCUMENTS if is_requested else Priority.VERIFY
+        priority = Priority.DOCUMENTS if is_requested else Priority.VERIFY
         work = partial(self._read, conversation_id, max_ms)
-        return await self._turn_context.slots.run_background(rank, conversation_id, work, wait=is_requested)
+        return await self._turn_context.slots.run_background(priority, conversation_id, work, wait=is_requested)
 
     async def _replace(self, conversation_id: str) -> None:
         turn_context, slots = self._turn_context, self._turn_context.slots
@@ -170,37 +135,34 @@ class MemoryVerifier:
         for slot in slots.all:
             if slot.audience == imported_audience(conversation_id) and not slot.claimed_tokens:
                 slot.forget()  # erased before its next use
-        await slots.write(slots.store.inventory.delete_imported, conversation_id)
-        turn_context.events.publish(ConversationsChanged())
+        await slots.write(turn_context.store.inventory.delete_imported, conversation_id)
+        turn_context.publish(ConversationsChanged())
         self._on_slot_changed()
 
     async def _read(self, conversation_id: str, max_ms: float, slot: Slot, wanted: Callable[[], bool]) -> bool:
         """Read the chat on from its verified part and save it; False if interrupted."""
         turn_context = self._turn_context
-        chosen, branch = await turn_context.answer_settings(conversation_id), await turn_context.branch(conversation_id)
+        chosen, branch = await turn_context.settings_and_branch(conversation_id)
         if not ends_with_reply(branch):
             raise VerificationError(_("The last message has no reply yet."))
         request = Request(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
-        exchange, events, costs = (
-            turn_context.exchange(slot, conversation_id),
-            turn_context.events,
-            turn_context.slots.restore_cost,
-        )
+        exchange, restore_cost = turn_context.exchange(slot, conversation_id), turn_context.slots.restore_cost
         async with exchange.explaining_losses():
             lease = await exchange.ready(request)
             boundary = await lease.turn_boundary(request.messages)
-            needed = len(boundary) + lease.engine.reserve(None)
+            total = len(boundary)
+            needed = total + lease.engine.reserve(None)
             if lease.engine.too_small(needed) and math.isinf(max_ms):
                 lease = await exchange.with_room(request, needed)
-            if len(boundary) >= lease.engine.context_size:
-                raise PromptTooLong(len(boundary), lease.engine.limit)
+            if total >= lease.engine.context_size:
+                raise PromptTooLong(total, lease.engine.limit)
             if not lease.saving_enabled:
                 raise VerificationError(_("Chat memory cannot be saved with this engine and model."))
             loaded = await lease.load(boundary, reader=CHATS_AUDIENCE)
             done, saved = loaded.expected_cached, False
 
             def may_continue() -> bool:
-                if costs.prefill_ms(len(boundary) - done) > max_ms:
+                if restore_cost.prefill_ms(total - done) > max_ms:
                     raise VerificationError("")
                 return wanted() and conversation_id in self._in_progress
 
@@ -210,16 +172,42 @@ class MemoryVerifier:
                 point = await lease.save(stop, label=branch[-1].id, notify=False)
                 saved = point is not None and stop == boundary and not is_imported(point.audience)
 
-            def progress(so_far: int) -> None:
+            def on_progress(tokens: int) -> None:
                 nonlocal done
-                done = so_far
-                events.publish(ReadAheadProgress(conversation_id, done, len(boundary), draft=False))
+                done = tokens
+                turn_context.publish(ReadAheadProgress(conversation_id, done, total, draft=False))
 
             try:
                 stops = [stop for stop in save_points_of(lease, boundary) if len(stop) >= done]
-                read = await prefill_and_save(lease, stops, loaded, may_continue, keep, progress)
+                read = await prefill_and_save(lease, stops, loaded, may_continue, keep, on_progress)
             finally:
-                events.publish(ReadAheadProgress(conversation_id, len(boundary), len(boundary), draft=False))
+                turn_context.publish(ReadAheadProgress(conversation_id, total, total, draft=False))
         if read and not saved:
             raise VerificationError(_("The reprocessed chat memory could not be saved."))
         return read
+
+
+async def _test_memory(lease: Lease, messages: list[ChatMessage], fingerprint: Fingerprint) -> MemoryTest:
+    if differences := fingerprint.differences(lease.engine.fingerprint):
+        return MemoryTest(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": differences}))
+    await _erase_slot(lease)
+    boundary = await lease.turn_boundary(messages)
+    if len(boundary) + PROBE_TOKENS >= lease.engine.context_size:
+        counts = {"tokens": len(boundary), "context_size": lease.engine.context_size}
+        return MemoryTest(reason=Reason(ReasonCode.LONGER_THAN_CONTEXT, counts))
+    loaded = await lease.load_boundary(boundary)
+    if loaded.restore is None:
+        return MemoryTest(reason=loaded.miss_reason or Reason(ReasonCode.NOT_WORTH_IT))
+    probe = (await lease.engine.engine.prompt_tokens([ChatMessage("user", "A")]))[:PROBE_TOKENS]
+    read = await lease.prefill((*boundary, *probe))
+    verdict = await lease.prove(loaded, read.cache_n, read.prompt_tokens)
+    if verdict.hollow:
+        return MemoryTest(reason=verdict.miss_reason)
+    return MemoryTest(read.cache_n, len(boundary))
+
+
+async def _erase_slot(lease: Lease) -> None:
+    lease.slot.forget()
+    with contextlib.suppress(EngineError):  # a dead engine has no state
+        await lease.engine.engine.erase_slot()
+    lease.slot.mark_empty()

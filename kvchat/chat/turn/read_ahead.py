@@ -151,7 +151,7 @@ class ReadAhead:
         if reason := await asyncio.to_thread(self._turn_context.read_ahead_off_reason):  # battery check may be slow
             if reason != self._reported_reason and (target.attachments or len(target.draft) >= PASTE_CHARACTERS):
                 self._reported_reason = reason
-                self._turn_context.events.publish(ReadAheadSkipped(target.conversation_id, reason))
+                self._turn_context.publish(ReadAheadSkipped(target.conversation_id, reason))
             return False
         if self._stopped == target.conversation_id:
             return False
@@ -211,7 +211,7 @@ class ReadAhead:
                 gain = lease.slots.restore_cost.prefill_ms(len(job.draft) - len(boundary))
                 if cost is None or cost > gain:
                     reason = Reason(ReasonCode.COSTS_MORE)
-                    self._turn_context.events.publish(ReadAheadSkipped(job.target.conversation_id, reason))
+                    self._turn_context.publish(ReadAheadSkipped(job.target.conversation_id, reason))
                     return False
             return await self._read(job, [job.draft], loaded, draft=True)
         return True

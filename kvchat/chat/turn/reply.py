@@ -8,13 +8,13 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from kvchat.chat.events import EngineSilent, EventBus, FirstToken, Notice, Prefilling, ReplyDelta, Speed
+from kvchat.chat.events import EngineSilent, FirstToken, Notice, Prefilling, ReplyDelta, Speed
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import Message, MessageState, Receipt
+from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.wire import ChatChunk, Timings
 from kvchat.session.proof import NOTHING_LOADED, LoadedState, LoadResult, judge_load
-from kvchat.system.concurrency import Worker
 from kvchat.text.language import _
 
 FLUSH_INTERVAL_S = 0.5  # maximum loss in a crash
@@ -58,8 +58,9 @@ class ReplyWriter:
     `message` is the starting point: an empty reply, or one to continue.
     """
 
-    def __init__(self, message: Message, sent_at: float, database: Database, worker: Worker, events: EventBus) -> None:
+    def __init__(self, message: Message, sent_at: float, turn_context: TurnContext) -> None:
         self.message = self.original = message
+        self._turn_context, self._publish = turn_context, turn_context.events.publish
         self._text, self._thinking = list[str](), list[str]()
         self._timings: Timings | None = None
         self._ttft_ms: float | None = None
@@ -73,11 +74,7 @@ class ReplyWriter:
         self._steps: list[LoadResult] = []  # several if outgrown or crowded out
         self._sent_at = self._last_output_at = sent_at  # time.perf_counter() at Send and at the engine's last output
         self._longest_gap_s, self._silent = 0.0, False
-        self._database = database
-        self._worker = worker
-        self._events = events
-        self._unwritten = False
-        self._speed_sent_at = 0.0
+        self._unwritten, self._speed_sent_at = False, 0.0
 
     @property
     def predicted_tokens(self) -> int:
@@ -99,13 +96,11 @@ class ReplyWriter:
     def on_request_sent(self, loaded: LoadedState | None, engine_wait_s: float) -> None:
         self._awaiting_output, self._engine_wait_s = loaded is not None, engine_wait_s
         self._last_output_at = time.perf_counter()
-        if loaded is None:
-            return
-        self._loaded = loaded
-        restore = loaded.restore
-        # Subtract this conversation's own restore from the queue wait.
-        if restore and restore.finished_at <= self._sent_at + self.queue_wait_s:
-            self.queue_wait_s = max(0.0, self.queue_wait_s - restore.ms_since(self._sent_at) / 1000)
+        if loaded is not None:
+            self._loaded, restore = loaded, loaded.restore
+            # Subtract this conversation's own restore from the queue wait.
+            if restore and restore.finished_at <= self._sent_at + self.queue_wait_s:
+                self.queue_wait_s = max(0.0, self.queue_wait_s - restore.ms_since(self._sent_at) / 1000)
 
     @contextlib.asynccontextmanager
     async def periodic_flush(self) -> AsyncIterator[None]:
@@ -118,7 +113,7 @@ class ReplyWriter:
 
     async def finish(self, state: MessageState, receipt: Receipt | None) -> Message:
         self.message = self.snapshot(state, receipt or self.original.receipt)
-        await self._worker.run(self._database.update_reply, self.message)
+        await self._turn_context.run(Database.update_reply, self.message)
         return self.message
 
     def receipt(self, model: str, prefill_rate: float | None) -> Receipt | None:
@@ -165,12 +160,12 @@ class ReplyWriter:
         gap, self._last_output_at = now - self._last_output_at, now
         if self._silent:
             self._silent = False
-            self._events.publish(EngineSilent(conversation, 0.0))
+            self._publish(EngineSilent(conversation, 0.0))
         elif not self.is_empty:
             self._longest_gap_s = max(self._longest_gap_s, gap)
         self._timings = timings = chunk.timings or self._timings
         if progress := chunk.progress:
-            self._events.publish(Prefilling(conversation, progress.processed, progress.total))
+            self._publish(Prefilling(conversation, progress.processed, progress.total))
         text, thinking = chunk.text, chunk.thinking
         if not (text or thinking):
             return
@@ -188,16 +183,15 @@ class ReplyWriter:
             cached, prompt = (timings.cache_n, timings.prompt_tokens) if timings else (0, 0)
             verdict = judge_load(self._loaded, cached, prompt) if timings else None
             restored = restore.ms_since(self._sent_at) if (restore := self._loaded.restore) else 0.0
-            self._events.publish(
-                FirstToken(conversation, self._ttft_ms, cached, prompt, verdict, restored, self.earlier_tokens)
-            )
+            earlier = self.earlier_tokens
+            self._publish(FirstToken(conversation, self._ttft_ms, cached, prompt, verdict, restored, earlier))
             # listeners may not have the beginning
             text, thinking = self.original.content + text, self.original.thinking + thinking
-        self._events.publish(ReplyDelta(conversation, self.message.id, text, thinking, self._thinking_ms))
+        self._publish(ReplyDelta(conversation, self.message.id, text, thinking, self._thinking_ms))
         if timings and now - self._speed_sent_at >= SPEED_INTERVAL_S:
             self._speed_sent_at = now
             used = timings.prompt_tokens + timings.predicted_n
-            self._events.publish(Speed(conversation, timings.tokens_per_second, used))
+            self._publish(Speed(conversation, timings.tokens_per_second, used))
 
     async def _flush_regularly(self) -> None:
         warned = False
@@ -206,16 +200,15 @@ class ReplyWriter:
             silent, usual = time.perf_counter() - self._last_output_at, 4 * self._longest_gap_s
             if self._awaiting_output and silent >= max(usual, SILENT_PREFILL_S if self.is_empty else SILENT_S):
                 self._silent = True
-                self._events.publish(EngineSilent(self.message.conversation_id, silent))
+                self._publish(EngineSilent(self.message.conversation_id, silent))
             if not self._unwritten:
                 continue
             self._unwritten = False
-            partial = self.snapshot(MessageState.STREAMING)
             try:
-                await self._worker.run(self._database.update_reply, partial)
+                await self._turn_context.run(Database.update_reply, self.snapshot(MessageState.STREAMING))
             except StorageFailed as error:
                 self._unwritten = True  # retry next round: the other process may be slow
                 if not warned:
                     warned = True
-                    words = _("{detail} The reply continues; kvchat keeps trying to save it.", detail=error.detail)
-                    self._events.publish(Notice(error.title, words))
+                    detail = _("{detail} The reply continues; kvchat keeps trying to save it.", detail=error.detail)
+                    self._publish(Notice(error.title, detail))

@@ -80,7 +80,7 @@ class TitleGenerator:
         """Have the model name the chat, replacing any title. Raises NoTitle and StorageFailed."""
         turn_context = self._turn_context
         await self.idle()  # a naming in progress would block this one, and be ended by it
-        await turn_context.run_in_database(mark_title_due, conversation_id)
+        await turn_context.run(mark_title_due, conversation_id)
         attempt = await self._generate(conversation_id, give_up=True)
         if attempt.answer is None:
             what = _("The model is busy or has not processed this chat yet.")
@@ -94,7 +94,7 @@ class TitleGenerator:
         turn_context = self._turn_context
         for id in conversation_ids:
             with contextlib.suppress(KvchatError):
-                if await turn_context.run_in_database(is_title_due, id) and self._is_enabled():
+                if await turn_context.run(is_title_due, id) and self._is_enabled():
                     await self._generate(id, give_up=False)
 
     async def _generate(self, conversation_id: str, *, give_up: bool) -> _TitleAttempt:
@@ -109,10 +109,8 @@ class TitleGenerator:
         texts = (text for m in branch for text in (m.content, *(a.text for a in m.attachments)))
         attempt.title = parse_title(attempt.answer or "", " ".join(text[:_READ_CHARACTERS] for text in texts))
         due = attempt.answer is not None or give_up
-        if due and await turn_context.run_in_database(
-            store_title, conversation_id, attempt.title, end.id if end else None
-        ):
-            turn_context.events.publish(ConversationsChanged())
+        if due and await turn_context.run(store_title, conversation_id, attempt.title, end.id if end else None):
+            turn_context.publish(ConversationsChanged())
         return attempt
 
     async def _request_title(self, attempt: _TitleAttempt, slot: Slot) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from kvchat.chat.events import MessagesChanged, Notice, ReplyFinished, TurnFailed
-from kvchat.chat.options import AnswerSettings, OutputFormatRejected
-from kvchat.chat.record.database import ConversationGone
+from kvchat.chat.options import OutputFormatRejected
+from kvchat.chat.record.database import ConversationGone, Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import (
     UNFINISHED_STATES,
@@ -34,7 +34,7 @@ from kvchat.session.exchange import Exchange, Request
 from kvchat.session.lease import save_failure_reason
 from kvchat.session.prefill import Settling, SystemPrompt
 from kvchat.system.concurrency import Interruption
-from kvchat.text.language import N_, _, format_number
+from kvchat.text.language import _, format_number
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Turn:
         self,
         turn_context: TurnContext,
         conversation_id: str,
-        store_question: Callable[[], TurnStart],
-        sampling: Sampling | None,
+        store_question: Callable[[Database], TurnStart],
+        sampling: Sampling | None = None,
         *,
         save: bool = True,
         text: str | None = None,
@@ -66,19 +66,15 @@ class Turn:
         self.start: TurnStart | None = None  # set before `run`
         self.on_start = on_start  # called at its start; None: the chat must be idle
         self.answered = False  # the turn may still be saving
-        self._answering = Interruption()
-        self._notify = turn_context.events.for_chat(conversation_id)
-        self._exchange: Exchange  # set with the slot
-        self._settling = Settling(self._notify)
         self.stopped = False  # by the user
         self.is_queued = False  # another reply is first
-        self._sent_at = time.perf_counter()
-        self._queued_s = 0.0
-        self._sampling = sampling  # for this reply only
-        self._chosen_sampling = ENGINE_DEFAULTS
-        self._saves = save
-        self._turn_context = turn_context
+        self._turn_context, self._saves = turn_context, save
+        self._notify = turn_context.events.for_chat(conversation_id)
+        self._answering, self._settling = Interruption(), Settling(self._notify)
+        self._exchange: Exchange  # set with the slot
         self._reply: ReplyWriter | None = None
+        self._sent_at, self._queued_s = time.perf_counter(), 0.0
+        self._sampling, self._chosen_sampling = sampling, ENGINE_DEFAULTS  # for this reply only
 
     def stop(self) -> None:
         self.stopped = True
@@ -93,20 +89,20 @@ class Turn:
 
     async def run(self, on_reply: Callable[[Message | None], None]) -> None:
         """Answer, call `on_reply` with the reply or None, then settle and save. Publishes KvchatErrors, raises none."""
-        slots = self._turn_context.slots
+        turn_context, slots = self._turn_context, self._turn_context.slots
         async with slots.acquire(self.conversation_id, await self._prompt()) as slot:
-            self._exchange = Exchange(slots, slot, self._turn_context.host, self.conversation_id, self._on_event)
+            self._exchange = Exchange(slots, slot, turn_context.host, self.conversation_id, self._on_event)
             self._queued_s = time.perf_counter() - self._sent_at if self.is_queued else 0.0
             reply: Message | None = None
             try:
                 reply = await self._answer()
             except KvchatError as error:
-                self._turn_context.events.publish(TurnFailed(self.conversation_id, error))
-                if self._reply is None or not self._turn_context.unsaved_replies.contains(self._reply.message.id):
+                turn_context.publish(TurnFailed(self.conversation_id, error))
+                if self._reply is None or self._reply.message.id not in turn_context.unsaved_replies:
                     try:
                         await self._close_reply(MessageState.INTERRUPTED)
                     except StorageFailed as failed:
-                        self._turn_context.events.publish(Notice(failed.title, failed.explanation))
+                        turn_context.publish(Notice(failed.title, failed.explanation))
             finally:
                 self.answered = True
                 on_reply(reply)
@@ -116,16 +112,15 @@ class Turn:
 
     async def _prompt(self) -> Tokens:
         """Return the prompt's ids if another owner's slot may hold most of them, as for a new chat."""
-        turn_context, beginning = self._turn_context, self.start
-        if not beginning or len(turn_context.slots.all) == 1 or turn_context.slots.slot_of(self.conversation_id):
+        turn_context = self._turn_context
+        if not self.start or len(turn_context.slots.all) == 1 or turn_context.slots.slot_of(self.conversation_id):
             return ()
         with contextlib.suppress(KvchatError):  # the next engine request or chat read reports it
             chosen = await turn_context.answer_settings(self.conversation_id)
-            messages = prompt_messages(await turn_context.path(beginning.question_id))
-            if not messages or needs_vision(messages) or not turn_context.host.is_ready(chosen.model):
-                return ()
-            engine = (await turn_context.host.ready(chosen.model)).with_template(chosen.options.template)
-            return await engine.engine.prompt_tokens(messages)
+            messages = prompt_messages(await turn_context.run(Database.path, self.start.question_id))
+            if messages and not needs_vision(messages) and turn_context.host.is_ready(chosen.model):
+                engine = (await turn_context.host.ready(chosen.model)).with_template(chosen.options.template)
+                return await engine.engine.prompt_tokens(messages)
         return ()
 
     async def _answer(self) -> Message | None:
@@ -144,82 +139,77 @@ class Turn:
     async def _stream(self) -> Message | None:
         assert self.start is not None
         turn_context, exchange, unfinished = self._turn_context, self._exchange, self.start.unfinished
-        path = await turn_context.path(unfinished.id if unfinished else self.start.question_id)
+        path = await turn_context.run(Database.path, unfinished.id if unfinished else self.start.question_id)
         messages = prompt_messages(path, continues_reply=unfinished is not None)
         if not messages:
             raise ConversationGone
-        database, run = turn_context.database, turn_context.worker.run
-        if unfinished is not None:
-            await run(database.reopen, unfinished)
-            begun = unfinished
+        if (begun := unfinished) is not None:
+            await turn_context.run(Database.reopen, begun)
         else:
             where = self.conversation_id, self.start.question_id
-            begun = await run(database.append, *where, Role.ASSISTANT, "", MessageState.STREAMING)
-        self._reply = reply = ReplyWriter(begun, self._sent_at, database, turn_context.worker, turn_context.events)
+            begun = await turn_context.run(Database.append, *where, Role.ASSISTANT, "", MessageState.STREAMING)
+        self._reply = reply = ReplyWriter(begun, self._sent_at, turn_context)
         reply.queue_wait_s = self._queued_s
-        turn_context.events.publish(MessagesChanged(self.conversation_id))
-        reply.earlier_tokens = next((said.receipt.prompt_tokens for said in reversed(path) if said.receipt), 0)
+        turn_context.publish(MessagesChanged(self.conversation_id))
+        reply.earlier_tokens = next((message.receipt.prompt_tokens for message in reversed(path) if message.receipt), 0)
         chosen = await turn_context.answer_settings(self.conversation_id)
 
         async def is_shared() -> bool:
             await self._prefill_rate()
-            return await run(database.shares_system_prompt, path[0].content, reply.message.id)
+            return await turn_context.run(Database.shares_system_prompt, path[0].content, reply.message.id)
+
+        def choose_sampling() -> Sampling:  # tokens of earlier requests count towards the limit
+            sampling = turn_context.merge_sampling(self._sampling, chosen.options)
+            if sampling.max_tokens is not None and reply.predicted_tokens:
+                sampling = replace(sampling, max_tokens=max(1, sampling.max_tokens - reply.predicted_tokens))
+            self._chosen_sampling = sampling
+            return sampling
+
+        async def stream(request: Request) -> None:
+            last = request.messages[-1]
+            echo = EchoFilter(last.content, last.thinking) if last.role == Role.ASSISTANT.value else None
+            try:
+                await exchange.answer(request, lambda chunk: reply.add_chunk(echo.strip(chunk) if echo else chunk))
+            finally:
+                reply.add_step(exchange.result)
 
         has_system = self._saves and path[0].role is Role.SYSTEM
-        system, template = SystemPrompt(path[0].id, is_shared) if has_system else None, chosen.options.template
-        request = Request(messages, lambda: self._choose_sampling(chosen, reply), chosen.model, template, system)
+        system = SystemPrompt(path[0].id, is_shared) if has_system else None
+        request = Request(messages, choose_sampling, chosen.model, chosen.options.template, system)
         async with reply.periodic_flush():
-            await self._request_reply(request, reply)
+            await stream(request)
             while exchange.has_outgrown_context and exchange.result:
                 written = reply.snapshot(MessageState.STREAMING)
-                messages = prompt_messages(
-                    [*(message for message in path if message.id != written.id), written], continues_reply=True
-                )
+                path = [*(message for message in path if message.id != written.id), written]
+                messages = prompt_messages(path, continues_reply=True)
                 if self._saves:
                     await exchange.save_what_fits(messages, written.id)
-                await self._request_reply(replace(request, messages=messages, system=None), reply)
+                await stream(replace(request, messages=messages, system=None))
         limited = exchange.finish_reason == "length"
         return await self._close_reply(MessageState.LIMITED if limited else MessageState.COMPLETE)
 
-    async def _request_reply(self, request: Request, reply: ReplyWriter) -> None:
-        last = request.messages[-1]
-        echo = EchoFilter(last.content, last.thinking) if last.role == Role.ASSISTANT.value else None
-        try:
-            await self._exchange.answer(request, lambda chunk: reply.add_chunk(echo.strip(chunk) if echo else chunk))
-        finally:
-            reply.add_step(self._exchange.result)
-
-    def _choose_sampling(self, chosen: AnswerSettings, reply: ReplyWriter) -> Sampling:
-        """Return the sampling for a ready engine; tokens of earlier requests count towards the limit."""
-        drawn, said = self._turn_context.merge_sampling(self._sampling, chosen.options), reply.predicted_tokens
-        if drawn.max_tokens is not None and said:
-            drawn = replace(drawn, max_tokens=max(1, drawn.max_tokens - said))
-        self._chosen_sampling = drawn
-        return drawn
-
     async def _prefill_rate(self) -> float | None:
-        turn_context, engine = self._turn_context, self._exchange.engine
-        return (await turn_context.prefill_speed(engine.fingerprint.model)).ms_per_token if engine else None
+        engine = self._exchange.engine
+        return (await self._turn_context.prefill_speed(engine.fingerprint.model)).ms_per_token if engine else None
 
     def _on_event(self, event: SessionEvent) -> None:
         if self._reply is not None:
-            self._reply.on_request_sent(
-                event.loaded if isinstance(event, RequestSent) else None, self._exchange.engine_wait_s
-            )
+            loaded = event.loaded if isinstance(event, RequestSent) else None
+            self._reply.on_request_sent(loaded, self._exchange.engine_wait_s)
         self._notify(event)
 
     async def _close_reply(self, state: MessageState) -> Message | None:
-        reply, turn_context = self._reply, self._turn_context
+        reply, turn_context, exchange = self._reply, self._turn_context, self._exchange
         if reply is None:
             return None
         if reply.is_empty and state is not MessageState.COMPLETE:
             if reply.original.state is MessageState.STREAMING:
-                await turn_context.worker.run(turn_context.database.remove_leaf, reply.message)
+                await turn_context.run(Database.remove_leaf, reply.message)
             else:  # continued reply
-                await turn_context.worker.run(turn_context.database.update_reply, reply.original)
-            turn_context.events.publish(MessagesChanged(self.conversation_id))
+                await turn_context.run(Database.update_reply, reply.original)
+            turn_context.publish(MessagesChanged(self.conversation_id))
             return None
-        receipt, exchange = None, self._exchange
+        receipt = None
         if (engine := exchange.engine) is not None:
             receipt = reply.receipt(engine.fingerprint.model, await self._prefill_rate())
         if receipt is not None and engine is not None:
@@ -229,36 +219,33 @@ class Turn:
         try:
             message = await reply.finish(state, receipt)
         except StorageFailed:
-            turn_context.unsaved_replies.add(reply.message)
+            turn_context.write_reply_later(reply.message)
             raise
-        turn_context.events.publish(ReplyFinished(self.conversation_id, message.id, receipt))
-        if receipt is not None and exchange.is_context_full and engine is not None:
-            sentence = N_(
-                "All {tokens} tokens are in use. Choose a larger context length, or continue in a shorter branch."
+        turn_context.publish(ReplyFinished(self.conversation_id, message.id, receipt))
+        if receipt is not None and exchange.is_context_full and engine is not None:  # always report truncation
+            detail = _(
+                "All {tokens} tokens are in use. Choose a larger context length, or continue in a shorter branch.",
+                tokens=format_number(engine.context_size),
             )
-            words = _(sentence, tokens=format_number(engine.context_size))  # always report truncation
-            turn_context.events.publish(
-                Notice(_("The reply was cut off: the context is full"), words, self.conversation_id)
-            )
+            turn_context.publish(Notice(_("The reply was cut off: the context is full"), detail, self.conversation_id))
         return message
 
     async def _settle(self, reply: Message) -> None:
-        turn_context, lease = self._turn_context, self._exchange.lease
+        turn_context, lease, settling = self._turn_context, self._exchange.lease, self._settling
         try:
-            path = await turn_context.path(reply.id)
+            path = await turn_context.run(Database.path, reply.id)
             if lease is not None and ends_with_reply(path):
-                going_on = prompt_messages(path, continues_reply=True) if path[-1].state in UNFINISHED_STATES else ()
+                open_history = (
+                    prompt_messages(path, continues_reply=True) if path[-1].state in UNFINISHED_STATES else ()
+                )
                 async with self._exchange.explaining_losses():
                     boundary = partial(lease.turn_boundary, prompt_messages(path))
-                    await self._settling.run(lease, boundary, reply.id, going_on)
-            if reply.receipt is not None and self._settling.settle_ms:
-                settle_ms, save_ms = self._settling.settle_ms, self._settling.save_ms or None
-                receipt = replace(reply.receipt, settle_ms=settle_ms, save_ms=save_ms)
+                    await settling.run(lease, boundary, reply.id, open_history)
+            if reply.receipt is not None and settling.settle_ms:
+                receipt = replace(reply.receipt, settle_ms=settling.settle_ms, save_ms=settling.save_ms or None)
                 with contextlib.suppress(StorageFailed):  # the reply itself is stored
                     statement = "UPDATE messages SET receipt = ? WHERE id = ?"
-                    await turn_context.worker.run(
-                        turn_context.database.write, statement, (receipt_to_json(receipt), reply.id)
-                    )
-                    turn_context.events.publish(MessagesChanged(self.conversation_id))
+                    await turn_context.run(Database.write, statement, (receipt_to_json(receipt), reply.id))
+                    turn_context.publish(MessagesChanged(self.conversation_id))
         except KvchatError as error:
-            turn_context.events.publish(SaveSkipped(save_failure_reason(error), conversation_id=self.conversation_id))
+            turn_context.publish(SaveSkipped(save_failure_reason(error), conversation_id=self.conversation_id))

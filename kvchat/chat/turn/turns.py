@@ -52,18 +52,12 @@ def store_edited_question(database: Database, question: Message, text: str) -> T
     return TurnStart(database.append(*where, Role.USER, text, complete, question.attachments).id)
 
 
-def resume_reply(database: Database, reply: Message) -> TurnStart:
-    question = select_last_question(database, database.path(reply.id))
-    database.set_leaf(reply.conversation_id, reply.id)
-    return TurnStart(question.question_id, unfinished=reply)
-
-
 def select_last_question(database: Database, path: list[Message]) -> TurnStart:
-    questions = [message for message in path if message.role is Role.USER]
-    if not questions:
+    question = next((message for message in reversed(path) if message.role is Role.USER), None)
+    if question is None:
         raise KvchatError(_("There is no message to reply to"), "", _("Write a message first."))
-    database.set_leaf(questions[-1].conversation_id, questions[-1].id)
-    return TurnStart(questions[-1].id)
+    database.set_leaf(question.conversation_id, question.id)
+    return TurnStart(question.id)
 
 
 class Turns:
@@ -91,8 +85,9 @@ class Turns:
 
     def prioritize(self, conversation_id: str) -> None:
         """Answer this conversation next; the current reply is stopped and can be continued."""
-        other = self._turn_context.slots.blocking_chat(conversation_id)
-        self._turn_context.slots.move_to_front(conversation_id)
+        slots = self._turn_context.slots
+        other = slots.blocking_chat(conversation_id)
+        slots.move_to_front(conversation_id)
         if other is not None:
             self.stop(other)
 
@@ -117,31 +112,34 @@ class Turns:
             if not reply.done():
                 reply.set_result(message)
 
+        turn_context, chat = self._turn_context, turn.conversation_id
         try:
             turn.start = await self._store_question(turn)
             if turn.start is not None:
-                chat, events = turn.conversation_id, self._turn_context.events
-                model = (await self._turn_context.answer_settings(chat)).model
-                async with self._turn_context.slots.turn(
-                    chat, model, lambda _ahead: events.publish(WaitingForChat(chat))
-                ):
+                model = (await turn_context.answer_settings(chat)).model
+                waiting = WaitingForChat(chat)
+                async with turn_context.slots.turn(chat, model, lambda _ahead: turn_context.publish(waiting)):
                     if turn.on_start is not None:
                         others = [other for other in self._turns if other is not turn and not other.answered]
                         later = {other.start.question_id for other in others if other.on_start and other.start}
                         with contextlib.suppress(StorageFailed):  # it stays put and is answered there
-                            database, question = self._turn_context.database, turn.start.question_id
-                            if await self._turn_context.worker.run(database.move_to_end, question, later):
-                                events.publish(MessagesChanged(chat))
+                            if await turn_context.run(Database.move_to_end, turn.start.question_id, later):
+                                turn_context.publish(MessagesChanged(chat))
                         if not turn.stopped:
                             turn.on_start()
                     await turn.run(done)
                 self._on_slot_changed()
-                await self._turn_context.absorb()
+                await turn_context.absorb()
         except StorageFailed as error:  # from the answer settings; turns report their own
-            self._turn_context.events.publish(TurnFailed(turn.conversation_id, error))
+            turn_context.publish(TurnFailed(chat, error))
         finally:
             if turn.start is not None and not (reply.done() and reply.result()):
-                await self._mark_unanswered(turn, turn.start)
+                with contextlib.suppress(StorageFailed):
+                    model = (await turn_context.answer_settings(chat)).model
+                    is_there = model is not None and await asyncio.to_thread(Path(model).exists)
+                    writer = WRITTEN_HERE if is_there or turn.stopped else AWAITS_MODEL
+                    statement = "UPDATE messages SET writer = ? WHERE id = ?"
+                    await turn_context.run(Database.write, statement, (writer, turn.start.question_id))
             done(None)
             self._turns.remove(turn)
 
@@ -153,38 +151,26 @@ class Turns:
             if turn.on_start is None and not all(other.answered for other in others):
                 raise ReplyInProgress
             self.end_settling(conversation_id)
-            await turn_context.unsaved_replies.write()
+            await turn_context.write_replies()
             if turn.attachments:
                 chat = None if turn.creates_chat else conversation_id
                 await self._context.check_fits(chat, turn.text or "", turn.attachments)
             model = turn_context.default_model()
 
-            def store() -> TurnStart:
-                with turn_context.database.transaction():
-                    beginning = turn.store_question()
+            def store(database: Database) -> TurnStart:
+                with database.transaction():
+                    start = turn.store_question(database)
                     if model:
                         statement = "UPDATE conversations SET model = ? WHERE id = ? AND model IS NULL"
-                        turn_context.database.write(statement, (model, conversation_id))
-                    return beginning
+                        database.write(statement, (model, conversation_id))
+                    return start
 
-            beginning = await turn_context.worker.run(store)
+            start = await turn_context.run(store)
         except KvchatError as error:
             if turn.text is None:
-                turn_context.events.publish(TurnFailed(conversation_id, error))
+                turn_context.publish(TurnFailed(conversation_id, error))
             else:
-                turn_context.events.publish(QuestionNotStored(conversation_id, turn.text, error, turn.attachments))
+                turn_context.publish(QuestionNotStored(conversation_id, turn.text, error, turn.attachments))
             return None
-        turn_context.events.publish(ConversationsChanged())
-        turn_context.events.publish(MessagesChanged(conversation_id))
-        return beginning
-
-    async def _mark_unanswered(self, turn: Turn, beginning: TurnStart) -> None:
-        """Mark an unanswered question as waiting for a model or for nobody."""
-        with contextlib.suppress(StorageFailed):
-            model = (await self._turn_context.answer_settings(turn.conversation_id)).model
-            there = model is not None and await asyncio.to_thread(Path(model).exists)
-            writer = WRITTEN_HERE if there or turn.stopped else AWAITS_MODEL
-            statement = "UPDATE messages SET writer = ? WHERE id = ?"
-            await self._turn_context.worker.run(
-                self._turn_context.database.write, statement, (writer, beginning.question_id)
-            )
+        turn_context.publish(ConversationsChanged(), MessagesChanged(conversation_id))
+        return start

@@ -89,7 +89,7 @@ class Tray(QObject):
 
     @property
     def logo(self) -> LogoState:
-        return logo_state(self._runtime.engine.status.state, self._runtime.chat.answering_chat is not None)
+        return logo_state(self._runtime.engine.status.state, bool(self._runtime.chat.answering_chats))
 
     def refresh(self) -> None:
         state, logo = self._runtime.engine.status.state, self.logo

@@ -35,7 +35,7 @@ class DraftController(Controller):
     def __init__(self, runtime: Runtime, views: Views, current: Callable[[], str | None], parent: QObject) -> None:
         super().__init__(runtime, views, parent)
         self._composer, self.current = views.composer, current
-        self._run_in_database = runtime.chat.turn_context.run_in_database
+        self._run = runtime.chat.turn_context.run
         self._drafts: dict[str, Draft] = {}
         self._unsaved: dict[str, Draft] = {}
         self._saved_attachments: dict[str, Attachments] = {}  # on disk, where known: they may be large
@@ -49,8 +49,8 @@ class DraftController(Controller):
 
         A draft too long for the composer to lay out in time becomes an attachment.
         """
-        texts = await self._run_in_database(Database.draft_texts)
-        attachments = await self._run_in_database(Database.draft_attachments)
+        texts = await self._run(Database.draft_texts)
+        attachments = await self._run(Database.draft_attachments)
         self._saved_attachments = dict(attachments)
         self._drafts = {id: Draft(id, texts.get(id, ""), attachments.get(id, ())) for id in texts | attachments}
         for draft in list(self._drafts.values()):
@@ -120,7 +120,7 @@ class DraftController(Controller):
         saved = self._saved_attachments
         attached = {id: draft.attachments for id, draft in drafts.items() if saved.get(id) != draft.attachments}
         texts = {id: draft.text for id, draft in drafts.items()}
-        await self._run_in_database(Database.store_drafts, texts, attached)
+        await self._run(Database.store_drafts, texts, attached)
         self._error_shown = False
         self._saved_attachments |= attached
         # Drop only drafts that did not change while they were saved.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import pytest
 
@@ -82,16 +81,18 @@ async def test_a_next_turn_is_saved_where_the_disk_has_room_for_what_is_new(
 
 
 class _Disk:
-    def __init__(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full = False
         for name in ("update_reply", "append_question"):
-            write = getattr(stage.runtime._database, name)
-            monkeypatch.setattr(stage.runtime._database, name, partial(self._write, write))
+            monkeypatch.setattr(Database, name, self._checked(getattr(Database, name)))
 
-    def _write(self, write: Callable[..., object], *given: object) -> object:
-        if self.full:
-            raise StorageFailed("Your chats could not be read or written", "database or disk is full")
-        return write(*given)
+    def _checked(self, write: Callable[..., object]) -> Callable[..., object]:
+        def checked(*given: object) -> object:
+            if self.full:
+                raise StorageFailed("Your chats could not be read or written", "database or disk is full")
+            return write(*given)
+
+        return checked
 
 
 @pytest.mark.parametrize("room", ["later", "at the end", "for the next message"])
@@ -99,7 +100,7 @@ async def test_what_had_no_room_in_mid_reply_is_written_when_there_is_some(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, room: str
 ) -> None:
     monkeypatch.setattr(turn_context, "RETRY_INTERVAL_S", 0.01 if room == "later" else 3600.0)
-    chat, disk, words = await stage.chat(), _Disk(stage, monkeypatch), " ".join(["word"] * 60)
+    chat, disk, words = await stage.chat(), _Disk(monkeypatch), " ".join(["word"] * 60)
     future = await stage.writing(chat, words)
     disk.full = True
     stage.fake.set(FAKE_HOLD_DURING=None)
@@ -110,7 +111,7 @@ async def test_what_had_no_room_in_mid_reply_is_written_when_there_is_some(
     assert stage.runtime._database.branch(chat)[-1].state is MessageState.STREAMING
     disk.full = False
     if room == "later":
-        await stage.until(lambda: not stage.runtime.chat.unsaved_replies.contains(shown.id))
+        await stage.until(lambda: not stage.runtime.chat.turn_context.unsaved_replies)
     elif room == "for the next message":
         await stage.answered(chat, "And then?")
     await stage.runtime.close()
@@ -123,7 +124,7 @@ async def test_what_had_no_room_in_mid_reply_is_written_when_there_is_some(
 async def test_a_first_question_that_has_no_room_leaves_no_empty_chat(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk, chat = _Disk(stage, monkeypatch), stage.runtime.chat
+    disk, chat = _Disk(monkeypatch), stage.runtime.chat
     disk.full, new = True, await stage.runtime.chat.new_chat("Be brief.")
     assert await chat.send(new.id, QUESTION, new=new) is None
     assert stage.of(QuestionNotStored)

@@ -94,7 +94,7 @@ async def test_what_adds_nothing_leaves_the_reply_as_it_was(stage: Stage) -> Non
     assert (await words(stage, chat)) == [QUESTION, WHOLE[:18]]
     stage.fake.set(FAKE_BREAK_STREAM=None, FAKE_REPLY=WHOLE, FAKE_TOKEN_DELAY=5)
     future = stage.runtime.chat.continue_reply(reply)
-    await stage.until(lambda: stage.runtime.chat.answering_chat)
+    await stage.until(lambda: stage.runtime.chat.answering_chats)
     with pytest.raises(ReplyInProgress):
         await stage.runtime.chat.delete_message(reply)
     stage.runtime.chat.stop(chat)
@@ -115,7 +115,7 @@ async def test_delete_takes_what_followed_and_undo_brings_it_back(stage: Stage) 
     assert again is not None
     removed = await stage.runtime.chat.delete_message(again)
     assert await page(stage, chat) == before, "the branch beside it is shown"
-    await stage.runtime.chat.delete(chat)
+    await stage.runtime.chat.recently_deleted.purge_chat(chat)
     with pytest.raises(ConversationGone):
         await stage.runtime.chat.restore_messages(removed)
 

@@ -203,8 +203,8 @@ async def test_deleting_does_not_wait_for_another_chats_reply(stage: Stage) -> N
     talking, dropped = await stage.chat(), await stage.chat()
     await stage.answered(dropped)
     future = await stage.writing(talking)
-    await stage.runtime.chat.delete(dropped)
-    assert stage.runtime.chat.answering_chat == talking
+    await stage.runtime.chat.recently_deleted.purge_chat(dropped)
+    assert stage.runtime.chat.answering_chats[:1] == (talking,)
     assert [c.id for c in await stage.runtime.chat.conversations()] == [talking]
     assert not stage.save_points()
     assert await stage.ask_while_busy(dropped, "Hello?") is None

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from kvchat.chat.events import Event, EventBus, ReplyDelta
-from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Role, new_message
 from kvchat.chat.turn.reply import ReplyWriter
+from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.wire import ChatChunk
-from kvchat.system.concurrency import Worker
 
 
 def test_thinking_is_timed_from_its_first_token_to_the_first_of_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     events, told = EventBus(), list[Event]()
     events.subscribe(told.append)
-    nothing = cast(Database, None), cast(Worker, None)
-    writer = ReplyWriter(new_message("chat", Role.ASSISTANT, ""), 9.0, *nothing, events)
+    writer = ReplyWriter(
+        new_message("chat", Role.ASSISTANT, ""), 9.0, cast(TurnContext, SimpleNamespace(events=events))
+    )
     chunks = {10.0: "Let me", 15.0: " think", 22.3: "", 30.0: ""}
     for now, thinking in chunks.items():
         monkeypatch.setattr(time, "perf_counter", lambda now=now: now)

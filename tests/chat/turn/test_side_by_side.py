@@ -83,7 +83,7 @@ async def test_a_chat_with_another_model_waits_for_all_that_are_answered(two: St
     await two.runtime.chat.use_model(chats[1], str(other))
     two.fake.set(FAKE_HOLD_DURING="stream")
     replies = [two.runtime.chat.send(chats[0], OTHER)]
-    await two.until(lambda: two.runtime.chat.answering_chat)
+    await two.until(lambda: two.runtime.chat.answering_chats)
     replies.append(two.runtime.chat.send(chats[1], OTHER))
     await two.until(lambda: two.runtime.chat.slots.blocking_chat(chats[1]) == chats[0])
     assert len(two.fake.launches()) == 1, "the engine stays while it answers"
@@ -98,10 +98,10 @@ async def test_a_chat_is_restored_while_another_is_answered(two: Stage) -> None:
         await two.answered(chat, topic)
     two.fake.set(FAKE_HOLD_DURING="stream")
     reply = two.runtime.chat.send(chats[2], OTHER)
-    await two.until(lambda: two.runtime.chat.answering_chat)
+    await two.until(lambda: two.runtime.chat.answering_chats)
     two.runtime.chat.select(chats[0])
     await two.until(lambda: two.runtime.chat.slots.slot_of(chats[0]))
-    assert two.runtime.chat.answering_chat == chats[2]
+    assert two.runtime.chat.answering_chats[:1] == (chats[2],)
     two.fake.set(FAKE_HOLD_DURING=None)
     assert await reply
     await two.runtime.chat.idle()

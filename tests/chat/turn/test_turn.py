@@ -314,7 +314,7 @@ async def test_stop_before_the_first_token_leaves_the_question(stage: Stage) -> 
 async def test_deleting_a_conversation_in_the_middle_of_its_reply(stage: Stage) -> None:
     chat = await stage.chat()
     future = await stage.writing(chat)
-    deleting = asyncio.create_task(stage.runtime.chat.delete(chat))
+    deleting = asyncio.create_task(stage.runtime.chat.recently_deleted.purge_chat(chat))
     await asyncio.sleep(0)
     stage.fake.set(FAKE_HOLD_DURING=None)
     await deleting

@@ -192,7 +192,7 @@ async def test_a_message_goes_where_enter_was_pressed(
 
 async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     window.chat.sending.send("go on")
-    await until(lambda: furnished.chat.answering_chat == "thesis")
+    await until(lambda: furnished.chat.answering_chats[:1] == ("thesis",))
     assert window.composer.button.accessibleName() == "Stop"
     furnished.events.publish(Prefilling("thesis", 100, 400))
     assert window.transcript.tail.pending.text() == "Processing 25 % of 400 tokens…"
@@ -208,7 +208,7 @@ async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, q
 
 async def test_a_reply_goes_on_while_another_conversation_is_read(furnished: FakeRuntime, window: MainWindow) -> None:
     window.chat.sending.send("go on")
-    await until(lambda: furnished.chat.answering_chat == "thesis")
+    await until(lambda: furnished.chat.answering_chats[:1] == ("thesis",))
     furnished.chat.say("thesis", "first half, ")
     window.chat.open("jeju")
     furnished.chat.say("thesis", "second half")
@@ -327,7 +327,7 @@ async def test_only_chats_in_sight_are_asked_how_long_they_would_take(
 
 async def test_a_failed_turn_offers_to_try_again(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     window.chat.sending.send("go on")
-    await until(lambda: furnished.chat.answering_chat == "thesis")
+    await until(lambda: furnished.chat.answering_chats[:1] == ("thesis",))
     furnished.events.publish(TurnFailed("thesis", KvchatError("Out of memory", "3.2 GB short.", "Close something.")))
     furnished.chat.finish("thesis", None)
     card = window.transcript.tail.failure
@@ -638,7 +638,7 @@ async def test_quitting_in_the_middle_of_something_asks(
     window.quit_requested.connect(lambda: heard.append(True))
     leave = window.close if way == "close" else window.keyboard.actions["quit"].trigger
     window.chat.sending.send("go on")
-    await until(lambda: furnished.chat.answering_chat == "thesis")
+    await until(lambda: furnished.chat.answering_chats[:1] == ("thesis",))
     window.transfer.going_on.append("Importing…")
     order = Order("a/b", "c", HubFile("m", "", (HubPart("m.gguf", 10, "0" * 64),)))
     waiting = Download(order, Path("m.gguf"), DownloadState.FETCHING)
@@ -671,7 +671,7 @@ async def test_escape_before_the_first_word_ends_what_the_strip_tells(
     assert window.strip.progress.isVisible()
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Escape)
     await until(lambda: not window.strip.progress.isVisible(), "the end of the reading")
-    assert furnished.chat.answering_chat is None
+    assert not furnished.chat.answering_chats
     assert "processing" not in window.strip.remarks.text
 
 
@@ -702,7 +702,7 @@ async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: Fake
 async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
     newest, other = (chat.id for chat in (await furnished.chat.conversations())[:2])
     drafts = {other: "Before: ", newest: "Of another day"}
-    await furnished.chat.turn_context.run_in_database(Database.store_drafts, drafts)
+    await furnished.chat.turn_context.run(Database.store_drafts, drafts)
     window = MainWindow(look, furnished.paths.config)
     qtbot.addWidget(window)
     window.show()

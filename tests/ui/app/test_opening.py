@@ -157,8 +157,8 @@ async def test_a_quick_question_is_answered_in_its_window(
     small = quick.height()
     qtbot.keyClicks(quick.composer.editor, "How high?")
     qtbot.keyClick(quick.composer.editor, Qt.Key.Key_Return)
-    await until(lambda: furnished.chat.answering_chat)
-    chat = furnished.chat.answering_chat or ""
+    await until(lambda: furnished.chat.answering_chats)
+    chat = furnished.chat.answering_chats[0]
     assert quick.height() > small
     furnished.chat.say(chat, "Eight metres.")
     await until(lambda: any(isinstance(v, ReplyView) and v.text for v in quick.transcript.views.values()))
@@ -185,11 +185,11 @@ async def test_on_wayland_it_grows_no_further_than_the_screen(
     for _ in range(2):
         quick.composer.set_draft("How high?")
         quick.composer.button.click()
-        await until(lambda: furnished.chat.answering_chat)
+        await until(lambda: furnished.chat.answering_chats)
         assert small < quick.height() < (room.height() + small) // 2
-        chat = furnished.chat.answering_chat or ""
+        chat = furnished.chat.answering_chats[0]
         furnished.chat.finish(chat, None)
-        await until(lambda: not furnished.chat.answering_chat)
+        await until(lambda: not furnished.chat.answering_chats)
 
 
 async def test_esc_leaves_a_reply_running_and_coming_back_shows_it(
@@ -197,8 +197,8 @@ async def test_esc_leaves_a_reply_running_and_coming_back_shows_it(
 ) -> None:
     quick.composer.set_draft("How high?")
     quick.composer.button.click()
-    await until(lambda: furnished.chat.answering_chat)
-    chat = furnished.chat.answering_chat or ""
+    await until(lambda: furnished.chat.answering_chats)
+    chat = furnished.chat.answering_chats[0]
     qtbot.keyClick(quick.composer.editor, Qt.Key.Key_Escape)
     assert not quick.isVisible()
     assert furnished.chat.is_answering(chat)
@@ -215,10 +215,10 @@ async def test_a_failure_that_came_while_it_was_away_is_told_when_it_comes_back(
 ) -> None:
     quick.composer.set_draft("How high?")
     quick.composer.button.click()
-    await until(lambda: furnished.chat.answering_chat)
+    await until(lambda: furnished.chat.answering_chats)
     quick.close()
     furnished.events.publish(
-        TurnFailed(furnished.chat.answering_chat or "", KvchatError("The engine stopped responding", "It was stopped."))
+        TurnFailed(furnished.chat.answering_chats[0], KvchatError("The engine stopped responding", "It was stopped."))
     )
     quick.toggle()
     await until(lambda: not quick.transcript.tail.failure.isHidden())
@@ -234,8 +234,8 @@ async def test_quick_words_that_were_not_stored_come_back_before_what_was_writte
     quick.composer.button.click()
     quick.composer.set_draft("And how wide?")
     if stored == "no message":
-        await until(lambda: furnished.chat.answering_chat)
-        furnished.events.publish(QuestionNotStored(furnished.chat.answering_chat or "", "How high?", error))
+        await until(lambda: furnished.chat.answering_chats)
+        furnished.events.publish(QuestionNotStored(furnished.chat.answering_chats[0], "How high?", error))
     await until(lambda: quick.composer.draft == "How high?\nAnd how wide?")
 
 

@@ -99,8 +99,8 @@ async def test_closing_goes_to_the_tray_where_there_is_one(
 
 async def test_busy_while_a_reply_runs(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
     window.chat.sending.send("Hello")
-    await until(lambda: runtime.chat.answering_chat is not None)
-    conversation = runtime.chat.answering_chat or ""
+    await until(lambda: runtime.chat.answering_chats)
+    conversation = runtime.chat.answering_chats[0]
     runtime.chat.say(conversation, "Hi")
     assert tray.logo is LogoState.BUSY
     runtime.chat.finish(conversation, None)

@@ -130,7 +130,7 @@ async def test_a_question_that_did_not_fit_is_answered_after_dropping(runtime: F
 async def test_a_refusal_leaves_one_card_and_nobody_answering(runtime: FakeRuntime, window: MainWindow) -> None:
     chat = furnish(runtime, window, 31_000)
     window.chat.sending.send("One more?")
-    await until(lambda: runtime.chat.answering_chat == chat)
+    await until(lambda: runtime.chat.answering_chats[:1] == (chat,))
     await window.chat.conversations.reload()
     assert window.sidebar.model.index(1).data(ROW).busy
     runtime.chat.context.now = None  # counted again only later

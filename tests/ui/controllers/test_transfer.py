@@ -42,8 +42,8 @@ CLAUDE = {"uuid": "m", "sender": "human", "text": "Hello", "created_at": "2025-0
 def kept(runtime: FakeRuntime) -> FakeRuntime:
     for title in ("Trip to Jeju", "Thesis: chapter 3/4"):
         runtime.chat.add(title, id=uuid4().hex)
-    chat = runtime.chat
-    runtime.transfer = TransferService(runtime.paths, chat._database, chat._worker, runtime.events)
+    context = runtime.chat.turn_context
+    runtime.transfer = TransferService(runtime.paths, context.database, context.worker, runtime.events)
     return runtime
 
 

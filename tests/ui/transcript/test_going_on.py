@@ -85,5 +85,5 @@ async def test_stop_and_continue_look_as_after_a_restart(
             await grows(at if request is Request.CONTINUE else 0, len(text), 11)
             chat.finish("lakes", None)
             await is_as_in_a_window_opened_now()
-        await chat.delete("lakes")
+        await chat.recently_deleted.purge_chat("lakes")
         window.chat.open(None)
