@@ -113,7 +113,7 @@ def search(options: arguments.SearchOptions) -> int:
     if hits or options.as_json:
         print_result(options.as_json, {"chats": hits}, lines)
     if not hits:
-        print_err(_("Nothing found."))
+        print_err(_("No matches."))
     return 0 if hits else EXIT_NOT_FOUND
 
 

@@ -188,7 +188,7 @@ def test_ctrl_c_while_it_is_imported_is_no_traceback(environment, tmp_path):
 def test_what_the_terminal_cannot_show_is_no_fault(environment):
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = kvchat("search", "héllo ☃", environment=environment | plain)
-    assert (done.returncode, done.stderr) == (1, b"Nothing found.\n")
+    assert (done.returncode, done.stderr) == (1, b"No matches.\n")
 
 
 def test_a_token_that_is_none_is_no_fault(environment):

@@ -41,7 +41,7 @@ def test_nothing_found_is_another_exit_code(made, capsys):
     assert main(["search", "--json", "xyzzy"]) == 1
     printed = capsys.readouterr()
     assert json.loads(printed.out) == {"chats": []}
-    assert printed.err == "Nothing found.\n"
+    assert printed.err == "No matches.\n"
 
 
 def test_as_json(made, capsys):

@@ -199,7 +199,7 @@ class SearchPanel(QWidget):
     def show_found(self, found: ChatSearchResult) -> None:
         self.results.show_chats(found.chats)
         unfinished = "" if found.complete else _("Older messages are still being indexed.")
-        self.words.setText(join_sentences("" if found.chats else _("Nothing found."), unfinished))
+        self.words.setText(join_sentences("" if found.chats else _("No matches."), unfinished))
         self.words.setVisible(bool(self.words.text()))
         self.pages.setCurrentIndex(1)
 

@@ -132,7 +132,7 @@ class UsageModel(ItemModel[UsageRow]):
     def __init__(self) -> None:
         super().__init__(key=lambda row: row.usage.conversation_id)
 
-    def spoken(self, row: UsageRow) -> str:
+    def accessible_text(self, row: UsageRow) -> str:
         return row.spoken
 
     def tip(self, row: UsageRow) -> str:

@@ -281,7 +281,7 @@ class TranscriptTail(QWidget):
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
         self.pending = label(kind="muted", wraps=True)  # status before the first token, in place of the reply
-        self.first = button(_("Reply to this chat first"), kind="link")
+        self.first = button(_("Prioritize this chat"), kind="link")
         self.failure = FailureCard()
         self.unanswered = QWidget()  # a message has no reply
         self.answer = button(_("Try again"), self.retry_requested, "link", name=_("Reply to the last message"))
