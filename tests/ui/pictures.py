@@ -18,6 +18,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import qasync
+from kvchat.engine.process.failure import foreign_server, hangs
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QApplication, QDialog, QMenu, QProgressDialog, QWidget
 
@@ -30,7 +31,6 @@ from kvchat.engine.api import vitals
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.vitals import SlotState, Vitals
 from kvchat.engine.discovery.graphics import GpuVendor, Graphics
-from kvchat.engine.process.failure import foreign_server, hangs
 from kvchat.library.model_files import Source as Place
 from kvchat.library.model_library import FoundModel
 from kvchat.session.exchange import PromptTooLong

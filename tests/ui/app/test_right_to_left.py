@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kvchat.engine.process.failure import hangs
 from PySide6.QtCore import QPoint, QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QImage, QTextCursor, QTextLayout, QTextOption
 from PySide6.QtWidgets import QApplication, QFrame, QStyleOptionViewItem
@@ -13,7 +14,6 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.messages import Role
 from kvchat.engine.api.connection import EngineState
-from kvchat.engine.process.failure import hangs
 from kvchat.library.model_files import Source
 from kvchat.library.model_library import FoundModel, JudgedModel
 from kvchat.text import language

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 import pytest_asyncio
+from kvchat.engine.process.failure import hangs
 from PySide6.QtCore import QPoint, QRect, QSize
 from PySide6.QtWidgets import QLabel, QScrollArea, QWidget
 
 from kvchat.engine.api.connection import EngineState
-from kvchat.engine.process.failure import hangs
 from kvchat.errors import KvchatError
 from kvchat.text.language import _
 from kvchat.ui.app import window_state
