@@ -151,9 +151,9 @@ class ChatController(Controller):
             title = self.conversations.title(other)
             confirm(
                 self._views.transcript,
-                _("Reply to this chat first?"),
+                _("Prioritize this chat?"),
                 _("This stops the reply in “{title}”. You can continue it later.", title=title),
-                _("Reply here first"),
+                _("Prioritize this chat"),
                 lambda: self._runtime.chat.turns.prioritize(here),
                 keep=_("Wait"),
             )
