@@ -131,7 +131,9 @@ class Exchange:
                     self._skip_reason = loss.restore_fault
                 elif lost or not (resend and isinstance(loss, EngineGone) and self._host.can_recover()):
                     raise
-                lost, self._is_restore_cleared = True, not loss.restore_fault and is_crash(loss)
+                lifetime = loss.lifetime if isinstance(loss, EngineGone) else None
+                crashed = lifetime is not None and lifetime.crashed  # without a known outside cause
+                lost, self._is_restore_cleared = True, crashed and not loss.restore_fault
 
     def _reserve_more(self, refusal: EngineRefused) -> bool:
         """Reserve more if others took too much of the context meanwhile; False if that was not the cause."""
@@ -152,9 +154,9 @@ class Exchange:
         """Get an engine ready and the best state into its slot. Raises like `answer`."""
         self.loaded, self._prefilled, self.timings, self.result = NOTHING_LOADED, None, None, None
         lease = await self.ready(request)
-        letters = sum(len(message.content) for message in request.messages)
-        if lease.engine.surely_exceeds_limit(letters):  # counting 60 MB took 4 GB and minutes
-            raise PromptTooLong(letters // CHARS_PER_TOKEN, lease.engine.limit)
+        length = sum(len(message.content) for message in request.messages)
+        if lease.engine.surely_exceeds_limit(length):  # counting 60 MB took 4 GB and minutes
+            raise PromptTooLong(length // CHARS_PER_TOKEN, lease.engine.limit)
         self.prompt = await lease.engine.engine.prompt_tokens(request.messages)
         wanted = len(self.prompt) + lease.engine.reserve(request.sampling().max_tokens)
         if lease.engine.too_small(wanted):
@@ -231,9 +233,8 @@ class Exchange:
     def has_outgrown_context(self) -> bool:
         """True if the last answer filled the context and may continue in a larger one, or alone."""
         engine = self.engine
-        if self.crowded_out:
-            return True
-        return engine is not None and self.is_context_full and engine.too_small(engine.context_size + 1)
+        can_grow = engine is not None and engine.too_small(engine.context_size + 1)
+        return self.crowded_out or (can_grow and self.is_context_full)
 
     @property
     def is_context_full(self) -> bool:
@@ -285,13 +286,13 @@ class Exchange:
 
     def _forward_chunk(self, chunk: ChatChunk, on_chunk: ChunkHandler) -> bool:
         """Forward a chunk, with counts as the requester sees them; True if that is enough."""
-        if ahead := self._prefilled:  # exclude tokens this session processed itself
+        if own := self._prefilled:  # exclude tokens this session processed itself
             timings, progress = chunk.timings, chunk.progress
             if timings:
-                had, ms = min(timings.cache_n, ahead.cache_n), ahead.prompt_ms + timings.prompt_ms
-                timings = replace(timings, cache_n=had, prompt_n=timings.prompt_tokens - had, prompt_ms=ms)
+                cached, ms = min(timings.cache_n, own.cache_n), own.prompt_ms + timings.prompt_ms
+                timings = replace(timings, cache_n=cached, prompt_n=timings.prompt_tokens - cached, prompt_ms=ms)
             if progress:
-                progress = replace(progress, cache=min(progress.cache, ahead.cache_n))
+                progress = replace(progress, cache=min(progress.cache, own.cache_n))
             chunk = replace(chunk, timings=timings, progress=progress)
         self.timings = chunk.timings or self.timings
         self.finish_reason = chunk.finish_reason or self.finish_reason
@@ -312,8 +313,3 @@ class Exchange:
             lease.note_contents(self.prompt[:done])
         elif not lease.engine.can_cut:
             lease.slot.forget()
-
-
-def is_crash(loss: EngineError) -> bool:
-    """True if the engine ended without a known outside cause."""
-    return isinstance(loss, EngineGone) and loss.lifetime is not None and loss.lifetime.crashed

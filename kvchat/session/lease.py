@@ -38,7 +38,7 @@ from kvchat.session.slots import Slots
 from kvchat.system.concurrency import to_its_end
 from kvchat.text.reasons import Reason, ReasonCode
 
-NEXT_TOKEN = -1  # placeholder for the first token after a boundary
+_NEXT_TOKEN = -1  # placeholder for the first token after a boundary
 # Two next messages that differ at the first character: the shared prompt prefix ends before both.
 BOUNDARY_PROBES = ("A", "7")
 
@@ -84,11 +84,10 @@ class Lease:
     async def isolate_slot(self, prompt: Tokens) -> None:
         """Make this the only slot the engine can pick for a prompt that cannot be pinned to it.
 
-        This slot lacks the prompt's last token. The engine takes the idle slot with the longest common prefix, the
-        first of several; with an empty `prompt` (unknown tokens), any. Unused rivals are erased. Another owner's slot
-        is idle between two requests, too, so wait for it if it has more of the prompt. No deadlock: both prompts would
-        have to be the same, and then only the second slot waits. If another slot still becomes the better one, its
-        rows are of the same tokens: neither the answer nor its counts reveal anything.
+        The engine takes the idle slot with the longest common prefix, the first of several; with an empty `prompt`
+        (unknown tokens), any. Unused rivals are erased. A slot in use is idle between two requests, too: wait for one
+        that has more of the prompt. No deadlock: both prompts would have to be the same, and then only the second slot
+        waits. If another slot still becomes the better one, its rows are of the same tokens and reveal nothing.
         """
         mine = self.slot
 
@@ -127,15 +126,14 @@ class Lease:
         try:
             yield
         except EngineError as error:
-            point = self.slot.suspect
             if isinstance(error, EngineRefused):
-                at_fault = error.is_engine_fault
+                is_fault = error.is_engine_fault
             else:  # a stopped or killed engine did not fail over its slot's state
                 lifetime = error.lifetime if isinstance(error, EngineGone) else None
-                at_fault = lifetime is None or not await lifetime.wait_for_end() or lifetime.crashed
-            if point is not None and at_fault:
+                is_fault = lifetime is None or not await lifetime.wait_for_end() or lifetime.crashed
+            if (suspect := self.slot.suspect) is not None and is_fault:
                 error.restore_fault, self.slot.suspect = Reason(reason), None
-                await self._set_aside(point, error.restore_fault)
+                await self._set_aside(suspect, error.restore_fault)
                 if isinstance(error, EngineRefused):
                     self.slot.mark_empty()
                     with contextlib.suppress(EngineError):  # a stopped engine has no slots
@@ -156,15 +154,15 @@ class Lease:
         cost, slot, reader = self.slots.restore_cost, self.slot, reader or self.owner
         cost.use_model(self.engine.fingerprint.model)
         await self.slots.reserve_room(slot, self.engine, min(len(prompt) + reserve, self.engine.context_size))
-        held = slot.readable_contents(self.engine, reader)
+        contents = slot.readable_contents(self.engine, reader)
         if skip_reason:
             await self.take_over(reader)
-            return replace(load_unchanged(self.engine, held, prompt), miss_reason=skip_reason)
-        ready = await plan_load(self._store, self.engine, reader, held, prompt, cost.is_worth_trying)
-        if ready.restore is None:
+            return replace(load_unchanged(self.engine, contents, prompt), miss_reason=skip_reason)
+        plan = await plan_load(self._store, self.engine, reader, contents, prompt, cost.is_worth_trying)
+        if plan.restore is None:
             await self.take_over(reader)
-            return ready.without_restore
-        outcome = await self._restore(ready.restore)
+            return plan.without_restore
+        outcome = await self._restore(plan.restore)
         if isinstance(outcome, Miss):
             await self.take_over()
             self._notify(RestoreFailed(outcome.reason))
@@ -173,29 +171,29 @@ class Lease:
         tokens = outcome.save_point.tokens[: outcome.n_tokens]
         slot.set_contents(SlotContents(self.engine.generation, self.owner, tokens, exact=True, unproved=outcome))
         self._notify(Restored(outcome.bytes, outcome.n_tokens, outcome.ms))
-        return LoadedState(ready.reused_tokens, outcome, miss_reason=None)
+        return LoadedState(plan.reused_tokens, outcome, miss_reason=None)
 
     async def load_boundary(self, boundary: Tokens) -> LoadedState:
         """Load for whatever follows a turn boundary.
 
         A state that cannot be cut serves only longer prompts: the bare boundary would find an older one.
         """
-        return await self.load((*boundary, NEXT_TOKEN))
+        return await self.load((*boundary, _NEXT_TOKEN))
 
     async def wait_for_pending_saves(self, prompt: Tokens) -> None:
         """Wait for other slots' answers to be saved, if that leaves less to read than anything kept.
 
         Waits at most half the time that reading it would take.
         """
-        slots, held = self.slots, self.slot.readable_contents(self.engine, self.owner)
-        had = load_unchanged(self.engine, held, prompt).expected_cached
-        soon = partial(slots.pending_save_tokens, self.owner, prompt)
-        if not self.saving_enabled or soon() - had < MIN_GAIN:
+        slots, contents = self.slots, self.slot.readable_contents(self.engine, self.owner)
+        held = load_unchanged(self.engine, contents, prompt).expected_cached
+        pending = partial(slots.pending_save_tokens, self.owner, prompt)
+        if not self.saving_enabled or pending() - held < MIN_GAIN:
             return
-        had = max(had, await self._saved_tokens(prompt))
+        held = max(held, await self._saved_tokens(prompt))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(slots.restore_cost.prefill_ms(soon() - had) / 2000):
-                while soon() - had >= MIN_GAIN:
+            async with asyncio.timeout(slots.restore_cost.prefill_ms(pending() - held) / 2000):
+                while pending() - held >= MIN_GAIN:
                     await slots.changed.wait()
 
     async def _restore(self, plan: RestorePlan) -> RestoreRecord | Miss:
@@ -228,30 +226,24 @@ class Lease:
             slot.mark_empty()
             return Miss(reason)
         finished = time.perf_counter()
-        self._note_save_point(point, staged.n_tokens)
+        slot.save_point = point.id
+        engine.rows.mark_saved(staged.n_tokens)
         slot.audience = point.audience if is_imported(point.audience) else audience_of(self.owner)
         return RestoreRecord(point, staged.n_tokens, staged.tier, answer.bytes, 1000 * (finished - started), finished)
 
     @contextlib.asynccontextmanager
     async def _stage_file(self, plan: RestorePlan) -> AsyncIterator[StagedFile | Miss]:
         """Put the save point's file into the slot folder and remove it afterwards. Ends soon if cancelled."""
-        engine, cancelled = self.engine, threading.Event()
-        work = asyncio.to_thread(
-            self._store.restorer.stage,
-            plan,
-            engine.slot_path,
-            window=engine.window_to_complete,
-            cancelled=cancelled.is_set,
-        )
-        staging = asyncio.ensure_future(work)
+        engine, restorer, cancelled, engine_done = self.engine, self._store.restorer, threading.Event(), False
+        stage = partial(restorer.stage, window=engine.window_to_complete, cancelled=cancelled.is_set)
+        staging = asyncio.ensure_future(asyncio.to_thread(stage, plan, engine.slot_path))
 
         async def unstage() -> None:
             with contextlib.suppress(Cancelled):  # nothing was staged
                 staged = await staging
                 if not isinstance(staged, Miss):
-                    await asyncio.to_thread(self._store.restorer.unstage, staged, engine_done=engine_done)
+                    await asyncio.to_thread(restorer.unstage, staged, engine_done=engine_done)
 
-        engine_done = False
         try:
             yield await asyncio.shield(staging)
             engine_done = True
@@ -317,11 +309,11 @@ class Lease:
     # Saving
 
     async def is_saved(self, boundary: Tokens) -> bool:
-        return await self._saved_tokens((*boundary, NEXT_TOKEN)) >= len(boundary)
+        return await self._saved_tokens((*boundary, _NEXT_TOKEN)) >= len(boundary)
 
     async def restore_ms(self, boundary: Tokens) -> float | None:
         """Estimate the ms to restore a boundary; None if it is not kept."""
-        best = await find_save_point(self._store, self.engine, self.owner, (*boundary, NEXT_TOKEN))
+        best = await find_save_point(self._store, self.engine, self.owner, (*boundary, _NEXT_TOKEN))
         if isinstance(best, Miss) or best.tokens_used < len(boundary):
             return None
         return best.bytes * (self.slots.restore_cost.restore_ms_per_byte or 0.0)
@@ -351,7 +343,8 @@ class Lease:
         except (StoreRefused, EngineRefused, OSError) as error:
             self._notify(SaveSkipped(save_failure_reason(error)))
             return None
-        self._note_save_point(point, len(boundary))
+        self.slot.save_point = point.id
+        rows.mark_saved(len(boundary))
         if notify:
             self._notify(Saved(point.size, point.n_tokens, 1000 * (time.perf_counter() - started)))
         return point
@@ -366,7 +359,7 @@ class Lease:
             return False
         if not (contents.exact or self.engine.can_cut):
             return False
-        missing = len(contents.tokens) - await self._saved_tokens((*contents.tokens, NEXT_TOKEN))
+        missing = len(contents.tokens) - await self._saved_tokens((*contents.tokens, _NEXT_TOKEN))
         if self.slots.restore_cost.prefill_ms(missing) < LONG_PREFILL_MS:
             return False
         await self.settle(contents.tokens)
@@ -378,9 +371,9 @@ class Lease:
         Falls back to disk if memory is too small. Raises StoreRefused, EngineRefused and EngineGone.
         """
         save_progress, ready, answer = self.slots.save_progress, self.engine, None
+        size = int(len(boundary) * ready.kv_bytes_per_token)
         if save_progress.cancelled.is_set():
             raise NotSaved(Reason(ReasonCode.NOT_WAITED_FOR))
-        size = int(len(boundary) * ready.kv_bytes_per_token)
         try:
             await asyncio.to_thread(self._store.saver.check_room, size, self.owner, path, (ready.fingerprint, boundary))
             with save_progress.track_save(size, path):
@@ -396,7 +389,3 @@ class Lease:
             await asyncio.to_thread(self._store.staging.forget, path)
             raise
         return answer.bytes
-
-    def _note_save_point(self, point: SavePoint, tokens: int) -> None:
-        self.slot.save_point = point.id
-        self.engine.engine.rows.mark_saved(tokens)

@@ -18,7 +18,7 @@ from kvchat.engine.api.wire import ChatMessage, PromptProgress, Timings
 from kvchat.engine.process.plan import BATCH_SIZE
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import EventHandler, SaveSkipped, Saving
-from kvchat.session.lease import NEXT_TOKEN, Lease, save_failure_reason
+from kvchat.session.lease import Lease, save_failure_reason
 from kvchat.session.proof import LoadedState, PrefilledAhead
 from kvchat.session.restore_cost import LONG_PREFILL_MS, MIN_GAIN, MIN_LEARNED_TOKENS, MIN_MEASURED_TOKENS
 from kvchat.session.slot import TAIL_TOKENS, SlotContents
@@ -140,7 +140,7 @@ async def prefill_and_save(
     """Like `prefill_ahead`, stop by stop, calling `keep` at each; True if it reached the end."""
     for number, stop in enumerate(stops):
         if number:
-            loaded = await lease.load((*stop, NEXT_TOKEN))
+            loaded = await lease.load_boundary(stop)
         if not await prefill_ahead(lease, stop, loaded, wanted, progress, step_ms):
             return False
         await to_its_end(keep(stop))

@@ -43,14 +43,14 @@ class Strategy(Enum):
 
     @property
     def more_careful(self) -> Strategy:
-        return _MORE_CAREFUL.get(self, Strategy.NONE)
-
-
-_MORE_CAREFUL = {
-    Strategy.PLAIN: Strategy.SETTLE,
-    Strategy.FULL_WINDOW: Strategy.COMPLETE,
-    Strategy.COMPLETE: Strategy.LONG,
-}
+        match self:
+            case Strategy.PLAIN:
+                return Strategy.SETTLE
+            case Strategy.FULL_WINDOW:
+                return Strategy.COMPLETE
+            case Strategy.COMPLETE:
+                return Strategy.LONG
+        return Strategy.NONE
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,12 @@ class Finding:
     @property
     def description(self) -> str:
         if not self.strategy.saves:
-            description = _("With this engine and model, kvchat saves no chat memory and reprocesses chats instead.")
+            text = N_("With this engine and model, kvchat saves no chat memory and reprocesses chats instead.")
         elif self.proved:
-            description = _(
-                "Chat memory works with this engine and model: {how}.", how=_(_STRATEGY_TEXT[self.strategy])
-            )
+            text = N_("Chat memory works with this engine and model: {how}.")
         else:
-            description = _(
-                "Chat memory should work with this engine and model (not confirmed yet): {how}.",
-                how=_(_STRATEGY_TEXT[self.strategy]),
-            )
+            text = N_("Chat memory should work with this engine and model (not confirmed yet): {how}.")
+        description = _(text, how=_(_STRATEGY_TEXT.get(self.strategy, "")))
         return join_sentences(description, self.reason.as_sentence if self.reason else "")
 
     def after_restore(self, *, hollow: bool) -> Finding:
@@ -108,11 +104,9 @@ class Subject:
 class FindingStore:
     """Findings on disk. A file that cannot be read or written only costs another self-test."""
 
-    def __init__(
-        self, file: Path, notify: Callable[[str, str], object], clock: Callable[[], float] = time.time
-    ) -> None:
-        """`notify` takes a title and a sentence for the user; `clock`: seconds since 1970."""
-        self._file, self._notify, self._clock = file, notify, clock
+    def __init__(self, file: Path, notify: Callable[[str, str], object]) -> None:
+        """`notify` takes a title and a sentence for the user."""
+        self._file, self._notify = file, notify
 
     async def known(self, subject: Subject) -> Finding | None:
         """Return the finding of an earlier test; None if there is none or a retest is due."""
@@ -120,7 +114,7 @@ class FindingStore:
             if _matches(row, subject):
                 finding = _finding(row)
                 works = finding is None or finding.strategy.saves
-                return finding if works or row["found_at"] >= self._clock() - RETEST_AFTER_S else None
+                return finding if works or row["found_at"] >= time.time() - RETEST_AFTER_S else None
         return None
 
     async def forget(self, subject: Subject) -> None:
@@ -128,7 +122,7 @@ class FindingStore:
 
     async def learn(self, subject: Subject, finding: Finding, before: Finding | None = None) -> None:
         """Store a finding. Tell the user if restoring does not work, or less well than it seemed."""
-        await asyncio.to_thread(store_finding, self._file, subject, finding, self._clock())
+        await asyncio.to_thread(store_finding, self._file, subject, finding, time.time())
         if not finding.strategy.saves:
             self._notify(_("Chat memory does not work with this engine"), finding.description)
         elif finding.strategy is Strategy.LONG and before is None:
@@ -155,9 +149,9 @@ def store_finding(file: Path, subject: Subject, finding: Finding, found_at: floa
 
 
 def _update(file: Path, keep_row: Callable[[dict[str, Any]], bool], *new: dict[str, Any]) -> None:
-    there = _read_rows(file)
-    rows = [*new, *filter(keep_row, there)][:_MAX_ROWS]
-    if rows != there:
+    before = _read_rows(file)
+    rows = [*new, *filter(keep_row, before)][:_MAX_ROWS]
+    if rows != before:
         with suppress(OSError):
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with whole_file(file, private=True) as written:

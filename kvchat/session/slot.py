@@ -61,9 +61,8 @@ class Slot:
 
     def mark_released(self) -> None:
         if self.claimed_tokens:
-            self.max_tokens = (
-                max(self.max_tokens, self.claimed_tokens) if self.contents is None or not self.contents.exact else 0
-            )
+            is_exact = self.contents is not None and self.contents.exact
+            self.max_tokens = 0 if is_exact else max(self.max_tokens, self.claimed_tokens)
         self.claimed_tokens, self.is_streaming, self.is_leaving = 0, False, False
 
     def set_generation(self, generation: int) -> None:
@@ -79,10 +78,9 @@ class Slot:
         return max(self.max_tokens, len(self.contents.tokens) if self.contents else 0)
 
     def holder(self, generation: int | None = None) -> str | None:
+        """Return the owner of the contents, or None if they are unknown or of another engine process."""
         contents = self.contents
-        if contents is None or (generation is not None and contents.generation != generation):
-            return None
-        return contents.owner
+        return contents.owner if contents and generation in (None, contents.generation) else None
 
     def reusable_tokens(self, prompt: Tokens, can_cut: bool) -> int:
         return self.contents.reusable_tokens(prompt, can_cut) if self.contents else 0
@@ -136,10 +134,7 @@ async def plan_load(
     prompt: Tokens,
     is_worth: Callable[[int, int], bool],
 ) -> LoadPlan:
-    """Plan how to leave the least of the prompt to read, given the slot contents.
-
-    `is_worth`: whether gaining tokens justifies restoring bytes (see RestoreCost).
-    """
+    """Plan how to leave the least of the prompt to process; `is_worth`: see RestoreCost."""
     without_restore = load_unchanged(engine, contents, prompt)
     held = without_restore.expected_cached
     if contents and contents.exact and contents.owner == owner and held == len(contents.tokens):
@@ -156,9 +151,7 @@ async def plan_load(
             miss = best.reason
         elif not is_worth(best.tokens_used - held, best.bytes):
             miss = Reason(ReasonCode.NOT_WORTH_IT)
-        elif (
-            not engine.vision and min(best.save_point.tokens) <= FIRST_PICTURE_ID
-        ):  # engine without projector rejects it
+        elif not engine.vision and min(best.save_point.tokens) <= FIRST_PICTURE_ID:  # the engine would reject it
             miss = Reason(ReasonCode.NEEDS_PROJECTOR)
         else:
             return LoadPlan(without_restore, best)

@@ -36,7 +36,6 @@ from kvchat.kvstore.savepoint import ConversationUsage, Fingerprint, Tokens
 from kvchat.session.events import SaveSkipped, SessionEvent
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.host import MAX_RESERVE, RESERVE_SHARE, ReadyEngine
-from kvchat.session.lease import NEXT_TOKEN
 from kvchat.session.prefill import prefill_and_save, save_points_of
 from kvchat.session.proof import NOTHING_AHEAD
 from kvchat.session.restore_cost import MIN_MEASURED_TOKENS
@@ -275,7 +274,7 @@ class Library:
             for document in documents:
                 digest.update(f"{document.source.name}\0{document.source.hash}\0".encode())
             label = digest.hexdigest()[:32]
-            loaded = await lease.load((*boundary, NEXT_TOKEN))
+            loaded = await lease.load_boundary(boundary)
 
             async def keep(stop: Tokens) -> None:
                 await lease.settle(stop)  # a longer restored state holds more

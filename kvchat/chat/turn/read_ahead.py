@@ -28,7 +28,7 @@ from kvchat.engine.api.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.exchange import Request
-from kvchat.session.lease import NEXT_TOKEN, Lease
+from kvchat.session.lease import Lease
 from kvchat.session.prefill import Keep, keep_nothing, prefill_and_save
 from kvchat.session.proof import LoadedState
 from kvchat.session.restore_cost import MIN_GAIN
@@ -186,7 +186,7 @@ class ReadAhead:
             return False  # answering makes room for it
         pictures = needs_vision(prompt_messages([*job.branch, job.target.message]))
         job.draft = () if pictures else await self._stable_prefix(job)
-        loaded = await lease.load((*(job.draft or boundary), NEXT_TOKEN))
+        loaded = await lease.load_boundary(job.draft or boundary)
         if not read or pictures or not job.may_continue():
             return True
         missing = len(boundary) - loaded.expected_cached
@@ -204,7 +204,7 @@ class ReadAhead:
             if not await self._read(job, [boundary], loaded, keep, draft=False):
                 return False
             self._turn_context.background.begin(self._turn_context.absorb())
-            loaded = await lease.load((*(job.draft or boundary), NEXT_TOKEN))
+            loaded = await lease.load_boundary(job.draft or boundary)
         if len(job.draft) - loaded.expected_cached >= MIN_GAIN:
             if not lease.engine.can_cut:  # discarding the draft must not cost more than reading it saves
                 cost = await lease.restore_ms(boundary)
