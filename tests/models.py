@@ -18,7 +18,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from kvchat.library.gguf.header import read_header
+from kvchat.library.gguf.facts import read_facts
 from kvchat.library.remote.starter import fetch_starter, installed_starter
 
 RECIPE = 1  # raise it when what `tiny_model` makes changes
@@ -67,15 +67,10 @@ def seeing(model: Path) -> Path:
             made = Path(work) / "made"
             made.mkdir()
             (made / model.name).symlink_to(model)
-            _write_projector(made / f"mmproj-{model.name}", embedding_length(model))
+            _write_projector(made / f"mmproj-{model.name}", read_facts(model).embedding_length)
             with contextlib.suppress(OSError):  # another test process was sooner
                 made.rename(folder)
     return folder / model.name
-
-
-def embedding_length(model: Path) -> int:
-    values = read_header(model).values
-    return int(str(values[f"{values['general.architecture']}.embedding_length"]))
 
 
 def _write_projector(out: Path, embedding: int, *, side: int = 32, patch: int = 8, width: int = 32) -> None:

@@ -26,7 +26,7 @@ from kvchat.library.memory.demand import (
     available_memory,
 )
 from kvchat.library.memory.verdict import FULL_WINDOW, Judgement, Proposal, Situation, judge, proposals
-from kvchat.library.model_files import display_name, projector_of
+from kvchat.library.model_files import name_from_path, projector_of
 from kvchat.session.restore_support import Strategy, Subject
 from kvchat.settings import Settings
 from kvchat.system.files import size_of
@@ -57,7 +57,7 @@ def find_projector(model: Path, extra: Sequence[str]) -> Path | None:
         return None
     projector = projector_of(model)
     if projector is None:
-        raise VisionUnsupported(display_name(model))
+        raise VisionUnsupported(name_from_path(model))
     return projector
 
 
@@ -224,9 +224,9 @@ def with_placement(plan: LaunchPlan, context: ContextChoice) -> LaunchPlan:
 
 
 def promised_strategy(facts: GgufFacts, *, swa_full: bool) -> Strategy:
-    if facts.is_recurrent:  # recurrent state cannot be completed, with or without a window
+    if facts.kv.is_recurrent:  # recurrent state cannot be completed, with or without a window
         return Strategy.SETTLE
-    if facts.sliding_window is not None:
+    if facts.kv.window:
         return Strategy.FULL_WINDOW if swa_full else Strategy.COMPLETE
     return Strategy.PLAIN
 

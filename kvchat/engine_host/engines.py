@@ -41,7 +41,7 @@ from kvchat.library.gguf.facts import model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.memory.demand import COMPUTER, LoadLimit, LoadLimits, MemoryBar
 from kvchat.library.memory.verdict import FULL_WINDOW
-from kvchat.library.model_files import shown_name
+from kvchat.library.model_files import display_name
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy, Subject
 from kvchat.settings import Settings
@@ -106,10 +106,10 @@ class ManagedEngine:
             context_size=facts.context_size,
             kv_bytes_per_token=kv_bytes_per_token(choice.facts.kv, choice.plan.kv_type, choice.plan.kv_type),
             finding=Finding(choice.promised, proved=False),
-            window=choice.facts.sliding_window or 0,
+            window=choice.facts.kv.window,
             vision=facts.vision,
             slots=tuple(range(choice.plan.slots)),
-            model_name=shown_name(choice.facts.path),
+            model_name=display_name(choice.facts.path),
             max_context=choice.max_context.tokens if choice.context.tokens < choice.max_context.tokens else 0,
         )
         return ready, choice.subject
@@ -246,7 +246,7 @@ class ExternalEngine:
             Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.OUT_OF_REACH)),
             vision=facts.vision,
             slots=(number,),
-            model_name=shown_name(Path(facts.model_path)) if facts.model_path else "",
+            model_name=display_name(Path(facts.model_path)) if facts.model_path else "",
         )
         if self._process is None:
             return ready, None
@@ -300,6 +300,6 @@ def with_state_support(
         slot_path=folder,
         fingerprint=fingerprint,
         kv_bytes_per_token=kv_bytes_per_token(gguf.kv, type_k, type_v),
-        window=gguf.sliding_window or 0,
+        window=gguf.kv.window,
         finding=Finding(promised, proved=False, reason=None if free else Reason(ReasonCode.IN_USE)),
     )

@@ -17,7 +17,7 @@ from kvchat.engine_host.choice import ModelMissing, NoModel
 from kvchat.engine_host.engines import EngineMemory, ExternalEngine, ManagedEngine, server_key
 from kvchat.errors import KvchatError
 from kvchat.kvstore.store import BlockStore
-from kvchat.library.gguf.facts import ModelFileMissing
+from kvchat.library.gguf.parser import ModelFileMissing
 from kvchat.library.memory.demand import LoadLimits
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, FindingStore, Strategy, Subject

@@ -14,7 +14,7 @@ from kvchat.engine_host.switching import SwitchingHost
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.template_options import TemplateOption, known_options
-from kvchat.library.model_files import display_name, shown_name
+from kvchat.library.model_files import name_from_path, display_name
 from kvchat.library.model_library import ModelLibrary
 from kvchat.settings import Settings
 from kvchat.text.language import _
@@ -43,11 +43,11 @@ class AnsweringModel:
         settings = self._settings()
         if settings.engine_url:
             server = self._host.external.server
-            return display_name(Path(server.model_path)) if server and server.model_path else _("the server’s model")
+            return name_from_path(Path(server.model_path)) if server and server.model_path else _("the server’s model")
         return self.name_of(self.path) if self.path else None
 
     def name_of(self, model: str) -> str:
-        return shown_name(Path(model))
+        return display_name(Path(model))
 
     def name_for(self, conversation: Conversation | None) -> str | None:
         model = conversation.model if conversation and conversation.model else self._settings().model_path

@@ -122,16 +122,14 @@ async def _run(location: EngineLocation, plan: LaunchPlan, report_step: Callable
 
 
 async def _self_test(engine: LlamaServerClient, generation: int, plan: LaunchPlan) -> Finding:
-    promised, window, per_token = Strategy.PLAIN, None, 0.0
+    promised, window, per_token = Strategy.PLAIN, 0, 0.0
     with contextlib.suppress(KvchatError):  # the engine could load it
         facts = await asyncio.to_thread(read_facts, plan.model)
-        promised, window = promised_strategy(facts, swa_full=False), facts.sliding_window
+        promised, window = promised_strategy(facts, swa_full=False), facts.kv.window
         per_token = kv_bytes_per_token(facts.kv, plan.kv_type, plan.kv_type)
     context_size = (await engine.facts()).context_size
     fingerprint = Fingerprint(str(plan.model), plan.kv_type, plan.kv_type, "auto", 1, "")
     untested = Finding(promised, proved=False)
     return await self_test(
-        ReadyEngine(
-            engine, generation, plan.slot_path, fingerprint, context_size, per_token, untested, window=window or 0
-        )
+        ReadyEngine(engine, generation, plan.slot_path, fingerprint, context_size, per_token, untested, window=window)
     )

@@ -1,4 +1,4 @@
-"""Finds model files by their names alone: split files as one model, projectors beside their models.
+"""Search for model files by name: split files as one model, projectors with their models.
 
 It searches kvchat's own folder, folders the user chose, and those of other programs. Sources: huggingface_hub's
 environment variables (HF_HUB_CACHE, HF_HOME); llama.cpp's fs_get_cache_directory (LLAMA_CACHE); lmstudio.ai/docs,
@@ -11,13 +11,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from threading import Event
-from typing import NamedTuple
 
 from kvchat.library.gguf.facts import part_name
 from kvchat.system.files import in_time, read_json, read_plain
@@ -50,25 +49,21 @@ class ModelFolder:
     path: Path
 
 
-class Machine(NamedTuple):
-    environment: Mapping[str, str]
-    home: Path
-    platform: str  # as sys.platform
-
-
-def this_machine() -> Machine:
-    return Machine(os.environ, Path.home(), sys.platform)
-
-
-def model_folders(own: Path, chosen: Sequence[Path], machine: Machine) -> tuple[ModelFolder, ...]:
+def model_folders(
+    own: Path,
+    chosen: Iterable[Path],
+    environment: Mapping[str, str] = os.environ,
+    home: Path | None = None,
+    platform: str = sys.platform,
+) -> list[ModelFolder]:
     """List the folders to search; a file found twice keeps the name from the earlier folder."""
-    environment, home, platform = machine
+    home = home or Path.home()
 
     def variable(name: str) -> Path | None:
         value = environment.get(name)
-        if not value:
-            return None
-        return home / value[2:] if value.startswith("~/") else Path(value)
+        if value and value.startswith("~/"):
+            return home / value[2:]
+        return Path(value) if value else None
 
     dot_cache = variable("XDG_CACHE_HOME") or home / ".cache"
     if platform == "darwin":
@@ -95,8 +90,8 @@ def model_folders(own: Path, chosen: Sequence[Path], machine: Machine) -> tuple[
         Source.JAN: [folder / below for folder in jan for below in (Path("llamacpp", "models"), "models")],
         Source.OLLAMA: ollama,
     }
-    found = [ModelFolder(source, path) for source, paths in places.items() for path in paths if path is not None]
-    return tuple(dict.fromkeys(found))
+    folders = [ModelFolder(source, path) for source, paths in places.items() for path in paths if path is not None]
+    return list(dict.fromkeys(folders))
 
 
 def _lm_studio(home: Path) -> Iterator[Path]:
@@ -117,27 +112,7 @@ def _lm_studio(home: Path) -> Iterator[Path]:
 MODEL = "application/vnd.ollama.image.model"
 PROJECTOR = "application/vnd.ollama.image.projector"
 _HOME_REGISTRY, _HOME_NAMESPACE = "registry.ollama.ai", "library"  # Ollama omits these in names
-
-
-_names: dict[Path, str | None] = {}  # names of the blobs seen so far
-
-
-def ollama_name(path: Path) -> str | None:
-    """Return the Ollama name of a blob, or None if it is not one. Reads files once."""
-    if path not in _names and path.parent.name == "blobs" and path.name.startswith("sha256"):
-        _names[path] = None
-        any(file.path == path for file in _ollama_models(path.parent.parent, lambda *_: None))
-    return _names.get(path)
-
-
-def _blob(folder: Path, digest: str) -> Path | None:
-    """Return the file for a digest, "sha256:<hex>", or None otherwise."""
-    kind, _, number = digest.partition(":")
-    if kind != "sha256" or not number.isalnum():
-        return None
-    older = folder / "blobs" / digest  # before Ollama 0.1.22
-    return older if older.exists() else folder / "blobs" / f"sha256-{number}"
-
+_ollama_names: dict[Path, str | None] = {}  # by blob, of those seen so far
 
 OnUnreadable = Callable[[Path, OSError], None]
 
@@ -154,12 +129,10 @@ class ModelFile:
 def model_files(folder: ModelFolder, on_unreadable: OnUnreadable, stop: Event) -> Iterator[ModelFile]:
     """Yield the models in a folder tree until `stop` is set; none if it is missing."""
     if folder.source is Source.FILE:
-        yield from _models_at_path(folder.path)
-    elif folder.source is Source.OLLAMA:
-        yield from _ollama_models(folder.path, on_unreadable)
-    else:
-        for place, names in _gguf_names(folder.path, on_unreadable, stop):
-            yield from _models_in_folder(place, names, folder.source)
+        return _models_at_path(folder.path)
+    if folder.source is Source.OLLAMA:
+        return _ollama_models(folder.path, on_unreadable)
+    return _models_below(folder, on_unreadable, stop)
 
 
 def _models_at_path(path: Path) -> Iterator[ModelFile]:
@@ -169,7 +142,7 @@ def _models_at_path(path: Path) -> Iterator[ModelFile]:
         return
     if path.name not in names:  # no .gguf suffix, or missing
         if path.is_file():
-            yield ModelFile(path, (path,), Source.FILE, display_name(path))
+            yield ModelFile(path, (path,), Source.FILE, name_from_path(path))
         return
     models = _models_in_folder(path.parent, names, Source.FILE)
     yield from (model for model in models if path in (model.path, *model.parts))
@@ -177,14 +150,30 @@ def _models_at_path(path: Path) -> Iterator[ModelFile]:
 
 def projector_of(model: Path) -> Path | None:
     """Return the projector stored with a model, by name, or None. Reads the disk."""
-    found = _models_at_path(model)
+    files = _models_at_path(model)
     if model.parent.name == "blobs":
-        found = (file for file in _ollama_models(model.parent.parent, lambda *_: None) if file.path == model)
-    return next((file.projector for file in found), None)
+        files = (file for file in _ollama_models(model.parent.parent) if file.path == model)
+    return next((file.projector for file in files), None)
 
 
-def _ollama_models(folder: Path, on_unreadable: OnUnreadable) -> Iterator[ModelFile]:
+def ollama_name(path: Path) -> str | None:
+    """Return the Ollama name of a blob, or None if it is not one. Reads files once."""
+    if path not in _ollama_names and path.parent.name == "blobs" and path.name.startswith("sha256"):
+        _ollama_names[path] = None
+        list(_ollama_models(path.parent.parent))
+    return _ollama_names.get(path)
+
+
+def _ollama_models(folder: Path, on_unreadable: OnUnreadable = lambda *_: None) -> Iterator[ModelFile]:
     """Yield the models in an Ollama folder by name, skipping invalid manifests."""
+
+    def blob_of(digest: str) -> Path | None:
+        kind, _, number = digest.partition(":")
+        if kind != "sha256" or not number.isalnum():
+            return None
+        older = folder / "blobs" / digest  # before Ollama 0.1.22
+        return older if older.exists() else folder / "blobs" / f"sha256-{number}"
+
     manifests = folder / "manifests"
     try:
         list(manifests.iterdir())  # rglob silently skips unreadable folders
@@ -201,40 +190,43 @@ def _ollama_models(folder: Path, on_unreadable: OnUnreadable) -> Iterator[ModelF
         layers: dict[str, str] = {}
         with suppress(OSError, ValueError, KeyError, TypeError):
             layers = {str(layer["mediaType"]): str(layer["digest"]) for layer in read_json(path)["layers"]}
-        blob = _blob(folder, layers.get(MODEL, ""))
-        if blob is not None:
+        if blob := blob_of(layers.get(MODEL, "")):
             *where, model, tag = place
             usual = zip(where, (_HOME_REGISTRY, _HOME_NAMESPACE), strict=False)
             name = "/".join([*(part for part, default in usual if part != default), f"{model}:{tag}"])
-            _names[blob] = name
-            yield ModelFile(blob, (blob,), Source.OLLAMA, name, _blob(folder, layers.get(PROJECTOR, "")))
+            _ollama_names[blob] = name
+            yield ModelFile(blob, (blob,), Source.OLLAMA, name, blob_of(layers.get(PROJECTOR, "")))
 
 
-def _gguf_names(top: Path, on_unreadable: OnUnreadable, stop: Event) -> Iterator[tuple[Path, list[str]]]:
-    """Yield each folder that has GGUF files, with their names. Follows folder links, none twice."""
+def _models_below(top: ModelFolder, on_unreadable: OnUnreadable, stop: Event) -> Iterator[ModelFile]:
+    """Yield the models of each folder that has GGUF files. Follows folder links, none twice."""
 
     def report_error(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            on_unreadable(Path(error.filename or top), error)
+            on_unreadable(Path(error.filename or top.path), error)
 
     try:
-        in_time(top.stat)
+        in_time(top.path.stat)
     except OSError as error:
         report_error(error)
         return
     seen: set[tuple[int, int]] = set()
-    for folder, folders, files in os.walk(top, onerror=report_error, followlinks=True):
+    for folder, folders, files in os.walk(top.path, onerror=report_error, followlinks=True):
         place = Path(folder)
         identity = inode_of(place)
         if identity is None or identity in seen or stop.is_set():
             folders.clear()
             continue
         seen.add(identity)
-        deep = len(place.relative_to(top).parts) >= MAX_DEPTH
-        folders[:] = [] if deep else _sorted_folders(place, [name for name in folders if not name.startswith(".")])
+        current = ""  # the Hugging Face snapshot that `main` points to goes first
+        if place.name == "snapshots":
+            with suppress(OSError, UnicodeDecodeError):
+                current = read_plain(place.parent / "refs" / "main", 1000).decode("ascii").strip()
+        is_deep = len(place.relative_to(top.path).parts) >= MAX_DEPTH
+        below = [name for name in folders if not name.startswith(".") and not is_deep]
+        folders[:] = sorted(below, key=lambda name: (name != current, name))
         names = sorted(name for name in files if name.lower().endswith(".gguf") and not name.startswith("."))
-        if names:
-            yield place, names
+        yield from _models_in_folder(place, names, top.source)
 
 
 def inode_of(path: Path) -> tuple[int, int] | None:
@@ -244,17 +236,6 @@ def inode_of(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return (found.st_dev, found.st_ino)
-
-
-def _sorted_folders(place: Path, folders: list[str]) -> list[str]:
-    """Sort by name, but put the Hugging Face snapshot that `main` points to first."""
-    if place.name != "snapshots":
-        return sorted(folders)
-    try:
-        current = read_plain(place.parent / "refs" / "main", 1000).decode("ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        current = ""
-    return sorted(folders, key=lambda name: (name != current, name))
 
 
 def _models_in_folder(place: Path, names: list[str], source: Source) -> Iterator[ModelFile]:
@@ -267,10 +248,10 @@ def _models_in_folder(place: Path, names: list[str], source: Source) -> Iterator
     for first, parts in whole.items():
         projector = projector_for(first, list(whole), projectors)
         path = parts[0] if part_name(parts[0].name) is None else place / first
-        yield ModelFile(path, tuple(parts), source, display_name(path), place / projector if projector else None)
+        yield ModelFile(path, tuple(parts), source, name_from_path(path), place / projector if projector else None)
     if not whole:  # only projectors: list them as is
         for name in projectors:
-            yield ModelFile(place / name, (place / name,), source, display_name(place / name))
+            yield ModelFile(place / name, (place / name,), source, name_from_path(place / name))
 
 
 def projector_for(model: str, models: list[str], projectors: list[str]) -> str | None:
@@ -278,33 +259,32 @@ def projector_for(model: str, models: list[str], projectors: list[str]) -> str |
 
     A projector named after no model ("mmproj-F16.gguf") belongs to all, if they are sizes of one model.
     """
-    key = _bare(model)
+
+    def bare(name: str) -> str:
+        part = part_name(name)
+        return _PROJECTOR_NOISE.sub("", (part.stem if part else name).lower())
+
+    key = bare(model)
     # Prefer F16: projectors are small, and the engine supports it everywhere.
     for projector in sorted(projectors, key=lambda name: ("f16" not in name.lower().replace("bf16", ""), name)):
-        named = _bare(projector)
-        if named == key or (not named and len({_bare(other) for other in models}) == 1):
+        named = bare(projector)
+        if named == key or (not named and len({bare(other) for other in models}) == 1):
             return projector
         if named and (key.startswith(named) or named.startswith(key)):
             return projector
     return None
 
 
-def _bare(name: str) -> str:
-    part = part_name(name)
-    stem = part.stem if part else name
-    return _PROJECTOR_NOISE.sub("", stem.lower())
-
-
 def is_projector(name: str) -> bool:
     return "mmproj" in name.lower()
 
 
-def shown_name(path: Path) -> str:
-    """Return a model's display name: Ollama's, or the file's. Reads no file."""
-    return _names.get(path) or display_name(path)
-
-
 def display_name(path: Path) -> str:
+    """Return a model's display name: Ollama's, or the file's. Reads no file."""
+    return _ollama_names.get(path) or name_from_path(path)
+
+
+def name_from_path(path: Path) -> str:
     """Return the file name without suffix, or the folder name if the file name is generic."""
     part = part_name(path.name)
     stem = Path(part.stem).name if part else path.stem

@@ -4,102 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 
 from kvchat.errors import KvchatError
-from kvchat.library.gguf.facts import GgufFacts, NotAModel, part_name, read_facts
+from kvchat.library.gguf.facts import GgufFacts, part_name, read_facts
+from kvchat.library.gguf.parser import NotAModel
 from kvchat.library.memory.verdict import Judgement
-from kvchat.library.model_files import (
-    ModelFolder,
-    Source,
-    inode_of,
-    model_files,
-    model_folders,
-    this_machine,
-)
+from kvchat.library.model_files import ModelFolder, Source, inode_of, model_files, model_folders
 from kvchat.library.remote.downloader import Order
 from kvchat.library.remote.downloads import Download, Downloads
 from kvchat.library.remote.hub import Hub, HubFile, HubRepository, TokenStore
 from kvchat.system.concurrency import in_thread
 from kvchat.system.files import size_of
 from kvchat.system.paths import Paths, expanded
-
-
-@dataclass(frozen=True)
-class JudgedModel:
-    model: FoundModel
-    judgement: Judgement | None
-
-
-class ModelLibrary:
-    """Belongs to one event loop. Accesses neither network nor disk until a method is called."""
-
-    def __init__(self, paths: Paths, chosen: Callable[[], Sequence[str]]) -> None:
-        self.token = TokenStore(paths.config)
-        self.hub = Hub(self.token.value)
-        self.downloads = Downloads(paths.models, self.hub, self._tell)
-        self._paths = paths
-        self._chosen = chosen
-        self._listeners: list[Callable[[Download], None]] = []
-
-    def subscribe(self, listener: Callable[[Download], None]) -> Callable[[], None]:
-        """Call `listener` on the loop's thread for each download change; return the unsubscriber."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
-
-    async def find(
-        self, judge: Callable[[GgufFacts], Judgement], found: Callable[[JudgedModel], None], in_use: str | None = None
-    ) -> tuple[UnreadableFolder, ...]:
-        """Search for models, reporting each as found; return the unreadable folders. Cancellable.
-
-        `judge` runs in another thread. The model `in_use` is reported wherever its file is.
-        """
-        loop = asyncio.get_running_loop()
-
-        def look(stop: threading.Event) -> tuple[UnreadableFolder, ...]:
-            finder = self._finder(in_use)
-            for model in finder.models(stop):
-                judgement = judge(model.facts) if model.facts else None
-                loop.call_soon_threadsafe(found, JudgedModel(model, judgement))
-            return tuple(finder.unreadable)
-
-        return await in_thread(look)
-
-    async def usable(self) -> list[FoundModel]:
-        """List the usable models on disk, whether or not they fit. Can be cancelled."""
-        return await in_thread(lambda stop: [model for model in self._finder(None).models(stop) if model.facts])
-
-    def download(self, repository: HubRepository, file: HubFile) -> Path:
-        """Start downloading a model; return its future path. Raises HubError for an invalid file name."""
-        return self.downloads.begin(Order(repository.repository, repository.revision, file))
-
-    def is_downloaded(self, repository: HubRepository, file: HubFile) -> bool:
-        """Return True if kvchat downloaded this model. Raises HubError for an invalid file name."""
-        return Order(repository.repository, repository.revision, file).is_downloaded(self._paths.models)
-
-    def _finder(self, in_use: str | None) -> ModelFinder:
-        folders = list(model_folders(self._paths.models, [*map(expanded, self._chosen())], this_machine()))
-        if in_use:
-            folders.append(ModelFolder(Source.FILE, Path(in_use)))
-        return ModelFinder(folders)
-
-    def repository_of(self, path: Path) -> str | None:
-        """Return the repository of a model, from its path; None if kvchat did not download it."""
-        try:
-            owner, name, *_, _ = path.relative_to(self._paths.models).parts
-        except ValueError:
-            return None
-        return f"{owner}/{name}"
-
-    def _tell(self, download: Download) -> None:
-        for listener in tuple(self._listeners):
-            listener(download)
-
-    async def close(self) -> None:
-        await self.downloads.close()
 
 
 @dataclass(frozen=True)
@@ -129,36 +48,105 @@ class FoundModel:
 
 
 @dataclass(frozen=True)
+class JudgedModel:
+    model: FoundModel
+    judgement: Judgement | None
+
+
+@dataclass(frozen=True)
 class UnreadableFolder:
     path: Path
     reason: str
 
 
-class ModelFinder:
-    """One search of all folders. Blocks until done: use it off the event loop."""
+class ModelLibrary:
+    """Belongs to one event loop. Accesses neither network nor disk until a method is called."""
 
-    def __init__(self, folders: Sequence[ModelFolder]) -> None:
-        self.unreadable: list[UnreadableFolder] = []  # complete after the search
-        self._folders = folders
+    def __init__(self, paths: Paths, chosen: Callable[[], Sequence[str]]) -> None:
+        self.token = TokenStore(paths.config)
+        self.hub = Hub(self.token.value)
+        self.downloads = Downloads(paths.models, self.hub, self._tell)
+        self._paths = paths
+        self._chosen = chosen
+        self._listeners: list[Callable[[Download], None]] = []
 
-    def models(self, stop: Event) -> Iterator[FoundModel]:
-        """Yield each model once despite multiple links, until `stop` is set."""
+    def subscribe(self, listener: Callable[[Download], None]) -> Callable[[], None]:
+        """Call `listener` on the loop's thread for each download change; return the unsubscriber."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
-        def cannot_read(path: Path, error: OSError) -> None:
-            self.unreadable.append(UnreadableFolder(path, error.strerror or str(error)))
+    async def find(
+        self, judge: Callable[[GgufFacts], Judgement], found: Callable[[JudgedModel], None], in_use: str | None = None
+    ) -> tuple[UnreadableFolder, ...]:
+        """Search for models, reporting each as found; return the unreadable folders. Cancellable.
 
-        seen = set[tuple[int, int] | None]()
-        for file in (file for folder in self._folders for file in model_files(folder, cannot_read, stop)):
-            if stop.is_set():
-                return
-            identity = inode_of(file.path)
-            if identity is not None and identity in seen:  # missing files are all reported
-                continue
-            seen.add(identity)
-            facts, problem = None, None
-            try:
-                facts = read_facts(file.path)
-            except NotAModel as error:
-                problem = error
-            size = facts.size if facts else sum(size_of(part) for part in file.parts)
-            yield FoundModel(file.path, file.name, file.source, size, facts, problem, file.projector)
+        `judge` runs in another thread. The model `in_use` is reported wherever its file is.
+        """
+        loop = asyncio.get_running_loop()
+        unreadable: list[UnreadableFolder] = []
+
+        def search(stop: threading.Event) -> None:
+            folders = self._folders()
+            if in_use:
+                folders.append(ModelFolder(Source.FILE, Path(in_use)))
+            for model in find_models(folders, stop, unreadable):
+                judgement = judge(model.facts) if model.facts else None
+                loop.call_soon_threadsafe(found, JudgedModel(model, judgement))
+
+        await in_thread(search)
+        return tuple(unreadable)
+
+    async def usable(self) -> list[FoundModel]:
+        """List the usable models on disk, whether or not they fit. Can be cancelled."""
+        return await in_thread(lambda stop: [model for model in find_models(self._folders(), stop, []) if model.facts])
+
+    def download(self, repository: HubRepository, file: HubFile) -> Path:
+        """Start downloading a model; return its future path. Raises HubError for an invalid file name."""
+        return self.downloads.begin(Order(repository.repository, repository.revision, file))
+
+    def is_downloaded(self, repository: HubRepository, file: HubFile) -> bool:
+        """Return True if kvchat downloaded this model. Raises HubError for an invalid file name."""
+        return Order(repository.repository, repository.revision, file).is_downloaded(self._paths.models)
+
+    def _folders(self) -> list[ModelFolder]:
+        return model_folders(self._paths.models, map(expanded, self._chosen()))
+
+    def repository_of(self, path: Path) -> str | None:
+        """Return the repository of a model, from its path; None if kvchat did not download it."""
+        try:
+            owner, name, *_, _ = path.relative_to(self._paths.models).parts
+        except ValueError:
+            return None
+        return f"{owner}/{name}"
+
+    def _tell(self, download: Download) -> None:
+        for listener in tuple(self._listeners):
+            listener(download)
+
+    async def close(self) -> None:
+        await self.downloads.close()
+
+
+def find_models(
+    folders: Iterable[ModelFolder], stop: threading.Event, unreadable: list[UnreadableFolder]
+) -> Iterator[FoundModel]:
+    """Yield each model once despite multiple links, until `stop` is set. Adds to `unreadable`. Reads the disk."""
+
+    def add_unreadable(path: Path, error: OSError) -> None:
+        unreadable.append(UnreadableFolder(path, error.strerror or str(error)))
+
+    seen = set[tuple[int, int] | None]()
+    for file in (file for folder in folders for file in model_files(folder, add_unreadable, stop)):
+        if stop.is_set():
+            return
+        identity = inode_of(file.path)
+        if identity is not None and identity in seen:  # missing files are all reported
+            continue
+        seen.add(identity)
+        facts, problem = None, None
+        try:
+            facts = read_facts(file.path)
+        except NotAModel as error:
+            problem = error
+        size = facts.size if facts else sum(size_of(part) for part in file.parts)
+        yield FoundModel(file.path, file.name, file.source, size, facts, problem, file.projector)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.record.database import Database
-from kvchat.library.model_files import display_name
+from kvchat.library.model_files import name_from_path
 from kvchat.settings import Settings, save_settings
 from kvchat.system.paths import Paths, resolve_paths
 from tests.e2e.desktop import Desktop
@@ -132,7 +132,7 @@ def test_two_messages_that_are_sent_while_kvchat_starts_are_both_answered(home, 
     assert answered() == ["You said: Dear Ada", "You said: Boole"]
     with closing(Database(home.database)) as database:
         receipts = database.rows("SELECT receipt FROM messages WHERE role = 'assistant'")
-        assert {json.loads(row["receipt"])["model_name"] for row in receipts} == {display_name(smollm2)}
+        assert {json.loads(row["receipt"])["model_name"] for row in receipts} == {name_from_path(smollm2)}
     assert on_disk(home) == ([], ["Dear Ada", "Boole"])
 
 

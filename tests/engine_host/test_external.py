@@ -18,7 +18,7 @@ from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine_host.engines import choose_slot, server_key
 from kvchat.kvstore import disk
-from kvchat.library.model_files import display_name
+from kvchat.library.model_files import name_from_path
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.session.proof import Source
 from kvchat.session.restore_support import Strategy
@@ -71,7 +71,7 @@ async def test_a_conversation_outlives_the_servers_restart_and_the_server_outliv
             chat = (await runtime.chat.new_conversation()).id
             first = await ask(runtime, chat, LONG)
             assert first.receipt.source is Source.COLD
-            assert runtime.model.name == display_name(fake.plan.model)
+            assert runtime.model.name == name_from_path(fake.plan.model)
             assert runtime.engine.engine_pid == theirs.process.pid
             await runtime.chat.idle()
             theirs.end()

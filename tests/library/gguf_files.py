@@ -60,8 +60,8 @@ def llama_8b(folder: Path, experts: float = 0.0) -> GgufFacts:
         "attention.head_count_kv": 8,
         "vocab_size": 128_256,
     }
-    layer = 135_000_000
-    weights = Weights((layer,) * 32, (round(layer * experts),) * 32, 295_000_000, 305_000_000, False)
+    layers = 32 * 135_000_000
+    weights = Weights(layers, round(layers * experts), 295_000_000, 305_000_000, False)
     facts = read_facts(write_gguf(folder / "large.gguf", shape))
     return dataclasses.replace(facts, size=4_920_000_000, weights=weights)
 

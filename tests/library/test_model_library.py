@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from kvchat.library.gguf.facts import GgufFacts
 from kvchat.library.memory.demand import COMPUTER, Demand, DeviceMemory, MemoryBar, MemoryFacts, with_freed_memory
 from kvchat.library.memory.verdict import Judgement, Verdict, judge
-from kvchat.library.model_files import Machine
+from kvchat.library.model_files import model_folders
 from kvchat.library.model_library import JudgedModel, ModelLibrary
 from kvchat.library.remote.hub import HubFile, HubPart, HubRepository
 from kvchat.system.paths import Paths, resolve_paths
@@ -26,8 +27,8 @@ def fits(facts: GgufFacts) -> Judgement:
 @pytest.fixture
 def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     """Folders of a user who has no other program's models."""
-    machine = Machine({}, tmp_path / "home", "linux")
-    monkeypatch.setattr("kvchat.library.model_library.this_machine", lambda: machine)
+    nothing = functools.partial(model_folders, environment={}, home=tmp_path / "home", platform="linux")
+    monkeypatch.setattr("kvchat.library.model_library.model_folders", nothing)
     paths = resolve_paths({"KVCHAT_HOME": str(tmp_path / "kvchat")})
     paths.models.mkdir(parents=True)
     return paths

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from blake3 import blake3
 
-from kvchat.errors import KvchatError
-from kvchat.library.gguf.header import (
-    TENSOR_TYPES,
-    GgufFields,
-    GgufHeader,
-    HeaderError,
-    TruncatedHeader,
-    UnsupportedVersion,
-    Value,
-    read_header,
-)
 from kvchat.library.gguf.kv_cache import KvLayout, head_lengths, kv_layout
+from kvchat.library.gguf.parser import TENSOR_TYPES, GgufHeader, NotAModel, read_header, unreadable
 from kvchat.library.gguf.template_options import TemplateVariable, template_variables
-from kvchat.system.files import NotAFile, open_plain, stamp_of
+from kvchat.system.files import open_plain, stamp_of
 from kvchat.text.language import N_, _
 
 # llama_ftype in llama.cpp's include/llama.h, by common file names.
@@ -43,27 +34,15 @@ _COMPANION_FILES = {
 _EXPERTS = re.compile(r"ffn_(up|down|gate_up|gate)_(ch|)exps")  # LLM_FFN_EXPS_REGEX in common/common.h: --n-cpu-moe
 _LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d{1,9})\.")
 
-
 FileStamps = tuple[tuple[int, int, int], ...]  # per file: size, modification time in ns, inode
-
-
-class NotAModel(KvchatError):
-    """The path is not a GGUF model that can chat; says what it is instead."""
-
-
-class ModelFileMissing(NotAModel):
-    def __init__(self, path: Path) -> None:
-        super().__init__(
-            _("The model file is missing"), str(path), _("The file may have been moved. Choose the model again.")
-        )
 
 
 @dataclass(frozen=True)
 class Weights:
     """The sizes of a model's tensors in the file, in bytes, by where they may go."""
 
-    layers: tuple[int, ...]
-    experts: tuple[int, ...]  # expert weights within the layers: large, each seldom used
+    layers: int
+    experts: int  # expert weights within the layers: large, each seldom used
     embedding: int  # always in main memory
     output: int  # with the last layer
     output_is_embedding: bool  # a GPU then holds a copy of the embedding
@@ -88,93 +67,58 @@ class GgufFacts:
     value_length: int
     kv: KvLayout
     weights: Weights
-    vocabulary_size: int
     parts: tuple[Path, ...]  # more than one for a split model
     header_size: int
     names_sampling: bool = False  # the file sets sampling defaults, which the engine uses
     template_variables: tuple[TemplateVariable, ...] = ()  # chat template options that kvchat knows
 
-    @property
-    def sliding_window(self) -> int | None:
-        return self.kv.window or None
-
-    @property
-    def is_recurrent(self) -> bool:
-        return self.kv.has_state
-
 
 def read_facts(path: Path) -> GgufFacts:
-    """Read the facts of the model at `path` and check that it is complete.
+    """Read the facts of the model at `path` and check that it is complete. Cached until a file changes.
 
-    Takes a few hundredths of a second unless the files are unchanged since the last call. Give the first part of a
-    split model, next to its others. Raises NotAModel.
+    Give the first part of a split model, next to its others. Raises NotAModel.
     """
     part = part_name(path.name)
     return _read_facts(path, file_stamps([path.with_name(name) for name in part.all_names] if part else [path]))
 
 
 @lru_cache(maxsize=1000)
-def _read_facts(path: Path, stamps: FileStamps) -> GgufFacts:
-    header = _read_whole(path)
-    _check_kind(header.values)
-    parts = _parts(path, header.values)
-    return _facts(path, [header, *(_read_whole(part) for part in parts[1:])], parts)
-
-
-def _read_whole(path: Path) -> GgufHeader:
-    """Read a GGUF header and check the file for the length it implies. Raises NotAModel."""
-    try:
-        header = read_header(path)
-        size = path.stat().st_size
-    except FileNotFoundError:
-        raise ModelFileMissing(path) from None
-    except TruncatedHeader:
-        raise _incomplete_download(path) from None
-    except HeaderError as fault:
-        raise _not_gguf(path, fault) from None
-    except NotAFile as error:
-        advice = _("Choose a file whose name ends in .gguf.")
-        raise NotAModel(_("This is {kind}, not a model", kind=error.kind), str(path), advice) from None
-    except OSError as error:
-        raise unreadable(path, error) from None
-    if header.data_end > size:
-        raise _incomplete_download(path)
-    return header
-
-
-def unreadable(path: Path, error: OSError) -> NotAModel:
-    return NotAModel(
-        _("The model file cannot be read"), f"{path}: {error.strerror}", _("Check its permissions and its disk.")
+def _read_facts(path: Path, _stamps: FileStamps) -> GgufFacts:
+    header = read_header(path)
+    _check_kind(header)
+    parts = _parts(path, header)
+    headers = [header, *(read_header(part) for part in parts[1:])]
+    general = header.fields("general")
+    fields = header.fields(general.text("architecture"))
+    blocks = fields.number("block_count")
+    key_length, value_length = head_lengths(fields)
+    experts = fields.number("expert_used_count") * fields.number("expert_feed_forward_length")
+    return GgufFacts(
+        path=path,
+        architecture=fields.prefix,
+        name=general.text("name") or path.stem,
+        quantisation=FILE_TYPES.get(general.number("file_type", -1)) or _commonest_type(header),
+        size=sum(part.stat().st_size for part in parts),
+        trained_context=fields.number("context_length"),
+        original_context=fields.number("rope.scaling.original_context_length"),
+        block_count=blocks,
+        embedding_length=fields.number("embedding_length"),
+        inner_length=max(fields.number("feed_forward_length"), experts) + fields.number("ssm.inner_size"),
+        heads=fields.number("attention.head_count"),
+        key_length=key_length,
+        value_length=value_length,
+        kv=kv_layout(fields),
+        weights=_weights(headers, blocks),
+        parts=parts,
+        header_size=header.data_offset,
+        names_sampling=any(name.startswith("general.sampling.") for name in header.values),
+        template_variables=template_variables(header.fields("tokenizer").text("chat_template")),
     )
 
 
-def _incomplete_download(path: Path) -> NotAModel:
-    return NotAModel(
-        _("The model file is incomplete"),
-        _("{path} ends before the last weights. The download may be incomplete.", path=path),
-        _("Download the model again, or wait until the download finishes."),
-    )
-
-
-def _not_gguf(path: Path, fault: HeaderError) -> NotAModel:
-    if isinstance(fault, UnsupportedVersion) and fault.big_endian:
-        return NotAModel(
-            _("This model is for big-endian machines"),
-            str(path),
-            _("Choose the little-endian GGUF file of this model."),
-        )
-    if isinstance(fault, UnsupportedVersion):
-        return NotAModel(
-            _("This GGUF version is not supported"),
-            _("{path} is {fault}; kvchat supports versions 2 and 3.", path=path, fault=fault),
-            _("Look for a newer GGUF file of this model."),
-        )
-    return NotAModel(_("This is not a GGUF model"), f"{path}: {fault}.", _("Choose a file in llama.cpp's GGUF format."))
-
-
-def _check_kind(values: Mapping[str, Value]) -> None:
-    kind, architecture = _text(values, "general.type"), _text(values, "general.architecture")
-    fields = GgufFields(values, architecture)
+def _check_kind(header: GgufHeader) -> None:
+    kind, architecture = header.fields("general").text("type"), header.fields("general").text("architecture")
+    fields = header.fields(architecture)
     if kind == "mmproj" or architecture == "clip":
         raise NotAModel(
             _("This file only adds image or audio input to a model"),
@@ -202,9 +146,9 @@ def _check_kind(values: Mapping[str, Value]) -> None:
         )
 
 
-def _parts(path: Path, values: Mapping[str, Value]) -> tuple[Path, ...]:
+def _parts(path: Path, header: GgufHeader) -> tuple[Path, ...]:
     """Return all files of the model that begins at `path`. Raises NotAModel for a later part."""
-    count = GgufFields(values, "split").number("count")
+    count = header.fields("split").number("count")
     if count < 2:
         return (path,)
     part = part_name(path.name)
@@ -223,67 +167,28 @@ def _parts(path: Path, values: Mapping[str, Value]) -> tuple[Path, ...]:
     return (path, *(path.with_name(name) for name in part.all_names[1:]))
 
 
-def _facts(path: Path, headers: Sequence[GgufHeader], parts: tuple[Path, ...]) -> GgufFacts:
-    header = headers[0]
-    fields = GgufFields(header.values, _text(header.values, "general.architecture"))
-    blocks = fields.number("block_count")
-    key_length, value_length = head_lengths(fields)
-    experts = fields.number("expert_used_count") * fields.number("expert_feed_forward_length")
-    return GgufFacts(
-        path=path,
-        architecture=fields.prefix,
-        name=_text(header.values, "general.name") or path.stem,
-        quantisation=_quantisation(header),
-        size=sum(part.stat().st_size for part in parts),
-        trained_context=fields.number("context_length"),
-        original_context=fields.number("rope.scaling.original_context_length"),
-        block_count=blocks,
-        embedding_length=fields.number("embedding_length"),
-        inner_length=max(fields.number("feed_forward_length"), experts) + fields.number("ssm.inner_size"),
-        heads=fields.number("attention.head_count"),
-        key_length=key_length,
-        value_length=value_length,
-        kv=kv_layout(fields),
-        weights=_weights(headers, blocks),
-        vocabulary_size=fields.number("vocab_size") or header.array_lengths.get("tokenizer.ggml.tokens", 0),
-        parts=parts,
-        header_size=header.data_offset,
-        names_sampling=any(name.startswith("general.sampling.") for name in header.values),
-        template_variables=template_variables(_text(header.values, "tokenizer.chat_template")),
-    )
-
-
 def _weights(headers: Sequence[GgufHeader], blocks: int) -> Weights:
     """Sum all tensor sizes by where llama.cpp puts them (llama_model_base::load_tensors)."""
-    layers, experts, embedding, output = [0] * blocks, [0] * blocks, 0, 0
+    layers = experts = embedding = output = 0
     for tensor in (tensor for header in headers for tensor in header.tensors):
         match = _LAYER_TENSOR.match(tensor.name)
-        layer = int(match["layer"]) if match else blocks
-        if layer < blocks:
-            layers[layer] += tensor.bytes
-            experts[layer] += tensor.bytes if _EXPERTS.search(tensor.name) else 0
+        if match and int(match["layer"]) < blocks:
+            layers += tensor.bytes
+            experts += tensor.bytes if _EXPERTS.search(tensor.name) else 0
         elif tensor.name == "token_embd.weight":
             embedding += tensor.bytes
         else:
             output += tensor.bytes
     has_output = any(tensor.name == "output.weight" for header in headers for tensor in header.tensors)
-    return Weights(tuple(layers), tuple(experts), embedding, output, output_is_embedding=not has_output)
+    return Weights(layers, experts, embedding, output, output_is_embedding=not has_output)
 
 
-def _quantisation(header: GgufHeader) -> str:
-    named = FILE_TYPES.get(GgufFields(header.values, "general").number("file_type", -1))
-    if named:
-        return named
-    totals: dict[int, int] = {}
+def _commonest_type(header: GgufHeader) -> str:
+    totals: Counter[int] = Counter()
     for tensor in header.tensors:
-        totals[tensor.type] = totals.get(tensor.type, 0) + tensor.bytes
-    commonest = max(totals, key=lambda kind: totals[kind], default=-1)
+        totals[tensor.type] += tensor.bytes
+    commonest = max(totals, key=totals.__getitem__, default=-1)
     return TENSOR_TYPES[commonest][0] if commonest in TENSOR_TYPES else "unknown"
-
-
-def _text(values: Mapping[str, Value], key: str) -> str:
-    value = values.get(key)
-    return value if isinstance(value, str) else ""
 
 
 # `name-00001-of-00003.gguf`, as llama-gguf-split writes them.
@@ -352,5 +257,5 @@ def _add_part(digest: blake3, path: Path, header_size: int) -> None:
             digest.update(file.read(SAMPLE_BYTES))
 
 
-def file_stamps(files: Sequence[Path]) -> FileStamps:
+def file_stamps(files: Iterable[Path]) -> FileStamps:
     return tuple(stamp_of(file) for file in files)

@@ -1,4 +1,4 @@
-"""What each layer of a model keeps in the KV cache, read from its GGUF header.
+"""KV cache contents of each layer of a model, from its GGUF header.
 
 As in llama.cpp b11434: llama_hparams (n_embd_k_gqa, n_embd_v_gqa, n_embd_r, n_embd_s), how src/models/*.cpp use the
 header, and llama_model::create_memory, which gives each layer its kind of memory.
@@ -7,31 +7,17 @@ header, and llama_model::create_memory, which gives each layer its kind of memor
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from kvchat.engine.process.plan import BATCH_SIZE
-from kvchat.library.gguf.header import TENSOR_TYPES, GgufFields
+from kvchat.library.gguf.parser import TENSOR_TYPES, GgufFields
 from kvchat.text.language import _
 
 # Architectures whose sliding-window layers llama.cpp knows without the file: every n-th layer has full attention;
 # 0: no layer has.
-_WINDOW_PERIODS = {
-    "afmoe": 4,
-    "cohere2": 4,
-    "deepseek4": 0,
-    "exaone-moe": 4,
-    "exaone4": 4,
-    "gemma2": 2,
-    "gemma3": 6,
-    "gemma3n": 5,
-    "gpt-oss": 2,
-    "llama4": 4,
-    "mellum": 4,
-    "muse-glimmer": 4,
-    "olmo2": 4,
-    "plamo3": 8,
-}
+_WINDOW_PERIODS = {"deepseek4": 0, "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "plamo3": 8}
+_WINDOW_PERIODS |= dict.fromkeys(("afmoe", "cohere2", "exaone-moe", "exaone4", "llama4"), 4)
+_WINDOW_PERIODS |= dict.fromkeys(("mellum", "muse-glimmer", "olmo2"), 4)
 _WINDOW_PERIODS_FULL_FIRST = {"cohere2moe": 4, "laguna": 4, "smallthinker": 4}  # the first of each period attends fully
 _WINDOW_IGNORED = {"phi3"}  # files name a window, but llama.cpp ignores it
 _WINDOW_DEFAULTS = {"exaone4": 4096, "gemma2": 4096, "llama4": 8192}  # tokens, if the file names none
@@ -41,30 +27,14 @@ _NO_CACHE = {"dream", "llada", "llada-moe", "rnd1"}  # diffusion models reproces
 
 _RECURRENT = {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"}  # all layers, no attention
 _HYBRID_PERIODS = {"minimax-01": 8, "qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4}
-_HYBRID_BY_HEADS = {  # a layer without KV heads is recurrent
-    "bailingmoe3",
-    "glm5-next",
-    "granitehybrid",
-    "jamba",
-    "kimi-k3",
-    "kimi-linear",
-    "lfm2",
-    "lfm2moe",
-    "plamo2",
-}
+_HYBRID_BY_HEADS = {"lfm2", "lfm2moe", "plamo2", "jamba"}  # a layer without KV heads is recurrent
+_HYBRID_BY_HEADS |= {"bailingmoe3", "glm5-next", "granitehybrid", "kimi-k3", "kimi-linear"}
 _HYBRID_BY_HEADS_AND_FF = {"nemotron_h", "nemotron_h_moe"}  # … and one with a feed-forward part is neither
 _BOTH = {"falcon-h1"}  # each layer has attention and recurrent state
 
 # Sparse attention: an extra key row selects tokens. Its length in indexer keys, by architecture.
-_INDEX_KEYS = {
-    "deepseek32": 1,
-    "glm-dsa": 1,
-    "hy_v4": 1,
-    "dots3note": 1,
-    "glm5-next": 3,
-    "minimax-m3": 1,
-    "qwen4exp": 2,
-}
+_INDEX_KEYS = {"glm5-next": 3, "qwen4exp": 2}
+_INDEX_KEYS |= dict.fromkeys(("deepseek32", "glm-dsa", "hy_v4", "dots3note", "minimax-m3"), 1)
 _INDEX_IN_LISTED = {"glm-dsa", "hy_v4", "dots3note", "glm5-next"}  # layers whose `indexer.types` is not 0
 _FIRST_SHARED = {"gemma3n": 20}  # layers from this one on use an earlier layer's rows (src/models/gemma3n.cpp)
 _APPROXIMATE = {"deepseek4", "nanbeige"}  # compressed rows; layers that run more than once
@@ -85,7 +55,7 @@ class KvLayout:
     notes: tuple[str, ...]  # why this is an upper bound or a guess; empty if exact
 
     @property
-    def has_state(self) -> bool:
+    def is_recurrent(self) -> bool:
         return any(layer.state for layer in self.layers)
 
 
@@ -206,7 +176,7 @@ def _sliding_layers(fields: GgufFields, blocks: int, recurs: list[bool]) -> tupl
         return none, ""
     if architecture in ("lfm2", "lfm2moe"):
         return [not recurrent for recurrent in recurs], ""
-    listed = fields.listed(key)
+    listed = fields.numbers(key)
     if listed is not None:
         return [bool(slides) for slides in (listed + (0,) * blocks)[:blocks]], ""
     full_first = _WINDOW_PERIODS_FULL_FIRST.get(architecture)
@@ -242,18 +212,6 @@ CELL_PADDING = 256  # tokens; llama.cpp rounds contexts and sliding windows' cac
 STATE_BYTES = 4  # recurrent state is f32 for every KV type
 
 
-class KvEstimate(NamedTuple):
-    """KV cache size in bytes."""
-
-    per_token: float  # grows with the context
-    fixed: int  # sliding windows and recurrent state: independent of the context
-
-
-def kv_bytes_per_token(layout: KvLayout, kv_type_k: str = "f16", kv_type_v: str = "f16") -> float:
-    """Return the KV cache bytes per token of context. Raises ValueError for an unknown KV type."""
-    return kv_estimate(layout, 0, kv_type_k, kv_type_v).per_token
-
-
 def kv_bytes(
     layout: KvLayout,
     n_ctx: int,
@@ -264,38 +222,29 @@ def kv_bytes(
     slots: int = 1,
 ) -> int:
     """Return the KV cache bytes for `n_ctx` tokens, which `slots` share. Raises ValueError for an unknown KV type."""
-    cells = padded(n_ctx)
-    window = cells if swa_full else window_cells(slots * layout.window, cells)
-    return sum(
-        math.ceil(row_bytes(layer, kv_type_k, kv_type_v) * (window if layer.slides else cells))
-        + STATE_BYTES * slots * layer.state
-        for layer in layout.layers
-    )
+    if swa_full:
+        layout = replace(layout, layers=tuple(replace(layer, slides=False) for layer in layout.layers))
+    growing = math.ceil(kv_bytes_per_token(layout, kv_type_k, kv_type_v) * pad(n_ctx))
+    return growing + kv_fixed_bytes(layout, n_ctx, kv_type_k, kv_type_v, slots)
 
 
-def kv_estimate(layout: KvLayout, n_ctx: int, kv_type_k: str = "f16", kv_type_v: str = "f16") -> KvEstimate:
-    """Estimate the KV cache for `n_ctx` tokens and one slot. Raises ValueError for an unknown KV type."""
-    per_token, fixed = 0.0, 0
-    for layer in layout.layers:
-        row = row_bytes(layer, kv_type_k, kv_type_v)
-        if layer.slides:
-            fixed += math.ceil(row * window_cells(layout.window, n_ctx))
-        else:
-            per_token += row
-        fixed += STATE_BYTES * layer.state
-    return KvEstimate(per_token, fixed)
+def kv_bytes_per_token(layout: KvLayout, kv_type_k: str = "f16", kv_type_v: str = "f16") -> float:
+    """Return the KV cache bytes that each token of context adds. Raises ValueError for an unknown KV type."""
+    return sum(_row_bytes(layer, kv_type_k, kv_type_v) for layer in layout.layers if not layer.slides)
 
 
-def padded(tokens: int) -> int:
+def kv_fixed_bytes(layout: KvLayout, n_ctx: int, kv_type_k: str, kv_type_v: str, slots: int = 1) -> int:
+    """Return the bytes of sliding windows (llama_kv_cache_iswa, without --swa-full) and of recurrent state."""
+    window = pad(min(n_ctx, slots * layout.window + BATCH_SIZE))
+    rows = sum(_row_bytes(layer, kv_type_k, kv_type_v) for layer in layout.layers if layer.slides)
+    return math.ceil(rows * window) + STATE_BYTES * slots * sum(layer.state for layer in layout.layers)
+
+
+def pad(tokens: int) -> int:
     return -(-tokens // CELL_PADDING) * CELL_PADDING
 
 
-def window_cells(window: int, n_ctx: int) -> int:
-    """Return the tokens a sliding-window layer keeps (llama_kv_cache_iswa, without --swa-full)."""
-    return padded(min(n_ctx, window + BATCH_SIZE))
-
-
-def row_bytes(layer: LayerKv, kv_type_k: str, kv_type_v: str) -> float:
+def _row_bytes(layer: LayerKv, kv_type_k: str, kv_type_v: str) -> float:
     total = 0.0
     for kv_type, values in ((kv_type_k, layer.keys), (kv_type_v, layer.values)):
         if kv_type not in KV_TYPES:

@@ -16,7 +16,7 @@ import psutil
 
 from kvchat.engine.process.plan import BATCH_SIZE, CONTEXT_CHECKPOINTS
 from kvchat.library.gguf.facts import GgufFacts
-from kvchat.library.gguf.kv_cache import kv_bytes, kv_estimate, padded
+from kvchat.library.gguf.kv_cache import kv_bytes, kv_fixed_bytes, pad
 from kvchat.system.files import read_json, whole_file
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _, join_list, plural
@@ -313,7 +313,7 @@ class Demand:
         weights = self.facts.weights
         kv = kv_bytes(self.facts.kv, tokens, self.kv_type, self.kv_type, swa_full=self.swa_full, slots=self.slots)
         compute, other = self._compute(tokens), ENGINE_BYTES + self._checkpoints(tokens)
-        layers = sum(weights.layers) + weights.output
+        layers = weights.layers + weights.output
         movable = layers + (weights.embedding if weights.output_is_embedding else 0) + kv
         room = sum(spendable(device.free) - compute for device in memory.devices) - self.projector
         if memory.is_shared:
@@ -323,7 +323,7 @@ class Demand:
             gpus = [MemoryBar(device.name, device.free, margin(device.free), 0, 0, 0, 0) for device in memory.devices]
             return (*gpus, self._computer_bar(memory, *parts))
         over = max(0, movable - room)
-        experts = min(over, sum(weights.experts))
+        experts = min(over, weights.experts)
         share = (over - experts) / max(1, movable - experts)
         kv_beside = round(kv * share)
         weights_beside = over - kv_beside
@@ -350,7 +350,7 @@ class Demand:
         activations = 5 * facts.embedding_length + 3 * facts.inner_length + 2 * facts.heads * facts.key_length
         size = 4 * BATCH_SIZE * activations
         if any(layer.keys for layer in facts.kv.layers):
-            size += BATCH_SIZE * 2 * padded(tokens)  # f16 mask
+            size += BATCH_SIZE * 2 * pad(tokens)  # f16 mask
         return size
 
     def _inputs(self, tokens: int) -> int:
@@ -358,9 +358,9 @@ class Demand:
 
         Layers off the GPU add almost nothing: it computes their prefill too, and decoding needs one row.
         """
-        return BATCH_SIZE * 4 * (padded(tokens) + 2 * self.facts.embedding_length)
+        return BATCH_SIZE * 4 * (pad(tokens) + 2 * self.facts.embedding_length)
 
     def _checkpoints(self, tokens: int) -> int:
         """Return the bytes of state checkpoints for models that cannot be cut (server-context.cpp)."""
-        fixed = kv_estimate(self.facts.kv, tokens, self.kv_type, self.kv_type).fixed
+        fixed = kv_fixed_bytes(self.facts.kv, tokens, self.kv_type, self.kv_type)
         return 0 if self.swa_full else fixed * CONTEXT_CHECKPOINTS * self.slots

@@ -140,7 +140,7 @@ def _smaller_kv(situation: Situation) -> Proposal | None:
 def _full_window(situation: Situation) -> Proposal | None:
     """Propose full-length sliding windows, which let a chat go back to any point, if they fit."""
     choice, facts = situation.choice, situation.demand.facts
-    if facts.sliding_window is None or facts.is_recurrent or FULL_WINDOW in situation.extra:
+    if not facts.kv.window or facts.kv.is_recurrent or FULL_WINDOW in situation.extra:
         return None
     full = situation.otherwise(swa_full=True)
     if not situation.takes_arguments or not full.fits:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from kvchat.library.gguf.facts import NotAModel, read_facts
+from kvchat.library.gguf.facts import read_facts
+from kvchat.library.gguf.parser import NotAModel
 from kvchat.library.memory.demand import MemoryFacts
 from kvchat.library.memory.verdict import Verdict, judge_size
 from kvchat.library.remote.downloader import Downloader, DownloadFailed, disk_failure

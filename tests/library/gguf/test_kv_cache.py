@@ -12,14 +12,8 @@ import pytest
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.log import Allocations, read_allocations
 from kvchat.engine.process.plan import LaunchPlan, prepare
-from kvchat.library.gguf.facts import read_facts
-from kvchat.library.gguf.kv_cache import (
-    KV_TYPES,
-    KvEstimate,
-    kv_bytes,
-    kv_bytes_per_token,
-    kv_estimate,
-)
+from kvchat.library.gguf.facts import GgufFacts, read_facts
+from kvchat.library.gguf.kv_cache import KV_TYPES, kv_bytes, kv_bytes_per_token, kv_fixed_bytes
 from tests.library.gguf_files import LLAMA, write_gguf
 from tests.models import bare_models, tiny_model
 
@@ -63,15 +57,19 @@ def test_known_architectures_have_their_pattern_and_others_an_upper_bound(tmp_pa
 
 def test_hybrids_count_attention_in_attention_layers_alone(tmp_path: Path) -> None:
     state = {"ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 16, "ssm.group_count": 1}
+
+    def sizes(facts: GgufFacts) -> tuple[float, int]:
+        return kv_bytes_per_token(facts.kv), kv_fixed_bytes(facts.kv, 4096, "f16", "f16")
+
     row, per_layer = 2 * 2 * 16 * 2, 4 * (3 * (128 + 2 * 16) + 16 * 128)
     interval = write_gguf(tmp_path / "a.gguf", LLAMA | state | {"full_attention_interval": 2}, architecture="qwen3next")
     listed = write_gguf(tmp_path / "b.gguf", LLAMA | state | {"attention.head_count_kv": [0, 2, 0, 2]})
     for path in (interval, listed):
         facts = read_facts(path)
-        assert kv_estimate(facts.kv, 4096) == KvEstimate(2 * row, 2 * per_layer)
+        assert sizes(facts) == (2 * row, 2 * per_layer)
         assert not facts.kv.notes
     silent = read_facts(write_gguf(tmp_path / "c.gguf", LLAMA | state))
-    assert kv_estimate(silent.kv, 4096) == KvEstimate(4 * row, 4 * per_layer)
+    assert sizes(silent) == (4 * row, 4 * per_layer)
     assert silent.kv.notes
 
 
@@ -106,7 +104,7 @@ def test_windows_of_known_architectures(tmp_path: Path) -> None:
     def window(architecture: str, blocks: int, **fields: object) -> tuple[int, list[bool]]:
         shape = LLAMA | {"block_count": blocks} | {f"attention.{key}": value for key, value in fields.items()}
         facts = read_facts(write_gguf(tmp_path / "m.gguf", shape, architecture=architecture))
-        return facts.sliding_window or 0, [layer.slides for layer in facts.kv.layers]
+        return facts.kv.window, [layer.slides for layer in facts.kv.layers]
 
     assert window("gpt-oss", 2, sliding_window=128) == (128, [True, False])
     assert window("cohere2moe", 4, sliding_window=128) == (128, [False, True, True, True])

@@ -11,25 +11,27 @@ import pytest
 
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.model_files import (
-    Machine,
     ModelFolder,
     Source,
-    display_name,
+    name_from_path,
     model_folders,
     ollama_name,
     projector_for,
 )
-from kvchat.library.model_library import FoundModel, ModelFinder
+from kvchat.library.model_library import FoundModel, UnreadableFolder, find_models
 from tests.library.gguf_files import write_gguf
 
 
 def look(*folders: ModelFolder | Path) -> list[FoundModel]:
-    """The models in these folders."""
-    return list(finder(*folders).models(Event()))
+    models, unreadable = search(*folders)
+    assert not unreadable
+    return models
 
 
-def finder(*folders: ModelFolder | Path) -> ModelFinder:
-    return ModelFinder([f if isinstance(f, ModelFolder) else ModelFolder(Source.CHOSEN, f) for f in folders])
+def search(*folders: ModelFolder | Path) -> tuple[list[FoundModel], list[UnreadableFolder]]:
+    places = [f if isinstance(f, ModelFolder) else ModelFolder(Source.CHOSEN, f) for f in folders]
+    unreadable: list[UnreadableFolder] = []
+    return list(find_models(places, Event(), unreadable)), unreadable
 
 
 def model_in(folder: Path, name: str = "Llama-3.2-3B-Q4_K_M.gguf", **more: object) -> Path:
@@ -89,9 +91,8 @@ def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "scandir", refused)  # the mode alone would not keep root out
     nowhere = tmp_path / "nowhere"
-    looking = finder(tmp_path, nowhere, ModelFolder(Source.OLLAMA, nowhere))
-    assert list(looking.models(Event())) == []
-    assert [(folder.path, folder.reason) for folder in looking.unreadable] == [(locked, "Permission denied")]
+    models, unreadable = search(tmp_path, nowhere, ModelFolder(Source.OLLAMA, nowhere))
+    assert (models, unreadable) == ([], [UnreadableFolder(locked, "Permission denied")])
 
 
 @pytest.mark.parametrize("missing", [0, 1])
@@ -206,10 +207,10 @@ def test_projectors_by_name(model: str, others: list[str], projectors: list[str]
 
 
 def test_names_for_the_screen() -> None:
-    assert display_name(Path("/m/Foo.Q4_1.gguf")) == "Foo.Q4_1"
-    assert display_name(Path("/m/Foo-Q8_0-00001-of-00002.gguf")) == "Foo-Q8_0"
-    assert display_name(Path("/Jan/models/janhq/Jan-v1-4B/model.gguf")) == "Jan-v1-4B"
-    assert display_name(Path("/hub/models--a--b/snapshots/abcdef0/ggml-model-q4_0.gguf")) == "a/b"
+    assert name_from_path(Path("/m/Foo.Q4_1.gguf")) == "Foo.Q4_1"
+    assert name_from_path(Path("/m/Foo-Q8_0-00001-of-00002.gguf")) == "Foo-Q8_0"
+    assert name_from_path(Path("/Jan/models/janhq/Jan-v1-4B/model.gguf")) == "Jan-v1-4B"
+    assert name_from_path(Path("/hub/models--a--b/snapshots/abcdef0/ggml-model-q4_0.gguf")) == "a/b"
 
 
 @pytest.fixture
@@ -219,7 +220,7 @@ def home(tmp_path: Path) -> Path:
 
 def places(home: Path, source: Source, platform: str = "linux", **environment: str) -> list[str]:
     """The folders of one program, those below the home folder relative to it."""
-    found = model_folders(home / "own", [], Machine(environment, home, platform))
+    found = model_folders(home / "own", [], environment, home, platform)
     paths = [folder.path for folder in found if folder.source is source]
     return [path.relative_to(home).as_posix() if path.is_relative_to(home) else path.as_posix() for path in paths]
 

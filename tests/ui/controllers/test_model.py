@@ -12,7 +12,8 @@ from kvchat.chat.record.messages import Role
 from kvchat.engine.api.errors import EngineFailed, EngineFailure, FailureKind
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
-from kvchat.library.gguf.facts import ModelFileMissing, read_facts
+from kvchat.library.gguf.facts import read_facts
+from kvchat.library.gguf.parser import ModelFileMissing
 from kvchat.library.model_files import Source
 from kvchat.library.model_library import FoundModel
 from kvchat.ui.app.main_window import MainWindow

@@ -16,7 +16,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.errors import EngineFailure, FailureKind
-from kvchat.library.gguf.facts import NotAModel
+from kvchat.library.gguf.parser import NotAModel
 from kvchat.library.memory.demand import MemoryFacts
 from kvchat.library.model_files import Source
 from kvchat.library.model_library import FoundModel, UnreadableFolder
