@@ -14,7 +14,7 @@ from kvchat.engine_host.switching import SwitchingHost
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.template_options import TemplateOption, known_options
-from kvchat.library.model_files import name_from_path, display_name
+from kvchat.library.model_files import display_name, name_from_path
 from kvchat.library.model_library import ModelLibrary
 from kvchat.settings import Settings
 from kvchat.text.language import _

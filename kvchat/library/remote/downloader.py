@@ -18,11 +18,12 @@ import os
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
 from kvchat.errors import KvchatError
 from kvchat.library.remote.hub import HubError, HubFile, HubPart, Unreachable
@@ -34,19 +35,17 @@ from kvchat.text.language import _
 if TYPE_CHECKING:
     import httpx2
 
-ORDER_SUFFIX = ".download"
+ORDER_SUFFIX, PART_SUFFIX = ".download", ".part"
 CHUNK = 4 * 1024 * 1024  # bytes hashed at a time when a download resumes
 WRITE_BUFFER = 256 * 1024  # bytes that a kill may lose
 RESERVED_DISK_BYTES = 500_000_000  # disk bytes that a download leaves free
 RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before each retry while no data arrives
 MAX_FILE_BYTES = 50_000_000_000  # bytes; the Hub gives larger files only to clients of its Xet protocol
-
 REPORT_INTERVAL_S = 0.2
 RATE_WINDOW_S = 5.0  # the displayed rate averages this long
 
 T = TypeVar("T")
-Report = Callable[[int, float, bool], object]  # bytes, bytes per second, True while verifying
-DoneBytes = Callable[[int, bool], None]  # bytes so far of all files; True while verifying
+Progress = Callable[[int, bool], object]  # bytes so far of all files; True while verifying
 
 
 class DownloadFailed(KvchatError):
@@ -79,7 +78,16 @@ class Order:
         return models.joinpath(*pieces)
 
     def partial(self, models: Path, part: HubPart) -> Path:
-        return _sibling(self.target(models, part), ".part")
+        target = self.target(models, part)
+        return target.with_name(target.name + PART_SUFFIX)
+
+    def order_file(self, models: Path) -> Path:
+        target = self.target(models)
+        return target.with_name(target.name + ORDER_SUFFIX)
+
+    def save(self, models: Path) -> None:
+        with whole_file(self.order_file(models)) as new:
+            new.write_text(json.dumps(dataclasses.asdict(self), indent=2), "utf-8")
 
     def is_downloaded(self, models: Path) -> bool:
         """Return True if all files of the model are in place, by size. Raises HubError like `target`."""
@@ -97,14 +105,14 @@ def unfinished_orders(models: Path) -> Iterator[Order]:
     for path in sorted(models.rglob(f"*{ORDER_SUFFIX}")):
         if any(piece.startswith(".") for piece in path.relative_to(models).parts):
             continue
-        order = _read(path)
-        if order is not None and _order_file(order, models) == path and not order.is_downloaded(models):
+        order = _read_order(path)
+        if order is not None and order.order_file(models) == path and not order.is_downloaded(models):
             yield order
 
 
 def discard(order: Order, models: Path) -> None:
     """Delete the downloaded parts of an unfinished model. Raises OSError."""
-    _order_file(order, models).unlink(missing_ok=True)
+    order.order_file(models).unlink(missing_ok=True)
     for part in order.file.parts:
         order.partial(models, part).unlink(missing_ok=True)
     for folder in list(order.target(models).parents)[: 2 + order.file.parts[0].path.count("/")]:
@@ -112,118 +120,12 @@ def discard(order: Order, models: Path) -> None:
             folder.rmdir()
 
 
-async def fetch_model(order: Order, models: Path, origin: Origin, on_progress: DoneBytes) -> Path:
+async def fetch_model(order: Order, models: Path, origin: Origin, on_progress: Progress) -> Path:
     """Download the missing parts, check hashes and move them into place; return the first file.
 
     Cancelling keeps what has arrived, for resuming. Raises HubError, DownloadFailed.
     """
-    target = order.target(models)
-    try:
-        if order.is_downloaded(models):
-            _order_file(order, models).unlink(missing_ok=True)  # left by a kill between the last two steps
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _exclusive(target):
-            begun = _read(_order_file(order, models))
-            if begun is not None and begun.file != order.file:  # another version's parts would fail the check
-                for part in order.file.parts:
-                    order.partial(models, part).unlink(missing_ok=True)
-            _check_room(order, models)
-            _write(order, _order_file(order, models))
-            before, fetched = 0, []
-            for part in order.file.parts:
-                if size_of(order.target(models, part)) != part.size:  # equal after a kill during the final moves
-                    await _Fetch(order, part, models, origin, on_progress, before).run()
-                    fetched.append(part)
-                before += part.size
-            for part in fetched:
-                order.partial(models, part).replace(order.target(models, part))
-            _order_file(order, models).unlink()
-    except OSError as error:
-        raise disk_failure(target.parent, error) from error
-    return target
-
-
-class _Fetch:
-    """Download of one file, hashed as it is written. `before`: bytes of the files before it."""
-
-    def __init__(
-        self, order: Order, part: HubPart, models: Path, origin: Origin, on_progress: DoneBytes, before: int
-    ) -> None:
-        self._order, self._part, self._origin = order, part, origin
-        self._on_progress, self._before = on_progress, before
-        self._path = order.partial(models, part)
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._done = 0
-        self._hash = hashlib.sha256()
-
-    async def run(self) -> None:
-        with self._path.open("ab", buffering=WRITE_BUFFER) as file:
-            if size_of(self._path) > self._part.size:
-                self._start_over(file)
-            with self._path.open("rb") as reader:
-                while chunk := reader.read(CHUNK):
-                    self._hash.update(chunk)
-                    self._done += len(chunk)
-                    self._on_progress(self._before + self._done, True)
-                    await asyncio.sleep(0)  # cancellation point
-            failures = 0
-            while self._done < self._part.size:
-                before = self._done
-                try:
-                    await self._stream(file)
-                except Unreachable:
-                    failures = 1 if self._done > before else failures + 1
-                    file.flush()
-                    if failures > len(RETRY_DELAYS_S):
-                        raise
-                    await asyncio.sleep(RETRY_DELAYS_S[failures - 1])
-            file.flush()
-            await asyncio.to_thread(os.fsync, file.fileno())
-        if self._hash.hexdigest() != self._part.sha256:
-            raise self._damaged()
-
-    async def _stream(self, file: Any) -> None:
-        """Read until the server closes. Raises Unreachable if that is too early."""
-        order, part = self._order, self._part
-        async with self._origin.download(order.repository, order.revision, part.path, self._done) as response:
-            if self._done and not response.headers.get("Content-Range", "").startswith(f"bytes {self._done}-"):
-                self._start_over(file)  # the server ignored the range
-            async for chunk in response.aiter_bytes():
-                if self._done + len(chunk) > part.size:
-                    raise self._damaged()
-                file.write(chunk)
-                self._hash.update(chunk)
-                self._done += len(chunk)
-                self._on_progress(self._before + self._done, False)
-        if self._done < part.size:
-            raise Unreachable(
-                _("The download was interrupted"), _("{path} is incomplete.", path=part.path), _("Try again.")
-            )
-
-    def _damaged(self) -> DownloadFailed:
-        self._path.unlink()
-        return DownloadFailed(
-            _("The download is damaged"),
-            _(
-                "The hash of {path} does not match the one published by {name}.",
-                path=self._part.path,
-                name=self._origin.name,
-            ),
-            _("kvchat deleted the damaged file. Download it again."),
-        )
-
-    def _start_over(self, file: Any) -> None:
-        file.seek(0)
-        file.truncate()
-        self._done, self._hash = 0, hashlib.sha256()
-
-
-_active_targets: set[Path] = set()  # first files of active downloads
-
-
-@contextlib.contextmanager
-def _exclusive(target: Path) -> Iterator[None]:
+    target, order_file = order.target(models), order.order_file(models)
     if target in _active_targets:
         raise DownloadFailed(
             _("This download is already in progress"),
@@ -232,12 +134,109 @@ def _exclusive(target: Path) -> Iterator[None]:
         )
     _active_targets.add(target)
     try:
-        yield
+        if order.is_downloaded(models):
+            order_file.unlink(missing_ok=True)  # left by a kill between the last two steps
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        begun = _read_order(order_file)
+        if begun is not None and begun.file != order.file:  # another version's parts would fail the check
+            for part in order.file.parts:
+                order.partial(models, part).unlink(missing_ok=True)
+        _check_room(order, models)
+        order.save(models)
+        before, fetched = 0, []
+        for part in order.file.parts:
+            if size_of(order.target(models, part)) != part.size:  # equal after a kill during the final moves
+                download = _PartDownload(order, part, order.partial(models, part), origin, before, on_progress)
+                await download.run()
+                fetched.append(part)
+            before += part.size
+        for part in fetched:
+            order.partial(models, part).replace(order.target(models, part))
+        order_file.unlink()
+    except OSError as error:
+        raise disk_failure(target.parent, error) from error
     finally:
         _active_targets.discard(target)
+    return target
+
+
+_active_targets: set[Path] = set()  # first files of active downloads
+
+
+@dataclass
+class _PartDownload:
+    """Download of one file, hashed as it is written."""
+
+    order: Order
+    part: HubPart
+    path: Path
+    origin: Origin
+    before: int  # bytes of the files before it
+    on_progress: Progress
+    done: int = 0
+    hash: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    async def run(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self.path.open("ab", buffering=WRITE_BUFFER) as file:
+            if size_of(self.path) > self.part.size:
+                file.truncate(0)
+            with self.path.open("rb") as reader:
+                while chunk := reader.read(CHUNK):
+                    self._add(chunk, checking=True)
+                    await asyncio.sleep(0)  # cancellation point
+            failures = 0
+            while self.done < self.part.size:
+                before = self.done
+                try:
+                    await self._stream(file)
+                except Unreachable:
+                    failures = 1 if self.done > before else failures + 1
+                    file.flush()
+                    if failures > len(RETRY_DELAYS_S):
+                        raise
+                    await asyncio.sleep(RETRY_DELAYS_S[failures - 1])
+            file.flush()
+            await asyncio.to_thread(os.fsync, file.fileno())
+        if self.hash.hexdigest() != self.part.sha256:
+            raise self._damaged()
+
+    def _add(self, chunk: bytes, *, checking: bool) -> None:
+        self.hash.update(chunk)
+        self.done += len(chunk)
+        self.on_progress(self.before + self.done, checking)
+
+    async def _stream(self, file: BinaryIO) -> None:
+        """Read until the server closes. Raises Unreachable if that is too early."""
+        order, part = self.order, self.part
+        async with self.origin.download(order.repository, order.revision, part.path, self.done) as response:
+            if self.done and not response.headers.get("Content-Range", "").startswith(f"bytes {self.done}-"):
+                file.seek(0)  # the server ignored the range
+                file.truncate()
+                self.done, self.hash = 0, hashlib.sha256()
+            async for chunk in response.aiter_bytes():
+                if self.done + len(chunk) > part.size:
+                    raise self._damaged()
+                file.write(chunk)
+                self._add(chunk, checking=False)
+        if self.done < part.size:
+            raise Unreachable(
+                _("The download was interrupted"), _("{path} is incomplete.", path=part.path), _("Try again.")
+            )
+
+    def _damaged(self) -> DownloadFailed:
+        self.path.unlink()
+        path, name = self.part.path, self.origin.name
+        return DownloadFailed(
+            _("The download is damaged"),
+            _("The hash of {path} does not match the one published by {name}.", path=path, name=name),
+            _("kvchat deleted the damaged file. Download it again."),
+        )
 
 
 def _check_room(order: Order, models: Path) -> None:
+    repository, path = order.repository, order.file.parts[0].path
     largest = max(part.size for part in order.file.parts)
     if largest > MAX_FILE_BYTES:
         raise DownloadFailed(
@@ -247,11 +246,7 @@ def _check_room(order: Order, models: Path) -> None:
                 largest=format_size(largest),
                 largest2=format_size(MAX_FILE_BYTES),
             ),
-            _(
-                "Run `hf download {repository} {path}`. kvchat will find the model.",
-                repository=order.repository,
-                path=order.file.parts[0].path,
-            ),
+            _("Run `hf download {repository} {path}`. kvchat will find the model.", repository=repository, path=path),
         )
     needed = order.file.size - order.done(models)
     free = shutil.disk_usage(order.target(models).parent).free
@@ -281,20 +276,7 @@ def disk_failure(folder: Path, error: OSError) -> DownloadFailed:
     )
 
 
-def _sibling(path: Path, suffix: str) -> Path:
-    return path.with_name(path.name + suffix)
-
-
-def _order_file(order: Order, models: Path) -> Path:
-    return _sibling(order.target(models), ORDER_SUFFIX)
-
-
-def _write(order: Order, path: Path) -> None:
-    with whole_file(path) as new:
-        new.write_text(json.dumps(dataclasses.asdict(order), indent=2), "utf-8")
-
-
-def _read(path: Path) -> Order | None:
+def _read_order(path: Path) -> Order | None:
     try:
         raw = read_json(path)
         parts = tuple(HubPart(str(p["path"]), int(p["size"]), str(p["sha256"])) for p in raw["file"]["parts"])
@@ -312,15 +294,28 @@ class Downloader:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    async def fetch(self, order: Order, folder: Path, origin: Origin, report: Report) -> Path:
-        """Download the missing parts, check hashes and move them into place; return the first file.
+    async def fetch(
+        self, order: Order, folder: Path, origin: Origin, report: Callable[[int, float, bool], object]
+    ) -> Path:
+        """Run `fetch_model` there; cancelling waits until the files are closed.
 
-        `report` is called on the caller's loop. Cancelling keeps what has arrived, for resuming, and waits until
-        the files are closed. Raises HubError, DownloadFailed.
+        `report` is called on the caller's loop a few times a second: bytes, bytes per second, True while verifying.
         """
-        caller = asyncio.get_running_loop()
-        meter = _Meter(lambda done, rate, checking: caller.call_soon_threadsafe(report, done, rate, checking))
-        return await self.run(fetch_model(order, folder, origin, meter))
+        caller, samples = asyncio.get_running_loop(), deque[tuple[float, int]]()  # (time, bytes so far)
+
+        def on_progress(done: int, checking: bool) -> None:
+            now = time.monotonic()
+            if samples and now - samples[-1][0] < REPORT_INTERVAL_S:
+                return
+            while samples and (checking or now - samples[0][0] > RATE_WINDOW_S):
+                samples.popleft()
+            samples.append((now, done))
+            began, first = samples[0]
+            rate = (done - first) / (now - began) if now > began else 0.0
+            with contextlib.suppress(RuntimeError):  # the caller's loop is closed
+                caller.call_soon_threadsafe(report, done, rate, checking)
+
+        return await self.run(fetch_model(order, folder, origin, on_progress))
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine there. Cancelling cancels it and waits for its end."""
@@ -360,25 +355,3 @@ class Downloader:
         await asyncio.to_thread(thread.join)
         loop.close()
         self._loop = self._thread = None
-
-
-class _Meter:
-    """Throttle to a few reports a second: bytes, bytes per second, whether they are only being checked."""
-
-    def __init__(self, report: Report) -> None:
-        self._report = report
-        self._told_at = 0.0
-        self._looks: list[tuple[float, int]] = []  # (time, bytes so far)
-
-    def __call__(self, done: int, checking: bool) -> None:
-        now = time.monotonic()
-        if now - self._told_at < REPORT_INTERVAL_S:
-            return
-        self._told_at = now
-        if checking:
-            self._looks.clear()
-        self._looks = [(at, by_then) for at, by_then in self._looks if now - at <= RATE_WINDOW_S]
-        self._looks.append((now, done))
-        began, first = self._looks[0]
-        with contextlib.suppress(RuntimeError):  # the caller's loop is closed
-            self._report(done, (done - first) / (now - began) if now > began else 0.0, checking)

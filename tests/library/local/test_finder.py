@@ -13,8 +13,8 @@ from kvchat.library.gguf.facts import read_facts
 from kvchat.library.model_files import (
     ModelFolder,
     Source,
-    name_from_path,
     model_folders,
+    name_from_path,
     ollama_name,
     projector_for,
 )

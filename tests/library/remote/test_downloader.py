@@ -258,8 +258,8 @@ async def test_killed_while_the_parts_were_put_in_place(hub: Hub, served: FakeHu
     names = [f"Thing-Q8_0-{number:05}-of-00002.gguf" for number in (1, 2)]
     served.repositories[REPOSITORY] = dict.fromkeys(names, CONTENT)
     wanted = order(*names)
-    downloader._order_file(wanted, tmp_path).parent.mkdir(parents=True)
-    downloader._write(wanted, downloader._order_file(wanted, tmp_path))
+    wanted.order_file(tmp_path).parent.mkdir(parents=True)
+    wanted.save(tmp_path)
     first, second = wanted.file.parts
     wanted.target(tmp_path, first).write_bytes(CONTENT)
     wanted.partial(tmp_path, second).write_bytes(CONTENT)
@@ -268,7 +268,7 @@ async def test_killed_while_the_parts_were_put_in_place(hub: Hub, served: FakeHu
     await fetched(hub, tmp_path, left)
     assert files_in(tmp_path) == [f"{REPOSITORY}/{name}" for name in names]
     assert served.requests == [], "all of it was there"
-    downloader._write(wanted, downloader._order_file(wanted, tmp_path))  # and once more, right before the end
+    wanted.save(tmp_path)  # and once more, right before the end
     assert list(unfinished_orders(tmp_path)) == []
     await fetched(hub, tmp_path, wanted)
     assert files_in(tmp_path) == [f"{REPOSITORY}/{name}" for name in names]
