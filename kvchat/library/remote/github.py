@@ -1,4 +1,4 @@
-"""GitHub: the newest releases of a repository, llama.cpp's builds for a graphics card, and kvchat updates.
+"""GitHub: the newest releases of a repository, llama.cpp's builds for a GPU, and kvchat updates.
 
 Nothing is requested unless a method is called; kvchat updates once a day at most, if enabled.
 
@@ -39,7 +39,7 @@ from kvchat import __version__
 from kvchat.engine.discovery.graphics import Backend, Graphics, suitable_backends
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloader import Order
-from kvchat.library.remote.hub import MAX_ANSWER_BYTES, HubError, HubFile, HubPart, Unreachable, answer
+from kvchat.library.remote.hub import MAX_RESPONSE_BYTES, HubError, HubFile, HubPart, Unreachable, open_response
 from kvchat.system.files import collect, parse_json
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _
@@ -69,10 +69,10 @@ class GitHub:
         """Return the newest releases of "owner/name", newest first, with prereleases. Raises HubError."""
         base = (os.environ.get("GITHUB_API_URL") or "https://api.github.com").rstrip("/")
         accept = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
-        async with self._answer(f"{base}/repos/{repository}/releases?per_page={MAX_RELEASES}", accept) as response:
+        async with self._open(f"{base}/repos/{repository}/releases?per_page={MAX_RELEASES}", accept) as response:
             try:
-                listed = parse_json(await collect(response.aiter_bytes(), MAX_ANSWER_BYTES))
-                return tuple(_release(release) for release in listed if not release["draft"])
+                entries = parse_json(await collect(response.aiter_bytes(), MAX_RESPONSE_BYTES))
+                return tuple(_parse_release(entry) for entry in entries if not entry["draft"])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise HubError(
                     _("The response is invalid"),
@@ -86,13 +86,13 @@ class GitHub:
     @contextlib.asynccontextmanager
     async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
         url = f"{_server()}/{repository}/releases/download/{quote(revision)}/{quote(path)}"
-        async with self._answer(url, {"Range": f"bytes={start}-"} if start else {}) as response:
+        async with self._open(url, {"Range": f"bytes={start}-"} if start else {}) as response:
             yield response
 
-    def _answer(self, url: str, headers: Mapping[str, str]) -> AbstractAsyncContextManager[httpx2.Response]:
+    def _open(self, url: str, headers: Mapping[str, str]) -> AbstractAsyncContextManager[httpx2.Response]:
         host, later = urlsplit(url).netloc, _("Try again later.")
 
-        def refused(status: int) -> HubError:
+        def status_error(status: int) -> HubError:
             if status == 404:
                 advice = _("Try again. There may be a newer release.")
                 return HubError(_("File not found on GitHub"), _("{url} no longer exists.", url=url), advice)
@@ -102,7 +102,7 @@ class GitHub:
             why = _("{host} returned HTTP status {status}.", host=host, status=status)
             return (Unreachable if status >= 500 else HubError)(_("GitHub is having problems"), why, later)
 
-        def unreachable(timed_out: bool) -> Unreachable:
+        def connection_error(timed_out: bool) -> Unreachable:
             why = _("Could not connect to {host}.", host=host)
             if timed_out:
                 why = _("{host} did not respond in time.", host=host)
@@ -110,20 +110,20 @@ class GitHub:
 
         # Request uncompressed data: progress counts its bytes.
         sent = {"User-Agent": f"kvchat/{__version__}", "Accept-Encoding": "identity", **headers}
-        return answer(url, sent, refused, unreachable)
+        return open_response(url, sent, status_error, connection_error)
 
 
 def _server() -> str:
     return (os.environ.get("GITHUB_SERVER_URL") or "https://github.com").rstrip("/")
 
 
-def _release(told: dict[str, Any]) -> Release:
+def _parse_release(entry: dict[str, Any]) -> Release:
     files = [
         HubPart(str(asset["name"]), int(asset["size"]), str(asset["digest"]).removeprefix(_SHA256))
-        for asset in told["assets"]
+        for asset in entry["assets"]
         if str(asset.get("digest") or "").startswith(_SHA256) and asset.get("state", "uploaded") == "uploaded"
     ]
-    return Release(str(told["tag_name"]), tuple(files), bool(told["prerelease"]))
+    return Release(str(entry["tag_name"]), tuple(files), bool(entry["prerelease"]))
 
 
 REPOSITORY = "ggml-org/llama.cpp"
@@ -139,7 +139,7 @@ _BACKENDS = {
     "metal": Backend.METAL,  # macOS builds do not name it
 }
 # Approximate size in bytes with libraries (b11457), shown before any request.
-_ABOUT = {
+_APPROXIMATE_BYTES = {
     ("linux", Backend.CUDA): 770_000_000,
     ("linux", Backend.ROCM): 245_000_000,
     ("linux", Backend.VULKAN): 32_000_000,
@@ -166,9 +166,9 @@ class EngineBuild:
         return self.order.file.size
 
 
-def about(backend: Backend, system: str = sys.platform) -> str:
+def approximate_size(backend: Backend, system: str = sys.platform) -> str:
     """Return the approximate download size, such as "about 770 MB", or "" if unknown."""
-    count = _ABOUT.get((system, backend))
+    count = _APPROXIMATE_BYTES.get((system, backend))
     return _("about {count}", count=format_size(count)) if count else ""
 
 
@@ -185,43 +185,42 @@ def builds_for(
 
 def backend_of(name: str) -> Backend | None:
     """Return the backend of a downloaded engine from its folder name, or None."""
-    return _kind("-".join(name.split("-")[2:]))
-
-
-def _kind(flavour: str) -> Backend | None:
-    return _BACKENDS.get(flavour.partition("-")[0])
+    return _BACKENDS.get("".join(name.split("-")[2:3]))
 
 
 def _builds(release: Release, backend: Backend, system: str, machine: str) -> Iterable[EngineBuild]:
     """List the builds in a release, oldest backend version first: it runs with most drivers."""
-    wanted, found = (_SYSTEMS.get(system), _MACHINES.get(machine.lower())), []
+    platform_names, found = (_SYSTEMS.get(system), _MACHINES.get(machine.lower())), []
     for file in release.files:
         match = _NAME.fullmatch(file.path)
-        if match is None or (match[2], match[4]) != wanted:
+        if match is None or (match[2], match[4]) != platform_names:
             continue
         flavour = match[3] or ("metal" if system == "darwin" else "")
-        if _kind(flavour) is backend:
+        if _BACKENDS.get(flavour.partition("-")[0]) is backend:
             names = {f"cudart-{file.path}", f"cudart-{file.path.replace(f'{match[1]}-', '', 1)}"}
             libraries = [file for file in release.files if file.path in names][:1]
-            named = HubFile(f"llama.cpp-{match[1]}-{flavour}", "", (file, *libraries))
+            parts = HubFile(f"llama.cpp-{match[1]}-{flavour}", "", (file, *libraries))
             version = tuple(map(int, re.findall(r"\d+", flavour)))
-            found.append((version, flavour, EngineBuild(backend, Order(REPOSITORY, release.tag, named))))
+            found.append((version, flavour, EngineBuild(backend, Order(REPOSITORY, release.tag, parts))))
     return [build for *_, build in sorted(found, key=itemgetter(0, 1))]
 
 
 _KVCHAT = "kvchat/kvchat"
 UPDATE_INTERVAL_S = 86_400.0
 _CHECK_INTERVAL_S = 600.0
-_ASKED = "asked-for-updates"  # in the state folder; mtime: last check
+_CHECKED = "asked-for-updates"  # in the state folder; mtime: last check
 
 
-async def watch_updates(state: Path, wanted: Callable[[], bool], tell: Callable[[str, str], None]) -> None:
-    """Check for new versions forever; `tell` the number and page of each."""
+async def watch_updates(state: Path, is_enabled: Callable[[], bool], notify: Callable[[str, str], None]) -> None:
+    """Check for new versions forever; call `notify` with the number and page of each."""
+    checked = state / _CHECKED
     while True:
-        if wanted() and _due(state / _ASKED):
-            with contextlib.suppress(KvchatError):  # a background check: retried tomorrow
+        with contextlib.suppress(OSError, KvchatError):  # a background check: retried tomorrow
+            is_recent = checked.exists() and 0 <= time.time() - checked.stat().st_mtime < UPDATE_INTERVAL_S
+            if is_enabled() and not is_recent:
+                checked.touch()
                 if tag := await newer_tag():
-                    tell(tag.removeprefix("v"), f"{GitHub().page(_KVCHAT)}/tag/{tag}")
+                    notify(tag.removeprefix("v"), f"{GitHub().page(_KVCHAT)}/tag/{tag}")
         await asyncio.sleep(_CHECK_INTERVAL_S)
 
 
@@ -230,15 +229,6 @@ async def newer_tag() -> str:
     tags = [release.tag for release in await GitHub().releases(_KVCHAT) if not release.preview]
     newest = max(tags, key=_version_order, default="")
     return newest if _version_order(newest) > _version_order(__version__) else ""
-
-
-def _due(asked: Path) -> bool:
-    with contextlib.suppress(OSError):
-        if asked.exists() and 0 <= time.time() - asked.stat().st_mtime < UPDATE_INTERVAL_S:
-            return False
-        asked.touch()
-        return True
-    return False
 
 
 def _version_order(tag: str) -> tuple[int, ...]:

@@ -34,10 +34,8 @@ if TYPE_CHECKING:
 HOME = "https://huggingface.co"
 MAX_RESULTS = 40
 TIMEOUT_S = 20.0  # without data
-MAX_ANSWER_BYTES = 32_000_000  # bytes
+MAX_RESPONSE_BYTES = 32_000_000  # bytes
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-
-Token = Callable[[], str | None]  # may block: a keyring asks the user to unlock it
 
 
 class HubError(KvchatError):
@@ -57,17 +55,17 @@ class AccessNeeded(HubError):
 
 
 @contextlib.asynccontextmanager
-async def answer(
+async def open_response(
     url: str,
     headers: Mapping[str, str],
-    refused: Callable[[int], HubError],
-    unreachable: Callable[[bool], HubError],
+    status_error: Callable[[int], HubError],
+    connection_error: Callable[[bool], HubError],
     method: str = "GET",
     **client_options: Any,
 ) -> AsyncIterator[httpx2.Response]:
     """Send a request; yield a successful response to read. Raises HubError, also while it is read.
 
-    `refused` makes it of a status, `unreachable` of whether the server did not respond in time.
+    `status_error` makes it from an HTTP status, `connection_error` from True if the request timed out.
     """
     import httpx2
 
@@ -79,9 +77,9 @@ async def answer(
             response.raise_for_status()
             yield response
     except httpx2.HTTPStatusError as error:
-        raise refused(error.response.status_code) from error
+        raise status_error(error.response.status_code) from error
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise unreachable(isinstance(error, httpx2.TimeoutException)) from error
+        raise connection_error(isinstance(error, httpx2.TimeoutException)) from error
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,8 @@ class Hub:
 
     name = "Hugging Face"
 
-    def __init__(self, token: Token) -> None:
+    def __init__(self, token: Callable[[], str | None]) -> None:
+        """`token` may block: a keyring asks the user to unlock it."""
         self._token = token
 
     @property
@@ -146,7 +145,7 @@ class Hub:
         """Return GGUF repositories with the text in their name, by downloads. Raises HubError."""
         query = {"search": text, "filter": "gguf", "sort": "downloads", "direction": -1, "limit": MAX_RESULTS}
         content = await self._json("/api/models", query)
-        with _valid_answer(_("Search")):
+        with _valid_response(_("Search")):
             return tuple(
                 HubModel(info.id, info.downloads or 0, info.likes or 0, info.last_modified, bool(info.gated))
                 for info in map(_info, content)
@@ -155,7 +154,7 @@ class Hub:
     async def repository(self, repository: str) -> HubRepository:
         """Return a repository by "owner/name". Raises HubError, AccessNeeded."""
         content = await self._json(f"/api/models/{repository}", {"blobs": True}, repository)
-        with _valid_answer(repository):
+        with _valid_response(repository):
             info = _info(content)
             return HubRepository(info.id, str(info.sha), bool(info.gated), _files(info))
 
@@ -163,16 +162,16 @@ class Hub:
     async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
         """Return a streaming response of the file from byte `start` on. Raises HubError, AccessNeeded."""
         url = f"/{repository}/resolve/{revision}/{quote(path)}"
-        async with self._answer(url, {}, repository, {"Range": f"bytes={start}-"} if start else {}) as response:
+        async with self._open(url, {}, repository, {"Range": f"bytes={start}-"} if start else {}) as response:
             yield response
 
     async def _json(self, path: str, query: Mapping[str, Any], repository: str = "") -> Any:
-        async with self._answer(path, query, repository) as response:
-            with _valid_answer(str(response.request.url.host)):
-                return parse_json(await collect(response.aiter_bytes(), MAX_ANSWER_BYTES))
+        async with self._open(path, query, repository) as response:
+            with _valid_response(str(response.request.url.host)):
+                return parse_json(await collect(response.aiter_bytes(), MAX_RESPONSE_BYTES))
 
     @contextlib.asynccontextmanager
-    async def _answer(
+    async def _open(
         self, path: str, query: Mapping[str, Any], repository: str, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[httpx2.Response]:
         """Send a request; yield a successful response to read. Raises HubError, also while it is read."""
@@ -194,9 +193,9 @@ class Hub:
                 library.hf_raise_for_status(response)
                 yield response
         except (httpx2.HTTPError, httpx2.InvalidURL, ConnectionError) as error:  # the last: HF_HUB_OFFLINE
-            raise self._in_words(error, repository, had_token=bool(token)) from error
+            raise self._error(error, repository, had_token=bool(token)) from error
 
-    def _in_words(self, error: Exception, repository: str, *, had_token: bool) -> HubError:
+    def _error(self, error: Exception, repository: str, *, had_token: bool) -> HubError:
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
         status = getattr(getattr(error, "response", None), "status_code", 0)
@@ -206,14 +205,14 @@ class Hub:
             advice = _("Check the name. A private model needs an access token from its owner.")
             return HubError(_("Model not found on Hugging Face"), repository, advice)
         if status in (401, 403):
-            return self._refused(status, repository, had_token)
+            return self._access_error(status, repository, had_token)
         if status == 429:
-            crowded = _("{host} received too many requests.", host=host)
-            return Unreachable(_("Hugging Face rate limit reached"), crowded, _("Try again later."))
+            why = _("{host} received too many requests.", host=host)
+            return Unreachable(_("Hugging Face rate limit reached"), why, _("Try again later."))
         if status:
             kind = Unreachable if status >= 500 else HubError
-            answered = _("{host} returned HTTP status {status}.", host=host, status=status)
-            return kind(_("Hugging Face is having problems"), answered, _("Try again later."))
+            why = _("{host} returned HTTP status {status}.", host=host, status=status)
+            return kind(_("Hugging Face is having problems"), why, _("Try again later."))
         import httpx2
 
         why = _("Could not connect to {host}.", host=host)
@@ -225,7 +224,7 @@ class Hub:
             why = _("The HF_HUB_OFFLINE environment variable is set.")
         return Unreachable(_("Hugging Face cannot be reached"), why, _("Check the internet connection and try again."))
 
-    def _refused(self, status: int, repository: str, had_token: bool) -> AccessNeeded:
+    def _access_error(self, status: int, repository: str, had_token: bool) -> AccessNeeded:
         page = self.page(repository)
         terms = _("You must accept the terms of {repository} to download it.", repository=repository)
         if not had_token:
@@ -270,13 +269,13 @@ def _info(entry: dict[str, Any]) -> ModelInfo:
 
 
 @contextlib.contextmanager
-def _valid_answer(what: str) -> Any:
+def _valid_response(source: str) -> Any:
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise HubError(
             _("The response is invalid"),
-            f"{what}: {error!r}.",
+            f"{source}: {error!r}.",
             _("The response may not come from Hugging Face. Check your network and proxy."),
         ) from error
 
@@ -286,9 +285,12 @@ def _files(info: ModelInfo) -> tuple[HubFile, ...]:
     parts: dict[str, HubPart] = {}
     for file in info.siblings or ():
         if file.lfs is not None and file.rfilename.lower().endswith(".gguf"):
-            part = HubPart(file.rfilename, file.size or file.lfs.size, file.lfs.sha256)
-            if _is_valid_part(part):
-                parts[part.path] = part
+            path, size, sha256 = file.rfilename, file.size or file.lfs.size, file.lfs.sha256
+            inside = PurePosixPath(path)
+            is_safe = not inside.is_absolute() and ".." not in inside.parts and not re.search(r"[\0-\x1f\\:]", path)
+            has_size = isinstance(size, int) and 0 <= size < 2**53
+            if is_safe and has_size and isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256):
+                parts[path] = HubPart(path, size, sha256)
     files = []
     for path in (path for path in parts if not is_projector(path)):
         split = part_name(path)
@@ -299,19 +301,11 @@ def _files(info: ModelInfo) -> tuple[HubFile, ...]:
             # The projector in the same folder, where the finder looks for it later.
             folder = PurePosixPath(path).parent
             beside = {PurePosixPath(other).name: other for other in parts if PurePosixPath(other).parent == folder}
-            projectors = [name for name in beside if is_projector(name)]
-            models = [name for name in beside if name not in projectors]
-            if projector := projector_for(PurePosixPath(path).name, models, projectors):
+            models = [name for name in beside if not is_projector(name)]
+            if projector := projector_for(PurePosixPath(path).name, models, list(filter(is_projector, beside))):
                 own.append(parts[beside[projector]])
             files.append(HubFile(name, quantisation_in(name), tuple(own)))
     return tuple(sorted(files, key=lambda file: (file.size, file.name)))
-
-
-def _is_valid_part(part: HubPart) -> bool:
-    folders = PurePosixPath(part.path)
-    inside = not folders.is_absolute() and ".." not in folders.parts and not re.search(r"[\0-\x1f\\:]", part.path)
-    counted = isinstance(part.size, int) and 0 <= part.size < 2**53
-    return inside and counted and isinstance(part.sha256, str) and bool(re.fullmatch("[0-9a-f]{64}", part.sha256))
 
 
 ACCOUNT = "Hugging Face access token"
@@ -333,29 +327,27 @@ class TokenStore:
     """
 
     def __init__(self, config: Path) -> None:
-        self._kept = SecretStore(ACCOUNT, config / FILE_NAME)
-        self._loaded: AccessToken | None = None
-        self._looked = False
+        self._store = SecretStore(ACCOUNT, config / FILE_NAME)
+        self._token: AccessToken | None = None
+        self._is_loaded = False
 
     def load(self) -> AccessToken | None:
-        if not self._looked:
-            self._loaded, self._looked = self._look(), True
-        return self._loaded
+        if not self._is_loaded:
+            from huggingface_hub import get_token
+
+            self._token, self._is_loaded = None, True
+            if stored := self._store.load():
+                self._token = AccessToken(stored[0], stored[1].value)
+            elif external := get_token():
+                self._token = AccessToken(external, EXTERNAL_PLACE)
+        return self._token
 
     def value(self) -> str | None:
-        found = self.load()
-        return found.value if found else None
-
-    def _look(self) -> AccessToken | None:
-        if kept := self._kept.load():
-            return AccessToken(kept[0], kept[1].value)
-        from huggingface_hub import get_token
-
-        found = get_token()
-        return AccessToken(found, EXTERNAL_PLACE) if found else None
+        token = self.load()
+        return token.value if token else None
 
     def save(self, value: str) -> str:
-        """Store a token; return where, in words. Raises KvchatError, and OSError if even the file fails."""
+        """Store a token; return its place. Raises KvchatError, and OSError if even the file fails."""
         value = value.strip()
         if not value.isascii() or not value.isprintable() or " " in value or len(value) < 8:
             raise KvchatError(
@@ -363,9 +355,9 @@ class TokenStore:
                 _("An access token is a single word, such as hf_…"),
                 _("Copy it again."),
             )
-        self._looked = False
-        return self._kept.save(value).value
+        self._is_loaded = False
+        return self._store.save(value).value
 
     def forget(self) -> None:
-        self._looked = False
-        self._kept.forget()
+        self._is_loaded = False
+        self._store.forget()

@@ -14,7 +14,7 @@ from kvchat.engine.discovery.graphics import Backend, Graphics, driver_advice, s
 from kvchat.engine_host.setup import EngineDownload, EngineSetup, Stage
 from kvchat.engine_host.trial import TrialStep
 from kvchat.errors import KvchatError
-from kvchat.library.remote.github import about
+from kvchat.library.remote.github import approximate_size
 from kvchat.text.formatting import format_rough_duration, format_size
 from kvchat.text.language import N_, _, join_list, join_parts, join_sentences
 from kvchat.ui.base.building import button, column, label, progress_bar, row
@@ -77,7 +77,7 @@ class EngineOffer(QWidget):
 
     def _begin(self) -> None:
         backend = self.choice.currentData()
-        what = join_list((_("an engine with the {kind} backend", kind=backend.value), about(backend)))
+        what = join_list((_("an engine with the {kind} backend", kind=backend.value), approximate_size(backend)))
         ask_if_metered(self, self._start, what, lambda: self._start(self._get(backend)))
 
     async def _get(self, backend: Backend) -> None:
@@ -110,7 +110,7 @@ class EngineOffer(QWidget):
         if [self.choice.itemData(at) for at in range(self.choice.count())] != list(backends):
             self.choice.clear()
             for backend in backends:
-                self.choice.addItem(join_list((backend.value, about(backend))), backend)
+                self.choice.addItem(join_list((backend.value, approximate_size(backend))), backend)
             self.choice.setCurrentIndex(max(0, self.choice.findData(chosen)))
 
     def _show_fetching(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from kvchat.engine.discovery.graphics import Backend, GpuVendor, Graphics
 from kvchat.library.remote import github as github_module
-from kvchat.library.remote.github import REPOSITORY, GitHub, Release, about, backend_of, builds_for
+from kvchat.library.remote.github import REPOSITORY, GitHub, Release, approximate_size, backend_of, builds_for
 from kvchat.library.remote.hub import HubError, HubPart, Unreachable
 from tests.library.fake_hub import FakeHub
 
@@ -88,8 +88,8 @@ def test_names_and_sizes() -> None:
     assert backend_of("llama.cpp-b1-metal") is Backend.METAL
     assert backend_of("llama.cpp-b1-hip-radeon") is Backend.ROCM
     assert backend_of("mine") is None
-    assert about(Backend.CUDA, "linux") == "about 770 MB"
-    assert about(Backend.METAL, "linux") == ""
+    assert approximate_size(Backend.CUDA, "linux") == "about 770 MB"
+    assert approximate_size(Backend.METAL, "linux") == ""
 
 
 async def test_github_is_asked_and_files_without_a_hash_are_none(github: FakeHub) -> None:

@@ -18,7 +18,7 @@ from kvchat.errors import KvchatError
 from kvchat.library.remote.hub import (
     EXTERNAL_PLACE,
     FILE_NAME,
-    MAX_ANSWER_BYTES,
+    MAX_RESPONSE_BYTES,
     AccessNeeded,
     Hub,
     HubError,
@@ -109,7 +109,7 @@ def listing(**lfs: object) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "answer", [None, b"[" * 100_000, b" " * (MAX_ANSWER_BYTES + 1), b'{"id": 1, "siblings": 5}', b"[5]", b"null"]
+    "answer", [None, b"[" * 100_000, b" " * (MAX_RESPONSE_BYTES + 1), b'{"id": 1, "siblings": 5}', b"[5]", b"null"]
 )
 async def test_a_hostile_answer_or_a_hotels_page_is_refused(hub: Hub, served: FakeHub, answer: bytes | None) -> None:
     served.answer, served.makes_sense = answer, answer is not None

