@@ -58,10 +58,17 @@ class DocumentsTooLong(KvchatError):
         if len(names) > 1:
             title = _("The {count} attached files do not fit in the model's context", count=len(names))
         waiting, limit = format_number(use.pending), format_number(use.limit)
-        there = _("This message has {waiting} tokens; the context length is {limit}.", waiting=waiting, limit=limit)
-        taken = _("The chat already uses {used}.", used=format_number(use.used)) if use.used else ""
+        needed = _("This message has {waiting} tokens; the context length is {limit}.", waiting=waiting, limit=limit)
+        used = _("The chat already uses {used}.", used=format_number(use.used)) if use.used else ""
         advice = _("Attach only the relevant part, or choose a larger context length in the settings.")
-        super().__init__(title, join_sentences(there, taken), advice)
+        super().__init__(title, join_sentences(needed, used), advice)
+
+
+class ReplyInProgress(KvchatError):
+    def __init__(self) -> None:
+        super().__init__(
+            _("The reply to the last message is still being generated"), "", _("Wait for the reply, or stop it.")
+        )
 
 
 @dataclass(frozen=True)
@@ -92,19 +99,6 @@ class Split:
     recent: tuple[Message, ...]
 
 
-def estimate_tokens(branch: Sequence[Message]) -> int:
-    """Estimate a branch's tokens from its last receipt and the bytes since, without an engine."""
-    counted = next((i for i in range(len(branch) - 1, -1, -1) if branch[i].receipt), -1)
-    receipt = branch[counted].receipt if counted >= 0 else None
-    known = receipt.prompt_tokens + receipt.predicted_tokens if receipt else 0
-    return known + sum(
-        len(prompt_content(message).encode()) // BYTES_PER_TOKEN
-        + TEMPLATE_TOKENS
-        + ESTIMATED_PICTURE_TOKENS * len(pictures_of(message))
-        for message in branch[counted + 1 :]
-    )
-
-
 def split_branch(branch: Sequence[Message], sizes: Sequence[int], budget: int) -> Split:
     """Keep the opening and as many of the last turns as fit in `budget` tokens, at least one.
 
@@ -115,10 +109,9 @@ def split_branch(branch: Sequence[Message], sizes: Sequence[int], budget: int) -
     if not starts:
         raise NothingToDrop
     opening = starts[1] if branch[starts[0]].attachments and len(starts) > 1 else starts[0]
-    cut, spent = starts[-1], sum(sizes[starts[-1] :])
+    cut = starts[-1]
     for start in reversed(starts[:-1]):
-        spent += sum(sizes[start:cut])
-        if spent > budget:
+        if sum(sizes[start:]) > budget:
             break
         cut = start
     if cut <= opening:
@@ -126,11 +119,18 @@ def split_branch(branch: Sequence[Message], sizes: Sequence[int], budget: int) -
     return Split(tuple(branch[:opening]), tuple(branch[opening:cut]), tuple(branch[cut:]))
 
 
-class ReplyInProgress(KvchatError):
-    def __init__(self) -> None:
-        super().__init__(
-            _("The reply to the last message is still being generated"), "", _("Wait for the reply, or stop it.")
-        )
+def _extra_tokens(message: Message) -> int:
+    return TEMPLATE_TOKENS + ESTIMATED_PICTURE_TOKENS * len(pictures_of(message))
+
+
+def _estimate_tokens(branch: Sequence[Message]) -> int:
+    """Estimate a branch's tokens from its last receipt and the bytes since, without an engine."""
+    tokens = 0
+    for message in branch:
+        tokens += len(prompt_content(message).encode()) // BYTES_PER_TOKEN + _extra_tokens(message)
+        if message.receipt:
+            tokens = message.receipt.prompt_tokens + message.receipt.predicted_tokens
+    return tokens
 
 
 _TokenCount = tuple[int, bool]  # tokens of a text; True if counted completely
@@ -175,15 +175,25 @@ class ContextService:
             waiting = max(len(ids) + end - used, 0)
         reserve = engine.reserve(self._turn_context.merge_sampling(None, chosen.options).max_tokens)
         if engine.too_small(tokens := used + waiting + reserve):
-            self._turn_context.background.begin(self._enlarge_context(conversation_id or "", chosen.model, tokens))
+            owner = conversation_id or ""
+
+            async def enlarge(slot: Slot, _may_continue: Callable[[], bool]) -> None:
+                await self._turn_context.exchange(slot, owner).with_room(Request((), model=chosen.model), tokens)
+
+            async def enlarge_when_idle() -> None:  # restarts the engine with room for the unsent draft
+                with contextlib.suppress(KvchatError):  # the next request reports it
+                    slots = self._turn_context.slots
+                    await slots.run_background(Priority.ENLARGE_CONTEXT, owner, enlarge, wait=False)
+
+            self._turn_context.background.begin(enlarge_when_idle())
         return ContextUsage(used, waiting, reserve, engine.limit, not exact)
 
     async def count_tokens(self, attachment: Attachment) -> _TokenCount:
-        """Return an attachment's tokens and whether they were counted; without a ready engine they are estimated."""
-        if not self._turn_context.host.is_ready(vision=bool(attachment.data)):
-            estimate = len(attachment.text.encode()) // BYTES_PER_TOKEN
-            return ESTIMATED_PICTURE_TOKENS if attachment.data else estimate, False
-        return await self._count_document(await self._turn_context.host.ready(), attachment)
+        """Return an attachment's tokens and True if they were counted; without a ready engine they are estimated."""
+        if self._turn_context.host.is_ready(vision=bool(attachment.data)):
+            return await self._count_document(await self._turn_context.host.ready(), attachment)
+        estimate = len(attachment.text.encode()) // BYTES_PER_TOKEN
+        return ESTIMATED_PICTURE_TOKENS if attachment.data else estimate, False
 
     async def check_fits(self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]) -> None:
         """Raise DocumentsTooLong if these cannot fit, KvchatError for pictures if the model lacks vision."""
@@ -203,14 +213,14 @@ class ContextService:
         use = await self.usage(conversation_id, draft, attachments)
         while use is not None and use.free < 0:
             tokens, _exact = await self.count_tokens(part)
-            host = tokens + use.free - TEMPLATE_TOKENS
-            if host < MIN_PART_TOKENS:
+            room = tokens + use.free - TEMPLATE_TOKENS
+            if room < MIN_PART_TOKENS:
                 raise KvchatError(
                     _("No part of “{name}” fits", name=whole.name),
                     _("The chat already fills nearly the whole context."),
                     _("Drop older messages, choose a larger context length, or start a new chat."),
                 )
-            beginning = part.text[: min(int(len(part.text) * host / tokens), len(part.text) - 1)]
+            beginning = part.text[: min(int(len(part.text) * room / tokens), len(part.text) - 1)]
             line = beginning.rfind("\n")
             beginning = beginning[:line] if line > len(beginning) * 0.8 else beginning
             part = document_from_text(_(TRUNCATED_NAME, name=whole.name), beginning)
@@ -231,8 +241,7 @@ class ContextService:
             for share in BUDGET_DIVISORS:
                 split = split_branch(reduction.branch, reduction.sizes, reduction.engine.limit // share if share else 0)
                 if await reduction.fits(prompt_messages([*split.opening, *split.recent])):
-                    await self._create_branch(split, ())
-                    return len(split.middle)
+                    return await self._replace_middle(split, ())
         raise NothingToDrop
 
     async def summarise(self, conversation_id: str) -> int:
@@ -249,58 +258,44 @@ class ContextService:
                     raise NothingToDrop
                 split = Split(split.opening, split.middle[:last], split.middle[last:] + split.recent)
             plain = replace(reduction.sampling, max_tokens=reduction.reserve, stop=None, json_schema=None, grammar=None)
-            said: list[str] = []
+            chunks: list[str] = []
             exchange = self._turn_context.exchange(slot, conversation_id)
             request = Request(messages, lambda: plain, reduction.chosen.model, reduction.chosen.options.template)
             async with exchange.explaining_losses():
-                await exchange.answer(request, lambda chunk: said.append(chunk.text))
-            if not (summary := "".join(said).strip()):
+                await exchange.answer(request, lambda chunk: chunks.append(chunk.text))
+            if not (summary := "".join(chunks).strip()):
                 raise KvchatError(
                     _("The model did not write a summary"), "", _("Try again, or drop older messages instead.")
                 )
-            both = (Role.USER, SUMMARY_REQUEST), (Role.ASSISTANT, summary)
-            await self._create_branch(split, [new_message(conversation_id, *said) for said in both])
-            return len(split.middle)
+            request_message = new_message(conversation_id, Role.USER, SUMMARY_REQUEST)
+            return await self._replace_middle(
+                split, [request_message, new_message(conversation_id, Role.ASSISTANT, summary)]
+            )
 
     async def tokens_needed(self, model: str | None) -> int:
         """Estimate the tokens of the longest recent chat with a model, plus a reply."""
-
-        def used_last(database: Database) -> list[list[Message]]:
-            query = "SELECT id FROM conversations WHERE deleted_at IS NULL AND ifnull(model, ?1) IS ?1"
-            query = f"{query} {ORDER_BY_LAST_USED} LIMIT ?2"
-            return [database.branch(row["id"]) for row in database.rows(query, (model, RECENT_CHATS))]
-
+        query = "SELECT id FROM conversations WHERE deleted_at IS NULL AND ifnull(model, ?1) IS ?1"
+        query = f"{query} {ORDER_BY_LAST_USED} LIMIT ?2"
         try:
-            branches = await self._turn_context.run(used_last)
+            chats = await self._turn_context.run(Database.rows, query, (model, RECENT_CHATS))
+            branches = [await self._turn_context.branch(chat["id"]) for chat in chats]
         except KvchatError:
             return 0
-        return max(map(estimate_tokens, branches), default=0) + MAX_RESERVE
+        return max(map(_estimate_tokens, branches), default=0) + MAX_RESERVE
 
     async def _start_reduction(self, conversation_id: str, slot: Slot) -> _Reduction:
         if self._is_answering(conversation_id):
             raise ReplyInProgress
         turn_context = self._turn_context
-        chosen, branch = await turn_context.answer_settings(conversation_id), await turn_context.branch(conversation_id)
+        chosen, branch = await turn_context.settings_and_branch(conversation_id)
         exchange = Exchange(turn_context.slots, slot, turn_context.host, conversation_id)
         request = Request(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
         engine = (await exchange.ready(request)).engine
         sizes = [
-            await engine.engine.count_tokens(prompt_content(message))
-            + TEMPLATE_TOKENS
-            + ESTIMATED_PICTURE_TOKENS * len(pictures_of(message))
-            for message in branch
+            await engine.engine.count_tokens(prompt_content(message)) + _extra_tokens(message) for message in branch
         ]
         sampling = turn_context.merge_sampling(None, chosen.options)
         return _Reduction(engine, chosen, sampling, branch, sizes, engine.reserve(sampling.max_tokens))
-
-    async def _enlarge_context(self, owner: str, model: str | None, tokens: int) -> None:
-        """Restart the engine with room for an unsent draft, if it is not in use."""
-
-        async def enlarge(slot: Slot, _wanted: Callable[[], bool]) -> None:
-            await self._turn_context.exchange(slot, owner).with_room(Request((), model=model), tokens)
-
-        with contextlib.suppress(KvchatError):  # the next request reports it
-            await self._turn_context.slots.run_background(Priority.ENLARGE_CONTEXT, owner, enlarge, wait=False)
 
     async def _count_document(self, engine: ReadyEngine, attachment: Attachment) -> _TokenCount:
         if attachment.data and not engine.vision:
@@ -329,9 +324,9 @@ class ContextService:
             self._branch_count = key, len(await engine.engine.prompt_tokens(messages)) + guess
         return self._branch_count[1]
 
-    async def _create_branch(self, split: Split, summary: Sequence[Message]) -> None:
-        turn_context, conversation_id = self._turn_context, split.recent[0].conversation_id
-        parent = split.opening[-1].id if split.opening else None
+    async def _replace_middle(self, split: Split, summary: Sequence[Message]) -> int:
+        parent_id = split.opening[-1].id if split.opening else None
         copies = [*summary, *split.recent]
-        await turn_context.run(copy_to_branch, parent, copies, split.recent[-1].id)
-        turn_context.publish_changes(conversation_id)
+        await self._turn_context.run(copy_to_branch, parent_id, copies, split.recent[-1].id)
+        self._turn_context.publish_changes(split.recent[0].conversation_id)
+        return len(split.middle)
