@@ -22,7 +22,8 @@ from kvchat.chat.deletion import entries
 from kvchat.chat.options import ChatOptions, answer_settings, presets, store_options
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import INTERRUPT_ABANDONED, Database
-from kvchat.chat.record.messages import Attachment, Message, MessageState, Receipt, Role, prompt_messages
+from kvchat.chat.record.messages import Attachment, Message, MessageState, Receipt, Role
+from kvchat.chat.record.prompts import prompt_messages
 from kvchat.chat.record.recovery import back_up
 from kvchat.chat.search import find, index_batch
 from kvchat.chat.turn import turns

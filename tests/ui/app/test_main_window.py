@@ -25,7 +25,8 @@ from kvchat.chat.events import (
 )
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.chat.record.messages import MessageState, Role, receipt_to_json
+from kvchat.chat.record.messages import MessageState, Role
+from kvchat.chat.record.rows import receipt_to_json
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.errors import EngineError, EngineFailure, FailureKind
 from kvchat.errors import KvchatError
