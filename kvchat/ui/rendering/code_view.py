@@ -32,21 +32,20 @@ from kvchat.text.safe_text import safe_code, safe_prose
 from kvchat.ui.base.building import button, label, styled
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Theme
-from kvchat.ui.rendering.text_page import PageStyle, bare, sideways
+from kvchat.ui.rendering.text_page import PageStyle, remove_chrome, scroll_sideways
 from kvchat.ui.widgets.text_search import format_range, select
 
-_REACH = 6_000  # characters re-lexed at most as code grows
-_GROW_MS = 15.0  # time limit for that
-_STRETCH = 60_000  # characters lexed at once in finished code
-_LONGEST_LINE = 2_000  # characters used of a line; the copy button gives all of it
-_WHOLE_S = 3.0  # time limit for one text
-_SLOW_S, _ALL_SLOW_S = 0.025, 0.25  # a token slower than this is slow; limit for all slow ones together
-
+_MAX_REREAD = 6_000  # characters re-lexed at most as code grows
+_EXTEND_MS = 15.0  # time limit for that
+_CHUNK = 60_000  # characters lexed at once in finished code
+_MAX_LINE = 2_000  # characters used of a line; the copy button gives all of it
+_HIGHLIGHT_S = 3.0  # time limit for one text
+_SLOW_S, _MAX_SLOW_S = 0.025, 0.25  # a token slower than this is slow; limit for all slow ones together
 _LINE_HEIGHT = 128.0  # percent
-_PIECE_MS = 6.0  # longest painting step
+_PAINT_MS = 6.0  # longest painting step
 _LINES_PAINTED = 50  # lines per step
-_LOOK_MS = 30  # polling interval for the thread
-_LONGEST = 400_000  # characters; longer code stays plain
+_POLL_MS = 30  # polling interval for the thread
+_MAX_HIGHLIGHTED = 400_000  # characters; longer code stays plain
 _COPIED_MS = 1500
 _LEFT, _TOP, _RIGHT, _BOTTOM, _GAP = 14, 6, 8, 9, 4  # pixels around the card’s parts
 _thread = ThreadPoolExecutor(1, thread_name_prefix="colours")
@@ -54,14 +53,14 @@ _thread = ThreadPoolExecutor(1, thread_name_prefix="colours")
 Span = tuple[int, int, str]  # start and length in a line, colour
 
 
-class LineColours:
-    """Syntax colours in the theme's few tones. `spans[i]` are the coloured spans of line i."""
+class LineHighlighter:
+    """Syntax highlighter in the theme's few colours. `spans[i]` are the coloured spans of line i."""
 
     def __init__(self, language: str, theme: Theme) -> None:
         self.spans: list[list[Span]] = []
         self._language = language
         self._lexer = _lexer(language)
-        self._slow = False  # slow to lex: stays plain while it grows
+        self._is_slow = False  # to lex: stays plain while it grows
         self._tones: dict[_TokenType, str] = {
             Comment: theme.code_comment,
             String: theme.code_string,
@@ -77,40 +76,40 @@ class LineColours:
         }
         self._safe = self._safe_line = 0  # where lexing can resume as the code grows: no token was open there
 
-    def grow(self, text: str) -> range:
-        """Colour what was appended to `text`; return the lines that may have changed.
+    def extend(self, text: str) -> range:
+        """Highlight what was appended to `text`; return the lines that may have changed.
 
-        Starts where a line last began outside any token, which is nearly always right. Code after more than `_REACH`
-        characters of one string or comment stays plain. `whole` corrects both.
+        Starts where a line last began outside any token, which is nearly always right. Code after more than
+        `_MAX_REREAD` characters of one string or comment stays plain. `highlight` corrects both.
         """
-        if self._lexer is None or self._slow or len(text) - self._safe > _REACH:
+        if self._lexer is None or self._is_slow or len(text) - self._safe > _MAX_REREAD:
             return range(0)
         first = self._safe_line
-        until = time.thread_time() + _GROW_MS / 1000
-        found, safe, safe_line, left = self._read(self._lexer, text[self._safe :], until, _GROW_MS)
-        self._slow = left < 0
-        self.spans[first:] = found
+        until = time.thread_time() + _EXTEND_MS / 1000
+        spans, safe, safe_line, left = self._read(self._lexer, text[self._safe :], until, _EXTEND_MS)
+        self._is_slow = left < 0
+        self.spans[first:] = spans
         self._safe, self._safe_line = self._safe + safe, first + safe_line
         self.spans += [[] for _ in range(text.count("\n") + 1 - len(self.spans))]
         return range(first, len(self.spans))
 
-    def whole(self, text: str) -> list[list[Span]]:
-        """Return the colours of all of `text`; slow code stays plain. Thread-safe: changes no state."""
+    def highlight(self, text: str) -> list[list[Span]]:
+        """Return the spans of all of `text`; slow code stays plain. Thread-safe: changes no state."""
         lexer, spans = _lexer(self._language), list[list[Span]]()
         if lexer is None:
             return spans
-        text = "\n".join(line[:_LONGEST_LINE] for line in text.split("\n"))
-        at, until, left = 0, time.thread_time() + _WHOLE_S, _ALL_SLOW_S
+        text = "\n".join(line[:_MAX_LINE] for line in text.split("\n"))
+        at, until, left = 0, time.thread_time() + _HIGHLIGHT_S, _MAX_SLOW_S
         while at < len(text):
-            found, safe, safe_line, left = self._read(lexer, text[at : at + _STRETCH], until, left)
-            if left < 0 or not safe or at + _STRETCH >= len(text):
-                return spans + found
-            spans += found[:safe_line]
+            more, safe, safe_line, left = self._read(lexer, text[at : at + _CHUNK], until, left)
+            if left < 0 or not safe or at + _CHUNK >= len(text):
+                return spans + more
+            spans += more[:safe_line]
             at += safe
         return spans
 
     def _read(self, lexer: Lexer, text: str, until: float, slow: float) -> tuple[list[list[Span]], int, int, float]:
-        """Return the colours of a text's lines, and the last safe restart: its position and its line.
+        """Return the spans of a text's lines, and position and line where lexing can last be resumed.
 
         The last value is the rest of the `slow` seconds for slow tokens; negative if used up or after `until`.
         """
@@ -118,10 +117,10 @@ class LineColours:
         safe = safe_line = 0
         before = time.thread_time()
         for start, kind, piece in lexer.get_tokens_unprocessed(text):
-            toned = kind
-            while toned not in self._tones and toned.parent is not None:
-                toned = toned.parent
-            colour = self._tones.get(toned, "")
+            ancestor = kind
+            while ancestor not in self._tones and ancestor.parent is not None:
+                ancestor = ancestor.parent
+            colour = self._tones.get(ancestor, "")
             column = start - (text.rfind("\n", 0, start) + 1)
             for i, part in enumerate(piece.split("\n")):
                 if i:
@@ -151,71 +150,69 @@ class CodeText(QTextEdit):
     def __init__(self, style: PageStyle, language: str) -> None:
         super().__init__()
         self.setReadOnly(True)
-        bare(self, _("Code"))
+        remove_chrome(self, _("Code"))
         self.setFont(style.code_font)
         self.setWordWrapMode(QTextOption.WrapMode.NoWrap)
         self._whole = ""
         self._shown = 0  # characters of it in the document as whole lines
-        self._ended = False
-        self._colours = LineColours(language, style.theme)
+        self._is_ended = False
+        self._highlighter = LineHighlighter(language, style.theme)
         self._formats: dict[str, QTextCharFormat] = {}  # by colour
-        self._finding: Future[list[list[Span]]] | None = None  # all of its colours
-        self._found_for: str | None = None  # code that has or is getting all its colours
+        self._highlighting: Future[list[list[Span]]] | None = None  # of finished code
         self._painted = 0  # lines painted so far
         self._timer = QTimer(self, singleShot=True)
-        self._timer.timeout.connect(self._go_on)
+        self._timer.timeout.connect(self._paint_next)
         lines = QTextBlockFormat()
         lines.setLineHeight(_LINE_HEIGHT, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
         QTextCursor(self.document()).setBlockFormat(lines)
 
     def show_text(self, text: str, *, ended: bool) -> None:
         """Show `text`; cheap if only appended to. `ended`: no more will come."""
-        if text == self._whole and ended == self._ended:
+        if text == self._whole and ended == self._is_ended:
             return
         cursor = QTextCursor(self.document())
         if not text.startswith(self._whole[: self._shown]):
             cursor.select(QTextCursor.SelectionType.Document)
             cursor.removeSelectedText()
             self._shown = 0
-        self._whole, self._ended = text, ended
-        changed = self._colours.grow(text) if not ended else range(0)
+        self._whole, self._is_ended = text, ended
+        changed = self._highlighter.extend(text) if not ended else range(0)
         cursor.movePosition(QTextCursor.MoveOperation.End)
         lines = "\n".join(map(_shortened, text[self._shown :].split("\n")))
-        there = self.document().lastBlock().text()
-        if not lines.startswith(there):
+        last_line = self.document().lastBlock().text()
+        if not lines.startswith(last_line):
             cursor.movePosition(QTextCursor.MoveOperation.StartOfBlock, QTextCursor.MoveMode.KeepAnchor)
-            there = ""
-        chosen = self.textCursor()
-        anchor, head = chosen.anchor(), chosen.position()
-        cursor.insertText(lines[len(there) :])
+            last_line = ""
+        anchor, head = self.textCursor().anchor(), self.textCursor().position()
+        cursor.insertText(lines[len(last_line) :])
         if anchor != head:  # a selection ending at the code's end would have grown
             select(self, anchor, head)
         self._shown = text.rfind("\n") + 1
         self._paint(changed.start, changed.stop)
-        if ended:
+        self._highlighting = None
+        self._timer.stop()
+        if ended and len(text) <= _MAX_HIGHLIGHTED:
+            self._painted = 0
+            self._highlighting = highlighting = _thread.submit(self._highlighter.highlight, text)
+            self.destroyed.connect(lambda: highlighting.cancel())
             self._timer.start(0)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        sideways(self, event)
+        scroll_sideways(self, event)
 
-    def _go_on(self) -> None:
-        if not self._ended or len(self._whole) > _LONGEST:
-            return
-        if self._found_for != self._whole:
-            self._found_for, self._painted = self._whole, 0
-            self._finding = finding = _thread.submit(self._colours.whole, self._whole)
-            self.destroyed.connect(lambda: finding.cancel())
-        if self._finding is not None:
-            if not self._finding.done():
-                self._timer.start(_LOOK_MS)
+    def _paint_next(self) -> None:
+        """Paint a few lines of finished code once its spans are known."""
+        if self._highlighting is not None:
+            if not self._highlighting.done():
+                self._timer.start(_POLL_MS)
                 return
-            self._colours.spans, self._finding = self._finding.result(), None
-        until = time.thread_time() + _PIECE_MS / 1000
-        while self._painted < len(self._colours.spans):
+            self._highlighter.spans, self._highlighting = self._highlighting.result(), None
+        until = time.thread_time() + _PAINT_MS / 1000
+        while self._painted < len(self._highlighter.spans):
             if time.thread_time() > until:
                 self._timer.start(0)
                 return
-            line = min(self._painted + _LINES_PAINTED, len(self._colours.spans))
+            line = min(self._painted + _LINES_PAINTED, len(self._highlighter.spans))
             self._paint(self._painted, line)
             self._painted = line
 
@@ -227,7 +224,7 @@ class CodeText(QTextEdit):
         start = block.position()
         for line in range(first, min(end, document.blockCount())):
             text, ranges = block.text(), []
-            for at, count, colour in self._colours.spans[line] if len(text) <= _LONGEST_LINE else ():
+            for at, count, colour in self._highlighter.spans[line] if len(text) <= _MAX_LINE else ():
                 if colour not in self._formats:
                     self._formats[colour] = QTextCharFormat()
                     self._formats[colour].setForeground(QColor(colour))
@@ -248,14 +245,14 @@ class CodeView(QFrame):
         self.body.setParent(self)
         self.body.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # in any language, scroll bar included
         self._label = label(safe_prose(language)[:40] or _("code"), "small")
-        code_begins = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignAbsolute
-        self._label.setAlignment(code_begins | Qt.AlignmentFlag.AlignVCenter)
+        left = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignAbsolute
+        self._label.setAlignment(left | Qt.AlignmentFlag.AlignVCenter)
         self.copy_button = button(_("Copy"), self._copy, "quiet", name=_("Copy this code"))
         self.copy_button.setCursor(Qt.CursorShape.PointingHandCursor)
         for part in (self._label, self.copy_button):
             part.setParent(self)
-        self._back = QTimer(self, singleShot=True, interval=_COPIED_MS)
-        self._back.timeout.connect(lambda: self._show_copied(False))
+        self._reset_timer = QTimer(self, singleShot=True, interval=_COPIED_MS)
+        self._reset_timer.timeout.connect(lambda: self._show_copied(False))
         self._show_copied(False)
 
     def show_code(self, text: str, *, ended: bool) -> None:
@@ -266,35 +263,33 @@ class CodeView(QFrame):
         document = self.body.document()  # its size is at least the widget's, which may not be laid out yet
         overflows = document.idealWidth() > width - _LEFT - _RIGHT
         bar = self.body.horizontalScrollBar().sizeHint().height() if overflows else 0
-        return _TOP + self._head() + _GAP + math.ceil(document.size().height()) + bar + _BOTTOM
+        return self._body_top() + math.ceil(document.size().height()) + bar + _BOTTOM
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        width, head = self.width() - _LEFT - _RIGHT, self._head()
-        copy = self.copy_button.sizeHint().width()
-        self._label.setGeometry(_LEFT, _TOP, max(width - copy, 0), head)
-        self.copy_button.setGeometry(_LEFT + width - copy, _TOP, copy, head)
-        top = _TOP + head + _GAP
+    def resizeEvent(self, event: QResizeEvent | None) -> None:
+        width, copy, top = self.width() - _LEFT - _RIGHT, self.copy_button.sizeHint().width(), self._body_top()
+        self._label.setGeometry(_LEFT, _TOP, max(width - copy, 0), top - _GAP - _TOP)
+        self.copy_button.setGeometry(_LEFT + width - copy, _TOP, copy, top - _GAP - _TOP)
         self.body.setGeometry(_LEFT, top, width, self.height() - top - _BOTTOM)
 
-    def _head(self) -> int:
-        return max(self._label.sizeHint().height(), self.copy_button.sizeHint().height())
+    def _body_top(self) -> int:
+        return _TOP + max(self._label.sizeHint().height(), self.copy_button.sizeHint().height()) + _GAP
 
     def _copy(self) -> None:
         QGuiApplication.clipboard().setText(self.text)
         self._show_copied(True)
-        self._back.start()
+        self._reset_timer.start()
 
-    def _show_copied(self, done: bool) -> None:
-        self.copy_button.setText(_("Copied") if done else _("Copy"))
-        self.copy_button.setIcon(icon("check" if done else "copy", self._theme.accent if done else self._theme.muted))
-        self.resizeEvent(QResizeEvent(self.size(), self.size()))
+    def _show_copied(self, copied: bool) -> None:
+        text, glyph, colour = _("Copy"), "copy", self._theme.muted
+        if copied:
+            text, glyph, colour = _("Copied"), "check", self._theme.accent
+        self.copy_button.setText(text)
+        self.copy_button.setIcon(icon(glyph, colour))
+        self.resizeEvent(None)
 
 
 def _shortened(line: str) -> str:
-    if len(line) > _LONGEST_LINE:
-        line = _(
-            "{line} … {count} more characters",
-            line=line[:_LONGEST_LINE],
-            count=format_number(len(line) - _LONGEST_LINE),
-        )
+    if len(line) > _MAX_LINE:
+        rest = format_number(len(line) - _MAX_LINE)
+        line = _("{line} … {count} more characters", line=line[:_MAX_LINE], count=rest)
     return safe_code(line)

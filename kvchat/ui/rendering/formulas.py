@@ -1,7 +1,7 @@
-"""Formulas, rendered in a thread by ziamath. Until one is ready, or if it fails, its source shows.
+"""Formulas, rendered in a thread by ziamath, which is slow. Until one is ready, or if it fails, its source shows.
 
-ziamath is slow: a quarter of a second to import, then milliseconds per formula. Formulas are images in a page's
-document; its `FormulaLayer` draws them on the text's baseline at the screen's resolution.
+Formulas are images in a page's document; its `FormulaLayer` draws them on the text's baseline at the screen's
+resolution.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from kvchat.ui.rendering.markdown import Formula
 FORMULA = "math:"  # name prefix of formulas in documents
 _STRUT = "\u2060"  # next to a formula: a line of only images would be lower than the font
 _HEADINGS = {"<h1": 2.0, "<h2": 1.5, "<h3": 1.2, "<h5": 0.8}  # Qt's enlargement of heading text
-_MAX = 500  # formulas cached beyond the visible ones
+_MAX_CACHED = 500  # formulas beyond the visible ones
 _EM = 100.0  # size to set formulas at; outlines scale
-_INK = "#010203"  # placeholder for the colour
-_LONGEST = 1_500  # characters; longer is not a readable formula
-_DEEPEST = 30  # brace nesting, far below Python's recursion limit
+_COLOUR = "#010203"  # placeholder
+_MAX_LENGTH = 1_500  # characters; longer is not a readable formula
+_MAX_DEPTH = 30  # brace nesting, far below Python's recursion limit
 _UNBRACED = re.compile(r"(\\math(?:bb|cal|frak|bf|rm|sf|tt|it|scr))\s+([A-Za-z0-9])")  # latex2mathml misses them
-_LOST = "\\mathop"  # it drops this silently
+_DROPPED = "\\mathop"  # it drops this silently
 # Scripts missing in the math font: everything from Hebrew on except symbols and mathematical letters.
 _NO_GLYPHS = re.compile("[\u0590-\u1fff\u2c00-\U0001d3ff\U0001d800-\U0010ffff]")
 _SCALE = 1.12  # STIX letters are smaller than interface fonts at the same size
@@ -53,7 +53,7 @@ _SCALE = 1.12  # STIX letters are smaller than interface fonts at the same size
 class Outline:
     """Rendered formula. Lengths in em; `ascent` and `descent` from the baseline."""
 
-    svg: str  # drawn in _INK
+    svg: str  # drawn in _COLOUR
     width: float
     ascent: float
     descent: float
@@ -70,7 +70,7 @@ class Place:
     descent: int
     font_size: int  # for this image size with vertical-align: middle: the line then has room above and below
 
-    def drawn(self, colour: str, ratio: float) -> QImage:
+    def draw(self, colour: str, ratio: float) -> QImage:
         size = QSize(round(self.width * ratio), round((self.ascent + self.descent) * ratio))
         image = QImage(size, QImage.Format.Format_ARGB32_Premultiplied)
         image.setDevicePixelRatio(ratio)
@@ -78,7 +78,7 @@ class Place:
         outline, em = self.outline, self.em
         top, height = self.ascent - outline.ascent * em, (outline.ascent + outline.descent) * em
         with QPainter(image) as painter:
-            renderer = QSvgRenderer(QByteArray(outline.svg.replace(_INK, colour).encode()))
+            renderer = QSvgRenderer(QByteArray(outline.svg.replace(_COLOUR, colour).encode()))
             renderer.render(painter, QRectF(0, top, outline.width * em, height))
         return image
 
@@ -89,7 +89,7 @@ class Formulas(QObject):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._outlines: dict[tuple[str, bool], Outline | None] = {}
-        self._asked: set[tuple[str, bool]] = set()
+        self._requested: set[tuple[str, bool]] = set()
         self._thread = thread = ThreadPoolExecutor(1, thread_name_prefix="formulas")
         self.destroyed.connect(lambda: thread.shutdown(wait=False, cancel_futures=True))
 
@@ -98,16 +98,16 @@ class Formulas(QObject):
         key = (formula.tex, formula.display)
         if key in self._outlines:
             return True
-        if key not in self._asked:
-            self._asked.add(key)
-            self._thread.submit(self._set, key)
+        if key not in self._requested:
+            self._requested.add(key)
+            self._thread.submit(self._render, key)
         return False
 
     def place(self, formula: Formula, font: QFont, scale: float = 1.0) -> Place | None:
         """Return its space beside text in `font`, enlarged by `scale`; None: show its source.
 
-        QTextDocument lowers a "middle" image below the baseline by (height - x-height / 2) / 2, using the x-height
-        of the image's own font, which is not visible otherwise: `font_size` is chosen to fit.
+        QTextDocument lowers a "middle" image below the baseline by (height - x-height / 2) / 2, where the x-height is
+        that of the image's own font, otherwise unused: `font_size` is chosen to fit.
         """
         outline = self._outlines.get((formula.tex, formula.display))
         if outline is None:
@@ -119,20 +119,20 @@ class Formulas(QObject):
         font_size = max(round(2 * max(ascent - descent, 0) / x_share), 1)
         return Place(outline, em, math.ceil(outline.width * em), ascent, descent, font_size)
 
-    def _set(self, key: tuple[str, bool]) -> None:
+    def _render(self, key: tuple[str, bool]) -> None:
         """Render in the thread. Dict assignment is atomic."""
         self._outlines[key] = outline(*key)
-        for oldest in list(self._outlines)[:-_MAX]:
+        for oldest in list(self._outlines)[:-_MAX_CACHED]:
             self._outlines.pop(oldest, None)  # pages keep the ones they show
-        self._asked.discard(key)
+        self._requested.discard(key)
         with suppress(RuntimeError):  # the window closed meanwhile
             self.ready.emit()
 
 
 def outline(tex: str, display: bool) -> Outline | None:
     """Render a formula; None if any part fails, because its source is better then."""
-    depths = accumulate((letter == "{") - (letter == "}") for letter in tex[:_LONGEST])
-    if len(tex) > _LONGEST or max(depths, default=0) > _DEEPEST or _NO_GLYPHS.search(tex) or _LOST in tex:
+    depths = accumulate((letter == "{") - (letter == "}") for letter in tex[:_MAX_LENGTH])
+    if len(tex) > _MAX_LENGTH or max(depths, default=0) > _MAX_DEPTH or _NO_GLYPHS.search(tex) or _DROPPED in tex:
         return None
     try:
         from ziamath.config import config  # imported late: most replies have no formula
@@ -143,22 +143,21 @@ def outline(tex: str, display: bool) -> Outline | None:
         root = ElementTree.fromstring(tex2mml(_UNBRACED.sub(r"\1{\2}", tex), inline=not display))
         if "\\" in "".join(root.itertext()):
             return None  # unknown commands remain as text
-        root.set("mathcolor", _INK)
+        root.set("mathcolor", _COLOUR)
         drawn = Math(root, size=_EM, margin=0.02 * _EM)
         box = drawn.node.bbox
         svg = drawn.svg()
     except Exception:  # parser of untrusted text: any exception means the same
         return None
-    margin = drawn.margin
-    width, ascent, descent = box.xmax - box.xmin + 2 * margin, box.ymax + margin, margin - box.ymin
-    return Outline(svg, width / _EM, ascent / _EM, descent / _EM)
+    width, margin = box.xmax - box.xmin + 2 * drawn.margin, drawn.margin
+    return Outline(svg, width / _EM, (box.ymax + margin) / _EM, (margin - box.ymin) / _EM)
 
 
 class FormulaLayer(QPyTextObject):
     def __init__(self, page: QTextEdit, formulas: Formulas, font: QFont, colour: str) -> None:
         super().__init__(page)
-        self._page, self._all, self._font, self._colour = page, formulas, font, colour
-        self._ratio = 0.0  # pixels per point when drawn
+        self._page, self._renderer, self._font, self._colour = page, formulas, font, colour
+        self._ratio = 0.0  # screen pixels per device-independent pixel when drawn
         page.document().documentLayout().registerHandler(QTextFormat.ObjectTypes.ImageObject.value, self)
         self.clear()
 
@@ -168,10 +167,10 @@ class FormulaLayer(QPyTextObject):
         self._images: dict[int, QImage] = {}  # of formulas shown
 
     def html(self, formula: Formula, tag: str) -> str:
-        if not self._all.is_known(formula):
+        if not self._renderer.is_known(formula):
             self.awaited.add(formula)
             return formula_source(formula.source)
-        place = self._all.place(formula, self._font, _HEADINGS.get(tag, 1.0))
+        place = self._renderer.place(formula, self._font, _HEADINGS.get(tag, 1.0))
         if place is None:
             return formula_source(formula.source)
         name = f"{FORMULA}{len(self._formulas)}"
@@ -191,12 +190,12 @@ class FormulaLayer(QPyTextObject):
     ) -> None:
         """Draw a formula on its text's baseline: Qt's rectangle is centred in the line."""
         ratio = self._page.devicePixelRatioF()
-        if self._ratio != ratio:  # screen pixel ratio changed
+        if self._ratio != ratio:
             self._ratio, self._images = ratio, {}
         number = int(format.toImageFormat().name().removeprefix(FORMULA))
         place, block = self._formulas[number][1], document.findBlock(position)
         if number not in self._images:
-            self._images[number] = place.drawn(self._colour, ratio)
+            self._images[number] = place.draw(self._colour, ratio)
         line = block.layout().lineForTextPosition(position - block.position())
         top = document.documentLayout().blockBoundingRect(block).y() + line.y() + line.ascent() - place.ascent
         painter.drawImage(QPointF(round(rect.x() * ratio) / ratio, round(top * ratio) / ratio), self._images[number])

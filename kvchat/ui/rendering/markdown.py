@@ -1,4 +1,4 @@
-"""Markdown to blocks and their HTML. Raw HTML stays text, no image is fetched, only web links are links."""
+"""Markdown to blocks and their HTML. Raw HTML stays text, no image is fetched, only web links become links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvchat.ui.base.theme import Theme
 
 ITEM = "list_item_open"  # kind of a list item's unit
 FORMULAS = "formulas"  # markdown-it env key: formulas of the current rendering
-_PLAIN_PIECE = 3_000  # characters
+_MAX_PLAIN = 3_000  # characters of a block
 _EMPTY_LINE = '<p class="plain" style="-qt-paragraph-type:empty"><br></p>'
 _WITHOUT_BULLETS = '<ul style="list-style-type:none">'
 
@@ -148,7 +148,7 @@ def plain_blocks(text: str) -> list[Prose]:
     blocks: list[Prose] = []
     at = 0
     while True:
-        piece = text[at : at + _PLAIN_PIECE]
+        piece = text[at : at + _MAX_PLAIN]
         if at + len(piece) < len(text):
             piece = piece[: piece.rfind("\n") + 1 or piece.rfind(" ") + 1 or len(piece)]
         blocks.append(plain_block(piece))
@@ -174,20 +174,21 @@ def _units(tokens: list[Token]) -> Iterator[Unit]:
         first = tokens[begin]
         closes = token.nesting == -1 or (token.nesting == 0 and i == begin)
         if closes and token.level == first.level and first.map is not None:
-            span = tuple(tokens[begin : i + 1])
-            begins, ends = first.map
-            if first.level:
-                yield Unit(first.type, begins, ends, span, list_number, ordinal)
-            else:
-                yield Unit(first.type, begins, ends, span)
+            first_line, end_line = first.map
+            item = (list_number, ordinal) if first.level else (0, None)
+            yield Unit(first.type, first_line, end_line, tuple(tokens[begin : i + 1]), *item)
             begin = None
             if first.type == ITEM and ordinal is not None:
                 ordinal += 1
 
 
 def _code(token: Token, source: str, indent: int = 0) -> Code:
-    words = token.info.split()
-    return Code(words[0].lower() if words else "", token.content.rstrip(), source, indent)
+    return Code(code_language(token.info), token.content.rstrip(), source, indent)
+
+
+def code_language(info: str) -> str:
+    """Return the language in the text after a fence, in lower case; "" if there is none."""
+    return "".join(info.split()[:1]).lower()
 
 
 def prose_css(theme: Theme, mono: str, points: float) -> str:
@@ -252,13 +253,13 @@ def renderer_class(theme: Theme, *, links_within: bool = False) -> type[SafeRend
             return f'<table cellspacing="0" cellpadding="7"{_direction(tokens[i:])}>\n'
 
         def th_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return f'<td style="{_cell(tokens[i])}border-bottom: 1px solid {theme.muted}; font-weight:600">'
+            return _cell(tokens[i], f"border-bottom: 1px solid {theme.muted}; font-weight:600")
 
         def th_close(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
             return "</td>"
 
         def td_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return f'<td style="{_cell(tokens[i])}border-bottom: 1px solid {theme.line}">'
+            return _cell(tokens[i], f"border-bottom: 1px solid {theme.line}")
 
         def blockquote_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
             direction = _direction(tokens[i:])
@@ -276,12 +277,12 @@ def renderer_class(theme: Theme, *, links_within: bool = False) -> type[SafeRend
 
 def _direction(tokens: Sequence[Token]) -> str:
     """Return the attributes of a table whose text starts right-to-left, else ""."""
-    words = next((token.content for token in tokens if token.type == "inline" and token.content.strip()), "")
-    strong = (kind for kind in map(bidirectional, words) if kind in ("L", "R", "AL"))
+    text = next((token.content for token in tokens if token.type == "inline" and token.content.strip()), "")
+    strong = (kind for kind in map(bidirectional, text) if kind in ("L", "R", "AL"))
     return ' dir="rtl" align="right"' if next(strong, "L") != "L" else ""
 
 
-def _cell(token: Token) -> str:
-    """Return markdown-it's alignment of a table cell; without one, "" for the text's own."""
-    style = token.attrGet("style")
-    return f"{style}; " if style else ""
+def _cell(token: Token, style: str) -> str:
+    """Return the tag of a table cell, aligned as markdown-it says or else by the text's direction."""
+    alignment = token.attrGet("style")
+    return f'<td style="{f"{alignment}; " if alignment else ""}{style}">'

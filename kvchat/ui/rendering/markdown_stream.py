@@ -15,13 +15,13 @@ from typing import Any
 
 from markdown_it.token import Token
 
-from kvchat.ui.rendering.markdown import ITEM, Block, Code, Env, Markdown, Prose, Unit, plain_block
+from kvchat.ui.rendering.markdown import ITEM, Block, Code, Env, Markdown, Prose, Unit, code_language, plain_block
 
 SLICE = 4_000  # characters per step
 TABLE_CELLS = 120  # per table while it grows; more rows go into another table below with the same head
 JOINED_CELLS = 360  # per finished table: its pieces are joined if layout takes only a few milliseconds
-_LONGEST, _LONGEST_OTHER = {"paragraph_open": 4_000}, 24_000  # characters of a unit; longer ones are cut
-_FEWEST_ROWS = 8  # of a table
+_MAX_PARAGRAPH, _MAX_UNIT = 4_000, 24_000  # characters; longer ones are cut
+_MIN_ROWS = 8  # of a table
 _FENCE = re.compile(r"( {0,3})(`{3,}|~{3,})[ \t]*([^\n]*)\n")
 
 
@@ -34,13 +34,12 @@ class _Fence:
     text: str = ""  # complete lines
 
     def closed_by(self, line: str) -> bool:
-        words = line.strip()
-        deep = len(line) - len(line.lstrip(" ")) > 3
-        return not deep and len(words) >= len(self.delimiter) and set(words) == {self.delimiter[0]}
+        marks, indent = line.strip(), len(line) - len(line.lstrip(" "))
+        return indent <= 3 and len(marks) >= len(self.delimiter) and set(marks) == {self.delimiter[0]}
 
     def add(self, lines: list[str]) -> None:
-        leads = (min(len(line) - len(line.lstrip(" ")), self.indent) for line in lines)
-        self.text += "".join(f"{line[lead:]}\n" for line, lead in zip(lines, leads, strict=True))
+        indents = (min(len(line) - len(line.lstrip(" ")), self.indent) for line in lines)
+        self.text += "".join(f"{line[indent:]}\n" for line, indent in zip(lines, indents, strict=True))
 
     def code(self, last: str = "", closing: str = "") -> Code:
         """Return the block so far; `last` is an incomplete line."""
@@ -99,14 +98,13 @@ class MarkdownStream:
         env = _copy(self._env)
         units = self._markdown.units(self._tail, env, streaming=not last)
         if self._ordinal is not None and units and units[0].ordinal is not None:  # the list began earlier
-            ahead, ours = self._ordinal - units[0].ordinal, units[0].list_number
-            units = [replace(u, ordinal=(u.ordinal or 0) + ahead) if u.list_number == ours else u for u in units]
+            offset, ours = self._ordinal - units[0].ordinal, units[0].list_number
+            units = [replace(u, ordinal=(u.ordinal or 0) + offset) if u.list_number == ours else u for u in units]
         starts = [0, *(newline.end() for newline in re.finditer("\n", self._tail))]  # of lines; the last may be empty
         whole = len(starts) - 1  # complete lines
         begun = [i for i, unit in enumerate(units) if unit.first_line < whole and not _is_open_formula(unit.tokens[0])]
         keep = len(units) if last else begun[-1] if begun else 0
-        sources = [_source(self._tail, starts, unit) for unit in units]
-        pairs = list(zip(units, sources, strict=True))
+        pairs = [(unit, _source(self._tail, starts, unit)) for unit in units]
         self._settle(block for unit, source in pairs[:keep] for block in self._final(unit, source, env))
         self.open = [block for pair in pairs[keep:] for block in self._markdown.blocks(*pair, env)]
         if last:
@@ -123,7 +121,7 @@ class MarkdownStream:
                 self._markdown.units(self._tail[:position], settled, streaming=False)
                 self._define(settled)
             self._tail = self._tail[position:]
-        return bool(units) and self._go_on(units[keep])
+        return bool(units) and self._begin_tail(units[keep])
 
     def _final(self, unit: Unit, source: str, env: Env) -> list[Block]:
         """Return a settled unit's blocks. A formula still open in it will not be closed."""
@@ -145,11 +143,10 @@ class MarkdownStream:
         units = self._markdown.units(source, env, streaming=False)
         return [block for unit in units for block in self._markdown.blocks(unit, source, env)]
 
-    def _go_on(self, unit: Unit) -> bool:
+    def _begin_tail(self, unit: Unit) -> bool:
         """Prepare a tail that begins with `unit`; return True if it must be parsed differently now."""
         if unit.kind == "fence" and (opened := _FENCE.match(self._tail)):
-            words = opened[3].split()
-            self._fence = _Fence(opened[0].rstrip("\n"), len(opened[1]), opened[2], words[0].lower() if words else "")
+            self._fence = _Fence(opened[0].rstrip("\n"), len(opened[1]), opened[2], code_language(opened[3]))
             self._tail = self._tail[opened.end() :]
             return True
         if unit.kind == "table_open":
@@ -161,11 +158,11 @@ class MarkdownStream:
                 self._pieces += whole
                 self._tail = rest + self._tail[len(rows) :]
                 return True
-        longest = _LONGEST.get(unit.kind, _LONGEST_OTHER)
-        if len(self._tail) <= longest:
+        limit = _MAX_PARAGRAPH if unit.kind == "paragraph_open" else _MAX_UNIT
+        if len(self._tail) <= limit:
             return False
-        piece = self._tail[:longest]
-        cut = max(piece.rfind("\n"), piece.rfind(" ")) + 1 or longest
+        piece = self._tail[:limit]
+        cut = max(piece.rfind("\n"), piece.rfind(" ")) + 1 or limit
         self._settle([plain_block(self._tail[:cut])])
         self._pieces = []
         self._tail, self._ordinal = self._tail[cut:], None
@@ -195,8 +192,8 @@ def _table_pieces(unit: Unit, source: str) -> list[str]:
     """Split a table into pieces quick to lay out, each with the header. Lines after it join the last."""
     columns = sum(token.type == "th_open" for token in unit.tokens)
     lines = source.splitlines(keepends=True)
-    end, most = unit.end_line - unit.first_line, max(TABLE_CELLS // columns, _FEWEST_ROWS)
-    cuts = range(2, max(min(end, len(lines)), 3), most)
+    end, max_rows = unit.end_line - unit.first_line, max(TABLE_CELLS // columns, _MIN_ROWS)
+    cuts = range(2, max(min(end, len(lines)), 3), max_rows)
     ends = [*cuts[1:], len(lines)]
     return ["".join([*lines[:2], *lines[at:to]]) for at, to in zip(cuts, ends, strict=True)]
 

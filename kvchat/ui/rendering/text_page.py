@@ -26,11 +26,11 @@ from kvchat.ui.rendering.markdown import Markdown, Prose, Wide, prose_css
 from kvchat.ui.widgets.text_search import between, select
 
 _COLUMN_LETTERS = 16  # minimum letters per table column before the table scrolls sideways
-AIR = 4  # pixels below the last line for Arabic letters
+_BOTTOM = 4  # pixels below the last line for Arabic letters
 FORMULA_PLACE = re.compile(r"<!--math:(\d+)-->")  # formula placeholder in a block's HTML
-_TAGS = re.compile(r"(?:<[a-z][^>]*>\s*)*")
+_TAGS = re.compile(r"^(?:<[a-z][^>]*>\s*)*")  # a block's opening tags
 _BLOCK = "block"  # anchors at block starts
-_LONGEST = 300  # characters of a shown address
+_MAX_ADDRESS = 300  # characters shown
 
 
 class PageStyle:
@@ -63,7 +63,7 @@ class TextPage(QTextBrowser):
 
     def __init__(self, style: PageStyle, accessible_name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        bare(self, accessible_name)
+        remove_chrome(self, accessible_name)
         self.setOpenLinks(False)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         bar = self.verticalScrollBar()
@@ -82,7 +82,7 @@ class TextPage(QTextBrowser):
         return QByteArray()
 
     def focusNextPrevChild(self, next: bool) -> bool:
-        """Step through the links, then leave; a page being hidden has none."""
+        """Step through the links, then leave. A page being hidden has none."""
         if not self.isVisible():
             return not (parent := self.parentWidget()) or parent.focusNextPrevChild(next)
         moved = super().focusNextPrevChild(next)
@@ -104,7 +104,7 @@ class TextPage(QTextBrowser):
             line = last.layout().lineAt(lines - 1)
             letters_end = document.documentLayout().blockBoundingRect(last).y() + line.y() + line.height()
             bottom = max(bottom, letters_end)
-        return math.ceil(bottom) + AIR
+        return math.ceil(bottom) + _BOTTOM
 
     def show_blocks(self, blocks: Sequence[Prose | Wide]) -> None:
         if self.blocks != tuple(blocks):
@@ -112,18 +112,19 @@ class TextPage(QTextBrowser):
             self._show()
 
     def show_formulas(self) -> bool:
-        ready = any(map(self._style.formulas.is_known, self.formulas.awaited))
-        if ready:
+        """Show formulas rendered since; return True if there were any."""
+        has_new = any(map(self._style.formulas.is_known, self.formulas.awaited))
+        if has_new:
             self._show()
-        return ready
+        return has_new
 
     def _show(self) -> None:
         self.formulas.clear()
         cursor = self.textCursor()
-        anchor, head, words = cursor.anchor(), cursor.position(), self.toPlainText() if cursor.hasSelection() else ""
-        self.setHtml(as_lists(self.blocks, map(self._with_formulas, range(len(self.blocks)))))
+        anchor, head, old = cursor.anchor(), cursor.position(), self.toPlainText() if cursor.hasSelection() else ""
+        self.setHtml(as_lists(self.blocks, map(self._html, range(len(self.blocks)))))
         end = max(anchor, head)
-        if words and between(words, 0, end) == between(self.toPlainText(), 0, end):
+        if old and between(old, 0, end) == between(self.toPlainText(), 0, end):
             select(self, anchor, head)
 
     def block_starts(self) -> list[int]:
@@ -137,12 +138,11 @@ class TextPage(QTextBrowser):
             block = block.next()
         return starts
 
-    def _with_formulas(self, number: int) -> str:
+    def _html(self, number: int) -> str:
+        """Return a block's HTML with its formulas, and an anchor at its start."""
         block = self.blocks[number]
-        tags = _TAGS.match(block.html)
-        at = tags.end() if tags else 0
-        html = f'{block.html[:at]}<a name="{_BLOCK}{number}"></a>{block.html[at:]}'
-        return FORMULA_PLACE.sub(lambda found: self.formulas.html(block.formulas[int(found[1])], html[:3]), html)
+        html = _TAGS.sub(lambda tags: f'{tags[0]}<a name="{_BLOCK}{number}"></a>', block.html, count=1)
+        return FORMULA_PLACE.sub(lambda match: self.formulas.html(block.formulas[int(match[1])], html[:3]), html)
 
 
 class WidePage(TextPage):
@@ -153,36 +153,33 @@ class WidePage(TextPage):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
         self.setLineWrapMode(QTextEdit.LineWrapMode.FixedPixelWidth)
         self.setWordWrapMode(QTextOption.WrapMode.WordWrap)
-        self._natural: int | None = None  # width on one line; None until requested
+        self._natural_width: int | None = None  # on one line; None until requested
 
     def _show(self) -> None:
-        self._natural = None
+        self._natural_width = None
         super()._show()
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        sideways(self, event)
+        scroll_sideways(self, event)
 
     def heightForWidth(self, width: int) -> int:
-        needed = self._needed(width)
+        needed, document = width, self.document()
+        document.setTextWidth(width)
+        if document.idealWidth() >= width:
+            if self._natural_width is None:
+                document.setTextWidth(-1)
+                self._natural_width = math.ceil(document.idealWidth())
+            columns = sum(block.columns for block in self.blocks if isinstance(block, Wide))
+            max_width = columns * self._style.column_width if columns else self._natural_width
+            needed = max(width, min(self._natural_width, max_width))
         if needed != self.lineWrapColumnOrWidth():
             self.setLineWrapColumnOrWidth(needed)
         height = super().heightForWidth(needed)
-        overflows = self.document().size().width() > width
+        overflows = document.size().width() > width
         return height + (self.horizontalScrollBar().sizeHint().height() + 4 if overflows else 0)
 
-    def _needed(self, width: int) -> int:
-        document = self.document()
-        document.setTextWidth(width)
-        if document.idealWidth() < width:
-            return width
-        if self._natural is None:
-            document.setTextWidth(-1)
-            self._natural = math.ceil(document.idealWidth())
-        columns = sum(block.columns for block in self.blocks if isinstance(block, Wide))
-        return max(width, min(self._natural, columns * self._style.column_width) if columns else self._natural)
 
-
-def bare(text: QTextEdit, accessible_name: str) -> None:
+def remove_chrome(text: QTextEdit, accessible_name: str) -> None:
     """Leave only the text: no frame, margin, vertical scroll bar or undo history."""
     text.setAccessibleName(accessible_name)
     text.setFrameShape(QFrame.Shape.NoFrame)
@@ -192,11 +189,11 @@ def bare(text: QTextEdit, accessible_name: str) -> None:
     text.document().setDocumentMargin(0)
 
 
-def sideways(page: QTextEdit, event: QWheelEvent) -> None:
+def scroll_sideways(page: QTextEdit, event: QWheelEvent) -> None:
     """Scroll `page` if the wheel moves sideways or Shift is held; otherwise ignore the event."""
     delta, bar = event.angleDelta(), page.horizontalScrollBar()
-    shift = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
-    if bar.maximum() > 0 and (shift or abs(delta.x()) > abs(delta.y())):
+    has_shift = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
+    if bar.maximum() > 0 and (has_shift or abs(delta.x()) > abs(delta.y())):
         bar.setValue(bar.value() - (delta.x() or delta.y()))
         event.accept()
     else:
@@ -204,42 +201,40 @@ def sideways(page: QTextEdit, event: QWheelEvent) -> None:
 
 
 def as_lists(blocks: Sequence[Prose | Wide], htmls: Iterable[str]) -> str:
+    """Join the blocks' HTML, with list items in lists."""
     parts: list[str] = []
     before = ""
     for block, html in zip(blocks, htmls, strict=True):
         tag = block.list_tag if isinstance(block, Prose) else ""
         numbers = [int(number) for number in re.findall(r"<ol\D+(\d+)", before + tag)]
-        goes_on = numbers[1] == numbers[0] + 1 if len(numbers) == 2 else before == tag
-        if not goes_on:
+        continues = numbers[1] == numbers[0] + 1 if len(numbers) == 2 else before == tag
+        if not continues:
             parts += [before and f"</{before[1:3]}>", tag]
         parts.append(html)
         before = tag
     return "".join([*parts, before and f"</{before[1:3]}>"])
 
 
-def real_place(url: str) -> str:
+def shown_host(url: str) -> str:
     """Return a link's host as the network knows it (punycode, no user name), or the email address."""
     parsed = QUrl(url)
     if urlsplit(url).scheme.lower() == "mailto":
         return safe_code(parsed.path(QUrl.ComponentFormattingOption.FullyEncoded))
     host = parsed.host(QUrl.ComponentFormattingOption.FullyEncoded)
-    port = parsed.port()
-    return host if port < 0 else f"{host}:{port}"
+    return host if parsed.port() < 0 else f"{host}:{parsed.port()}"
 
 
 class LinkDialog(Question):
     def __init__(self, parent: QWidget, url: str) -> None:
         self.url = url
         address = QUrl(url).toString(QUrl.ComponentFormattingOption.FullyEncoded)
-        shown = address if len(address) <= _LONGEST else f"{address[:_LONGEST]}…"
+        shown = address if len(address) <= _MAX_ADDRESS else f"{address[:_MAX_ADDRESS]}…"
         is_email = url.startswith("mailto:")
-        asked = _("Send an email to this address?") if is_email else _("Open this link in your browser?")
+        question = _("Send an email to this address?") if is_email else _("Open this link in your browser?")
+        texts = (question, "muted"), (shown_host(url), "title"), (shown, "small")
         # Labels wrap only at words: zero-width spaces let a long address wrap anywhere.
-        place, shown = (
-            "\u200b".join(text) if len(text) > 60 and " " not in text else text for text in (real_place(url), shown)
-        )
-        told = (asked, "muted"), (place, "title"), (shown, "small")
-        lines = [label(words, kind, wraps=True) for words, kind in told]
+        breaking = (("\u200b".join(text) if len(text) > 60 and " " not in text else text, kind) for text, kind in texts)
+        lines = [label(text, kind, wraps=True) for text, kind in breaking]
         self.open_button, self.copy_button, self.cancel = map(QPushButton, (_("Open"), _("Copy"), _("Cancel")))
         self.copy_button.setToolTip(_("Copy the address"))
         super().__init__(parent, _("Open this link?"), lines, self.open_button, self.copy_button, self.cancel)

@@ -10,7 +10,7 @@ from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
 from kvchat.ui.base.theme import DARK, Look
-from kvchat.ui.rendering.code_view import CodeView, LineColours, Span
+from kvchat.ui.rendering.code_view import CodeView, LineHighlighter, Span
 from kvchat.ui.rendering.formulas import Formulas
 from kvchat.ui.rendering.text_page import PageStyle
 from tests.ui.waiting import LONG_MS
@@ -27,7 +27,7 @@ def view(look: Look, qtbot: QtBot) -> CodeView:
     return view
 
 
-def coloured(colours: LineColours, text: str) -> set[tuple[str, str]]:
+def coloured(colours: LineHighlighter, text: str) -> set[tuple[str, str]]:
     lines = text.split("\n")
     return {(lines[i][at : at + n], colour) for i, spans in enumerate(colours.spans) for at, n, colour in spans}
 
@@ -54,8 +54,8 @@ def test_copy_puts_the_code_on_the_clipboard(view: CodeView, qtbot: QtBot) -> No
 
 
 def test_colours_are_the_themes() -> None:
-    colours = LineColours("python", DARK)
-    colours.spans = colours.whole(SOURCE)
+    colours = LineHighlighter("python", DARK)
+    colours.spans = colours.highlight(SOURCE)
     assert len(colours.spans) == len(SOURCE.split("\n"))
     found = coloured(colours, SOURCE)
     assert {("def", DARK.code_keyword), ("# why", DARK.code_comment), ("f", DARK.code_name)} <= found
@@ -65,38 +65,38 @@ def test_colours_are_the_themes() -> None:
 @pytest.mark.parametrize("step", [1, 40])
 def test_colours_of_code_that_grew_are_those_of_the_whole(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is."""
-    monkeypatch.setattr("kvchat.ui.rendering.code_view._GROW_MS", 60_000.0)
+    monkeypatch.setattr("kvchat.ui.rendering.code_view._EXTEND_MS", 60_000.0)
     source = SOURCE * 60
-    long, each = LineColours("python", DARK).whole(SOURCE * 1_000), SOURCE.count("\n")
+    long, each = LineHighlighter("python", DARK).highlight(SOURCE * 1_000), SOURCE.count("\n")
     assert all(long[i] == long[i % each] for i in range(len(long) - 1)), "in stretches, too"
-    growing, whole = LineColours("python", DARK), LineColours("python", DARK)
+    growing, whole = LineHighlighter("python", DARK), LineHighlighter("python", DARK)
     for end in range(0, len(source) + step, step):
-        assert len(growing.grow(source[:end])) < 200, "only the end is coloured again"
-    assert growing.spans == whole.whole(source)
+        assert len(growing.extend(source[:end])) < 200, "only the end is coloured again"
+    assert growing.spans == whole.highlight(source)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["a " * 200_000, "a a a a a a a a\n" * 25_000], ids=["one line", "lines"])
 def test_code_that_takes_long_to_read_stays_plain(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Java's lexer would take hours for this."""
-    monkeypatch.setattr("kvchat.ui.rendering.code_view._WHOLE_S", 0.5)
-    colours = LineColours("java", DARK)
-    assert colours.grow(text[:4_000])
-    assert not colours.grow(text[:5_000]), "it was slow already"
-    assert len(colours.whole(text)) < text.count("\n") + 2
+    monkeypatch.setattr("kvchat.ui.rendering.code_view._HIGHLIGHT_S", 0.5)
+    colours = LineHighlighter("java", DARK)
+    assert colours.extend(text[:4_000])
+    assert not colours.extend(text[:5_000]), "it was slow already"
+    assert len(colours.highlight(text)) < text.count("\n") + 2
 
 
 def test_code_grows_without_being_made_again_and_is_coloured_beside_the_window(
     view: CodeView, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found_by = []
-    whole = LineColours.whole
+    whole = LineHighlighter.highlight
 
-    def watched(self: LineColours, text: str) -> list[list[Span]]:
+    def watched(self: LineHighlighter, text: str) -> list[list[Span]]:
         found_by.append(threading.current_thread())
         return whole(self, text)
 
-    monkeypatch.setattr(LineColours, "whole", watched)
+    monkeypatch.setattr(LineHighlighter, "highlight", watched)
     source = "".join(f"x_{i} = '🍅'  # 🍅\n" for i in range(100))
     view.show_code(source[:1000], ended=False)
     replaced: list[int] = []
