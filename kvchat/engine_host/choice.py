@@ -25,7 +25,7 @@ from kvchat.library.memory.demand import (
     MemoryFacts,
     available_memory,
 )
-from kvchat.library.memory.verdict import FULL_WINDOW, Judgement, Proposal, Situation, judge, proposals
+from kvchat.library.memory.verdict import FULL_WINDOW, CurrentLoad, Judgement, Proposal, judge, proposals
 from kvchat.library.model_files import name_from_path, projector_of
 from kvchat.session.restore_support import Strategy, Subject
 from kvchat.settings import Settings
@@ -132,7 +132,9 @@ class EngineChoice:
     def proposals(self, wanted: int | None) -> tuple[Proposal, ...]:
         """Return changes that make the model fit better. `wanted`: the user's context size."""
         own, takes_arguments = self.plan.extra, self.location.path is not None
-        situation = Situation(self.max_context, self.demand, self.memory, wanted, own, takes_arguments=takes_arguments)
+        situation = CurrentLoad(
+            self.max_context, self.demand, self.memory, wanted, own, takes_arguments=takes_arguments
+        )
         return proposals(situation)
 
 

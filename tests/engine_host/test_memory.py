@@ -125,7 +125,7 @@ async def test_a_proposal_gains_what_it_promises(tmp_path: Path, fake_engine: Fa
         before = runtime.engine.context_size
         (proposal,) = runtime.engine.memory_proposals
         assert proposal.tokens > 0
-        await runtime.apply_settings(proposal.taken(runtime.settings))
+        await runtime.apply_settings(proposal.apply_to(runtime.settings))
         await runtime.restart_engine()
         await runtime.engine.ready()
         assert runtime.engine.context_size == before + proposal.tokens

@@ -6,20 +6,31 @@ Its decision is read from its log (`ContextChoice.with_placement`). Sizes in byt
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from kvchat.engine.process.log import Placement
 from kvchat.library.memory.demand import Demand, MemoryBar, MemoryFacts, margin, spendable
 from kvchat.text.formatting import format_day_of, format_size
-from kvchat.text.language import _, end_sentence, format_number, join_sentences
+from kvchat.text.language import N_, _, end_sentence, format_number, join_sentences
 
 STEP = 256  # tokens; llama.cpp rounds context sizes to it
 MIN_CONTEXT = 2048  # tokens; less is too short for a chat
 SUFFICIENT_GPU_CONTEXT = 16_384  # tokens; with this much on the GPU, slower main memory is not worth using
 MIN_INITIAL_CONTEXT, CHEAP_KV_BYTES = 8192, 512 * 1024 * 1024  # tokens; KV cache bytes allocated within about a second
 MIN_GROWTH_DIVISOR = 8  # a context grows by at least an eighth
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Memory of a model with one context size."""
+
+    bars: tuple[MemoryBar, ...]
+    fits: bool
+    is_on_gpu: bool  # any part
+    is_whole_on_gpu: bool  # all but the token embedding, and it fits
+    needed: int  # of the memory that decides: the GPUs if it is whole there
+    free: int  # likewise
 
 
 @dataclass(frozen=True)
@@ -54,18 +65,14 @@ def _describe_placement(placement: Placement, where: str) -> str:
     if layers == 0:
         return _("no part of the model fits on {where}", where=where)
     if layers < all_layers:
-        return _(
-            "{gpu_layers} of {all_layers} layers fit on {where}",
-            gpu_layers=layers,
-            all_layers=all_layers,
-            where=where,
-        )
+        text = N_("{gpu_layers} of {all_layers} layers fit on {where}")
+        return _(text, gpu_layers=layers, all_layers=all_layers, where=where)
     return _("the experts of {cpu_experts} layers do not fit on {where}", cpu_experts=experts, where=where)
 
 
 def _placement_sentence(placement: Placement, where: str) -> str:
-    words = end_sentence(_describe_placement(placement, where))
-    return words[:1].upper() + words[1:]
+    text = end_sentence(_describe_placement(placement, where))
+    return text[:1].upper() + text[1:]
 
 
 def slots_for(demand: Demand, memory: MemoryFacts, wanted: int) -> int:
@@ -92,13 +99,42 @@ class ContextChooser:
         self._max_tokens = max(self._min_tokens, min(self._trained, limit))
         self._no_gpu_layers = Placement(0, self._facts.block_count + 1)  # on the GPUs
         self._without_gpu = False  # GPU memory ran out
-        self._cached_bars = lru_cache(maxsize=None)(
-            lambda tokens, without_gpu: demand.bars(tokens, memory, on_gpu=not without_gpu)
-        )
+        self._fits: dict[tuple[int, bool], _Fit] = {}  # by context size, and if no GPU is used
 
     def choose(self, wanted: int | None = None) -> ContextChoice:
         """Choose the context size for launching the engine. `wanted` is honored, with a warning if unwise."""
-        return self._automatic() if wanted is None else self._user_choice(wanted)
+        if wanted is not None:
+            return self._user_choice(wanted)
+        limit, most = self._demand.limit, self._max_tokens
+        tokens = self._largest(most, whole_on_gpu=bool(self._memory.devices))
+        if self._memory.devices and not (
+            self._fit(tokens).is_whole_on_gpu and tokens >= min(most, SUFFICIENT_GPU_CONTEXT)
+        ):
+            tokens = self._largest(min(most, SUFFICIENT_GPU_CONTEXT))
+        if not self._fit(tokens).fits:
+            reason = _(
+                "{tokens} tokens: the minimum, but even this may not fit. With this context, the "
+                "model needs about {needed}, and {sparable}.",
+                tokens=format_number(tokens),
+                needed=format_size(self._fit(tokens).needed),
+                sparable=self._describe_usable(tokens),
+            )
+        elif tokens >= self._trained:
+            reason = _("{tokens} tokens: the full context length of this model.", tokens=format_number(tokens))
+        else:
+            ran_out = ""
+            if limit and tokens >= most:
+                ran_out = " " + _(
+                    "A larger context ran out of memory; kvchat will try it again on {until}.",
+                    until=format_day_of(limit.until),
+                )
+            reason = _(
+                "{tokens} tokens: the most that fits in memory; the model supports {trained}.{ran_out}",
+                tokens=format_number(tokens),
+                trained=format_number(self._facts.trained_context),
+                ran_out=ran_out,
+            )
+        return self._choice(tokens, reason)
 
     def smaller(self, choice: ContextChoice) -> tuple[ContextChoice, ...]:
         """Return the choices to try after `choice` ran out of memory, halving the context each time.
@@ -106,7 +142,7 @@ class ContextChooser:
         With a GPU, the model moves off it at SUFFICIENT_GPU_CONTEXT.
         """
         steps, tokens = [], choice.tokens
-        if self._on_gpu(tokens):
+        if self._fit(tokens).is_on_gpu:
             floor = min(SUFFICIENT_GPU_CONTEXT, self._trained)
             while tokens > floor:
                 tokens = max(floor, round_down(tokens // 2))
@@ -130,14 +166,15 @@ class ContextChooser:
         original = self._facts.original_context
         if original and most.tokens > original:
             size = max(size, original + STEP)  # start beyond it, since crossing it changes the keys
-        if most.by_user or self._fits_on_gpu(most.tokens) or most.kv_bytes <= CHEAP_KV_BYTES or size >= most.tokens:
+        if (
+            most.by_user
+            or self._fit(most.tokens).is_whole_on_gpu
+            or most.kv_bytes <= CHEAP_KV_BYTES
+            or size >= most.tokens
+        ):
             return most
-        reason = _(
-            "{reason} Starts with {size} tokens and grows as needed.",
-            reason=most.reason,
-            size=format_number(size),
-        )
-        return self._choice(size, reason)
+        starts = N_("{reason} Starts with {size} tokens and grows as needed.")
+        return self._choice(size, _(starts, reason=most.reason, size=format_number(size)))
 
     def larger(self, tokens: int) -> ContextChoice | None:
         """Choose the size to offer when `tokens` are full: the largest that fits, at most twice as much.
@@ -145,62 +182,31 @@ class ContextChooser:
         Moves part of the model off the GPU only if nothing larger fits otherwise. None if nothing is worth a restart.
         """
         most, worthwhile = min(2 * tokens, self._max_tokens), tokens + tokens // MIN_GROWTH_DIVISOR
-        whole = self._fits_on_gpu(tokens)
-        for holds in (self._fits_on_gpu, self._fits) if whole else (self._fits,):
-            larger = self._largest(most, holds)
-            if larger < worthwhile or not holds(larger):
+        was_whole = self._fit(tokens).is_whole_on_gpu
+        for whole_on_gpu in (True, False) if was_whole else (False,):
+            larger = self._largest(most, whole_on_gpu)
+            fit = self._fit(larger)
+            if larger < worthwhile or not (fit.is_whole_on_gpu if whole_on_gpu else fit.fits):
                 continue
-            needed, free = self._needed_and_free(larger)
-            slower = " " + self._offload_note(larger) if whole and not self._fits_on_gpu(larger) else ""
             reason = _(
                 "{larger} tokens need about {needed} of the {free} {place} after the engine stops.{slower}",
                 larger=format_number(larger),
-                needed=format_size(needed),
-                free=format_size(free),
+                needed=format_size(fit.needed),
+                free=format_size(fit.free),
                 place=self._place(larger),
-                slower=slower,
+                slower=" " + self._offload_note(larger) if was_whole and not fit.is_whole_on_gpu else "",
             )
             return self._choice(larger, reason)
         return None
-
-    def _automatic(self) -> ContextChoice:
-        limit, most = self._demand.limit, self._max_tokens
-        tokens = self._largest(most, self._fits_on_gpu if self._memory.devices else self._fits)
-        if self._memory.devices and not (self._fits_on_gpu(tokens) and tokens >= min(most, SUFFICIENT_GPU_CONTEXT)):
-            tokens = self._largest(min(most, SUFFICIENT_GPU_CONTEXT), self._fits)
-        if not self._fits(tokens):
-            reason = _(
-                "{tokens} tokens: the minimum, but even this may not fit. With this context, the "
-                "model needs about {needed}, and {sparable}.",
-                tokens=format_number(tokens),
-                needed=format_size(self._needed_and_free(tokens)[0]),
-                sparable=self._describe_usable(tokens),
-            )
-        elif tokens >= self._trained:
-            reason = _("{tokens} tokens: the full context length of this model.", tokens=format_number(tokens))
-        else:
-            ran_out = ""
-            if limit and tokens >= most:
-                ran_out = " " + _(
-                    "A larger context ran out of memory; kvchat will try it again on {until}.",
-                    until=format_day_of(limit.until),
-                )
-            reason = _(
-                "{tokens} tokens: the most that fits in memory; the model supports {trained}.{ran_out}",
-                tokens=format_number(tokens),
-                trained=format_number(self._facts.trained_context),
-                ran_out=ran_out,
-            )
-        return self._choice(tokens, reason)
 
     def _user_choice(self, wanted: int) -> ContextChoice:
         tokens = max(STEP, wanted)
         reason = _("{tokens} tokens: set by you.", tokens=format_number(tokens))
         warning = ""
-        if not self._fits(tokens):
+        if not self._fit(tokens).fits:
             warning = _(
                 "This may not fit: at this context length the model needs about {needed}, but {spare}.",
-                needed=format_size(self._needed_and_free(tokens)[0]),
+                needed=format_size(self._fit(tokens).needed),
                 spare=self._describe_usable(tokens),
             )
         elif tokens > self._facts.trained_context:
@@ -217,99 +223,82 @@ class ContextChooser:
         if tokens < before.tokens:
             more = format_number(before.tokens)
         less = f"; {_describe_placement(self._no_gpu_layers, self._memory.beside)}" if self._without_gpu else ""
-        reason = _(
-            "{tokens} tokens: memory ran out with {more}{less}.",
-            tokens=format_number(tokens),
-            more=more,
-            less=less,
-        )
-        return replace(self._choice(tokens, reason), beside="")
+        ran_out = N_("{tokens} tokens: memory ran out with {more}{less}.")
+        return replace(self._choice(tokens, _(ran_out, tokens=format_number(tokens), more=more, less=less)), beside="")
 
-    def _largest(self, most: int, holds: Callable[[int], bool]) -> int:
-        if holds(most):
+    def _largest(self, most: int, whole_on_gpu: bool = False) -> int:
+        """Return the largest context that fits, at least the minimum and at most `most`."""
+
+        def fits(tokens: int) -> bool:
+            fit = self._fit(tokens)
+            return fit.is_whole_on_gpu if whole_on_gpu else fit.fits
+
+        if fits(most):
             return most
-        fitting, too_much = 0, most // STEP + 1
-        while too_much - fitting > 1:
-            middle = (fitting + too_much) // 2
-            if holds(middle * STEP):
-                fitting = middle
-            else:
-                too_much = middle
-        return max(self._min_tokens, fitting * STEP)
+        steps = bisect_left(range(1, most // STEP + 1), True, key=lambda step: not fits(step * STEP))
+        return max(self._min_tokens, steps * STEP)
 
-    def _bars(self, tokens: int) -> tuple[MemoryBar, ...]:
-        return self._cached_bars(tokens, self._without_gpu)
-
-    def _fits(self, tokens: int) -> bool:
-        bars = self._bars(tokens)
+    def _fit(self, tokens: int) -> _Fit:
+        if (tokens, self._without_gpu) in self._fits:
+            return self._fits[tokens, self._without_gpu]
+        bars = self._demand.bars(tokens, self._memory, on_gpu=not self._without_gpu)
+        fits = all(bar.fits for bar in bars)
         if len(bars) > 1 and self._memory.is_shared:
-            return sum(bar.needed for bar in bars) <= spendable(min(bar.free for bar in bars))
-        return all(bar.fits for bar in bars)
-
-    def _on_gpu(self, tokens: int) -> bool:
-        return any(bar.needed for bar in self._bars(tokens)[:-1])
-
-    def _fits_on_gpu(self, tokens: int) -> bool:
-        computer = self._bars(tokens)[-1]
-        beside = computer.kv or computer.weights > self._facts.weights.embedding
-        return not beside and self._on_gpu(tokens) and self._fits(tokens)
-
-    def _needed_and_free(self, tokens: int) -> tuple[int, int]:
-        bars = self._bars(tokens)
-        deciding = bars[:-1] if self._fits_on_gpu(tokens) else bars
-        return sum(bar.needed for bar in deciding), sum(bar.free for bar in deciding)
+            fits = sum(bar.needed for bar in bars) <= spendable(min(bar.free for bar in bars))
+        *gpus, computer = bars
+        is_on_gpu = any(bar.needed for bar in gpus)
+        has_part_beside = computer.kv or computer.weights > self._facts.weights.embedding
+        is_whole = is_on_gpu and fits and not has_part_beside
+        deciding = gpus if is_whole else bars
+        needed, free = sum(bar.needed for bar in deciding), sum(bar.free for bar in deciding)
+        fit = self._fits[tokens, self._without_gpu] = _Fit(bars, fits, is_on_gpu, is_whole, needed, free)
+        return fit
 
     def _place(self, tokens: int) -> str:
-        if not self._on_gpu(tokens):
+        fit = self._fit(tokens)
+        if not fit.is_on_gpu:
             return _("allowed by the system") if self._memory.limited else _("free")
-        if self._fits_on_gpu(tokens):
+        if fit.is_whole_on_gpu:
             return _("free on {beside}", beside=self._memory.beside)
         return _("free, including {beside}", beside=self._memory.beside)
 
     def _offload_note(self, tokens: int) -> str:
-        if not self._memory.devices or self._fits_on_gpu(tokens):
+        fit = self._fit(tokens)
+        if not self._memory.devices or fit.is_whole_on_gpu:
             return ""
-        return (
-            partial_offload_note(self._memory)
-            if self._on_gpu(tokens)
-            else _placement_sentence(self._no_gpu_layers, self._memory.beside)
-        )
+        if fit.is_on_gpu:
+            return partial_offload_note(self._memory)
+        return _placement_sentence(self._no_gpu_layers, self._memory.beside)
 
     def _describe_usable(self, tokens: int) -> str:
-        free = self._needed_and_free(tokens)[1]
-        return _(
-            "only {spare} of the {free} {place} can be used",
-            spare=format_size(spendable(free)),
-            free=format_size(free),
-            place=self._place(tokens),
-        )
+        free, place = self._fit(tokens).free, self._place(tokens)
+        usable = N_("only {spare} of the {free} {place} can be used")
+        return _(usable, spare=format_size(spendable(free)), free=format_size(free), place=place)
 
     def _choice(self, tokens: int, reason: str) -> ContextChoice:
-        needed, free = self._needed_and_free(tokens)
+        fit = self._fit(tokens)
         shared = share = ""
         if self._demand.slots > 1:
-            slots = self._demand.slots
-            shared = _("Up to {slots} parallel chats share this context.", slots=slots)
-        if self._fits(tokens):
+            shared = _("Up to {slots} parallel chats share this context.", slots=self._demand.slots)
+        if fit.fits:
             share = _(
                 "With this context, the model needs about {needed} of the {free} {place}; {margin} stays reserved.",
-                needed=format_size(needed),
-                free=format_size(free),
+                needed=format_size(fit.needed),
+                free=format_size(fit.free),
                 place=self._place(tokens),
-                margin=format_size(margin(free)),
+                margin=format_size(margin(fit.free)),
             )
         # Half of kvchat's margin: a slightly low estimate moves no layer off the GPU.
         targets = [margin(device.free) // 2 for device in self._memory.devices if not self._without_gpu]
-        bars = self._bars(tokens)
         return ContextChoice(
             tokens=tokens,
             reason=join_sentences(reason, shared),
             share=share,
-            kv_bytes=sum(bar.kv for bar in bars),
-            needed=needed,
-            free=free,
-            fits=self._fits(tokens),
-            bars=bars,
+            kv_bytes=sum(bar.kv for bar in fit.bars),
+            needed=fit.needed,
+            free=fit.free,
+            fits=fit.fits,
+            bars=fit.bars,
             beside=self._offload_note(tokens),
             fit_target=min(targets, default=None),
             without_gpu=self._without_gpu,

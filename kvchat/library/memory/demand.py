@@ -27,7 +27,7 @@ MARGIN_SHARE = 0.10  # of free memory, left for other uses
 MIN_MARGIN_BYTES = 256 * 1024 * 1024  # bytes
 _MAX_RESERVED_BYTES = 4 << 30  # bytes
 MAX_ENTRIES = 200  # of load limits; keeps newest
-DAY_S, MOST_DAYS = 86_400.0, 32  # until more is tried again
+DAY_S, MAX_DAYS = 86_400.0, 32  # until more is tried again
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class LoadLimit:
 
     @property
     def until(self) -> float:
-        return self.at + DAY_S * min(2.0 ** min(self.times - 1, 16), MOST_DAYS)
+        return self.at + DAY_S * min(2.0 ** min(self.times - 1, 16), MAX_DAYS)
 
 
 @dataclass(frozen=True)
@@ -312,7 +312,10 @@ class Demand:
         """
         weights = self.facts.weights
         kv = kv_bytes(self.facts.kv, tokens, self.kv_type, self.kv_type, swa_full=self.swa_full, slots=self.slots)
-        compute, other = self._compute(tokens), ENGINE_BYTES + self._checkpoints(tokens)
+        compute, other = self._compute(tokens), ENGINE_BYTES
+        if not self.swa_full:  # checkpoints of models that cannot be cut (server-context.cpp)
+            fixed = kv_fixed_bytes(self.facts.kv, tokens, self.kv_type, self.kv_type)
+            other += fixed * CONTEXT_CHECKPOINTS * self.slots
         layers = weights.layers + weights.output
         movable = layers + (weights.embedding if weights.output_is_embedding else 0) + kv
         room = sum(spendable(device.free) - compute for device in memory.devices) - self.projector
@@ -327,14 +330,17 @@ class Demand:
         share = (over - experts) / max(1, movable - experts)
         kv_beside = round(kv * share)
         weights_beside = over - kv_beside
-        found = []
+        bars = []
         for device in memory.devices:
             part = device.free / memory.device_free
             on_device = round((movable - kv - weights_beside) * part), round((kv - kv_beside) * part)
             projector = round(self.projector * part)
-            found.append(MemoryBar(device.name, device.free, margin(device.free), *on_device, compute, projector))
-        beside = weights.embedding + weights_beside, kv_beside, self._inputs(tokens), other
-        return (*found, self._computer_bar(memory, *beside))
+            bars.append(MemoryBar(device.name, device.free, margin(device.free), *on_device, compute, projector))
+        # A GPU's input buffers in main memory: mask and embeddings of a micro-batch (measured: Vulkan). Layers off the
+        # GPU add almost nothing: it computes their prefill too, and decoding needs one row.
+        inputs = BATCH_SIZE * 4 * (pad(tokens) + 2 * self.facts.embedding_length)
+        beside = weights.embedding + weights_beside, kv_beside, inputs, other
+        return (*bars, self._computer_bar(memory, *beside))
 
     def _computer_bar(self, memory: MemoryFacts, weights: int, kv: int, compute: int, other: int) -> MemoryBar:
         free, kept = memory.available, margin(memory.available)
@@ -352,15 +358,3 @@ class Demand:
         if any(layer.keys for layer in facts.kv.layers):
             size += BATCH_SIZE * 2 * pad(tokens)  # f16 mask
         return size
-
-    def _inputs(self, tokens: int) -> int:
-        """Estimate a GPU's input buffers in main memory: mask and embeddings of a micro-batch (measured: Vulkan).
-
-        Layers off the GPU add almost nothing: it computes their prefill too, and decoding needs one row.
-        """
-        return BATCH_SIZE * 4 * (pad(tokens) + 2 * self.facts.embedding_length)
-
-    def _checkpoints(self, tokens: int) -> int:
-        """Return the bytes of state checkpoints for models that cannot be cut (server-context.cpp)."""
-        fixed = kv_fixed_bytes(self.facts.kv, tokens, self.kv_type, self.kv_type)
-        return 0 if self.swa_full else fixed * CONTEXT_CHECKPOINTS * self.slots

@@ -82,7 +82,7 @@ class Proposal:
     kv_type: str | None = None  # the setting to change, or …
     engine_argument: str | None = None  # … what to add to the engine's extra arguments
 
-    def taken(self, settings: Settings) -> Settings:
+    def apply_to(self, settings: Settings) -> Settings:
         if self.kv_type is not None:
             return replace(settings, kv_type=self.kv_type)
         arguments = f"{settings.engine_arguments} {self.engine_argument}".strip()
@@ -90,7 +90,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Situation:
+class CurrentLoad:
     choice: ContextChoice
     demand: Demand
     memory: MemoryFacts
@@ -98,7 +98,7 @@ class Situation:
     extra: Sequence[str]  # the user's engine arguments
     takes_arguments: bool  # the built-in engine takes none
 
-    def otherwise(
+    def choice_with(
         self, *, kv_type: str | None = None, swa_full: bool = False, wanted: int | None = None
     ) -> ContextChoice:
         kv_type, swa_full = kv_type or self.demand.kv_type, swa_full or FULL_WINDOW in self.extra
@@ -106,25 +106,25 @@ class Situation:
         return ContextChooser(demand, self.memory).choose(wanted or self.wanted)
 
 
-def proposals(situation: Situation) -> tuple[Proposal, ...]:
-    return tuple(filter(None, (_smaller_kv(situation), _full_window(situation))))
+def proposals(load: CurrentLoad) -> tuple[Proposal, ...]:
+    return tuple(filter(None, (_smaller_kv(load), _full_window(load))))
 
 
-def _smaller_kv(situation: Situation) -> Proposal | None:
+def _smaller_kv(load: CurrentLoad) -> Proposal | None:
     """Propose 8.5 bits per KV value instead of 16 or 32, unless memory is plentiful."""
-    choice, facts = situation.choice, situation.demand.facts
+    choice, facts = load.choice, load.demand.facts
     per_block, _bytes = KV_TYPES[SMALLER_KV]
     divides = facts.key_length % per_block == 0 and facts.value_length % per_block == 0
-    if situation.demand.kv_type not in ("f16", "bf16", "f32") or not divides:
+    if load.demand.kv_type not in ("f16", "bf16", "f32") or not divides:
         return None
-    best = situation.otherwise(kv_type=SMALLER_KV)
+    best = load.choice_with(kv_type=SMALLER_KV)
     tokens = best.tokens - choice.tokens
     if tokens > 0:
         gain = _("Adds {tokens} tokens of context without using more memory.", tokens=format_number(tokens))
     elif best.fits and not choice.fits:
         gain = _("A context of {tokens} tokens then fits.", tokens=format_number(best.tokens))
     elif choice.beside and not best.beside:
-        gain = _("The whole model then fits on {beside}, which is faster.", beside=situation.memory.beside)
+        gain = _("The whole model then fits on {beside}, which is faster.", beside=load.memory.beside)
     else:
         return None
     return Proposal(
@@ -132,20 +132,20 @@ def _smaller_kv(situation: Situation) -> Proposal | None:
         gain,
         _("Replies may differ slightly, and saved chats are reprocessed once."),
         tokens,
-        choice.needed - situation.otherwise(kv_type=SMALLER_KV, wanted=choice.tokens).needed,
+        choice.needed - load.choice_with(kv_type=SMALLER_KV, wanted=choice.tokens).needed,
         kv_type=SMALLER_KV,
     )
 
 
-def _full_window(situation: Situation) -> Proposal | None:
+def _full_window(load: CurrentLoad) -> Proposal | None:
     """Propose full-length sliding windows, which let a chat go back to any point, if they fit."""
-    choice, facts = situation.choice, situation.demand.facts
-    if not facts.kv.window or facts.kv.is_recurrent or FULL_WINDOW in situation.extra:
+    choice, facts = load.choice, load.demand.facts
+    if not facts.kv.window or facts.kv.is_recurrent or FULL_WINDOW in load.extra:
         return None
-    full = situation.otherwise(swa_full=True)
-    if not situation.takes_arguments or not full.fits:
+    full = load.choice_with(swa_full=True)
+    if not load.takes_arguments or not full.fits:
         return None
-    taken = situation.otherwise(swa_full=True, wanted=choice.tokens).kv_bytes - choice.kv_bytes
+    taken = load.choice_with(swa_full=True, wanted=choice.tokens).kv_bytes - choice.kv_bytes
     fewer = choice.tokens - full.tokens
     price = _("This uses {taken} more memory at this context length.", taken=format_size(taken))
     if fewer > 0:

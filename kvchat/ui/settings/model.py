@@ -44,7 +44,7 @@ class ModelPage(SettingsPage):
         self.restoring = self.add(Entry(_("Restoring chats"), "", self.retest))
         self.add_settings(through="slots")
         self.memory = self.add(MemoryEntry(look))
-        self.memory.taken.connect(lambda proposal: self.apply(proposal.taken(runtime.settings)))
+        self.memory.taken.connect(lambda proposal: self.apply(proposal.apply_to(runtime.settings)))
         self.add_settings()
 
     def refresh(self) -> None:

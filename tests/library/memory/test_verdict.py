@@ -9,7 +9,7 @@ import pytest
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser
 from kvchat.library.memory.demand import Demand, DeviceMemory, MemoryFacts
-from kvchat.library.memory.verdict import Situation, Verdict, judge, judge_size, proposals
+from kvchat.library.memory.verdict import CurrentLoad, Verdict, judge, judge_size, proposals
 from kvchat.settings import Settings
 from tests.library.gguf_files import LLAMA, llama_8b, write_gguf
 
@@ -71,10 +71,10 @@ def choose(facts: GgufFacts, memory: MemoryFacts, kv_type: str = "f16", wanted: 
     return ContextChooser(Demand(facts, kv_type), memory).choose(wanted)
 
 
-def situation(facts: GgufFacts, free: int, kv_type: str = "f16") -> Situation:
+def situation(facts: GgufFacts, free: int, kv_type: str = "f16") -> CurrentLoad:
     memory = MemoryFacts(free)
     choice = choose(facts, memory, kv_type)
-    return Situation(choice, Demand(facts, kv_type), memory, None, (), takes_arguments=True)
+    return CurrentLoad(choice, Demand(facts, kv_type), memory, None, (), takes_arguments=True)
 
 
 @pytest.fixture
@@ -90,14 +90,14 @@ def test_a_smaller_kv_type_and_its_price(large: GgufFacts) -> None:
     assert proposal.bytes == pytest.approx(here.choice.kv_bytes * 15 / 32, rel=0.01)
     assert proposal.gain == f"Adds {proposal.tokens:,} tokens of context without using more memory."
     assert "reprocessed once" in proposal.price
-    assert proposal.taken(Settings(engine_arguments="-t 2")) == Settings(engine_arguments="-t 2", kv_type="q8_0")
+    assert proposal.apply_to(Settings(engine_arguments="-t 2")) == Settings(engine_arguments="-t 2", kv_type="q8_0")
 
 
 def test_a_wish_that_does_not_fit_may_fit_with_it(large: GgufFacts) -> None:
     memory = MemoryFacts(10 * GB)
     choice = choose(large, memory, "f16", 40_960)
     assert not choice.fits
-    here = Situation(choice, Demand(large), memory, 40_960, (), takes_arguments=True)
+    here = CurrentLoad(choice, Demand(large), memory, 40_960, (), takes_arguments=True)
     (proposal,) = proposals(here)
     assert (proposal.tokens, proposal.gain) == (0, "A context of 40,960 tokens then fits.")
 
@@ -107,7 +107,7 @@ def test_all_of_the_model_on_the_gpu_is_worth_it(large: GgufFacts) -> None:
     choice = choose(large, memory, "f16", 32_768)
     assert choice.fits
     assert choice.beside
-    here = Situation(choice, Demand(large), memory, 32_768, (), takes_arguments=True)
+    here = CurrentLoad(choice, Demand(large), memory, 32_768, (), takes_arguments=True)
     (proposal,) = proposals(here)
     assert proposal.gain == "The whole model then fits on the GPU, which is faster."
 
