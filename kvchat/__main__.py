@@ -79,10 +79,10 @@ def _window(
         return lambda: no_display.explain(problem, starter=starter)
     from kvchat.cli.owned import show_running_window
     from kvchat.errors import KvchatError
-    from kvchat.system.owner import start_request
+    from kvchat.system.owner import make_start_request
     from kvchat.system.paths import resolve_paths
 
-    request = start_request(targets, quick=quick)
+    request = make_start_request(targets, quick=quick)
     with suppress(KvchatError):  # app.run reports it in a dialog
         if show_running_window(resolve_paths(), request):
             return lambda: 0

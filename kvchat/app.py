@@ -25,7 +25,7 @@ from kvchat.chat.record.database import Database
 from kvchat.cli.owned import Commands, DataFolderInUse, show_running_window
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings
-from kvchat.system.concurrency import Threads, Worker
+from kvchat.system.concurrency import LoopThreads, Worker
 from kvchat.system.owner import Ownership, StartRequest, owner_of
 from kvchat.system.paths import RESTORING, Paths, resolve_paths
 from kvchat.text.language import _
@@ -165,7 +165,7 @@ async def _run(
     hidden: bool,
 ) -> int:
     loop, quitting = asyncio.get_running_loop(), asyncio.Event()
-    loop.set_default_executor(Threads())
+    loop.set_default_executor(LoopThreads())
     requests, commands = _RequestQueue(request), Commands(paths, _("the kvchat window"))
     qt.open_requested.connect(requests.submit)
     commands.show_window = requests.submit

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.errors import KvchatError
-from kvchat.system.files import read_json, whole_file
+from kvchat.system.files import atomic_write, read_json
 from kvchat.text.formatting import NUMBERS, format_size
 from kvchat.text.language import LANGUAGES, N_, SYSTEM, _, format_number, plural
 
@@ -390,7 +390,7 @@ def save_settings(path: Path, settings: Settings) -> None:
         newer = (
             {name: value for name, value in raw.items() if name not in SETTING_INFO} if isinstance(raw, dict) else {}
         )
-        with whole_file(path) as new:
+        with atomic_write(path) as new:
             new.write_text(json.dumps(newer | dataclasses.asdict(settings), indent=2), "utf-8")
     except OSError as error:
         raise SettingsNotSaved(path, error) from error

@@ -19,7 +19,7 @@ from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.memory.demand import staging_room
 from kvchat.session.restore_cost import PrefillSpeed
 from kvchat.settings import Settings
-from kvchat.system.files import in_time, is_folder
+from kvchat.system.files import is_folder, run_with_timeout
 from kvchat.system.paths import Paths
 from kvchat.text.formatting import format_size, format_tokens
 from kvchat.text.language import N_, _, plural, punctuation
@@ -52,7 +52,7 @@ def long_chat_bytes(settings: Settings) -> int:
     if settings.model_path is None or settings.engine_url:
         return 0
     try:
-        facts = in_time(partial(read_facts, Path(settings.model_path)))
+        facts = run_with_timeout(partial(read_facts, Path(settings.model_path)))
         return kv_bytes(facts.kv, LONG_CHAT, settings.kv_type, settings.kv_type)
     except (KvchatError, OSError, ValueError):
         return 0

@@ -21,7 +21,7 @@ from blake3 import blake3
 from kvchat.chat.record.messages import Attachment
 from kvchat.engine.api.pictures import MAX_PIXELS, image_format, image_size
 from kvchat.errors import KvchatError
-from kvchat.system.files import NotAFile, TooLarge, read_plain
+from kvchat.system.files import NotAFile, TooLarge, read_regular_file
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _, format_number
 
@@ -80,7 +80,7 @@ def read_attachment(path: Path) -> Attachment:
 
 def read_bytes(path: Path) -> bytes:
     try:
-        return read_plain(path, MAX_FILE_BYTES)
+        return read_regular_file(path, MAX_FILE_BYTES)
     except OSError as error:
         advice = _("Check the permissions of the file.")
         if isinstance(error, NotAFile):

@@ -32,7 +32,7 @@ from kvchat.cli.options import (
 from kvchat.engine.discovery.graphics import Backend
 from kvchat.errors import KvchatError
 from kvchat.settings import NAMES as SETTING_NAMES
-from kvchat.system.files import in_time
+from kvchat.system.files import run_with_timeout
 from kvchat.text.language import N_, _
 from kvchat.transfer.exporting import ExportForm
 
@@ -303,7 +303,7 @@ class ImportOptions(PassphraseOptions):
         """Read the passphrase; wait for hung files here, not in the owner process. Raises KvchatError."""
         for file in self.files:
             try:
-                in_time(file.stat)
+                run_with_timeout(file.stat)
             except TimeoutError as error:
                 raise KvchatError(_("The file cannot be read"), f"{file}: {error.strerror}.") from error
             except OSError:

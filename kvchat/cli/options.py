@@ -17,7 +17,7 @@ from typing import Any, TypeVar, dataclass_transform
 from kvchat import __version__
 from kvchat.errors import KvchatError
 from kvchat.settings import MAX_BYTES, MAX_CONTEXT, validation_error
-from kvchat.system.files import read_plain
+from kvchat.system.files import read_regular_file
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _, format_number
 
@@ -194,7 +194,9 @@ def read_passphrase(file: Path | None) -> str:
     if file is None:
         return ""
     try:
-        text = sys.stdin.readline() if file == STANDARD_STREAM else read_plain(file, MAX_PASSPHRASE_BYTES).decode()
+        text = (
+            sys.stdin.readline() if file == STANDARD_STREAM else read_regular_file(file, MAX_PASSPHRASE_BYTES).decode()
+        )
     except (OSError, ValueError) as error:
         raise KvchatError(
             _("The passphrase could not be read"), f"{file}: {error}.", _("Specify a text file.")

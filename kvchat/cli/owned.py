@@ -35,8 +35,8 @@ from kvchat.cli.terminal import (
 )
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings, save_settings
-from kvchat.system.concurrency import Threads
-from kvchat.system.owner import Ownership, StartRequest, connect, let_come_to_front
+from kvchat.system.concurrency import LoopThreads
+from kvchat.system.owner import Ownership, StartRequest, allow_owner_to_raise_window, connect
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.text.language import _
 
@@ -174,7 +174,7 @@ def show_running_window(paths: Paths, request: StartRequest) -> bool:
     """Return True if there is a window, after sending it `request`. Raises DataFolderInUse."""
     if (connection := connect(paths.data)) is None:
         return False
-    let_come_to_front()
+    allow_owner_to_raise_window()
     return run_client(connection, "open", request) == 0
 
 
@@ -303,7 +303,7 @@ def run_client(connection: Connection, name: str, options: object, *, is_owner: 
 
 
 async def _serve(ownership: Ownership | None, paths: Paths, name: str, terminal: Terminal) -> None:
-    asyncio.get_running_loop().set_default_executor(Threads())
+    asyncio.get_running_loop().set_default_executor(LoopThreads())
     commands = Commands(paths, f"kvchat {name.split()[0]}")
     commands.own_terminal = terminal
     if ownership is not None:

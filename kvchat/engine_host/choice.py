@@ -29,7 +29,7 @@ from kvchat.library.memory.verdict import FULL_WINDOW, CurrentLoad, Judgement, P
 from kvchat.library.model_files import name_from_path, projector_of
 from kvchat.session.restore_support import Strategy, Subject
 from kvchat.settings import Settings
-from kvchat.system.files import size_of
+from kvchat.system.files import file_size
 from kvchat.text.language import _
 
 # Default number of parallel chats: for the window alone, and if other programs use the engine, too.
@@ -287,7 +287,7 @@ class ModelJudge:
                 identity = model_identity(facts.path)
                 limit = self.limits.find(Circumstances(identity, facts.size, build, memory.device_kind))
         swa_full = FULL_WINDOW in settings.engine_arguments.split()
-        demand = Demand(facts, settings.kv_type, swa_full, size_of(projector) if projector else 0, limit=limit)
+        demand = Demand(facts, settings.kv_type, swa_full, file_size(projector) if projector else 0, limit=limit)
         return judge(demand, memory, settings.context_size)
 
 

@@ -38,10 +38,10 @@ from kvchat.library.remote.github import REPOSITORY, EngineBuild, GitHub, backen
 from kvchat.library.remote.starter import installed_starter, starter_path
 from kvchat.settings import Settings
 from kvchat.system.archives import UnsafeArchive, unpack
-from kvchat.system.concurrency import Interruption, in_thread
-from kvchat.system.files import size_of
+from kvchat.system.concurrency import InterruptibleTask, in_thread
+from kvchat.system.files import file_size
 from kvchat.system.paths import Paths
-from kvchat.system.secret_store import Keeper
+from kvchat.system.secret_store import SecretLocation
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _, join_list
 
@@ -84,7 +84,7 @@ def downloaded_engines(engines: Path) -> tuple[DownloadedEngine, ...]:
     with contextlib.suppress(OSError):
         for folder in sorted(engines.iterdir()):
             if not folder.name.startswith(".") and (folder / program_name()).is_file():
-                size = sum(size_of(path) for path in folder.rglob("*") if not path.is_symlink())
+                size = sum(file_size(path) for path in folder.rglob("*") if not path.is_symlink())
                 found.append(DownloadedEngine(folder.name, folder, size))
     return tuple(found)
 
@@ -113,7 +113,7 @@ class EngineSetup:
         self._engines, self._downloads = paths.engines, paths.engines / ".downloads"
         self._github, self._downloader = GitHub(), Downloader("engines")
         self.fetching: EngineDownload | None = None
-        self._fetch = Interruption()
+        self._fetch = InterruptibleTask()
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -197,7 +197,7 @@ class EngineSetup:
         model = await asyncio.to_thread(trial_model, self._paths, self._settings())
         return await try_engine(location, model, on_step)
 
-    async def save_key(self, value: str) -> Keeper | None:
+    async def save_key(self, value: str) -> SecretLocation | None:
         """Save the server's API key, or delete it if empty; return where it is kept. Raises KvchatError."""
         try:
             if value:

@@ -27,7 +27,7 @@ from kvchat.session.prefill import TARGET_STEP_MS, prefill_ahead, tail_size
 from kvchat.session.proof import SOURCES, LoadedState, Source
 from kvchat.session.restore_cost import LONG_PREFILL_MS, MIN_GAIN, PrefillSample
 from kvchat.session.slot import load_unchanged
-from kvchat.system.concurrency import apart, to_its_end
+from kvchat.system.concurrency import run_in_thread_if_large, shielded
 from kvchat.text.reasons import Reason, ReasonCode
 
 LEAST_HEAD = 64  # tokens; reprocessing fewer beats saving
@@ -212,7 +212,7 @@ class Forwarder:
                 await self.lease.save_processed()
                 raise MustRestart
             if stop in heads:
-                await to_its_end(self.lease.save(stop, notify=False, audience=heads[stop]))
+                await shielded(self.lease.save(stop, notify=False, audience=heads[stop]))
             if contents := slot.contents:
                 loaded = replace(loaded, expected_cached=max(len(stop), found), restore=None, ahead=contents.ahead)
         ended()
@@ -279,7 +279,7 @@ class Forwarder:
             lease.slots.note_growth(lease.slot, lease.engine, prompt + heard.events)
             if heard.is_too_large:
                 raise RequestRefused(502, "The answer is too long.", "server_error")
-        rest = await apart(heard.is_large, heard.end)
+        rest = await run_in_thread_if_large(heard.is_large, heard.end)
         if heard.stream and rest:
             outlet.write(rest)
         return rest

@@ -40,7 +40,7 @@ from kvchat.gateway.server import Listening, listen
 from kvchat.kvstore.savepoint import program_of
 from kvchat.session.host import EngineHost
 from kvchat.session.slots import Slots
-from kvchat.system.concurrency import apart
+from kvchat.system.concurrency import run_in_thread_if_large
 from kvchat.text.language import _
 
 MOST_UNDER_WAY = 64  # requests waiting or in progress
@@ -286,7 +286,7 @@ async def _understood(form: Form, raw: bytes) -> ParsedRequest:
         asked.check()
         return asked
 
-    return await apart(len(raw) > MUCH, checked)
+    return await run_in_thread_if_large(len(raw) > MUCH, checked)
 
 
 def _refusal(error: RequestRefused, form: Form | None) -> Response:

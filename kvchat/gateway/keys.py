@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.system.files import read_plain
+from kvchat.system.files import read_regular_file
 from kvchat.system.paths import Paths
 from kvchat.system.secret_store import SecretStore
 from kvchat.text.language import _
@@ -92,7 +92,7 @@ def read_key_file(path: Path) -> dict[str, str]:
                 _("Other users can read {path}.", path=path),
                 _("Run: chmod 600 {path}", path=path),
             )
-        lines = read_plain(path, _MOST_FILE).decode().splitlines()
+        lines = read_regular_file(path, _MOST_FILE).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise KvchatError(_("The API key file cannot be read"), f"{path}: {error}.") from error
     keys: dict[str, str] = {}

@@ -20,7 +20,7 @@ from kvchat.gateway.records import RequestRecord
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import BOUNDARY_PROBES
-from kvchat.system.concurrency import Interruption, apart
+from kvchat.system.concurrency import InterruptibleTask, run_in_thread_if_large
 
 TAKEN_S = 60.0  # a client that reads nothing this long has left
 MOST_WAITING = 64_000_000  # bytes buffered for a client
@@ -84,7 +84,7 @@ async def _given(engine: ReadyEngine, prompt: Any) -> Prompt:
 
 
 async def _rendered(engine: ReadyEngine, chat: Json, *, large: bool = False) -> Prompt:
-    body, pictures = await apart(large, _chat_and_pictures, chat)
+    body, pictures = await run_in_thread_if_large(large, _chat_and_pictures, chat)
     text, ids = await engine.engine.request_tokens(body, pictures)
     return Prompt(ids, text)
 
@@ -207,7 +207,7 @@ class PendingRequest:
     answered: bool = False  # fully generated; the end may not be sent yet
     left: bool = False  # no client waits for it
     task: asyncio.Task[None] | None = None
-    answering: Interruption = field(default_factory=Interruption)
+    answering: InterruptibleTask = field(default_factory=InterruptibleTask)
 
     async def render(self, engine: ReadyEngine) -> None:
         self.prompt, self.rendered_by = await prompt_of(engine, self.asked), engine.generation

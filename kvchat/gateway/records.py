@@ -21,7 +21,7 @@ from typing import Any
 from kvchat.gateway.diagnosis.prompts import Divergence
 from kvchat.gateway.diagnosis.rules import Change
 from kvchat.kvstore.savepoint import program_owner
-from kvchat.system.files import read_json, whole_file
+from kvchat.system.files import atomic_write, read_json
 from kvchat.text.reasons import Reason, ReasonCode
 
 KEPT = 500  # receipts
@@ -264,7 +264,7 @@ class Totals:
         return json.dumps({day: {name: asdict(one) for name, one in some.items()} for day, some in self._days.items()})
 
     def write(self, text: str) -> None:
-        with self._writing, whole_file(self._file, private=True) as new:
+        with self._writing, atomic_write(self._file, private=True) as new:
             new.write_text(text, "utf-8")
 
 

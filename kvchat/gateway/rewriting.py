@@ -21,7 +21,7 @@ from kvchat.gateway.pending_request import Prompt as Rendered
 from kvchat.gateway.records import Cost, RequestRecord, Total, is_lost
 from kvchat.kvstore.savepoint import Miss, StoreRefused, Tokens, common_prefix
 from kvchat.session.lease import Lease
-from kvchat.system.concurrency import apart
+from kvchat.system.concurrency import run_in_thread_if_large
 from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.text.search import common_prefix_length
 
@@ -56,7 +56,7 @@ class PromptRewriter:
             return asked
         async with self._treating:
             much = len(asked.raw) > MUCH_TO_MEND
-            treated = await apart(much, self.treat, record.program, asked.raw, asked.body, rules)
+            treated = await run_in_thread_if_large(much, self.treat, record.program, asked.raw, asked.body, rules)
         record.changes = treated.changes
         return replace(asked, raw=treated.raw, body=dict(treated.body)) if treated.changes else asked
 
@@ -82,7 +82,7 @@ class PromptRewriter:
         rendered, record, model = work.prompt, work.record, lease.engine.fingerprint.model
         if not rendered.ids:
             return
-        prompt = await apart(work.asked.is_large, Prompt, rendered.ids, rendered.text, work.asked.body)
+        prompt = await run_in_thread_if_large(work.asked.is_large, Prompt, rendered.ids, rendered.text, work.asked.body)
         record.whole, whose = not lease.engine.can_cut, (record.program, model)
         if self._recent.closest(whose, prompt) is None:
             with contextlib.suppress(StoreRefused, EngineRefused):

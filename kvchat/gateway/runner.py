@@ -30,7 +30,7 @@ from kvchat.session.lease import Lease
 from kvchat.session.prefill import Settling
 from kvchat.session.slot import TAIL_TOKENS, Slot
 from kvchat.session.slots import Slots
-from kvchat.system.concurrency import Background, apart
+from kvchat.system.concurrency import Background, run_in_thread_if_large
 
 IN_USE = ("", "default", "kvchat")  # names for the model in use
 LOOKED_S = 30.0  # seconds before files are listed again
@@ -167,7 +167,7 @@ class RequestRunner:
     async def _answer(self, work: PendingRequest) -> None:
         record = work.record
         work.asked = await self.rewriter.treated(work.asked, record)
-        pictures = await apart(work.asked.is_large, pictures_in, work.asked)
+        pictures = await run_in_thread_if_large(work.asked.is_large, pictures_in, work.asked)
         seen = (ChatMessage("user", "", pictures=pictures),) if pictures else ()
         model = await self.find_model(work.asked.model)
         record.answering_model = model.name if model else ""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kvchat.kvstore import disk, memory_files
 from kvchat.kvstore.memory_files import SLACK, MemoryRoom, StagingMemory
-from kvchat.system.files import size_of
+from kvchat.system.files import file_size
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Staging:
         """
         adopted = set[str]()
         for left in disk.listing(self._memory) if self._memory else ():
-            if left.suffix == ".slot" and size_of(left) == waiting.get(left.stem, -1):
+            if left.suffix == ".slot" and file_size(left) == waiting.get(left.stem, -1):
                 self.keep(left.stem, left)
                 adopted.add(left.stem)
             else:
@@ -130,7 +130,7 @@ class Staging:
             if not self._spare and not self._fits(size) and (unused := self._unused()):
                 self.give_back(self._warm.pop(unused[0]).path)  # it must make room anyway
             spare = self._take_spare(self._memory)
-            if not self._make_room(size - size_of(spare)):
+            if not self._make_room(size - file_size(spare)):
                 self.give_back(spare)
                 return self.blank_on_disk()
             return spare
@@ -155,8 +155,8 @@ class Staging:
         mapped = None
         with self._lock, contextlib.suppress(OSError):
             file = self._take_spare(self._memory)
-            fits = self._fits(size - size_of(file))
-            if fits or size_of(file):
+            fits = self._fits(size - file_size(file))
+            if fits or file_size(file):
                 self._spare.append(file)  # now, so that a restore can take it before it is ready
             if fits:
                 with memory_files.open_private(file) as opened:
@@ -304,7 +304,7 @@ class Staging:
         return held + size <= self._room(held) and size + SLACK <= disk.free_bytes(self._memory)
 
     def _take_spare(self, memory: Path) -> Path:
-        largest = max(self._spare, key=size_of, default=None)
+        largest = max(self._spare, key=file_size, default=None)
         if largest is None:
             return memory / disk.temporary_name()
         self._spare.remove(largest)
@@ -331,7 +331,7 @@ class Staging:
         ]
 
     def _is_removable(self, unused: list[str]) -> int:
-        return sum(map(size_of, [*self._spare, *(self._warm[name].path for name in unused)]))
+        return sum(map(file_size, [*self._spare, *(self._warm[name].path for name in unused)]))
 
     def _make_room(self, size: int) -> bool:
         unused = self._unused()

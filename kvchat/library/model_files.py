@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Event
 
 from kvchat.library.gguf.facts import part_name
-from kvchat.system.files import in_time, read_json, read_plain
+from kvchat.system.files import read_json, read_regular_file, run_with_timeout
 from kvchat.text.language import N_
 
 MAX_DEPTH = 8  # folder levels below; the Hugging Face cache needs 4
@@ -97,7 +97,7 @@ def model_folders(
 def _lm_studio(home: Path) -> Iterator[Path]:
     homes = [home / ".lmstudio", home / ".cache" / "lm-studio"]
     with suppress(OSError, UnicodeDecodeError):
-        if pointer := read_plain(home / ".lmstudio-home-pointer", 1_000_000).decode().strip():
+        if pointer := read_regular_file(home / ".lmstudio-home-pointer", 1_000_000).decode().strip():
             homes.insert(0, Path(pointer))
     for folder in homes:
         with suppress(OSError, ValueError, AttributeError):
@@ -206,7 +206,7 @@ def _models_below(top: ModelFolder, on_unreadable: OnUnreadable, stop: Event) ->
             on_unreadable(Path(error.filename or top.path), error)
 
     try:
-        in_time(top.path.stat)
+        run_with_timeout(top.path.stat)
     except OSError as error:
         report_error(error)
         return
@@ -221,7 +221,7 @@ def _models_below(top: ModelFolder, on_unreadable: OnUnreadable, stop: Event) ->
         current = ""  # the Hugging Face snapshot that `main` points to goes first
         if place.name == "snapshots":
             with suppress(OSError, UnicodeDecodeError):
-                current = read_plain(place.parent / "refs" / "main", 1000).decode("ascii").strip()
+                current = read_regular_file(place.parent / "refs" / "main", 1000).decode("ascii").strip()
         is_deep = len(place.relative_to(top.path).parts) >= MAX_DEPTH
         below = [name for name in folders if not name.startswith(".") and not is_deep]
         folders[:] = sorted(below, key=lambda name: (name != current, name))

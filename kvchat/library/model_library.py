@@ -17,8 +17,8 @@ from kvchat.library.remote.downloader import Order
 from kvchat.library.remote.downloads import Download, Downloads
 from kvchat.library.remote.hub import Hub, HubFile, HubRepository, TokenStore
 from kvchat.system.concurrency import in_thread
-from kvchat.system.files import size_of
-from kvchat.system.paths import Paths, expanded
+from kvchat.system.files import file_size
+from kvchat.system.paths import Paths, expand_user
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class ModelLibrary:
         return Order(repository.repository, repository.revision, file).is_downloaded(self._paths.models)
 
     def _folders(self) -> list[ModelFolder]:
-        return model_folders(self._paths.models, map(expanded, self._chosen()))
+        return model_folders(self._paths.models, map(expand_user, self._chosen()))
 
     def repository_of(self, path: Path) -> str | None:
         """Return the repository of a model, from its path; None if kvchat did not download it."""
@@ -148,5 +148,5 @@ def find_models(
             facts = read_facts(file.path)
         except NotAModel as error:
             problem = error
-        size = facts.size if facts else sum(size_of(part) for part in file.parts)
+        size = facts.size if facts else sum(file_size(part) for part in file.parts)
         yield FoundModel(file.path, file.name, file.source, size, facts, problem, file.projector)

@@ -18,7 +18,7 @@ from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import MIN_GAIN, RestoreCost
 from kvchat.session.slot import Slot, SlotContents
 from kvchat.session.slot_request import Priority, RequestState, SlotRequest, StopCallback, Turn
-from kvchat.system.concurrency import Interruption
+from kvchat.system.concurrency import InterruptibleTask
 
 R = TypeVar("R")
 
@@ -164,7 +164,7 @@ class Allocator:
         `work` gets the slot and a function that says whether to continue, to check between steps. Without `wait`, run
         now or return None. `concurrent`: it uses no engine computation, so it may run during replies in other slots.
         """
-        steps = Interruption()
+        steps = InterruptibleTask()
         request = SlotRequest(owner, RequestState.STANDBY, priority, steps.interrupt, concurrent=concurrent)
         active = [other for other in self._active if other.state is RequestState.BACKGROUND]
         less_urgent = [other for other in active if other.priority > priority]

@@ -35,7 +35,7 @@ from kvchat.session.proof import LoadedState, RestoreRecord, Verdict, judge_load
 from kvchat.session.restore_cost import LONG_PREFILL_MS, MIN_GAIN
 from kvchat.session.slot import Slot, SlotContents, find_save_point, load_unchanged, plan_load
 from kvchat.session.slots import Slots
-from kvchat.system.concurrency import to_its_end
+from kvchat.system.concurrency import shielded
 from kvchat.text.reasons import Reason, ReasonCode
 
 _NEXT_TOKEN = -1  # placeholder for the first token after a boundary
@@ -249,7 +249,7 @@ class Lease:
             engine_done = True
         finally:
             cancelled.set()
-            await to_its_end(unstage())  # a second cancellation would leave the file
+            await shielded(unstage())  # a second cancellation would leave the file
 
     async def prove(self, loaded: LoadedState, cached: int, prompt: int) -> Verdict:
         """Judge a load by the next request: `cached` of its `prompt` tokens came from the engine's cache.
@@ -363,7 +363,7 @@ class Lease:
         if self.slots.restore_cost.prefill_ms(missing) < LONG_PREFILL_MS:
             return False
         await self.settle(contents.tokens)
-        return await to_its_end(self.save(contents.tokens, label=label, notify=False)) is not None
+        return await shielded(self.save(contents.tokens, label=label, notify=False)) is not None
 
     async def _write_slot_file(self, path: Path, boundary: Tokens) -> int:
         """Have the slot written to `path`; return the bytes. A failure leaves no file.

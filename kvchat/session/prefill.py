@@ -22,7 +22,7 @@ from kvchat.session.lease import Lease, save_failure_reason
 from kvchat.session.proof import LoadedState, PrefilledAhead
 from kvchat.session.restore_cost import LONG_PREFILL_MS, MIN_GAIN, MIN_LEARNED_TOKENS, MIN_MEASURED_TOKENS
 from kvchat.session.slot import TAIL_TOKENS, SlotContents
-from kvchat.system.concurrency import Interruption, to_its_end
+from kvchat.system.concurrency import InterruptibleTask, shielded
 from kvchat.text.reasons import Reason, ReasonCode
 
 TARGET_STEP_MS = 250.0  # target time of a step
@@ -112,7 +112,7 @@ async def prefill_ahead(
             if not mine:
                 return False
             end = done + pace.tokens(len(tokens) - done)
-            timings, loaded = await to_its_end(_prefill_step(lease, tokens[:end], loaded))
+            timings, loaded = await shielded(_prefill_step(lease, tokens[:end], loaded))
         pace.learn(timings.prompt_n, timings.prompt_ms)
         speed.learn(timings.prompt_n, timings.prompt_ms, timings.cache_n)
         done = end
@@ -143,7 +143,7 @@ async def prefill_and_save(
             loaded = await lease.load_boundary(stop)
         if not await prefill_ahead(lease, stop, loaded, wanted, progress, step_ms):
             return False
-        await to_its_end(keep(stop))
+        await shielded(keep(stop))
     return True
 
 
@@ -164,7 +164,7 @@ class Settling:
 
     def __init__(self, notify: EventHandler) -> None:
         self._notify = notify
-        self._steps = Interruption()
+        self._steps = InterruptibleTask()
         self._superseded = self._is_continuation = False
         self.settle_ms, self.save_ms = 0.0, 0.0  # time taken so far
 
@@ -251,5 +251,5 @@ async def save_system_prompt(
     if not await system.is_shared() and lease.slots.restore_cost.prefill_ms(len(boundary)) < LONG_PREFILL_MS:
         return None
     read = await lease.settle(boundary, progress)
-    await to_its_end(lease.save(boundary, label=system.label, notify=False))
+    await shielded(lease.save(boundary, label=system.label, notify=False))
     return read

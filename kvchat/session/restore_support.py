@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.system.files import read_json, whole_file
+from kvchat.system.files import atomic_write, read_json
 from kvchat.text.language import N_, _, join_sentences
 from kvchat.text.reasons import Reason, ReasonCode, reason_of
 
@@ -154,7 +154,7 @@ def _update(file: Path, keep_row: Callable[[dict[str, Any]], bool], *new: dict[s
     if rows != before:
         with suppress(OSError):
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with whole_file(file, private=True) as written:
+            with atomic_write(file, private=True) as written:
                 written.write_text(json.dumps(rows, indent=1), "utf-8")
 
 

@@ -26,7 +26,7 @@ from kvchat.session.allocator import Allocator
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import RestoreCost
 from kvchat.session.slot import Slot
-from kvchat.system.files import size_of
+from kvchat.system.files import file_size
 from kvchat.text.formatting import format_rough_duration, format_size
 from kvchat.text.language import _
 
@@ -58,7 +58,7 @@ class _FileWrite:
 
     @property
     def written(self) -> int:
-        return size_of(self.path) if self.path else 0
+        return file_size(self.path) if self.path else 0
 
     def left_s(self, rate: float) -> float:
         """Estimate the seconds left, from `rate` (seconds per byte) or its own speed so far."""

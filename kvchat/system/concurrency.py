@@ -56,7 +56,7 @@ class Background:
             task.get_loop().call_exception_handler(context)
 
 
-async def apart(much: bool, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+async def run_in_thread_if_large(much: bool, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     return await asyncio.to_thread(function, *args, **kwargs) if much else function(*args, **kwargs)
 
 
@@ -78,7 +78,7 @@ class Worker:
         self._executor.shutdown(wait=True)
 
 
-class Threads(ThreadPoolExecutor):
+class LoopThreads(ThreadPoolExecutor):
     """A loop's threads. At the end they get a moment to finish; a hung one is abandoned."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -138,7 +138,7 @@ async def in_thread_with_progress(work: Callable[[Progress], R], progress: Progr
 
 
 @dataclass
-class Interruption:
+class InterruptibleTask:
     """Work that others may end early without cancelling the waiting caller."""
 
     task: asyncio.Task[Any] | None = None
@@ -161,7 +161,7 @@ class Interruption:
         return self.task is not None and (self.task.cancelling() > 0 or self.task.cancel())
 
 
-async def to_its_end(work: Coroutine[Any, Any, R]) -> R:
+async def shielded(work: Coroutine[Any, Any, R]) -> R:
     """Await work that continues if the caller is cancelled; re-raise the cancellation when it ends."""
     task = asyncio.ensure_future(work)
     try:

@@ -37,14 +37,14 @@ class NotAFile(OSError):
         super().__init__(errno.EINVAL, _("It is {kind}, not a file", kind=self.kind), str(path))
 
 
-def size_of(path: Path) -> int:
+def file_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
         return 0
 
 
-def stamp_of(path: Path) -> tuple[int, int, int]:
+def file_stamp(path: Path) -> tuple[int, int, int]:
     """Return the size, modification time in ns and inode of a file; zeros without one."""
     try:
         found = path.stat()
@@ -58,25 +58,25 @@ class TooLarge(OSError):
         super().__init__(errno.EFBIG, _("It is larger than {most}", most=format_size(most)), str(path))
 
 
-def open_plain(path: Path) -> BinaryIO:
+def open_regular_file(path: Path) -> BinaryIO:
     """Open a regular file for reading. Raises OSError: NotAFile, or TimeoutError without an answer."""
 
     def opened() -> io.RawIOBase:
-        check_is_file(path, path.stat().st_mode)  # first: opening a device can have side effects
+        check_is_regular_file(path, path.stat().st_mode)  # first: opening a device can have side effects
         file = _Patient(os.open(path, _FLAGS))
         try:
-            check_is_file(path, os.fstat(file.fileno()).st_mode)
+            check_is_regular_file(path, os.fstat(file.fileno()).st_mode)
         except OSError:
             file.close()
             raise
         return file
 
-    return io.BufferedReader(in_time(opened))
+    return io.BufferedReader(run_with_timeout(opened))
 
 
-def read_plain(path: Path, most: int) -> bytes:
-    """Read a regular file of at most `most` bytes. Raises OSError like `open_plain`, and TooLarge."""
-    with open_plain(path) as file:
+def read_regular_file(path: Path, most: int) -> bytes:
+    """Read a regular file of at most `most` bytes. Raises OSError like `open_regular_file`, and TooLarge."""
+    with open_regular_file(path) as file:
         content = file.read(most + 1)  # the reported size may change, or be 0 in /proc
     if len(content) > most:
         raise TooLarge(path, most)
@@ -84,8 +84,8 @@ def read_plain(path: Path, most: int) -> bytes:
 
 
 def read_json(path: Path, most: int = 64_000_000) -> Any:
-    """Read a JSON file. Raises OSError like `read_plain`, and ValueError."""
-    return parse_json(read_plain(path, most))
+    """Read a JSON file. Raises OSError like `read_regular_file`, and ValueError."""
+    return parse_json(read_regular_file(path, most))
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -96,7 +96,7 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-async def collect(pieces: AsyncIterable[bytes], most: int) -> bytes:
+async def read_limited(pieces: AsyncIterable[bytes], most: int) -> bytes:
     """Join the pieces of an untrusted response. Raises ValueError once they exceed `most` bytes."""
     whole = bytearray()
     async for piece in pieces:
@@ -108,12 +108,12 @@ async def collect(pieces: AsyncIterable[bytes], most: int) -> bytes:
 
 def is_folder(path: Path) -> bool:
     try:
-        return in_time(path.is_dir)
+        return run_with_timeout(path.is_dir)
     except OSError:  # name too long, or no response
         return False
 
 
-def in_time(work: Callable[[], R]) -> R:
+def run_with_timeout(work: Callable[[], R]) -> R:
     """Call `work` in a thread. Raises TimeoutError if it takes too long; it then runs on."""
     done: Future[R] = Future()
 
@@ -133,7 +133,7 @@ def in_time(work: Callable[[], R]) -> R:
         raise TimeoutError(errno.ETIMEDOUT, words) from error
 
 
-def check_is_file(path: Path, mode: int) -> None:
+def check_is_regular_file(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         raise NotAFile(path, mode)
 
@@ -156,7 +156,7 @@ class _Patient(io.RawIOBase):
 
     def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # any writable buffer
         try:
-            read = in_time(lambda: os.read(self._descriptor, min(len(buffer), _PIECE)))
+            read = run_with_timeout(lambda: os.read(self._descriptor, min(len(buffer), _PIECE)))
         except TimeoutError:
             self._hangs = True
             raise
@@ -181,15 +181,15 @@ _BEGUN = re.compile(r"\.[0-9a-f]{12}\.new")
 
 
 @contextlib.contextmanager
-def whole_file(target: Path, *, private: bool = False) -> Iterator[Path]:
+def atomic_write(target: Path, *, private: bool = False) -> Iterator[Path]:
     """Yield a path next to `target` to write to; at the end, sync it to disk and replace `target`.
 
     Follows a link and writes its target. A new file is private to its owner, an old one keeps its mode unless
     `private`. An exception in the block leaves the old file as it was, and nothing next to it. Raises OSError, and
     NotAFile if the target is not a regular file.
     """
-    old, place = in_time(lambda: (_old_mode(target), target.resolve()))
-    beside = in_time(lambda: name_beside(place))
+    old, place = run_with_timeout(lambda: (_old_mode(target), target.resolve()))
+    beside = run_with_timeout(lambda: temporary_path(place))
     try:
         os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
         yield beside
@@ -205,7 +205,7 @@ def whole_file(target: Path, *, private: bool = False) -> Iterator[Path]:
         raise
 
 
-def name_beside(target: Path) -> Path:
+def temporary_path(target: Path) -> Path:
     """Return a fresh name in the same folder; delete old leftovers of killed processes."""
     with contextlib.suppress(OSError):
         for left in target.parent.iterdir():
@@ -219,5 +219,5 @@ def _old_mode(target: Path) -> int | None:
         found = target.stat().st_mode
     except FileNotFoundError:
         return None
-    check_is_file(target, found)
+    check_is_regular_file(target, found)
     return stat.S_IMODE(found)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.errors import KvchatError
-from kvchat.system.files import whole_file
+from kvchat.system.files import atomic_write
 from kvchat.text.language import _
 
 _RUN_KEY = r"Software\Microsoft\Windows\CurrentVersion\Run"
@@ -46,18 +46,22 @@ def start_at_login(on: bool) -> None:
             registry: Any = importlib.import_module("winreg")
             with registry.CreateKey(registry.HKEY_CURRENT_USER, _RUN_KEY) as key:
                 if on:
-                    line = subprocess.list2cmdline([*command(), "--hidden"])
+                    line = subprocess.list2cmdline([*start_command(), "--hidden"])
                     registry.SetValueEx(key, _NAME, 0, registry.REG_SZ, line)
                 elif _run_key_value():
                     registry.DeleteValue(key, _NAME)
         elif sys.platform == "darwin":
             # https://developer.apple.com/library/archive/documentation/MacOSX/Conceptual/BPSystemStartup
-            words: dict[str, Any] = {"Label": _LABEL, "ProgramArguments": [*command(), "--hidden"], "RunAtLoad": True}
+            words: dict[str, Any] = {
+                "Label": _LABEL,
+                "ProgramArguments": [*start_command(), "--hidden"],
+                "RunAtLoad": True,
+            }
             words |= {"EnvironmentVariables": _home()} if _home() else {}
             _put(_agent(), plistlib.dumps(words) if on else None)
         else:
             own = [f"{name}={value}" for name, value in _home().items()]
-            line = " ".join(map(_quoted, [*(["env", *own] if own else []), *command(), "--hidden"]))
+            line = " ".join(map(_quoted, [*(["env", *own] if own else []), *start_command(), "--hidden"]))
             entry = f"[Desktop Entry]\nType=Application\nName=kvchat\nExec={line}\nIcon=kvchat\nTerminal=false\n"
             _put(_autostart(), entry.encode() if on else None)
     except OSError as error:
@@ -68,7 +72,7 @@ def start_at_login(on: bool) -> None:
         ) from error
 
 
-def command() -> list[str]:
+def start_command() -> list[str]:
     if image := os.environ.get("APPIMAGE"):  # sys.executable is in a per-run mount
         return [image]
     program, is_bundle = Path(sys.executable), bool(getattr(sys, "frozen", False))
@@ -106,7 +110,7 @@ def _put(path: Path, contents: bytes | None) -> None:
         path.unlink(missing_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with whole_file(path) as new:
+    with atomic_write(path) as new:
         new.write_bytes(contents)
 
 

@@ -27,16 +27,16 @@ def migrate(
     connection: sqlite3.Connection, path: Path, steps: Sequence[str], too_new: str, *, keep_copy: bool = True
 ) -> None:
     """Migrate a database (in autocommit mode) to the latest format, after a copy. Raises DatabaseTooNew."""
-    if version(connection) < len(steps):
-        if keep_copy and version(connection) > 0:
+    if schema_version(connection) < len(steps):
+        if keep_copy and schema_version(connection) > 0:
             back_up(connection, path.with_name(f"{path.name}.before-{len(steps)}"))
         connection.execute("BEGIN IMMEDIATE")  # another process may have migrated first: check under the lock
         try:
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, applied_at REAL NOT NULL)"
             )
-            for number in range(version(connection) + 1, len(steps) + 1):
-                for statement in statements(steps[number - 1]):
+            for number in range(schema_version(connection) + 1, len(steps) + 1):
+                for statement in split_statements(steps[number - 1]):
                     connection.execute(statement)
                 connection.execute("INSERT INTO migrations VALUES (?, ?)", (number, time.time()))
             connection.execute("COMMIT")
@@ -47,8 +47,8 @@ def migrate(
 
 
 def check_version(connection: sqlite3.Connection, path: Path, steps: Sequence[str], too_new: str) -> None:
-    if version(connection) > len(steps):
-        raise DatabaseTooNew(too_new, path, version(connection), len(steps))
+    if schema_version(connection) > len(steps):
+        raise DatabaseTooNew(too_new, path, schema_version(connection), len(steps))
 
 
 def back_up(connection: sqlite3.Connection, target: Path, step: Callable[[], None] = lambda: None) -> None:
@@ -71,7 +71,7 @@ def drop_old_copies(path: Path, most_days: float = COPIES_DAYS) -> None:
                 copy.unlink()
 
 
-def statements(script: str) -> Iterator[str]:
+def split_statements(script: str) -> Iterator[str]:
     """Split a script into statements; trigger bodies contain semicolons."""
     pending = ""
     for part in script.split(";"):
@@ -81,7 +81,7 @@ def statements(script: str) -> Iterator[str]:
             pending = ""
 
 
-def version(connection: sqlite3.Connection) -> int:
+def schema_version(connection: sqlite3.Connection) -> int:
     """Return the number of the last migration, 0 if empty."""
     exists = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'migrations'").fetchone()
     if not exists:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from kvchat.system.files import read_json, whole_file
+from kvchat.system.files import atomic_write, read_json
 
 _MOST_NOTE = 10_000  # bytes
 _LONGEST_PATH = 100  # bytes: macOS's sun_path holds 103, Linux's 107
@@ -47,13 +47,13 @@ class StartRequest:
     token: str = ""  # activation token to raise the window
 
 
-def start_request(what: tuple[str, ...] = (), *, quick: bool = False) -> StartRequest:
+def make_start_request(what: tuple[str, ...] = (), *, quick: bool = False) -> StartRequest:
     here = tuple(name if "://" in name else os.path.abspath(name) for name in what)  # noqa: PTH100 - no link is followed
     token = os.environ.get("XDG_ACTIVATION_TOKEN") or os.environ.get("DESKTOP_STARTUP_ID", "")
     return StartRequest(here, quick, token)
 
 
-def let_come_to_front() -> None:
+def allow_owner_to_raise_window() -> None:
     """Let the owner raise its window: Windows allows that only to the process the user just started.
 
     https://learn.microsoft.com/windows/win32/api/winuser/nf-winuser-allowsetforegroundwindow
@@ -86,7 +86,7 @@ class Ownership:
         self._listener = listener = self._made_listener()
         address = "" if listener is None else str(listener.address)
         owner = Owner(self._name, os.getpid(), address, key.hex(), secrets.token_urlsafe(32))
-        with contextlib.suppress(OSError), whole_file(_note(self._folder), private=True) as new:
+        with contextlib.suppress(OSError), atomic_write(_note(self._folder), private=True) as new:
             new.write_text(json.dumps(asdict(owner)), "utf-8")
         if listener is not None:
             threading.Thread(target=self._accept, args=(listener, key, welcome), name="guests", daemon=True).start()

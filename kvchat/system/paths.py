@@ -75,7 +75,7 @@ class Paths:
 def resolve_paths(environment: dict[str, str] | None = None) -> Paths:
     home = (os.environ if environment is None else environment).get("KVCHAT_HOME")
     if home:
-        root = expanded(home).absolute()
+        root = expand_user(home).absolute()
         return Paths(root / "config", root / "data", root / "cache", root / "state")
     dirs = platformdirs.PlatformDirs("kvchat", appauthor=False)
     try:
@@ -88,7 +88,7 @@ def resolve_paths(environment: dict[str, str] | None = None) -> Paths:
         ) from error
 
 
-def expanded(name: str) -> Path:
+def expand_user(name: str) -> Path:
     """Expand `~`; unchanged if the home folder is unknown."""
     try:
         return Path(name).expanduser()

@@ -7,13 +7,13 @@ import os
 from enum import Enum
 from pathlib import Path
 
-from kvchat.system.files import read_plain
+from kvchat.system.files import read_regular_file
 from kvchat.text.language import N_
 
 _SERVICE = "kvchat"
 
 
-class Keeper(Enum):
+class SecretLocation(Enum):
     """Where a secret is kept; the value completes "kept in …"."""
 
     KEYRING = N_("the system keyring")
@@ -28,16 +28,16 @@ class SecretStore:
         self._account = account
         self._file = file
 
-    def load(self) -> tuple[str, Keeper] | None:
+    def load(self) -> tuple[str, SecretLocation] | None:
         kept = self._from_keyring()
         if kept:
-            return kept, Keeper.KEYRING
+            return kept, SecretLocation.KEYRING
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            if kept := read_plain(self._file, 100_000).decode().strip():
-                return kept, Keeper.FILE
+            if kept := read_regular_file(self._file, 100_000).decode().strip():
+                return kept, SecretLocation.FILE
         return None
 
-    def save(self, value: str) -> Keeper:
+    def save(self, value: str) -> SecretLocation:
         """Store a secret; return where. Raises OSError if even the file cannot be written."""
         self.forget()
         with contextlib.suppress(Exception):
@@ -45,11 +45,11 @@ class SecretStore:
 
             keyring.set_password(_SERVICE, self._account, value)
             if self._from_keyring() == value:  # the null backend accepts all and stores nothing
-                return Keeper.KEYRING
+                return SecretLocation.KEYRING
         self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with os.fdopen(os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(value)
-        return Keeper.FILE
+        return SecretLocation.FILE
 
     def forget(self) -> None:
         self._file.unlink(missing_ok=True)

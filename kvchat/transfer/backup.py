@@ -29,7 +29,7 @@ from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings, parse_settings, save_settings
 from kvchat.system import migrations
 from kvchat.system.concurrency import Progress
-from kvchat.system.files import open_plain, whole_file
+from kvchat.system.files import atomic_write, open_regular_file
 from kvchat.system.paths import RESTORING, Paths
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _, format_number, join_list, join_sentences, plural
@@ -64,7 +64,7 @@ def engine_of(settings: Settings) -> tuple[str, ...]:
 def make_backup(paths: Paths, target: Path, progress: Progress = lambda done, total: None) -> BackupFacts:
     """Write chats and settings, as of one moment, to a private zip. Raises KvchatError."""
     try:
-        with whole_file(target, private=True) as new, new.open("wb") as out:
+        with atomic_write(target, private=True) as new, new.open("wb") as out:
             facts = write_backup(paths, out, progress)
         return replace(facts, size=target.stat().st_size)
     except (OSError, sqlite3.Error) as error:
@@ -92,7 +92,7 @@ def write_backup(paths: Paths, out: IO[bytes], progress: Progress = lambda done,
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, file in files.items():
                 digest, begun = blake3(), done
-                with open_plain(file) as source, archive.open(name, "w", force_zip64=True) as packed:
+                with open_regular_file(file) as source, archive.open(name, "w", force_zip64=True) as packed:
                     while piece := source.read(PIECE):
                         digest.update(piece)
                         packed.write(piece)
@@ -135,7 +135,7 @@ def lay_ready(
         with closing(sqlite3.connect(waiting / DATABASE)) as db:
             if db.execute("PRAGMA integrity_check").fetchone()[0] != "ok":
                 raise zipfile.BadZipFile(_("its chat database is damaged"))
-            if migrations.version(db) > len(MIGRATIONS):
+            if migrations.schema_version(db) > len(MIGRATIONS):
                 raise zipfile.BadZipFile(_("it was created by a newer version of kvchat"))
         if SETTINGS in files:
             own, restored = load_settings(paths.settings_file), load_settings(waiting / SETTINGS)
@@ -154,7 +154,7 @@ def lay_ready(
 
 
 def say_ready(paths: Paths, now: datetime) -> None:
-    with whole_file(paths.data / RESTORING / _READY) as ready:
+    with atomic_write(paths.data / RESTORING / _READY) as ready:
         ready.write_text(f"{now:%Y-%m-%dT%H-%M-%S}", "utf-8")
 
 

@@ -18,7 +18,7 @@ from kvchat.chat.record.messages import Conversation, Message, Role
 from kvchat.engine.api.pictures import image_format
 from kvchat.errors import KvchatError
 from kvchat.system.concurrency import Progress
-from kvchat.system.files import whole_file
+from kvchat.system.files import atomic_write
 from kvchat.text.formatting import format_timestamp, one_line
 from kvchat.text.language import N_, _
 from kvchat.text.markdown import SafeRenderer, is_too_deep, markdown_parser
@@ -74,7 +74,7 @@ def export_file(
 @contextlib.contextmanager
 def whole_export(target: Path, *, private: bool = False) -> Iterator[Path]:
     try:
-        with whole_file(target, private=private) as new:
+        with atomic_write(target, private=private) as new:
             yield new
     except OSError as error:
         raise KvchatError(

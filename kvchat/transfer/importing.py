@@ -19,7 +19,7 @@ from kvchat.kvstore.exchange import BadMemory
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import BlockStore
 from kvchat.system.concurrency import Progress
-from kvchat.system.files import in_time, open_plain
+from kvchat.system.files import open_regular_file, run_with_timeout
 from kvchat.text.formatting import format_size, one_line
 from kvchat.text.language import N_, _, format_number, join_list
 from kvchat.text.safe_text import safe_prose
@@ -129,7 +129,7 @@ class _Entry:
 
 def _entries(path: Path, passphrase: str) -> Iterator[_Entry]:
     try:
-        if in_time(path.is_dir):
+        if run_with_timeout(path.is_dir):
             files = sorted(itertools.islice(path.rglob("*.json"), MOST_CHATS + 1))
             if not files:
                 raise ValueError(_("it contains no chats"))
@@ -145,7 +145,7 @@ def _entries(path: Path, passphrase: str) -> Iterator[_Entry]:
                     name = join_list((path.name, one_line(safe_prose(member.filename))))
                     yield from _in_file(name, partial(archive.open, member))
         else:
-            yield from _in_file(path.name, partial(open_plain, path))
+            yield from _in_file(path.name, partial(open_regular_file, path))
     except ZIP_FAULTS as error:
         yield _Entry(path.name, fault=_reason(error))
 

@@ -35,7 +35,7 @@ from kvchat.kvstore.exchange import BadMemory, BlockStream, Manifest, from_json,
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import BlockStore
 from kvchat.system.concurrency import Progress
-from kvchat.system.files import open_plain
+from kvchat.system.files import open_regular_file
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _, format_number, join_sentences, plural
 from kvchat.text.safe_text import safe_prose
@@ -222,7 +222,7 @@ def _member(name: str, size: int, content: Iterable[bytes]) -> Iterator[bytes]:
 
 def is_memory_file(path: Path) -> bool:
     """Return True for a chat with memory, by its first bytes. Raises OSError."""
-    with open_plain(path) as file:
+    with open_regular_file(path) as file:
         begin = file.read(tarfile.BLOCKSIZE)
     return begin.startswith(MAGIC) or (begin.startswith(_CHATS.encode() + b"\0") and begin[257:262] == b"ustar")
 
@@ -236,7 +236,7 @@ def holds_memory(path: Path) -> bool:
 @contextmanager
 def open_memory_file(path: Path, passphrase: str = "") -> Iterator[MemoryFile]:
     """Open it. Raises PassphraseNeeded and OSError."""
-    with io.BufferedReader(open_plain(path), _PIECE) as file:  # type: ignore[type-var]
+    with io.BufferedReader(open_regular_file(path), _PIECE) as file:  # type: ignore[type-var]
         if not file.peek(len(MAGIC)).startswith(MAGIC):
             yield MemoryFile(file)
             return

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from kvchat.system.files import open_plain
+from kvchat.system.files import open_regular_file
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _, format_number
 from kvchat.transfer.rows import FORMAT, VERSION
@@ -39,7 +39,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 @contextmanager
 def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a zip within limits. Raises OSError and zipfile.BadZipFile."""
-    with open_plain(path) as file:
+    with open_regular_file(path) as file:
         if _directory_size(file) > MOST_LISTED:
             raise zipfile.BadZipFile(_("it contains too many files"))
         with zipfile.ZipFile(file) as archive:
@@ -51,7 +51,7 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def is_zip(path: Path) -> bool:
-    with open_plain(path) as file:
+    with open_regular_file(path) as file:
         return zipfile.is_zipfile(file)
 
 

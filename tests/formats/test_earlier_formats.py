@@ -17,7 +17,7 @@ from kvchat.kvstore.index import usage
 from kvchat.kvstore.index.index import Index
 from kvchat.kvstore.index.schema import MIGRATIONS as INDEX
 from kvchat.settings import NAMES, Settings, load_settings, save_settings
-from kvchat.system.migrations import DatabaseTooNew, version
+from kvchat.system.migrations import DatabaseTooNew, schema_version
 from tests.formats import FOLDER, earlier
 
 
@@ -53,7 +53,7 @@ def test_chats_of_each_format_open_and_what_was_there_is_kept_beside(number: int
     assert copy.exists() == (number < len(CHATS))
     if copy.exists():
         with closing(sqlite3.connect(copy)) as db:
-            assert version(db) == number
+            assert schema_version(db) == number
             assert db.execute("SELECT content FROM messages WHERE id = 'r'").fetchall() == [("In trees.",)]
 
 

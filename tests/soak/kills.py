@@ -22,7 +22,7 @@ import psutil
 from kvchat.kvstore.inventory import STAGING
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, private_folder_in
 from kvchat.session.proof import MIN_TOKENS, PROVED_SHARE
-from kvchat.system.files import whole_file
+from kvchat.system.files import atomic_write
 from kvchat.text.reasons import ReasonCode
 from tests.e2e.home import Home
 from tests.e2e.window import left_behind
@@ -272,7 +272,7 @@ def _look_over_store(home: Home, told: Told) -> None:
         raise Broken(f"save points of chats that were deleted: {left}")
     for begun in home.folder.rglob(".*.new*"):
         os.utime(begun, (0, 0))  # long after, the next file is written there
-        with whole_file(begun.with_name("next")):
+        with atomic_write(begun.with_name("next")):
             pass
         begun.with_name("next").unlink()
     in_memory = private_folder_in(MEMORY_FOLDER, kept.folder / STAGING)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.system.concurrency import Interruption, Progress, Stopped, Worker, in_thread, in_thread_with_progress
+from kvchat.system.concurrency import InterruptibleTask, Progress, Stopped, Worker, in_thread, in_thread_with_progress
 
 
 async def test_it_is_asked_to_stop_and_waited_for_however_often_it_is_cancelled() -> None:
@@ -147,7 +147,7 @@ async def test_work_that_is_interrupted_ends_well_although_its_caller_is_cancell
             await may_end.wait()
             ended.append("well")
 
-    interruption = Interruption()
+    interruption = InterruptibleTask()
     caller = asyncio.ensure_future(interruption.run(work()))
     await begun.wait()
     assert interruption.interrupt()

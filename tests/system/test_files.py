@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.system.files import NotAFile, whole_file
+from kvchat.system.files import NotAFile, atomic_write
 
 
 def test_what_was_written_takes_the_old_ones_place_and_is_its_owners_alone(tmp_path: Path) -> None:
     target = tmp_path / "晚.json"
     for words, private in (("old", False), ("new", True)):
-        with whole_file(target, private=private) as new:
+        with atomic_write(target, private=private) as new:
             new.write_text(words, "utf-8")
             assert target.exists() == private
         assert target.read_text("utf-8") == words
@@ -28,7 +28,7 @@ def test_what_was_written_takes_the_old_ones_place_and_is_its_owners_alone(tmp_p
 def test_what_is_cut_off_leaves_the_old_one_alone(tmp_path: Path, fault: type[BaseException]) -> None:
     target = tmp_path / "a.json"
     target.write_text("old", "utf-8")
-    with pytest.raises(fault), whole_file(target) as new:
+    with pytest.raises(fault), atomic_write(target) as new:
         cut_off(new, fault)
     assert target.read_text("utf-8") == "old"
     assert list(tmp_path.iterdir()) == [target]
@@ -41,7 +41,7 @@ def test_what_a_killed_process_had_begun_goes_when_nobody_can_be_writing_it_any_
     for path in (begun[0], theirs):
         os.utime(path, (0, 0))
     for left in ([begun[1], theirs], [theirs]):
-        with whole_file(tmp_path / "a.json") as new:
+        with atomic_write(tmp_path / "a.json") as new:
             new.write_text("x", "utf-8")
         assert sorted(tmp_path.iterdir()) == sorted([*left, tmp_path / "a.json"])
         os.utime(begun[1], (0, 0)) if begun[1].exists() else None
@@ -58,7 +58,7 @@ def test_a_link_stays_one_and_what_it_leads_to_is_written(tmp_path: Path) -> Non
     behind.write_text("old", "utf-8")
     behind.chmod(0o640)
     link.symlink_to("there/a.json")
-    with whole_file(link) as new:
+    with atomic_write(link) as new:
         new.write_text("new", "utf-8")
     assert link.is_symlink()
     assert behind.read_text("utf-8") == "new"
@@ -66,7 +66,7 @@ def test_a_link_stays_one_and_what_it_leads_to_is_written(tmp_path: Path) -> Non
     assert list(behind.parent.iterdir()) == [behind]
     link.unlink()
     link.symlink_to("new.json")
-    with whole_file(link) as new:
+    with atomic_write(link) as new:
         new.write_text("x", "utf-8")
     assert link.is_symlink()
     assert (tmp_path / "new.json").read_text("utf-8") == "x"
@@ -88,7 +88,7 @@ def test_what_is_no_file_is_left_alone(tmp_path: Path, kind: str) -> None:
             case _:  # root could replace that one: it gets one to spare
                 os.mknod(place, stat.S_IFCHR | 0o666, os.makedev(1, 7))
         before = place.stat().st_mode
-        with pytest.raises(NotAFile, match=kind), whole_file(place) as new:
+        with pytest.raises(NotAFile, match=kind), atomic_write(place) as new:
             new.write_text("x", "utf-8")
     assert place.stat().st_mode == before
     assert list(tmp_path.iterdir()) == [place]

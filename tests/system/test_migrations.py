@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.system.migrations import migrate, version
+from kvchat.system.migrations import migrate, schema_version
 
 
 def test_a_step_that_fails_tells_why_where_sqlite_has_undone_it_already(tmp_path: Path) -> None:
@@ -17,4 +17,4 @@ def test_a_step_that_fails_tells_why_where_sqlite_has_undone_it_already(tmp_path
     with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as connection:
         with pytest.raises(sqlite3.OperationalError, match="nowhere"):
             migrate(connection, tmp_path / "a.db", [step], "too new")
-        assert version(connection) == 0
+        assert schema_version(connection) == 0

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvchat.system.owner import Ownership, connect, let_come_to_front, owner_of
+from kvchat.system.owner import Ownership, allow_owner_to_raise_window, connect, owner_of
 
 OWN = """
 import sys
@@ -123,8 +123,8 @@ def test_windows_is_told_to_let_the_other_one_to_the_front(monkeypatch: pytest.M
     let: list[int] = []
     windows = SimpleNamespace(user32=SimpleNamespace(AllowSetForegroundWindow=let.append))
     monkeypatch.setattr(ctypes, "windll", windows, raising=False)
-    let_come_to_front()
+    allow_owner_to_raise_window()
     assert not let
     monkeypatch.setattr(sys, "platform", "win32")
-    let_come_to_front()
+    allow_owner_to_raise_window()
     assert let == [-1]

@@ -13,7 +13,7 @@ import pytest
 
 from kvchat.__main__ import main
 from kvchat.errors import KvchatError
-from kvchat.system.paths import expanded, resolve_paths
+from kvchat.system.paths import expand_user, resolve_paths
 
 
 @pytest.fixture
@@ -58,8 +58,8 @@ run_process(lambda: print(Path.home()) or 0)
 
 
 def test_nobodys_home_is_taken_as_it_is_written() -> None:
-    assert expanded("~nobody-of-that-name/x") == Path("~nobody-of-that-name/x")
-    assert expanded("~/x") == Path.home() / "x"
+    assert expand_user("~nobody-of-that-name/x") == Path("~nobody-of-that-name/x")
+    assert expand_user("~/x") == Path.home() / "x"
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ from kvchat.settings import GB, Settings, any_changed
 from kvchat.store_service import StoreService, open_store_or_empty
 from kvchat.system.concurrency import Worker
 from kvchat.system.paths import Paths, resolve_paths
-from kvchat.system.secret_store import Keeper
+from kvchat.system.secret_store import SecretLocation
 from kvchat.text.formatting import READ_AGAIN, TimeRange
 from tests.library.gguf_files import LLAMA, write_gguf
 
@@ -503,9 +503,9 @@ class FakeEngines(EngineSetup):
             tell(step)
         return Trial(steps)
 
-    async def save_key(self, value: str) -> Keeper | None:
+    async def save_key(self, value: str) -> SecretLocation | None:
         self.kept = value or None
-        return Keeper.KEYRING if value else None
+        return SecretLocation.KEYRING if value else None
 
     async def validation_error(self, name: str, text: str) -> str:
         return self.refuse

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.system.files import open_plain
+from kvchat.system.files import open_regular_file
 
 MAX_BYTES = 100_000  # per .gitignore; the largest public ones have some 20,000
 MAX_RULE_BYTES = 1000  # bytes; names have at most 255
@@ -70,7 +70,7 @@ def read_rules(folder: Path) -> tuple[IgnoreRules, ...]:
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             return ()
-        with open_plain(path) as file:
+        with open_regular_file(path) as file:
             text = file.read(MAX_BYTES)
     except (OSError, ValueError):
         return ()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvchat.chat.record.migrations import migrate
 from kvchat.errors import KvchatError
-from kvchat.system.files import name_beside
+from kvchat.system.files import temporary_path
 from kvchat.text.language import _
 
 LOCK_TIMEOUT_S = 10.0  # write lock timeout (the app and `ask` share the file)
@@ -144,7 +144,7 @@ def _create(path: Path) -> None:
     """Create the file atomically; an empty one would count as damaged. Raises ChatsDamaged."""
     if any(path.with_name(BACKUP_FOLDER).glob("*.db")):
         raise ChatsDamaged(path, _("only its backups were found"), _("The chat database is missing"))
-    new = name_beside(path)
+    new = temporary_path(path)
     try:
         create_empty(new)
         if not path.exists():  # another process may have created it

@@ -23,7 +23,7 @@ from typing import Any
 
 from kvchat.chat.record.database_file import BACKUP_FOLDER, ChatsDamaged, StorageFailed, create_empty
 from kvchat.chat.record.titles import title_from
-from kvchat.system.files import name_beside
+from kvchat.system.files import temporary_path
 from kvchat.text.language import _
 
 KEPT_BACKUPS = 3
@@ -69,7 +69,7 @@ def back_up(file: Path, *, repeat_today: bool) -> bool:
         if newest == today and not (repeat_today and file.stat().st_size < LARGE_FILE_BYTES):
             return False
         today.parent.mkdir(mode=0o700, exist_ok=True)
-        new = name_beside(today)
+        new = temporary_path(today)
         try:
             _copy_chats(file, new)
             new.replace(today)

@@ -25,7 +25,7 @@ from kvchat.session.events import RequestSent, SaveSkipped, SessionEvent
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.lease import save_failure_reason
 from kvchat.session.prefill import Settling, SystemPrompt
-from kvchat.system.concurrency import Interruption
+from kvchat.system.concurrency import InterruptibleTask
 from kvchat.text.language import _, format_number
 
 
@@ -62,7 +62,7 @@ class Turn:
         self.is_queued = False  # another reply is first
         self._turn_context, self._saves = turn_context, save
         self._notify = turn_context.events.for_chat(conversation_id)
-        self._answering, self._settling = Interruption(), Settling(self._notify)
+        self._answering, self._settling = InterruptibleTask(), Settling(self._notify)
         self._exchange: Exchange  # set with the slot
         self._reply: ReplyWriter | None = None
         self._sent_at, self._queued_s = time.perf_counter(), 0.0

@@ -29,7 +29,7 @@ from kvchat.engine.api.wire import (
     SlotFile,
     Timings,
 )
-from kvchat.system.concurrency import apart
+from kvchat.system.concurrency import run_in_thread_if_large
 from kvchat.text.language import _
 from kvchat.text.search import common_prefix_length
 
@@ -334,7 +334,7 @@ class LlamaServerClient:
     async def _tokenize_text(self, text: str, special: bool) -> tuple[int, ...]:
         body = {"content": text, "add_special": special, "parse_special": True}
         answer = await self._http.request("POST", "/tokenize", body)
-        tokens = await apart(len(answer) > THREAD_PARSE_BYTES, wire.parse_tokens, answer)
+        tokens = await run_in_thread_if_large(len(answer) > THREAD_PARSE_BYTES, wire.parse_tokens, answer)
         if tokens is None:
             raise EngineRefused(200, _("The engine's response to /tokenize is invalid."))
         return tokens

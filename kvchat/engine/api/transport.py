@@ -28,7 +28,7 @@ from kvchat.engine.api.errors import (
     EngineSilent,
 )
 from kvchat.engine.api.wire import ChatChunk
-from kvchat.system.files import collect
+from kvchat.system.files import read_limited
 from kvchat.text.language import N_, _
 
 MAX_RESPONSE_BYTES = 64_000_000  # bytes of a complete response; the longest prompt takes a tenth
@@ -295,7 +295,7 @@ def _tls_context() -> ssl.SSLContext:
 async def _read_all(answer: EngineResponse) -> bytes:
     try:
         async with contextlib.aclosing(answer.aiter_raw()) as pieces:
-            return await collect(pieces, MAX_RESPONSE_BYTES)
+            return await read_limited(pieces, MAX_RESPONSE_BYTES)
     except ValueError as error:
         raise EngineRefused(answer.status_code, _("The response is invalid")) from error
 

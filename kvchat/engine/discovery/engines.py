@@ -21,8 +21,8 @@ from kvchat.engine import embedded, parent_guard
 from kvchat.engine.api.errors import EngineUnusable
 from kvchat.engine.discovery.arguments import KnownOptions, parse_help
 from kvchat.errors import KvchatError
-from kvchat.system.files import in_time, stamp_of
-from kvchat.system.paths import expanded
+from kvchat.system.files import file_stamp, run_with_timeout
+from kvchat.system.paths import expand_user
 from kvchat.text.language import N_, _, join_list
 
 _COMMAND_TIMEOUT_S = 30.0
@@ -63,9 +63,9 @@ def find_engine(settings_path: str | None) -> EngineLocation:
     The settings may say "embedded", for a machine with an unusable llama-server. Raises EngineNotFound.
     """
     if settings_path and settings_path != EMBEDDED:
-        path = expanded(settings_path)
+        path = expand_user(settings_path)
         try:
-            return EngineLocation(in_time(lambda: _resolve_program(path)))
+            return EngineLocation(run_with_timeout(lambda: _resolve_program(path)))
         except OSError as error:
             raise EngineNotFound(_("The engine was not found"), f"{path}: {error.strerror}.", _(_ADVICE)) from error
     for engine in installed_engines():
@@ -244,7 +244,7 @@ def probe(location: EngineLocation) -> EngineProbe:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # bundles may lack package metadata
             version += f" {importlib.metadata.version('xllamacpp')}"
         return EngineProbe(location, version, version)
-    probed = _probe_program(location, stamp_of(location.path))
+    probed = _probe_program(location, file_stamp(location.path))
     if probed.build is not None and probed.build < MINIMUM_BUILD:
         builds = {"build": probed.build, "minimum_build": MINIMUM_BUILD}
         raise EngineTooOld(location, _("It is build {build}; kvchat needs {minimum_build} or newer.", **builds))

@@ -17,7 +17,7 @@ from kvchat.kvstore.index import points, token_tree
 from kvchat.kvstore.index.eviction import Candidate, Needs, Numbers
 from kvchat.kvstore.index.schema import RECOUNT, CorruptIndex, moment
 from kvchat.kvstore.savepoint import IMPORTED_PREFIX, PROGRAM, ConversationUsage, Loss, UncheckedPoints
-from kvchat.system.migrations import statements
+from kvchat.system.migrations import split_statements
 from kvchat.text.reasons import Reason, ReasonCode, reason_of
 
 
@@ -41,7 +41,7 @@ def recount(db: sqlite3.Connection, on_disk: Mapping[bytes, int]) -> None:
         "UPDATE blocks SET disk_bytes = ?1 WHERE name = ?2 AND disk_bytes <> ?1",
         [(size, name) for name, size in on_disk.items()],
     )
-    for statement in statements(RECOUNT):
+    for statement in split_statements(RECOUNT):
         db.execute(statement)
 
 

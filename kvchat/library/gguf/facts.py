@@ -15,7 +15,7 @@ from blake3 import blake3
 from kvchat.library.gguf.kv_cache import KvLayout, head_lengths, kv_layout
 from kvchat.library.gguf.parser import TENSOR_TYPES, GgufHeader, NotAModel, read_header, unreadable
 from kvchat.library.gguf.template_options import TemplateVariable, template_variables
-from kvchat.system.files import open_plain, stamp_of
+from kvchat.system.files import file_stamp, open_regular_file
 from kvchat.text.language import N_, _
 
 # llama_ftype in llama.cpp's include/llama.h, by common file names.
@@ -245,7 +245,7 @@ def file_identity(path: Path) -> str:
 
 
 def _add_part(digest: blake3, path: Path, header_size: int) -> None:
-    with open_plain(path) as file:
+    with open_regular_file(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         digest.update(size.to_bytes(8, "little"))
@@ -258,4 +258,4 @@ def _add_part(digest: blake3, path: Path, header_size: int) -> None:
 
 
 def file_stamps(files: Iterable[Path]) -> FileStamps:
-    return tuple(stamp_of(file) for file in files)
+    return tuple(file_stamp(file) for file in files)

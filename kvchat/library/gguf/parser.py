@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kvchat.errors import KvchatError
-from kvchat.system.files import NotAFile, open_plain
+from kvchat.system.files import NotAFile, open_regular_file
 from kvchat.text.language import _
 
 HEADER_LIMIT = 512 * 1024 * 1024  # bytes; the largest headers known are about 30 MB
@@ -136,7 +136,7 @@ def read_header(path: Path) -> GgufHeader:
     """Read a GGUF header and check the file for the length it implies. Raises NotAModel."""
     try:
         size = path.stat().st_size
-        with open_plain(path) as file:
+        with open_regular_file(path) as file:
             header = _parse(_Reader(file, size), path)
         if header.data_end <= size:
             return header

@@ -17,7 +17,7 @@ import psutil
 from kvchat.engine.process.plan import BATCH_SIZE, CONTEXT_CHECKPOINTS
 from kvchat.library.gguf.facts import GgufFacts
 from kvchat.library.gguf.kv_cache import kv_bytes, kv_fixed_bytes, pad
-from kvchat.system.files import read_json, whole_file
+from kvchat.system.files import atomic_write, read_json
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _, join_list, plural
 
@@ -270,7 +270,7 @@ class LoadLimits:
         newest = dict(list(entries.items())[-MAX_ENTRIES:])
         with suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with whole_file(self._file) as new:
+            with atomic_write(self._file) as new:
                 new.write_text(json.dumps({key: asdict(entry) for key, entry in newest.items()}, indent=1), "utf-8")
         return limit
 

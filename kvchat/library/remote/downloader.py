@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 from kvchat.errors import KvchatError
 from kvchat.library.remote.hub import HubError, HubFile, HubPart, Unreachable
 from kvchat.system.concurrency import LAST_MOMENT_S
-from kvchat.system.files import read_json, size_of, whole_file
+from kvchat.system.files import atomic_write, file_size, read_json
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _
 
@@ -86,16 +86,16 @@ class Order:
         return target.with_name(target.name + ORDER_SUFFIX)
 
     def save(self, models: Path) -> None:
-        with whole_file(self.order_file(models)) as new:
+        with atomic_write(self.order_file(models)) as new:
             new.write_text(json.dumps(dataclasses.asdict(self), indent=2), "utf-8")
 
     def is_downloaded(self, models: Path) -> bool:
         """Return True if all files of the model are in place, by size. Raises HubError like `target`."""
-        return all(size_of(self.target(models, part)) == part.size for part in self.file.parts)
+        return all(file_size(self.target(models, part)) == part.size for part in self.file.parts)
 
     def done(self, models: Path) -> int:
         return sum(
-            min(part.size, max(size_of(self.partial(models, part)), size_of(self.target(models, part))))
+            min(part.size, max(file_size(self.partial(models, part)), file_size(self.target(models, part))))
             for part in self.file.parts
         )
 
@@ -146,7 +146,7 @@ async def fetch_model(order: Order, models: Path, origin: Origin, on_progress: P
         order.save(models)
         before, fetched = 0, []
         for part in order.file.parts:
-            if size_of(order.target(models, part)) != part.size:  # equal after a kill during the final moves
+            if file_size(order.target(models, part)) != part.size:  # equal after a kill during the final moves
                 download = _PartDownload(order, part, order.partial(models, part), origin, before, on_progress)
                 await download.run()
                 fetched.append(part)
@@ -180,7 +180,7 @@ class _PartDownload:
     async def run(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self.path.open("ab", buffering=WRITE_BUFFER) as file:
-            if size_of(self.path) > self.part.size:
+            if file_size(self.path) > self.part.size:
                 file.truncate(0)
             with self.path.open("rb") as reader:
                 while chunk := reader.read(CHUNK):

@@ -40,7 +40,7 @@ from kvchat.engine.discovery.graphics import Backend, Graphics, suitable_backend
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloader import Order
 from kvchat.library.remote.hub import MAX_RESPONSE_BYTES, HubError, HubFile, HubPart, Unreachable, open_response
-from kvchat.system.files import collect, parse_json
+from kvchat.system.files import parse_json, read_limited
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _
 
@@ -71,7 +71,7 @@ class GitHub:
         accept = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
         async with self._open(f"{base}/repos/{repository}/releases?per_page={MAX_RELEASES}", accept) as response:
             try:
-                entries = parse_json(await collect(response.aiter_bytes(), MAX_RESPONSE_BYTES))
+                entries = parse_json(await read_limited(response.aiter_bytes(), MAX_RESPONSE_BYTES))
                 return tuple(_parse_release(entry) for entry in entries if not entry["draft"])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise HubError(

