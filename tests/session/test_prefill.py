@@ -1,4 +1,4 @@
-"""How much is read at a time, by how long the steps before took."""
+"""Sizes of processing steps, chosen from the times of earlier ones."""
 
 from __future__ import annotations
 
@@ -18,73 +18,75 @@ from kvchat.session.prefill import (
     tail_size,
 )
 
-PLENTY = 200 * BATCH_SIZE  # tokens are left to read
+PLENTY = 200 * BATCH_SIZE  # tokens left to process
 
 
-def after(steps: int, took: Callable[[int], float], pace: StepPacer | None = None) -> tuple[StepPacer, list[float]]:
-    """The pace after so many steps on a machine that takes so long for so many tokens; how long each took."""
-    pace, times = pace or StepPacer(), []
+def run_steps(
+    steps: int, duration: Callable[[int], float], pacer: StepPacer | None = None
+) -> tuple[StepPacer, list[float]]:
+    """Return the pacer after these steps, and the ms of each; `duration`: ms for a number of tokens."""
+    pacer, times = pacer or StepPacer(), []
     for _ in range(steps):
-        times.append(took(pace.tokens(PLENTY)))
-        pace.learn(pace.tokens(PLENTY), times[-1])
-    return pace, times
+        times.append(duration(pacer.tokens(PLENTY)))
+        pacer.learn(pacer.tokens(PLENTY), times[-1])
+    return pacer, times
 
 
 @pytest.mark.parametrize("per_token", [0.02, 0.3, 1.5, 3.5, 20.0, 200.0])
-def test_a_step_comes_to_take_about_as_long_as_it_should(per_token: float) -> None:
-    pace, times = after(20, lambda tokens: 5 + per_token * tokens)
-    assert times[-1] <= 1.1 * TARGET_STEP_MS or pace.tokens(PLENTY) == MIN_STEP
-    assert times[-1] >= 0.8 * TARGET_STEP_MS or pace.tokens(PLENTY) % BATCH_SIZE == 0
-    assert pace.tokens(PLENTY) <= MAX_STEP
+def test_steps_approach_the_target_time(per_token: float) -> None:
+    pacer, times = run_steps(20, lambda tokens: 5 + per_token * tokens)
+    assert times[-1] <= 1.1 * TARGET_STEP_MS or pacer.tokens(PLENTY) == MIN_STEP
+    assert times[-1] >= 0.8 * TARGET_STEP_MS or pacer.tokens(PLENTY) % BATCH_SIZE == 0
+    assert pacer.tokens(PLENTY) <= MAX_STEP
 
 
 def deep(depth: int) -> Callable[[int], float]:
-    """What was measured with llama.cpp on two cores: fewer than 64 tokens take twice as long for each, if deep."""
+    """Times measured with llama.cpp on two cores: in a deep context, small steps take twice as long per token."""
     return lambda tokens: 5 + tokens * (3.2 + (0.0033 if tokens < FULL_STEP else 0.0011) * depth)
 
 
-def test_a_step_that_could_be_whole_is_made_smaller_only_if_it_takes_much_too_long() -> None:
-    pace, times = after(20, deep(3000))
-    assert pace.tokens(PLENTY) == FULL_STEP
+def test_a_whole_step_becomes_smaller_only_if_it_takes_much_too_long() -> None:
+    pacer, times = run_steps(20, deep(3000))
+    assert pacer.tokens(PLENTY) == FULL_STEP
     assert max(times) < deep(3000)(FULL_STEP - 1)
-    _, times = after(20, deep(6000))
-    assert all(took <= 1.2 * TARGET_STEP_MS for took in times[6:])
-    assert sum(took > 2 * TARGET_STEP_MS for took in times) <= 2
+    _, times = run_steps(20, deep(6000))
+    assert all(ms <= 1.2 * TARGET_STEP_MS for ms in times[6:])
+    assert sum(ms > 2 * TARGET_STEP_MS for ms in times) <= 2
 
 
-def test_small_steps_that_are_hardly_quicker_than_a_whole_one_are_not_made() -> None:
-    """As with gigabytes of rows on two cores: 8 tokens took 0.7 s, 64 of them 1.2 s."""
-    pace, times = after(20, lambda tokens: 600 + 9 * tokens, StepPacer(whole=5.0))
-    assert pace.tokens(PLENTY) == FULL_STEP
-    assert sum(took < 1000 for took in times) == 1
+def test_small_steps_are_avoided_if_they_save_little_time() -> None:
+    """With gigabytes of rows on two cores, 8 tokens took 0.7 s and 64 took 1.2 s."""
+    pacer, times = run_steps(20, lambda tokens: 600 + 9 * tokens, StepPacer(whole=5.0))
+    assert pacer.tokens(PLENTY) == FULL_STEP
+    assert sum(ms < 1000 for ms in times) == 1
 
 
-def test_what_is_left_in_the_end_is_read_in_small_steps_too() -> None:
-    took = deep(4000)
-    pace = StepPacer(took(FULL_STEP) / FULL_STEP, took(30) / 30)
-    assert took(pace.tokens(60)) <= 1.1 * TARGET_STEP_MS
-    assert pace.tokens(5) == 5
+def test_the_remaining_tokens_are_processed_in_small_steps_too() -> None:
+    duration = deep(4000)
+    pacer = StepPacer(duration(FULL_STEP) / FULL_STEP, duration(30) / 30)
+    assert duration(pacer.tokens(60)) <= 1.1 * TARGET_STEP_MS
+    assert pacer.tokens(5) == 5
 
 
-def test_steps_and_what_is_left_are_as_the_engine_reads_in_one_piece() -> None:
-    """It rounds by how many it reads at once."""
-    pace = StepPacer(whole=0.3)
-    assert pace.tokens(PLENTY) == BATCH_SIZE
-    assert pace.tokens(PLENTY - FULL_STEP) == BATCH_SIZE - FULL_STEP  # after a first step of so many
+def test_steps_and_tail_match_the_engines_batches() -> None:
+    """Its rounding depends on the batch size."""
+    pacer = StepPacer(whole=0.3)
+    assert pacer.tokens(PLENTY) == BATCH_SIZE
+    assert pacer.tokens(PLENTY - FULL_STEP) == BATCH_SIZE - FULL_STEP  # after a first step of so many
     for missing, tail in ((300, 300), (2 * BATCH_SIZE, BATCH_SIZE), (1100, 76)):
         assert tail_size(missing, 0.3, TARGET_STEP_MS) == tail
         assert (missing - tail) % BATCH_SIZE == 0
     assert tail_size(1100, None, TARGET_STEP_MS) == tail_size(1100, 0.6, TARGET_STEP_MS) == TAIL_TOKENS
 
 
-def test_one_step_that_met_a_busy_moment_or_has_few_tokens_changes_little() -> None:
+def test_one_slow_or_tiny_step_changes_little() -> None:
     assert StepPacer().tokens(PLENTY) == FIRST_STEP, "a small one where nothing was measured"
-    pace, _ = after(5, lambda tokens: 1.0 * tokens)
-    before = pace.tokens(PLENTY)
-    pace.learn(before, 20 * TARGET_STEP_MS)
-    assert pace.tokens(PLENTY) >= before / 1.5
-    pace.learn(pace.tokens(PLENTY), TARGET_STEP_MS)
-    assert pace.tokens(PLENTY) >= before / 1.5
-    pace = StepPacer(2.0, 4.0)
-    pace.learn(3, 90)
-    assert (pace.whole, pace.small) == (2.0, 4.0)
+    pacer, _ = run_steps(5, lambda tokens: 1.0 * tokens)
+    before = pacer.tokens(PLENTY)
+    pacer.learn(before, 20 * TARGET_STEP_MS)
+    assert pacer.tokens(PLENTY) >= before / 1.5
+    pacer.learn(pacer.tokens(PLENTY), TARGET_STEP_MS)
+    assert pacer.tokens(PLENTY) >= before / 1.5
+    pacer = StepPacer(2.0, 4.0)
+    pacer.learn(3, 90)
+    assert (pacer.whole, pacer.small) == (2.0, 4.0)

@@ -8,7 +8,7 @@ from kvchat.text.formatting import TimeRange, format_estimate, sum_times
 CONTEXT = 8192
 
 
-def reading_at(ms_per_token: float) -> RestoreCost:
+def make_cost(ms_per_token: float) -> RestoreCost:
     cost = RestoreCost()
     cost.speed.learn(1000, 1000 * ms_per_token, 0)
     return cost
@@ -24,13 +24,13 @@ def reading_at(ms_per_token: float) -> RestoreCost:
         (20_000, 10**10, None),  # beyond the context
     ],
 )
-def test_the_break_even_is_the_least_gain_worth_its_restore(per_token: int, fixed: int, tokens: int | None) -> None:
-    cost = reading_at(4.0)
+def test_the_break_even_is_the_least_gain_worth_a_restore(per_token: int, fixed: int, tokens: int | None) -> None:
+    cost = make_cost(4.0)
     cost.learn_restore(200_000_000, 1000)
     assert cost.break_even(lambda n: fixed + n * per_token, CONTEXT) == BreakEven(tokens, 4.0, 5e-6)
 
 
-def test_nothing_is_said_before_both_rates_were_measured() -> None:
+def test_there_is_no_break_even_before_both_rates_are_measured() -> None:
     cost = RestoreCost()
     cost.speed.learn(1000, 4000, 0)
     assert cost.break_even(lambda n: n, CONTEXT) is None
@@ -38,17 +38,17 @@ def test_nothing_is_said_before_both_rates_were_measured() -> None:
     assert cost.break_even(lambda n: n, CONTEXT) is not None
 
 
-def test_one_slow_restore_among_others_changes_nothing() -> None:
-    cost = reading_at(1.0)
+def test_a_single_slow_restore_changes_nothing() -> None:
+    cost = make_cost(1.0)
     for ms in (5, 5, 5000, 5):
         cost.learn_restore(1_000_000, ms)
     assert cost.is_worth(1000, 1_000_000)
     assert not cost.is_worth_trying(MIN_GAIN - 1, 10)
-    assert cost.restore_ms_per_byte == 5e-6, "what gains too little says nothing of the rate"
+    assert cost.restore_ms_per_byte == 5e-6, "too small a gain does not change the rate"
 
 
-def test_restores_found_too_slow_are_tried_again_some_time() -> None:
-    cost = reading_at(1.0)
+def test_slow_restores_are_tried_again_later() -> None:
+    cost = make_cost(1.0)
     cost.learn_restore(1_000_000, 5000)
     tried = [cost.is_worth_trying(1000, 1_000_000) for _ in range(20)]
     assert not any(tried[:5])
@@ -57,51 +57,51 @@ def test_restores_found_too_slow_are_tried_again_some_time() -> None:
     assert not cost.is_worth(1000, 1_000_000)
 
 
-def read_in(*seconds: float, tokens: int = 2000) -> PrefillSpeed:
-    """As if texts of so many tokens had been read in so many seconds each."""
+def speed_after(*seconds: float, tokens: int = 2000) -> PrefillSpeed:
+    """Return the speed after processing `tokens` in each of these times."""
     speed = PrefillSpeed()
-    speed.recall(PrefillSample(tokens, 1000 * one) for one in seconds)
+    speed.recall(PrefillSample(tokens, 1000 * time_s) for time_s in seconds)
     return speed
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "text"),
     [
         ((59,), "about 59 s"),
         ((59, 62, 70), "about 62 s"),
         ((59, 120), "1 to 2 min"),
-        ((59, 60, 62, 61, 840), "about 61 s"),  # one that met a busy moment
+        ((59, 60, 62, 61, 840), "about 61 s"),  # one met a busy moment
         ((59, 60, 120, 130, 840), "1 to 2 min"),
         ((120, 840, 59), ""),  # nothing is known
         ((), ""),
     ],
 )
-def test_a_machine_whose_speed_varies_is_given_a_range_or_nothing(seconds: tuple[float, ...], told: str) -> None:
-    time = read_in(*seconds).forecast(2000)
-    assert (format_estimate(time) if time else "") == told
+def test_varying_speeds_give_a_range_or_nothing(seconds: tuple[float, ...], text: str) -> None:
+    time = speed_after(*seconds).forecast(2000)
+    assert (format_estimate(time) if time else "") == text
 
 
-def test_only_the_last_readings_count_and_a_greeting_says_nothing_of_a_book() -> None:
-    assert read_in(840, 120, *[59] * 5).forecast(2000) == TimeRange(59, 59)
-    speed = read_in(1.8, tokens=70)
+def test_only_recent_and_long_enough_samples_count() -> None:
+    assert speed_after(840, 120, *[59] * 5).forecast(2000) == TimeRange(59, 59)
+    speed = speed_after(1.8, tokens=70)
     assert speed.forecast(3000) is None
     assert speed.forecast(140) == TimeRange(3.6, 3.6)
     speed.learn(2000, 20_000, 70)
     assert speed.forecast(3000) == TimeRange(30, 30)
 
 
-def test_the_steps_of_one_prompt_are_one_reading() -> None:
+def test_the_steps_of_one_prompt_are_one_sample() -> None:
     speed = PrefillSpeed()
     for step in range(10):
         speed.learn(32, 100 * (step + 1), 32 * step)
-    assert [(one.tokens, one.ms) for one in speed.samples] == [(320, 5500)]
+    assert [(sample.tokens, sample.ms) for sample in speed.samples] == [(320, 5500)]
     speed.learn(100, 1000, 0)
     assert len(speed.samples) == 2
     assert speed.ms_per_step_token() == (10.0, 1000 / 32)
 
 
 def test_each_model_has_its_own_speed() -> None:
-    cost = reading_at(4.0)
+    cost = make_cost(4.0)
     cost.use_model("another")
     assert cost.prefill_ms(1000) == 0
     cost.use_model("")

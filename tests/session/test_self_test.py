@@ -1,4 +1,4 @@
-"""Does restoring work here? What the two real engines answer, for every kind of memory."""
+"""The self-test with both real engines, for every kind of memory."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ SERVER, EMBEDDED = "llama-server", "embedded"
 FINGERPRINT = Fingerprint("tiny", "f16", "f16", "auto", 1, "")
 
 
-async def found(
+async def run_self_test(
     folder: Path, architecture: str, engine: str, promised: Strategy, *extra: str, window: int | None = None
 ) -> Finding:
-    """The self-test's answer; it must have left nothing behind."""
+    """Return its finding; check that it leaves nothing behind."""
     path = engine_path(engine)
     location = EngineLocation(Path(path)) if path else EngineLocation()
     supervisor = EngineSupervisor(policy=RestartPolicy(max_deaths=1))
@@ -61,10 +61,10 @@ async def found(
         ("smallthinker", EMBEDDED, Strategy.COMPLETE, 1024, ()),
     ],
 )
-async def test_what_the_architecture_promises_holds(
+async def test_the_expected_strategy_is_confirmed(
     tmp_path: Path, architecture: str, engine: str, promised: Strategy, window: int | None, extra: tuple[str, ...]
 ) -> None:
-    finding = await found(tmp_path, architecture, engine, promised, *extra, window=window)
+    finding = await run_self_test(tmp_path, architecture, engine, promised, *extra, window=window)
     assert finding == Finding(promised, proved=True)
 
 
@@ -76,27 +76,29 @@ async def test_what_the_architecture_promises_holds(
         ("gemma3", Strategy.SETTLE, 32, Strategy.NONE),
     ],
 )
-async def test_a_promise_that_does_not_hold_is_found_out(
+async def test_a_wrong_expectation_is_corrected(
     tmp_path: Path, architecture: str, wrong: Strategy, window: int | None, right: Strategy
 ) -> None:
-    finding = await found(tmp_path, architecture, SERVER, wrong, window=window)
+    finding = await run_self_test(tmp_path, architecture, SERVER, wrong, window=window)
     assert (finding.strategy, finding.proved) == (right, True)
     assert finding.reason.code in (ReasonCode.USED_LESS, ReasonCode.NO_PARTS, ReasonCode.NEEDS_SWA_FULL)
 
 
-async def test_an_engine_that_restores_no_chat_shorter_than_the_window_is_found_out(tmp_path: Path) -> None:
-    """llama-server b11434 keeps no checkpoints in its files, and such a chat has no token older than the window."""
-    finding = await found(tmp_path, "gemma3", SERVER, Strategy.COMPLETE, window=1024)
+async def test_an_engine_that_cannot_restore_chats_shorter_than_the_window_is_detected(tmp_path: Path) -> None:
+    """llama-server b11434 saves no checkpoints, and such a chat has no token older than the window."""
+    finding = await run_self_test(tmp_path, "gemma3", SERVER, Strategy.COMPLETE, window=1024)
     assert (finding.strategy, finding.proved) == (Strategy.LONG, True)
     used = Reason(ReasonCode.USED_LESS, {"accepted": 96, "used": 0})
     assert finding.reason == Reason(ReasonCode.NEEDS_SWA_FULL, {"reason": used})
 
-    finding = await found(tmp_path, "llama4", SERVER, Strategy.COMPLETE, window=8192)
+    finding = await run_self_test(tmp_path, "llama4", SERVER, Strategy.COMPLETE, window=8192)
     assert (finding.strategy, finding.proved) == (Strategy.NONE, True), "no chat is longer than its window"
 
 
-async def test_a_window_too_long_to_try_stays_a_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_window_that_takes_too_long_to_test_stays_unproved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MAX_PREFILL_MS", 0.0)
-    finding = await found(tmp_path, "gemma3", EMBEDDED, Strategy.COMPLETE, window=128)
+    finding = await run_self_test(tmp_path, "gemma3", EMBEDDED, Strategy.COMPLETE, window=128)
     assert (finding.strategy, finding.proved) == (Strategy.COMPLETE, False)
     assert finding.reason == Reason(ReasonCode.NOT_TRIED, {"reason": Reason(ReasonCode.TAKES_LONG)})
