@@ -13,6 +13,7 @@ from blake3 import blake3
 
 from kvchat.system.paths import resolve_paths
 
+BLOCKS, INDEX, STAGING = "blocks", "index.db", "staging"  # in the store's folder
 _RUN = secrets.token_hex(8)  # per process
 
 
@@ -87,8 +88,9 @@ def name_for_engine() -> str:
 
 def remove_stale_for_engine(folder: Path) -> None:
     """Delete earlier processes' `name_for_engine` files; only one process owns the data folder."""
+    prefix = _own_prefix()
     for entry in listing(folder):
-        if entry.name.startswith(_own_prefix()) and not entry.name.startswith(f"{_own_prefix()}{_RUN}"):
+        if entry.name.startswith(prefix) and not entry.name.startswith(prefix + _RUN):
             remove(entry)
 
 
@@ -102,10 +104,10 @@ def remove(path: Path) -> None:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
-def disk_usage(found: os.stat_result) -> int:
+def disk_usage(status: os.stat_result) -> int:
     """Return the disk usage of a file or folder, or its length if the system does not report it."""
-    blocks: int | None = getattr(found, "st_blocks", None)  # always 512-byte units; absent on Windows
-    return found.st_size if blocks is None else 512 * blocks
+    blocks: int | None = getattr(status, "st_blocks", None)  # always 512-byte units; absent on Windows
+    return status.st_size if blocks is None else 512 * blocks
 
 
 def tree_size(path: Path) -> int:

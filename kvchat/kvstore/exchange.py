@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from kvchat.kvstore import disk
 from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.recipe import (
     RESIDUE,
@@ -21,12 +21,13 @@ from kvchat.kvstore.blocks.recipe import (
     Recipe,
     RecipeError,
     check_whole,
-    row_map_facts,
-    row_map_of,
+    row_map_from_json,
+    row_map_to_json,
 )
+from kvchat.kvstore.failures import check_store, store_errors, write_error
 from kvchat.kvstore.index import points, usage
 from kvchat.kvstore.index.index import reading
-from kvchat.kvstore.inventory import BLOCKS, INDEX, Inventory, check_store, in_words, write_error
+from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.savepoint import (
     Fingerprint,
     NotSaved,
@@ -40,11 +41,11 @@ from kvchat.text.language import N_, _
 from kvchat.text.reasons import Reason, ReasonCode
 
 FORMAT, VERSION = "kvchat-memory", 1
-_MAX_NUMBER = 1 << 50  # limit for numbers
+_MAX_NUMBER = 1 << 50
 _MAX_TOKEN = 1 << 31
-_BLOCK_NAME = 32  # bytes
-MAX_POINTS = 100  # newest per conversation; older ones add only states that cutting cannot produce
-_PIECE = 1 << 20  # bytes
+_BLOCK_NAME_BYTES = 32
+_MAX_POINTS = 100  # newest per conversation; older ones add only states that cutting cannot produce
+_PIECE_BYTES = 1 << 20
 _GONE = (
     N_("Part of this chat’s memory was deleted or damaged in the meantime."),
     "",
@@ -75,7 +76,7 @@ class Manifest:
 
     @cached_property
     def blocks(self) -> dict[bytes, int]:
-        return {use.block: use.size for point in self.points for use in point.recipe.uses}
+        return {name: size for point in self.points for name, size in point.recipe.blocks.items()}
 
     @property
     def bytes(self) -> int:
@@ -88,24 +89,24 @@ class Manifest:
 
 def to_json(manifest: Manifest) -> dict[str, Any]:
     numbers = {name: number for number, name in enumerate(manifest.blocks)}
-    told, before = [], Tokens()
+    carried, before = [], Tokens()
     for point in manifest.points:
         shared, recipe = common_prefix(before, point.tokens), point.recipe
-        told.append(
+        carried.append(
             {
                 "shared": shared,
                 "tokens": point.tokens[shared:],
                 "message_id": point.message_id,
                 "prefill_ms": point.prefill_ms,
                 "file_size": recipe.file_size,
-                "row_map": row_map_facts(recipe.row_map),
+                "row_map": row_map_to_json(recipe.row_map),
                 "uses": [[numbers[u.block], u.cache, u.row, u.rows, u.skip, u.position] for u in recipe.uses],
             }
         )
         before = point.tokens
     blocks = [[name.hex(), size] for name, size in manifest.blocks.items()]
     fingerprint = asdict(manifest.fingerprint)
-    return {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "blocks": blocks, "points": told}
+    return {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "blocks": blocks, "points": carried}
 
 
 def from_json(data: Any) -> Manifest:
@@ -114,7 +115,7 @@ def from_json(data: Any) -> Manifest:
         if data["format"] != FORMAT or data["version"] != VERSION:
             raise BadMemory(_("it was created by a newer version of kvchat"))
         blocks = [(bytes.fromhex(name), _number(size)) for name, size in data["blocks"]]
-        if any(len(name) != _BLOCK_NAME for name, _ in blocks):
+        if any(len(name) != _BLOCK_NAME_BYTES for name, _ in blocks):
             raise BadMemory(_("a block has an invalid name"))
         carried: list[ManifestPoint] = []
         for entry in data["points"]:
@@ -133,7 +134,7 @@ def from_json(data: Any) -> Manifest:
 
 
 def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> ManifestPoint:
-    """Parse it. Raises BadMemory, RecipeError and type errors."""
+    """Raises BadMemory, RecipeError and type errors."""
     shared, message_id = _number(entry["shared"]), entry["message_id"]
     tokens = (*before[:shared], *(_number(token, -_MAX_TOKEN, _MAX_TOKEN) for token in entry["tokens"]))
     if shared > len(before) or not tokens or not isinstance(message_id, str | None):
@@ -144,7 +145,7 @@ def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> M
         if cache == RESIDUE and rows > RESIDUE_CHUNK:
             raise BadMemory(_("a block is too large when unpacked"))
         uses.append(BlockUse(*blocks[_number(number)], _number(cache, RESIDUE), row, rows, skip, position))
-    recipe = Recipe(_number(entry["file_size"], 1), row_map_of(entry["row_map"]), tuple(uses))
+    recipe = Recipe(_number(entry["file_size"], 1), row_map_from_json(entry["row_map"]), tuple(uses))
     check_whole(recipe)
     prefill_ms = entry["prefill_ms"]
     if type(prefill_ms) not in (int, float) or not isfinite(prefill_ms) or not 0 <= prefill_ms < _MAX_NUMBER:
@@ -152,8 +153,8 @@ def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> M
     return ManifestPoint(tokens, message_id, float(prefill_ms), recipe)
 
 
-def _number(value: Any, least: int = 0, most: int = _MAX_NUMBER) -> int:
-    if type(value) is not int or not least <= value < most:
+def _number(value: Any, least: int = 0, limit: int = _MAX_NUMBER) -> int:
+    if type(value) is not int or not least <= value < limit:
         raise BadMemory(_("a number in its manifest is out of range"))
     return value
 
@@ -163,33 +164,29 @@ def stored_manifest(folder: Path, conversation_id: str) -> Manifest | None:
 
     Excludes what is not yet absorbed. Only reads: another process may own the folder. Raises KvchatError.
     """
-    index = folder / INDEX
+    index = folder / disk.INDEX
     if not index.exists():
         return None
     check_store(folder)
-    with in_words(), reading(index) as db:
-        return _manifest(db, conversation_id)
-
-
-def _manifest(db: sqlite3.Connection, conversation_id: str) -> Manifest | None:
-    messages = points.absorbed_points(db, conversation_id)
-    newest = points.load(db, max(messages)) if messages else None
     carried: list[ManifestPoint] = []
-    for point_id, message_id in [*messages.items()][-MAX_POINTS:]:
-        point, recipe = points.load(db, point_id), None
-        with contextlib.suppress(RecipeError):
-            recipe = points.load_recipe(db, point_id)
-        if newest and point and recipe and point.fingerprint == newest.fingerprint:
-            before = carried[-1].tokens if carried else ()
-            shared = common_prefix(before, point.tokens)  # reuse the same int objects
-            tokens = before[:shared] + point.tokens[shared:]
-            carried.append(ManifestPoint(tokens, message_id, point.prefill_ms, recipe))
+    with store_errors(), reading(index) as db:
+        messages = points.absorbed_points(db, conversation_id)
+        newest = points.load(db, max(messages)) if messages else None
+        for point_id, message_id in [*messages.items()][-_MAX_POINTS:]:
+            point, recipe = points.load(db, point_id), None
+            with contextlib.suppress(RecipeError):
+                recipe = points.load_recipe(db, point_id)
+            if newest and point and recipe and point.fingerprint == newest.fingerprint:
+                before = carried[-1].tokens if carried else ()
+                shared = common_prefix(before, point.tokens)  # reuse the same int objects
+                tokens = before[:shared] + point.tokens[shared:]
+                carried.append(ManifestPoint(tokens, message_id, point.prefill_ms, recipe))
     return Manifest(newest.fingerprint, tuple(carried)) if newest and carried else None
 
 
 def read_blocks(folder: Path, manifest: Manifest) -> BlockStream:
     """Yield the blocks from the store in `folder`, each verified at its end. Raises StoreRefused."""
-    blocks = BlockFiles(folder / BLOCKS)
+    blocks = BlockFiles(folder / disk.BLOCKS)
     for name, size in manifest.blocks.items():
         yield name, _content(blocks, name, size)
 
@@ -198,7 +195,7 @@ def _content(blocks: BlockFiles, name: bytes, size: int) -> Iterator[bytes]:
     digest, read = blake3(), 0
     try:
         with blocks.path(name).open("rb", buffering=0) as file:
-            while piece := file.read(_PIECE):
+            while piece := file.read(_PIECE_BYTES):
                 digest.update(piece)
                 read += len(piece)
                 yield piece
@@ -208,76 +205,48 @@ def _content(blocks: BlockFiles, name: bytes, size: int) -> Iterator[bytes]:
         raise StoreRefused(*_GONE)
 
 
-def import_memory(inventory: Inventory, conversation_id: str, manifest: Manifest, contents: BlockStream) -> int:
+def import_memory(inventory: Inventory, conversation_id: str, manifest: Manifest, stream: BlockStream) -> int:
     """Import save points for one conversation, all or none; return the number of new bytes.
 
-    Existing blocks are not requested. `contents` may raise anything; it is read to its end. Raises BadMemory if it
+    Existing blocks are not requested. `stream` may raise anything; it is read to its end. Raises BadMemory if it
     does not match the manifest, StoreRefused if it must not be kept or does not fit.
     """
-    files = inventory.blocks.beside()  # another thread's cleanup must not delete new blocks
-    new = sum(size for name, size in manifest.blocks.items() if files.claim(name, size) is None)
+    files = inventory.blocks.with_own_record()  # another thread's cleanup must not delete new blocks
+    new = sum(size for name, size in manifest.blocks.items() if files.find(name, size) is None)
     inventory.require_room(max(point.recipe.file_size for point in manifest.points), 0)
     inventory.require_room(new, new)
     try:
-        written, xxh3 = _receive(files, manifest, contents)
+        xxh3 = _receive(files, manifest, stream)
+        written = sum(manifest.blocks[name] for name in xxh3)
         newest = _record(inventory, conversation_id, manifest, files, xxh3, written)
     except OSError as error:
         raise write_error(error) from error
     finally:
-        with contextlib.suppress(StoreRefused), in_words():
-            inventory.drop_unknown(list(files.new))
-    with in_words():
+        with contextlib.suppress(StoreRefused), store_errors():
+            inventory.delete_unknown(list(files.new))
+    with store_errors():
         inventory.enforce(protected=newest)
     return written
 
 
-def _receive(files: BlockFiles, manifest: Manifest, contents: BlockStream) -> tuple[int, dict[bytes, bytes]]:
-    missing, total, xxh3 = dict(manifest.blocks), 0, {}
-    for name, content in contents:
+def _receive(files: BlockFiles, manifest: Manifest, stream: BlockStream) -> dict[bytes, bytes]:
+    """Write the missing blocks; return their XXH3, by name."""
+    missing, xxh3 = dict(manifest.blocks), {}
+    for name, content in stream:
         size = missing.pop(name, None)
         if size is None:
             raise BadMemory(_("it contains a duplicate or unused block"))
-        if files.claim(name, size) is not None:
+        if files.find(name, size) is not None:
             continue
         written = files.write(_limited(content, size))
         if written.block != name or written.size != size:
-            files.drop(written)
+            files.discard(written)
             raise BadMemory(_("part of it is damaged"))
-        total += files.put(written)
+        files.commit(written)
         xxh3[name] = written.xxh3
     if missing:
         raise BadMemory(_("part of it is missing"))
-    return total, xxh3
-
-
-@in_words(saving=True)
-def _record(
-    inventory: Inventory,
-    conversation_id: str,
-    manifest: Manifest,
-    files: BlockFiles,
-    xxh3: dict[bytes, bytes],
-    written: int,
-) -> int:
-    audience, now = imported_audience(conversation_id), inventory.clock()
-    with inventory.index.write() as db:
-        if points.never_save(db, conversation_id):
-            raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
-        there: dict[bytes, int] = {}
-        for name, size in manifest.blocks.items():
-            if (taken := files.claim(name, size)) is None:
-                raise StoreRefused(*_GONE)
-            there[name] = taken
-        usage.count_written(db, inventory.today(), written)
-        for point in manifest.points:
-            uses = tuple(replace(use, xxh3=xxh3.get(use.block, b"")) for use in point.recipe.uses)
-            what = conversation_id, manifest.fingerprint, point.tokens, point.recipe.file_size
-            new = SavePoint("", *what, now, now, point.prefill_ms, audience)
-            newest = int(points.add_staged(db, new, point.message_id).id)
-            points.store_recipe(db, newest, replace(point.recipe, uses=uses), there)
-            points.delete(db, points.points_at_same_node(db, newest))
-    files.settle(there)
-    return newest
+    return xxh3
 
 
 def _limited(content: Iterable[bytes], size: int) -> Iterator[bytes]:
@@ -286,3 +255,31 @@ def _limited(content: Iterable[bytes], size: int) -> Iterator[bytes]:
         if size < 0:
             raise BadMemory(_("part of it is damaged"))
         yield piece
+
+
+@store_errors(saving=True)
+def _record(
+    inventory: Inventory,
+    conversation_id: str,
+    manifest: Manifest,
+    files: BlockFiles,
+    xxh3: dict[bytes, bytes],
+    written: int,
+) -> int:
+    """Add the save points to the index; return the newest."""
+    audience, now = imported_audience(conversation_id), inventory.clock()
+    with inventory.index.write() as db:
+        if points.never_save(db, conversation_id):
+            raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
+        on_disk = files.find_all(manifest.blocks)
+        if on_disk is None:
+            raise StoreRefused(*_GONE)
+        usage.count_written(db, inventory.today(), written)
+        for point in manifest.points:
+            uses = tuple(replace(use, xxh3=xxh3.get(use.block, b"")) for use in point.recipe.uses)
+            state = conversation_id, manifest.fingerprint, point.tokens, point.recipe.file_size
+            new = SavePoint("", *state, now, now, point.prefill_ms, audience)
+            newest = int(points.add_staged(db, new, point.message_id).id)
+            points.store_recipe(db, newest, replace(point.recipe, uses=uses), on_disk)
+    files.forget_new(on_disk)
+    return newest

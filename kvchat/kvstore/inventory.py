@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.recipe import RecipeError
+from kvchat.kvstore.failures import store_errors
 from kvchat.kvstore.index import eviction, points, usage
-from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost, check_readable
+from kvchat.kvstore.index.index import Index, IndexFailed
 from kvchat.kvstore.index.schema import fingerprint_of
 from kvchat.kvstore.savepoint import (
     Bounds,
@@ -23,7 +22,6 @@ from kvchat.kvstore.savepoint import (
     PrunePlan,
     SavePoint,
     SavePointSummary,
-    StoreRefused,
     StoreUsage,
     Tier,
     UncheckedPoints,
@@ -35,84 +33,32 @@ from kvchat.text.formatting import format_size
 from kvchat.text.language import _
 from kvchat.text.reasons import Reason, ReasonCode
 
-BLOCKS, INDEX, STAGING = "blocks", "index.db", "staging"  # in the store's folder
 _DELETE_BATCH = 200  # blocks deleted per transaction, so other threads wait briefly
 PROGRAMS_AGE_DAYS = 14.0  # agents resume a thread within days or never; their shared prefix is used daily
 
 
-def write_error(error: OSError) -> NotSaved:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NotSaved(Reason(ReasonCode.DISK_FULL), _("Free up disk space."))
-    return NotSaved(Reason(ReasonCode.NOT_WRITTEN, {"error": error.strerror or str(error)}))
-
-
-@contextmanager
-def in_words(*, saving: bool = False) -> Iterator[None]:
-    """Convert index and disk errors to StoreRefused; also a decorator for the store's methods.
-
-    `saving`: raise NotSaved instead, and pass disk errors through.
-    """
-    try:
-        yield
-    except IndexLost as error:
-        if saving:
-            raise NotSaved(Reason(ReasonCode.INDEX_DAMAGED)) from error
-        detail = _("kvchat set it aside and created a new one. Each chat is reprocessed once.")
-        raise StoreRefused(_("The chat memory index was damaged."), detail) from error
-    except (IndexFailed, OSError) as error:
-        if saving and isinstance(error, OSError):
-            raise
-        if saving:
-            raise NotSaved(Reason(ReasonCode.INDEX_NOT_WRITTEN, {"error": str(error)})) from error
-        raise StoreRefused(_("Chat memory could not be read or written."), f"{error}.") from error
-
-
-def store_unusable(folder: Path, error: Exception) -> StoreRefused:
-    title = _("The chat memory folder cannot be used.")
-    advice = _("Check the permissions of the folder and that the disk is not full.")
-    return StoreRefused(title, f"{folder}: {getattr(error, 'strerror', None) or error}.", advice)
-
-
-def check_store(folder: Path) -> None:
-    """Raise KvchatError if the folder has no usable store. Only reads: another process may own it."""
-    index = folder / INDEX
-    try:
-        os.scandir(folder).close()
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        if index.exists():
-            check_readable(index)
-    except (OSError, IndexFailed) as error:
-        raise store_unusable(folder, error) from error
-
-
+@dataclass(eq=False)
 class Inventory:
     """The files and the index of a block store, and their maintenance. Thread-safe."""
 
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        bounds: Bounds,
-        staging: Staging,
-        index: Index,
-        blocks: BlockFiles,
-        clock: Callable[[], datetime],
-        free_bytes: Callable[[], int],
-    ) -> None:
-        self.folder, self.bounds, self.clock, self.free_bytes = folder, bounds, clock, free_bytes
-        self.staging, self.index, self.blocks = staging, index, blocks
-        self.used: dict[int, datetime] = {}  # restore times not yet written to the index
+    folder: Path
+    bounds: Bounds
+    staging: Staging
+    index: Index
+    blocks: BlockFiles
+    clock: Callable[[], datetime]
+    free_bytes: Callable[[], int]
+    restored_at: dict[int, datetime] = field(default_factory=dict)  # not yet written to the index
 
-    def take_over(self) -> None:
+    def recover(self) -> None:
         """Adopt or discard what a killed process left. Checks that the store is writable."""
         with self.index.write() as db:
-            if self.index.fresh and any(self.blocks.leftovers(())):
+            if self.index.fresh and any(self.blocks.unknown_blocks(())):
                 usage.note_index_loss(db)  # the index was deleted, but not its blocks
-            waiting = {str(number): size for number, size in points.staged(db).items()}
-            lost = [int(point_id) for point_id in waiting.keys() - self.staging.take_over(waiting)]
-            usage.lose(db, lost, Reason(ReasonCode.NOT_FINISHED), self.clock(), tell=False)
-        self.blocks.sweep_temporary()
+            unabsorbed = {str(number): size for number, size in points.staged(db).items()}
+            lost = [int(point_id) for point_id in unabsorbed.keys() - self.staging.recover(unabsorbed)]
+            usage.discard(db, lost, Reason(ReasonCode.NOT_FINISHED), self.clock(), notify=False)
+        self.blocks.remove_temporary()
         disk.remove(self.folder / "set-aside")  # bad blocks of earlier versions
         self.sweep()
         self.index.fresh = False
@@ -121,18 +67,18 @@ class Inventory:
         """Return the UTC day used to count written bytes."""
         return self.clock().date().isoformat()
 
-    def require_room(self, size: int, still_to_write: int, conversation_id: str = "") -> None:
+    def require_room(self, size: int, to_write: int, conversation_id: str = "") -> None:
         """Raise NotSaved if `size` bytes exceed the quota or leave less than the minimum free disk space.
 
-        `still_to_write`: bytes not yet on disk: all before the engine saves, none afterwards.
+        `to_write`: bytes not yet on disk: all before the engine saves, none afterwards.
         """
         if self.index.problem is not None:
             raise self.index.problem
-        quota, floor, free = self.bounds.of(conversation_id), self.bounds.free_floor, self.free_bytes()
+        quota, floor, free = self.bounds.max_point_bytes(conversation_id), self.bounds.free_floor, self.free_bytes()
         if size > quota:
             places = {"size": format_size(size), "limit": format_size(quota)}
             raise NotSaved(Reason(ReasonCode.OVER_LIMIT, places), _("Raise the storage limit in Settings, Storage."))
-        if free - still_to_write < floor:
+        if free - to_write < floor:
             places = {"free": format_size(free), "floor": format_size(floor)}
             advice = _("Free up disk space, or lower the minimum free space in Settings, Storage.")
             raise NotSaved(Reason(ReasonCode.DISK_NEARLY_FULL, places), advice)
@@ -141,15 +87,13 @@ class Inventory:
         with self.index.read() as db:
             return frozenset(map(str, points.staged(db)))
 
-    def tidy(self) -> None:
-        """Record restores, and sweep after an index loss: work that should not delay an answer."""
-        used, self.used = self.used, {}
-        if used:
+    def run_deferred_work(self) -> None:
+        """Record when save points were restored, and sweep after an index loss, so as not to delay an answer."""
+        restored_at, self.restored_at = self.restored_at, {}
+        if restored_at:
             with contextlib.suppress(IndexFailed), self.index.write() as db:
-                db.executemany(
-                    "UPDATE save_points SET last_used_at = ? WHERE id = ?",
-                    [(at.timestamp(), point_id) for point_id, at in used.items()],
-                )
+                rows = [(at.timestamp(), point_id) for point_id, at in restored_at.items()]
+                db.executemany("UPDATE save_points SET last_used_at = ? WHERE id = ?", rows)
         if self.index.fresh:
             self.index.fresh = False
             self.sweep()
@@ -175,51 +119,48 @@ class Inventory:
         """Delete block files missing from the index, left by a killed process; return their bytes."""
         with self.index.read() as db:
             known = {name for (name,) in db.execute("SELECT name FROM blocks")}
-        return self.drop_unknown(list(self.blocks.leftovers(known)))
+        return self.delete_unknown(list(self.blocks.unknown_blocks(known)))
 
-    def drop_unknown(self, names: Sequence[bytes]) -> int:
+    def delete_unknown(self, names: Sequence[bytes]) -> int:
+        """Delete those of these blocks that the index does not know; return their bytes."""
         freed = 0
         for start in range(0, len(names), _DELETE_BATCH):
             with self.index.write() as db:
                 for name in names[start : start + _DELETE_BATCH]:
                     if not db.execute("SELECT 1 FROM blocks WHERE name = ?", (name,)).fetchone():
-                        with contextlib.suppress(OSError):
-                            freed += self.blocks.on_disk(name)
+                        freed += self.blocks.find(name) or 0
                         self.blocks.remove(name)
                     self.blocks.new.pop(name, None)
         return freed
 
-    def discard_bad_blocks(self, bad: Mapping[bytes, int]) -> None:
-        """Delete bad blocks and every save point that needs one. `bad`: their expected sizes, by name."""
-        for block, size in bad.items():
+    def delete_bad_blocks(self, sizes: Mapping[bytes, int]) -> None:
+        """Delete bad blocks, with their expected sizes by name, and every save point that needs one."""
+        for block, size in sizes.items():
             with self.index.write() as db:
-                fault = self.blocks.fault(block, size)
+                fault = self.blocks.find_fault(block, size)
                 if fault is None:  # rewritten meanwhile
                     continue
                 damaged = Reason(ReasonCode.BLOCK_DAMAGED, {"error": fault})
                 reason, users = Reason(ReasonCode.SET_ASIDE, {"reason": damaged}), points.points_using_block(db, block)
-                usage.lose(db, users, reason, self.clock(), tell=True)
+                usage.discard(db, users, reason, self.clock(), notify=True)
                 db.execute("DELETE FROM blocks WHERE name = ?", (block,))
                 self.blocks.remove(block)
         self.collect()
 
-    @in_words()
+    @store_errors()
     def set_aside(self, save_point: SavePoint, reason: Reason) -> None:
-        """Discard a save point the engine refused, or whose restore proved hollow."""
-        self.lose(save_point.id, reason, tell=False)
+        """Delete a save point the engine refused, or whose restore proved hollow."""
+        self.delete_unusable(save_point.id, reason, notify=False)
 
-    def lose(self, point_id: str, reason: Reason, *, tell: bool) -> None:
-        lost = Reason(ReasonCode.SET_ASIDE, {"reason": reason})
-        with self.index.write() as db:
-            usage.lose(db, [int(point_id)], lost, self.clock(), tell=tell)
-        self.staging.drop(point_id)
-        self.collect()
+    def delete_unusable(self, point_id: str, reason: Reason, *, notify: bool) -> None:
+        """Delete a save point and record the reason; `notify`: the user is told, once."""
+        self._discard([int(point_id)], Reason(ReasonCode.SET_ASIDE, {"reason": reason}), notify=notify)
 
-    @in_words()
+    @store_errors()
     def usage(self) -> StoreUsage:
         if problem := self.index.problem:
             return StoreUsage((), 0, 0, 0, problem=f"{problem.detail} {problem.advice}")
-        self.tidy()
+        self.run_deferred_work()
         occupied = self.occupied()
         with self.index.read() as db:
             conversations = tuple(usage.by_conversation(db))
@@ -227,7 +168,7 @@ class Inventory:
         return StoreUsage(
             conversations=conversations,
             quota_bytes=self.bounds.quota,
-            programs_quota_bytes=self.bounds.programs,
+            programs_quota_bytes=self.bounds.programs_quota,
             free_bytes=self.free_bytes(),
             free_floor_bytes=self.bounds.free_floor,
             save_points=totals.save_points,
@@ -237,52 +178,54 @@ class Inventory:
             unique_rows_bytes=totals.rows,
             bytes_written=totals.written,
             bytes_written_today=totals.written_today,
-            warm_bytes=self.staging.bytes(),
-            staged=self.staging.in_words(),
+            warm_bytes=self.staging.bytes_in_memory(),
+            staged=self.staging.describe(),
         )
 
-    @in_words()
+    @store_errors()
     def occupied(self) -> int:
+        """Return the bytes of everything in the store's folder on disk."""
         with self.index.read() as db:
             blocks = usage.totals(db, self.today()).disk
         blocks += sum(list(self.blocks.new.values()))
-        others = sum(disk.tree_size(path) for path in disk.listing(self.folder) if path.name != BLOCKS)
+        others = sum(disk.tree_size(path) for path in disk.listing(self.folder) if path.name != disk.BLOCKS)
         return disk.disk_usage(self.folder.stat()) + blocks + self.blocks.overhead_bytes() + others
 
-    @in_words()
+    @store_errors()
     def summaries(self, conversations: Sequence[str]) -> dict[str, tuple[SavePointSummary, ...]]:
-        kept = dict[str, tuple[SavePointSummary, ...]]()
+        summaries = dict[str, tuple[SavePointSummary, ...]]()
         with self.index.read() as db:
-            rows = usage.ends(db, conversations)
+            rows = usage.list_points(db, conversations)
             fingerprints = {facts: fingerprint_of(facts) for facts in {row[3] for row in rows}}
         for point_id, name, message_id, facts, tokens, size in rows:
             tier = Tier.WARM if self.staging.has_warm(str(point_id)) else Tier.DISK
-            kept[name] = (*kept.get(name, ()), SavePointSummary(message_id, fingerprints[facts], tokens, size, tier))
-        return kept
+            summary = SavePointSummary(message_id, fingerprints[facts], tokens, size, tier)
+            summaries[name] = (*summaries.get(name, ()), summary)
+        return summaries
 
-    @in_words()
+    @store_errors()
     def losses(self) -> tuple[Loss, ...]:
         """Return what was lost since the last call: the user is told once."""
         with self.index.write() as db:
             return usage.take_unreported_losses(db) + usage.take_unreported_index_loss(db)
 
-    @in_words()
-    def unchecked(self, by: str) -> UncheckedPoints:
-        """Return what was saved since this caller's last `seen`; everything if another called it since."""
+    @store_errors()
+    def unchecked(self, checker: str) -> UncheckedPoints:
+        """Return what was saved since `checker` last called `mark_checked`; everything if another called it since."""
         with self.index.read() as db:
-            return usage.unchecked(db, by)
+            return usage.unchecked(db, checker)
 
-    @in_words()
-    def mark_checked(self, by: str, what: UncheckedPoints) -> None:
+    @store_errors()
+    def mark_checked(self, checker: str, checked: UncheckedPoints) -> None:
         with self.index.write() as db:
-            usage.mark_checked(db, by, what)
+            usage.mark_checked(db, checker, checked)
 
-    @in_words()
+    @store_errors()
     def pin(self, conversation_id: str, pinned: bool) -> None:
         with self.index.write() as db:
             points.set_flag(db, conversation_id, "pinned", pinned)
 
-    @in_words()
+    @store_errors()
     def never_save(self, conversation_id: str, never: bool) -> None:
         """Set whether a conversation is never saved. Existing save points stay until deleted."""
         with self.index.write() as db:
@@ -290,24 +233,24 @@ class Inventory:
 
     # Deletion: each method returns the freed bytes
 
-    @in_words()
+    @store_errors()
     def delete_conversation(self, conversation_id: str) -> int:
         """Delete a conversation's save points. Those that others extend are handed over to them."""
         with self.index.write() as db:
             ids = points.transfer_to_extensions(db, points.points_of(db, conversation_id))
             points.delete(db, ids)
             points.forget(db, conversation_id)
-        return self._delete(ids)
+        return self._free(ids)
 
-    @in_words()
+    @store_errors()
     def delete_all(self) -> int:
         with self.index.write() as db:
             ids = points.points_of(db, None)
             points.delete(db, ids)
             points.forget(db, None)
-        return self._delete(ids) + self.sweep()
+        return self._free(ids) + self.sweep()
 
-    @in_words()
+    @store_errors()
     def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
         """Delete the save points of these messages and those of the conversation without a message.
 
@@ -316,32 +259,33 @@ class Inventory:
         with self.index.write() as db:
             ids = points.transfer_to_extensions(db, points.points_of_messages(db, conversation_id, message_ids))
             points.delete(db, ids)
-        return self._delete(ids)
+        return self._free(ids)
 
-    @in_words()
+    @store_errors()
     def imported(self) -> set[str]:
+        """Return the conversations with imported memory."""
         with self.index.read() as db:
             return usage.with_imported(db)
 
-    @in_words()
+    @store_errors()
     def delete_imported(self, conversation_id: str) -> int:
         """Delete a conversation's imported memory and what was built on it."""
         with self.index.write() as db:
             ids = points.points_for(db, imported_audience(conversation_id))
             points.delete(db, ids)
-        return self._delete(ids)
+        return self._free(ids)
 
-    @in_words()
+    @store_errors()
     def plan_prune(self, target_bytes: int, protected: int | None = None) -> PrunePlan:
         with self.index.read() as db:
-            found, needs = usage.candidates(db, protected)
-        return eviction.plan_prune(found, needs, self.occupied(), target_bytes, self.clock().timestamp())
+            candidates, needs = usage.candidates(db, protected)
+        return eviction.plan_prune(candidates, needs, self.occupied(), target_bytes, self.clock().timestamp())
 
-    @in_words()
+    @store_errors()
     def prune(self, plan: PrunePlan, reason: ReasonCode = ReasonCode.PRUNED_BY_USER) -> int:
-        return self._discard([int(id) for id in plan.save_point_ids], reason)
+        return self._discard([int(id) for id in plan.save_point_ids], Reason(reason))
 
-    @in_words()
+    @store_errors()
     def set_bounds(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.enforce()
@@ -356,10 +300,10 @@ class Inventory:
         if bounds.max_age_days is not None:
             self._expire(bounds.max_age_days, protected, programs=False)
         with self.index.read() as db:
-            too_much = usage.held_by_programs(db) > bounds.programs
-            found, needs = usage.candidates(db, protected) if too_much else ([], None)
+            too_much = usage.held_by_programs(db) > bounds.programs_quota
+            candidates, needs = usage.candidates(db, protected) if too_much else ([], None)
         if needs is not None:
-            plan = eviction.plan_programs(found, needs, bounds.programs, self.clock().timestamp())
+            plan = eviction.plan_programs(candidates, needs, bounds.programs_quota, self.clock().timestamp())
             self.prune(plan, ReasonCode.PRUNED)
         if self.occupied() > bounds.quota:
             self.staging.trim(disk_too=True)
@@ -370,23 +314,23 @@ class Inventory:
         limit = self.clock() - timedelta(days=days)
         with self.index.read() as db:
             old = points.unused_since(db, limit.timestamp(), protected, programs=programs)
-        self._discard(old, ReasonCode.EXPIRED)
+        self._discard(old, Reason(ReasonCode.EXPIRED))
 
-    def _discard(self, point_ids: Sequence[int], reason: ReasonCode) -> int:
+    def _discard(self, point_ids: Sequence[int], reason: Reason, *, notify: bool = False) -> int:
         if not point_ids:
             return 0
         with self.index.write() as db:
-            usage.lose(db, point_ids, Reason(reason), self.clock(), tell=False)
-        return self._delete(point_ids)
+            usage.discard(db, point_ids, reason, self.clock(), notify=notify)
+        return self._free(point_ids)
 
-    def _delete(self, point_ids: Sequence[int]) -> int:
+    def _free(self, point_ids: Sequence[int]) -> int:
         for point_id in point_ids:
             self.staging.drop(str(point_id))
         freed = self.collect()
         self.index.shrink()
         return freed
 
-    @in_words()
+    @store_errors()
     def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
         """Hash every block; delete bad ones and every save point that needs them. Recount all sums.
 
@@ -394,31 +338,30 @@ class Inventory:
         """
         self.index.check()
         self.collect()  # a process killed while deleting leaves index rows of deleted blocks
-        wrong: dict[str, Reason] = {}
+        bad_recipes: dict[str, Reason] = {}
         with self.index.read() as db:
             blocks = db.execute("SELECT name, size FROM blocks").fetchall()
             for point_id in points.points_of(db, None):
                 try:
                     points.load_recipe(db, point_id)
                 except RecipeError as error:
-                    wrong[str(point_id)] = Reason(ReasonCode.ERROR, {"message": str(error)})
+                    bad_recipes[str(point_id)] = Reason(ReasonCode.ERROR, {"message": str(error)})
         done, total = 0, sum(size for _, size in blocks)
-        bad: dict[bytes, int] = {}
+        bad_blocks: dict[bytes, int] = {}
         measured: dict[bytes, int] = {}
         for name, size in blocks:
-            if self.blocks.fault(name, size):
-                bad[name] = size
-            else:
-                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                    measured[name] = self.blocks.on_disk(name)
+            if self.blocks.find_fault(name, size):
+                bad_blocks[name] = size
+            elif (on_disk := self.blocks.find(name)) is not None:  # else deleted meanwhile
+                measured[name] = on_disk
             done += size
             progress(done, total)
-        self.discard_bad_blocks(bad)
+        self.delete_bad_blocks(bad_blocks)
         with self.index.write() as db:
             usage.recount(db, measured)
-        for wrong_id, reason in wrong.items():
-            self.lose(wrong_id, reason, tell=True)
+        for bad_id, reason in bad_recipes.items():
+            self.delete_unusable(bad_id, reason, notify=True)
         self.sweep()
         with self.index.write() as db:
             lost = usage.take_unreported_losses(db)
-        return VerifyReport(len(blocks), total, len(bad) + len(wrong), lost)
+        return VerifyReport(len(blocks), total, len(bad_blocks) + len(bad_recipes), lost)

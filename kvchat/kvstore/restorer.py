@@ -10,15 +10,15 @@ from itertools import islice
 from pathlib import Path
 
 from kvchat.kvstore import disk
-from kvchat.kvstore.blocks import header as slotfile
-from kvchat.kvstore.blocks import positioned
+from kvchat.kvstore.blocks import parser, positioned
 from kvchat.kvstore.blocks.layout import CannotCompose, Plan, Span, cut, plan_size, with_masked_rows
-from kvchat.kvstore.blocks.rebuild import Unusable, compose, stored_layout
+from kvchat.kvstore.blocks.rebuild import RebuildFailed, compose, stored_layout
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
+from kvchat.kvstore.failures import store_errors
 from kvchat.kvstore.index import points, token_tree, usage
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
 from kvchat.kvstore.index.schema import CorruptIndex
-from kvchat.kvstore.inventory import Inventory, in_words
+from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.savepoint import (
     CancelCheck,
     Cancelled,
@@ -37,11 +37,11 @@ from kvchat.kvstore.savepoint import (
 from kvchat.kvstore.saver import Saver
 from kvchat.text.reasons import Reason, ReasonCode
 
-MAX_PLACES = 500  # places examined per plan; others share too little or wait in other processes
+MAX_PLACES = 500  # examined per plan
 MIN_RESTORED_SHARE = 32  # tokens; any two chats with one chat template may share this many
 
 
-class _Gone(Exception):
+class _PointDeleted(Exception):
     """The save point was deleted after it was found."""
 
 
@@ -49,7 +49,7 @@ class Restorer:
     def __init__(self, inventory: Inventory, saver: Saver) -> None:
         self._inventory, self._index, self._saver = inventory, inventory.index, saver
         self._staging, self._blocks = inventory.staging, inventory.blocks
-        self._begun = False  # a restore was staged, or the likely first one prepared
+        self._has_staged = False  # a restore was staged, or the likely first one prepared
         self._closed = False
         self._background = ThreadPoolExecutor(1, "memory", positioned.lower_priority)
 
@@ -63,8 +63,8 @@ class Restorer:
     ) -> RestorePlan | Miss:
         """Return the plan that leaves the least of the prompt to prefill, or why there is none.
 
-        Covers all save points `conversation_id` may reuse (see `kvstore.savepoint`); without `can_cut` only those
-        whose tokens all begin the prompt.
+        Covers all save points `conversation_id` may reuse; without `can_cut` only those whose tokens all begin the
+        prompt.
         """
         try:
             with self._index.read() as db:
@@ -72,7 +72,7 @@ class Restorer:
                 trees = points.trees(db, kind, readable_audiences(conversation_id))
                 if plan := self._find_best(db, trees, prompt, can_cut=can_cut):
                     return plan
-                return Miss(_miss_reason(db, conversation_id, fingerprint, kind, prompt))
+                return Miss(_miss_reason(db, conversation_id, fingerprint, kind, trees, prompt))
         except (IndexLost, IndexFailed) as error:
             return Miss(_unreadable(error))
         except StoreRefused:
@@ -89,25 +89,25 @@ class Restorer:
         A bad block is deleted with every save point that needs it, and returns a Miss. Raises Cancelled soon after
         `cancelled` returns true, leaving no file.
         """
-        self._begun = True
+        self._has_staged = True
         point, target = plan.save_point, slot_path / f"{disk.name_for_engine()}.slot"
         try:
-            if window and self._staging.waits(point.id):
-                with in_words():
+            if window and self._staging.is_unabsorbed(point.id):
+                with store_errors():
                     self._saver.absorb(cancelled)
             if cancelled():
                 raise Cancelled
             n_tokens, tier = self._put(plan, target, window, cancelled)
-            with contextlib.suppress(slotfile.SlotFileError):
-                if slotfile.matches_tokens(slotfile.read_tokens(target), point.tokens[:n_tokens]):
-                    self._inventory.used[int(point.id)] = self._inventory.clock()
+            with contextlib.suppress(parser.SlotFileError):
+                if parser.matches_tokens(parser.read_tokens(target), point.tokens[:n_tokens]):
+                    self._inventory.restored_at[int(point.id)] = self._inventory.clock()
                     return StagedFile(point, target, n_tokens, tier)
             raise RecipeError("it holds something else")
         except StoreRefused as refused:
             return Miss(Reason(ReasonCode.NOT_READABLE, {"error": refused.detail}))
-        except (_Gone, Unusable, RecipeError, IndexLost, IndexFailed, OSError) as error:
+        except (_PointDeleted, RebuildFailed, RecipeError, IndexLost, IndexFailed, OSError) as error:
             self._staging.unstage(target, engine_done=True)
-            return Miss(self._failure_reason(plan, error))
+            return Miss(self._failure_reason(point.id, error))
 
     def unstage(self, staged: StagedFile, *, engine_done: bool = True) -> None:
         """Remove the staged file.
@@ -117,10 +117,10 @@ class Restorer:
         self._staging.unstage(staged.path, engine_done=engine_done)
         self.prepare()
 
-    def keep_in_memory(self, most: int) -> None:
-        """Set the memory limit in bytes; files waiting to be absorbed are exempt."""
-        self._staging.trim(most=most)
-        if not self._begun:
+    def keep_in_memory(self, max_bytes: int) -> None:
+        """Set the memory limit; files waiting to be absorbed are exempt."""
+        self._staging.trim(max_bytes=max_bytes)
+        if not self._has_staged:
             self._background.submit(self._warm_last_program)
         self.prepare()
 
@@ -129,20 +129,19 @@ class Restorer:
         return self._background.submit(self._prepare)
 
     def _prepare(self) -> None:
-        with contextlib.suppress(StoreRefused), in_words():
+        with contextlib.suppress(StoreRefused), store_errors():
             if not self._closed:
                 with self._index.read() as db:
                     size = points.largest_recent_size(db)
-                self._staging.prepare(size, lambda: self._closed)
+                self._staging.preallocate(size, lambda: self._closed)
 
     def _warm_last_program(self) -> None:
-        with contextlib.suppress(StoreRefused), in_words():
+        with contextlib.suppress(StoreRefused), store_errors():
             with self._index.read() as db:
-                number = max(points.points_of(db, None), default=None)
-                newest = points.load(db, number) if number is not None else None
+                newest = points.load(db, max(points.points_of(db, None), default=0))
             if newest and program_of(newest.conversation_id) and self._staging.has_room(newest.size):
-                self.complete_window(newest.id, 0, lambda: self._begun or self._closed)
-            self._begun = True
+                self.complete_window(newest.id, 0, lambda: self._has_staged or self._closed)
+            self._has_staged = True
 
     def complete_window(self, point_id: str, window: int, cancelled: CancelCheck) -> None:
         """Prepare the warm file a sliding-window restore needs. For a background thread.
@@ -151,7 +150,7 @@ class Restorer:
         """
         if not self._staging.in_memory:
             return
-        with contextlib.suppress(Unusable, RecipeError, OSError, Cancelled):
+        with contextlib.suppress(RebuildFailed, RecipeError, OSError, Cancelled):
             with self._index.read() as db:
                 point = points.load(db, int(point_id))
                 recipe = points.load_recipe(db, int(point_id))
@@ -161,17 +160,16 @@ class Restorer:
     def _find_best(
         self, db: sqlite3.Connection, trees: Sequence[int], prompt: Tokens, *, can_cut: bool
     ) -> RestorePlan | None:
-        look = token_tree.places if can_cut else token_tree.prefix_places
         empty_nodes: set[int] = set()
-        for place in islice(look(db, trees, prompt), MAX_PLACES):
+        for place in islice(token_tree.places(db, trees, prompt, whole=not can_cut), MAX_PLACES):
             if is_worth_restoring(place.shared, place.n_tokens, len(prompt)):
                 point = self._point_at(db, place, len(prompt), empty_nodes, can_cut=can_cut)
                 if point and point.tokens[: place.shared] != prompt[: place.shared]:
                     raise CorruptIndex
                 if point and is_worth_restoring(place.shared, point.n_tokens, len(prompt)):
-                    warm = self._staging.warm(point.id) is not None and 2 * place.shared >= point.n_tokens
-                    size = point.size if warm else point.size * place.shared // point.n_tokens
-                    return RestorePlan(point, place.shared, Tier.WARM if warm else Tier.DISK, size)
+                    is_warm = self._staging.find_warm(point.id) is not None and 2 * place.shared >= point.n_tokens
+                    size = point.size if is_warm else point.size * place.shared // point.n_tokens
+                    return RestorePlan(point, place.shared, Tier.WARM if is_warm else Tier.DISK, size)
         return None
 
     def _point_at(
@@ -182,25 +180,26 @@ class Restorer:
         A state that cannot be cut must leave the engine a token to evaluate.
         """
         ids = token_tree.at(db, place.node_id) if place.whole and (can_cut or place.shared < prompt) else []
-        chosen = min(ids, key=lambda id: self._staging.warm(str(id)) is None, default=None)
+        chosen = min(ids, key=lambda id: self._staging.find_warm(str(id)) is None, default=None)
         if can_cut and chosen is None:
             chosen = token_tree.below(db, place.node_id, empty_nodes)
         return points.load(db, chosen) if chosen is not None else None
 
     def _put(self, plan: RestorePlan, target: Path, window: int, cancelled: CancelCheck) -> tuple[int, Tier]:
+        """Put the file at `target`; return its tokens and where it came from."""
         point, n_tokens = plan.save_point, plan.tokens_used
-        if (plan.tier is Tier.WARM or plan.is_whole) and self._staging.give(point.id, window, target):
+        if (plan.tier is Tier.WARM or plan.is_whole) and self._staging.link_warm(point.id, window, target):
             return point.n_tokens, Tier.WARM
         with self._index.read() as db:
             recipe = points.load_recipe(db, int(point.id))
         if recipe is None:
-            if self._staging.give(point.id, 0, target):  # not absorbed yet: the engine truncates it
+            if self._staging.link_warm(point.id, 0, target):  # not absorbed yet: the engine truncates it
                 return point.n_tokens, Tier.WARM
-            raise _Gone
+            raise _PointDeleted
         if not plan.is_whole:
             with contextlib.suppress(CannotCompose):
                 pieces = cut(stored_layout(recipe, self._blocks), n_tokens)
-                self._staging.hand(self._composed(pieces, recipe, target, cancelled), target)
+                self._staging.link(self._composed(pieces, recipe, target, cancelled), target)
                 return n_tokens, Tier.DISK
         self._rebuild(point, recipe, window, target, cancelled)  # the engine cuts what kvchat cannot
         return point.n_tokens, Tier.DISK
@@ -208,48 +207,49 @@ class Restorer:
     def _rebuild(
         self, point: SavePoint, recipe: Recipe, window: int, target: Path | None, cancelled: CancelCheck
     ) -> None:
+        """Compose the whole file, keep it warm, and link it to `target`, if any."""
         plan: Plan = (Span(0, recipe.file_size),)
         if window:
             with contextlib.suppress(CannotCompose):  # within its windows, or unknown layout
                 plan = with_masked_rows(stored_layout(recipe, self._blocks), window)
         file = self._composed(plan, recipe, target, cancelled)
         if target is not None:
-            self._staging.hand(file, target)
+            self._staging.link(file, target)
         if file != target:
-            self._staging.keep(point.id, file, window, waits=False)
+            self._staging.add_warm(point.id, file, window, absorbed=True)
             self._staging.trim()
 
     def _composed(self, plan: Plan, recipe: Recipe, target: Path | None, cancelled: CancelCheck) -> Path:
         """Compose the planned file, on disk if memory runs out. Raises as `compose` does."""
-        low_priority = target is None
-        file = self._staging.blank(plan_size(plan), target)
+        file = self._staging.allocate(plan_size(plan), target)
         try:
-            compose(plan, recipe, self._blocks, file, cancelled, low_priority=low_priority)
+            compose(plan, recipe, self._blocks, file, cancelled, low_priority=target is None)
         except OSError:
             if not self._staging.is_in_memory(file):
                 raise
-            file = self._staging.blank_on_disk()
-            compose(plan, recipe, self._blocks, file, cancelled, low_priority=low_priority)
+            file = self._staging.path_on_disk()
+            compose(plan, recipe, self._blocks, file, cancelled, low_priority=target is None)
         return file
 
-    def _failure_reason(self, plan: RestorePlan, error: Exception) -> Reason:
-        point_id = plan.save_point.id
+    def _failure_reason(self, point_id: str, error: Exception) -> Reason:
+        """Delete what is damaged; return why the restore failed."""
         if isinstance(error, OSError):
             return Reason(ReasonCode.NOT_STAGED, {"error": str(error.strerror)})
         if isinstance(error, IndexLost | IndexFailed):
             return _unreadable(error)
         try:
             with self._index.read() as db:
-                there = points.load(db, int(point_id)) is not None
-            if there and isinstance(error, Unusable) and error.bad:
-                self._inventory.discard_bad_blocks(error.bad)
-            elif there and not isinstance(error, _Gone):
-                self._inventory.lose(point_id, Reason(ReasonCode.ERROR, {"message": str(error)}), tell=True)
+                exists = points.load(db, int(point_id)) is not None
+            if exists and isinstance(error, RebuildFailed) and error.bad_blocks:
+                self._inventory.delete_bad_blocks(error.bad_blocks)
+            elif exists and not isinstance(error, _PointDeleted):
+                cause = Reason(ReasonCode.ERROR, {"message": str(error)})
+                self._inventory.delete_unusable(point_id, cause, notify=True)
             with self._index.read() as db:
                 reason = usage.loss_reason(db, int(point_id))
         except (IndexLost, IndexFailed) as second:
             return Reason(ReasonCode.NOT_READABLE, {"error": str(second)})
-        if reason is None and there and not isinstance(error, _Gone):
+        if reason is None and exists and not isinstance(error, _PointDeleted):
             return Reason(ReasonCode.PART_DAMAGED, {"error": str(error)})
         return reason or Reason(ReasonCode.DELETED_MEANWHILE)
 
@@ -269,20 +269,24 @@ def is_worth_restoring(shared: int, saved: int, prompt: int) -> bool:
 
 
 def _miss_reason(
-    db: sqlite3.Connection, conversation_id: str, fingerprint: Fingerprint, kind: int | None, prompt: Tokens
+    db: sqlite3.Connection,
+    conversation_id: str,
+    fingerprint: Fingerprint,
+    kind: int | None,
+    trees: Sequence[int],
+    prompt: Tokens,
 ) -> Reason:
-    program = bool(program_of(conversation_id))
-    note = usage.newest_loss_reason(db, conversation_id, kind)
-    if note is not None:
-        return note
+    is_program = bool(program_of(conversation_id))
+    loss = usage.newest_loss_reason(db, conversation_id, kind)
+    if loss is not None:
+        return loss
     others = points.fingerprints_of(db, conversation_id)
-    if fingerprint in others and kind is not None:
-        trees = points.trees(db, kind, readable_audiences(conversation_id))
+    if fingerprint in others:
         nearest = next(token_tree.places(db, trees, prompt), None)
         shared = nearest.shared if nearest else 0
         if shared >= MIN_RESTORED_SHARE:
-            return Reason(ReasonCode.GOES_ON_OTHERWISE if program else ReasonCode.CANNOT_GO_BACK)
-        if program:
+            return Reason(ReasonCode.GOES_ON_OTHERWISE if is_program else ReasonCode.CANNOT_GO_BACK)
+        if is_program:
             return Reason(ReasonCode.NOTHING_ALIKE)
         return Reason(ReasonCode.BEGINS_DIFFERENTLY, {"shared": shared})
     if others:
@@ -290,7 +294,7 @@ def _miss_reason(
         if differences == (Reason(ReasonCode.MODEL),):
             return Reason(ReasonCode.OTHER_MODEL)
         return Reason(ReasonCode.OTHER_SETTINGS, {"settings": differences})
-    nothing = Reason(ReasonCode.NOTHING_ALIKE if program else ReasonCode.NOTHING_SAVED)
+    nothing = Reason(ReasonCode.NOTHING_ALIKE if is_program else ReasonCode.NOTHING_SAVED)
     if lost_at := usage.index_lost_at(db):
         return Reason(ReasonCode.INDEX_LOST_ON, {"reason": nothing, "day": f"{lost_at:%Y-%m-%d}"})
     return nothing

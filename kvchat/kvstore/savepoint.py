@@ -260,13 +260,12 @@ class Bounds:
     max_age_days: float | None = None  # since the last use
 
     @property
-    def programs(self) -> int:
-        """Bytes on disk for other programs, not counting what chats also keep: half the quota."""
+    def programs_quota(self) -> int:
+        """Bytes on disk for other programs, not counting what chats also keep."""
         return self.quota // 2
 
-    def of(self, conversation_id: str) -> int:
-        """Return the maximum bytes of a save point."""
-        return self.programs if program_of(conversation_id) else self.quota
+    def max_point_bytes(self, conversation_id: str) -> int:
+        return self.programs_quota if program_of(conversation_id) else self.quota
 
 
 GB = 1_000_000_000

@@ -8,14 +8,14 @@ import threading
 from collections import deque
 from pathlib import Path
 
-from kvchat.kvstore.blocks import header as slotfile
-from kvchat.kvstore.blocks.absorb import AbsorbResult, PreviousSave, split_slot_file
+from kvchat.kvstore.blocks import parser
+from kvchat.kvstore.blocks.absorb import PreviousSave, split_slot_file
 from kvchat.kvstore.blocks.block_files import FileChanged
-from kvchat.kvstore.blocks.parser import read_row_map
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
+from kvchat.kvstore.failures import store_errors, write_error
 from kvchat.kvstore.index import points, token_tree, usage
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
-from kvchat.kvstore.inventory import Inventory, in_words, write_error
+from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.savepoint import (
     AbsorbReport,
     CancelCheck,
@@ -36,10 +36,6 @@ _CHECK_INTERVAL_S = 0.05  # cancellation poll while another thread absorbs
 _MAX_ATTEMPTS = 3  # another thread may delete a block just as we start to use it
 
 
-class _BlockGone(Exception):
-    """A block of the recipe was deleted after it was written or found."""
-
-
 class Saver:
     def __init__(self, inventory: Inventory) -> None:
         self._inventory, self._index = inventory, inventory.index
@@ -47,19 +43,19 @@ class Saver:
         self._absorbing = threading.Lock()
         # (conversation, save point, window) of files that need one more window row before an engine can use them.
         self._windows: deque[tuple[str, str, int]] = deque()
-        self._grown: dict[str, Predecessor] = {}  # by waiting save point
+        self._predecessors: dict[str, Predecessor] = {}  # by unabsorbed save point
 
-    @in_words(saving=True)
+    @store_errors(saving=True)
     def check_room(
         self,
         size: int,
         conversation_id: str,
-        place: Path | None = None,
+        path: Path | None = None,
         state: tuple[Fingerprint, Tokens] | None = None,
     ) -> None:
         """Raise NotSaved if a slot file of about `size` bytes cannot be kept, or its conversation never is.
 
-        `place`: where the engine will save it, in memory or on disk; then call `take` or `Staging.forget`.
+        `path`: where the engine will save it, in memory or on disk; then call `add` or `Staging.discard_saved`.
         `state`: what the file will hold; parts already in the store are not written again.
         """
         with self._index.read() as db:
@@ -67,18 +63,18 @@ class Saver:
                 raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
             before = _find_known(db, *state, audience_of(conversation_id)) if state else None
         to_write = _new_bytes(size, len(state[1]), before) if state else size  # as blocks
-        in_memory = place is not None and self._staging.expect(place, size)
+        in_memory = path is not None and self._staging.redirect_to_memory(path, size)
         to_write += 0 if in_memory else size  # the engine's file
         try:
             if self._inventory.free_bytes() - to_write < self._inventory.bounds.free_floor:
                 self._staging.trim(disk_too=True)
             self._inventory.require_room(size, to_write, conversation_id)
         except NotSaved:
-            if place is not None:
-                self._staging.forget(place)
+            if path is not None:
+                self._staging.discard_saved(path)
             raise
 
-    @in_words(saving=True)
+    @store_errors(saving=True)
     def add(
         self,
         slot_file: Path,
@@ -95,40 +91,39 @@ class Saver:
         """Turn a file the engine has just saved into a save point: fast, and at first only in the warm tier.
 
         `expected_size`: bytes the engine reported. `prefill_ms`: estimated time to process these tokens again.
-        `window`: as for `stage`; that file is prepared when this one is absorbed.
+        `window`: as for `Restorer.stage`; that file is prepared when this one is absorbed.
         `message_id`: the last message in the tokens; the save point is deleted with it.
         `predecessor`: the save point the slot continues from; unchanged rows are not read again.
-        `audience`: who may reuse it, by default the conversation's own.
+        `audience`: by default the conversation's own.
         The file is always moved or deleted. Raises NotSaved if it is empty, incomplete, holds other tokens than
         `expected`, exceeds the bounds, or its conversation is never saved.
         """
-        waiting, kept, now = slot_file, "", self._inventory.clock()
+        staged, point, now = slot_file, None, self._inventory.clock()
         audience = audience_of(conversation_id) if audience is None else audience
         try:
             size = _check_saved(slot_file, expected, expected_size)
             self._inventory.require_room(size, 0, conversation_id)
             new = SavePoint("", conversation_id, fingerprint, expected, size, now, now, prefill_ms, audience)
-            waiting = self._staging.take_in(slot_file)  # outside the index lock: it may be a slow copy
+            staged = self._staging.claim_saved(slot_file)  # outside the index lock: it may be a slow copy
             with self._index.write() as db:
                 if points.never_save(db, conversation_id):
                     raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
                 point = points.add_staged(db, new, message_id)
-                kept = point.id
-                self._staging.keep(kept, waiting)
+                self._staging.add_warm(point.id, staged)
                 if self._staging.has_warm(point.id, on_disk=True):
                     usage.count_written(db, self._inventory.today(), size)
         except BaseException as error:
-            if kept:
-                self._staging.drop(kept)
+            if point is not None:
+                self._staging.drop(point.id)
             if isinstance(error, OSError):
                 raise write_error(error) from error
             raise
         finally:
-            self._staging.forget(slot_file)
+            self._staging.discard_saved(slot_file)
             with contextlib.suppress(OSError):
-                waiting.unlink(missing_ok=True)
+                staged.unlink(missing_ok=True)
         if predecessor is not None:
-            self._grown[point.id] = predecessor
+            self._predecessors[point.id] = predecessor
         if window:
             self._windows.append((conversation_id, point.id, window))
         self._staging.trim()
@@ -144,7 +139,7 @@ class Saver:
             with contextlib.suppress(IndexError):  # another thread was faster
                 conversation_id, point_id, window = self._windows.popleft()
                 before = newest.get(conversation_id)
-                if before is not None and not self._staging.waits(before[0]):
+                if before is not None and not self._staging.is_unabsorbed(before[0]):
                     self._staging.drop(before[0])
                 newest[conversation_id] = point_id, window
         return list(newest.values())
@@ -154,7 +149,7 @@ class Saver:
 
         Save points that cannot be kept are lost; the report gives the reasons.
         """
-        absorbed = written = 0
+        absorbed = total = 0
         refused: list[Reason] = []
         while not self._absorbing.acquire(timeout=_CHECK_INTERVAL_S):
             if cancelled():
@@ -164,7 +159,7 @@ class Saver:
                 if cancelled():
                     break
                 try:
-                    new = self._absorb(point_id, cancelled, low_priority)
+                    written = self._absorb(point_id, cancelled, low_priority)
                 except Cancelled:
                     break
                 except (NotSaved, OSError, FileChanged) as error:
@@ -172,29 +167,29 @@ class Saver:
                         if isinstance(error, OSError):
                             error = write_error(error)
                         refused.append(error.reason if isinstance(error, NotSaved) else Reason(ReasonCode.FILE_CHANGED))
-                        self._inventory.lose(point_id, refused[-1], tell=False)
+                        self._inventory.delete_unusable(point_id, refused[-1], notify=False)
                 else:
-                    absorbed += new is not None
-                    written += new or 0
+                    absorbed += written is not None
+                    total += written or 0
                 finally:
                     with contextlib.suppress(IndexFailed, IndexLost, OSError):  # retried next time
-                        self._inventory.drop_unknown(list(self._blocks.new))
+                        self._inventory.delete_unknown(list(self._blocks.new))
         finally:
             self._absorbing.release()
         if absorbed:
             self._staging.trim()
-        return AbsorbReport(absorbed, written, tuple(refused))
+        return AbsorbReport(absorbed, total, tuple(refused))
 
-    @in_words(saving=True)
+    @store_errors(saving=True)
     def _absorb(self, point_id: str, cancelled: CancelCheck, low_priority: bool) -> int | None:
         """Absorb one save point; return the bytes written, None if it was deleted meanwhile.
 
-        Raises NotSaved, OSError, Changed, Cancelled.
+        Raises NotSaved, OSError, FileChanged, Cancelled.
         """
-        slot_file = self._staging.warm(point_id)
+        slot_file = self._staging.find_warm(point_id)
         with self._index.read() as db:
             point = points.load(db, int(point_id))
-            before = _previous_save(db, point, self._grown.get(point_id)) if point else None
+            before = _previous_save(db, point, self._predecessors.get(point_id)) if point else None
         if point is None:
             self._staging.drop(point_id)
             return None
@@ -202,50 +197,40 @@ class Saver:
             raise FileChanged("its file was changed before it was absorbed")
         new = _new_bytes(point.size, point.n_tokens, before)
         self._inventory.require_room(new, new, point.conversation_id)
-        row_map = read_row_map(slot_file)
-        written = 0
-        for _again in range(_MAX_ATTEMPTS):
-            result = split_slot_file(slot_file, row_map, before, self._blocks, cancelled, low_priority=low_priority)
-            written += result.written
-            with contextlib.suppress(_BlockGone):
-                stored = self._commit(point, result, written)
-                self._grown.pop(point_id, None)
-                return written if stored else None
+        total = 0
+        for _attempt in range(_MAX_ATTEMPTS):
+            recipe, written = split_slot_file(slot_file, before, self._blocks, cancelled, low_priority=low_priority)
+            total += written
+            with self._index.write() as db:
+                on_disk = self._blocks.find_all(recipe.blocks)
+                if on_disk is None:
+                    continue  # a block was deleted after it was written or found
+                usage.count_written(db, self._inventory.today(), total)
+                stored = points.store_recipe(db, int(point_id), recipe, on_disk)
+            self._predecessors.pop(point_id, None)
+            if not stored:
+                return None
+            self._blocks.forget_new(on_disk)
+            self._staging.mark_absorbed(point_id)
+            return total
         raise NotSaved(Reason(ReasonCode.BLOCKS_DELETED))
-
-    def _commit(self, point: SavePoint, result: AbsorbResult, written: int) -> bool:
-        """Record the recipe; return False if the save point was deleted meanwhile. Raises _BlockGone."""
-        with self._index.write() as db:
-            on_disk: dict[bytes, int] = {}
-            for use in result.recipe.uses:
-                taken = self._blocks.claim(use.block, use.size)
-                if taken is None:
-                    raise _BlockGone
-                on_disk[use.block] = taken
-            usage.count_written(db, self._inventory.today(), written)
-            if not points.store_recipe(db, int(point.id), result.recipe, on_disk):
-                return False
-            points.delete(db, points.points_at_same_node(db, int(point.id)))
-        self._blocks.settle(on_disk)
-        self._staging.settle(point.id)
-        return True
 
 
 def _check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -> int:
     """Return a saved file's size. Raises NotSaved unless it is complete and holds `expected`."""
     try:
         size = slot_file.stat().st_size
-        tokens = slotfile.read_tokens(slot_file)
+        tokens = parser.read_tokens(slot_file)
     except FileNotFoundError:
         raise NotSaved(Reason(ReasonCode.NO_FILE)) from None
-    except slotfile.SlotFileError as error:
+    except parser.SlotFileError as error:
         raise NotSaved(Reason(ReasonCode.FILE_BROKEN, {"error": str(error)})) from error
     if expected_size is not None and size != expected_size:
         places = {"written": format_size(expected_size), "there": format_size(size)}
         raise NotSaved(Reason(ReasonCode.FILE_CUT, places))
     if not len(tokens):
         raise NotSaved(Reason(ReasonCode.NOTHING_HELD))
-    if not slotfile.matches_tokens(tokens, expected):
+    if not parser.matches_tokens(tokens, expected):
         shared = common_prefix(tokens.tolist(), expected)
         raise NotSaved(Reason(ReasonCode.OTHERS_HELD, {"tokens": len(tokens), "shared": shared}))
     return size
@@ -258,8 +243,8 @@ def _new_bytes(size: int, n_tokens: int, before: PreviousSave | None) -> int:
 def _previous_save(db: sqlite3.Connection, point: SavePoint, predecessor: Predecessor | None) -> PreviousSave | None:
     if predecessor is not None:
         origin = points.load(db, int(predecessor.point_id))
-        recipe = _recipe(db, int(predecessor.point_id)) if origin and origin.fingerprint == point.fingerprint else None
-        if origin is not None and recipe is not None:
+        recipe = _load_recipe(db, int(predecessor.point_id))
+        if origin is not None and recipe is not None and origin.fingerprint == point.fingerprint:
             shared = common_prefix(origin.tokens, point.tokens)
             return PreviousSave(recipe, shared, min(shared, predecessor.unchanged))
     return _find_known(db, point.fingerprint, point.tokens, point.audience)
@@ -269,14 +254,13 @@ def _find_known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens
     trees = points.trees(db, points.fingerprint_id(db, fingerprint), shareable_audiences(audience))
     empty_nodes: set[int] = set()
     for place in token_tree.places(db, trees, tokens):
-        found = token_tree.below(db, place.node_id, empty_nodes, absorbed=True)
-        recipe = _recipe(db, found) if found is not None else None
-        if recipe is not None:
+        point_id = token_tree.below(db, place.node_id, empty_nodes, absorbed=True)
+        if point_id is not None and (recipe := _load_recipe(db, point_id)):
             return PreviousSave(recipe, place.shared)
     return None
 
 
-def _recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
+def _load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
     with contextlib.suppress(RecipeError):
         return points.load_recipe(db, point_id)
     return None

@@ -38,16 +38,21 @@ class Staging:
     def __init__(self, folder: Path, room: MemoryRoom, memory_folder: Path) -> None:
         self._lock = threading.RLock()
         self._planned_room, self._memory_root = room, memory_folder
-        self._warm: OrderedDict[str, _WarmFile] = OrderedDict()
-        self._waiting: set[str] = set()  # save points whose only copy is here
-        self._given: dict[Path, Path] = {}  # file by the engine's path
-        self._read_on: set[Path] = set()  # an engine may still read these: do not overwrite
+        self._warm: OrderedDict[str, _WarmFile] = OrderedDict()  # by save point
+        self._unabsorbed: set[str] = set()  # save points whose only copy is here
+        self._linked: dict[Path, Path] = {}  # file by the engine's path
+        self._still_read: set[Path] = set()  # an engine may still read these: do not overwrite
         self._spare: list[Path] = []  # in memory, to be overwritten
-        self._expected: dict[Path, int] = {}  # in memory, still growing: final size
+        self._final_sizes: dict[Path, int] = {}  # of files in memory that an engine is writing
         self._max_bytes = sys.maxsize  # planned bytes in memory beside the loaded model
         self._folder = disk.private_folder(folder)
-        can_use = room(0) > 0 and self._can_link()
-        self._memory = memory_files.private_folder_in(memory_folder, folder) if can_use else None
+        self._memory: Path | None = None
+        if room(0) > 0:
+            link = folder / disk.temporary_name()
+            with contextlib.suppress(OSError):  # some file systems have no links
+                link.symlink_to(folder)
+                link.unlink()
+                self._memory = memory_files.private_folder_in(memory_folder, folder)
 
     @property
     def in_memory(self) -> bool:
@@ -56,69 +61,74 @@ class Staging:
     def slot_folder(self) -> Path:
         return disk.private_folder(self._folder / disk.temporary_name())
 
-    def take_over(self, waiting: Mapping[str, int]) -> set[str]:
+    def recover(self, unabsorbed: Mapping[str, int]) -> set[str]:
         """Adopt files a killed process left in memory, delete all others; return the adopted save points.
 
-        `waiting`: size of each save point not yet absorbed. Files on disk are not adopted: after a power cut a file
-        may have the right length but not its data.
+        `unabsorbed`: the sizes of these save points. Files on disk are not adopted: after a power cut a file may
+        have the right length but not its data.
         """
         adopted = set[str]()
-        for left in disk.listing(self._memory) if self._memory else ():
-            if left.suffix == ".slot" and file_size(left) == waiting.get(left.stem, -1):
-                self.keep(left.stem, left)
-                adopted.add(left.stem)
+        for file in disk.listing(self._memory) if self._memory else ():
+            if file.suffix == ".slot" and file_size(file) == unabsorbed.get(file.stem, -1):
+                self.add_warm(file.stem, file)
+                adopted.add(file.stem)
             else:
-                disk.remove(left)
-        for left in disk.listing(self._folder):
-            disk.remove(left)
+                disk.remove(file)
+        for file in disk.listing(self._folder):
+            disk.remove(file)
         return adopted
 
     def close(self) -> None:
-        for left in disk.listing(self._folder):
-            disk.remove(left)
+        for path in disk.listing(self._folder):
+            disk.remove(path)
         if self._memory is not None:
             for file in disk.listing(self._memory):
                 memory_files.delete(file)
             disk.remove(self._memory)
 
-    def expect(self, place: Path, size: int) -> bool:
-        """Redirect the file of about `size` bytes an engine will save at `place` to memory; False if no room.
+    # Saving: an engine writes to a path in its slot folder
+
+    def redirect_to_memory(self, path: Path, size: int) -> bool:
+        """Link `path`, where an engine will save about `size` bytes, to a file in memory; False if there is no room.
 
         Only within a `slot_folder`: another folder's server may not see this memory.
         """
         with self._lock:
-            if self._memory is None or not self._is_own(place) or not self._make_room(size):
+            if self._memory is None or not self._is_own(path) or not self._make_room(size):
                 return False
             file = self._memory / disk.temporary_name()
             file.touch(0o600, exist_ok=False)
-            self._expected[file] = size
-            place.symlink_to(file)
+            self._final_sizes[file] = size
+            path.symlink_to(file)
             return True
 
-    def forget(self, place: Path) -> None:
+    def discard_saved(self, path: Path) -> None:
+        """Delete what an engine saved, or was to save, at `path`."""
         with contextlib.suppress(OSError):
-            memory_files.delete(self._in_memory_at(place) or place)
+            memory_files.delete(self._resolve_redirect(path) or path)
 
-    def take_in(self, place: Path) -> Path:
-        """Move the file an engine saved at `place` to where `keep` expects it."""
-        file = self._in_memory_at(place)
+    def claim_saved(self, path: Path) -> Path:
+        """Move the file an engine saved at `path` to where `add_warm` expects it."""
+        file = self._resolve_redirect(path)
         if file is None:
-            file = self.blank_on_disk()
-            disk.move(place, file)  # a copy between file systems
+            file = self.path_on_disk()
+            disk.move(path, file)  # a copy between file systems
         return file
 
-    def _in_memory_at(self, place: Path) -> Path | None:
-        """Remove the link made by `expect` and return its target in memory, or None."""
+    def _resolve_redirect(self, path: Path) -> Path | None:
+        """Remove the link made by `redirect_to_memory` and return its target, or None."""
         with self._lock:
-            if self._memory is None or not self._is_own(place) or not place.is_symlink():
+            if self._memory is None or not self._is_own(path) or not path.is_symlink():
                 return None
-            file = place.readlink()
-            place.unlink()
-            self._expected.pop(file, None)
+            file = path.readlink()
+            path.unlink()
+            self._final_sizes.pop(file, None)
             return file
 
-    def blank(self, size: int, target: Path | None) -> Path:
-        """Return a new or reusable file in which to compose a slot file, for `hand` or `keep`.
+    # Composing files for engines
+
+    def allocate(self, size: int, target: Path | None) -> Path:
+        """Return a new or reusable file in which to compose a slot file, for `link` or `add_warm`.
 
         `target` is where an engine wants it; outside our folders it is composed there directly.
         """
@@ -126,16 +136,16 @@ class Staging:
             if target is not None and not self._is_own(target):
                 return target
             if self._memory is None:
-                return self.blank_on_disk()
+                return self.path_on_disk()
             if not self._spare and not self._fits(size) and (unused := self._unused()):
-                self.give_back(self._warm.pop(unused[0]).path)  # it must make room anyway
+                self.recycle(self._warm.pop(unused[0]).path)  # it must make room anyway
             spare = self._take_spare(self._memory)
             if not self._make_room(size - file_size(spare)):
-                self.give_back(spare)
-                return self.blank_on_disk()
+                self.recycle(spare)
+                return self.path_on_disk()
             return spare
 
-    def blank_on_disk(self) -> Path:
+    def path_on_disk(self) -> Path:
         return self._folder / disk.temporary_name()
 
     def has_room(self, size: int) -> bool:
@@ -144,8 +154,8 @@ class Staging:
     def is_in_memory(self, file: Path) -> bool:
         return file.parent == self._memory
 
-    def prepare(self, size: int, cancelled: Callable[[], bool]) -> None:
-        """Preallocate a reusable file of that size if memory allows, until cancelled.
+    def preallocate(self, size: int, cancelled: Callable[[], bool]) -> None:
+        """Prepare a reusable file of that size if memory allows, until cancelled.
 
         Only after memory was planned for kvchat's own engine; other engines' files are composed in place. For a
         background thread.
@@ -168,27 +178,29 @@ class Staging:
                 while self._spare and not self._fits(0):  # the room may have shrunk meanwhile
                     memory_files.delete(self._spare.pop())
 
-    def keep(self, point_id: str, file: Path, window: int = 0, *, waits: bool = True) -> None:
-        """Keep a save point's whole file warm. `waits`: it is not absorbed and stays until `settle`."""
+    # Warm files
+
+    def add_warm(self, point_id: str, file: Path, window: int = 0, *, absorbed: bool = False) -> None:
+        """Keep a save point's whole file warm; unless `absorbed`, it stays until `mark_absorbed`."""
         with self._lock:
-            if waits:
-                file = file.rename(file.with_name(f"{point_id}.slot"))  # name `take_over` looks for
+            if not absorbed:
+                file = file.rename(file.with_name(f"{point_id}.slot"))  # name `recover` looks for
                 file.chmod(0o600)
-                self._waiting.add(point_id)
+                self._unabsorbed.add(point_id)
             before = self._warm.pop(point_id, None)
             self._warm[point_id] = _WarmFile(file, memory_files.stamp(file), window)
             if before is not None:
-                self.give_back(before.path)
+                self.recycle(before.path)
 
-    def waits(self, point_id: str) -> bool:
-        return point_id in self._waiting
+    def is_unabsorbed(self, point_id: str) -> bool:
+        return point_id in self._unabsorbed
 
-    def settle(self, point_id: str | None = None) -> None:
-        """Mark a save point as absorbed; without one, mark all waiting ones as unknown to the index."""
+    def mark_absorbed(self, point_id: str | None = None) -> None:
+        """Let a save point's warm file make room for others; without one, all whose save points the index lost."""
         with self._lock:
-            self._waiting -= {point_id} if point_id is not None else set(self._waiting)
+            self._unabsorbed -= {point_id} if point_id is not None else set(self._unabsorbed)
 
-    def warm(self, point_id: str) -> Path | None:
+    def find_warm(self, point_id: str) -> Path | None:
         """Return a save point's warm file, None if missing or touched by someone."""
         with self._lock:
             warm = self._warm.get(point_id)
@@ -203,16 +215,16 @@ class Staging:
         warm = self._warm.get(point_id)
         return warm is not None and not (on_disk and warm.path.parent != self._folder)
 
-    def give(self, point_id: str, window: int, target: Path) -> bool:
-        """Put the warm file at `target`; False if there is none with the row needed for `window`."""
+    def link_warm(self, point_id: str, window: int, target: Path) -> bool:
+        """Link the warm file to `target`; False if there is none with the row needed for `window`."""
         with self._lock:
-            path = self.warm(point_id)
+            path = self.find_warm(point_id)
             if path is None or self._warm[point_id].window != window:
                 return False
-            self.hand(path, target)
+            self.link(path, target)
             return True
 
-    def hand(self, file: Path, target: Path) -> None:
+    def link(self, file: Path, target: Path) -> None:
         """Link a file to `target` until `unstage`; copy it if the engine could not follow a link."""
         if file == target:
             return
@@ -221,8 +233,8 @@ class Staging:
                 target.symlink_to(file)
             else:
                 disk.link_or_copy(file, target)
-                self._restamp(file)
-            self._given[target] = file
+                self._renew_stamp(file)
+            self._linked[target] = file
 
     def unstage(self, target: Path, *, engine_done: bool) -> None:
         """Remove the name; a file no longer needed becomes spare.
@@ -230,118 +242,107 @@ class Staging:
         Not if the engine may still be reading it: its restore was requested but not awaited.
         """
         with self._lock:
-            file = self._given.pop(target, None)
+            file = self._linked.pop(target, None)
             with contextlib.suppress(OSError):  # an open file (Windows) is deleted with its slot folder
                 target.unlink()
             if file is not None:
-                self._restamp(file)
+                self._renew_stamp(file)
                 if not engine_done:
-                    self._read_on.add(file)
-                self.give_back(file)
+                    self._still_read.add(file)
+                self.recycle(file)
 
-    def give_back(self, file: Path) -> None:
-        """Recycle or delete a file from `blank` or returned by an engine, unless still needed."""
+    def recycle(self, file: Path) -> None:
+        """Reuse or delete a file from `allocate` or returned by an engine, unless still needed."""
         with self._lock:
-            if file in self._given.values() or any(warm.path == file for warm in self._warm.values()):
+            if file in self._linked.values() or any(warm.path == file for warm in self._warm.values()):
                 return
-            if self.is_in_memory(file) and file.exists() and file not in self._read_on:
+            if self.is_in_memory(file) and file.exists() and file not in self._still_read:
                 self._spare.append(file)
             elif self.is_in_memory(file) or file.parent == self._folder:
-                self._read_on.discard(file)
+                self._still_read.discard(file)
                 memory_files.delete(file)
 
     def drop(self, point_id: str) -> None:
         """Delete a warm file, and spare files, as they still contain old data."""
         with self._lock:
-            self._waiting.discard(point_id)
+            self._unabsorbed.discard(point_id)
             warm = self._warm.pop(point_id, None)
-            while self._spare:
-                memory_files.delete(self._spare.pop())
-        if warm is not None:
-            memory_files.delete(warm.path)
+            for file in (*self._spare, *([warm.path] if warm else ())):
+                memory_files.delete(file)
+            self._spare.clear()
 
-    def trim(self, *, disk_too: bool = False, most: int | None = None) -> None:
+    def trim(self, *, disk_too: bool = False, max_bytes: int | None = None) -> None:
         """Delete what exceeds the memory limit, least recently used first; keep what is not absorbed.
 
-        On disk the last used stays, unless `disk_too`. `most`: the new memory limit in bytes.
+        On disk the last used stays, unless `disk_too`. `max_bytes`: the new memory limit.
         """
         with self._lock:
             if self._memory is not None:
-                self._max_bytes = self._max_bytes if most is None else most
+                self._max_bytes = self._max_bytes if max_bytes is None else max_bytes
                 self._make_room(0)
-            on_disk = [name for name, warm in self._warm.items() if warm.path.parent == self._folder]
-            for name in on_disk if disk_too else on_disk[:-1]:
-                if name not in self._waiting:
-                    memory_files.delete(self._warm.pop(name).path)
+            on_disk = [point_id for point_id, warm in self._warm.items() if warm.path.parent == self._folder]
+            for point_id in on_disk if disk_too else on_disk[:-1]:
+                if point_id not in self._unabsorbed:
+                    memory_files.delete(self._warm.pop(point_id).path)
+
+    # Sizes in bytes
 
     def memory(self) -> StagingMemory:
         with self._lock:
             if self._memory is None:
                 return StagingMemory()
-            return StagingMemory(
-                self._is_removable(self._unused()), memory_files.staging_capacity(self._memory, self.bytes())
-            )
+            capacity = memory_files.staging_capacity(self._memory, self.bytes_in_memory())
+            return StagingMemory(self._reclaimable(self._unused()), capacity)
 
-    def bytes(self, *, disk_too: bool = False) -> int:
-        """Return the bytes in memory, with expected files at full size; `disk_too`: plus those on disk."""
+    def bytes_in_memory(self) -> int:
+        """Return the bytes in memory, with files that an engine is writing at their final size."""
         with self._lock:
-            held = disk.tree_size(self._folder) if disk_too else 0
+            held = 0
             for path in disk.listing(self._memory) if self._memory else ():
                 with contextlib.suppress(OSError):
-                    held += max(path.stat().st_size, self._expected.get(path, 0))
+                    held += max(path.stat().st_size, self._final_sizes.get(path, 0))
             return held
 
-    def in_words(self) -> str:
-        held = self.bytes()
-        return memory_files.describe_staging(self._memory_root, self._room(held), held)
-
-    def _room(self, held: int) -> int:
-        return min(self._max_bytes, self._planned_room(held))
+    def describe(self) -> str:
+        held = self.bytes_in_memory()
+        return memory_files.describe_staging(self._memory_root, min(self._max_bytes, self._planned_room(held)), held)
 
     def _fits(self, size: int) -> bool:
         assert self._memory is not None
-        held = self.bytes()
-        return held + size <= self._room(held) and size + SLACK <= disk.free_bytes(self._memory)
+        held = self.bytes_in_memory()
+        room = min(self._max_bytes, self._planned_room(held))
+        return held + size <= room and size + SLACK <= disk.free_bytes(self._memory)
 
     def _take_spare(self, memory: Path) -> Path:
+        """Return the largest spare file, or a new path."""
         largest = max(self._spare, key=file_size, default=None)
         if largest is None:
             return memory / disk.temporary_name()
         self._spare.remove(largest)
         return largest
 
-    def _can_link(self) -> bool:
-        link = self._folder / disk.temporary_name()
-        try:
-            link.symlink_to(self._folder)
-            link.unlink()
-        except OSError:
-            return False
-        return True
-
-    def _is_own(self, place: Path) -> bool:
-        return place.parent.parent == self._folder
+    def _is_own(self, path: Path) -> bool:
+        return path.parent.parent == self._folder
 
     def _unused(self) -> list[str]:
-        busy = set(self._given.values())
-        return [
-            name
-            for name, warm in self._warm.items()
-            if self.is_in_memory(warm.path) and name not in self._waiting and warm.path not in busy
-        ]
+        """Return the save points whose warm files in memory may be deleted, least recently used first."""
+        busy = {*self._linked.values(), *(self._warm[id].path for id in self._unabsorbed & self._warm.keys())}
+        return [id for id, warm in self._warm.items() if self.is_in_memory(warm.path) and warm.path not in busy]
 
-    def _is_removable(self, unused: list[str]) -> int:
-        return sum(map(file_size, [*self._spare, *(self._warm[name].path for name in unused)]))
+    def _reclaimable(self, unused: list[str]) -> int:
+        return sum(map(file_size, [*self._spare, *(self._warm[point_id].path for point_id in unused)]))
 
     def _make_room(self, size: int) -> bool:
+        """Delete files until `size` more bytes fit; delete nothing and return False if they cannot."""
         unused = self._unused()
-        if size > 0 and not self._fits(size - self._is_removable(unused)):
+        if size > 0 and not self._fits(size - self._reclaimable(unused)):
             return False
         while not self._fits(size) and (self._spare or unused):
             memory_files.delete(self._spare.pop() if self._spare else self._warm.pop(unused.pop(0)).path)
         return self._fits(size)
 
-    def _restamp(self, file: Path) -> None:
+    def _renew_stamp(self, file: Path) -> None:
+        """Accept the change time of a file that was linked or unlinked."""
         for point_id, warm in self._warm.items():
             with contextlib.suppress(OSError):
                 if warm.path == file and memory_files.stamp(file)[:2] == warm.stamp[:2]:

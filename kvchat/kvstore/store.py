@@ -1,4 +1,4 @@
-"""The store of save points: blocks of KV rows, each kept once, whoever needs it. Its folder:
+"""The store of save points: blocks of KV rows, each kept once. Its folder:
     index.db                 every save point: tokens, recipe, use (SQLite)
     blocks/ab/abcdef...      a block, named by the BLAKE3 of its content
     staging/                 slot files in transit, if there is no memory for them
@@ -18,8 +18,9 @@ from pathlib import Path
 from kvchat.errors import KvchatError
 from kvchat.kvstore import disk
 from kvchat.kvstore.blocks.block_files import BlockFiles
+from kvchat.kvstore.failures import store_errors, store_unusable
 from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost
-from kvchat.kvstore.inventory import BLOCKS, INDEX, STAGING, Inventory, in_words, store_unusable
+from kvchat.kvstore.inventory import Inventory
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, MemoryRoom
 from kvchat.kvstore.restorer import Restorer
 from kvchat.kvstore.savepoint import AbsorbReport, Bounds, CancelCheck, StoreRefused, never
@@ -62,13 +63,13 @@ class BlockStore:
         room = memory_budget if callable(memory_budget) else lambda _: memory_budget
         try:
             disk.private_folder(folder)
-            self.staging = Staging(folder / STAGING, room, memory_folder)
+            self.staging = Staging(folder / disk.STAGING, room, memory_folder)
             self.inventory = Inventory(
                 folder=folder,
                 bounds=bounds,
                 staging=self.staging,
-                index=Index(folder / INDEX, on_loss=self.staging.settle, problem=problem),
-                blocks=BlockFiles(folder / BLOCKS, sync=sync),
+                index=Index(folder / disk.INDEX, on_loss=self.staging.mark_absorbed, problem=problem),
+                blocks=BlockFiles(folder / disk.BLOCKS, sync=sync),
                 clock=clock,
                 free_bytes=free_bytes or (lambda: disk.free_bytes(folder)),
             )
@@ -76,9 +77,9 @@ class BlockStore:
             self.restorer = Restorer(self.inventory, self.saver)
             if problem is None:
                 try:
-                    self.inventory.take_over()
+                    self.inventory.recover()
                 except IndexLost:
-                    self.inventory.take_over()  # the index is now new
+                    self.inventory.recover()  # the index is now new
         except (OSError, IndexFailed, IndexLost) as error:
             raise store_unusable(folder, error) from error
 
@@ -95,7 +96,7 @@ class BlockStore:
             with contextlib.suppress(StoreRefused, IndexLost, IndexFailed):
                 self.saver.absorb(cancelled)
                 for point_id in inventory.unabsorbed() if cancelled() else ():
-                    inventory.lose(point_id, Reason(ReasonCode.NOT_WAITED_FOR), tell=False)
+                    inventory.delete_unusable(point_id, Reason(ReasonCode.NOT_WAITED_FOR), notify=False)
             self.restorer.close()
             self.staging.close()
             inventory.index.close()
@@ -103,13 +104,13 @@ class BlockStore:
                 shutil.rmtree(inventory.folder, ignore_errors=True)
 
     def absorb_pending(self, cancelled: CancelCheck = never) -> AbsorbReport:
-        """Absorb waiting files and enforce the bounds. Slow: for a background thread, after each `take`.
+        """Absorb waiting files and enforce the bounds. Slow: for a background thread, after each `Saver.add`.
 
         Stops soon if cancelled, between two blocks; the rest keeps waiting.
         """
         inventory = self.inventory
-        with in_words():
-            inventory.tidy()
+        with store_errors():
+            inventory.run_deferred_work()
             newest = max(map(int, inventory.unabsorbed()), default=None)
             report = self.saver.absorb(cancelled, low_priority=True)
             if report.save_points:

@@ -381,11 +381,11 @@ class Lease:
                     async with self.guarding_restore():
                         answer = await ready.engine.save_slot(path.name)
                 if answer is None or not answer.bytes:
-                    await asyncio.to_thread(self._store.staging.forget, path)
+                    await asyncio.to_thread(self._store.staging.discard_saved, path)
                     answer = await ready.engine.save_slot(path.name)
             if answer.tokens != len(boundary):
                 raise NotSaved(Reason(ReasonCode.HELD_LESS, {"held": answer.tokens, "tokens": len(boundary)}))
         except BaseException:
-            await asyncio.to_thread(self._store.staging.forget, path)
+            await asyncio.to_thread(self._store.staging.discard_saved, path)
             raise
         return answer.bytes

@@ -281,7 +281,8 @@ class _Made:
 
         def look() -> None:
             while not ended.wait(_LOOK_S):
-                most[0] = max(most[0], self._store.staging.bytes(disk_too=True) - disk.tree_size(self._copy))
+                staged = self._store.staging.bytes_in_memory() + disk.tree_size(self._slots.parent)
+                most[0] = max(most[0], staged - disk.tree_size(self._copy))
                 most[1] = max(most[1], _own_memory() or 0)
 
         watcher = threading.Thread(target=look)

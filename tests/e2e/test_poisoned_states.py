@@ -16,7 +16,7 @@ import pytest
 from kvchat.chat.record.messages import Message, MessageState
 from kvchat.engine.api.wire import Sampling
 from kvchat.engine.process.supervisor import RestartPolicy
-from kvchat.kvstore.blocks.header import WRAPPED_VERSION
+from kvchat.kvstore.blocks.parser import WRAPPED_VERSION
 from kvchat.kvstore.restorer import Restorer
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile
 from kvchat.runtime import Runtime

@@ -33,7 +33,7 @@ def write_slot_file(path: Path, tokens: Sequence[int], *, wrapped: bool = True, 
 
 
 def parse_bytes(data: bytes) -> Layout:
-    """The layout of a slot file held in memory. Raises UnknownLayout."""
+    """The layout of a slot file held in memory. Raises SlotFileError."""
     return parse(len(data), lambda offset, count: data[offset : offset + count])
 
 

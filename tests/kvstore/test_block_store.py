@@ -15,7 +15,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.layout import with_masked_rows
 from kvchat.kvstore.exchange import read_blocks, stored_manifest
-from kvchat.kvstore.inventory import check_store
+from kvchat.kvstore.failures import check_store
 from kvchat.kvstore.savepoint import (
     GB,
     Bounds,
@@ -187,9 +187,9 @@ def test_a_file_with_the_row_its_window_lacks_is_warm_before_anyone_asks(
     ways: list[bool] = []
     run_parallel = positioned.run_parallel
 
-    def watched(*asked: Any, low_priority: bool = False) -> list[Any]:
+    def watched(*asked: Any, low_priority: bool = False, **more: Any) -> list[Any]:
         ways.append(low_priority)
-        return run_parallel(*asked, low_priority=low_priority)
+        return run_parallel(*asked, low_priority=low_priority, **more)
 
     monkeypatch.setattr(positioned, "run_parallel", watched)
     bench = Bench(tmp_path / "store", WINDOW, memory=10**9, sliding=WINDOW.window)

@@ -161,7 +161,7 @@ def test_a_save_that_memory_cannot_hold_after_all_leaves_nothing(tmp_path: Path)
     place = bench.slots / "saved.slot"
     bench.saver.check_room(1000, "thesis", place)
     place.write_bytes(b"as far as it went")
-    bench.store.staging.forget(place)
+    bench.store.staging.discard_saved(place)
     assert [in_memory(bench), list(bench.slots.iterdir())] == [[], []]
     place.write_bytes(FULL.slot_file(text(300)))  # so it is saved once more, on disk
     point = bench.saver.add(place, "thesis", FINGERPRINT, text(300))

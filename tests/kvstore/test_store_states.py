@@ -112,7 +112,7 @@ class StoreMachine(RuleBasedStateMachine):
         blocks = self.bench.inventory.blocks
         holders = Counter(block for _, block in rows)
         for one in usage.conversations:
-            held = {block: blocks.on_disk(block) for name, block in rows if name == one.conversation_id}
+            held = {block: blocks.find(block) for name, block in rows if name == one.conversation_id}
             own = sum(size for block, size in held.items() if holders[block] == 1)
             waiting = staged.get(one.conversation_id, 0)
             assert (one.bytes, one.exclusive_bytes) == (sum(held.values()) + waiting, own + waiting)

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from kvchat.kvstore.inventory import STAGING
+from kvchat.kvstore.disk import STAGING
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, private_folder_in
 from kvchat.session.proof import MIN_TOKENS, PROVED_SHARE
 from kvchat.system.files import atomic_write

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,9 +24,9 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY = "temporary"
 # Bytes per write call. For large writes Linux must find large pages first; small pages come from a free list. On ext4
 # (6.18, a busy virtual machine) this is 3 to 6 times as fast as 1 MiB at once; on tmpfs it is the same.
-_AT_ONCE = 1 << 15
+_WRITE_BYTES = 1 << 15
 _RAW, _DEFLATED = b"\0", b"\1"  # first byte of a residue block
-_SAMPLE = 1 << 16
+_SAMPLE_BYTES = 1 << 16
 _MAX_DEFLATED_RATIO = 0.8
 
 
@@ -58,27 +58,38 @@ class BlockFiles:
         self._sync = sync
         self.new: dict[bytes, int] = {}  # disk bytes of blocks in no recipe yet
 
-    def beside(self) -> BlockFiles:
-        """Return the same folder with its own record of new blocks."""
+    def with_own_record(self) -> BlockFiles:
+        """Return the same folder with a separate record of new blocks."""
         return BlockFiles(self._folder, sync=self._sync)
 
     def path(self, block: bytes) -> Path:
         name = block.hex()
         return self._folder / name[:2] / name
 
-    def claim(self, block: bytes, size: int) -> int | None:
-        """Return the block's disk usage if it exists with that size, else None; it is not read."""
+    def find(self, block: bytes, size: int | None = None) -> int | None:
+        """Return the block's bytes on disk if it exists, with that size if given, else None; it is not read."""
         try:
             found = self.path(block).stat()
         except FileNotFoundError:
             return None
-        return disk.disk_usage(found) if found.st_size == size else None
+        return disk.disk_usage(found) if size in (None, found.st_size) else None
 
-    def on_disk(self, block: bytes) -> int:
-        return disk.disk_usage(self.path(block).stat())
+    def find_all(self, sizes: Mapping[bytes, int]) -> dict[bytes, int] | None:
+        """Return the bytes on disk of all these blocks, or None if one is missing."""
+        on_disk: dict[bytes, int] = {}
+        for block, size in sizes.items():
+            found = self.find(block, size)
+            if found is None:
+                return None
+            on_disk[block] = found
+        return on_disk
+
+    def forget_new(self, blocks: Iterable[bytes]) -> None:
+        for block in blocks:
+            self.new.pop(block, None)
 
     def write(self, content: Iterable[bytes | memoryview]) -> WrittenBlock:
-        """Write content to a temporary file unless the block exists; `put` makes it a block."""
+        """Write content to a temporary file unless the block exists; `commit` makes it a block."""
         temporary = disk.private_folder(self._temporary) / disk.temporary_name()
         digests, size = Digests(), 0
         try:
@@ -87,10 +98,10 @@ class BlockFiles:
                     digests.add(part)
                     view = memoryview(part)
                     while view:
-                        view = view[os.write(file.fileno(), view[:_AT_ONCE]) :]
+                        view = view[os.write(file.fileno(), view[:_WRITE_BYTES]) :]
                     size += len(part)
             written = WrittenBlock(digests.name, digests.xxh3, size, temporary)
-            if self.claim(written.block, size) is None:
+            if self.find(written.block, size) is None:
                 return written
             temporary.unlink()
             return replace(written, temporary=None)
@@ -99,7 +110,7 @@ class BlockFiles:
                 temporary.unlink(missing_ok=True)
             raise
 
-    def put(self, written: WrittenBlock) -> int:
+    def commit(self, written: WrittenBlock) -> int:
         """Flush it and rename it to its block name, replacing an existing one; return the bytes written."""
         if written.temporary is None:
             return 0
@@ -113,20 +124,17 @@ class BlockFiles:
             written.temporary.replace(path)
             self.new[written.block] = disk.disk_usage(path.stat())
         except BaseException:
-            self.drop(written)
+            self.discard(written)
             raise
         return written.size
 
-    def drop(self, written: WrittenBlock) -> None:
+    def discard(self, written: WrittenBlock) -> None:
         if written.temporary is not None:
             with contextlib.suppress(OSError):
                 written.temporary.unlink(missing_ok=True)
 
-    def settle(self, names: Iterable[bytes]) -> None:
-        for name in names:
-            self.new.pop(name, None)
-
-    def fault(self, block: bytes, size: int) -> str | None:
+    def find_fault(self, block: bytes, size: int) -> str | None:
+        """Read the block; return what is wrong with it, or None."""
         path = self.path(block)
         try:
             found = path.stat().st_size
@@ -140,9 +148,8 @@ class BlockFiles:
 
     def overhead_bytes(self) -> int:
         """Return the disk usage of all but blocks: folders and temporary files."""
-        folders = [self._folder, *(folder for folder in disk.listing(self._folder) if folder != self._temporary)]
-        total = disk.tree_size(self._temporary)
-        for folder in folders:
+        total = sum(map(disk.tree_size, disk.listing(self._temporary)))
+        for folder in (self._folder, *disk.listing(self._folder)):
             with contextlib.suppress(OSError):
                 total += disk.disk_usage(folder.stat())
         return total
@@ -151,7 +158,7 @@ class BlockFiles:
         with contextlib.suppress(FileNotFoundError):
             self.path(block).unlink()
 
-    def leftovers(self, known: Collection[bytes]) -> Iterator[bytes]:
+    def unknown_blocks(self, known: Collection[bytes]) -> Iterator[bytes]:
         """Yield the blocks not in `known`, except those just written."""
         for folder in disk.listing(self._folder):
             for path in disk.listing(folder):
@@ -159,15 +166,15 @@ class BlockFiles:
                 if name is not None and name not in known and name not in self.new:
                     yield name
 
-    def sweep_temporary(self) -> None:
+    def remove_temporary(self) -> None:
         for path in disk.listing(self._temporary):
             disk.remove(path)
 
 
 def pack_residue(raw: bytes, *, deflate: bool) -> tuple[bytes, bytes]:
     """Return a residue block's content: a byte for the form, then the bytes, deflated if worthwhile."""
-    middle = max(0, len(raw) // 2 - _SAMPLE // 2)
-    sample = raw[middle : middle + _SAMPLE]
+    middle = max(0, len(raw) // 2 - _SAMPLE_BYTES // 2)
+    sample = raw[middle : middle + _SAMPLE_BYTES]
     if deflate and len(zlib.compress(sample, 1)) < _MAX_DEFLATED_RATIO * len(sample):
         return _DEFLATED, zlib.compress(raw, 1)
     return _RAW, raw
@@ -182,12 +189,9 @@ def read_residue(use: BlockUse, blocks: BlockFiles) -> bytes:
         raise DamagedBlock from error
     if xxhash.xxh3_128(stored).digest() != use.xxh3 and blake3(stored).digest() != use.block:
         raise DamagedBlock
-    if stored[:1] == _RAW:
-        raw = stored[1:]
-    elif stored[:1] == _DEFLATED:
-        raw = zlib.decompressobj().decompress(stored[1:], use.rows + 1)
-    else:
-        raise DamagedBlock
-    if len(raw) != use.rows:
+    raw = stored[1:]
+    if stored[:1] == _DEFLATED:
+        raw = zlib.decompressobj().decompress(raw, use.rows + 1)
+    if stored[:1] not in (_RAW, _DEFLATED) or len(raw) != use.rows:
         raise DamagedBlock
     return raw

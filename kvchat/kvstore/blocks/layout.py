@@ -1,8 +1,8 @@
 """The layout of slot files, and plans for files that were never saved. Values only, no reading.
 
-A slot file is a chain of named spans without gaps: header, one cache after the other, then the engine's context
-checkpoints. A layout (made by `parser.py`) holds offsets and counts, never rows, so it stays some KB however large
-the file is. The store keeps its row map: where the rows lie, and where the rest may be cut.
+A slot file is a header, one cache after the other, then the engine's context checkpoints, without gaps. A layout
+(made by `parser.py`) holds offsets and counts, never rows, so it stays some KB however large the file is. The store
+keeps its row map: where the rows lie, and where the rest may be cut.
 
 A plan is a new file as a sequence of literal bytes and ranges of the stored one: cut to a prefix, or with the row
 that a sliding window lacks. `rebuild.py` carries it out.
@@ -11,15 +11,8 @@ that a sliding window lacks. `rebuild.py` carries it out.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
-
-
-class UnknownLayout(Exception):
-    """The file could not be parsed to its last byte; the message gives the reason for the log."""
-
-    at = 0  # bytes parsed before the failure
 
 
 class CannotCompose(Exception):
@@ -38,16 +31,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Header:
-    """Magic, state version, and the token list."""
-
     span: Span
+    version: int
     wrapped: bool  # True: -1, 1, n, tokens, n_media, media… (newer servers); else bare tokens
     tokens: Span  # token ids only, 4 bytes each
     media: Span | None = None  # n_media and the following data, if pictures exist
-
-    @property
-    def n_tokens(self) -> int:
-        return self.tokens.size // 4
 
 
 @dataclass(frozen=True)
@@ -69,6 +57,11 @@ class Run:
     row: int
     position: int
     rows: int  # count
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """Row and position after the last."""
+        return self.row + self.rows, self.position + self.rows
 
 
 @dataclass(frozen=True)
@@ -94,9 +87,9 @@ class CacheRows:
         return min((run.position for run in self.runs), default=0)
 
     @property
-    def kind(self) -> Literal["full", "swa"]:
-        """Return "full" if the oldest tokens' rows are present, "swa" if a sliding window dropped them."""
-        return "swa" if self.first_position > 0 else "full"
+    def is_window(self) -> bool:
+        """True if a sliding window has dropped the oldest tokens' rows."""
+        return self.first_position > 0
 
     def runs_between(self, first: int, last: int) -> tuple[Run, ...]:
         """Return runs of the rows of tokens with first ≤ position < last, in position order."""
@@ -114,23 +107,14 @@ class AttentionCache(CacheRows):
     cell_size: int  # 12, or 24 if cells carry M-RoPE positions and their token
 
     @property
-    def head(self) -> Span:
-        return Span(self.cells.offset - 8, 8)
-
-    @property
     def data_head(self) -> Span:
         """v_trans, n_layer, n_rot_k, n_rot_v."""
         return Span(self.cells.end, 16)
 
     @property
-    def spans(self) -> Iterator[Span]:
-        yield from (self.head, self.cells, self.data_head)
-        for region in self.regions:
-            yield from (region.head, Span(region.offset, self.rows * region.row_size))
-
-    @property
     def end(self) -> int:
-        return [*self.spans][-1].end
+        last = self.regions[-1:]
+        return last[0].offset + self.rows * last[0].row_size if last else self.data_head.end
 
 
 @dataclass(frozen=True)
@@ -162,7 +146,7 @@ Cache = AttentionCache | RecurrentState
 
 @dataclass(frozen=True)
 class Layout:
-    """A whole slot file: `spans` name each of its `size` bytes exactly once."""
+    """A whole slot file; its parts cover each of its `size` bytes exactly once."""
 
     size: int
     header: Header
@@ -172,7 +156,7 @@ class Layout:
 
     @property
     def n_tokens(self) -> int:
-        return self.header.n_tokens
+        return self.header.tokens.size // 4
 
     @property
     def attention(self) -> tuple[AttentionCache, ...]:
@@ -184,7 +168,7 @@ class Layout:
 
     @property
     def windows(self) -> tuple[AttentionCache, ...]:
-        return tuple(cache for cache in self.attention if cache.kind == "swa")
+        return tuple(cache for cache in self.attention if cache.is_window)
 
     @property
     def row_map(self) -> RowMap:
@@ -196,18 +180,6 @@ class Layout:
         )
         own = [span for span in (*self.checkpoints, self.recurrent) if span is not None]
         return RowMap(caches, tuple(sorted({edge for span in own for edge in (span.offset, span.end)})))
-
-    @property
-    def spans(self) -> Iterator[Span]:
-        yield self.header.span
-        for cache in self.caches:
-            if isinstance(cache, AttentionCache):
-                yield from cache.spans
-            else:
-                yield cache
-        if self.checkpoint_head is not None:
-            yield self.checkpoint_head
-        yield from self.checkpoints
 
 
 Piece = bytes | Span  # literal bytes or a range of the stored file
@@ -229,13 +201,14 @@ def cut(layout: Layout, n_tokens: int) -> Plan:
     """
     if not 0 < n_tokens <= layout.n_tokens:
         raise CannotCompose(f"{n_tokens} of {layout.n_tokens} tokens")
-    if n_tokens < layout.n_tokens and layout.header.media is not None:
-        raise CannotCompose("it holds pictures")  # the engine truncates it
-    if n_tokens < layout.n_tokens and layout.recurrent is not None:
-        raise CannotCompose("recurrent state cannot be cut")
-    if n_tokens < layout.n_tokens and layout.windows:
-        raise CannotCompose(f"its window's rows begin at token {layout.windows[0].first_position:,}")
-    return _compose(layout, n_tokens, _rows)
+    if n_tokens < layout.n_tokens:
+        if layout.header.media is not None:
+            raise CannotCompose("it holds pictures")  # the engine truncates it
+        if layout.recurrent is not None:
+            raise CannotCompose("recurrent state cannot be cut")
+        if layout.windows:
+            raise CannotCompose(f"its window's rows begin at token {layout.windows[0].first_position:,}")
+    return _compose(layout, n_tokens)
 
 
 def with_masked_rows(layout: Layout, window: int) -> Plan:
@@ -250,60 +223,45 @@ def with_masked_rows(layout: Layout, window: int) -> Plan:
     starts = (n_tokens - window, (n_tokens - 1) // window * window)  # window or chunk (llama4) start
     if not layout.windows or any(cache.first_position not in starts for cache in layout.windows):
         raise CannotCompose(f"its rows are not those of a window of {window:,} tokens")
-
-    def with_masked_row(cache: AttentionCache, n_tokens: int) -> Iterator[Piece]:
-        if cache.kind == "full":
-            yield from _rows(cache, n_tokens)
-            return
-        cell = struct.pack("<ii", max(0, n_tokens - window - 2), 1) + bytes(cache.cell_size - 8)
-        yield struct.pack("<II", 1, cache.rows + 1) + cell
-        yield cache.cells
-        yield cache.data_head
-        for region in cache.regions:
-            yield region.head
-            yield bytes(region.row_size)
-            yield Span(region.offset, cache.rows * region.row_size)
-
-    return _compose(layout, n_tokens, with_masked_row)
+    return _compose(layout, n_tokens, max(0, n_tokens - window - 2))
 
 
-def _compose(layout: Layout, n_tokens: int, rows: Callable[[AttentionCache, int], Iterator[Piece]]) -> Plan:
-    pieces: list[Piece] = list(_header(layout.header, n_tokens))
+def _compose(layout: Layout, n_tokens: int, masked_position: int | None = None) -> Plan:
+    """Plan the file for the first tokens; `masked_position`: token of the row of zeros for window caches."""
+    header, media = layout.header, layout.header.media
+    pieces: list[Piece] = [Span(0, 8)]  # magic and version
+    if header.wrapped:
+        words = 3 + n_tokens + (media.size // 4 if media else 1)
+        pieces.append(struct.pack("<IiII", words, -1, 1, n_tokens))
+    else:
+        pieces.append(struct.pack("<I", n_tokens))
+    pieces.append(Span(header.tokens.offset, 4 * n_tokens))
+    if header.wrapped:
+        pieces.append(media or struct.pack("<I", 0))
     for cache in layout.caches:
-        pieces += [cache] if isinstance(cache, RecurrentState) else rows(cache, n_tokens)
+        if isinstance(cache, RecurrentState):
+            pieces.append(cache)
+        else:
+            pieces += _cache_pieces(cache, n_tokens, masked_position if cache.is_window else None)
     kept = [checkpoint for checkpoint in layout.checkpoints if checkpoint.n_tokens <= n_tokens]
     if layout.checkpoint_head is not None and kept:  # servers write no empty appendix
         pieces += [Span(layout.checkpoint_head.offset, 8), struct.pack("<I", len(kept)), *kept]
     return merge_adjacent(pieces)
 
 
-def _header(header: Header, n_tokens: int) -> Iterator[Piece]:
-    """Return the header for the first tokens, with the same magic, version and wrapping.
-
-    Images are kept only if no token is removed.
-    """
-    yield Span(0, 8)
-    media = header.media
-    if header.wrapped:
-        words = 3 + n_tokens + (media.size // 4 if media else 1)
-        yield struct.pack("<IiII", words, -1, 1, n_tokens)
-    else:
-        yield struct.pack("<I", n_tokens)
-    yield Span(header.tokens.offset, 4 * n_tokens)
-    if media is not None:
-        yield media
-    elif header.wrapped:
-        yield struct.pack("<I", 0)
-
-
-def _rows(cache: AttentionCache, n_tokens: int) -> Iterator[Piece]:
-    runs = cache.runs_between(0, n_tokens)
-    yield struct.pack("<II", 1, sum(run.rows for run in runs))
+def _cache_pieces(cache: AttentionCache, n_tokens: int, masked_position: int | None) -> Iterator[Piece]:
+    has_masked_row = masked_position is not None
+    runs = cache.runs if has_masked_row else cache.runs_between(0, n_tokens)
+    yield struct.pack("<II", 1, sum(run.rows for run in runs) + has_masked_row)
+    if masked_position is not None:
+        yield struct.pack("<ii", masked_position, 1) + bytes(cache.cell_size - 8)
     for run in runs:
         yield Span(cache.cells.offset + run.row * cache.cell_size, run.rows * cache.cell_size)
     yield cache.data_head
     for region in cache.regions:
         yield region.head
+        if has_masked_row:
+            yield bytes(region.row_size)
         for run in runs:
             yield Span(region.offset + run.row * region.row_size, run.rows * region.row_size)
 

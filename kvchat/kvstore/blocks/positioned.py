@@ -1,7 +1,7 @@
 """Positioned reads and writes from several threads at once, and their thread pool.
 
-How often the store passes over a slot file of N bytes, counted by tests/kvstore/blocks/test_passes.py. Read, hashed
-and written are bytes; "new" is what a turn added; the few KB that are not rows are not counted.
+Bytes that the store reads, hashes and writes for a slot file of N bytes (tests/kvstore/blocks/test_io_counts.py). "New"
+is what a turn added; the few KB that are not rows are not counted.
 
     first save (absorb)                         read N    hashed N    written N
     next turn, rows known to be unchanged       new + 2 blocks    new + 2 blocks    new
@@ -40,26 +40,27 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-def read_at(file: FileIO, place: memoryview, offset: int) -> None:
-    """Fill `place` from `offset` of the file. Raises OSError, and EOFError if the file is too short."""
-    while len(place):
+def read_at(file: FileIO, buffer: memoryview, offset: int) -> None:
+    """Fill the buffer from `offset` of the file. Raises OSError, and EOFError if the file is too short."""
+    while len(buffer):
         if sys.platform != "win32":
-            count = os.preadv(file.fileno(), [place], offset)
+            count = os.preadv(file.fileno(), [buffer], offset)
         else:
             with _seeking:
                 file.seek(offset)
-                count = file.readinto(place) or 0
+                count = file.readinto(buffer) or 0
         if not count:
             raise EOFError
-        place, offset = place[count:], offset + count
+        buffer, offset = buffer[count:], offset + count
 
 
-def read_into(file: FileIO, places: Sequence[memoryview], offset: int) -> None:
-    done = os.preadv(file.fileno(), places, offset) if sys.platform != "win32" and len(places) > 1 else 0
-    for place in places:
-        if len(place) > done:
-            read_at(file, place[done:], offset + done)
-        offset, done = offset + len(place), max(0, done - len(place))
+def read_into(file: FileIO, buffers: Sequence[memoryview], offset: int) -> None:
+    """Like `read_at`, into one buffer after the other."""
+    done = os.preadv(file.fileno(), buffers, offset) if sys.platform != "win32" and len(buffers) > 1 else 0
+    for buffer in buffers:
+        if len(buffer) > done:
+            read_at(file, buffer[done:], offset + done)
+        offset, done = offset + len(buffer), max(0, done - len(buffer))
 
 
 def write_at(file: FileIO, data: memoryview | bytes, offset: int) -> None:
@@ -115,7 +116,11 @@ def threads() -> int:
 
 
 def run_parallel(
-    jobs: Sequence[Job], do: Callable[[Job, memoryview], Result], cancelled: CancelCheck, *, low_priority: bool = False
+    jobs: Sequence[Job],
+    do: Callable[[Job, memoryview], Result],
+    cancelled: CancelCheck,
+    *,
+    low_priority: bool = False,
 ) -> list[Result]:
     """Run every job with a buffer of PIECE bytes per thread; return the results in order.
 

@@ -22,7 +22,7 @@ BLOCK_ROWS = 256
 RESIDUE = -1  # `cache` value of a residue block
 RESIDUE_CHUNK = 4 << 20
 _MAX_MAP_BYTES = 64_000_000
-_MAX_VALUE = 1 << 50  # limit for row map numbers
+_MAX_VALUE = 1 << 50  # of the numbers in a row map
 
 
 class RecipeError(Exception):
@@ -47,34 +47,36 @@ class Recipe:
 
     file_size: int
     row_map: RowMap
-    uses: tuple[BlockUse, ...]
+    uses: tuple[BlockUse, ...]  # in the order of caches and rows, then the residue
+
+    def __post_init__(self) -> None:
+        uses = sorted(self.uses, key=lambda use: (use.cache == RESIDUE, use.cache, use.row))
+        object.__setattr__(self, "uses", tuple(uses))
+
+    @property
+    def blocks(self) -> dict[bytes, int]:
+        """Size of each block, by name."""
+        return {use.block: use.size for use in self.uses}
 
     def seal(self) -> bytes:
         """Hash the whole recipe, so that a damaged index cannot misplace rows."""
         uses = [[use.block.hex(), use.size, use.cache, use.row, use.rows, use.skip, use.position] for use in self.uses]
-        facts = [self.file_size, uses]
-        return blake3(pack_row_map(self.row_map) + json.dumps(facts).encode()).digest(length=16)
+        return blake3(pack_row_map(self.row_map) + json.dumps([self.file_size, uses]).encode()).digest(length=16)
 
 
 def residue_spans(row_map: RowMap, file_size: int) -> tuple[Span, ...]:
     """Return the file's non-row spans. Raises RecipeError if regions overlap or exceed the file."""
     if any(not cache.regions or min(r.row_size for r in cache.regions) <= 0 for cache in row_map.caches):
         raise RecipeError("a cache without rows")
-    taken = sorted(
-        (region.offset, region.row_size * cache.rows) for cache in row_map.caches for region in cache.regions
-    )
+    taken = sorted((r.offset, r.row_size * cache.rows) for cache in row_map.caches for r in cache.regions)
     spans: list[Span] = []
     end = 0
-    for offset, length in taken:
+    for offset, length in [*taken, (file_size, 0)]:
         if offset < end:
-            raise RecipeError("regions overlap")
+            raise RecipeError("regions overlap or reach beyond the file")
         if offset > end:
             spans.append(Span(end, offset - end))
         end = offset + length
-    if end > file_size:
-        raise RecipeError("a region reaches beyond the file")
-    if end < file_size:
-        spans.append(Span(end, file_size - end))
     return tuple(spans)
 
 
@@ -84,7 +86,7 @@ def check_whole(recipe: Recipe) -> None:
     wanted = {number: cache.rows for number, cache in enumerate(caches)}
     wanted[RESIDUE] = sum(span.size for span in residue_spans(recipe.row_map, recipe.file_size))
     given = dict.fromkeys(wanted, 0)
-    for use in sorted(recipe.uses, key=lambda use: (use.cache, use.row)):
+    for use in recipe.uses:
         if given.get(use.cache) != use.row or use.rows <= 0 or use.skip < 0:
             raise RecipeError("its recipe leaves a hole")
         if use.cache != RESIDUE and (use.skip + use.rows) * caches[use.cache].row_bytes > use.size:
@@ -100,10 +102,10 @@ def row_parts(cache: CacheRows, row: int, rows: int) -> tuple[Span, ...]:
 
 
 def residue_parts(spans: Sequence[Span], start: int, length: int) -> Iterator[Span]:
+    """Yield the file's spans of some residue bytes."""
     place = 0
     for span in spans:
-        first = max(start, place)
-        last = min(start + length, place + span.size)
+        first, last = max(start, place), min(start + length, place + span.size)
         if first < last:
             yield Span(span.offset + first - place, last - first)
         place += span.size
@@ -116,23 +118,21 @@ def residue_chunks(spans: Sequence[Span], breaks: Sequence[int]) -> Iterator[Spa
     for span in spans:
         starts |= {place + at - span.offset for at in breaks if span.offset <= at < span.end}
         place += span.size
-    edges = [*sorted(starts), place]
-    for first, last in pairwise(edges):
+    for first, last in pairwise([*sorted(starts), place]):
         for start in range(first, last, RESIDUE_CHUNK):
             yield Span(start, min(RESIDUE_CHUNK, last - start))
 
 
 def cut_at_blocks(run: Run) -> Iterator[Run]:
     """Yield parts of the run of at most 256 rows, cut at positions that are multiples of 256."""
-    done = 0
-    while done < run.rows:
-        position = run.position + done
-        rows = min(run.rows - done, BLOCK_ROWS - position % BLOCK_ROWS)
-        yield Run(run.row + done, position, rows)
-        done += rows
+    row, position = run.row, run.position
+    while row < run.end[0]:
+        rows = min(run.end[0] - row, BLOCK_ROWS - position % BLOCK_ROWS)
+        yield Run(row, position, rows)
+        row, position = row + rows, position + rows
 
 
-def row_map_facts(row_map: RowMap) -> list[Any]:
+def row_map_to_json(row_map: RowMap) -> list[Any]:
     caches = [
         [[[r.offset, r.row_size] for r in cache.regions], [[r.row, r.position, r.rows] for r in cache.runs]]
         for cache in row_map.caches
@@ -140,10 +140,10 @@ def row_map_facts(row_map: RowMap) -> list[Any]:
     return [caches, list(row_map.breaks)]
 
 
-def row_map_of(facts: Any) -> RowMap:
-    """Parse the untrusted output of `row_map_facts`. Raises RecipeError."""
+def row_map_from_json(data: Any) -> RowMap:
+    """Parse the untrusted output of `row_map_to_json`. Raises RecipeError."""
     try:
-        caches, breaks = facts
+        caches, breaks = data
         rows = tuple(
             CacheRows(tuple(Region(*_numbers(place)) for place in regions), tuple(Run(*_numbers(run)) for run in runs))
             for regions, runs in caches
@@ -160,12 +160,12 @@ def _numbers(values: list[Any]) -> list[int]:
 
 
 def pack_row_map(row_map: RowMap) -> bytes:
-    return zlib.compress(json.dumps(row_map_facts(row_map), separators=(",", ":")).encode(), 6)
+    return zlib.compress(json.dumps(row_map_to_json(row_map), separators=(",", ":")).encode(), 6)
 
 
 def unpack_row_map(packed: bytes) -> RowMap:
     """Raises RecipeError."""
     try:
-        return row_map_of(json.loads(zlib.decompressobj().decompress(packed, _MAX_MAP_BYTES)))
+        return row_map_from_json(json.loads(zlib.decompressobj().decompress(packed, _MAX_MAP_BYTES)))
     except (ValueError, zlib.error) as error:
         raise RecipeError("its recipe was changed") from error

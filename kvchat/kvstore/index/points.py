@@ -23,10 +23,8 @@ _POINTS_OF_CONVERSATION = (
 )
 _START = 0
 _COLUMNS = "block_id, cache, first_row, n_rows, skip, position"
-_Link = tuple[int, int, int, int, int, int]  # _COLUMNS
-_FIND_LINK = "SELECT id FROM links WHERE parent_id = ? AND " + " AND ".join(
-    f"{name} = ?" for name in _COLUMNS.split(", ")
-)
+_FIND_LINK = f"SELECT id FROM links WHERE parent_id = ? AND ({_COLUMNS}) = (?, ?, ?, ?, ?, ?)"
+_ADD_LINK = f"INSERT INTO links (parent_id, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING id"
 
 
 def fingerprint_id(db: sqlite3.Connection, fingerprint: Fingerprint) -> int | None:
@@ -36,8 +34,8 @@ def fingerprint_id(db: sqlite3.Connection, fingerprint: Fingerprint) -> int | No
 
 def _facts(fingerprint: Fingerprint) -> str:
     """Return it as JSON without default values: newer fields are missing in older save points."""
-    told = {f.name: value for f in fields(fingerprint) if (value := getattr(fingerprint, f.name)) != f.default}
-    return json.dumps(told, sort_keys=True)
+    facts = {f.name: value for f in fields(fingerprint) if (value := getattr(fingerprint, f.name)) != f.default}
+    return json.dumps(facts, sort_keys=True)
 
 
 def trees(db: sqlite3.Connection, kind: int | None, audiences: Sequence[str]) -> list[int]:
@@ -107,36 +105,41 @@ def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
             token_tree.drop_unused(db, node_id)
 
 
-def transfer_to_extensions(db: sqlite3.Connection, doomed: Sequence[int]) -> list[int]:
-    """Give each of the `doomed` save points that a remaining one extends to that one; return the rest.
+def transfer_to_extensions(db: sqlite3.Connection, point_ids: Sequence[int]) -> list[int]:
+    """Give each of these save points that a remaining one extends to that one's conversation; return the rest.
 
     If states cannot be cut, the one at the end of a shared system prompt is useful to every conversation that has
     it, but belongs to whichever came first; likewise one on another branch's path.
     """
-    ids = json.dumps(list(doomed))
     query = (
         "SELECT s.id, tree_id, node_id FROM save_points s JOIN nodes n ON n.id = node_id"
         " WHERE s.id IN (SELECT value FROM json_each(?)) ORDER BY s.n_tokens DESC"
     )
     empty_nodes: set[int] = set()  # longest first, so no place in a chat's line is checked twice
-    left = []
-    for point_id, tree_id, node_id in db.execute(query, (ids,)).fetchall():
-        successor = _find_successor(db, frozenset(doomed), empty_nodes, tree_id, node_id)
+    rest = []
+    for point_id, tree_id, node_id in db.execute(query, (json.dumps(list(point_ids)),)).fetchall():
+        successor = _find_successor(db, frozenset(point_ids), empty_nodes, tree_id, node_id)
         if successor is None:
-            left.append(point_id)
-        else:
-            _transfer(db, point_id, successor)
-    return left
+            rest.append(point_id)
+            continue
+        owners = "SELECT conversation_id, message_id, link_id FROM save_points WHERE id = ?"
+        before, _, link_id = db.execute(owners, (point_id,)).fetchone()
+        after, message_id, _ = db.execute(owners, (successor,)).fetchone()
+        change = "UPDATE save_points SET conversation_id = ?, message_id = ? WHERE id = ?"
+        db.execute(change, (after, message_id, point_id))
+        hold_recipe(db, link_id or 0, after)
+        release_recipe(db, link_id or 0, before)
+    return rest
 
 
 def _find_successor(
-    db: sqlite3.Connection, doomed: frozenset[int], empty_nodes: set[int], tree_id: int, node_id: int
+    db: sqlite3.Connection, excluded: frozenset[int], empty_nodes: set[int], tree_id: int, node_id: int
 ) -> int | None:
-    """Return a remaining save point beyond this place; None if there is none, or one is exactly here."""
+    """Return a save point beyond this place; None if there is none, or one is exactly here."""
 
-    def successor_at(node_id: int, which: str = "NOT never_save") -> int | None:
+    def successor_at(node_id: int, condition: str = "NOT never_save") -> int | None:
         query = "SELECT s.id FROM save_points s JOIN conversations c ON c.id = conversation_id WHERE node_id = ? AND "
-        return next((id for (id,) in db.execute(query + which, (node_id,)) if id not in doomed), None)
+        return next((id for (id,) in db.execute(query + condition, (node_id,)) if id not in excluded), None)
 
     if successor_at(node_id, "true") is not None:
         return None
@@ -209,15 +212,6 @@ def unused_since(db: sqlite3.Connection, moment: float, protected: int | None, *
     return _numbers(db, f"{query} AND name GLOB ?", moment, protected, f"{PROGRAM}*" if programs else "*")
 
 
-def points_at_same_node(db: sqlite3.Connection, point_id: int) -> list[int]:
-    """Return the older absorbed save points of the same conversation at the same node."""
-    query = (
-        "SELECT o.id FROM save_points o JOIN save_points s ON o.node_id = s.node_id AND o.conversation_id ="
-        " s.conversation_id WHERE s.id = ?1 AND o.id < ?1 AND o.link_id IS NOT NULL"
-    )
-    return _numbers(db, query, point_id)
-
-
 def forget(db: sqlite3.Connection, conversation_id: str | None) -> None:
     """Delete a conversation's loss records, or all, and the conversation itself if empty."""
     mine, values = (" WHERE {} = ?", (conversation_id,)) if conversation_id is not None else (" WHERE true", ())
@@ -236,24 +230,26 @@ def _numbers(db: sqlite3.Connection, query: str, *values: object) -> list[int]:
 def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk: Mapping[bytes, int]) -> bool:
     """Mark a staged save point absorbed; return False if it was deleted meanwhile.
 
-    `on_disk`: disk usage of each block in bytes.
+    Older ones of the conversation with the same tokens are deleted. `on_disk`: disk usage of each block in bytes.
     """
-    row = db.execute("SELECT conversation_id FROM save_points WHERE id = ?", (point_id,)).fetchone()
+    row = db.execute("SELECT conversation_id, node_id FROM save_points WHERE id = ?", (point_id,)).fetchone()
     if row is None:
         return False
+    conversation, node_id = row
     some_rows = bool(recipe.row_map.caches)  # no caches: unknown layout, all counted as rows
     db.executemany(
         "INSERT INTO blocks (name, size, residue, disk_bytes, xxh3) VALUES (?, ?, ?, ?, ?)"
         " ON CONFLICT (name) DO UPDATE SET xxh3 = excluded.xxh3 WHERE excluded.xxh3 <> x''",
         {(u.block, u.size, some_rows and u.cache == RESIDUE, on_disk[u.block], u.xxh3) for u in recipe.uses},
     )
-    link_id = _add(db, _path(db, recipe))
-    hold_recipe(db, link_id, row[0])
-    recipe = replace(recipe, uses=_in_file_order(recipe.uses))
+    link_id = _add_path(db, recipe)
+    hold_recipe(db, link_id, conversation)
     db.execute(
         "UPDATE save_points SET file_size = ?, row_map = ?, seal = ?, link_id = ? WHERE id = ?",
         (recipe.file_size, pack_row_map(recipe.row_map), recipe.seal(), link_id, point_id),
     )
+    same = "SELECT id FROM save_points WHERE node_id = ? AND conversation_id = ? AND id < ? AND link_id IS NOT NULL"
+    delete(db, _numbers(db, same, node_id, conversation, point_id))
     return True
 
 
@@ -264,8 +260,15 @@ def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
     if row is None:
         return None
     file_size, row_map, seal, link_id = row
-    uses = [BlockUse(*use) for use in _path_to(db, link_id)]
-    recipe = Recipe(file_size, unpack_row_map(row_map), _in_file_order(uses))
+    path = """
+        WITH RECURSIVE up (id, parent_id, block_id, cache, first_row, n_rows, skip, position) AS (
+            SELECT * FROM links WHERE id = ?
+            UNION ALL SELECT l.* FROM up JOIN links l ON l.id = up.parent_id AND l.id < up.id
+        )
+        SELECT name, size, cache, first_row, n_rows, skip, position, xxh3 FROM up JOIN blocks b ON b.id = block_id
+    """
+    uses = tuple(BlockUse(*use) for use in db.execute(path, (link_id,)))
+    recipe = Recipe(file_size, unpack_row_map(row_map), uses)
     if recipe.seal() != seal:
         raise RecipeError("its recipe was changed")
     return recipe
@@ -286,35 +289,24 @@ def unused_blocks(db: sqlite3.Connection, limit: int) -> list[tuple[int, bytes, 
     return db.execute(query, (limit,)).fetchall()
 
 
-def _path(db: sqlite3.Connection, recipe: Recipe) -> list[_Link]:
-    """Return the recipe's block references as links. Rows that stay in place, shared with the next turn, come first."""
-    kinds = [cache.kind for cache in recipe.row_map.caches]
+def _add_path(db: sqlite3.Connection, recipe: Recipe) -> int:
+    """Add the links of a recipe that are missing; return the last. Rows shared with the next turn come first."""
+    is_window = [cache.is_window for cache in recipe.row_map.caches]
 
-    def moves(use: BlockUse) -> tuple[int, int, int, int]:
-        if use.cache != RESIDUE and kinds[use.cache] == "full":
+    def stable_first(use: BlockUse) -> tuple[int, int, int, int]:
+        if use.cache != RESIDUE and not is_window[use.cache]:
             return 0, use.position, use.cache, use.row
-        return 1, use.cache % (len(kinds) + 1), use.row, 0
+        return 1, use.cache % (len(is_window) + 1), use.row, 0
 
     names = {use.block for use in recipe.uses}
     ids = {name: db.execute("SELECT id FROM blocks WHERE name = ?", (name,)).fetchone()[0] for name in names}
-    uses = sorted(recipe.uses, key=moves)
-    return [(ids[use.block], use.cache, use.row, use.rows, use.skip, use.position) for use in uses]
-
-
-def _in_file_order(uses: Iterable[BlockUse]) -> tuple[BlockUse, ...]:
-    """Sort by cache and row, then the residue: the order of absorbing and of the seal."""
-    return tuple(sorted(uses, key=lambda use: (use.cache == RESIDUE, use.cache, use.row)))
-
-
-def _add(db: sqlite3.Connection, path: Sequence[_Link]) -> int:
-    link_id, new = _START, False
-    for link in path:
-        row = None if new else db.execute(_FIND_LINK, (link_id, *link)).fetchone()
+    link_id, is_new = _START, False
+    for use in sorted(recipe.uses, key=stable_first):
+        link = (link_id, ids[use.block], use.cache, use.row, use.rows, use.skip, use.position)
+        row = None if is_new else db.execute(_FIND_LINK, link).fetchone()
         if row is None:
-            new = True
-            row = db.execute(
-                f"INSERT INTO links (parent_id, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING id", (link_id, *link)
-            ).fetchone()
+            is_new = True
+            row = db.execute(_ADD_LINK, link).fetchone()
         link_id = int(row[0])
     return link_id
 
@@ -346,18 +338,6 @@ def release_recipe(db: sqlite3.Connection, link_id: int, conversation: int) -> N
         link_id = parent_id
 
 
-def _path_to(db: sqlite3.Connection, link_id: int) -> list[sqlite3.Row]:
-    """Return each block on the path: name, size, cache, first row, rows, skip, position and XXH3."""
-    query = """
-        WITH RECURSIVE up (id, parent_id, block_id, cache, first_row, n_rows, skip, position) AS (
-            SELECT * FROM links WHERE id = ?
-            UNION ALL SELECT l.* FROM up JOIN links l ON l.id = up.parent_id AND l.id < up.id
-        )
-        SELECT name, size, cache, first_row, n_rows, skip, position, xxh3 FROM up JOIN blocks b ON b.id = block_id
-    """
-    return db.execute(query, (link_id,)).fetchall()
-
-
 def points_using_block(db: sqlite3.Connection, block: bytes) -> list[int]:
     query = """
         WITH RECURSIVE down (id) AS (
@@ -366,7 +346,7 @@ def points_using_block(db: sqlite3.Connection, block: bytes) -> list[int]:
         )
         SELECT s.id FROM down CROSS JOIN save_points s ON s.link_id = down.id
     """
-    return [int(row[0]) for row in db.execute(query, (block,))]
+    return _numbers(db, query, block)
 
 
 def _parent(db: sqlite3.Connection, link_id: int) -> int:

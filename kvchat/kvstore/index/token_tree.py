@@ -28,7 +28,6 @@ _CHILDREN = "SELECT id, packed FROM nodes WHERE parent_id = ? AND tree_id = ?"
 
 _Parent = tuple[int, int]  # node and tree
 _Child = tuple[int, int, int]  # node, tokens shared, tokens
-_ChildSearch = Callable[[sqlite3.Connection, _Parent, bytes], Iterator[_Child]]
 
 
 class Place(NamedTuple):
@@ -61,14 +60,12 @@ def add_tokens(db: sqlite3.Connection, tree_id: int, tokens: Sequence[int]) -> i
     known = _existing_nodes(db, tree_id, segments)
     node_id = _ROOT
     for segment in segments:
-        found = known.get(segment.name)
-        if found is None:
-            found = db.execute(
-                "INSERT INTO nodes (tree_id, parent_id, name, n_tokens, packed) VALUES (?, ?, ?, ?, ?)",
-                (tree_id, node_id, segment.name, segment.end, segment.packed),
-            ).lastrowid
-        assert found is not None
-        node_id = found
+        if segment.name in known:
+            node_id = known[segment.name]
+        else:
+            query = "INSERT INTO nodes (tree_id, parent_id, name, n_tokens, packed) VALUES (?, ?, ?, ?, ?) RETURNING id"
+            row = (tree_id, node_id, segment.name, segment.end, segment.packed)
+            (node_id,) = db.execute(query, row).fetchone()
     return node_id
 
 
@@ -106,24 +103,19 @@ def drop_unused(db: sqlite3.Connection, node_id: int) -> None:
         node_id = row[0]
 
 
-def places(db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int]) -> Iterator[Place]:
-    """Lazily yield the nodes that share leading tokens with the prompt, longest match first."""
-    return _search_trees(db, trees, prompt, _matching_children)
-
-
-def prefix_places(db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int]) -> Iterator[Place]:
-    """Lazily yield the nodes whose whole token list begins the prompt, longest first."""
-    return _search_trees(db, trees, prompt, _prefix_children)
-
-
-def _search_trees(
-    db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int], after: _ChildSearch
+def places(
+    db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int], *, whole: bool = False
 ) -> Iterator[Place]:
+    """Lazily yield the nodes that share leading tokens with the prompt, longest match first.
+
+    `whole`: only those whose whole token list begins the prompt.
+    """
     packed = pack_tokens(prompt)
-    return merge(*(_places(db, tree, packed, after) for tree in trees), key=lambda place: -place.shared)
+    return merge(*(_places(db, tree, packed, whole) for tree in trees), key=lambda place: -place.shared)
 
 
-def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, after: _ChildSearch) -> Iterator[Place]:
+def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, whole: bool) -> Iterator[Place]:
+    find_children = _prefix_children if whole else _matching_children
     segments = [segment for segment in _chain(packed) if len(segment.packed) == SEGMENT * TOKEN_BYTES]
     known = _existing_nodes(db, tree_id, segments)
     path = [(_ROOT, 0)]  # nodes of whole segments along the prompt, with their ends
@@ -134,7 +126,7 @@ def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, after: _ChildSe
     on_path = {node_id for node_id, _ in path}
     for parent_id, end in reversed(path):
         rest = packed[end * TOKEN_BYTES : (end + SEGMENT) * TOKEN_BYTES]
-        for node_id, shared, length in after(db, (parent_id, tree_id), rest):
+        for node_id, shared, length in find_children(db, (parent_id, tree_id), rest):
             if node_id not in on_path:
                 yield Place(node_id, end + shared, shared == length, end + length)
         if parent_id != _ROOT:
@@ -169,18 +161,18 @@ def first_at_or_below(
     Every leaf of the tree has a save point, so the first path down usually finds one.
     """
     query = "SELECT id FROM nodes WHERE parent_id = ? AND id > ?"  # ids grow downward: no cycles in a damaged index
-    ways: list[tuple[int, Iterator[int]]] = [(_ROOT, iter((node_id,)))]
-    while ways:
-        above, nodes = ways[-1]
+    stack: list[tuple[int, Iterator[int]]] = [(_ROOT, iter((node_id,)))]
+    while stack:
+        above, nodes = stack[-1]
         node_id = next(nodes, _ROOT)
         if node_id == _ROOT:
             empty_nodes.add(above)
-            ways.pop()
+            stack.pop()
         elif node_id not in empty_nodes:
             found = lookup(node_id)
             if found is not None:
                 return found
-            ways.append((node_id, (row[0] for row in db.execute(query, (node_id, node_id)))))
+            stack.append((node_id, (row[0] for row in db.execute(query, (node_id, node_id)))))
     return None
 
 
@@ -192,7 +184,7 @@ def count_continuations(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[in
         "SELECT parent_id, tree_id, packed, id FROM nodes WHERE parent_id IN (SELECT value FROM json_each(?1))"
         " OR parent_id IN (SELECT parent_id FROM nodes WHERE id IN (SELECT value FROM json_each(?1))) ORDER BY 1, 2, 3"
     )
-    ways = Counter[int]()
+    counts = Counter[int]()
     for (parent_id, _), group in groupby(db.execute(query, (json.dumps(list(nodes)),)), lambda row: row[:2]):
         begun: list[tuple[bytes, int]] = []  # stack of siblings; each is a prefix of the next
         for _, _, packed, node_id in group:
@@ -200,12 +192,13 @@ def count_continuations(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[in
                 raise CorruptIndex
             while begun and not packed.startswith(begun[-1][0]):
                 begun.pop()
-            ways[begun[-1][1] if begun else parent_id] += 1
+            counts[begun[-1][1] if begun else parent_id] += 1
             begun.append((packed, node_id))
-    return {node: ways[node] for node in nodes}
+    return {node: counts[node] for node in nodes}
 
 
 def _existing_nodes(db: sqlite3.Connection, tree_id: int, segments: Sequence[_Segment]) -> dict[bytes, int]:
+    """Return the ids of the segments' nodes, by name."""
     known: dict[bytes, int] = {}
     for start in range(0, len(segments), _MAX_PARAMETERS):
         names = [segment.name for segment in segments[start : start + _MAX_PARAMETERS]]

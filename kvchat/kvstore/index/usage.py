@@ -1,4 +1,4 @@
-"""Sizes, losses and unseen changes in the index: functions within the caller's transaction."""
+"""Sizes, losses and unchecked save points in the index: functions within the caller's transaction."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
     return sorted(usages, key=lambda usage: (-usage.bytes, usage.conversation_id))
 
 
-def ends(db: sqlite3.Connection, conversations: Sequence[str]) -> list[sqlite3.Row]:
+def list_points(db: sqlite3.Connection, conversations: Sequence[str]) -> list[sqlite3.Row]:
     """Return each save point of these: id, conversation, message, fingerprint JSON, tokens, bytes."""
     query = (
         "SELECT s.id, name, message_id, facts, n_tokens, file_size FROM conversations c"
@@ -140,14 +140,14 @@ def _columns(db: sqlite3.Connection, query: str, count: int) -> list[Numbers]:
     return [np.fromstring(text or "", np.int64, sep=",") for text in row]
 
 
-def lose(db: sqlite3.Connection, point_ids: Sequence[int], reason: Reason, now: datetime, *, tell: bool) -> None:
-    """Delete save points and record why: `find` returns the reason; if `tell`, the user is told once."""
+def discard(db: sqlite3.Connection, point_ids: Sequence[int], reason: Reason, now: datetime, *, notify: bool) -> None:
+    """Delete save points and record why, for `Restorer.find`; `notify`: the user is told, once."""
     for point_id in point_ids:
         db.execute(
             "INSERT INTO losses (save_point_id, conversation, fingerprint_id, reason, lost_at, told)"
             " SELECT save_points.id, name, fingerprint_id, ?, ?, ? FROM save_points"
             " JOIN conversations ON conversations.id = conversation_id WHERE save_points.id = ?",
-            (json.dumps(asdict(reason)), now.timestamp(), not tell, point_id),
+            (json.dumps(asdict(reason)), now.timestamp(), not notify, point_id),
         )
     points.delete(db, point_ids)
 

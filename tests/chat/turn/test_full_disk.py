@@ -45,7 +45,7 @@ async def test_a_bad_save_point_that_cannot_be_set_aside_costs_no_reply(
     await stage.answered(chat)
     stage.fake.set(**{switch: 1})
     await stage.restart()
-    monkeypatch.setattr("kvchat.kvstore.inventory.Inventory.lose", _refuses)
+    monkeypatch.setattr("kvchat.kvstore.inventory.Inventory.delete_unusable", _refuses)
     reply = await stage.ask(chat, "And then?")
     monkeypatch.undo()
     assert reply is not None, stage.errors()

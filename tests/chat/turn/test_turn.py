@@ -12,8 +12,8 @@ import pytest
 from kvchat.chat.events import FirstToken, MessagesChanged, Prefilling, ReplyDelta
 from kvchat.chat.record.messages import Message, MessageState, Receipt, Role
 from kvchat.kvstore import saver
-from kvchat.kvstore.blocks.absorb import AbsorbResult, PreviousSave, split_slot_file
-from kvchat.kvstore.blocks.layout import RowMap
+from kvchat.kvstore.blocks.absorb import PreviousSave, split_slot_file
+from kvchat.kvstore.blocks.recipe import Recipe
 from kvchat.session.events import Restored, RestoreFailed, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
 from kvchat.session.restore_cost import MIN_GAIN, RestoreCost
@@ -47,9 +47,9 @@ async def test_the_first_turn_is_cold_and_saved_and_the_next_is_hot(stage: Stage
 async def test_rows_the_engine_has_kept_are_not_read_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     absorbed: list[tuple[int, int]] = []
 
-    def spy(slot_file: Path, row_map: RowMap, before: PreviousSave | None, *rest: Any, **more: Any) -> AbsorbResult:
+    def spy(slot_file: Path, before: PreviousSave | None, *rest: Any, **more: Any) -> tuple[Recipe, int]:
         absorbed.append((before.unchanged, before.shared) if before else (0, 0))
-        return split_slot_file(slot_file, row_map, before, *rest, **more)
+        return split_slot_file(slot_file, before, *rest, **more)
 
     monkeypatch.setattr(saver, "split_slot_file", spy)
     chat = await stage.chat()

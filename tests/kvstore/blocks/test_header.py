@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvchat.kvstore.blocks.header import SlotFileError, matches_tokens, read_tokens
+from kvchat.kvstore.blocks.parser import SlotFileError, matches_tokens, read_tokens
 from tests.kvstore.slot_files import MAGIC, slot_file_bytes
 
 token_ids = st.integers(0, 2**31 - 1)

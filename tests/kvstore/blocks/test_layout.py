@@ -10,6 +10,7 @@ import gzip
 import random
 import struct
 import tracemalloc
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvchat.kvstore.blocks import parser as layout_parser
-from kvchat.kvstore.blocks.header import read_tokens
 from kvchat.kvstore.blocks.layout import (
     AttentionCache,
     CannotCompose,
@@ -26,12 +26,11 @@ from kvchat.kvstore.blocks.layout import (
     Plan,
     RecurrentState,
     Span,
-    UnknownLayout,
     cut,
     merge_adjacent,
     with_masked_rows,
 )
-from kvchat.kvstore.blocks.parser import parse, parse_layout
+from kvchat.kvstore.blocks.parser import SlotFileError, parse, parse_layout, read_tokens
 from tests.kvstore.slot_files import parse_bytes
 
 FOLDER = Path(__file__).with_name("layouts")
@@ -42,6 +41,27 @@ SMALL = [name for name in NAMES if "mamba" not in name and name.endswith("-40")]
 @cache
 def slot(name: str) -> bytes:
     return gzip.decompress((FOLDER / f"{name}.slot.gz").read_bytes())
+
+
+def spans_of(layout: Layout) -> Iterator[Span]:
+    """All parts of the file, each named by the layout."""
+    yield layout.header.span
+    for part in layout.caches:
+        if isinstance(part, RecurrentState):
+            yield part
+            continue
+        yield from (Span(part.cells.offset - 8, 8), part.cells, part.data_head)
+        for region in part.regions:
+            yield from (region.head, Span(region.offset, part.rows * region.row_size))
+    yield from (layout.checkpoint_head, *layout.checkpoints) if layout.checkpoint_head else ()
+
+
+def check_cover(layout: Layout) -> None:
+    at = 0
+    for span in spans_of(layout):
+        assert span.offset == at, "a gap or an overlap"
+        at = span.end
+    assert at == layout.size
 
 
 def shape(layout: Layout) -> list[tuple[int, ...] | str]:
@@ -58,7 +78,7 @@ def shape(layout: Layout) -> list[tuple[int, ...] | str]:
 def test_every_byte_has_its_name(name: str, tmp_path: Path) -> None:
     data = slot(name)
     layout = parse_bytes(data)
-    assert b"".join(data[span.offset : span.end] for span in layout.spans) == data
+    check_cover(layout)
     assert layout.size == len(data)
     assert layout.header.tokens.size == 4 * layout.n_tokens
     path = tmp_path / "a.slot"
@@ -120,27 +140,27 @@ def llama() -> AttentionCache:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (lambda: b"", "within the header"),
+        (lambda: b"qsgg", "within the header"),
         (lambda: b"GGUF" + bytes(40), "not a slot file"),
         (lambda: changed("b11434-llama-40", 4, "I", 5), "state version 5"),
-        (lambda: slot("b11434-llama-40")[:-1], "within the rows"),
-        (lambda: slot("b11434-llama-40") + b"\0", "it ends within"),
-        (lambda: changed("b11434-llama-40", llama().head.offset, "I", 2), "2 KV streams"),
-        (lambda: changed("b11434-llama-40", llama().data_head.offset, "I", 1), "transposed"),
-        (lambda: changed("b11434-llama-40", llama().cells.offset + 4, "I", 2), "other sequences"),
-        (lambda: changed("b11434-llama-40", llama().cells.offset, "i", 1), "cells are not those"),
+        (lambda: slot("b11434-llama-40")[:-1], "layout is unknown"),
+        (lambda: slot("b11434-llama-40") + b"\0", "layout is unknown"),
+        (lambda: changed("b11434-llama-40", llama().cells.offset - 8, "I", 2), "layout is unknown"),
+        (lambda: changed("b11434-llama-40", llama().data_head.offset, "I", 1), "layout is unknown"),
+        (lambda: changed("b11434-llama-40", llama().cells.offset + 4, "I", 2), "layout is unknown"),
+        (lambda: changed("b11434-llama-40", llama().cells.offset, "i", 1), "layout is unknown"),
         (lambda: changed("b11434-llama-40", 12 + 4 * 43, "I", 1), "unknown form"),
-        (lambda: changed("b11434-llama-40", llama().regions[0].head.offset, "i", 14), "rows of type 14"),
-        (lambda: slot("b11549-gemma3-256")[:-4], "within a checkpoint"),
+        (lambda: changed("b11434-llama-40", llama().regions[0].head.offset, "i", 14), "layout is unknown"),
+        (lambda: slot("b11549-gemma3-256")[:-4], "layout is unknown"),
     ],
 )
 def test_what_is_not_understood_is_told(data, reason: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(UnknownLayout, match=reason):
+    with pytest.raises(SlotFileError, match=reason):
         parse_bytes(data())
 
 
 def parse_watched(data: bytes) -> None:
-    """Parse, and fail on anything but UnknownLayout, on a read outside, on many reads or much memory."""
+    """Parse, and fail on anything but SlotFileError, on a read outside, on many reads or much memory."""
     reads = 0
 
     def read(offset: int, count: int) -> bytes:
@@ -152,8 +172,8 @@ def parse_watched(data: bytes) -> None:
 
     tracemalloc.start()
     try:
-        parse(len(data), read)
-    except UnknownLayout:
+        check_cover(parse(len(data), read))
+    except SlotFileError:
         pass
     finally:
         peak = tracemalloc.get_traced_memory()[1]
@@ -170,7 +190,7 @@ def mutated(data: bytes, layout: Layout, dice: random.Random) -> bytes:
     Half of the words lie where numbers stand, the others anywhere: in rows, states and checkpoints.
     """
     changed = bytearray(data)
-    heads = [span for span in layout.spans if 4 <= span.size <= 4096]
+    heads = [span for span in spans_of(layout) if 4 <= span.size <= 4096]
     for _ in range(dice.randint(1, 3)):
         span = dice.choice(heads) if dice.random() < 0.5 else Span(0, len(data))
         word = dice.choice(WORDS) if dice.random() < 0.5 else dice.getrandbits(32)
@@ -201,8 +221,8 @@ def test_no_state_after_a_true_header_does_harm(tail: bytes, name: str) -> None:
 def test_layers_without_rows_do_not_multiply_the_ways_to_read() -> None:
     data = slot("b11434-llama-40")
     empty = struct.pack("<II", 1, 1) + struct.pack("<iIi", 39, 1, 0) + struct.pack("<IIII", 0, 0, 0, 0)
-    with pytest.raises(UnknownLayout):
-        parse_bytes(data[: parse_bytes(data).header.span.end] + empty * (layout_parser.MOST_CACHES + 1))
+    with pytest.raises(SlotFileError):
+        parse_bytes(data[: parse_bytes(data).header.span.end] + empty * (layout_parser.MAX_CACHES + 1))
 
 
 WINDOW = 32  # of the tiny models
@@ -241,10 +261,10 @@ def test_a_window_gets_a_row_of_zeros_older_than_it(architecture: str, length: i
     layout = parse_bytes(saved)
     (window,) = layout.windows
     file = made(with_masked_rows(layout, WINDOW), saved)
-    assert file[: window.head.offset] == saved[: window.head.offset], "what does not slide is as it was saved"
-    rows, first, *_ = struct.unpack_from("<4xIi", file, window.head.offset)
+    assert file[: window.cells.offset - 8] == saved[: window.cells.offset - 8], "what does not slide is as it was saved"
+    rows, first, *_ = struct.unpack_from("<4xIi", file, window.cells.offset - 8)
     assert (rows, first) == (WINDOW + 1, length - WINDOW - 2)
-    cells = window.head.offset + 8
+    cells = window.cells.offset - 8 + 8
     assert file[cells + 4 : cells + window.cell_size] == struct.pack("<ii", 1, 0), "of one sequence"
     at = cells + window.cell_size
     assert file[at : at + window.cells.size] == saved[cells : cells + window.cells.size]

@@ -154,8 +154,8 @@ def test_over_pages_that_are_there_it_is_read_to_where_it_belongs(
         bench.reopen()
         bench.restorer.keep_in_memory(0)
         bench.restorer.prepare().result()
-        bench.store.staging.trim(most=10**9)
-        bench.store.staging.prepare(int(share * point.size), lambda: False)
+        bench.store.staging.trim(max_bytes=10**9)
+        bench.store.staging.preallocate(int(share * point.size), lambda: False)
         assert bench.restored((*text(length), 7)) == model.slot_file(text(length)), f"over {share} of its size"
 
 

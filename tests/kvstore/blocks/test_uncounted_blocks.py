@@ -24,14 +24,14 @@ BIG = Model(layers=4, row_size=384)
 
 
 def at_the_third_block(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> None:
-    put, puts = BlockFiles.put, iter(range(1_000_000))
+    put, puts = BlockFiles.commit, iter(range(1_000_000))
 
     def put_and_see(self: BlockFiles, written: WrittenBlock) -> int:
         if next(puts) == 2:
             happens()
         return put(self, written)
 
-    monkeypatch.setattr(BlockFiles, "put", put_and_see)
+    monkeypatch.setattr(BlockFiles, "commit", put_and_see)
     monkeypatch.setattr(positioned, "threads", lambda: 1)  # one block after the other
     monkeypatch.setattr(absorb, "ThreadPoolExecutor", AtOnce)
 
@@ -103,7 +103,7 @@ def test_what_a_killed_process_has_written_is_swept_at_the_next_start(
     at_the_third_block(monkeypatch, kill)
     bench.take("thesis", text(2000))
     with monkeypatch.context() as dead:
-        dead.setattr("kvchat.kvstore.inventory.Inventory.drop_unknown", lambda *_: 0)
+        dead.setattr("kvchat.kvstore.inventory.Inventory.delete_unknown", lambda *_: 0)
         with pytest.raises(Killed):
             bench.store.absorb_pending()
     assert len(bench.block_files()) == 2
