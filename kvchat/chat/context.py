@@ -17,7 +17,6 @@ from kvchat.chat.record.messages import Attachment, Message, Role, new_message
 from kvchat.chat.record.prompts import needs_vision, pictures_of, prompt_content, prompt_messages
 from kvchat.chat.record.tree import copy_to_branch
 from kvchat.chat.turn_context import TurnContext
-from kvchat.engine.api.client import count_tokens_up_to
 from kvchat.engine.api.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.exchange import Exchange, Request
@@ -158,7 +157,7 @@ class ContextService:
         used = await self._count_branch(engine, branch) if conversation_id else 0
         counts = []
         if draft.strip() or attachments:
-            counts.append(await count_tokens_up_to(engine.engine.count_tokens, draft, engine.limit))
+            counts.append(await engine.engine.count_tokens_up_to(draft, engine.limit))
         counts += [await self._count_document(engine, attachment) for attachment in attachments]
         waiting, exact = sum(tokens + TEMPLATE_TOKENS for tokens, _ in counts), all(exact for _, exact in counts)
         new = prompt_messages([*branch, new_message("", Role.USER, draft, attachments=attachments)])
@@ -300,7 +299,7 @@ class ContextService:
                 shown = len(await count([ChatMessage("user", "?", pictures=(picture,))]))
                 known = shown - len(await count([ChatMessage("user", "?")])), True
             else:
-                known = await count_tokens_up_to(engine.engine.count_tokens, attachment.text, engine.limit)
+                known = await engine.engine.count_tokens_up_to(attachment.text, engine.limit)
             self._document_counts[key] = known
         return known
 

@@ -12,7 +12,7 @@ from kvchat.chat.attachments import MAX_PICTURE_BYTES, AttachmentError, picture_
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.chat.record.prompts import needs_vision, prompt_messages
 from kvchat.engine.api.pictures import image_size
-from kvchat.engine.api.wire import Picture, messages_body
+from kvchat.engine.api.wire import Picture, prompt_body
 from kvchat.engine_host.choice import VisionUnsupported, find_projector
 from kvchat.library.model_files import projector_of
 from kvchat.transfer.exporting import ExportForm, export_file
@@ -71,7 +71,7 @@ def test_pictures_stand_before_the_words_and_travel_as_data(tmp_path: Path) -> N
     (asked,) = prompt_messages(database.branch(chat))
     assert (asked.content, asked.pictures) == ("What is it?", (Picture(RED.data),) * 2)
     assert needs_vision([asked])
-    (body,) = messages_body([asked])
+    (body,) = prompt_body([asked])["messages"]
     assert [part["type"] for part in body["content"]] == ["image_url", "image_url", "text"]
     assert body["content"][0]["image_url"]["url"].startswith("data:image/")
 

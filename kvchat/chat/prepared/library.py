@@ -29,7 +29,6 @@ from kvchat.chat.prepared.documents import (
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.prompts import prompt_content, prompt_messages
 from kvchat.chat.turn_context import TurnContext
-from kvchat.engine.api.client import count_tokens_up_to
 from kvchat.engine.api.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, Fingerprint, Tokens
@@ -126,7 +125,7 @@ class Library:
         if room is not None and self._turn_context.host.is_ready():
             with contextlib.suppress(KvchatError):
                 engine = (await self._turn_context.host.ready()).engine
-                tokens, counted = (await count_tokens_up_to(engine.count_tokens, text, room))[0], True
+                tokens, counted = (await engine.count_tokens_up_to(text, room))[0], True
         return Estimate(len(documents), tokens, await self._time(tokens, fingerprint), room, counted)
 
     async def add(self, paths: Sequence[Path], name: str) -> PreparedSet:

@@ -56,12 +56,12 @@ class UnchangedRows:
 
     def __init__(self, exclusive: bool = True) -> None:
         """`exclusive`: nobody else sends requests to this engine; otherwise nothing is ever known."""
-        self.exclusive = exclusive
+        self._exclusive = exclusive
         self.count = 0
 
     def mark_saved(self, tokens: int) -> None:
         """Record that the slot holds `tokens`, just saved or restored."""
-        self.count = tokens if self.exclusive else 0
+        self.count = tokens if self._exclusive else 0
 
     def invalidate(self) -> int:
         """Record that a request begins or the slot's contents change; return the count known until now."""
@@ -84,34 +84,31 @@ class PromptTokenizer:
     def __init__(self, tokenize: Tokenize) -> None:
         """`tokenize` asks the engine for a text's ids, with or without those that start a prompt."""
         self._tokenize = tokenize
-        self._known: deque[tuple[str, TokenIds]] = deque(maxlen=CACHED_PROMPTS)  # prompts
+        self._cache: deque[tuple[str, TokenIds]] = deque(maxlen=CACHED_PROMPTS)  # prompts
         self.end, self._end_id = "", -1  # the end-of-text token, once known
-        self._can_cut: bool | None = None  # True if prompts can be cut; None: not tried
+        self._can_cut: bool | None = None  # None: not tried
 
     async def tokenize(self, text: str, *, is_draft: bool = False) -> TokenIds:
-        """Return the ids of a prompt. Raises what `tokenize` does.
-
-        If `is_draft`, it is not remembered.
-        """
-        for known, known_ids in self._known:
-            if known == text:
-                return known_ids
-        ids = await self._extend_known_prompt(text)
+        """Return the ids of a prompt. Raises what `tokenize` does. A draft's are not cached."""
+        for cached, cached_ids in self._cache:
+            if cached == text:
+                return cached_ids
+        ids = await self._extend_cached_prompt(text)
         if ids is None or self._can_cut is None:
             whole = await self._tokenize(text, True)
             if ids is not None:
                 self._can_cut = ids == whole
             ids = whole
         if not is_draft and len(text) <= MAX_CACHED_CHARS:
-            self._known.append((text, ids))
+            self._cache.append((text, ids))
         return ids
 
-    async def _extend_known_prompt(self, text: str) -> TokenIds | None:
+    async def _extend_cached_prompt(self, text: str) -> TokenIds | None:
         """Derive the ids from the prompt that shares most; None if none can be cut."""
-        if not self.end or self._can_cut is False or not self._known:
+        if not self.end or self._can_cut is False or not self._cache:
             return None
-        known, ids = max(self._known, key=lambda prompt: common_prefix_length(prompt[0], text))
-        cut = text.rfind(self.end, 0, common_prefix_length(known, text))
+        cached, ids = max(self._cache, key=lambda prompt: common_prefix_length(prompt[0], text))
+        cut = text.rfind(self.end, 0, common_prefix_length(cached, text))
         if cut <= 0:
             return None
         if self._end_id < 0:
@@ -120,23 +117,12 @@ class PromptTokenizer:
                 self._can_cut = False
                 return None
             self._end_id = end_ids[0]
-        if ids.count(self._end_id) != known.count(self.end):
+        if ids.count(self._end_id) != cached.count(self.end):
             return None
         place = -1
         for _end in range(text.count(self.end, 0, cut) + 1):
             place = ids.index(self._end_id, place + 1)
         return ids[:place] + await self._tokenize(text[cut:], False)
-
-
-async def count_tokens_up_to(count: Callable[[str], Awaitable[int]], text: str, limit: int) -> tuple[int, bool]:
-    """Count a text's tokens; False if the rest beyond `limit` was extrapolated."""
-    tokens = 0
-    for begin in range(0, len(text), COUNT_CHUNK_CHARS):
-        piece = text[begin : begin + COUNT_CHUNK_CHARS]
-        tokens += await count(piece)
-        if tokens > limit and begin + len(piece) < len(text):
-            return tokens * len(text) // (begin + len(piece)), False
-    return tokens, True
 
 
 class LlamaServerClient:
@@ -199,53 +185,50 @@ class LlamaServerClient:
         return self._rows[self.slot]
 
     def on_slot(self, slot: int) -> LlamaServerClient:
-        other = copy.copy(self)
-        other.slot = slot
-        return other
+        return self._copy(slot=slot)
 
     def with_template(self, options: Mapping[str, bool | str]) -> LlamaServerClient:
         """Return a client on the same connections with these chat template options."""
-        other = copy.copy(self)
-        other._template = options
-        return other
+        return self._copy(_template=options)
 
     def with_projector(self, projector: str, marker: str) -> LlamaServerClient:
-        async def call(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        async def call(path: str, body: wire.Body) -> wire.Body:
             return await self._http.request_json("POST", path, body)
 
+        return self._copy(_pictures=PicturePrompts(call, self._tokenize_text, projector, marker))
+
+    def _copy(self, **changes: Any) -> LlamaServerClient:
         other = copy.copy(self)
-        other._pictures = PicturePrompts(call, self._tokenize_text, projector, marker)
+        vars(other).update(changes)
         return other
 
     async def check_schema(self, schema: str) -> None:
         """Raise EngineRefused for an unusable JSON schema: POST /apply-template makes a grammar of it."""
-        body = wire.prompt_body([ChatMessage("user", "?")]) | {"json_schema": json.loads(schema)}
-        await self._http.request_json("POST", "/apply-template", body)
+        await self._render(wire.prompt_body([ChatMessage("user", "?")]) | {"json_schema": json.loads(schema)})
 
     async def facts(self) -> ServerFacts:
         facts = wire.parse_facts(await self._http.request_json("GET", "/props"))
         self._prompts.end = facts.end_token
         return facts
 
-    async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+    async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> TokenIds:
         """Return the token ids of a chat request: /apply-template, then /tokenize."""
         pictures = [picture for message in messages for picture in message.pictures]
-        return (await self.request_tokens(self._prompt_body(with_placeholder_pictures(messages)), pictures))[1]
+        body = wire.prompt_body(with_placeholder_pictures(messages), self._template)
+        return (await self.request_tokens(body, pictures))[1]
 
-    async def growing_tokens(self, messages: Sequence[ChatMessage]) -> tuple[tuple[int, ...], int]:
+    async def growing_tokens(self, messages: Sequence[ChatMessage]) -> tuple[TokenIds, int]:
         """Return the ids up to the end of the last message, which may grow, and the number of those after it.
 
         No pictures.
         """
         last = messages[-1]
         longer = [*messages[:-1], replace(last, content=f"{last.content} {GROWTH_PROBE}")]
-        whole, other = [await self._render(self._prompt_body(said)) for said in (messages, longer)]
-        end = common_prefix_length(whole, other)
+        whole = await self._render(wire.prompt_body(messages, self._template))
+        end = common_prefix_length(whole, await self._render(wire.prompt_body(longer, self._template)))
         return await self._prompts.tokenize(whole[:end], is_draft=True), await self.count_tokens(whole[end:])
 
-    async def request_tokens(
-        self, body: Mapping[str, Any], pictures: Sequence[Picture] = ()
-    ) -> tuple[str, tuple[int, ...]]:
+    async def request_tokens(self, body: Mapping[str, Any], pictures: Sequence[Picture] = ()) -> tuple[str, TokenIds]:
         """Return the prompt of a chat request in API form, tools included, and its ids.
 
         `pictures`: those in it, in order; the body only needs placeholders.
@@ -255,20 +238,29 @@ class LlamaServerClient:
             return rendered, await self._picture_prompts().tokens(rendered, pictures)
         return rendered, await self._prompts.tokenize(rendered)
 
-    async def text_tokens(self, text: str) -> tuple[int, ...]:
+    async def text_tokens(self, text: str) -> TokenIds:
         return await self._prompts.tokenize(text)
 
     async def count_tokens(self, text: str) -> int:
         return len(await self._tokenize_text(text, False))
+
+    async def count_tokens_up_to(self, text: str, limit: int) -> tuple[int, bool]:
+        """Count a text's tokens; False if the rest beyond `limit` was extrapolated."""
+        tokens = 0
+        for begin in range(0, len(text), COUNT_CHUNK_CHARS):
+            end = begin + COUNT_CHUNK_CHARS
+            tokens += await self.count_tokens(text[begin:end])
+            if tokens > limit and end < len(text):
+                return tokens * len(text) // end, False
+        return tokens, True
 
     def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncGenerator[ChatChunk, None]:
         """POST /v1/chat/completions, streamed, pinned to the slot, with progress and timings.
 
         Closing it drops the request: wrap it in `contextlib.aclosing`.
         """
-        return self._stream_request(
-            "/v1/chat/completions", wire.chat_body(self._prompt_body(messages), sampling, self.slot)
-        )
+        prompt = wire.prompt_body(messages, self._template)
+        return self._stream_request("/v1/chat/completions", wire.chat_body(prompt, sampling, self.slot))
 
     async def prefill(
         self, tokens: Sequence[int], progress: Callable[[PromptProgress], None] = lambda progress: None
@@ -277,9 +269,8 @@ class LlamaServerClient:
         timings = Timings(cache_n=0, prompt_n=len(tokens), prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
         has_pictures = min(tokens, default=0) <= FIRST_PICTURE_ID
         prompt = await self._picture_prompts().prompt(tokens) if has_pictures else list(tokens)
-        async with contextlib.aclosing(
-            self._stream_request("/completion", wire.prefill_body(prompt, self.slot))
-        ) as chunks:
+        stream = self._stream_request("/completion", wire.prefill_body(prompt, self.slot))
+        async with contextlib.aclosing(stream) as chunks:
             async for chunk in chunks:
                 timings = chunk.timings or timings
                 if chunk.progress:
@@ -287,16 +278,19 @@ class LlamaServerClient:
         return timings
 
     async def save_slot(self, filename: str) -> SlotFile:
-        """POST /slots/N?action=save, where N is the slot of all requests."""
-        return wire.parse_slot_file(await self._slot_action("save", {"filename": filename}), "n_saved", "n_written")
+        return await self._slot_action("save", filename=filename)
 
     async def restore_slot(self, filename: str) -> SlotFile:
         self.rows.invalidate()
-        return wire.parse_slot_file(await self._slot_action("restore", {"filename": filename}), "n_restored", "n_read")
+        return await self._slot_action("restore", filename=filename)
 
     async def erase_slot(self) -> None:
         self.rows.invalidate()
-        await self._slot_action("erase", {})
+        await self._slot_action("erase")
+
+    async def _slot_action(self, action: str, **body: str) -> SlotFile:
+        path = f"/slots/{self.slot}?action={action}"
+        return wire.parse_slot_file(await self._http.request_json("POST", path, body, timeout_s=_SLOT_TIMEOUT_S))
 
     def forward(
         self, path: str, body: bytes, meanwhile: Callable[[], Awaitable[None]] | None = None, patience_s: float = 0.0
@@ -311,17 +305,15 @@ class LlamaServerClient:
         """
         return await self._http.request("GET", path, timeout_s=timeout_s)
 
-    async def _stream_request(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
+    async def _stream_request(self, path: str, body: wire.Body) -> AsyncGenerator[ChatChunk, None]:
         before = self.rows.invalidate()
         async with contextlib.aclosing(self._http.stream(path, body)) as chunks:
             async for chunk in chunks:
-                if chunk.timings or chunk.progress:
-                    cached = chunk.timings.cache_n if chunk.timings else chunk.progress.cache if chunk.progress else 0
-                    self.rows.confirm(before, cached)
+                if chunk.timings:
+                    self.rows.confirm(before, chunk.timings.cache_n)
+                elif chunk.progress:
+                    self.rows.confirm(before, chunk.progress.cache)
                 yield chunk
-
-    def _prompt_body(self, messages: Sequence[ChatMessage]) -> wire.Body:
-        return wire.prompt_body(messages, self._template)
 
     async def _render(self, body: Mapping[str, Any]) -> str:
         return str((await self._http.request_json("POST", "/apply-template", dict(body))).get("prompt"))
@@ -331,15 +323,10 @@ class LlamaServerClient:
             raise pictures_unusable(_("no vision file (mmproj) is loaded"))
         return self._pictures
 
-    async def _tokenize_text(self, text: str, special: bool) -> tuple[int, ...]:
+    async def _tokenize_text(self, text: str, special: bool) -> TokenIds:
         body = {"content": text, "add_special": special, "parse_special": True}
         answer = await self._http.request("POST", "/tokenize", body)
         tokens = await run_in_thread_if_large(len(answer) > THREAD_PARSE_BYTES, wire.parse_tokens, answer)
         if tokens is None:
             raise EngineRefused(200, _("The engine's response to /tokenize is invalid."))
         return tokens
-
-    async def _slot_action(self, action: str, body: dict[str, Any]) -> dict[str, Any]:
-        return await self._http.request_json(
-            "POST", f"/slots/{self.slot}?action={action}", body, timeout_s=_SLOT_TIMEOUT_S
-        )

@@ -100,7 +100,9 @@ class EngineError(KvchatError):
 class EngineGone(EngineError):
     """The connection failed or broke off: the engine died, hangs or was stopped."""
 
-    lifetime: EngineLifetime | None = None  # None outside a client
+    def __init__(self, title: str, detail: str = "", advice: str = "", lifetime: EngineLifetime | None = None) -> None:
+        super().__init__(title, detail, advice)
+        self.lifetime = lifetime  # None outside a client
 
     async def explain(self) -> EngineError:
         """Wait for the reason why the engine ended; return it, or this error if the engine goes on."""
@@ -150,6 +152,10 @@ class EngineFailed(EngineError):
 
 class EngineBroken(EngineFailed, EngineGone):
     """The engine answers, but only a restart can fix it: treat it as gone."""
+
+    def __init__(self, reason: EngineFailure, lifetime: EngineLifetime) -> None:
+        super().__init__(reason)
+        self.lifetime = lifetime
 
 
 MEMORY_ADVICE = N_(

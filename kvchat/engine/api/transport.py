@@ -19,14 +19,7 @@ import h11
 import httpx2
 
 from kvchat.engine.api import errors, wire
-from kvchat.engine.api.errors import (
-    EngineBroken,
-    EngineError,
-    EngineGone,
-    EngineLifetime,
-    EngineRefused,
-    EngineSilent,
-)
+from kvchat.engine.api.errors import EngineBroken, EngineError, EngineGone, EngineLifetime, EngineRefused, EngineSilent
 from kvchat.engine.api.wire import ChatChunk
 from kvchat.system.files import read_limited
 from kvchat.text.language import N_, _
@@ -43,17 +36,17 @@ _GONE_ADVICE = N_("kvchat restarts it automatically. Send the message again.")
 
 
 class EngineResponse:
-    """A response whose head has arrived. Read it once: read errors are EngineGone and EngineSilent."""
+    """A response. Read it once: reading raises EngineGone and EngineSilent."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, silence_s: float, lifetime: EngineLifetime
     ) -> None:
-        self.status_code = 0
+        self.status_code = 0  # until the head has arrived
         self.headers: Mapping[str, str] = {}
         self._reader, self._writer, self._silence_s, self._lifetime = reader, writer, silence_s, lifetime
         self._http = h11.Connection(h11.CLIENT)
         self._closing: asyncio.Event | None = None
-        self._on_silence: Callable[[], None] | None = None
+        self._on_silence: Callable[[], None] = lambda: None
 
     def abort(self) -> None:
         self._writer.transport.abort()
@@ -88,7 +81,11 @@ class EngineResponse:
             yield data
 
     async def aread(self) -> bytes:
-        return b"".join([data async for data in self.aiter_raw()])
+        try:
+            async with contextlib.aclosing(self.aiter_raw()) as pieces:
+                return await read_limited(pieces, MAX_RESPONSE_BYTES)
+        except ValueError as error:
+            raise EngineRefused(self.status_code, _("The response is invalid")) from error
 
     def read_in_batches(self, closing: asyncio.Event, on_silence: Callable[[], None]) -> None:
         """Until `closing` is set, pause before each read, so that data arrives in batches.
@@ -105,17 +102,13 @@ class EngineResponse:
         except TimeoutError as error:
             raise _silent_error(self._lifetime) from error
         except (h11.RemoteProtocolError, OSError) as error:
-            raise _gone_error(
-                self._lifetime, _("The connection to the engine was lost"), str(error) or type(error).__name__
-            ) from error
+            raise _connection_lost(self._lifetime, str(error) or type(error).__name__) from error
         if isinstance(event, h11.ConnectionClosed):
-            raise _gone_error(
-                self._lifetime, _("The connection to the engine was lost"), _("The engine closed the connection.")
-            )
+            raise _connection_lost(self._lifetime, _("The engine closed the connection."))
         return event
 
     async def _receive(self) -> bytes:
-        if self._closing is None or self._on_silence is None:
+        if self._closing is None:
             async with asyncio.timeout(self._silence_s):
                 return await self._reader.read(_READ_BYTES)
         with contextlib.suppress(TimeoutError):
@@ -161,14 +154,14 @@ class Transport:
         self._closing.set()
         if self._streams:
             await asyncio.wait(self._streams, timeout=_DRAIN_TIMEOUT_S)
-        for answer in tuple(self._open_responses):
-            answer.abort()
+        for response in tuple(self._open_responses):
+            response.abort()
 
     async def get_status(self, path: str, timeout_s: float) -> int:
         """GET without the key, which a stranger listening there must not get; return the status."""
-        async with self._open("GET", path, b"", {}, timeout_s) as answer:
-            await answer.read_head()
-            return answer.status_code
+        async with self._open("GET", path, b"", {}, timeout_s) as response:
+            await response.read_head()
+            return response.status_code
 
     async def request_json(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = QUICK_TIMEOUT_S
@@ -180,12 +173,12 @@ class Transport:
     ) -> bytes:
         content = b"" if body is None else _json(body)
         async with self.forward(path, content, method=method, silence_s=timeout_s) as response:
-            answer = await _read_all(response)
+            data = await response.aread()
         if response.status_code != 200:
-            fault = self._engine_fault(wire.parse_error(answer, response.status_code))
+            fault = self._engine_fault(data, response.status_code)
             self._on_fault(fault)
             raise fault
-        return answer
+        return data
 
     @contextlib.asynccontextmanager
     async def forward(
@@ -204,27 +197,27 @@ class Transport:
         drops the request.
         """
         headers = self._authorization | {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        async with self._open(method, path, body, headers, silence_s) as answer:
+        async with self._open(method, path, body, headers, silence_s) as response:
             if meanwhile is not None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(patience_s):
-                        await answer.read_head()
-                if not answer.status_code:
+                        await response.read_head()
+                if not response.status_code:
                     await meanwhile()
-            await answer.read_head()
-            yield answer
+            await response.read_head()
+            yield response
 
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
         """Yield the events of a streamed response. Raises EngineGone when it breaks off early."""
         done = asyncio.get_running_loop().create_future()
         self._streams.add(done)
-        begun = ended = False
+        has_begun = has_ended = False
         rest = b""
         try:
-            async with self.forward(path, _json(body), silence_s=self._silence_timeout_s) as answer:
-                if answer.status_code != 200:
-                    raise self._engine_fault(wire.parse_error(await _read_all(answer), answer.status_code))
-                while data := await answer.read():
+            async with self.forward(path, _json(body), silence_s=self._silence_timeout_s) as response:
+                if response.status_code != 200:
+                    raise self._engine_fault(await response.aread(), response.status_code)
+                while data := await response.read():
                     *lines, rest = (rest + data).split(b"\n")
                     for line in lines:
                         if not line.startswith(b"data:"):
@@ -232,18 +225,16 @@ class Transport:
                         event = line.removeprefix(b"data:").strip().decode("utf-8", "replace")
                         chunk = wire.parse_event(event)
                         if isinstance(chunk, EngineRefused):
-                            raise self._engine_fault(chunk)
-                        ended = ended or wire.ends_stream(event)
+                            raise self._engine_fault(event, chunk.status)
+                        has_ended = has_ended or wire.ends_stream(event)
                         if chunk is None:
                             continue
-                        if not begun and (chunk.text or chunk.thinking):  # send the first word immediately
-                            begun = True
-                            answer.read_in_batches(self._closing, self._on_silence)
+                        if not has_begun and (chunk.text or chunk.thinking):  # send the first word immediately
+                            has_begun = True
+                            response.read_in_batches(self._closing, self._on_silence)
                         yield chunk
-            if not ended:
-                raise _gone_error(
-                    self.lifetime, _("The connection to the engine was lost"), _("The response ended early.")
-                )
+            if not has_ended:
+                raise _connection_lost(self.lifetime, _("The response ended early."))
         except EngineError as error:
             self._on_fault(error)
             raise
@@ -257,33 +248,31 @@ class Transport:
     ) -> AsyncIterator[EngineResponse]:
         """Send a request; call `read_head` on the response. Leaving early drops the connection."""
         if self._closing.is_set():
-            raise _gone_error(self.lifetime, _("The engine is no longer running"), _("It was stopped or restarted."))
-        url, secure = self._url, self._url.scheme == "https"
+            title, detail = _("The engine is no longer running"), _("It was stopped or restarted.")
+            raise EngineGone(title, detail, _(_GONE_ADVICE), self.lifetime)
+        url, is_secure = self._url, self._url.scheme == "https"
         try:
             async with asyncio.timeout(min(CONNECT_TIMEOUT_S, silence_s)):
                 reader, writer = await asyncio.open_connection(
-                    url.hostname, url.port or (443 if secure else 80), ssl=_tls_context() if secure else None
+                    url.hostname, url.port or (443 if is_secure else 80), ssl=_tls_context() if is_secure else None
                 )
         except OSError as error:  # TimeoutError is one
             reason = str(error) or _("It does not accept connections.")
-            raise _gone_error(self.lifetime, _("The engine cannot be reached"), reason) from error
-        answer = EngineResponse(reader, writer, silence_s, self.lifetime)
-        self._open_responses.add(answer)
-        told = {"Host": url.netloc, "Content-Length": str(len(body)), "Connection": "close"}
+            raise EngineGone(_("The engine cannot be reached"), reason, _(_GONE_ADVICE), self.lifetime) from error
+        response = EngineResponse(reader, writer, silence_s, self.lifetime)
+        self._open_responses.add(response)
+        framing = {"Host": url.netloc, "Content-Length": str(len(body)), "Connection": "close"}
         try:
-            await answer.send(method, url.path + path, told | dict(headers), body)
-            yield answer
+            await response.send(method, url.path + path, framing | dict(headers), body)
+            yield response
         finally:
-            self._open_responses.discard(answer)
-            answer.abort()
+            self._open_responses.discard(response)
+            response.abort()
 
-    def _engine_fault(self, refusal: EngineRefused) -> EngineRefused | EngineBroken:
+    def _engine_fault(self, body: str | bytes, status: int) -> EngineRefused | EngineBroken:
+        refusal = wire.parse_error(body, status)
         reason = errors.fatal_failure(refusal.status, refusal.message)
-        if reason is None:
-            return refusal
-        broken = EngineBroken(reason)
-        broken.lifetime = self.lifetime
-        return broken
+        return EngineBroken(reason, self.lifetime) if reason else refusal
 
 
 @functools.cache
@@ -292,25 +281,14 @@ def _tls_context() -> ssl.SSLContext:
     return httpx2.create_ssl_context(trust_env=False)
 
 
-async def _read_all(answer: EngineResponse) -> bytes:
-    try:
-        async with contextlib.aclosing(answer.aiter_raw()) as pieces:
-            return await read_limited(pieces, MAX_RESPONSE_BYTES)
-    except ValueError as error:
-        raise EngineRefused(answer.status_code, _("The response is invalid")) from error
-
-
 def _json(body: dict[str, Any]) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def _gone_error(lifetime: EngineLifetime, title: str, detail: str) -> EngineGone:
-    error = EngineGone(title, detail, _(_GONE_ADVICE))
-    error.lifetime = lifetime
-    return error
+def _connection_lost(lifetime: EngineLifetime, detail: str) -> EngineGone:
+    return EngineGone(_("The connection to the engine was lost"), detail, _(_GONE_ADVICE), lifetime)
 
 
 def _silent_error(lifetime: EngineLifetime) -> EngineSilent:
-    error = EngineSilent(_("The engine is not responding"), _("It has not responded for too long."), _(_GONE_ADVICE))
-    error.lifetime = lifetime
-    return error
+    title, detail = _("The engine is not responding"), _("It has not responded for too long.")
+    return EngineSilent(title, detail, _(_GONE_ADVICE), lifetime)

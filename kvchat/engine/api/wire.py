@@ -87,11 +87,11 @@ class ChatMessage:
 
 
 def nesting_depth(text: str) -> int:
-    level = most = 0
+    level = deepest = 0
     for bracket in _BRACKET.findall(text):
         level += 1 if bracket in "([{" else -1
-        most = max(most, level)
-    return most
+        deepest = max(deepest, level)
+    return deepest
 
 
 @dataclass(frozen=True)
@@ -138,24 +138,25 @@ class ServerFacts:
     end_token: str = ""  # text of the end-of-text token
 
 
-def messages_body(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    return [
-        {"role": message.role, "content": _content(message)}
-        | ({"reasoning_content": message.thinking} if message.thinking else {})
-        for message in messages
-    ]
-
-
 def prompt_body(messages: Sequence[ChatMessage], template: Mapping[str, bool | str] = {}) -> Body:
     """Build the part of a chat request that is rendered to count its tokens and sent for a reply."""
-    return {"messages": messages_body(messages)} | ({"chat_template_kwargs": dict(template)} if template else {})
+    parts: list[Body] = []
+    for message in messages:
+        part: Body = {"role": message.role, "content": message.content}
+        if message.pictures:
+            images = [{"type": "image_url", "image_url": {"url": picture.url}} for picture in message.pictures]
+            part["content"] = images + ([{"type": "text", "text": message.content}] if message.content else [])
+        if message.thinking:
+            part["reasoning_content"] = message.thinking
+        parts.append(part)
+    return {"messages": parts} | ({"chat_template_kwargs": dict(template)} if template else {})
 
 
 def chat_body(prompt: Body, sampling: Sampling, slot: int = 0) -> Body:
     """Build a streamed chat request, pinned to the slot that we save; unpinned, it may land in another."""
-    mine = {"stream": True, "id_slot": slot, "cache_prompt": True, "return_progress": True, "timings_per_token": True}
-    drawn = vars(sampling) | {"json_schema": json.loads(sampling.json_schema) if sampling.json_schema else None}
-    return prompt | mine | {name: value for name, value in drawn.items() if value is not None}
+    options = vars(sampling) | {"json_schema": json.loads(sampling.json_schema) if sampling.json_schema else None}
+    given = {name: value for name, value in options.items() if value is not None}
+    return prompt | _cached_stream(slot) | {"timings_per_token": True} | given
 
 
 def prefill_body(prompt: Sequence[int] | Body, slot: int = 0) -> Body:
@@ -163,18 +164,14 @@ def prefill_body(prompt: Sequence[int] | Body, slot: int = 0) -> Body:
 
     The prompt is a list of tokens, or text and files if there are pictures.
     """
-    mine = {"n_predict": 0, "stream": True, "id_slot": slot, "cache_prompt": True, "return_progress": True}
-    return {"prompt": prompt} | mine
+    return {"prompt": prompt, "n_predict": 0} | _cached_stream(slot)
 
 
-def _content(message: ChatMessage) -> str | list[dict[str, Any]]:
-    if not message.pictures:
-        return message.content
-    pictures = [{"type": "image_url", "image_url": {"url": picture.url}} for picture in message.pictures]
-    return [*pictures, *([{"type": "text", "text": message.content}] if message.content else [])]
+def _cached_stream(slot: int) -> Body:
+    return {"stream": True, "id_slot": slot, "cache_prompt": True, "return_progress": True}
 
 
-def parse_object(text: str | bytes) -> dict[str, Any]:
+def parse_object(text: str | bytes) -> Body:
     try:
         value = parse_json(text)
     except ValueError:
@@ -184,12 +181,12 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 def parse_error(text: str | bytes, status: int) -> EngineRefused:
     """Parse `{"error": {…}}`, a response or part of a stream. `status` stands in for a missing code."""
-    error, unsaid = parse_object(text).get("error"), f"HTTP status {status}"
+    error, fallback = parse_object(text).get("error"), f"HTTP status {status}"
     if isinstance(error, dict):
-        return EngineRefused(_int(error, "code") or status, _str(error, "message") or unsaid, _str(error, "type"))
+        return EngineRefused(_int(error, "code") or status, _str(error, "message") or fallback, _str(error, "type"))
     if not isinstance(error, str):
-        error = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        error = error.strip()[:500] or unsaid
+        decoded = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        error = decoded.strip()[:500] or fallback
     return EngineRefused(status, error)
 
 
@@ -200,16 +197,29 @@ def parse_event(data: str) -> ChatChunk | EngineRefused | None:
         return parse_error(data, 500)
     choices = event.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    delta = choice.get("delta")
-    delta = delta if isinstance(delta, dict) else {}
+    delta, progress, timings = _dict(choice, "delta"), _dict(event, "prompt_progress"), _dict(event, "timings")
     chunk = ChatChunk(
-        text=_str(delta, "content"),
-        thinking=_str(delta, "reasoning_content"),
-        progress=parse_progress(event.get("prompt_progress")),
-        timings=parse_timings(event.get("timings")),
-        finish_reason=_str(choice, "finish_reason") or None,
+        _str(delta, "content"),
+        _str(delta, "reasoning_content"),
+        _parse_progress(progress) if "total" in progress else None,
+        _parse_timings(timings) if "prompt_n" in timings else None,
+        _str(choice, "finish_reason") or None,
     )
     return None if chunk == ChatChunk() else chunk
+
+
+def _parse_progress(progress: Body) -> PromptProgress:
+    return PromptProgress(_int(progress, "total"), _int(progress, "cache"), _int(progress, "processed"))
+
+
+def _parse_timings(timings: Body) -> Timings:
+    return Timings(
+        cache_n=_int(timings, "cache_n"),
+        prompt_n=_int(timings, "prompt_n"),
+        prompt_ms=_float(timings, "prompt_ms"),
+        predicted_n=_int(timings, "predicted_n"),
+        predicted_ms=_float(timings, "predicted_ms"),
+    )
 
 
 def ends_stream(data: str) -> bool:
@@ -217,30 +227,13 @@ def ends_stream(data: str) -> bool:
     return data == "[DONE]" or parse_object(data).get("stop") is True
 
 
-def parse_progress(value: object) -> PromptProgress | None:
-    if not isinstance(value, dict) or "total" not in value:
-        return None
-    return PromptProgress(_int(value, "total"), _int(value, "cache"), _int(value, "processed"))
+def parse_slot_file(body: Body) -> SlotFile:
+    """Parse the response to a save or a restore."""
+    tokens = _int(body, "n_saved") or _int(body, "n_restored")
+    return SlotFile(tokens, _int(body, "n_written") or _int(body, "n_read"))
 
 
-def parse_timings(value: object) -> Timings | None:
-    """Parse an event's `timings`; None without `prompt_n`."""
-    if not isinstance(value, dict) or "prompt_n" not in value:
-        return None
-    return Timings(
-        cache_n=_int(value, "cache_n"),
-        prompt_n=_int(value, "prompt_n"),
-        prompt_ms=_float(value, "prompt_ms"),
-        predicted_n=_int(value, "predicted_n"),
-        predicted_ms=_float(value, "predicted_ms"),
-    )
-
-
-def parse_slot_file(body: dict[str, Any], tokens: str, size: str) -> SlotFile:
-    return SlotFile(_int(body, tokens), _int(body, size))
-
-
-def parse_facts(body: dict[str, Any]) -> ServerFacts:
+def parse_facts(body: Body) -> ServerFacts:
     """Parse the response of /props. The context size is in the generation settings; in older builds on top."""
     settings = _dict(body, "default_generation_settings")
     return ServerFacts(
@@ -270,20 +263,20 @@ def parse_tokens(answer: bytes) -> tuple[int, ...] | None:
     return tuple(tokens) if all(isinstance(token, int) for token in tokens) else None
 
 
-def _int(body: dict[str, Any], name: str) -> int:
+def _int(body: Body, name: str) -> int:
     return int(_float(body, name))
 
 
-def _float(body: dict[str, Any], name: str) -> float:
+def _float(body: Body, name: str) -> float:
     value = body.get(name)
     return float(value) if isinstance(value, int | float) and abs(value) < _MAX_NUMBER else 0.0  # not NaN
 
 
-def _str(body: dict[str, Any], name: str) -> str:
+def _str(body: Body, name: str) -> str:
     value = body.get(name)
     return value if isinstance(value, str) else ""
 
 
-def _dict(body: dict[str, Any], name: str) -> dict[str, Any]:
+def _dict(body: Body, name: str) -> Body:
     value = body.get(name)
     return value if isinstance(value, dict) else {}

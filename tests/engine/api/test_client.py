@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from kvchat.engine.api import transport, wire
-from kvchat.engine.api.client import THREAD_PARSE_BYTES, LlamaServerClient
+from kvchat.engine.api.client import THREAD_PARSE_BYTES, LlamaServerClient, UnchangedRows
 from kvchat.engine.api.errors import EngineBroken, EngineError, EngineGone, EngineRefused, ForeignServer
 from kvchat.engine.api.wire import ChatChunk, ChatMessage, Sampling
 from kvchat.engine.process.plan import free_port
@@ -344,9 +344,9 @@ async def test_rows_are_kept_as_far_as_the_engine_reused_them(cached: int, count
         client.rows.mark_saved(100)
         await client.with_template({"thinking": True}).prefill([1, 2, 3])
         assert client.rows.count == count
-        client.rows.exclusive = False  # where others ask too nothing is ever known
-        client.rows.mark_saved(100)
-        assert client.rows.count == 0
+    shared = UnchangedRows(exclusive=False)  # where others ask too nothing is ever known
+    shared.mark_saved(100)
+    assert shared.count == 0
 
 
 @pytest.mark.parametrize("status", [200, 500])

@@ -88,7 +88,7 @@ def test_a_chat_request_is_pinned_and_shows_its_numbers() -> None:
     zeros = wire.chat_body({}, Sampling(max_tokens=5, temperature=0.0, seed=0))
     assert (zeros["max_tokens"], zeros["temperature"], zeros["seed"]) == (5, 0.0, 0)
     messages = [ChatMessage("user", "q"), ChatMessage("assistant", "a", "because")]
-    assert wire.messages_body(messages) == [
+    assert wire.prompt_body(messages)["messages"] == [
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "a", "reasoning_content": "because"},
     ]
