@@ -6,6 +6,7 @@ file that imports xllamacpp: a crash in it must not take the app down.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -27,7 +28,7 @@ EXIT_BAD_ARGUMENTS = 64
 
 
 def command(argument: str) -> list[str]:
-    """Return the child's command line; `argument`: the parameters as JSON, or `DEVICES`."""
+    """Return the child's command line. `argument`: see `main`."""
     if getattr(sys, "frozen", False):
         return [sys.executable, FLAG, argument]
     # -P: do not import a json.py from the current folder.
@@ -50,12 +51,14 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps([{name: device.get(name) for name in names} for device in xllamacpp.get_device_info()]))
         return 0
     try:
-        wanted = json.loads(arguments[0])
         parameters = xllamacpp.CommonParams()
-        for name, value in wanted.items():
+        for name, value in json.loads(arguments[0]).items():
             if name.startswith("cache_type_"):
                 value = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{str(value).upper()}")
-            _assign(parameters, name, value)
+            *path, field = name.split(".")  # as in `model.path`
+            target = functools.reduce(getattr, path, parameters)
+            getattr(target, field)  # raises AttributeError if this build lacks it
+            setattr(target, field, value)
     except (ValueError, AttributeError, TypeError) as error:
         return _fail(EXIT_BAD_ARGUMENTS, f"invalid argument: {error}")
     parameters.api_keys = [os.environ.pop(KEY_VARIABLE)] if KEY_VARIABLE in os.environ else []
@@ -73,17 +76,17 @@ def _serve(xllamacpp: Any, parameters: Any) -> int:
         server = xllamacpp.Server(parameters)
     except (RuntimeError, ValueError) as error:
         return _fail(EXIT_LOAD_FAILED, str(error))  # llama.cpp logged the reason
-    asked = threading.Event()
+    stopping = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
-        if asked.is_set():
+        if stopping.is_set():
             os._exit(1)
-        asked.set()
+        stopping.set()
 
     for name in ("SIGTERM", "SIGINT", "SIGBREAK"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), on_signal)
-    while not asked.wait(3600.0):  # Windows handles signals only in waits with a limit
+    while not stopping.wait(3600.0):  # Windows handles signals only in waits with a limit
         pass
     del server  # finishes the running batch and joins its threads
     return 0
@@ -99,16 +102,6 @@ def _is_free(host: str, port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _assign(parameters: Any, dotted: str, value: object) -> None:
-    """Set a dotted field such as `model.path`. Raises AttributeError if this build lacks it."""
-    *path, last = dotted.split(".")
-    target = parameters
-    for name in path:
-        target = getattr(target, name)
-    getattr(target, last)
-    setattr(target, last, value)
 
 
 def _fail(code: int, message: str) -> int:

@@ -18,7 +18,7 @@ EXIT_NOT_FOUND = 127  # as in shells
 EXIT_NOT_EXECUTABLE = 126
 EXIT_PARENT_GONE = 125
 
-_OPTION_PREFIX = "LLAMA_ARG_"  # llama.cpp's common/arg.cpp: all options can be set in the environment
+OPTION_PREFIX = "LLAMA_ARG_"  # llama.cpp's common/arg.cpp: all options can be set in the environment
 _KERNEL_MODE = "kernel"
 _PIPE_MODE = "pipe"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -44,7 +44,11 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if mode == _PIPE_MODE:
             return _run_under_pipe(engine_command)
-        _die_with_parent()
+        import ctypes
+
+        # Have the kernel kill us when our parent dies. This survives the exec that follows (prctl(2)).
+        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
         if os.getppid() != int(parent):  # it died before prctl took effect; nobody would kill us
             return EXIT_PARENT_GONE
         os.execvpe(engine_command[0], engine_command, engine_environment(engine_command[0]))
@@ -54,14 +58,6 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         print(f"{engine_command[0]}: cannot execute: {error}", file=sys.stderr)
         return EXIT_NOT_EXECUTABLE
-
-
-def _die_with_parent() -> None:
-    """Have the kernel kill us when our parent dies. This survives the exec that follows (prctl(2))."""
-    import ctypes
-
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def _join_job() -> None:
@@ -127,12 +123,11 @@ def engine_environment(program: str) -> dict[str, str]:
     LLAMA_ARG_* options are removed: those set for another server, such as LLAMA_ARG_SWA_FULL, would change what a
     saved KV state means, and the fingerprint does not include them.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.upper().startswith(_OPTION_PREFIX)}
+    environment = {name: value for name, value in os.environ.items() if not name.upper().startswith(OPTION_PREFIX)}
     if getattr(sys, "frozen", False) and program != sys.executable:
-        original = environment.pop("LD_LIBRARY_PATH_ORIG", None)
         environment.pop("LD_LIBRARY_PATH", None)
-        if original is not None:
-            environment["LD_LIBRARY_PATH"] = original
+        if "LD_LIBRARY_PATH_ORIG" in environment:
+            environment["LD_LIBRARY_PATH"] = environment.pop("LD_LIBRARY_PATH_ORIG")
     return environment
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -41,9 +41,8 @@ class PicturePrompts:
 
     def __init__(self, call: Call, tokenize: Tokenize, projector: str, marker: str) -> None:
         """`projector`: its identity. `marker`: a picture's placeholder in a rendered prompt."""
-        self._call, self._tokenize = call, tokenize
-        self._projector, self._marker = projector, marker
-        self._known: dict[Picture, tuple[int, ...]] = {}  # last used last
+        self._call, self._tokenize, self._projector, self._marker = call, tokenize, projector, marker
+        self._cache: dict[Picture, tuple[int, ...]] = {}  # ids, last used last
 
     async def tokens(self, prompt: str, pictures: Sequence[Picture]) -> tuple[int, ...]:
         texts = self._split_at_markers(prompt, len(pictures))
@@ -54,20 +53,22 @@ class PicturePrompts:
         return tuple(ids)
 
     async def prompt(self, tokens: Sequence[int]) -> dict[str, Any]:
+        """Return the prompt of a /completion request for these ids."""
         special = await self._tokenize("", True)
-        text, data = "", []
-        for at, run in _runs(tokens):
-            if run[0] <= FIRST_PICTURE_ID:
+        text, data, is_first = "", list[str](), True
+        for is_picture, group in groupby(tokens, lambda token: token <= FIRST_PICTURE_ID):
+            run = tuple(group)
+            if is_picture:
                 pictures = self._pictures_in(run)
                 text += self._marker * len(pictures)
                 data += [base64.b64encode(picture.data).decode() for picture in pictures]
             else:
-                opening = at == 0 and bool(special) and run[: len(special)] == special
-                answer = await self._call("/detokenize", {"tokens": run[len(special) :] if opening else run})
-                words = answer["content"]
-                if await self._tokenize(words, at == 0) != run:
+                has_opening = is_first and bool(special) and run[: len(special)] == special
+                answer = await self._call("/detokenize", {"tokens": run[len(special) :] if has_opening else run})
+                if await self._tokenize(answer["content"], is_first) != run:
                     raise EngineRefused(200, _("A prompt with images can only be reprocessed up to the end of a word."))
-                text += words
+                text += answer["content"]
+            is_first = False
         return {"prompt_string": text, "multimodal_data": data}
 
     def _split_at_markers(self, prompt: str, pictures: int) -> list[str]:
@@ -77,10 +78,10 @@ class PicturePrompts:
         return texts
 
     async def _ids(self, picture: Picture) -> tuple[int, ...]:
-        ids = self._known.pop(picture, None) or await self._measure(picture)
-        self._known[picture] = ids
-        while len(self._known) > 1 and sum(len(known.data) for known in self._known) > CACHE_BYTES:
-            del self._known[next(iter(self._known))]
+        ids = self._cache.pop(picture, None) or await self._measure(picture)
+        self._cache[picture] = ids
+        while len(self._cache) > 1 and sum(len(cached.data) for cached in self._cache) > CACHE_BYTES:
+            del self._cache[next(iter(self._cache))]
         return ids
 
     async def _measure(self, picture: Picture) -> tuple[int, ...]:
@@ -93,21 +94,21 @@ class PicturePrompts:
             raise
         rendered = await self._call("/apply-template", prompt_body(with_placeholder_pictures(alone)))
         first, second = self._split_at_markers(str(rendered.get("prompt")), 1)
-        words = len(await self._tokenize(first, True)) + len(await self._tokenize(second, False))
-        count = int(answer.get("input_tokens") or 0) - words
+        text_tokens = len(await self._tokenize(first, True)) + len(await self._tokenize(second, False))
+        count = int(answer.get("input_tokens") or 0) - text_tokens
         if count <= 0:
             raise pictures_unusable(_("the engine does not report how many tokens an image takes"))
         return picture_ids(self._projector, picture, count)
 
     def _pictures_in(self, run: tuple[int, ...]) -> list[Picture]:
-        found, rest = [], run
-        while rest:
-            picture = next((known for known, ids in self._known.items() if rest[: len(ids)] == ids), None)
+        pictures = []
+        while run:
+            picture = next((cached for cached, ids in self._cache.items() if run[: len(ids)] == ids), None)
             if picture is None:
                 raise pictures_unusable(_("an image is no longer available"))
-            found.append(picture)
-            rest = rest[len(self._known[picture]) :]
-        return found
+            pictures.append(picture)
+            run = run[len(self._cache[picture]) :]
+        return pictures
 
 
 def picture_ids(projector: str, picture: Picture, count: int) -> tuple[int, ...]:
@@ -122,17 +123,9 @@ def with_placeholder_pictures(messages: Sequence[ChatMessage]) -> list[ChatMessa
     return [replace(message, pictures=(_PLACEHOLDER,) * len(message.pictures)) for message in messages]
 
 
-def _runs(tokens: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    at = 0
-    for _kind, group in groupby(tokens, lambda token: token <= FIRST_PICTURE_ID):
-        run = tuple(group)
-        yield at, run
-        at += len(run)
-
-
 def image_format(data: bytes) -> str | None:
     """Return "PNG", "JPEG", "GIF" or "BMP"; None if engines cannot read it."""
-    kind = next((kind for look, kind in _SIGNATURES.items() if data.startswith(look)), None)
+    kind = next((kind for signature, kind in _SIGNATURES.items() if data.startswith(signature)), None)
     return None if kind == "BMP" and data[6:10] != bytes(4) else kind  # text can start with BM
 
 
@@ -148,13 +141,13 @@ def image_size(data: bytes) -> tuple[int, int]:
                 width, height = struct.unpack_from("<ii", data, 18)
                 return abs(width), abs(height)
             case "JPEG":
-                return _jpeg_pixels(data)
+                return _jpeg_size(data)
     except (struct.error, IndexError):
         pass
     return 0, 0
 
 
-def _jpeg_pixels(data: bytes) -> tuple[int, int]:
+def _jpeg_size(data: bytes) -> tuple[int, int]:
     """Read the size from the frame header, found via the segments before it (ITU-T T.81, B.1.1)."""
     at = 2
     while True:

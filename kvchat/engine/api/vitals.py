@@ -19,6 +19,7 @@ from kvchat.system.files import parse_json
 
 _NVIDIA_SMI_TIMEOUT_S = 5.0
 _NO_WINDOW: int = getattr(subprocess, "CREATE_NO_WINDOW", 0)  # Windows only: avoids opening a console window
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 _MIN_MEASURABLE_S = 0.02  # a one-token reply reports a microsecond: no valid rate
 
 
@@ -55,8 +56,8 @@ async def collect_vitals(pid: int | None, client: LlamaServerClient) -> Vitals:
     with contextlib.suppress(EngineError):
         slots = parse_slots(await client.get("/slots"))
         if slots := slots if client.exclusive else slots[client.slot : client.slot + 1]:
-            busy, tokens = any(slot.busy for slot in slots), sum(slot.tokens for slot in slots)
-            slot = SlotState(busy, tokens, max(slot.context_size for slot in slots))
+            is_busy, tokens = any(slot.busy for slot in slots), sum(slot.tokens for slot in slots)
+            slot = SlotState(is_busy, tokens, max(slot.context_size for slot in slots))
         speed = parse_metrics((await client.get("/metrics")).decode("utf-8", "replace"))
     return Vitals(pid, memory, graphics, slot, speed)
 
@@ -75,14 +76,11 @@ def parse_metrics(text: str) -> Speed:
     """Average the counters in the response to GET /metrics (Prometheus format)."""
     counters = {name: float(value) for name, value in re.findall(r"^llamacpp:(\w+) ([\d.e+-]+)$", text, re.MULTILINE)}
 
-    def rate(tokens: str, seconds: str) -> float | None:
-        passed = counters.get(seconds, 0.0)
-        return counters.get(tokens, 0.0) / passed if passed >= _MIN_MEASURABLE_S else None
+    def rate(tokens: str, kind: str) -> float | None:
+        seconds = counters.get(f"{kind}_seconds_total", 0.0)
+        return counters.get(f"{tokens}_total", 0.0) / seconds if seconds >= _MIN_MEASURABLE_S else None
 
-    return Speed(
-        rate("prompt_tokens_total", "prompt_seconds_total"),
-        rate("tokens_predicted_total", "tokens_predicted_seconds_total"),
-    )
+    return Speed(rate("prompt_tokens", "prompt"), rate("tokens_predicted", "tokens_predicted"))
 
 
 def _process_memory(pid: int) -> tuple[int | None, int | None]:
@@ -93,10 +91,16 @@ def _process_memory(pid: int) -> tuple[int | None, int | None]:
         resident = sum(member.memory_info().rss for member in family)
     except psutil.Error:
         return None, None
-    pids = [member.pid for member in family]
-    nvidia = nvidia_memory(_nvidia_smi("compute-apps=pid,used_memory"), pids)
-    told = [size for size in (nvidia, drm_memory(pids)) if size is not None]
-    return resident, max(told) if told else None
+    pids, listing = [member.pid for member in family], ""
+    if program := shutil.which("nvidia-smi"):
+        command = [program, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(
+                command, capture_output=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=False, creationflags=_NO_WINDOW
+            )
+            listing = done.stdout.decode("utf-8", "replace")
+    reported = [size for size in (nvidia_memory(listing, pids), drm_memory(pids)) if size is not None]
+    return resident, max(reported, default=None)
 
 
 def nvidia_memory(listing: str, pids: Iterable[int]) -> int | None:
@@ -114,30 +118,10 @@ def drm_memory(pids: Iterable[int], proc: Path = Path("/proc")) -> int | None:
     for pid in pids:
         for file in (proc / str(pid) / "fdinfo").glob("*"):
             with contextlib.suppress(OSError):
-                fields = dict(re.findall(r"^([\w-]+):\s*(.*)$", file.read_text("utf-8", "replace"), re.MULTILINE))
-                if "drm-client-id" not in fields:
-                    continue
-                sizes = [
-                    _parse_bytes(value) for name, value in fields.items() if re.match(r"drm-(memory|total)-vram", name)
-                ]
-                clients[fields.get("drm-pdev", ""), fields["drm-client-id"]] = max(sizes, default=0)
+                text = file.read_text("utf-8", "replace")
+                fields = dict(re.findall(r"^([\w-]+):\s*(.*)$", text, re.MULTILINE))
+                if "drm-client-id" in fields:
+                    sizes = re.findall(r"^drm-(?:memory|total)-vram[\w-]*:\s*(\d+)\s*(KiB|MiB)?", text, re.MULTILINE)
+                    key = fields.get("drm-pdev", ""), fields["drm-client-id"]
+                    clients[key] = max((int(size) * _UNITS[unit] for size, unit in sizes), default=0)
     return sum(clients.values()) if clients else None
-
-
-def _parse_bytes(value: str) -> int:
-    match = re.match(r"(\d+)\s*(KiB|MiB)?", value)
-    return int(match[1]) * {None: 1, "KiB": 1 << 10, "MiB": 1 << 20}[match[2]] if match else 0
-
-
-def _nvidia_smi(query: str) -> str:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    command = [program, f"--query-{query}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=False, creationflags=_NO_WINDOW
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode("utf-8", "replace")

@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx2
 import psutil
 
+from kvchat.engine import parent_guard
 from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.connection import EngineConnection, EngineState, EngineStatus
 from kvchat.engine.api.errors import (
@@ -41,10 +42,8 @@ class BadAddress(EngineUnusable):
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """The server's URL and API key; an empty key if it needs none."""
-
     url: str
-    key: str = field(default="", repr=False)
+    key: str = field(default="", repr=False)  # empty if the server needs none
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class ExternalServer(EngineConnection):
         super().__init__(generations)
         self._policy = policy or PollPolicy()
         self._task: asyncio.Task[None] | None = None
-        self._check_now = asyncio.Event()  # a request failed: check the server immediately
+        self._check_now = asyncio.Event()  # set when a request fails
 
     async def connect(self, address: ServerAddress) -> None:
         """Start looking for the server. Returns at once: `ready` and listeners get the result."""
@@ -98,9 +97,9 @@ class ExternalServer(EngineConnection):
         self._publish(EngineStatus(EngineState.STOPPED))
 
     async def _monitor(self, address: ServerAddress) -> None:
-        in_doubt = self._check_now.set
+        check = self._check_now.set
         client = LlamaServerClient(
-            address.url, address.key, on_fault=lambda _: in_doubt(), on_silence=in_doubt, exclusive=False
+            address.url, address.key, on_fault=lambda _: check(), on_silence=check, exclusive=False
         )
         lost: EngineFailure | None = None
         try:
@@ -121,21 +120,21 @@ class ExternalServer(EngineConnection):
     async def _wait_until_ready(self, client: LlamaServerClient, lost: EngineFailure | None) -> EngineFailure | None:
         self._publish(EngineStatus(EngineState.STARTING, lost))
         policy, now = self._policy, time.monotonic
-        until = now() + (policy.return_timeout_s if lost else policy.unreachable_after_s)
+        deadline = now() + (policy.return_timeout_s if lost else policy.unreachable_after_s)
         while True:
             try:
-                if await client.is_loaded(min(policy.response_timeout_s, max(policy.poll_s, until - now()))):
+                if await client.is_loaded(min(policy.response_timeout_s, max(policy.poll_s, deadline - now()))):
                     return await _find_incompatibility(client)
                 self._publish(EngineStatus(EngineState.LOADING, lost))
-                until = now() + policy.return_timeout_s
+                deadline = now() + policy.return_timeout_s
             except ForeignServer:
                 return _not_llama_server(client.base_url)
             except EngineGone:
-                gone = _unreachable(client.base_url)
-                if now() >= until:
-                    return gone
-                self._publish(EngineStatus(EngineState.STARTING, gone))  # report before retrying
-            await asyncio.sleep(min(policy.poll_s, max(0.0, until - now())))
+                unreachable = _unreachable(client.base_url)
+                if now() >= deadline:
+                    return unreachable
+                self._publish(EngineStatus(EngineState.STARTING, unreachable))  # report before retrying
+            await asyncio.sleep(min(policy.poll_s, max(0.0, deadline - now())))
 
     async def _wait_until_lost(self, client: LlamaServerClient) -> None:
         misses = 0
@@ -165,14 +164,14 @@ async def _find_incompatibility(client: LlamaServerClient) -> EngineFailure | No
     if not 0 < facts.context_size <= MAX_CONTEXT:
         return _not_llama_server(client.base_url)
     build = build_number(facts.build)
-    if build is not None and build < MINIMUM_BUILD:
-        return EngineFailure(
-            FailureKind.INCOMPATIBLE,
-            _("The server is too old"),
-            _("It is build {build}; kvchat needs {minimum_build} or newer.", build=build, minimum_build=MINIMUM_BUILD),
-            _("Update llama-server on that server."),
-        )
-    return None
+    if build is None or build >= MINIMUM_BUILD:
+        return None
+    return EngineFailure(
+        FailureKind.INCOMPATIBLE,
+        _("The server is too old"),
+        _("It is build {build}; kvchat needs {minimum_build} or newer.", build=build, minimum_build=MINIMUM_BUILD),
+        _("Update llama-server on that server."),
+    )
 
 
 def _unreachable(url: str) -> EngineFailure:
@@ -187,9 +186,6 @@ def _failure(title: str, detail: str) -> EngineFailure:
     return EngineFailure(FailureKind.NOT_FOUND, title, detail, _(_ADVICE))
 
 
-_VARIABLE_PREFIX = "LLAMA_ARG_"
-
-
 @dataclass(frozen=True)
 class RunningServer:
     pid: int
@@ -202,11 +198,6 @@ class RunningServer:
             if name.replace("_", "-") in names:
                 return value
         return None
-
-    @property
-    def slot_folder(self) -> Path | None:
-        value = self.value_of("--slot-save-path")
-        return self.folder / value if value else None
 
 
 def is_loopback(host: str) -> bool:
@@ -224,13 +215,13 @@ def find_server(url: str) -> RunningServer | None:
     port = address.port or (443 if address.scheme == "https" else 80)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            listens = (c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in process.net_connections("tcp"))
-            if any(listens):
-                variables = {k: v for k, v in process.environ().items() if k.startswith(_VARIABLE_PREFIX)}
+            listening = {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+            if port in listening:
+                variables = [
+                    item for item in process.environ().items() if item[0].startswith(parent_guard.OPTION_PREFIX)
+                ]
                 command = process.cmdline()
-                return RunningServer(
-                    process.pid, Path(process.cwd()), tuple(command[1:]), tuple(sorted(variables.items()))
-                )
+                return RunningServer(process.pid, Path(process.cwd()), tuple(command[1:]), tuple(sorted(variables)))
     return None
 
 
@@ -240,7 +231,8 @@ def reachable_slot_folder(server: RunningServer, proc: Path = Path("/proc")) -> 
     No slot is touched to find out: another program may be using it. In a container, the server's folder may differ
     from the one of that name here; on Linux, `proc` tells.
     """
-    folder = server.slot_folder
+    name = server.value_of("--slot-save-path")
+    folder = server.folder / name if name else None
     try:
         if folder is None or not os.access(folder, os.R_OK | os.W_OK | os.X_OK) or not folder.is_dir():
             return None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -190,6 +191,7 @@ def test_a_server_elsewhere_is_not_looked_into() -> None:
         assert find_server(f"http://localhost:{silent.getsockname()[1]}") is None
 
 
-def test_a_relative_folder_is_the_servers_own() -> None:
-    server = RunningServer(1, Path("/srv"), ("--slot_save_path", "slots"))
-    assert server.slot_folder == Path("/srv/slots")
+def test_a_relative_folder_is_the_servers_own(tmp_path: Path) -> None:
+    (tmp_path / "slots").mkdir()
+    server = RunningServer(os.getpid(), tmp_path, ("--slot_save_path", "slots"))
+    assert reachable_slot_folder(server) == tmp_path / "slots"
