@@ -36,6 +36,7 @@ from kvchat.library.model_library import FoundModel
 from kvchat.session.exchange import PromptTooLong
 from kvchat.session.slots import PendingSave
 from kvchat.settings import GB
+from kvchat.system.concurrency import Progress
 from kvchat.text import language
 from kvchat.text.formatting import TimeRange
 from kvchat.text.search import parse_query
@@ -349,16 +350,15 @@ async def _dialogs(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tu
     document = document_from_text("notes.txt", "A line about a lake.\n" * 40)
     yield "document", _opened(AttachmentView(look, document, parse_query("lake"), window))
 
-    async def export() -> None:
-        with transfer._Progress(window, _("Exporting…"), asyncio.get_running_loop()) as progress:
-            progress.report(1, 3)
-            await asyncio.sleep(30)
+    async def export(report: Progress) -> None:
+        report(1, 3)
+        await asyncio.sleep(30)
 
     async def yes() -> bool:
         return True
 
     with patch.object(transfer, "_PATIENCE_MS", 0), patch.object(metered, "is_metered", yes):
-        task = asyncio.create_task(export())
+        task = asyncio.create_task(window.transfer.with_progress(_("Exporting…"), export, ""))
         await until(lambda: window.findChildren(QProgressDialog))
         yield "progress", window.findChildren(QProgressDialog)[0]
         task.cancel()

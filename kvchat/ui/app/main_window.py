@@ -124,7 +124,7 @@ class MainWindow(QMainWindow):
         self.transfer = TransferController(runtime, self, self.chat.conversations, self)
         self.chat_list = ChatListController(runtime, self, self.chat, self.transfer)
         self.models = ModelController(runtime, self, self.chat, self)
-        self.model_menu = ModelMenu(runtime, self.header.model_menu, self.runner, lambda: self.models.answering)
+        self.model_menu = ModelMenu(runtime, self.header.model_menu, self.runner, lambda: self.models.current)
         self.side_windows = SideWindows(runtime, self.look, self.runner, self.chat.conversations, self)
         self.quitting = QuitController(runtime, self)
         does = self._handlers(), self._senseless
@@ -213,7 +213,7 @@ class MainWindow(QMainWindow):
     def _connect(self) -> None:
         chat, runtime, sidebar, header = self.chat, self.runtime, self.sidebar, self.header
         chat.content_changed.connect(self._chat_page.show_messages)
-        for changed in (chat.model_changed, self.models.used):
+        for changed in (chat.model_changed, self.models.model_changed):
             changed.connect(self._show_right_page)
         self.first_start.back.clicked.connect(lambda: self._pages.setCurrentWidget(self._chat_page))
         for new in (self.context_card.new, sidebar.new_button):
@@ -244,7 +244,7 @@ class MainWindow(QMainWindow):
         self.engine_card.log.clicked.connect(lambda: self.side_windows.open_engine(log=True))
         self.side_windows.begun.connect(chat.open)
         chat.forked.connect(self.show_chat)  # also from the quick window
-        self.side_windows.model_used.connect(self.models.take_up)
+        self.side_windows.model_used.connect(self.models.apply_default)
         self.side_windows.starter_requested.connect(self.show_first_start)
         self.side_windows.starter_requested.connect(self.first_start.fetch_starter)
         self.model_menu.chosen.connect(lambda path: self.runner.start(self.models.switch(path)))
@@ -308,8 +308,8 @@ class MainWindow(QMainWindow):
             "export": lambda: self._with_open(lambda id: self.transfer.export([id])),
             "export-memory": lambda: self._with_open(self.transfer.export_with_memory),
             "export-all": self.transfer.export_all,
-            "import": self.transfer.take_in,
-            "import-folder": self.transfer.take_in_folder,
+            "import": self.transfer.choose_import,
+            "import-folder": self.transfer.choose_import_folder,
             "back-up": self.transfer.back_up,
             "restore": self.transfer.restore,
         }

@@ -271,7 +271,7 @@ class QuitController(QObject):
             ends.append(_("A reply to an app is being generated and will be cut off."))
         ends += [
             _("{work} will be canceled, and nothing will be saved.", work=words.rstrip("…"))
-            for words in self._window.transfer.going_on
+            for words in self._window.transfer.in_progress
         ]
         return ends
 

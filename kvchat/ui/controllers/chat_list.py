@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QInputDialog, QMenu
@@ -21,7 +21,7 @@ from kvchat.ui.sidebar.conversation_list import Row
 
 _MAX_LETTERS = 40  # of a title in a notice
 _PAUSE_MS = 80  # delay after a key before searching
-_AGAIN_MS = 700  # while older messages are loading
+_RETRY_MS = 700  # while older messages are loading
 
 
 class ChatListController(Controller):
@@ -30,11 +30,11 @@ class ChatListController(Controller):
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController, transfer: TransferController) -> None:
         super().__init__(runtime, views, chat)
         self._chat, self._transfer = chat, transfer
-        self._deleted, self._search_panel = runtime.chat.recently_deleted, views.sidebar.search
+        self._search_panel = views.sidebar.search
         self._pause = self._timer(_PAUSE_MS, self._search)
         sidebar, runner = views.sidebar, views.runner
         sidebar.search.field.textChanged.connect(self._query_changed)
-        sidebar.search.results.chosen.connect(lambda found: runner.start(self._open_found(found)))
+        sidebar.search.results.chosen.connect(lambda hit: runner.start(self._open_hit(hit)))
         sidebar.delete_requested.connect(lambda ids: runner.start(self.delete(ids)))
         sidebar.menu_requested.connect(self.fill_menu)
 
@@ -45,7 +45,7 @@ class ChatListController(Controller):
         """
         menu.clear()
         runtime, id, add = self._runtime, chat.id, menu.addAction
-        of_one = [
+        single_only = [
             add(_("Rename"), rename),
             add(words_of("name"), lambda: self._runner.start(runtime.chat.title_generator.generate(id))),
             settings := add(words_of("chat-settings"), lambda: self.settings_requested.emit(id)),
@@ -64,10 +64,10 @@ class ChatListController(Controller):
             add(_(VERIFY_MEMORY), lambda: self._reload_after(self._verify(id)))
         menu.addSeparator()
         add(_("Export…"), lambda: self._transfer.export(ids))
-        of_one.append(add(words_of("export-memory"), lambda: self._transfer.export_with_memory(id)))
-        words = _("Delete") if len(ids) == 1 else plural(len(ids), "Delete {count} chat", "Delete {count} chats")
-        add(words, lambda: self._runner.start(self.delete(ids)))
-        for action in of_one:
+        single_only.append(add(words_of("export-memory"), lambda: self._transfer.export_with_memory(id)))
+        title = _("Delete") if len(ids) == 1 else plural(len(ids), "Delete {count} chat", "Delete {count} chats")
+        add(title, lambda: self._runner.start(self.delete(ids)))
+        for action in single_only:
             action.setEnabled(len(ids) == 1)
         if not id:
             for action in menu.actions():
@@ -80,24 +80,24 @@ class ChatListController(Controller):
         top.setChecked(chat.on_top)
         folders = menu.addMenu(_("Move to folder"))
 
-        def move(to: str | None) -> Callable[[], object]:
-            return lambda: start(arrange(ids, "folder", to))
+        def move_to(folder: str | None) -> Callable[[], object]:
+            return lambda: start(arrange(ids, "folder", folder))
 
         for folder in self._views.sidebar.folders:
-            folders.addAction(folder.replace("&", "&&"), move(folder))
+            folders.addAction(folder.replace("&", "&&"), move_to(folder))
         folders.addAction(_("New folder…"), lambda: self._ask_folder(ids))
-        folders.addAction(_("No folder"), move(None))
-        away = _("Unarchive") if chat.archived else pgettext("to do", "Archive")
-        menu.addAction(away, lambda: start(self._archive(ids, not chat.archived)))
+        folders.addAction(_("No folder"), move_to(None))
+        title = _("Unarchive") if chat.archived else pgettext("to do", "Archive")
+        menu.addAction(title, lambda: start(self._archive(ids, not chat.archived)))
 
-    def _reload_after(self, run: Coroutine[Any, Any, object]) -> None:
-        async def work() -> None:
+    def _reload_after(self, change: Awaitable[object]) -> None:
+        async def run() -> None:
             try:
-                await run
+                await change
             finally:
                 await self._chat.conversations.reload()
 
-        self._runner.start(work())
+        self._runner.start(run())
 
     async def _verify(self, id: str) -> None:
         if await self._runtime.chat.memory_verifier.verify(id):
@@ -112,35 +112,41 @@ class ChatListController(Controller):
         sidebar.choose(ids)
 
     async def delete(self, ids: list[str]) -> None:
-        offer_undo = self._undo_offer(ids, N_("Deleted {what}"), self._deleted.restore_chats)
-        self._chat.leave(ids)
-        await self._deleted.delete(ids)
-        offer_undo()
+        deleted = self._runtime.chat.recently_deleted
+        await self._change_with_undo(
+            ids, N_("Deleted {what}"), lambda: deleted.delete(ids), lambda: deleted.restore_chats(ids)
+        )
 
     async def _archive(self, ids: list[str], archived: bool) -> None:
-        offer_undo = self._undo_offer(
-            ids,
-            N_("Archived {what}") if archived else N_("Unarchived {what}"),
-            lambda ids: self._runtime.chat.arrange(ids, "archived", not archived),
-        )
-        if archived:
-            self._chat.leave(ids)
-        await self._runtime.chat.arrange(ids, "archived", archived)
-        offer_undo()
+        arrange = self._runtime.chat.arrange
+        done = N_("Archived {what}") if archived else N_("Unarchived {what}")
+        change, undo = (partial(arrange, ids, "archived", value) for value in (archived, not archived))
+        await self._change_with_undo(ids, done, change, undo, leave=archived)
 
-    def _undo_offer(self, ids: list[str], done: str, undo: Callable[[list[str]], Awaitable[Any]]) -> Callable[[], None]:
-        """Return a function that offers undo. Call while the chats are listed: it uses their titles."""
+    async def _change_with_undo(
+        self,
+        ids: list[str],
+        done: str,
+        change: Callable[[], Awaitable[object]],
+        undo: Callable[[], Awaitable[object]],
+        *,
+        leave: bool = True,
+    ) -> None:
+        """Change chats and offer to undo it. leave: if the open chat is among them, open another"""
         here, title = self._chat.current, one_line(self._chat.conversations.titles.get(ids[0], ""))
-
-        async def undo_all() -> None:
-            await undo(ids)
-            if here in ids and await self._runtime.chat.conversation(here):  # else it was deleted meanwhile
-                self._chat.open(here)
-
         name = title if len(title) <= _MAX_LETTERS else f"{title[: _MAX_LETTERS - 1].rstrip()}…"
         alone = len(ids) == 1 and name
         what = _("“{name}”", name=name) if alone else plural(len(ids), "{count} chat", "{count} chats")
-        return lambda: self._views.notices.offer_undo(_(done, what=what), lambda: self._runner.start(undo_all()))
+
+        async def undo_all() -> None:
+            await undo()
+            if here in ids and await self._runtime.chat.conversation(here):  # else it was deleted meanwhile
+                self._chat.open(here)
+
+        if leave:
+            self._chat.leave(ids)
+        await change()
+        self._views.notices.offer_undo(_(done, what=what), lambda: self._runner.start(undo_all()))
 
     def _ask_folder(self, ids: list[str]) -> None:
         dialog = QInputDialog(self._views.sidebar)
@@ -160,19 +166,19 @@ class ChatListController(Controller):
 
     async def _search(self) -> None:
         query = self._search_panel.field.text()
-        found = await self._runtime.chat.finder.find(query)
-        if query != self._search_panel.field.text() or not query.strip():
-            return
-        self._search_panel.show_found(found)
-        if not found.complete:
-            self._pause.start(_AGAIN_MS)
+        hits = await self._runtime.chat.finder.find(query)
+        if query == self._search_panel.field.text() and query.strip():
+            self._search_panel.show_found(hits)
+            if not hits.complete:
+                self._pause.start(_RETRY_MS)
 
-    async def _open_found(self, found: ChatHit) -> None:
+    async def _open_hit(self, hit: ChatHit) -> None:
         query = self._search_panel.field.text()
-        if not found.message_ids:
-            self._chat.open(found.conversation_id)
+        if not hit.message_ids:
+            self._chat.open(hit.conversation_id)
             return
-        await self._chat.open_at(found.conversation_id, found.message_ids[0])
-        self._views.find_bar.begin(query, found.message_ids[0])
-        if found.in_document:
-            self._views.transcript.marks.open_document(found.message_ids[0])
+        message_id = hit.message_ids[0]
+        await self._chat.open_at(hit.conversation_id, message_id)
+        self._views.find_bar.begin(query, message_id)
+        if hit.in_document:
+            self._views.transcript.marks.open_document(message_id)

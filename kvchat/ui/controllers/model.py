@@ -21,18 +21,24 @@ from kvchat.ui.models.first_start import open_gguf_dialog
 class ModelController(Controller):
     models_requested = Signal()
     repository_requested = Signal(str)  # Hugging Face repository, to choose a file
-    used = Signal()  # the model changed
+    model_changed = Signal()
 
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController, window: QWidget) -> None:
         super().__init__(runtime, views, window)
         self._chat, self._window = chat, window
         failure, engine, first_start = views.transcript.tail.failure, views.engine_card, views.first_start
-        failure.use_current.clicked.connect(self.use_current)
+        failure.use_current.clicked.connect(self._use_current)
         failure.locate.clicked.connect(self._locate_for_conversation)
         for choose in (failure.model, engine.model, first_start.models):
             choose.clicked.connect(self.models_requested)
-        engine.locate.clicked.connect(self._locate)
+        engine.locate.clicked.connect(lambda: self._locate(runtime.model.path or "", retry=False))
         engine.fetch.clicked.connect(lambda: self.repository_requested.emit(runtime.model.repository))
+
+    @property
+    def current(self) -> str | None:
+        """Path of the open (or new) conversation's model, or None."""
+        conversation = self._chat.conversations.conversation(self._chat.current)
+        return conversation.model if conversation and conversation.model else self._runtime.settings.model_path
 
     async def use(self, path: Path) -> None:
         """Use another model; show an error on the first-start page."""
@@ -40,26 +46,25 @@ class ModelController(Controller):
             await self._runtime.use_model(path)
         except KvchatError as error:
             self._views.first_start.show_error(error)
-            return
-        self.take_up()
+        else:
+            self.apply_default()
 
     async def switch(self, path: Path) -> None:
         """Switch the open conversation to another model. Raises KvchatError."""
-        here = self._chat.current
-        if here is None:
+        if self._chat.current is None:
             await self._runtime.use_model(path)
-            self.take_up()
-            return
-        await self._use(str(path), answer=self._is_unanswered)
-        self._chat.show_engine()
-        self.used.emit()
+            self.apply_default()
+        else:
+            await self._use(str(path))
+            self._chat.show_engine()
+            self.model_changed.emit()
 
-    def take_up(self) -> None:
-        """Apply a new model choice; an open chat that uses another model keeps that one."""
+    def apply_default(self) -> None:
+        """Apply a new default model; an open chat that uses another model keeps that one."""
         conversation, model = self._chat.conversations.conversation(self._chat.current), self._runtime.model
-        begun = any(message.role is Role.ASSISTANT for message in self._views.transcript.messages)
-        works = self._chat.turn_of().failure is None and self._runtime.engine.status.state is not EngineState.FAILED
-        if begun and works and self.answering != self._runtime.settings.model_path:
+        has_reply = any(message.role is Role.ASSISTANT for message in self._views.transcript.messages)
+        failed = self._runtime.engine.status.state is EngineState.FAILED or self._chat.turn_of().failure is not None
+        if has_reply and not failed and self.current != self._runtime.settings.model_path:
             self._views.notices.notify(
                 _("New chats use {model}", model=model.name_for(None)),
                 _(
@@ -68,44 +73,33 @@ class ModelController(Controller):
                 ),
             )
         else:
-            self.use_current()
+            self._use_current()
         self._chat.show_engine()
-        self.used.emit()
+        self.model_changed.emit()
 
-    @property
-    def answering(self) -> str | None:
-        """Path of the open (or new) conversation's model, or None."""
-        conversation = self._chat.conversations.conversation(self._chat.current)
-        return conversation.model if conversation and conversation.model else self._runtime.settings.model_path
-
-    @property
-    def _is_unanswered(self) -> bool:
-        last = self._views.transcript.messages[-1:]
-        return self._chat.turn_of().failure is not None and any(message.role is Role.USER for message in last)
-
-    def use_current(self) -> None:
+    def _use_current(self) -> None:
         if path := self._runtime.settings.model_path:
-            self._runner.start(self._use(path, answer=self._is_unanswered))
-
-    def _locate(self) -> None:
-        missing = self._runtime.model.path or ""
-        open_gguf_dialog(self._window, lambda path: self._runner.start(self._runtime.locate_model(missing, path)))
+            self._runner.start(self._use(path))
 
     def _locate_for_conversation(self) -> None:
         failure = self._chat.turn_of().failure
         if isinstance(failure, ModelMissing):
-            missing = failure.path
+            self._locate(failure.path, retry=True)
 
-            async def use(path: Path) -> None:
-                await self._runtime.locate_model(missing, path)
+    def _locate(self, missing: str, *, retry: bool) -> None:
+        async def use(path: Path) -> None:
+            await self._runtime.locate_model(missing, path)
+            if retry:
                 self._chat.retry()
 
-            open_gguf_dialog(self._window, lambda path: self._runner.start(use(path)))
+        open_gguf_dialog(self._window, lambda path: self._runner.start(use(path)))
 
-    async def _use(self, path: str, *, answer: bool) -> None:
-        conversation_id = self._chat.current
+    async def _use(self, path: str) -> None:
+        """Load the model, and use it in the open conversation: for its last message too, if that failed."""
+        id, failure = self._chat.current, self._chat.turn_of().failure
+        last = self._views.transcript.messages[-1:]
         await self._runtime.load_model(Path(path))
-        if conversation_id is not None:
-            await self._runtime.chat.use_model(conversation_id, path)
-            if answer and conversation_id == self._chat.current:
+        if id is not None:
+            await self._runtime.chat.use_model(id, path)
+            if failure is not None and last and last[0].role is Role.USER and id == self._chat.current:
                 self._chat.retry()

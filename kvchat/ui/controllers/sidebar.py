@@ -28,26 +28,26 @@ class SidebarController(Controller):
     def __init__(self, runtime: Runtime, views: Views, current: Callable[[], str | None], parent: QObject) -> None:
         super().__init__(runtime, views, parent)
         self._sidebar, self._current = views.sidebar, current
-        self._conversations = views.sidebar.model.chats  # from the first paint
-        self._usage_by_id: dict[str, ConversationUsage] = {}
+        self._conversations = {chat.id: chat for chat in views.sidebar.model.chats}  # from the first paint
         self._forecasts: dict[str, Forecast] = {}  # for chats that have been visible
-        self._foretold: set[str] = set()  # forecasts requested since the list was loaded
-        self._unforetold: dict[str, str | None] = {}  # chats still to forecast, with their models
+        self._requested: set[str] = set()  # forecasts requested since the list was loaded
+        self._queue: dict[str, str | None] = {}  # chats still to forecast, with their models
         self._owners: dict[str, str] = {}
+        self._usage: dict[str, ConversationUsage] = {}  # by conversation id
         self.usage: StoreUsage | None = None  # last result
-        self._gather = self._timer(_GATHER_MS, self.reload)
-        self._foresee_soon = self._timer(0, self._foresee)
+        self._reload_timer = self._timer(_GATHER_MS, self.reload)
+        self._forecast_timer = self._timer(0, self._forecast)
         sidebar = self._sidebar
         sidebar.model.renamed.connect(lambda id, title: self._runner.start(runtime.chat.rename(id, title)))
         sidebar.arranged.connect(self.show_list)
 
     @property
     def ids(self) -> list[str]:
-        return [conversation.id for conversation in arranged(self._conversations, self._sidebar.arrangement)]
+        return [chat.id for chat in arranged(list(self._conversations.values()), self._sidebar.arrangement)]
 
     @property
     def titles(self) -> dict[str, str]:
-        return {conversation.id: conversation.title for conversation in self._conversations}
+        return {id: chat.title for id, chat in self._conversations.items()}
 
     @property
     def owners(self) -> dict[str, str]:
@@ -55,64 +55,67 @@ class SidebarController(Controller):
         return self._owners | self.titles
 
     def title(self, conversation_id: str | None) -> str:
-        return next((c.title for c in self._conversations if c.id == conversation_id), _(NEW_TITLE))
+        chat = self.conversation(conversation_id)
+        return chat.title if chat else _(NEW_TITLE)
 
     def conversation(self, conversation_id: str | None) -> Conversation | None:
-        return next((c for c in self._conversations if c.id == conversation_id), None)
+        return self._conversations.get(conversation_id or "")
 
     def usage_of(self, conversation_id: str | None) -> ConversationUsage | None:
-        return self._usage_by_id.get(conversation_id or "")
+        return self._usage.get(conversation_id or "")
 
     def row(self, conversation_id: str | None) -> Row:
-        known = self.conversation(conversation_id)
-        return self._row(known, ()) if known else Row("", self.title(None))
+        chat = self.conversation(conversation_id)
+        return self._row(chat, ()) if chat else Row("", self.title(None))
 
     def reload_soon(self) -> None:
-        self._gather.start()
+        self._reload_timer.start()
 
     async def start(self) -> None:
         await self.reload()
         view = self._sidebar.arrangement
-        if view.folder not in (None, *folders_of(self._conversations)):
+        if view.folder not in (None, *folders_of(self._conversations.values())):
             self._sidebar.arrange(replace(view, folder=None))
 
     async def reload(self) -> None:
-        self._conversations = await self._runtime.chat.conversations()
-        self._foretold.clear()
+        self._conversations = {chat.id: chat for chat in await self._runtime.chat.conversations()}
+        self._requested.clear()
         self.show_list()
         self._owners = await owner_names(self._runtime.chat)
         self.usage = await self._runtime.save_points.usage()
-        self._usage_by_id = {entry.conversation_id: entry for entry in self.usage.conversations}
+        self._usage = {entry.conversation_id: entry for entry in self.usage.conversations}
         self._sidebar.show_usage(self.usage)
         self.show_list()
         self.usage_changed.emit()
 
     def show_list(self) -> None:
         row_of = partial(self._row, busy=self._runtime.chat.answering_chats)
-        chats = arranged(self._conversations, self._sidebar.arrangement)
-        self._sidebar.show_chats(chats, row_of, self._current(), folders_of(self._conversations))
+        chats = list(self._conversations.values())
+        self._sidebar.show_chats(
+            arranged(chats, self._sidebar.arrangement), row_of, self._current(), folders_of(chats)
+        )
         self.shown.emit()
 
-    def _row(self, conversation: Conversation, busy: Collection[str]) -> Row:
-        usage = self._usage_by_id.get(conversation.id)
-        if conversation.id not in self._foretold:
-            self._foretold.add(conversation.id)
-            self._unforetold[conversation.id] = conversation.model
-            self._foresee_soon.start()
+    def _row(self, chat: Conversation, busy: Collection[str]) -> Row:
+        usage = self.usage_of(chat.id)
+        if chat.id not in self._requested:
+            self._requested.add(chat.id)
+            self._queue[chat.id] = chat.model
+            self._forecast_timer.start()
         return Row(
-            conversation.id,
-            conversation.title,
-            self._forecasts.get(conversation.id),
-            busy=conversation.id in busy,
+            chat.id,
+            chat.title,
+            self._forecasts.get(chat.id),
+            busy=chat.id in busy,
             pinned=usage is not None and usage.pinned,
             never_save=usage is not None and usage.never_save,
             imported=usage is not None and usage.imported,
-            on_top=conversation.on_top,
-            folder=conversation.folder,
-            archived=conversation.archived,
+            on_top=chat.on_top,
+            folder=chat.folder,
+            archived=chat.archived,
         )
 
-    async def _foresee(self) -> None:
-        chats, self._unforetold = self._unforetold, {}
+    async def _forecast(self) -> None:
+        chats, self._queue = self._queue, {}
         self._forecasts |= await self._runtime.chat.forecasts.forecast_chats(chats)
         self._sidebar.list.viewport().update()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,9 +38,9 @@ _ABOUT_IMPORT = N_(
     "genuine, and forged memory can change the model’s replies. kvchat uses the memory only for this "
     "chat until it has verified it by reprocessing the chat."
 )
-_NO_NAME = str.maketrans(dict.fromkeys('\\/:*?"<>|\n\r\t\0', " "))
+_UNSAFE_CHARS = str.maketrans(dict.fromkeys('\\/:*?"<>|\n\r\t\0', " "))  # in file names
 _PATIENCE_MS = 600  # shorter work shows no progress
-_PAUSE_S = 0.05  # progress polling interval
+_PAUSE_S = 0.05  # minimum time between updates of the progress
 _STEPS, _WIDTH = 1000, 320
 
 R = TypeVar("R")
@@ -53,114 +53,113 @@ class TransferController(Controller):
     def __init__(self, runtime: Runtime, views: Views, conversations: SidebarController, window: QWidget) -> None:
         super().__init__(runtime, views, window)
         self._conversations, self._window = conversations, window
-        self._loop = asyncio.get_running_loop()
-        self.going_on: list[str] = []  # "Importing…"
+        self.in_progress: list[str] = []  # "Importing…"
 
     def export(self, ids: list[str]) -> None:
         name = self._file_name(ids[0]) if len(ids) == 1 else _("Chats")
         self._save(_("Export"), f"{name}.json", _(_FORMS), partial(self._export, ids))
 
-    def export_with_memory(self, id: str) -> None:
-        self._runner.start(self._offer_memory(id))
-
     def export_all(self) -> None:
         self._save(_("Export all chats"), "Chats.json", _(_FORMS), partial(self._export, None))
 
-    def take_in(self) -> None:
-        self._pick(_("Import chats"), QFileDialog.FileMode.ExistingFiles, _(_EXPORTS), self._offer)
+    def export_with_memory(self, id: str) -> None:
+        self._runner.start(self._export_with_memory(id))
 
     def import_files(self, paths: list[Path]) -> None:
-        self._runner.start(self._offer(paths))
+        self._runner.start(self._ask_to_import(paths))
 
-    def take_in_folder(self) -> None:
-        self._pick(_("Import a folder of chats"), QFileDialog.FileMode.Directory, "", self._take_in)
+    def choose_import(self) -> None:
+        self._open(_("Import chats"), QFileDialog.FileMode.ExistingFiles, _(_EXPORTS), self._ask_to_import)
+
+    def choose_import_folder(self) -> None:
+        self._open(_("Import a folder of chats"), QFileDialog.FileMode.Directory, "", self._import)
 
     def back_up(self) -> None:
         async def save(target: Path) -> None:
             work = partial(self._runtime.transfer.back_up, target)
-            facts = await self._write(_("Backing up…"), work, _("Backup canceled"))
+            facts = await self.with_progress(_("Backing up…"), work, _("Backup canceled"))
             self._views.notices.notify_file_saved(_("Backed up {contents}", contents=_contents(facts)), target)
 
         self._save(_("Back up"), _("kvchat backup.zip"), _(_BACKUPS), save)
 
     def restore(self) -> None:
-        self._pick(_("Restore from a backup"), QFileDialog.FileMode.ExistingFile, _(_BACKUPS), self._look_at)
+        self._open(_("Restore from a backup"), QFileDialog.FileMode.ExistingFile, _(_BACKUPS), self._ask_to_restore)
 
     def _file_name(self, id: str) -> str:
-        title = self._conversations.title(id).translate(_NO_NAME)
+        title = self._conversations.title(id).translate(_UNSAFE_CHARS)
         return " ".join(title.split())[:80].strip(". ") or _("Chat")
 
     async def _export(self, ids: list[str] | None, target: Path) -> None:
         """ids: None for all chats"""
         chats = list(self._conversations.titles) if ids is None else ids
         work = partial(self._runtime.transfer.export, chats, target)
-        count = await self._write(_("Exporting…"), work, _("Export canceled"))
+        count = await self.with_progress(_("Exporting…"), work, _("Export canceled"))
         self._views.notices.notify_file_saved(plural(count, "Exported {count} chat", "Exported {count} chats"), target)
 
-    async def _offer_memory(self, id: str) -> None:
+    async def _export_with_memory(self, id: str) -> None:
         memory = await self._runtime.transfer.memory_of(id)
-        about = _(_ABOUT_MEMORY, size=format_size(memory.bytes))
 
-        def pick(passphrase: str) -> None:
+        def choose_file(passphrase: str) -> None:
             async def export(target: Path) -> None:
                 work = partial(self._runtime.transfer.export_with_memory, id, target, passphrase=passphrase)
-                written = format_size(await self._write(_("Exporting…"), work, _("Export canceled")))
-                told = _("Exported 1 chat with memory, {size}", size=written)
+                written = format_size(await self.with_progress(_("Exporting…"), work, _("Export canceled")))
+                title = _("Exported 1 chat with memory, {size}", size=written)
                 if passphrase:
-                    told = _("Exported 1 chat with memory, {size}, encrypted with your passphrase", size=written)
-                self._views.notices.notify_file_saved(told, target)
+                    title = _("Exported 1 chat with memory, {size}, encrypted with your passphrase", size=written)
+                self._views.notices.notify_file_saved(title, target)
 
             self._save(_("Export with memory"), f"{self._file_name(id)}.kvchat", _(_WITH_MEMORY), export)
 
-        ask_passphrase(self._window, _("Export with memory?"), about, _("Choose a file…"), pick, optional=True)
+        title, about = _("Export with memory?"), _(_ABOUT_MEMORY, size=format_size(memory.bytes))
+        ask_passphrase(self._window, title, about, _("Choose a file…"), choose_file, optional=True)
 
-    async def _offer(self, paths: list[Path]) -> None:
+    async def _ask_to_import(self, paths: list[Path]) -> None:
         """Import the files; ask first if they hold memory, which anybody may have made."""
         if not any(await asyncio.to_thread(lambda: [holds_memory(path) for path in paths])):
-            await self._take_in(paths)
+            await self._import(paths)
             return
         confirm(
             self._window,
             plural(len(paths), "Import this chat with its memory?", "Import these chats with their memory?"),
             _(_ABOUT_IMPORT, file=join_list(path.name for path in paths)),
             _("Import"),
-            lambda: self._runner.start(self._take_in(paths)),
+            lambda: self._runner.start(self._import(paths)),
             keep=_("Cancel"),
         )
 
-    async def _take_in(self, paths: list[Path], passphrase: str = "") -> None:
+    async def _import(self, paths: list[Path], passphrase: str = "") -> None:
         work = partial(self._runtime.transfer.take_in, paths, passphrase=passphrase)
+        canceled = _("Import canceled"), _("Nothing was imported.")
         try:
-            report = await self._with_progress(_("Importing…"), work, _("Import canceled"), _("Nothing was imported."))
+            report = await self.with_progress(_("Importing…"), work, *canceled)
         except PassphraseNeeded as needed:
-            ask_passphrase(
-                self._window,
-                needed.title,
-                needed.explanation,
-                _("Import"),
-                lambda given: self._runner.start(self._take_in(paths, given)),
-            )
+
+            def retry(passphrase: str) -> None:
+                self._runner.start(self._import(paths, passphrase))
+
+            ask_passphrase(self._window, needed.title, needed.explanation, _("Import"), retry)
             return
-        back = [id for id in report.here if id not in self._conversations.titles]
-        if back:
-            await self._runtime.chat.recently_deleted.restore_chats(back)
-        if report.imported or back:
-            self.imported.emit([*report.imported, *back])
+        restored = [id for id in report.here if id not in self._conversations.titles]
+        if restored:
+            await self._runtime.chat.recently_deleted.restore_chats(restored)
+        if report.imported or restored:
+            self.imported.emit([*report.imported, *restored])
         title = plural(len(report.imported), "Imported {count} chat", "Imported {count} chats")
         known = ""
         if report.known:
             known = plural(report.known, "{count} chat already exists.", "{count} chats already exist.")
-        if back:
-            came = _("Restored from Recently deleted: {count}.", count=format_number(len(back)))
-            known = join_sentences(known, _("It was restored from Recently deleted.") if report.known == 1 else came)
+        if restored:
+            each = _("Restored from Recently deleted: {count}.", count=format_number(len(restored)))
+            only = _("It was restored from Recently deleted.")
+            known = join_sentences(known, only if report.known == 1 else each)
         known = join_sentences(known, *report.told)
         if report.problems:
             ImportReportDialog(self._views.look, title, known, report.problems, self._window).open()
         else:
             self._views.notices.notify(title, known)
 
-    async def _look_at(self, sources: list[Path]) -> None:
-        source = sources[0]
+    async def _ask_to_restore(self, sources: list[Path]) -> None:
+        [source] = sources
         facts = await self._runtime.transfer.check(source)
         confirm(
             self._window,
@@ -176,14 +175,14 @@ class TransferController(Controller):
         )
 
     def _ask_about_engine(self, source: Path, facts: BackupFacts) -> None:
-        """Ask before running a backup's engine: the backup may come from anybody."""
+        """Restore the backup; ask before running its engine, for the backup may come from anybody."""
 
-        def lay_ready(*, with_engine: bool = False) -> None:
-            self._runner.start(self._lay_ready(source, with_engine=with_engine))
+        def restore(*, with_engine: bool = False) -> None:
+            self._runner.start(self._restore(source, with_engine=with_engine))
 
         program = " ".join(filter(None, facts.engine))
         if not program or facts.engine == engine_of(self._runtime.settings):
-            lay_ready()
+            restore()
             return
         confirm(
             self._window,
@@ -193,14 +192,14 @@ class TransferController(Controller):
                 program=program,
             ),
             _("Use backup settings"),
-            lambda: lay_ready(with_engine=True),
+            lambda: restore(with_engine=True),
             keep=_("Keep current settings"),
-        ).rejected.connect(lay_ready)
+        ).rejected.connect(restore)
 
-    async def _lay_ready(self, source: Path, *, with_engine: bool) -> None:
+    async def _restore(self, source: Path, *, with_engine: bool) -> None:
         work = partial(self._runtime.transfer.lay_ready, source, with_engine=with_engine)
-        cancelled = _("Restore canceled"), _("Nothing was changed.")
-        await self._with_progress(_("Checking the backup…"), work, *cancelled)
+        canceled = _("Restore canceled"), _("Nothing was changed.")
+        await self.with_progress(_("Checking the backup…"), work, *canceled)
         confirm(
             self._window,
             _("Restart kvchat to finish?"),
@@ -210,26 +209,51 @@ class TransferController(Controller):
             keep=_("Later"),
         )
 
-    async def _write(self, words: str, work: Callable[[Progress], Awaitable[R]], cancelled: str) -> R:
-        return await self._with_progress(words, work, cancelled, _("Nothing was written."))
+    async def with_progress(
+        self, text: str, work: Callable[[Progress], Coroutine[Any, Any, R]], canceled: str, detail: str = ""
+    ) -> R:
+        """Return the result of `work`, with a progress dialog if it takes a while.
 
-    async def _with_progress(self, words: str, work: Callable[[Progress], Awaitable[R]], *cancelled: str) -> R:
-        """Return the result of `work`. If the user cancels, end its task and show `cancelled`."""
-        with _Progress(self._window, words, self._loop) as progress:
-            self.going_on.append(words)
-            try:
-                return await work(progress.report)
-            except asyncio.CancelledError:
-                if progress.cancelled:  # kvchat quits
-                    self._views.notices.notify(*cancelled)
-                raise
-            finally:
-                self.going_on.remove(words)
+        The dialog's Cancel ends the work and shows the notice `canceled`; detail: by default, nothing was written.
+        """
+        loop, last_update = asyncio.get_running_loop(), 0.0
+        dialog = _progress_dialog(self._window, text)
+
+        def report(done: int, total: int) -> None:
+            """done: of `total`, or a count of chats if the total is unknown (0). Thread-safe."""
+            nonlocal last_update
+            if time.monotonic() - last_update >= _PAUSE_S:
+                last_update = time.monotonic()
+                loop.call_soon_threadsafe(show, done, total)
+
+        def show(done: int, total: int) -> None:
+            if task.done() or dialog.wasCanceled():
+                return
+            step = _STEPS * done // total if total else 0
+            if done and not total:
+                chats = plural(done, "{count} chat", "{count} chats")
+                _set_text(dialog, f"{text} {chats}")
+            dialog.setMaximum(_STEPS if step else 0)
+            dialog.setValue(step)
+
+        task = asyncio.create_task(work(report))
+        dialog.canceled.connect(lambda: task.cancel())
+        self.in_progress.append(text)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if dialog.wasCanceled():  # else kvchat quits
+                self._views.notices.notify(canceled, detail or _("Nothing was written."))
+            raise
+        finally:
+            self.in_progress.remove(text)
+            dialog.close()
+            dialog.deleteLater()
 
     def _save(self, title: str, name: str, kinds: str, run: Callable[[Path], Coroutine[Any, Any, None]]) -> None:
         save_dialog(self._window, title, name, kinds, lambda path: self._runner.start(run(path)))
 
-    def _pick(
+    def _open(
         self, title: str, mode: QFileDialog.FileMode, kinds: str, run: Callable[[list[Path]], Coroutine[Any, Any, None]]
     ) -> None:
         dialog = file_dialog(self._window, title, mode, kinds)
@@ -237,58 +261,22 @@ class TransferController(Controller):
         dialog.open()
 
 
-class _Progress:
-    """Progress dialog, shown if the work takes a while; its Cancel ends the task."""
+def _progress_dialog(window: QWidget, text: str) -> QProgressDialog:
+    dialog, cancel = QProgressDialog("", "", 0, 0, window), QPushButton(_("Cancel"))
+    cancel.setAutoDefault(False)  # Enter must not press it
+    dialog.setCancelButton(cancel)
+    dialog.setBar(progress_bar(text))
+    dialog.setWindowTitle("kvchat")
+    dialog.setMinimumDuration(_PATIENCE_MS)
+    dialog.setAutoReset(False)
+    _set_text(dialog, text)
+    dialog.setValue(0)
+    return dialog
 
-    def __init__(self, window: QWidget, words: str, loop: asyncio.AbstractEventLoop) -> None:
-        self.cancelled = False
-        self._loop, self._words, self._ended, self._last_at = loop, words, False, 0.0
-        self._task = asyncio.current_task()
-        self._dialog = QProgressDialog("", "", 0, 0, window)
-        cancel = QPushButton(_("Cancel"))
-        cancel.setAutoDefault(False)  # Enter must not press it
-        self._dialog.setCancelButton(cancel)
-        self._dialog.setBar(progress_bar(words))
-        self._set_text(words)
-        self._dialog.setWindowTitle("kvchat")
-        self._dialog.setMinimumDuration(_PATIENCE_MS)
-        self._dialog.setAutoReset(False)
-        self._dialog.canceled.connect(self._cancel)
 
-    def __enter__(self) -> _Progress:
-        self._dialog.setValue(0)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended = True
-        self._dialog.close()
-        self._dialog.deleteLater()
-
-    def report(self, done: int, total: int) -> None:
-        """done: of `total`, or a count of chats if the total is unknown (0). Thread-safe."""
-        now = time.monotonic()
-        if now - self._last_at >= _PAUSE_S:
-            self._last_at = now
-            self._loop.call_soon_threadsafe(self._show, done, total)
-
-    def _show(self, done: int, total: int) -> None:
-        if self._ended or self.cancelled:
-            return
-        step = _STEPS * done // total if total else 0
-        if done and not total:
-            so_far = plural(done, "{count} chat", "{count} chats")
-            self._set_text(f"{self._words} {so_far}")
-        self._dialog.setMaximum(_STEPS if step else 0)
-        self._dialog.setValue(step)
-
-    def _set_text(self, words: str) -> None:
-        self._dialog.setLabelText(words)
-        self._dialog.setMinimumSize(self._dialog.sizeHint().expandedTo(QSize(_WIDTH, 0)))
-
-    def _cancel(self) -> None:
-        if self._task and not self._ended:  # closing the dialog also cancels
-            self.cancelled = True
-            self._task.cancel()
+def _set_text(dialog: QProgressDialog, text: str) -> None:
+    dialog.setLabelText(text)
+    dialog.setMinimumSize(dialog.sizeHint().expandedTo(QSize(_WIDTH, 0)))
 
 
 def _contents(facts: BackupFacts) -> str:

@@ -640,7 +640,7 @@ async def test_quitting_in_the_middle_of_something_asks(
     leave = window.close if way == "close" else window.keyboard.actions["quit"].trigger
     window.chat.sending.send("go on")
     await until(lambda: furnished.chat.answering_chats[:1] == ("thesis",))
-    window.transfer.going_on.append("Importing…")
+    window.transfer.in_progress.append("Importing…")
     order = Order("a/b", "c", HubFile("m", "", (HubPart("m.gguf", 10, "0" * 64),)))
     waiting = Download(order, Path("m.gguf"), DownloadState.FETCHING)
     furnished.models.downloads._known[waiting.path] = waiting
@@ -652,7 +652,7 @@ async def test_quitting_in_the_middle_of_something_asks(
     assert (heard, window.isVisible()) == ([], True)
     qtbot.keyClick(asked, Qt.Key.Key_Return)  # staying is the default
     assert heard == []
-    window.transfer.going_on.clear()
+    window.transfer.in_progress.clear()
     furnished.models.downloads._known.clear()
     leave()
     question(window).yes.click()

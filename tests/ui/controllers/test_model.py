@@ -62,7 +62,7 @@ async def test_a_model_chosen_for_new_chats_leaves_the_open_chat_alone(
     await until(lambda: len(window.transcript.messages) == 2 and window.header.model.toolTip() == "Other-1B")
     path = tmp_path / "Fifth-5B.gguf"
     await runtime.use_model(path)
-    window.models.take_up()
+    window.models.apply_default()
     await until(lambda: window.notices.on_show)
     assert window.notices.on_show[0].words[0] == "New chats use Fifth-5B"
     assert window.header.model.toolTip() == "Other-1B"

@@ -302,7 +302,8 @@ async def test_cancel_ends_an_import_and_leaves_nothing_of_it(
         held.set()
         assert go.wait(240)
 
-    monkeypatch.setattr(keep_bridge._Progress, "report", lambda self, done, total: hold(done, total))
+    take_in = kept.transfer.take_in
+    monkeypatch.setattr(kept.transfer, "take_in", lambda paths, _report, **more: take_in(paths, hold, **more))
     choose(window, "Import chats…")
     pick(window, tmp_path / "theirs.json")
     await until(lambda: held.is_set() and dialogs(window), "the progress")
