@@ -91,9 +91,7 @@ class SidebarController(Controller):
     def show_list(self) -> None:
         row_of = partial(self._row, busy=self._runtime.chat.answering_chats)
         chats = list(self._conversations.values())
-        self._sidebar.show_chats(
-            arranged(chats, self._sidebar.arrangement), row_of, self._current(), folders_of(chats)
-        )
+        self._sidebar.show_chats(arranged(chats, self._sidebar.arrangement), row_of, self._current(), folders_of(chats))
         self.shown.emit()
 
     def _row(self, chat: Conversation, busy: Collection[str]) -> Row:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from enum import Enum
@@ -124,7 +124,7 @@ def _times(chats: Sequence[Conversation], order: Order, now: float) -> list[floa
     return list(accumulate(times, min, initial=now))[1:]
 
 
-def folders_of(chats: Sequence[Conversation]) -> list[str]:
+def folders_of(chats: Iterable[Conversation]) -> list[str]:
     return sorted({chat.folder for chat in chats if chat.folder}, key=str.casefold)
 
 
