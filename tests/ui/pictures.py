@@ -18,7 +18,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import qasync
-from kvchat.engine.process.failure import foreign_server, hangs
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QApplication, QDialog, QMenu, QProgressDialog, QWidget
 
@@ -59,7 +58,7 @@ from tests.ui.fake_runtime import NOW, FakeRuntime, a_model, a_receipt
 from tests.ui.programs.made_up import fill as programs_made_up
 from tests.ui.pseudo import speak_pseudo
 from tests.ui.waiting import until
-from tests.ui.windows import on_show
+from tests.ui.windows import engine_hangs, on_show
 
 TITLE = "A very long title about 量子力学入门 and 🍜 ramen, which does not end where it should, & more"
 HEBREW = "אילו אגמים הם העמוקים ביותר?"
@@ -209,10 +208,10 @@ async def _main(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple
     runtime.chat.say("long", "Some words of the reply", "It was asked to go on.")
     yield "streaming", window
     runtime.chat.stop("long")
-    runtime.set_engine(EngineState.FAILED, failure=hangs())
+    runtime.set_engine(EngineState.FAILED, failure=engine_hangs())
     yield "engine failed", window
     runtime.missing = True
-    runtime.set_engine(EngineState.FAILED, failure=foreign_server(8080))
+    runtime.set_engine(EngineState.FAILED, failure=engine_hangs())
     yield "model missing", window
     runtime.missing = False
     for state in (EngineState.STOPPED, EngineState.LOADING):

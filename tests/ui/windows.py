@@ -9,8 +9,10 @@ from typing import TypeVar
 
 from PySide6.QtWidgets import QAbstractButton, QApplication, QWidget
 
+from kvchat.engine.api.errors import LOG_ADVICE, EngineFailure, FailureKind
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
+from kvchat.text.language import _
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
@@ -20,6 +22,11 @@ from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
 W = TypeVar("W", bound=QWidget)
+
+
+def engine_hangs() -> EngineFailure:
+    detail = _("It did not respond for too long and was stopped.")
+    return EngineFailure(FailureKind.HANGS, _("The engine stopped responding"), detail, _(LOG_ADVICE))
 
 
 def button(within: QWidget, name: str) -> QAbstractButton:

@@ -29,7 +29,7 @@ from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.widgets.lists import mirrored_box
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
-from tests.ui.windows import on_show
+from tests.ui.windows import engine_hangs, on_show
 
 QUOTE, CODE = "> قال أحدهم هذا", "```python\nif True:\n    pass\n```"
 
@@ -66,7 +66,7 @@ async def test_what_kvchat_draws_itself_begins_at_the_right_too(
         window.resize(1000, 700)
         assert window.header.title.alignment() & Qt.AlignmentFlag.AlignRight
         assert window.sidebar.search.field.textMargins().right() > 0
-        furnished.set_engine(EngineState.FAILED, failure=hangs())
+        furnished.set_engine(EngineState.FAILED, failure=engine_hangs())
         card = window.engine_card
         await until(lambda: card.restart.x() > card.log.x() > card.model.x() >= 0)
         storage = window.side_windows.open_storage()

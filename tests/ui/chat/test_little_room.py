@@ -23,7 +23,7 @@ from kvchat.ui.transcript.footer import ReceiptView
 from kvchat.ui.widgets.layouts import ScrollPage
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
-from tests.ui.windows import on_show
+from tests.ui.windows import engine_hangs, on_show
 
 
 @pytest_asyncio.fixture
@@ -33,7 +33,7 @@ async def small(furnished: FakeRuntime, look: Look, monkeypatch: pytest.MonkeyPa
     look.follow(furnished.settings)
     async with on_show(furnished, look) as window:
         window.resize(720, 400)
-        furnished.set_engine(EngineState.FAILED, failure=hangs())
+        furnished.set_engine(EngineState.FAILED, failure=engine_hangs())
         yield window
 
 
