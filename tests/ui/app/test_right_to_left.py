@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kvchat.engine.process.failure import hangs
 from PySide6.QtCore import QPoint, QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QImage, QTextCursor, QTextLayout, QTextOption
 from PySide6.QtWidgets import QApplication, QFrame, QStyleOptionViewItem

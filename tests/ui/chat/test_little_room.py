@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import pytest_asyncio
-from kvchat.engine.process.failure import hangs
 from PySide6.QtCore import QPoint, QRect, QSize
 from PySide6.QtWidgets import QLabel, QScrollArea, QWidget
 
