@@ -167,7 +167,7 @@ class FocusController(QObject):
             case QKeyEvent() if event.type() == QEvent.Type.KeyPress and is_typing(event):
                 if is_button and event.key() == Qt.Key.Key_Space:
                     return False
-                self._composer.take(event.text())
+                self._composer.insert_text(event.text())
                 return True
             case QInputMethodEvent() if not is_button or event.preeditString() or event.commitString():
                 QApplication.sendEvent(self._composer.editor, event)

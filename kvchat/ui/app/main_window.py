@@ -17,7 +17,7 @@ from kvchat.ui.base.icons import app_icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.chat_page import ChatPage, DocumentsLine, Header
 from kvchat.ui.chat.composer import Composer
-from kvchat.ui.chat.first_words import DraftWriter, FirstWords
+from kvchat.ui.chat.startup_drafts import DraftWriter, StartupDrafts
 from kvchat.ui.chat.status_strip import ContextMeter, StatusStrip
 from kvchat.ui.desktop.activation import let_to_front
 from kvchat.ui.sidebar.conversation_list import Row, arranged, folders_of
@@ -58,8 +58,8 @@ class MainWindow(QMainWindow):
         self.setCentralWidget(ground)
         self.window_layout.restore()
         self.composer.set_starting(True)
-        self.first_words = FirstWords(self.composer, self)
-        self.sidebar.selected.connect(self.first_words.turn_to)
+        self.startup_drafts = StartupDrafts(self.composer, self)
+        self.sidebar.selected.connect(self.startup_drafts.switch_to)
         self.composer.focus()
 
     def show_first(
@@ -71,7 +71,7 @@ class MainWindow(QMainWindow):
         self.sidebar.show_chats(shown, lambda chat: Row(chat.id, chat.title), newest, folders_of(chats))
         for chat in shown[:1]:
             self.header.show_conversation(chat.title, exists=False)
-        self.first_words.show(newest or "", drafts, writer)
+        self.startup_drafts.restore(newest or "", drafts, writer)
 
     def join(self, runtime: Runtime) -> None:
         """Create and connect everything missing from the first picture."""
@@ -132,9 +132,9 @@ class MainWindow(QMainWindow):
         FocusController(self, self.composer, self.transcript)
 
     async def start(self) -> None:
-        self.sidebar.selected.disconnect(self.first_words.turn_to)
-        await self.chat.start(self.first_words)
-        self.composer.give_unclaimed()
+        self.sidebar.selected.disconnect(self.startup_drafts.switch_to)
+        await self.chat.start(self.startup_drafts)
+        self.composer.emit_pending_texts()
         self.runtime.chat.finder.start_indexing()
         self.composer.focus()
         for keys in self._pressed:
@@ -223,7 +223,7 @@ class MainWindow(QMainWindow):
         sidebar.selected.connect(lambda chosen: self._pages.setCurrentWidget(self._chat_page))
         for chosen in (sidebar.selected, sidebar.search.results.chosen):
             chosen.connect(lambda chosen: self.window_layout.show_page())
-        sidebar.list.typed.connect(self.composer.take)
+        sidebar.list.typed.connect(self.composer.insert_text)
         sidebar.library_button.clicked.connect(self.side_windows.open_library)
         self.chat_documents.library_requested.connect(self.side_windows.open_library)
         sidebar.usage_button.clicked.connect(self.side_windows.open_storage)

@@ -270,7 +270,7 @@ class StartRequestHandler(QObject):
                 self._window.show_chat(rest)
             case "new":
                 self._window.new_conversation()
-                self._window.composer.take("\n".join(parse_qs(parts.query).get("text", ())))
+                self._window.composer.insert_text("\n".join(parse_qs(parts.query).get("text", ())))
             case "model" if rest:
                 self._window.side_windows.open_models().look_for(rest)
             case _:

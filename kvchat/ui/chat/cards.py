@@ -29,56 +29,51 @@ class EngineCard(Card):
     ) -> None:
         """Show the engine's state. `missing`: no model file; `fetchable`: its download source is known."""
         state, failure = status.state, status.failure
-        failed = state is EngineState.FAILED
+        failed, stopped = state is EngineState.FAILED, state is EngineState.STOPPED
         if state in (EngineState.READY, EngineState.UNLOADED):
             self.hide()
             return
-        if failure is not None and failed:
-            self.set_text(failure.title, failure.detail, failure.advice)
-        elif failure is not None and state is not EngineState.STOPPED:
-            again = _("Restarting the engine.")
-            if status.restart_attempt:
-                again = _("Restarting the engine (attempt {attempt}).", attempt=status.restart_attempt)
-            if failure.kind is FailureKind.NOT_FOUND:  # the user's own server: keep looking
-                again = _("{detail} Trying again…", detail=failure.detail)
-            self.set_text(failure.title, again, failure.advice)
+        if failure is not None and not stopped:
+            detail = failure.detail
+            if not failed:
+                detail = _("Restarting the engine.")
+                if status.restart_attempt:
+                    detail = _("Restarting the engine (attempt {attempt}).", attempt=status.restart_attempt)
+                if failure.kind is FailureKind.NOT_FOUND:  # the user's own server: keep looking
+                    detail = _("{detail} Trying again…", detail=failure.detail)
+            self.set_text(failure.title, detail, failure.advice)
         else:
-            self.set_text(*_calm_words(status, model))
-        chosen, stopped = model is not None, state is EngineState.STOPPED
-        self.model.setText(_("Choose another model") if chosen else _("Choose a model"))
+            self.set_text(*_calm_texts(status, model), "")
+        self.model.setText(_("Choose another model") if model is not None else _("Choose a model"))
         self.show_buttons(
-            stopped and chosen and self.start,
+            stopped and model is not None and self.start,
             failed and not missing and self.restart,
             failed and not missing and self.log,
             failed and missing and self.locate,
             failed and missing and fetchable and self.fetch,
-            (failed or (stopped and not chosen)) and self.model,
+            (failed or (stopped and model is None)) and self.model,
         )
         for widget in (self, self.title):
             restyle(widget, "tone", "bad" if failed else "")
         self.show()
 
 
-def _calm_words(status: EngineStatus, model: str | None) -> tuple[str, str, str]:
-    name = model or _("the model")
+def _calm_texts(status: EngineStatus, model: str | None) -> tuple[str, str]:
+    """Return title and detail of a state without a failure."""
     if status.checking:
         once = _("This takes a few seconds, once per model and engine. You can start typing.")
-        return _("Testing whether chats can be remembered…"), once, ""
+        return _("Testing whether chats can be remembered…"), once
     match status.state:
         case EngineState.STOPPED if model is None:
-            return _("No model chosen"), _("Your messages are saved. Choose a model to get replies."), ""
+            return _("No model chosen"), _("Your messages are saved. Choose a model to get replies.")
         case EngineState.STOPPED:
-            return _("The engine is stopped"), _("Your chats and their memory are saved."), ""
+            return _("The engine is stopped"), _("Your chats and their memory are saved.")
         case EngineState.STOPPING:
-            return _("Stopping the engine…"), "", ""
+            return _("Stopping the engine…"), ""
         case EngineState.STARTING:
-            return _("Starting the engine…"), "", ""
-        case _:
-            return (
-                _("Loading {name}…", name=name),
-                _("You can start typing. The reply comes as soon as the model is loaded."),
-                "",
-            )
+            return _("Starting the engine…"), ""
+    loading = _("Loading {name}…", name=model or _("the model"))
+    return loading, _("You can start typing. The reply comes as soon as the model is loaded.")
 
 
 class ContextCard(Card):
@@ -91,6 +86,7 @@ class ContextCard(Card):
         self.stop = self.add_button(_("Stop"))
         self.new = self.add_button(_("New chat"), "primary")
         self.later = self.add_button(_("Not now"), "flat")
+        self.larger.setToolTip(_("Restarts the engine with a longer context."))
         self.summarise.setToolTip(_("The model summarizes the chat. You continue in a new branch with the summary."))
         self.drop.setToolTip(
             _("You continue in a new branch without the older messages. They stay in the current branch.")
@@ -102,18 +98,21 @@ class ContextCard(Card):
         self, use: ContextUsage, larger: ContextChoice | None, *, can_shorten: bool, can_part: bool = False
     ) -> None:
         """Offer remedies. `larger`: a context size that fits; `can_part`: part of a text could be attached."""
-        price = f"{larger.reason} " if larger is not None else ""
-        self.set_text(
-            _(TOO_LONG) if use.is_over_limit else _("The context is nearly full"),
-            _taken(use),
-            price + _otherwise(use, larger, can_shorten=can_shorten, can_part=can_part),
-        )
+        if can_shorten or can_part:
+            advice = _("kvchat does not remove anything unless you choose to.")
+        elif larger is not None:
+            advice = _("You can also send a shorter message.")
+        elif use.used >= use.limit:
+            advice = _("Choose a model with a longer context, or start a new chat.")
+        else:
+            advice = _("Send a shorter message, or choose a model with a longer context.")
         if larger is not None:
+            advice = f"{larger.reason} {advice}"
             self.larger.setText(_("Increase context to {tokens}", tokens=format_tokens(larger.tokens)))
-            self.larger.setToolTip(_("Restarts the engine with a longer context."))
-        more = [larger is not None and self.larger, can_part and self.part]
-        more += [can_shorten and self.drop, can_shorten and self.summarise]
-        self.show_buttons(*more, not any(more) and self.new, self.later)
+        self.set_text(_(TOO_LONG) if use.is_over_limit else _("The context is nearly full"), _usage_text(use), advice)
+        remedies = [larger is not None and self.larger, can_part and self.part]
+        remedies += [can_shorten and self.drop, can_shorten and self.summarise]
+        self.show_buttons(*remedies, not any(remedies) and self.new, self.later)
         self.show()
 
     def show_summarising(self) -> None:
@@ -122,33 +121,18 @@ class ContextCard(Card):
         self.show()
 
 
-def _taken(use: ContextUsage) -> str:
-    taken = use.used + use.pending
+def _usage_text(use: ContextUsage) -> str:
+    tokens, limit = use.used + use.pending, format_number(use.limit)
     if use.is_over_limit and use.estimated:
         return _(
-            "It has about {taken} tokens; the context length is {limit}.",
-            taken=format_tokens(taken),
-            limit=format_number(use.limit),
+            "It has about {taken} tokens; the context length is {limit}.", taken=format_tokens(tokens), limit=limit
         )
+    taken = format_number(tokens)
     if use.is_over_limit:
-        return _(
-            "It has {taken} tokens; the context length is {limit}.",
-            taken=format_number(taken),
-            limit=format_number(use.limit),
-        )
+        return _("It has {taken} tokens; the context length is {limit}.", taken=taken, limit=limit)
     return _(
         "{taken} of {limit} tokens are used, and {reserve} are reserved for the reply.",
-        taken=format_number(taken),
-        limit=format_number(use.limit),
+        taken=taken,
+        limit=limit,
         reserve=format_number(use.reserve),
     )
-
-
-def _otherwise(use: ContextUsage, larger: ContextChoice | None, *, can_shorten: bool, can_part: bool) -> str:
-    if can_shorten or can_part:
-        return _("kvchat does not remove anything unless you choose to.")
-    if larger is not None:
-        return _("You can also send a shorter message.")
-    if use.used >= use.limit:
-        return _("Choose a model with a longer context, or start a new chat.")
-    return _("Send a shorter message, or choose a model with a longer context.")

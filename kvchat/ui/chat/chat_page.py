@@ -47,8 +47,8 @@ class Header(QWidget):
         self.field.hide()
         self.model = button(_("No model"), kind="flat")
         self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
-        both = Qt.LayoutDirection.LeftToRight, Qt.LayoutDirection.RightToLeft
-        self.model.setLayoutDirection(both[not self.isRightToLeft()])  # arrow after the name
+        ltr, rtl = Qt.LayoutDirection.LeftToRight, Qt.LayoutDirection.RightToLeft
+        self.model.setLayoutDirection(ltr if self.isRightToLeft() else rtl)  # arrow after the name
         self.model_menu = QMenu(self)
         self.model.setMenu(self.model_menu)
         self.chat_menu, self.menu = QMenu(self), self._build_menu()  # the first is filled on opening
@@ -117,26 +117,25 @@ class Header(QWidget):
     def _fit_model(self) -> None:
         room = min(self._look.px(_MODEL_WIDTH), max(int(self.width() * 0.3), 80))
         self.model.setMaximumWidth(room)
-        words = self.model.fontMetrics().elidedText(
-            self._model_name, Qt.TextElideMode.ElideMiddle, room - self._look.px(16) - 30
-        )
-        self.model.setText(words.replace("&", "&&"))  # a lone & would mark a shortcut key
+        middle, room = Qt.TextElideMode.ElideMiddle, room - self._look.px(16) - 30
+        name = self.model.fontMetrics().elidedText(self._model_name, middle, room)
+        self.model.setText(name.replace("&", "&&"))  # a lone & would mark a shortcut key
 
     def _build_menu(self) -> QMenu:
         menu = QMenu(self)
-        keeping = QMenu(_("Import, export, backup"), menu)
-        for into, actions in (
-            (menu, ("models", "disk", "engine", "restart-engine", "", "deleted")),
-            (keeping, ("export-all", "import", "import-folder", "back-up", "restore")),
-            (menu, ("", "settings", "manual", "shortcuts", "quit")),
-        ):
-            if into is keeping:
-                menu.addMenu(keeping)
+        files = QMenu(_("Import, export, backup"), menu)
+
+        def add(target: QMenu, *actions: str) -> None:
             for action in actions:
-                if action:
-                    into.addAction(words_of(action), partial(self.requested.emit, action))
-                else:
-                    into.addSeparator()
+                target.addAction(words_of(action), partial(self.requested.emit, action))
+
+        add(menu, "models", "disk", "engine", "restart-engine")
+        menu.addSeparator()
+        add(menu, "deleted")
+        menu.addMenu(files)
+        add(files, "export-all", "import", "import-folder", "back-up", "restore")
+        menu.addSeparator()
+        add(menu, "settings", "manual", "shortcuts", "quit")
         return menu
 
     def _restyle(self) -> None:
@@ -171,11 +170,10 @@ class DocumentsLine(ElidedButton):
         look.changed.connect(self._restyle)
         self._restyle()
 
-    def show_words(self, words: str, state: str) -> None:
-        """state: warning text; "" if all is well"""
-        self.set_text(join_parts((words, state)), "", _("Show in library"))
-        self.setAccessibleName(_("Documents: {filter}", filter=join_list((words, state))))
-        restyle(self, "tone", "warn" if state else "")
+    def show_documents(self, text: str, warning: str) -> None:
+        self.set_text(join_parts((text, warning)), "", _("Show in library"))
+        self.setAccessibleName(_("Documents: {filter}", filter=join_list((text, warning))))
+        restyle(self, "tone", "warn" if warning else "")
 
     def _restyle(self) -> None:
         self.setIcon(icon("document", self._look.theme.muted))
@@ -195,14 +193,14 @@ class ChatPage(QWidget):
     ) -> None:
         super().__init__()
         self._look, self._composer = look, composer
-        self._in_line: list[QWidget] = []  # as wide as the transcript column
+        self._centered: list[QWidget] = []  # as wide as the transcript column
         look.changed.connect(self._fit)
         self.setObjectName("page")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self._middle = QStackedWidget()
         self._middle.addWidget(QWidget())
-        below = self._centred(composer, 0), self._centred(meter, 6)
-        parts = header, self._centred(documents, 2), (self._middle, 1), *below
+        below = self._center(composer, 0), self._center(meter, 6)
+        parts = header, self._center(documents, 2), (self._middle, 1), *below
         self._column = column(*parts, on=self, spacing=0, margins=0)
 
     def complete(self, notices: Notices, find_bar: FindBar, transcript: Transcript, cards: Sequence[Card]) -> None:
@@ -214,14 +212,14 @@ class ChatPage(QWidget):
         notices.changed.connect(self._place_notices)
         for widget in (self._middle, notices.content):
             widget.installEventFilter(self)
-        self._column.insertLayout(2, self._centred(find_bar, 4))
+        self._column.insertLayout(2, self._center(find_bar, 4))
         below = ShrinkingPage()
-        column(*(self._centred(card, 10) for card in cards), on=below.content, spacing=0, margins=0)
+        column(*(self._center(card, 10) for card in cards), on=below.content, spacing=0, margins=0)
         self._column.insertWidget(4, below)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        moved = watched is self._middle and event.type() in (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Show)
-        if moved or (watched is self._notices.content and event.type() == QEvent.Type.LayoutRequest):
+        has_moved = watched is self._middle and event.type() in (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Show)
+        if has_moved or (watched is self._notices.content and event.type() == QEvent.Type.LayoutRequest):
             self._place_notices()
         return super().eventFilter(watched, event)
 
@@ -235,36 +233,36 @@ class ChatPage(QWidget):
         letter, jump = notices.fontMetrics().averageCharWidth(), self._transcript.jump_room
         beside = (page.width() - jump) // 2 - _GAP - _SCROLL_BAR
         fits = beside >= letter * _MIN_LETTERS
-        wide = min(beside if fits else page.width() - 2 * _GAP - _SCROLL_BAR, letter * _MAX_LETTERS)
-        left, below = page.right() - wide - _SCROLL_BAR - _GAP, _GAP if fits else jump
-        high = min(notices.heightForWidth(wide), self._composer.y() - page.top() - below)
-        top = max(page.bottom() - high - below, page.top())  # on a low page, covers the card below
-        notices.setGeometry(left, top, wide, high)
+        width = min(beside if fits else page.width() - 2 * _GAP - _SCROLL_BAR, letter * _MAX_LETTERS)
+        left, below = page.right() - width - _SCROLL_BAR - _GAP, _GAP if fits else jump
+        height = min(notices.heightForWidth(width), self._composer.y() - page.top() - below)
+        top = max(page.bottom() - height - below, page.top())  # on a low page, covers the card below
+        notices.setGeometry(left, top, width, height)
         notices.raise_()
         covers = bool(notices.on_show) and left < page.center().x() + self._look.px(COLUMN_WIDTH) // 2
-        self._transcript.leave_room(high + below + _GAP if covers else 0)
+        self._transcript.leave_room(height + below + _GAP if covers else 0)
 
     def show_messages(self, has_messages: bool) -> None:
         self._middle.setCurrentWidget(self._transcript if has_messages else self._welcome)
 
-    def _centred(self, widget: QWidget, below: int) -> QHBoxLayout:
-        self._in_line.append(widget)
+    def _center(self, widget: QWidget, below: int) -> QHBoxLayout:
+        self._centered.append(widget)
         self._fit()
         begin, end = (26, 16) if self.isRightToLeft() else (16, 26)  # 10 for the transcript's scroll bar
         return row(STRETCH, (widget, 1000), STRETCH, margins=(begin, 0, end, below))
 
     def _fit(self) -> None:
-        for widget in self._in_line:
+        for widget in self._centered:
             widget.setMaximumWidth(self._look.px(COLUMN_WIDTH) + 32)
 
 
 def _welcome() -> QWidget:
     page = ScrollPage("page")  # scrolls to fit a card on small screens
     title = label(_("What is on your mind?"), "hero", wraps=True)
-    words = label(_("Come back at any time: kvchat saves what the model has already processed."), "muted", wraps=True)
-    for text in (title, words):
+    detail = label(_("Come back at any time: kvchat saves what the model has already processed."), "muted", wraps=True)
+    for text in (title, detail):
         text.setAlignment(Qt.AlignmentFlag.AlignHCenter)
-    lines = column(STRETCH, title, words, STRETCH, on=page.content, spacing=8, margins=24)
+    lines = column(STRETCH, title, detail, STRETCH, on=page.content, spacing=8, margins=24)
     lines.setStretch(0, 2)
     lines.setStretch(3, 3)
     return page

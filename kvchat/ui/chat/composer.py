@@ -92,29 +92,29 @@ class QueuedMessage(QFrame):
     def __init__(self) -> None:
         super().__init__()
         styled(self, "details").setAccessibleName(_("Queued message"))
-        self.state, self.words = label(kind="small"), ElidedLabel()
+        self.state, self.summary = label(kind="small"), ElidedLabel()
         self.send = button(_("Send now"), kind="link", name=_("Send the queued message now"))
         self.edit = button(_("Edit"), kind="link", name=_("Edit the queued message"))
         self.remove = button(_("Remove"), kind="link", name=_("Remove the queued message"))
-        parts = self.state, (self.words, 1), self.send, self.edit, self.remove
+        parts = self.state, (self.summary, 1), self.send, self.edit, self.remove
         row(*parts, on=self, spacing=10, margins=(12, 4, 12, 4))
         self.source: Callable[[], tuple[str, Sequence[Attachment]]] = lambda: ("", ())
         self.hide()
 
     def refresh(self) -> None:
         text, attachments = self.source()
-        self.words.set_text(join_list(part for part in (one_line(text), *(a.name for a in attachments)) if part))
+        self.summary.set_text(join_list(part for part in (one_line(text), *(a.name for a in attachments)) if part))
         self.setVisible(bool(text or attachments))
 
     def set_waiting(self, waiting: bool) -> None:
-        """Show if it is sent automatically after the current reply."""
+        """waiting: it is sent after the current reply"""
         self.state.setText(_("Sent after this reply:") if waiting else _("Not sent yet:"))
         self.send.setVisible(not waiting)
 
 
 class Composer(QWidget):
     sent = Signal(str, tuple)  # text, attachments
-    held = Signal(str)  # text sent while kvchat starts
+    sent_early = Signal(str)  # text sent while kvchat starts
     queued = Signal(str, tuple)  # text and attachments to send after the reply
     text_given = Signal(str)  # text to attach
     stop_requested = Signal()
@@ -124,7 +124,7 @@ class Composer(QWidget):
         super().__init__()
         self._look = look
         self._busy = False
-        self._refusal = ""  # why sending is blocked
+        self._block_reason = ""  # of sending
         self.editor = MessageField(placeholderText=_("Message…"), tabChangesFocus=True)
         self.editor.setAccessibleName(_("Message"))
         self.editor.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -133,7 +133,7 @@ class Composer(QWidget):
         self.editor.document().documentLayout().documentSizeChanged.connect(self._fit)
         self.editor.rewrapped.connect(self._fit)
         self.editor.installEventFilter(self)
-        self.button = button("", self._pressed, "send")
+        self.button = button("", lambda: self.stop_requested.emit() if self._busy else self._send(), "send")
         tip = _("Send after this reply (Enter)")
         self.after_reply = button("", self._send, "send", name=_("Send after this reply"), tip=tip)
         tip = _("Attach text, code, PDF files or images (Ctrl+O); you can also drop or paste them")
@@ -144,23 +144,23 @@ class Composer(QWidget):
         self.offer = button(_("Attach the pasted text as a file instead"), self._attach_paste, "link")
         self.as_text = button(_("Paste as text instead"), self._insert_paste, "link")
         self._pasted = ""
-        self._unclaimed: list[str] = []  # texts to attach, kept until a handler exists
-        self.reading = label(kind="small")
-        self._reading: tuple[str, ...] = ()
+        self._pending_texts: list[str] = []  # to attach, kept until a handler exists
+        self.notice = label(kind="small")
+        self._reading: tuple[str, ...] = ()  # names of attachments being read
         self._send_when_read = False
-        self._starting, self._held = False, False
-        self.editor.long_pasted.connect(self._offer)
+        self._is_starting = self._has_sent_early = False
+        self.editor.long_pasted.connect(self._offer_attaching)
         self.editor.too_long_pasted.connect(self._attach_text)
         self.waiting = QueuedMessage()
         self._frame = styled(QFrame(), "composer")
-        for widget in (self.chips, self.reading, self.offer, self.as_text, self.after_reply):
+        for widget in (self.chips, self.notice, self.offer, self.as_text, self.after_reply):
             widget.hide()
         middle, bottom = Qt.AlignmentFlag.AlignVCenter, Qt.AlignmentFlag.AlignBottom
         pictures = row((self.attach, 0, bottom), (self.screenshot, 0, bottom), spacing=0)
         buttons = (self.after_reply, 0, bottom), (self.button, 0, bottom)
         line = row(pictures, (self.editor, 1, middle), *buttons, spacing=8)
         left = Qt.AlignmentFlag.AlignLeft
-        above = self.chips, self.reading, (self.offer, 0, left), (self.as_text, 0, left)
+        above = self.chips, self.notice, (self.offer, 0, left), (self.as_text, 0, left)
         column(*above, line, on=self._frame, spacing=4, margins=(8, 6, 8, 6))
         column(self.waiting, self._frame, on=self, spacing=6, margins=0)
         look.changed.connect(self._restyle)
@@ -179,41 +179,41 @@ class Composer(QWidget):
 
     def show_reading(self, names: Sequence[str]) -> None:
         self._reading = tuple(names)
-        self._say_reading()
+        self._show_notice()
         if not names and self._send_when_read:
             self._send()
 
-    def hold(self) -> None:
+    def cancel_delayed_send(self) -> None:
+        """Do not send once all attachments are read."""
         self._send_when_read = False
-        self._say_reading()
+        self._show_notice()
 
     def set_starting(self, starting: bool) -> None:
-        """starting: emit `held` instead of sending"""
-        self._starting, self._held = starting, False
-        self._say_reading()
+        """starting: emit `sent_early` instead of sending"""
+        self._is_starting, self._has_sent_early = starting, False
+        self._show_notice()
 
     def set_busy(self, busy: bool) -> None:
         self._busy = busy
         self.waiting.set_waiting(busy)
         self._show_button()
 
-    def refuse(self, why: str) -> None:
-        """Block sending and show why; "" allows it again."""
-        self._refusal = why
+    def block_sending(self, reason: str) -> None:
+        """Block sending and show the reason; "" allows it again."""
+        self._block_reason = reason
         self._show_button()
 
-    def take(self, text: str) -> None:
+    def insert_text(self, text: str) -> None:
         self.editor.setFocus()
         if self.editor.holds(text):
             self.editor.insertPlainText(text)
         else:
             self._attach_text(text)
 
-    def give_unclaimed(self) -> None:
-        """Emit texts to attach that came before a slot was connected."""
-        texts, self._unclaimed = self._unclaimed, []
-        for text in texts:
-            self.text_given.emit(text)
+    def emit_pending_texts(self) -> None:
+        """Emit the texts to attach that came before a slot was connected."""
+        while self._pending_texts:
+            self.text_given.emit(self._pending_texts.pop(0))
 
     def focus(self) -> None:
         self.editor.setFocus()
@@ -223,41 +223,33 @@ class Composer(QWidget):
             restyle(self._frame, "focused", "true" if event.type() == QEvent.Type.FocusIn else "false")
         return super().eventFilter(watched, event)
 
-    def _pressed(self) -> None:
-        if self._busy:
-            self.stop_requested.emit()
-        else:
-            self._send()
-
     def _send(self) -> None:
         text, attachments = self.draft.strip(), self.chips.attachments
         self._send_when_read = bool(self._reading)
-        self._say_reading()
+        self._show_notice()
         if self._send_when_read or not (text or attachments):
             return
-        if self._starting:
-            self._held = True
-            self.held.emit(text)
+        if self._is_starting:
+            self._has_sent_early = True
+            self.sent_early.emit(text)
             self.editor.clear()
-        elif self._refusal:
+        elif self._block_reason:
             self.refused.emit()
         else:
             self.editor.clear()
             self.set_attachments(())
             (self.queued if self._busy else self.sent).emit(text, attachments)
 
-    def _say_reading(self) -> None:
-        words = ""
+    def _show_notice(self) -> None:
+        text = _("Your message will be sent once kvchat has started.") if self._has_sent_early else ""
         if names := join_list(map(short_name, self._reading)):
-            words = _("Reading {names}…", names=names)
+            text = _("Reading {names}…", names=names)
             if self._send_when_read:
-                words = join_sentences(words, _("Your message will be sent afterwards."))
-        elif self._held:
-            words = _("Your message will be sent once kvchat has started.")
-        self.reading.setText(words)
-        self.reading.setVisible(bool(words))
+                text = join_sentences(text, _("Your message will be sent afterwards."))
+        self.notice.setText(text)
+        self.notice.setVisible(bool(text))
 
-    def _offer(self, text: str) -> None:
+    def _offer_attaching(self, text: str) -> None:
         self._pasted = text
         self.offer.show()
 
@@ -272,51 +264,46 @@ class Composer(QWidget):
         if self.isSignalConnected(QMetaMethod.fromSignal(self.text_given)):
             self.text_given.emit(text)
         else:
-            self._unclaimed.append(text)
+            self._pending_texts.append(text)
 
     def _insert_paste(self) -> None:
-        text, place = self._pasted, self._place_of_paste()
-        if place is not None and self.editor.holds(text):
-            rest = self.chips.attachments[:place] + self.chips.attachments[place + 1 :]
-            self.set_attachments(rest)
+        text, pasted = self._pasted, self._pasted_attachment()
+        if pasted is not None and self.editor.holds(text):
+            self.set_attachments([attachment for attachment in self.chips.attachments if attachment is not pasted])
             self.editor.insertPlainText(text)
         self.focus()
 
-    def _place_of_paste(self) -> int | None:
+    def _pasted_attachment(self) -> Attachment | None:
         lines = self._pasted.splitlines()
-        places = (i for i, attached in enumerate(self.chips.attachments) if attached.text.splitlines() == lines)
-        return next(places, None) if lines else None
+        same = (attachment for attachment in self.chips.attachments if attachment.text.splitlines() == lines)
+        return next(same, None) if lines else None
 
     def _chips_changed(self) -> None:
-        self.as_text.setVisible(self._place_of_paste() is not None)
+        self.as_text.setVisible(self._pasted_attachment() is not None)
         self._show_button()
 
     def _text_changed(self) -> None:
-        self.hold()
+        self.cancel_delayed_send()
         if len(self.draft) < LONG_PASTE:
             self.offer.hide()
         self._show_button()
 
     def _show_button(self) -> None:
         theme = self._look.theme
-        written = bool(self.draft.strip() or self.chips.attachments)
-        can_send = written and not self._refusal
-        self.attach.setIcon(icon("paperclip", theme.muted))
-        self.screenshot.setIcon(icon("camera", theme.muted))
-        self.after_reply.setVisible(self._busy and written)
-        self.after_reply.setIcon(icon("arrow-up", theme.on_accent))
-        self.button.setEnabled(self._busy or can_send)
-        if self._busy:
-            self.button.setIcon(icon("stop", theme.on_accent))
-        else:
-            self.button.setIcon(icon("arrow-up", theme.on_accent if can_send else theme.muted))
-        words = _("Stop") if self._busy else _("Send")
-        self.button.setAccessibleName(words)
-        self.button.setToolTip(_("Stop the reply (Esc)") if self._busy else self._refusal or _("Send (Enter)"))
+        has_content = bool(self.draft.strip() or self.chips.attachments)
+        can_press = self._busy or (has_content and not self._block_reason)
+        self.after_reply.setVisible(self._busy and has_content)
+        self.button.setEnabled(can_press)
+        self.button.setIcon(icon("stop" if self._busy else "arrow-up", theme.on_accent if can_press else theme.muted))
+        self.button.setAccessibleName(_("Stop") if self._busy else _("Send"))
+        self.button.setToolTip(_("Stop the reply (Esc)") if self._busy else self._block_reason or _("Send (Enter)"))
 
     def _restyle(self) -> None:
-        font = page_font(self._look.fonts.family, self._look.fonts.body)
+        font, theme = page_font(self._look.fonts.family, self._look.fonts.body), self._look.theme
         self.editor.setFont(font)
+        self.attach.setIcon(icon("paperclip", theme.muted))
+        self.screenshot.setIcon(icon("camera", theme.muted))
+        self.after_reply.setIcon(icon("arrow-up", theme.on_accent))
         for pressed, side in ((self.button, 20), (self.after_reply, 20), (self.attach, 18), (self.screenshot, 18)):
             pressed.setFixedSize(QSize(1, 1) * 2 * self._look.px(16))
             pressed.setIconSize(QSize(1, 1) * self._look.px(side))
@@ -326,9 +313,8 @@ class Composer(QWidget):
 
     def _fit(self) -> None:
         line = self.editor.fontMetrics().lineSpacing()
-        wanted = round(self.editor.document().size().height())  # plain text documents count in lines
-        lines = max(1, min(wanted, _MAX_LINES))
-        policy = Qt.ScrollBarPolicy.ScrollBarAsNeeded if wanted > _MAX_LINES else Qt.ScrollBarPolicy.ScrollBarAlwaysOff
+        lines = round(self.editor.document().size().height())  # plain text documents count in lines
+        policy = Qt.ScrollBarPolicy.ScrollBarAsNeeded if lines > _MAX_LINES else Qt.ScrollBarPolicy.ScrollBarAlwaysOff
         self.editor.setVerticalScrollBarPolicy(policy)
         margins = round(2 * self.editor.document().documentMargin())
-        self.editor.setFixedHeight(lines * line + margins + 1)
+        self.editor.setFixedHeight(max(1, min(lines, _MAX_LINES)) * line + margins + 1)

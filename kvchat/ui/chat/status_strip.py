@@ -22,27 +22,22 @@ from kvchat.ui.widgets.layouts import ElidedLabel, plain_tip
 if TYPE_CHECKING:
     from kvchat.chat.context import ContextUsage
     from kvchat.chat.turn.forecasts import Forecast
-    from kvchat.ui.chat.turn_story import Remark
+    from kvchat.ui.chat.turn_status import Remark
 
-_GAP = 18  # pixels between remarks
+_REMARK_GAP, _GAP = 18, 16  # pixels between remarks, and between the strip's parts
 _STOP = 14  # pixels, at 100 % text
-_BETWEEN = 16  # pixels between the strip's parts
 
 
 class ContextBar(RoundBar):
     def __init__(self, look: Look) -> None:
         super().__init__(look, 120, 4)
-        self._use: ContextUsage | None = None
+        self.usage: ContextUsage | None = None  # call update after a change
         self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
 
-    def show_use(self, use: ContextUsage) -> None:
-        self._use = use
-        self.update()
-
     def paint_inside(self, painter: QPainter, box: QRectF) -> None:
-        if self._use is None:
+        theme, use = self._look.theme, self.usage
+        if use is None:
             return
-        theme, use = self._look.theme, self._use
         strong = theme.warn if use.is_tight else theme.accent
         width, limit = box.width(), max(use.limit, 1)
         used = width * min(use.used / limit, 1.0)
@@ -61,28 +56,27 @@ class ContextMeter(QWidget):
     def __init__(self, look: Look) -> None:
         super().__init__()
         self.bar = ContextBar(look)
-        self.words, self.wait = ElidedLabel("small"), ElidedLabel("small")
+        self.text, self.wait = ElidedLabel("small"), ElidedLabel("small")
         self.wait.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
-        row(self.bar, (self.words, 1), self.wait, on=self, spacing=10, margins=(18, 5, 18, 2))
+        row(self.bar, (self.text, 1), self.wait, on=self, spacing=10, margins=(18, 5, 18, 2))
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
-        self.show_use(None)
+        self.show_usage(None)
 
-    def show_use(self, use: ContextUsage | None, forecast: Forecast | None = None) -> None:
+    def show_usage(self, use: ContextUsage | None, forecast: Forecast | None = None) -> None:
         """Show the context usage and the expected wait for the reply; None: unknown."""
         wait = forecast.message_text if forecast else ""
         self.wait.set_text(wait)
         self.wait.setVisible(bool(wait))
         self.bar.setVisible(use is not None)
+        self.bar.usage = use
+        self.bar.update()
+        text = explanation = ""
         if use is not None:
-            self.bar.show_use(use)
-        words = explained = ""
-        if use is not None:
-            used, waiting = format_tokens(use.used), format_tokens(use.pending)
-            parts = [_("{used} of {limit} tokens used", used=used, limit=format_tokens(use.limit))]
+            parts = [_("{used} of {limit} tokens used", used=format_tokens(use.used), limit=format_tokens(use.limit))]
             if use.pending:
-                parts.append(_("{waiting} in this message", waiting=waiting))
-            words = join_parts([*parts, _("{reserve} reserved for the reply", reserve=format_tokens(use.reserve))])
-            explained = _(
+                parts.append(_("{waiting} in this message", waiting=format_tokens(use.pending)))
+            text = join_parts([*parts, _("{reserve} reserved for the reply", reserve=format_tokens(use.reserve))])
+            explanation = _(
                 "Context length: {limit} tokens. {used} used so far, {waiting} in your message, and "
                 "{reserve} reserved for the reply.",
                 limit=format_number(use.limit),
@@ -91,26 +85,21 @@ class ContextMeter(QWidget):
                 reserve=format_number(use.reserve),
             )
         sent_now = _("If sent now, the first token comes after {wait}", wait=wait) if wait else ""
-        self.words.set_text(words)
-        restyle(self.words, "tone", "warn" if use is not None and use.is_tight else "")
-        self.setAccessibleName(". ".join(filter(None, (_("Context: {words}", words=words) if words else "", sent_now))))
-        self.setToolTip("\n".join(filter(None, (explained, sent_now))))
+        self.text.set_text(text)
+        restyle(self.text, "tone", "warn" if use is not None and use.is_tight else "")
+        self.setAccessibleName(". ".join(filter(None, (_("Context: {words}", words=text) if text else "", sent_now))))
+        self.setToolTip("\n".join(filter(None, (explanation, sent_now))))
 
 
 class EngineDot(QWidget):
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
-        self._state, self._silent = EngineState.STOPPED, False
-        self.fit()
+        self._state, self._is_silent = EngineState.STOPPED, False
 
-    def fit(self) -> None:
-        side = self._look.px(9)
-        self.setFixedSize(side, side)
-
-    def show_state(self, state: EngineState, *, silent: bool = False) -> None:
+    def show_state(self, state: EngineState, *, silent: bool) -> None:
         """silent: the engine is ready but not responding"""
-        self._state, self._silent = state, silent
+        self._state, self._is_silent = state, silent
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -120,8 +109,8 @@ class EngineDot(QWidget):
             colour = theme.bad
         with QPainter(self) as painter:
             painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-            painter.setPen(QColor(theme.warn if self._silent else colour))
-            if self._state in (EngineState.READY, EngineState.FAILED) and not self._silent:
+            painter.setPen(QColor(theme.warn if self._is_silent else colour))
+            if self._state in (EngineState.READY, EngineState.FAILED) and not self._is_silent:
                 painter.setBrush(QColor(colour))
             painter.drawEllipse(QRectF(self.rect()).adjusted(0.75, 0.75, -0.75, -0.75))
 
@@ -160,7 +149,9 @@ class Remarks(QWidget):
         return QSize(max(self._width(self._remarks), 60), self.fontMetrics().height())
 
     def _width(self, remarks: Sequence[Remark]) -> int:
-        return sum(self.fontMetrics().horizontalAdvance(remark.text) for remark in remarks) + _GAP * (len(remarks) - 1)
+        return sum(self.fontMetrics().horizontalAdvance(remark.text) for remark in remarks) + _REMARK_GAP * (
+            len(remarks) - 1
+        )
 
     def minimumSizeHint(self) -> QSize:
         return QSize(60, self.fontMetrics().height())
@@ -177,7 +168,7 @@ class Remarks(QWidget):
                 painter.setPen(QColor(tones.get(remark.tone, theme.muted)))
                 left = max(right - wide, 0.0)
                 painter.drawText(QPointF(self.width() - left - wide if self.isRightToLeft() else left, y), text)
-                right -= wide + _GAP
+                right -= wide + _REMARK_GAP
 
 
 class StatusStrip(QFrame):
@@ -197,10 +188,10 @@ class StatusStrip(QFrame):
             widget.hide()
         self.remarks = Remarks(look)
         parts = row(self.dot, self.state, spacing=7), self.model, self.context, (self.remarks, 1)
-        row(*parts, self.progress, self.stop, on=self, spacing=_BETWEEN, margins=(_BETWEEN, 6, _BETWEEN, 6))
+        row(*parts, self.progress, self.stop, on=self, spacing=_GAP, margins=(_GAP, 6, _GAP, 6))
         self._look = look
-        self._engine, self._silent = EngineState.STOPPED, False
-        self._told: tuple[Remark, ...] = ()
+        self._engine, self._is_silent = EngineState.STOPPED, False
+        self._remarks: tuple[Remark, ...] = ()
         look.changed.connect(self._restyle)
         self._restyle()
 
@@ -208,14 +199,14 @@ class StatusStrip(QFrame):
         self._engine = state
         self._show_state()
         self.model.set_text(model or _("no model"))
-        self._make_room()
+        self._hide_overflow()
 
     def show_context(self, available: int | None, reason: str) -> None:
-        words = _("context {available}", available=format_tokens(available)) if available is not None else ""
-        self.context.setText(words)
-        self.context.setAccessibleName(words)
+        text = _("context {available}", available=format_tokens(available)) if available is not None else ""
+        self.context.setText(text)
+        self.context.setAccessibleName(text)
         self.context.setToolTip(reason)
-        self._make_room()
+        self._hide_overflow()
 
     def show_turn(
         self, remarks: tuple[Remark, ...], fraction: float | None, *, silent: bool = False, ahead: bool = False
@@ -224,7 +215,7 @@ class StatusStrip(QFrame):
 
         silent: nothing arrives any more; ahead: the prompt is read in advance, which can be stopped
         """
-        self._told, self._silent = remarks, silent
+        self._remarks, self._is_silent = remarks, silent
         self._show_state()
         self.stop.setVisible(ahead)
         self.progress.setVisible(fraction is not None)
@@ -233,28 +224,29 @@ class StatusStrip(QFrame):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._make_room()
+        self._hide_overflow()
 
     def _show_state(self) -> None:
-        silent = self._silent and self._engine is EngineState.READY
-        word = _("not responding") if silent else _(self._engine.value)
-        self.dot.show_state(self._engine, silent=silent)
-        self.state.setText(word)
-        self.state.setAccessibleName(_("Engine {word}", word=word))
+        is_silent = self._is_silent and self._engine is EngineState.READY
+        text = _("not responding") if is_silent else _(self._engine.value)
+        self.dot.show_state(self._engine, silent=is_silent)
+        self.state.setText(text)
+        self.state.setAccessibleName(_("Engine {word}", word=text))
 
     def _show_remarks(self) -> None:
-        wanted = self._told if self._look.numbers else tuple(p for p in self._told if p.tone in ("warn", "bad"))
-        self.remarks.show_remarks(wanted)
-        self._make_room()
+        shown = (remark for remark in self._remarks if self._look.numbers or remark.tone in ("warn", "bad"))
+        self.remarks.show_remarks(tuple(shown))
+        self._hide_overflow()
 
-    def _make_room(self) -> None:
-        busy = [self.dot, self.state, self.remarks, *(p for p in (self.progress, self.stop) if not p.isHidden())]
-        room = self.width() - sum(widget.sizeHint().width() + _BETWEEN for widget in busy) - _BETWEEN
+    def _hide_overflow(self) -> None:
+        """Show the model and the context length only if there is room for them."""
+        needed = [self.dot, self.state, self.remarks, *(p for p in (self.progress, self.stop) if not p.isHidden())]
+        room = self.width() - sum(widget.sizeHint().width() + _GAP for widget in needed) - _GAP
         for part in (self.model, self.context):
-            wide = part.sizeHint().width() + _BETWEEN
-            shown = wide <= room and (part is self.model or self._look.numbers)
-            part.setVisible(shown)
-            room -= wide if shown else 0
+            width = part.sizeHint().width() + _GAP
+            is_shown = width <= room and (part is self.model or self._look.numbers)
+            part.setVisible(is_shown)
+            room -= width if is_shown else 0
 
     def _restyle(self) -> None:
         font = self.font()
@@ -264,6 +256,6 @@ class StatusStrip(QFrame):
         self.stop.setIcon(icon("close", self._look.theme.muted))
         self.stop.setIconSize(QSize(1, 1) * self._look.px(_STOP - 2))
         self.stop.setFixedSize(QSize(1, 1) * self._look.px(_STOP))
-        self.dot.fit()
+        self.dot.setFixedSize(QSize(1, 1) * self._look.px(9))
         self.dot.update()
         self.remarks.update()

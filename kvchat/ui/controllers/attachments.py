@@ -121,7 +121,7 @@ class AttachmentLoader(QObject):
                     drafts.attach(id, (*attached, attachment))
             except BaseException:
                 if id == drafts.current():
-                    self._composer.hold()
+                    self._composer.cancel_delayed_send()
                 raise
             finally:
                 self._reading.remove((id, name))
@@ -143,7 +143,7 @@ class AttachmentLoader(QObject):
             elif id == self._drafts.current():
                 self._notices.show_error(error)
         self._errors = [(id, error) for id, error in self._errors if id != before]
-        self._composer.hold()
+        self._composer.cancel_delayed_send()
         self._show_reading()
 
     def _show_reading(self) -> None:

@@ -16,8 +16,8 @@ from kvchat.chat.record.messages import NEW_CHAT_ID, Message, Role
 from kvchat.runtime import Runtime
 from kvchat.session.events import Restored, Saved
 from kvchat.text.language import _, format_number
-from kvchat.ui.chat.first_words import PAUSE, FirstWords
-from kvchat.ui.chat.turn_story import waiting_words
+from kvchat.ui.chat.startup_drafts import SEPARATOR, StartupDrafts
+from kvchat.ui.chat.turn_status import waiting_text
 from kvchat.ui.controllers.sending import DraftController, Page, SendController
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.views import ChatPresenter, Controller, TurnState, Views, is_engine_failure
@@ -72,7 +72,7 @@ class ChatController(Controller):
         """The open conversation; None on the page of one not yet begun."""
         return self._page.conversation_id
 
-    async def start(self, first: FirstWords) -> None:
+    async def start(self, first: StartupDrafts) -> None:
         self.show_engine()
         await first.end()
         await self.drafts.load()
@@ -83,20 +83,23 @@ class ChatController(Controller):
         else:
             self._show_all()
 
-    def _restore_early_input(self, first: FirstWords) -> bool:
+    def _restore_early_input(self, first: StartupDrafts) -> bool:
         """Send and show what was written while kvchat started. Return True if there was anything."""
         typed = bool(self._views.composer.draft)
-        if not first.shown:
-            first.show(NEW_CHAT_ID, {NEW_CHAT_ID: self.drafts.get(None).text})
+        if not first.is_restored:
+            first.restore(NEW_CHAT_ID, {NEW_CHAT_ID: self.drafts.get(None).text})
         self._views.composer.set_starting(False)
-        page, answered = first.page, first.sent[0][0] if first.sent else None  # only one chat is answered first
+        page, answered = (
+            first.conversation_id,
+            first.sent[0][0] if first.sent else None,
+        )  # only one chat is answered first
         for id in first.drafts.keys() | {id for id, _text in first.sent}:
             unanswered = first.sent_from(id) if id != answered else ()
-            self.drafts.set(id, PAUSE.join(filter(None, (*unanswered, first.drafts.get(id, "")))))
+            self.drafts.set(id, SEPARATOR.join(filter(None, (*unanswered, first.drafts.get(id, "")))))
         if answered is not None:
             text, *later = first.sent_from(answered)
             self.open(answered or None)
-            self.sending.queue(answered, PAUSE.join(later))
+            self.sending.queue(answered, SEPARATOR.join(later))
             self.sending.send(text)
         if page != answered:
             self.open(page or None)
@@ -260,10 +263,10 @@ class ChatController(Controller):
         runtime, here, waiting = self._runtime, self.turn_of(), ""
         if self.current and (other := runtime.chat.slots.blocking_chat(self.current)):
             turn = self.turn_of(other)
-            waiting = waiting_words(self.conversations.title(other), turn.story, turn.live_text)
+            waiting = waiting_text(self.conversations.title(other), turn.status, turn.live_text)
         no_model = not runtime.model.is_configured and is_engine_failure(here.failure, runtime.engine.status)
-        story, remarks = here.story, () if no_model else here.story.remarks
-        self._views.strip.show_turn(remarks, story.fraction, silent=story.silent, ahead=story.reading_ahead)
+        status, remarks = here.status, () if no_model else here.status.remarks
+        self._views.strip.show_turn(remarks, status.fraction, silent=status.silent, ahead=status.reading_ahead)
         self._presenter.show_turn(waiting)
         messages = self._views.transcript.messages
         self.content_changed.emit(bool(messages) or self._presenter.is_answering or self._loading)

@@ -83,7 +83,7 @@ class ContextController(Controller):
 
     def _show(self, usage: ContextUsage | None, forecast: Forecast | None) -> None:
         self._usage, self._forecast = usage, forecast
-        self._views.context_meter.show_use(usage, None if self._is_answering() else forecast)
+        self._views.context_meter.show_usage(usage, None if self._is_answering() else forecast)
         self._show_card()
 
     def _show_card(self) -> None:
@@ -91,7 +91,7 @@ class ContextController(Controller):
         too_long, is_answering = isinstance(failure, PromptTooLong), self._is_answering()
         if usage is None and isinstance(failure, PromptTooLong):
             usage = ContextUsage(failure.prompt_tokens, 0, 0, failure.context_size)
-        self._composer.refuse(_(TOO_LONG) if usage and usage.is_over_limit and not is_answering else "")
+        self._composer.block_sending(_(TOO_LONG) if usage and usage.is_over_limit and not is_answering else "")
         if here in self._summaries:
             self._card.show_summarising()
         elif (
@@ -222,7 +222,7 @@ class ChatDocumentsController(Controller):
         if documents is not None:
             usage_here = self._chat.conversations.usage_of(id)
             has_memory = usage_here is not None and bool(usage_here.save_points)
-            self._line.show_words(*describe_documents(documents, status, has_memory=has_memory))
+            self._line.show_documents(*describe_documents(documents, status, has_memory=has_memory))
 
 
 def describe_documents(documents: ChatDocuments, status: PreparedStatus | None, *, has_memory: bool) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.text.language import N_, _
 from kvchat.ui.chat.composer import Composer, fits_field
-from kvchat.ui.chat.first_words import PAUSE
+from kvchat.ui.chat.startup_drafts import SEPARATOR
 from kvchat.ui.controllers.views import Controller, Views
 
 PASTED = N_("Pasted text.txt")
@@ -206,7 +206,7 @@ class SendController(Controller):
 
     def queue(self, conversation_id: str, text: str, attachments: Attachments = ()) -> None:
         before, attached = self.queued(conversation_id)
-        text = PAUSE.join(filter(None, (before, text)))
+        text = SEPARATOR.join(filter(None, (before, text)))
         self._drafts.set(QUEUED_PREFIX + conversation_id, text, (*attached, *attachments))
         self.changed.emit()
 
@@ -255,7 +255,7 @@ class SendController(Controller):
     def _give_back(self, conversation_id: str, text: str, attachments: Attachments, error: KvchatError) -> None:
         if conversation_id == NEW_CHAT_ID or conversation_id in self._new:  # chat also unsaved
             later, files = self._take(conversation_id)
-            text, attachments = PAUSE.join(filter(None, (text, later))), (*attachments, *files)
+            text, attachments = SEPARATOR.join(filter(None, (text, later))), (*attachments, *files)
             if conversation_id and (page := self._page()).conversation_id == conversation_id:
                 page.conversation_id = None
                 self._drafts.move(conversation_id, NEW_CHAT_ID)

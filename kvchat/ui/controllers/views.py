@@ -20,7 +20,7 @@ from kvchat.ui.chat.cards import ContextCard, EngineCard
 from kvchat.ui.chat.chat_page import DocumentsLine, Header
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.status_strip import ContextMeter, StatusStrip
-from kvchat.ui.chat.turn_story import TurnStory
+from kvchat.ui.chat.turn_status import TurnStatus
 from kvchat.ui.dialogs.panel import Notices
 from kvchat.ui.models.first_start import FirstStart
 from kvchat.ui.sidebar.sidebar import Sidebar
@@ -32,7 +32,7 @@ from kvchat.ui.transcript.transcript import Transcript
 class TurnState:
     """State of a conversation's current or last turn. No Qt."""
 
-    story: TurnStory = field(default_factory=TurnStory)
+    status: TurnStatus = field(default_factory=TurnStatus)
     awaiting: bool = False  # sent, no token yet
     failure: KvchatError | None = None
     live_id: str = ""  # of the streaming reply; empty when none
@@ -46,19 +46,19 @@ class TurnState:
 
     def leave_past(self) -> None:
         if self.is_over:
-            self.story = TurnStory()
+            self.status = TurnStatus()
 
     def begin(self) -> None:
         self.awaiting, self.failure = True, None
-        self.story.begin()
+        self.status.begin()
 
     def end(self) -> None:
         """End the turn, even without output: a reply can be stopped before its first word."""
         self.awaiting = False
-        self.story.end()
+        self.status.end()
 
     def handle_event(self, event: TurnEvent) -> None:
-        self.story.handle_event(event)
+        self.status.handle_event(event)
         match event:
             case ReplyDelta(message_id=id):
                 if self.live_id != id:
@@ -107,7 +107,7 @@ class ChatPresenter:
     def show_turn(self, waiting: str = "") -> None:
         turn, messages, running = self.turn(), self.transcript.messages, self.is_answering
         self.composer.set_busy(running)
-        self.transcript.show_pending((waiting or turn.story.pending) if turn.awaiting else "", waits=bool(waiting))
+        self.transcript.show_pending((waiting or turn.status.pending) if turn.awaiting else "", waits=bool(waiting))
         too_long = self.has_cards and isinstance(turn.failure, PromptTooLong)
         reported = too_long or (self.has_cards and is_engine_failure(turn.failure, self.runtime.engine.status))
         self.transcript.show_failure(None if reported else turn.failure, self.runtime.model.name_for(None))

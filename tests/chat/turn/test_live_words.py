@@ -8,7 +8,7 @@ from kvchat.chat.events import FirstToken, ReplyFinished
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.turn.receipts import receipt_line
 from kvchat.session.events import RestoreFailed
-from kvchat.ui.chat.turn_story import TurnStory
+from kvchat.ui.chat.turn_status import TurnStatus
 from tests.chat.stage import QUESTION, Stage
 from tests.store_contents import spoil
 
@@ -18,23 +18,23 @@ SYSTEM = "You are a gardener who knows every river, every garden and every tree 
 
 def told_of(stage: Stage, chat: str) -> tuple[str, str, str]:
     """Of the chat's last reply: the strip at its first word, the strip at its end, its receipt."""
-    story, live, receipt = TurnStory(), "", None
+    status, live, receipt = TurnStatus(), "", None
     for event in stage.events:
         if getattr(event, "conversation_id", None) != chat:
             continue
         if isinstance(event, RestoreFailed) and event.hollow:
             continue  # published between the last word and the receipt; its words are the same
-        story.handle_event(event)  # type: ignore[arg-type]
+        status.handle_event(event)  # type: ignore[arg-type]
         if isinstance(event, FirstToken):
-            live = _first_remark(story)
+            live = _first_remark(status)
         elif isinstance(event, ReplyFinished):
-            receipt, end = event.receipt, _first_remark(story)
+            receipt, end = event.receipt, _first_remark(status)
     assert isinstance(receipt, Receipt)
     return live, end, receipt_line(receipt).partition(" · ")[2].partition(" · ")[0]
 
 
-def _first_remark(story: TurnStory) -> str:
-    return story.remarks[0].text
+def _first_remark(status: TurnStatus) -> str:
+    return status.remarks[0].text
 
 
 @pytest.mark.parametrize(

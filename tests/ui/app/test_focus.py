@@ -73,7 +73,7 @@ async def test_after_an_edit_given_up_and_after_one_sent(
 
 async def test_after_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await opened(window)
-    window.composer.take("Continue")
+    window.composer.insert_text("Continue")
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
     await until(lambda: furnished.chat.is_answering("lakes"))
     furnished.chat.say("lakes", "One")
@@ -81,7 +81,7 @@ async def test_after_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtB
     qtbot.mouseClick(window.composer.button, LEFT)
     await until(lambda: furnished.chat.said("lakes")[-1].state is MessageState.STOPPED)
     await at_home(window, qtbot)
-    window.composer.take("Again")
+    window.composer.insert_text("Again")
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
     await until(lambda: furnished.chat.is_answering("lakes"))
     furnished.chat.say("lakes", "Two")

@@ -15,7 +15,7 @@ from kvchat.chat.record.messages import Role
 from kvchat.text.search import fold
 from kvchat.ui.app.keyboard import KeyboardController
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.chat.turn_story import Remark
+from kvchat.ui.chat.turn_status import Remark
 from kvchat.ui.commands import SHORTCUTS, Palette, ShortcutSheet, best, shown_keys
 from kvchat.ui.transcript.reply_view import ReplyView
 from tests.ui.fake_runtime import FakeRuntime, a_receipt

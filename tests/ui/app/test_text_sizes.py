@@ -156,7 +156,7 @@ def test_long_languages_and_those_from_the_right_are_nowhere_cut_off(
 
 @pytest.mark.parametrize("furnished", [150], indirect=True)
 async def test_another_text_size_is_in_force_at_once(furnished: FakeRuntime, wide: MainWindow, look: Look) -> None:
-    words, model, composer = wide.context_meter.words, wide.header.model, wide.composer
+    words, model, composer = wide.context_meter.text, wide.header.model, wide.composer
 
     def fits() -> bool:
         wide_text = model.fontMetrics().horizontalAdvance(model.text()) + model.iconSize().width() + 20

@@ -36,11 +36,11 @@ def furnish(runtime: FakeRuntime, window: MainWindow, used: int, *, turns: int =
 
 async def test_the_meter_says_what_is_used_kept_and_left(runtime: FakeRuntime, window: MainWindow) -> None:
     furnish(runtime, window, 5906)
-    await until(lambda: "5.9K of 32K tokens used" in window.context_meter.words.text())
-    assert "2K reserved for the reply" in window.context_meter.words.text()
+    await until(lambda: "5.9K of 32K tokens used" in window.context_meter.text.text())
+    assert "2K reserved for the reply" in window.context_meter.text.text()
     assert window.context_card.isHidden()
     window.composer.editor.setPlainText("word " * 1000)
-    await until(lambda: "in this message" in window.context_meter.words.text())
+    await until(lambda: "in this message" in window.context_meter.text.text())
 
 
 async def test_what_is_being_written_says_how_long_its_reply_would_take(
@@ -48,7 +48,7 @@ async def test_what_is_being_written_says_how_long_its_reply_would_take(
 ) -> None:
     runtime.forecasts.message = Forecast(Source.HOT, 2100, TimeRange(4.2, 4.2))
     chat, meter = furnish(runtime, window, 5906), window.context_meter
-    await until(lambda: "tokens used" in meter.words.text())
+    await until(lambda: "tokens used" in meter.text.text())
     assert meter.wait.isHidden(), "nothing is written"
     window.composer.editor.setPlainText("word " * 1000)
     await until(meter.wait.isVisible)

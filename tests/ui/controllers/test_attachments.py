@@ -56,7 +56,7 @@ async def test_files_are_attached_counted_sent_and_shown(
     await until(lambda: names(window) == ["notes.md"])
     chip = window.composer.chips.chips[0]
     await until(lambda: chip.count.text() == "500 tokens")
-    await until(lambda: "in this message" in window.context_meter.words.text())
+    await until(lambda: "in this message" in window.context_meter.text.text())
     window.composer.editor.setPlainText("What is in it?")
     window.composer.button.click()
     await until(lambda: window.transcript.views)
@@ -206,7 +206,7 @@ async def test_many_pastes_make_no_endless_line(window: MainWindow) -> None:
 
 async def test_a_long_paste_before_all_is_imported_is_attached_then(runtime: FakeRuntime, look: Look) -> None:
     window = MainWindow(look, runtime.paths.config)
-    window.composer.take("x" * 50_000)
+    window.composer.insert_text("x" * 50_000)
     assert not window.composer.draft
     window.join(runtime)
     await window.start()
@@ -257,10 +257,10 @@ async def test_a_file_belongs_to_the_chat_it_was_attached_in_and_send_waits_for_
     (tmp_path / "notes.md").write_text("words")
     window.chat.open(first)
     window.composer.editor.files_given.emit([tmp_path / "notes.md"])
-    assert "Reading notes.md…" in window.composer.reading.text()
-    assert window.composer.reading.isVisible()
+    assert "Reading notes.md…" in window.composer.notice.text()
+    assert window.composer.notice.isVisible()
     window.chat.open(second)
-    assert not window.composer.reading.isVisible()
+    assert not window.composer.notice.isVisible()
     disk.set()
     await until(lambda: window.chat.drafts.attached_to(first))
     assert not names(window), "another chat is open"
@@ -273,7 +273,7 @@ async def test_a_file_belongs_to_the_chat_it_was_attached_in_and_send_waits_for_
     qtbot.keyClicks(window.composer.editor, "What is in them?")
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
     assert window.composer.draft == "What is in them?"
-    assert "will be sent" in window.composer.reading.text()
+    assert "will be sent" in window.composer.notice.text()
     disk.set()
     await until(lambda: runtime.chat.said(first))
     assert [a.name for a in runtime.chat.said(first)[0].attachments] == ["notes.md", "more.md"]
@@ -297,7 +297,7 @@ async def test_what_could_not_be_read_is_not_sent_without_it(
     assert not runtime.chat.said(first)
     window.chat.open(second)
     assert not window.notices.on_show, "it is of the other chat"
-    assert not window.composer.reading.isVisible()
+    assert not window.composer.notice.isVisible()
     disk.clear()
     window.composer.editor.files_given.emit([tmp_path / "bin.dat"])
     window.chat.open(first)

@@ -47,7 +47,7 @@ async def test_enter_during_a_reply_queues_and_the_reply_s_end_sends(
     chat, waiting = await answering(window, furnished, qtbot), window.composer.waiting
     enter(qtbot, window.composer, "second")
     assert window.composer.draft == ""
-    assert (waiting.isVisible(), waiting.words.whole, waiting.send.isVisible()) == (True, "second", False)
+    assert (waiting.isVisible(), waiting.summary.whole, waiting.send.isVisible()) == (True, "second", False)
     qtbot.mouseClick(waiting.edit, Qt.MouseButton.LeftButton)
     assert (window.composer.draft, waiting.isVisible()) == ("second", False)
     enter(qtbot, window.composer, " try")
@@ -71,7 +71,7 @@ async def test_the_mouse_alone_queues(furnished: FakeRuntime, window: MainWindow
     assert not composer.after_reply.isVisible()
     composer.editor.insertPlainText("second")
     qtbot.mouseClick(button(composer, "Send after this reply"), Qt.MouseButton.LeftButton)
-    assert (composer.draft, composer.waiting.words.whole) == ("", "second")
+    assert (composer.draft, composer.waiting.summary.whole) == ("", "second")
     assert not composer.after_reply.isVisible()
     assert furnished.chat.is_answering(chat)
     furnished.chat.finish(chat, None)
@@ -88,7 +88,7 @@ async def test_messages_of_the_first_picture_are_queued_in_their_chat(
     for words in ("first", "second", "third"):
         enter(qtbot, window.composer, words)
         assert window.composer.draft == ""
-    assert window.composer.reading.text() == "Your message will be sent once kvchat has started."
+    assert window.composer.notice.text() == "Your message will be sent once kvchat has started."
     qtbot.keyClicks(window.composer.editor, "half a")
     window.sidebar.selected.emit("a")  # the user goes on elsewhere
     qtbot.keyClicks(window.composer.editor, "other")
@@ -201,7 +201,7 @@ async def test_the_quick_window_queues_as_well(furnished: FakeRuntime, look: Loo
         furnished.chat.say(chat, "8,848 m")
         await until(lambda: quick.composer.button.accessibleName() == "Stop")
         enter(qtbot, quick.composer, "In feet?")
-        assert (quick.composer.waiting.isVisible(), quick.composer.waiting.words.whole) == (True, "In feet?")
+        assert (quick.composer.waiting.isVisible(), quick.composer.waiting.summary.whole) == (True, "In feet?")
         furnished.chat.finish(chat, None, MessageState.COMPLETE)
         await until(lambda: sent(furnished) == ["How high?", "In feet?"])
         assert not quick.composer.waiting.isVisible()

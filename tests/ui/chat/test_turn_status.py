@@ -28,7 +28,7 @@ from kvchat.session.events import (
 )
 from kvchat.session.proof import Source, Verdict
 from kvchat.text.reasons import Reason, ReasonCode
-from kvchat.ui.chat.turn_story import Remark, TurnStory
+from kvchat.ui.chat.turn_status import Remark, TurnStatus
 from tests.ui.fake_runtime import a_receipt
 
 FROM_DISK = Verdict(Source.DISK, hollow=False, miss_reason=None)
@@ -37,15 +37,15 @@ FIRST = Reason(ReasonCode.FIRST_REPLY)
 A_RESTORE = (Restoring(136_000_000, 5906), Restored(136_000_000, 5906, 21.4))
 
 
-def told(*events: TurnEvent) -> TurnStory:
-    story = TurnStory()
+def told(*events: TurnEvent) -> TurnStatus:
+    status = TurnStatus()
     for event in events:
-        story.handle_event(event)
-    return story
+        status.handle_event(event)
+    return status
 
 
-def words(story: TurnStory) -> list[str]:
-    return [remark.text for remark in story.remarks]
+def words(status: TurnStatus) -> list[str]:
+    return [remark.text for remark in status.remarks]
 
 
 @pytest.mark.parametrize(
@@ -81,19 +81,19 @@ def test_each_event_in_words(event: TurnEvent, expected: Remark | None) -> None:
     ],
 )
 def test_the_first_token_proves_what_of_the_restore_was_used(first: FirstToken, expected: Remark) -> None:
-    story = told(*A_RESTORE)
-    assert story.remarks[0].tone == ""
-    assert "remembered" not in story.remarks[0].text
-    story.handle_event(first)
-    assert story.remarks[0] == expected
+    status = told(*A_RESTORE)
+    assert status.remarks[0].tone == ""
+    assert "remembered" not in status.remarks[0].text
+    status.handle_event(first)
+    assert status.remarks[0] == expected
 
 
 def test_a_hollow_restore_is_the_same_fault_wherever_it_is_told() -> None:
     hollow = RestoreFailed(Reason(ReasonCode.HOLLOW, {"accepted": 5906, "reused": 0}), hollow=True)
-    story = told(*A_RESTORE, hollow)
-    assert story.remarks[0] == Remark("read again: the loaded memory was not used", "warn")
-    story.handle_event(ReplyFinished("c", "m", a_receipt(Source.COLD, hollow=True, cached_tokens=12)))
-    assert story.remarks[0].tone == "warn"
+    status = told(*A_RESTORE, hollow)
+    assert status.remarks[0] == Remark("read again: the loaded memory was not used", "warn")
+    status.handle_event(ReplyFinished("c", "m", a_receipt(Source.COLD, hollow=True, cached_tokens=12)))
+    assert status.remarks[0].tone == "warn"
 
 
 @pytest.mark.parametrize("cached", [5906, 1200, 100])
@@ -114,61 +114,61 @@ def test_the_strip_says_of_a_reply_what_its_receipt_says_from_the_first_word_on(
     receipt = a_receipt(
         verdict.source, cached_tokens=cached, ttft_ms=310, hollow=verdict.hollow, miss_reason=verdict.miss_reason
     )
-    story = told(*before, FirstToken("c", 310, cached, 5918, verdict, receipt.restore_ms))
-    live = words(story)
-    story.handle_event(ReplyFinished("c", "m", receipt))
-    assert words(story) == live, "nothing is taken back"
+    status = told(*before, FirstToken("c", 310, cached, 5918, verdict, receipt.restore_ms))
+    live = words(status)
+    status.handle_event(ReplyFinished("c", "m", receipt))
+    assert words(status) == live, "nothing is taken back"
     assert live[0].partition(":")[0] == receipt_line(receipt).partition(" · ")[2].partition(":")[0]
     assert live[1] == "first token after 0.31 s"
 
 
 def test_at_the_end_the_strip_has_the_receipt_s_figures() -> None:
     receipt = a_receipt(tokens_per_second=6.7, restore_ms=2080.0, prefetched=True)
-    story = told(
+    status = told(
         *(Restoring(136_000_000, 5906), Restored(136_000_000, 5906, 2080.0)),
         *(FirstToken("c", 1050, 5906, 5918, FROM_DISK), Speed("c", 5.3, 6000)),
         *(ReplyFinished("c", "m", receipt), Saved(137_000_000, 6100, 16)),
     )
-    assert words(story) == ["remembered: 136 MB", "first token after 1.05 s", "6.7 tokens/s", "saved 137 MB"]
+    assert words(status) == ["remembered: 136 MB", "first token after 1.05 s", "6.7 tokens/s", "saved 137 MB"]
 
 
 def test_a_whole_turn_and_then_the_next() -> None:
-    story = told(*A_RESTORE, Prefilling("c", 2959, 5918))
-    assert (story.fraction, story.pending) == (0.5, "Processing 50 % of 5,918 tokens…")
-    story.handle_event(FirstToken("c", 310, 5906, 5918, FROM_DISK, 21.4))
-    assert (story.fraction, story.pending) == (None, "")
+    status = told(*A_RESTORE, Prefilling("c", 2959, 5918))
+    assert (status.fraction, status.pending) == (0.5, "Processing 50 % of 5,918 tokens…")
+    status.handle_event(FirstToken("c", 310, 5906, 5918, FROM_DISK, 21.4))
+    assert (status.fraction, status.pending) == (None, "")
     for event in (ReplyDelta("c", "m", "x", ""), Speed("c", 41.3, 6000), ReplyFinished("c", "m", None), Saving()):
-        story.handle_event(event)
-    story.handle_event(Saved(137_000_000, 6100, 310))
-    assert words(story) == ["remembered: 136 MB in 21 ms", "first token after 0.31 s", "41 tokens/s", "saved 137 MB"]
-    assert all(remark.tone != "live" for remark in story.remarks)
-    story.handle_event(Prefilling("c", 1, 10))
-    assert words(story) == ["processing 10 % of 10 tokens"]
+        status.handle_event(event)
+    status.handle_event(Saved(137_000_000, 6100, 310))
+    assert words(status) == ["remembered: 136 MB in 21 ms", "first token after 0.31 s", "41 tokens/s", "saved 137 MB"]
+    assert all(remark.tone != "live" for remark in status.remarks)
+    status.handle_event(Prefilling("c", 1, 10))
+    assert words(status) == ["processing 10 % of 10 tokens"]
 
 
 def test_a_restore_that_ran_ahead_is_still_told_after_send() -> None:
-    story = told(*A_RESTORE)
-    story.begin()
-    assert words(story) == ["loaded 136 MB in 21 ms"]
-    assert story.pending == "One moment…"
-    story.handle_event(Saved(137_000_000, 6100, 310))
-    story.begin()
-    assert words(story) == [], "the turn before is forgotten"
+    status = told(*A_RESTORE)
+    status.begin()
+    assert words(status) == ["loaded 136 MB in 21 ms"]
+    assert status.pending == "One moment…"
+    status.handle_event(Saved(137_000_000, 6100, 310))
+    status.begin()
+    assert words(status) == [], "the turn before is forgotten"
 
 
 def test_room_for_a_longer_chat_is_told_while_it_is_made() -> None:
-    story = told(MakingRoom(20_000))
-    assert words(story) == ["restarting the engine with a longer context"]
-    assert story.pending == "Restarting the engine with a longer context…"
-    story.handle_event(MakingRoom(20_000, done=True))
-    assert words(story) == []
+    status = told(MakingRoom(20_000))
+    assert words(status) == ["restarting the engine with a longer context"]
+    assert status.pending == "Restarting the engine with a longer context…"
+    status.handle_event(MakingRoom(20_000, done=True))
+    assert words(status) == []
 
 
 def test_silence_is_told_as_long_as_it_lasts() -> None:
-    story = told(FirstToken("c", 300, 0, 100), Speed("c", 41.3, 100), EngineSilent("c", 12.4))
-    assert Remark("no output for 12 s", "warn") in story.remarks
-    assert story.silent
-    assert "41 tokens/s" not in words(story), "nothing comes so fast now"
-    story.handle_event(EngineSilent("c", 0))
-    assert not story.silent
-    assert "no output for 12 s" not in words(story)
+    status = told(FirstToken("c", 300, 0, 100), Speed("c", 41.3, 100), EngineSilent("c", 12.4))
+    assert Remark("no output for 12 s", "warn") in status.remarks
+    assert status.silent
+    assert "41 tokens/s" not in words(status), "nothing comes so fast now"
+    status.handle_event(EngineSilent("c", 0))
+    assert not status.silent
+    assert "no output for 12 s" not in words(status)

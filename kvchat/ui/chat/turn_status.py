@@ -1,0 +1,198 @@
+"""Status texts for a conversation's current turn: events in, text out. No Qt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvchat.chat import events as chat
+from kvchat.chat.turn.receipts import SOURCE_LABELS, UNUSED_MEMORY, receipt_source_label, receipt_verdict, source_label
+from kvchat.session import events as session
+from kvchat.session.proof import Source, Verdict
+from kvchat.text.formatting import READ, READ_AGAIN, format_duration, format_percent, format_rate, format_size
+from kvchat.text.language import N_, _, format_number, plural, punctuation
+from kvchat.text.reasons import Reason
+
+_RANKS = {"speed": 0, "save": 1, "restore": 2, "ahead": 2}  # default 3: mainly time to first token and faults
+# Waiting states: the remark, if any, and the text shown in place of the reply.
+_WAITING: dict[type[chat.TurnEvent], tuple[str, str]] = {
+    session.WaitingForEngine: (N_("waiting for the engine"), N_("Waiting for the engine…")),
+    session.MakingRoom: (
+        N_("restarting the engine with a longer context"),
+        N_("Restarting the engine with a longer context…"),
+    ),
+    chat.WaitingForChat: ("", N_("The model is replying to another chat. This one is next.")),
+}
+_EARLY_EVENTS = (  # the first of a turn is one of these
+    *_WAITING,
+    *(session.Restoring, session.Restored, session.RestoreFailed),
+    *(chat.Prefilling, chat.ReadAheadProgress, chat.ReadAheadSkipped, chat.FirstToken),
+)
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Remark. `tone` is "" (quiet), "live", "good" (proved), "warn" or "bad"; low ranks are dropped first."""
+
+    text: str
+    tone: str = ""
+    rank: int = 3
+
+
+class TurnStatus:
+    """Remarks about one turn, in order; a later one on the same topic replaces the earlier."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._remarks: dict[str, Remark] = {}
+        self._is_over = False
+        self._restored: session.Restored | None = None
+        self._failed: Reason | None = None  # why the planned restore failed
+        self.fraction: float | None = None  # of the prompt processed; None when nothing is processed
+        self.reading_ahead = False  # the prompt is processed before Send
+        self.pending = ""  # text in place of the reply; empty once it has begun
+
+    @property
+    def remarks(self) -> tuple[Remark, ...]:
+        return tuple(self._remarks.values())
+
+    @property
+    def silent(self) -> bool:
+        return "silence" in self._remarks
+
+    def begin(self) -> None:
+        """Begin a turn when the user presses Send: clear the last turn, but keep a restore that ran ahead."""
+        if self._is_over:
+            self._reset()
+        self.pending = _("One moment…")
+
+    def end(self) -> None:
+        self._end_processing()
+        self._remove("wait", "silence")
+        self._is_over = True
+
+    def handle_event(self, event: chat.TurnEvent) -> None:
+        if self._is_over and isinstance(event, _EARLY_EVENTS):
+            self._reset()
+        match event:
+            case session.MakingRoom(done=True):
+                self._remove("wait")
+            case session.WaitingForEngine() | session.MakingRoom() | chat.WaitingForChat():
+                remark, pending = _WAITING[type(event)]
+                self.pending = _(pending)
+                if remark:
+                    self._add("wait", _(remark), "live")
+            case session.Restoring(bytes=count):
+                self._remove("wait")
+                self._restored = self._failed = None
+                self._add("restore", _("loading {count}…", count=format_size(count)), "live")
+                self.pending = _("Loading {count}…", count=format_size(count))
+            case session.Restored(bytes=count, ms=ms):
+                self._remove("wait")
+                self._restored = event
+                self._add("restore", _("loaded {count} in {ms}", count=format_size(count), ms=format_duration(ms)))
+            case session.RestoreFailed(reason=reason, hollow=hollow):
+                self._remove("wait")
+                self._restored, self._failed = None, None if hollow else reason
+                unused = f"{_(READ_AGAIN)}{punctuation(': ')}{_(UNUSED_MEMORY)}"
+                self._add("restore", unused if hollow else _("not loaded: {reason}", reason=reason.text), "warn")
+            case chat.Prefilling(done=done, total=total):
+                self._remove("wait")
+                self.fraction = done / total if total else None
+                amount = {"share": format_percent(self.fraction or 0), "total": format_number(total)}
+                self._add("read", _("processing {share} of {total} tokens", **amount), "live")
+                self.pending = _("Processing {share} of {total} tokens…", **amount)
+            case chat.ReadAheadSkipped(reason=reason):
+                self._add("ahead", _("not processed ahead: {reason}", reason=reason.text))
+            case chat.ReadAheadProgress():
+                self._show_read_ahead(event)
+            case chat.FirstToken():
+                self._end_processing()
+                if (verdict := event.verdict) is not None:
+                    source = source_label(verdict, event.cached_tokens, event.prompt_tokens, event.earlier_tokens)
+                    self._show_source(verdict, source, event.restore_ms)
+                self._add("ttft", _("first token after {ttft_ms}", ttft_ms=format_duration(event.ttft_ms)))
+            case chat.Speed(tokens_per_second=speed) if speed:  # 0 until measured
+                self._add("speed", format_rate(speed), "live")
+            case chat.EngineSilent(seconds=seconds):
+                self._remove("silence")
+                if seconds:
+                    self._remove("speed")
+                    self._add("silence", _("no output for {seconds} s", seconds=f"{seconds:.0f}"), "warn")
+            case chat.ReplyDelta():
+                self._end_processing()
+            case chat.ReplyFinished(receipt=receipt):
+                self.end()
+                if receipt is not None:
+                    restored_ms = 0.0 if receipt.prefetched else receipt.restore_ms
+                    self._show_source(receipt_verdict(receipt), receipt_source_label(receipt), restored_ms)
+                if (shown := self._remarks.get("speed")) is not None:
+                    exact = receipt.tokens_per_second if receipt else None
+                    self._add("speed", format_rate(exact) if exact else shown.text)
+                self._restored = self._failed = None
+            case chat.TurnFailed():
+                self.end()
+                self._add("end", _("failed"), "bad")
+                self._restored = self._failed = None
+            case session.Saving():
+                self._is_over = True
+                self._add("save", _("saving…"), "live")
+            case session.Saved(bytes=count):
+                self._is_over = True
+                self._add("save", _("saved {count}", count=format_size(count)))
+            case session.SaveSkipped(reason=reason):
+                self._is_over = True
+                self._add("save", _("not saved: {reason}", reason=reason.text), "warn")
+
+    def _show_read_ahead(self, event: chat.ReadAheadProgress) -> None:
+        self.reading_ahead = event.done < event.total
+        self.fraction = event.done / event.total if self.reading_ahead else None
+        if self.reading_ahead:
+            what = _("your draft") if event.draft else _("this chat")
+            done, total = format_number(event.done), plural(event.total, "{count} token", "{count} tokens")
+            self._add("ahead", _("processing {what}: {done} of {total}", what=what, done=done, total=total), "live")
+        elif event.done:
+            self._add("ahead", plural(event.done, "{count} token processed ahead", "{count} tokens processed ahead"))
+        else:
+            self._remove("ahead")
+
+    def _show_source(self, verdict: Verdict, source: str, restored_ms: float) -> None:
+        """Show where the prompt's tokens came from, first of all remarks."""
+        is_reused = verdict.source is not Source.COLD and source == _(SOURCE_LABELS[verdict.source])
+        detail, tone = "", "good" if is_reused else ""
+        if verdict.hollow:
+            detail, tone = _(UNUSED_MEMORY), "warn"
+        elif verdict.source is Source.COLD and self._failed:
+            detail, tone = self._failed.text, "warn"
+        elif verdict.source in (Source.WARM, Source.DISK) and source != _(READ) and self._restored:
+            detail = format_size(self._restored.bytes)
+            if restored_ms:
+                detail = _("{bytes} in {ms}", bytes=detail, ms=format_duration(restored_ms))
+        self._remove("ahead")
+        self._remarks = {"restore": Remark(source)} | self._remarks
+        self._add("restore", f"{source}{punctuation(': ')}{detail}" if detail else source, tone)
+
+    def _end_processing(self) -> None:
+        self._remove("read")
+        self.reading_ahead = False
+        self.fraction = None
+        self.pending = ""
+
+    def _add(self, topic: str, text: str, tone: str = "") -> None:
+        self._remarks[topic] = Remark(text, tone, 3 if tone in ("warn", "bad") else _RANKS.get(topic, 3))
+
+    def _remove(self, *topics: str) -> None:
+        for topic in topics:
+            self._remarks.pop(topic, None)
+
+
+def waiting_text(title: str, other: TurnStatus, reply: str) -> str:
+    """Return what the other chat, which is waited for, is doing. reply: its text so far"""
+    progress = _("generating its reply")
+    if other.fraction is not None:
+        progress = _("processing {share}", share=format_percent(other.fraction))
+    if reply:
+        count = len(reply.split())
+        progress = plural(count, "{far}, {count} word so far", "{far}, {count} words so far", far=progress)
+    return _("Waiting for “{title}”: {far}.", title=title, far=progress)
