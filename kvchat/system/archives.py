@@ -17,8 +17,8 @@ from typing import IO
 
 from kvchat.text.language import _
 
-MOST_UNPACKED = 20_000_000_000  # bytes; more than any engine
-MOST_FILES = 100_000
+MAX_UNPACKED_BYTES = 20_000_000_000  # more than any engine
+MAX_FILES = 100_000
 _CHUNK = 1024 * 1024
 
 
@@ -30,55 +30,53 @@ class UnsafeArchive(ValueError):
 class _Member:
     name: str
     size: int = 0
-    runs: bool = False  # owner-executable
-    open: Callable[[], IO[bytes]] | None = None
+    is_executable: bool = False
+    open: Callable[[], IO[bytes] | None] | None = None
     link: str = ""  # symlink target as stored
 
 
 def unpack(archive: Path, into: Path, stop: threading.Event) -> None:
     """Unpack a .zip or .tar.gz, without its single top folder; ends at `stop`. Raises UnsafeArchive."""
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=into) as name:
-        beside = Path(name)
-        _unpack(archive, beside, stop)
-        found = list(beside.iterdir())
-        if len(found) == 1 and found[0].is_dir() and not found[0].is_symlink():
-            found = list(found[0].iterdir())
-        for path in found if not stop.is_set() else ():
+        work = Path(name)
+        total = 0
+        members = _read_zip(archive) if zipfile.is_zipfile(archive) else _read_tar(archive)
+        try:
+            for count, member in enumerate(members, 1):
+                if stop.is_set():
+                    return
+                total += member.size
+                if total > MAX_UNPACKED_BYTES or count > MAX_FILES:
+                    raise UnsafeArchive(_("it is too large when unpacked"))
+                _write(member, _path_inside(work, member.name), stop)
+        except (tarfile.TarError, zipfile.BadZipFile, BadGzipFile, zlib.error, EOFError, NotImplementedError) as error:
+            raise UnsafeArchive(_("it is damaged: {error}", error=error)) from error
+        paths = list(work.iterdir())
+        if len(paths) == 1 and paths[0].is_dir() and not paths[0].is_symlink():
+            paths = list(paths[0].iterdir())
+        for path in paths if not stop.is_set() else ():
             path.replace(into / path.name)
 
 
-def _unpack(archive: Path, into: Path, stop: threading.Event) -> None:
-    total = files = 0
-    try:
-        for member in _zipped(archive) if zipfile.is_zipfile(archive) else _tarred(archive):
-            if stop.is_set():
-                return
-            total, files = total + member.size, files + 1
-            if total > MOST_UNPACKED or files > MOST_FILES:
-                raise UnsafeArchive(_("it is too large when unpacked"))
-            _put(member, _inside(into, member.name), stop)
-    except (tarfile.TarError, zipfile.BadZipFile, BadGzipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise UnsafeArchive(_("it is damaged: {error}", error=error)) from error
-
-
-def _put(member: _Member, target: Path, stop: threading.Event) -> None:
-    folder = target if member.open is None and not member.link else target.parent
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if folder == target:
+def _write(member: _Member, target: Path, stop: threading.Event) -> None:
+    if member.open is None and not member.link:
+        target.mkdir(parents=True, exist_ok=True, mode=0o700)
         return
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     target.unlink(missing_ok=True)  # may be a link: never write through it
-    if member.link:
+    if member.open is None:
         target.symlink_to(member.link)
         return
-    assert member.open is not None
-    with member.open() as reader, target.open("xb") as writer:
+    reader = member.open()
+    assert reader is not None  # a regular file
+    with reader, target.open("xb") as writer:
         while not stop.is_set() and (chunk := reader.read(_CHUNK)):
             writer.write(chunk)
-    if member.runs:
+    if member.is_executable:
         target.chmod(0o755)
 
 
-def _inside(folder: Path, name: str) -> Path:
+def _path_inside(folder: Path, name: str) -> Path:
     """Return the path of a member. Raises UnsafeArchive if it is outside, or behind a link."""
     pieces = [piece for piece in name.split("/") if piece not in ("", ".")]
     if name.startswith("/") or any(piece == ".." or set(piece) & set('\\:*?"<>|\0') for piece in pieces):
@@ -92,7 +90,7 @@ def _inside(folder: Path, name: str) -> Path:
     return target
 
 
-def _tarred(archive: Path) -> Iterator[_Member]:
+def _read_tar(archive: Path) -> Iterator[_Member]:
     with tarfile.open(archive) as tar:
         for entry in tar:
             if entry.isdir():
@@ -102,18 +100,13 @@ def _tarred(archive: Path) -> Iterator[_Member]:
                     raise UnsafeArchive(_("it contains a link to another folder: {name}", name=repr(entry.name)))
                 yield _Member(entry.name, link=entry.linkname)
             elif entry.isreg():
-
-                def opened(entry: tarfile.TarInfo = entry) -> IO[bytes]:
-                    reader = tar.extractfile(entry)
-                    assert reader is not None  # a regular file
-                    return reader
-
-                yield _Member(entry.name, entry.size, bool(entry.mode & stat.S_IXUSR), opened)
+                is_executable = bool(entry.mode & stat.S_IXUSR)
+                yield _Member(entry.name, entry.size, is_executable, partial(tar.extractfile, entry))
             else:
                 raise UnsafeArchive(_("it contains an entry that is not a file: {name}", name=repr(entry.name)))
 
 
-def _zipped(archive: Path) -> Iterator[_Member]:
+def _read_zip(archive: Path) -> Iterator[_Member]:
     with zipfile.ZipFile(archive) as zipped:
         for entry in zipped.infolist():
             mode = entry.external_attr >> 16
@@ -122,5 +115,5 @@ def _zipped(archive: Path) -> Iterator[_Member]:
             if entry.is_dir():
                 yield _Member(entry.filename)
             else:
-                opened = partial(zipped.open, entry)
-                yield _Member(entry.filename, entry.file_size, bool(mode & stat.S_IXUSR), opened)
+                is_executable = bool(mode & stat.S_IXUSR)
+                yield _Member(entry.filename, entry.file_size, is_executable, partial(zipped.open, entry))

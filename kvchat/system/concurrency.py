@@ -1,4 +1,4 @@
-"""Tasks and threads beside the event loop: waiting for them, stopping them, or shielding them."""
+"""Tasks and threads beside the event loop."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Progress = Callable[[int, int], None]  # done, total; total is 0 if unknown
 
 
 class Background:
-    """Keep work alive until it ends. It reports KvchatErrors itself; anything else it raises is a bug."""
+    """Keep tasks alive until they end. They report KvchatErrors themselves; anything else they raise is a bug."""
 
-    def __init__(self, hear: Callable[[bool], None] = lambda busy: None) -> None:
-        """`hear` gets True whenever work begins, and False when all of it has ended."""
-        self._hear = hear
+    def __init__(self, on_busy: Callable[[bool], None] = lambda busy: None) -> None:
+        """`on_busy` gets True whenever a task begins, and False when all have ended."""
+        self._on_busy = on_busy
         self._tasks: set[asyncio.Task[object]] = set()
         self._used_at = time.monotonic()
 
@@ -34,10 +34,10 @@ class Background:
         return 0.0 if self._tasks else time.monotonic() - self._used_at
 
     def begin(self, work: Coroutine[Any, Any, object]) -> None:
-        self._hear(True)
+        self._on_busy(True)
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._end)
 
     def used(self) -> None:
         self._used_at = time.monotonic()
@@ -46,11 +46,11 @@ class Background:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _ended(self, task: asyncio.Task[object]) -> None:
+    def _end(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         self.used()
         if not self._tasks:
-            self._hear(False)
+            self._on_busy(False)
         if not task.cancelled() and (error := task.exception()):
             context = {"message": _("A background task failed"), "exception": error, "task": task}
             task.get_loop().call_exception_handler(context)
@@ -92,10 +92,10 @@ class Stopped(Exception):
     """The work was asked to stop."""
 
 
-async def in_thread(work: Callable[[threading.Event], R]) -> R:
-    """Run `work` off the loop. On cancel, set its event and wait for its end."""
+async def in_thread(function: Callable[[threading.Event], R]) -> R:
+    """Call `function` in a thread. On cancel, set its event and wait for its end."""
     stop = threading.Event()
-    task = asyncio.ensure_future(asyncio.to_thread(work, stop))
+    task = asyncio.ensure_future(asyncio.to_thread(function, stop))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -107,34 +107,33 @@ async def in_thread(work: Callable[[threading.Event], R]) -> R:
         raise
 
 
-async def in_thread_with_progress(work: Callable[[Progress], R], progress: Progress) -> R:
-    """Run `work` off the loop, reporting progress there. On cancel, its next report raises Stopped.
+async def in_thread_with_progress(function: Callable[[Progress], R], progress: Progress) -> R:
+    """Call `function` in a thread, with a callback for its progress. On cancel, its next report raises Stopped.
 
     Work that ends before its next report was cancelled too late: it counts, and this returns. The thread keeps no
     reference to `progress`: it may belong to the window, which must be freed on its own thread (Qt crashed).
     """
     results: list[R] = []
-    hears = [progress]
+    listeners = [progress]
 
-    def stoppable(stop: threading.Event) -> R:
-        def tell(done: int, total: int) -> None:
+    def run(stop: threading.Event) -> None:
+        def report(done: int, total: int) -> None:
             if stop.is_set():
                 raise Stopped
-            hears[0](done, total)
+            listeners[0](done, total)
 
-        results.append(work(tell))
-        return results[0]
+        results.append(function(report))
 
     try:
-        return await in_thread(stoppable)
+        await in_thread(run)
     except asyncio.CancelledError:
         if not results:
             raise
         if task := asyncio.current_task():
             task.uncancel()
-        return results[0]
     finally:
-        hears.clear()
+        listeners.clear()
+    return results[0]
 
 
 @dataclass

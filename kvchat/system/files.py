@@ -54,8 +54,8 @@ def file_stamp(path: Path) -> tuple[int, int, int]:
 
 
 class TooLarge(OSError):
-    def __init__(self, path: Path, most: int) -> None:
-        super().__init__(errno.EFBIG, _("It is larger than {most}", most=format_size(most)), str(path))
+    def __init__(self, path: Path, limit: int) -> None:
+        super().__init__(errno.EFBIG, _("It is larger than {most}", most=format_size(limit)), str(path))
 
 
 def open_regular_file(path: Path) -> BinaryIO:
@@ -63,7 +63,7 @@ def open_regular_file(path: Path) -> BinaryIO:
 
     def opened() -> io.RawIOBase:
         check_is_regular_file(path, path.stat().st_mode)  # first: opening a device can have side effects
-        file = _Patient(os.open(path, _FLAGS))
+        file = _FileWithTimeout(os.open(path, _FLAGS))
         try:
             check_is_regular_file(path, os.fstat(file.fileno()).st_mode)
         except OSError:
@@ -74,18 +74,18 @@ def open_regular_file(path: Path) -> BinaryIO:
     return io.BufferedReader(run_with_timeout(opened))
 
 
-def read_regular_file(path: Path, most: int) -> bytes:
-    """Read a regular file of at most `most` bytes. Raises OSError like `open_regular_file`, and TooLarge."""
+def read_regular_file(path: Path, limit: int) -> bytes:
+    """Read a regular file of at most `limit` bytes. Raises OSError like `open_regular_file`, and TooLarge."""
     with open_regular_file(path) as file:
-        content = file.read(most + 1)  # the reported size may change, or be 0 in /proc
-    if len(content) > most:
-        raise TooLarge(path, most)
+        content = file.read(limit + 1)  # the reported size may change, or be 0 in /proc
+    if len(content) > limit:
+        raise TooLarge(path, limit)
     return content
 
 
-def read_json(path: Path, most: int = 64_000_000) -> Any:
+def read_json(path: Path, limit: int = 64_000_000) -> Any:
     """Read a JSON file. Raises OSError like `read_regular_file`, and ValueError."""
-    return parse_json(read_regular_file(path, most))
+    return parse_json(read_regular_file(path, limit))
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -96,13 +96,13 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-async def read_limited(pieces: AsyncIterable[bytes], most: int) -> bytes:
-    """Join the pieces of an untrusted response. Raises ValueError once they exceed `most` bytes."""
+async def read_limited(pieces: AsyncIterable[bytes], limit: int) -> bytes:
+    """Join the pieces of an untrusted response. Raises ValueError once they exceed `limit` bytes."""
     whole = bytearray()
     async for piece in pieces:
         whole += piece
-        if len(whole) > most:
-            raise ValueError(f"it is larger than {format_size(most)}")
+        if len(whole) > limit:
+            raise ValueError(f"it is larger than {format_size(limit)}")
     return bytes(whole)
 
 
@@ -113,24 +113,24 @@ def is_folder(path: Path) -> bool:
         return False
 
 
-def run_with_timeout(work: Callable[[], R]) -> R:
-    """Call `work` in a thread. Raises TimeoutError if it takes too long; it then runs on."""
+def run_with_timeout(function: Callable[[], R]) -> R:
+    """Call `function` in a thread. Raises TimeoutError if it takes too long; it then runs on."""
     done: Future[R] = Future()
 
-    def do() -> None:
+    def run() -> None:
         try:
-            done.set_result(work())
+            done.set_result(function())
         except BaseException as error:
             done.set_exception(error)
 
-    threading.Thread(target=do, name="reading", daemon=True).start()
+    threading.Thread(target=run, name="reading", daemon=True).start()
     try:
         return done.result(PATIENCE_S)
     except TimeoutError as error:
         if done.done():  # from the call
             raise
-        words = _("No response for {patience_s} s", patience_s=f"{PATIENCE_S:.0f}")
-        raise TimeoutError(errno.ETIMEDOUT, words) from error
+        message = _("No response for {patience_s} s", patience_s=f"{PATIENCE_S:.0f}")
+        raise TimeoutError(errno.ETIMEDOUT, message) from error
 
 
 def check_is_regular_file(path: Path, mode: int) -> None:
@@ -138,7 +138,7 @@ def check_is_regular_file(path: Path, mode: int) -> None:
         raise NotAFile(path, mode)
 
 
-class _Patient(io.RawIOBase):
+class _FileWithTimeout(io.RawIOBase):
     """A file with a read timeout."""
 
     def __init__(self, descriptor: int) -> None:
@@ -177,18 +177,27 @@ class _Patient(io.RawIOBase):
 
 PRIVATE = 0o600
 LEFTOVER_AGE_S = 3600.0  # another process may be writing newer ones
-_BEGUN = re.compile(r"\.[0-9a-f]{12}\.new")
+_TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{12}\.new")
 
 
 @contextlib.contextmanager
 def atomic_write(target: Path, *, private: bool = False) -> Iterator[Path]:
-    """Yield a path next to `target` to write to; at the end, sync it to disk and replace `target`.
+    """Yield a path next to `target` to write to; then sync it to disk and replace `target`.
 
     Follows a link and writes its target. A new file is private to its owner, an old one keeps its mode unless
     `private`. An exception in the block leaves the old file as it was, and nothing next to it. Raises OSError, and
     NotAFile if the target is not a regular file.
     """
-    old, place = run_with_timeout(lambda: (_old_mode(target), target.resolve()))
+
+    def old_mode() -> int | None:
+        try:
+            mode = target.stat().st_mode
+        except FileNotFoundError:
+            return None
+        check_is_regular_file(target, mode)
+        return stat.S_IMODE(mode)
+
+    old, place = run_with_timeout(lambda: (old_mode(), target.resolve()))
     beside = run_with_timeout(lambda: temporary_path(place))
     try:
         os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
@@ -209,15 +218,6 @@ def temporary_path(target: Path) -> Path:
     """Return a fresh name in the same folder; delete old leftovers of killed processes."""
     with contextlib.suppress(OSError):
         for left in target.parent.iterdir():
-            if _BEGUN.match(left.name) and left.stat().st_mtime < time.time() - LEFTOVER_AGE_S:
+            if _TEMPORARY_NAME.match(left.name) and left.stat().st_mtime < time.time() - LEFTOVER_AGE_S:
                 left.unlink()
     return target.with_name(f".{uuid.uuid4().hex[:12]}.new")
-
-
-def _old_mode(target: Path) -> int | None:
-    try:
-        found = target.stat().st_mode
-    except FileNotFoundError:
-        return None
-    check_is_regular_file(target, found)
-    return stat.S_IMODE(found)

@@ -20,7 +20,6 @@ from kvchat.text.language import _
 _RUN_KEY = r"Software\Microsoft\Windows\CurrentVersion\Run"
 _NAME, _LABEL = "kvchat", "io.github.kvchat.kvchat"
 _OFF = ("hidden=true", "x-gnome-autostart-enabled=false")  # written by desktops to disable an entry
-_NO_SUCH = (FileNotFoundError, NotADirectoryError)
 
 
 def can_start_at_login() -> bool:
@@ -32,38 +31,40 @@ def starts_at_login() -> bool:
     try:
         if sys.platform == "win32":
             return bool(_run_key_value())
-        if sys.platform == "darwin":
-            return _agent().exists()
-        lines = _autostart().read_text("utf-8", "replace").lower().splitlines()
+        text = _entry().read_text("utf-8", "replace").lower()
     except OSError:
         return False
-    return not any(line.replace(" ", "") in _OFF for line in lines)
+    return not any(line.replace(" ", "") in _OFF for line in text.splitlines())
 
 
 def start_at_login(on: bool) -> None:
+    arguments = [*start_command(), "--hidden"]
+    home = {"KVCHAT_HOME": os.environ["KVCHAT_HOME"]} if os.environ.get("KVCHAT_HOME") else {}
     try:
         if sys.platform == "win32":
             registry: Any = importlib.import_module("winreg")
             with registry.CreateKey(registry.HKEY_CURRENT_USER, _RUN_KEY) as key:
                 if on:
-                    line = subprocess.list2cmdline([*start_command(), "--hidden"])
-                    registry.SetValueEx(key, _NAME, 0, registry.REG_SZ, line)
+                    registry.SetValueEx(key, _NAME, 0, registry.REG_SZ, subprocess.list2cmdline(arguments))
                 elif _run_key_value():
                     registry.DeleteValue(key, _NAME)
-        elif sys.platform == "darwin":
+            return
+        entry = _entry()
+        if not on:
+            entry.unlink(missing_ok=True)
+            return
+        if sys.platform == "darwin":
             # https://developer.apple.com/library/archive/documentation/MacOSX/Conceptual/BPSystemStartup
-            words: dict[str, Any] = {
-                "Label": _LABEL,
-                "ProgramArguments": [*start_command(), "--hidden"],
-                "RunAtLoad": True,
-            }
-            words |= {"EnvironmentVariables": _home()} if _home() else {}
-            _put(_agent(), plistlib.dumps(words) if on else None)
+            agent: dict[str, Any] = {"Label": _LABEL, "ProgramArguments": arguments, "RunAtLoad": True}
+            content = plistlib.dumps(agent | ({"EnvironmentVariables": home} if home else {}))
         else:
-            own = [f"{name}={value}" for name, value in _home().items()]
-            line = " ".join(map(_quoted, [*(["env", *own] if own else []), *start_command(), "--hidden"]))
-            entry = f"[Desktop Entry]\nType=Application\nName=kvchat\nExec={line}\nIcon=kvchat\nTerminal=false\n"
-            _put(_autostart(), entry.encode() if on else None)
+            variables = [f"{name}={value}" for name, value in home.items()]
+            line = " ".join(map(_quote, [*(["env", *variables] if variables else []), *arguments]))
+            keys = f"Type=Application\nName=kvchat\nExec={line}\nIcon=kvchat\nTerminal=false\n"
+            content = f"[Desktop Entry]\n{keys}".encode()
+        entry.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with atomic_write(entry) as new:
+            new.write_bytes(content)
     except OSError as error:
         raise KvchatError(
             _("The “Start at login” setting could not be changed"),
@@ -81,17 +82,15 @@ def start_command() -> list[str]:
     return [str(program)] if is_bundle else [str(program), "-m", "kvchat"]
 
 
-def _home() -> dict[str, str]:
-    return {"KVCHAT_HOME": os.environ["KVCHAT_HOME"]} if os.environ.get("KVCHAT_HOME") else {}
-
-
-def _autostart() -> Path:
+def _entry() -> Path:
     """https://specifications.freedesktop.org/autostart-spec: the user's folder has priority."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "LaunchAgents" / f"{_LABEL}.plist"
     config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(config) / "autostart" / "kvchat.desktop"
 
 
-def _quoted(word: str) -> str:
+def _quote(word: str) -> str:
     """Quote per the desktop entry specification, if needed; a lone % would be a field code."""
     word = word.replace("%", "%%")
     if all(letter.isalnum() or letter in "/._-=%" for letter in word):
@@ -101,23 +100,10 @@ def _quoted(word: str) -> str:
     return '"' + word.replace("\\", "\\\\") + '"'  # escaped twice: the value is a string in the file
 
 
-def _agent() -> Path:
-    return Path.home() / "Library" / "LaunchAgents" / f"{_LABEL}.plist"
-
-
-def _put(path: Path, contents: bytes | None) -> None:
-    if contents is None:
-        path.unlink(missing_ok=True)
-        return
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with atomic_write(path) as new:
-        new.write_bytes(contents)
-
-
 def _run_key_value() -> str:
     registry: Any = importlib.import_module("winreg")  # Windows only
     try:
         with registry.OpenKey(registry.HKEY_CURRENT_USER, _RUN_KEY) as key:
             return str(registry.QueryValueEx(key, _NAME)[0])
-    except _NO_SUCH:
+    except (FileNotFoundError, NotADirectoryError):
         return ""

@@ -63,11 +63,11 @@ def back_up(connection: sqlite3.Connection, target: Path, step: Callable[[], Non
     target.chmod(0o600)
 
 
-def drop_old_copies(path: Path, most_days: float = COPIES_DAYS) -> None:
+def drop_old_copies(path: Path, max_days: float = COPIES_DAYS) -> None:
     """Delete old copies made by `migrate`: they hold data deleted since."""
     for copy in path.parent.glob(f"{path.name}.before-*"):
         with contextlib.suppress(OSError):
-            if time.time() - copy.stat().st_mtime > most_days * 86_400:
+            if time.time() - copy.stat().st_mtime > max_days * 86_400:
                 copy.unlink()
 
 

@@ -26,8 +26,9 @@ from filelock import FileLock, Timeout
 
 from kvchat.system.files import atomic_write, read_json
 
-_MOST_NOTE = 10_000  # bytes
-_LONGEST_PATH = 100  # bytes: macOS's sun_path holds 103, Linux's 107
+_MAX_NOTE_BYTES = 10_000
+_MAX_PATH_BYTES = 100  # macOS's sun_path holds 103, Linux's 107
+_NOTE = "owner.json"
 _FAULTS = (OSError, EOFError, AuthenticationError, AssertionError)
 
 
@@ -47,10 +48,10 @@ class StartRequest:
     token: str = ""  # activation token to raise the window
 
 
-def make_start_request(what: tuple[str, ...] = (), *, quick: bool = False) -> StartRequest:
-    here = tuple(name if "://" in name else os.path.abspath(name) for name in what)  # noqa: PTH100 - no link is followed
+def make_start_request(names: tuple[str, ...] = (), *, quick: bool = False) -> StartRequest:
+    paths = tuple(name if "://" in name else os.path.abspath(name) for name in names)  # noqa: PTH100 - no link is followed
     token = os.environ.get("XDG_ACTIVATION_TOKEN") or os.environ.get("DESKTOP_STARTUP_ID", "")
-    return StartRequest(here, quick, token)
+    return StartRequest(paths, quick, token)
 
 
 def allow_owner_to_raise_window() -> None:
@@ -80,16 +81,18 @@ class Ownership:
             pass
         return True
 
-    def listen(self, welcome: Callable[[Connection], None]) -> None:
-        """Accept connections. `welcome` is called for each in its own thread."""
+    def listen(self, on_connection: Callable[[Connection], None]) -> None:
+        """Accept connections. `on_connection` is called for each in its own thread."""
         key = secrets.token_bytes(32)
-        self._listener = listener = self._made_listener()
+        self._listener = listener = self._make_listener()
         address = "" if listener is None else str(listener.address)
         owner = Owner(self._name, os.getpid(), address, key.hex(), secrets.token_urlsafe(32))
-        with contextlib.suppress(OSError), atomic_write(_note(self._folder), private=True) as new:
+        with contextlib.suppress(OSError), atomic_write(self._folder / _NOTE, private=True) as new:
             new.write_text(json.dumps(asdict(owner)), "utf-8")
         if listener is not None:
-            threading.Thread(target=self._accept, args=(listener, key, welcome), name="guests", daemon=True).start()
+            threading.Thread(
+                target=self._accept, args=(listener, key, on_connection), name="clients", daemon=True
+            ).start()
 
     def stop_listening(self) -> None:
         """Stop accepting connections. New clients wait until the lock is free."""
@@ -97,7 +100,7 @@ class Ownership:
         if listener is None:
             return
         with contextlib.suppress(OSError):
-            _note(self._folder).unlink(missing_ok=True)
+            (self._folder / _NOTE).unlink(missing_ok=True)
         with contextlib.suppress(*_FAULTS):
             Client(listener.address).close()  # wakes the accept thread
         listener.close()
@@ -108,32 +111,34 @@ class Ownership:
         self.stop_listening()
         self._lock.release()
 
-    def _made_listener(self) -> Listener | None:
+    def _make_listener(self) -> Listener | None:
         if os.name == "nt":
             return Listener(rf"\\.\pipe\kvchat-{secrets.token_hex(16)}", "AF_PIPE")
         here = self._folder.absolute() / "owner.socket"
         with contextlib.suppress(OSError):
             here.unlink(missing_ok=True)  # left by a killed process
-            if len(os.fsencode(here)) <= _LONGEST_PATH:
+            if len(os.fsencode(here)) <= _MAX_PATH_BYTES:
                 return Listener(str(here), "AF_UNIX", backlog=32)
         with contextlib.suppress(OSError):
             self._private = tempfile.mkdtemp(prefix="kvchat-")
             return Listener(str(Path(self._private) / "owner.socket"), "AF_UNIX", backlog=32)
         return None
 
-    def _accept(self, listener: Listener, key: bytes, welcome: Callable[[Connection], None]) -> None:
+    def _accept(self, listener: Listener, key: bytes, on_connection: Callable[[Connection], None]) -> None:
         while self._listener is listener:
             try:
-                guest = listener.accept()
+                client = listener.accept()
             except _FAULTS:
                 time.sleep(0.1)  # no free descriptor, or the client left
                 continue
-            threading.Thread(target=_greet, args=(guest, key, welcome), name="guest", daemon=True).start()
+            threading.Thread(
+                target=_authenticate, args=(client, key, on_connection), name="client", daemon=True
+            ).start()
 
 
 def owner_of(folder: Path) -> Owner | None:
     try:
-        note = read_json(_note(folder), _MOST_NOTE)
+        note = read_json(folder / _NOTE, _MAX_NOTE_BYTES)
         return Owner(**note) if isinstance(note, dict) else None
     except (OSError, ValueError, TypeError):
         return None
@@ -150,15 +155,11 @@ def connect(folder: Path) -> Connection | None:
         return None
 
 
-def _note(folder: Path) -> Path:
-    return folder / "owner.json"
-
-
-def _greet(guest: Connection, key: bytes, welcome: Callable[[Connection], None]) -> None:
+def _authenticate(client: Connection, key: bytes, on_connection: Callable[[Connection], None]) -> None:
     try:
-        deliver_challenge(guest, key)
-        answer_challenge(guest, key)
+        deliver_challenge(client, key)
+        answer_challenge(client, key)
     except _FAULTS:
-        guest.close()
+        client.close()
     else:
-        welcome(guest)
+        on_connection(client)

@@ -1,4 +1,4 @@
-"""One secret, kept in the system's keyring or, without one, in a private file. Never in a log or repr."""
+"""Storage for a secret in the system's keyring or, without one, in a private file. Never in a log or repr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SERVICE = "kvchat"
 
 
 class SecretLocation(Enum):
-    """Where a secret is kept; the value completes "kept in …"."""
+    """Place of a secret; the value completes "kept in …"."""
 
     KEYRING = N_("the system keyring")
     FILE = N_("a file that only you can read, because no keyring is available")
@@ -25,16 +25,14 @@ class SecretStore:
 
     def __init__(self, account: str, file: Path) -> None:
         """`account`: its name in the keyring; `file`: the fallback."""
-        self._account = account
-        self._file = file
+        self._account, self._file = account, file
 
     def load(self) -> tuple[str, SecretLocation] | None:
-        kept = self._from_keyring()
-        if kept:
-            return kept, SecretLocation.KEYRING
+        if value := self._read_keyring():
+            return value, SecretLocation.KEYRING
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            if kept := read_regular_file(self._file, 100_000).decode().strip():
-                return kept, SecretLocation.FILE
+            if value := read_regular_file(self._file, 100_000).decode().strip():
+                return value, SecretLocation.FILE
         return None
 
     def save(self, value: str) -> SecretLocation:
@@ -44,7 +42,7 @@ class SecretStore:
             import keyring
 
             keyring.set_password(_SERVICE, self._account, value)
-            if self._from_keyring() == value:  # the null backend accepts all and stores nothing
+            if self._read_keyring() == value:  # the null backend accepts all and stores nothing
                 return SecretLocation.KEYRING
         self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with os.fdopen(os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
@@ -58,7 +56,7 @@ class SecretStore:
 
             keyring.delete_password(_SERVICE, self._account)
 
-    def _from_keyring(self) -> str | None:
+    def _read_keyring(self) -> str | None:
         """Return the keyring's entry, or None. Backends are plugins and may fail in any way."""
         try:
             import keyring

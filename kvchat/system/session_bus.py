@@ -1,4 +1,4 @@
-"""The desktop's message bus (D-Bus), if there is one: connected at the first request."""
+"""The desktop's message bus (D-Bus), if there is one. Connects at the first request."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ class SessionBus:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def call(self, service: Service, method: str, signature: str = "", *body: Any) -> tuple[Any, ...]:
-        router = await self._connected()
+        router = await self._connect()
         from jeepney import DBusAddress, DBusErrorResponse, new_method_call
         from jeepney.io.common import RouterClosed
         from jeepney.wrappers import unwrap_msg
 
         address = DBusAddress(service.path, service.name, service.interface)
-        asked = new_method_call(address, method, signature, body)
+        message = new_method_call(address, method, signature, body)
         try:
-            return tuple(unwrap_msg(await asyncio.wait_for(router.send_and_get_reply(asked), _TIMEOUT_S)))
+            return tuple(unwrap_msg(await asyncio.wait_for(router.send_and_get_reply(message), _TIMEOUT_S)))
         except (DBusErrorResponse, RouterClosed, OSError, EOFError, TimeoutError) as error:
             raise NoAnswer(str(error)) from error
 
-    def tell(self, service: Service, method: str, signature: str = "", *body: Any) -> None:
+    def send(self, service: Service, method: str, signature: str = "", *body: Any) -> None:
         """Call without waiting for a reply or requiring a receiver."""
 
-        async def ask() -> None:
+        async def call() -> None:
             with contextlib.suppress(NoAnswer):
                 await self.call(service, method, signature, *body)
 
-        self._keep(asyncio.ensure_future(ask()))
+        self._keep(asyncio.ensure_future(call()))
 
-    async def listen(self, service: Service, signal: str, hear: Callable[..., object]) -> Callable[[], None]:
-        """Call `hear` with each signal's body, until the returned function is called. Raises NoAnswer."""
-        router = await self._connected()
+    async def listen(self, service: Service, signal: str, handler: Callable[..., object]) -> Callable[[], None]:
+        """Call `handler` with each signal's body, until the returned function is called. Raises NoAnswer."""
+        router = await self._connect()
         from jeepney import MatchRule, message_bus
 
         rule = MatchRule(type="signal", path=service.path, interface=service.interface, member=signal)
@@ -63,18 +63,18 @@ class SessionBus:
         filtered = router.filter(rule, queue=queue)
         bus = Service(message_bus.bus_name, message_bus.object_path, message_bus.interface)
 
-        async def pass_on() -> None:
+        async def forward() -> None:
             while True:
-                hear(*(await queue.get()).body)
+                handler(*(await queue.get()).body)
 
-        passing = asyncio.ensure_future(pass_on())
-        self._keep(passing)
+        forwarding = asyncio.ensure_future(forward())
+        self._keep(forwarding)
 
         def stop() -> None:
-            passing.cancel()
+            forwarding.cancel()
             filtered.close()
             if self._router is router:
-                self.tell(bus, "RemoveMatch", "s", rule.serialise())
+                self.send(bus, "RemoveMatch", "s", rule.serialise())
 
         try:
             await self.call(bus, "AddMatch", "s", rule.serialise())
@@ -84,7 +84,7 @@ class SessionBus:
         return stop
 
     async def unique_name(self) -> str:
-        return str((await self._connected()).unique_name)
+        return str((await self._connect()).unique_name)
 
     async def close(self) -> None:
         for task in (tasks := list(self._tasks)):
@@ -99,7 +99,7 @@ class SessionBus:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _connected(self) -> Any:
+    async def _connect(self) -> Any:
         if sys.platform in ("win32", "darwin"):
             raise NoAnswer("There is no such bus here")
         async with self._connecting:

@@ -109,11 +109,11 @@ def test_nothing_is_written_behind_a_link(tmp_path: Path) -> None:
 
 
 def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "MOST_UNPACKED", 1000)
+    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 1000)
     for content in (tarred({"a": bytes(2000)}), zipped({"a": bytes(2000)})):
         with pytest.raises(UnsafeArchive, match="too large when unpacked"):
             unpacked(put(tmp_path, "a", content), tmp_path / "into")
-    monkeypatch.setattr(archives, "MOST_FILES", 2)
+    monkeypatch.setattr(archives, "MAX_FILES", 2)
     with pytest.raises(UnsafeArchive, match="too large when unpacked"):
         unpacked(put(tmp_path, "a", tarred({str(n): b"" for n in range(3)})), tmp_path / "into")
 

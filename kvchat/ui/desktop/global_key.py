@@ -133,7 +133,7 @@ async def bind_by_portal(bus: SessionBus, pressed: Callable[[str], object]) -> C
 
     def release() -> None:
         stop()
-        bus.tell(Service(NAME, session, "org.freedesktop.portal.Session"), "Close")
+        bus.send(Service(NAME, session, "org.freedesktop.portal.Session"), "Close")
 
     trigger = KEY.upper().replace("+K", "+k")
     wanted = [("quick", {"description": ("s", _(_WORDS)), "preferred_trigger": ("s", trigger)})]
