@@ -59,10 +59,10 @@ def _choice_rule(choices: Iterable[str]) -> Rule:
 
 def _path_error(value: Any) -> str:
     try:
-        fits = isinstance(value, str) and b"\0" not in os.fsencode(value)
+        is_path = isinstance(value, str) and b"\0" not in os.fsencode(value)
     except UnicodeEncodeError:  # lone surrogate: valid in JSON, not in a name
-        fits = False
-    return "" if fits else _("This must be a path.")
+        is_path = False
+    return "" if is_path else _("This must be a path.")
 
 
 def _text_error(value: Any) -> str:
@@ -76,15 +76,14 @@ def _paths_error(value: Any) -> str:
 
 
 def _temperature_error(value: Any) -> str:
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_TEMPERATURE
+    is_valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_TEMPERATURE
     highest = f"{MAX_TEMPERATURE:.0f}"
-    return "" if fits else _("This must be a number from 0 to {highest_temperature}.", highest_temperature=highest)
+    return "" if is_valid else _("This must be a number from 0 to {highest_temperature}.", highest_temperature=highest)
 
 
 @dataclass(frozen=True)
 class SettingInfo:
     rule: Rule
-    page: str = ""  # page in `ui/settings`; empty: the setting has no entry of its own
     label: str = ""
     help: str = ""
     choices: Choices = ()
@@ -94,20 +93,20 @@ class SettingInfo:
     reset: str = ""  # label of the reset button; else built from the default
 
 
-def _setting(default: Any, rule: Rule, page: str = "", label: str = "", help: str = "", **more: Any) -> Any:
-    return field(default=default, metadata={"about": SettingInfo(rule, page, label, help, **more)})
+def _setting(default: Any, rule: Rule, label: str = "", help: str = "", **more: Any) -> Any:
+    return field(default=default, metadata={"info": SettingInfo(rule, label, help, **more)})
 
 
-def _toggle(default: bool, *entry: str) -> Any:
-    return _setting(default, lambda value: "" if isinstance(value, bool) else _("This must be true or false."), *entry)
+def _toggle(default: bool, *texts: str) -> Any:
+    return _setting(default, lambda value: "" if isinstance(value, bool) else _("This must be true or false."), *texts)
 
 
-def _number(default: Any, minimum: int, maximum: float, *entry: str, unit: str = "", **more: Any) -> Any:
-    return _setting(default, _integer_rule(minimum, maximum, unit), *entry, unit=unit, **more)
+def _number(default: Any, minimum: int, maximum: float, *texts: str, unit: str = "", **more: Any) -> Any:
+    return _setting(default, _integer_rule(minimum, maximum, unit), *texts, unit=unit, **more)
 
 
-def _choice(default: str, choices: Choices, *entry: str) -> Any:
-    return _setting(default, _choice_rule(value for value, _words in choices), *entry, choices=choices)
+def _choice(default: str, choices: Choices, *texts: str) -> Any:
+    return _setting(default, _choice_rule(value for value, _words in choices), *texts, choices=choices)
 
 
 @dataclass(frozen=True)
@@ -117,14 +116,12 @@ class Settings:
     theme: str = _choice(
         "system",
         (("system", N_("System default")), ("light", N_("Light")), ("dark", N_("Dark"))),
-        "general",
         N_("Theme"),
         N_("Light, dark, or the theme of your desktop."),
     )
     language: str = _choice(
         SYSTEM,
         ((SYSTEM, N_("System default")), *LANGUAGES.items()),
-        "general",
         N_("Language"),
         N_("Language of the kvchat interface. Changes take effect when kvchat restarts."),
     )
@@ -132,7 +129,6 @@ class Settings:
         100,
         60,
         250,
-        "general",
         N_("Text size"),
         N_("In the main window, Ctrl++ and Ctrl+− change the text size, and Ctrl+0 resets it."),
         unit="%",
@@ -140,20 +136,17 @@ class Settings:
     )
     show_numbers: bool = _toggle(
         True,
-        "general",
         NUMBERS,
         N_("Show how long each reply took and how the chat was loaded, below the reply and in the status bar."),
     )
     model_titles: bool = _toggle(
         True,
-        "general",
         N_("Automatic chat titles"),
         N_("When idle, the model generates a title in the language of the chat. Titles you set yourself stay."),
     )
     read_ahead: str = _choice(
         "auto",
         (("auto", N_("Automatic")), ("always", N_("Always")), ("never", N_("Never"))),
-        "general",
         N_("Process ahead"),
         N_(
             "While you view a chat or type, the engine processes the prompt in advance, so replies "
@@ -163,7 +156,6 @@ class Settings:
     )
     quick_key: bool = _toggle(
         False,
-        "general",
         N_("Quick question shortcut"),
         N_(
             "{key} opens the Quick question window from any app. On Wayland, your desktop asks you "
@@ -173,7 +165,6 @@ class Settings:
     engine_start: str = _choice(
         "app",
         (("app", N_("When kvchat starts")), ("message", N_("On the first message"))),
-        "general",
         N_("Engine start"),
         N_("Starting on the first message saves memory until then, but that message waits for the model to load."),
     )
@@ -181,7 +172,6 @@ class Settings:
         None,
         1,
         7 * 24 * 60,
-        "general",
         N_("Unload when idle"),
         N_(
             "After this long without a message, kvchat unloads the model. The next message loads it "
@@ -193,7 +183,6 @@ class Settings:
     )
     update_notice: bool = _toggle(
         False,
-        "general",
         N_("Check for updates"),
         N_("Once a day, kvchat checks GitHub for a new version and shows a link. It downloads and installs nothing."),
     )
@@ -204,7 +193,6 @@ class Settings:
         None,
         MIN_CONTEXT,
         MAX_CONTEXT,
-        "model",
         N_("Context length"),
         N_("How much of a chat the model can use at once. A longer context uses more memory."),
         unit="tokens",
@@ -215,7 +203,6 @@ class Settings:
         0,
         0,
         8,
-        "model",
         N_("Parallel chats"),
         N_(
             "Number of recent chats kept loaded. You can return to them instantly, and they can "
@@ -227,7 +214,6 @@ class Settings:
     kv_type: str = _setting(
         "f16",
         _choice_rule(KV_TYPE_NAMES),
-        "model",
         N_("KV cache precision"),
         N_(
             "Lower precision fits longer chats in memory but may slightly reduce reply quality. Chat "
@@ -243,7 +229,6 @@ class Settings:
     engine_url: str | None = _setting(
         None,
         _text_error,
-        "engine",
         N_("External llama-server"),
         N_(
             "kvchat uses the llama-server at this address and does not start or stop an engine. Chat "
@@ -255,7 +240,6 @@ class Settings:
     rpc_workers: str = _setting(
         "",
         _text_error,
-        "engine",
         N_("RPC servers"),
         N_(
             "Distribute a large model across several computers. Enter the host and port of each "
@@ -266,7 +250,6 @@ class Settings:
     engine_arguments: str = _setting(
         "",
         _text_error,
-        "engine",
         N_("Extra arguments"),
         N_("Command-line arguments for llama-server. Arguments that kvchat sets itself are not allowed."),
         example="--threads 8",
@@ -276,18 +259,16 @@ class Settings:
         None,
         100 * MB,
         MAX_BYTES,
-        "storage",
         N_("Storage limit"),
         unit="bytes",
         empty=N_("Automatic"),
         reset=N_("Reset to automatic"),
     )
-    free_floor_bytes: int = _number(2 * GB, 0, MAX_BYTES, "storage", N_("Minimum free space"), unit="bytes")
+    free_floor_bytes: int = _number(2 * GB, 0, MAX_BYTES, N_("Minimum free space"), unit="bytes")
     max_age_days: int | None = _number(  # None: kept until the quota is full
         None,
         1,
         3650,
-        "storage",
         N_("Maximum age"),
         N_("kvchat deletes chat memory that was not used for this long. Messages are never deleted."),
         unit="days",
@@ -298,7 +279,6 @@ class Settings:
         7,
         0,
         3650,
-        "storage",
         N_("Keep deleted items"),
         N_(
             "You can restore deleted chats and messages for this long. Then kvchat deletes them "
@@ -309,7 +289,6 @@ class Settings:
 
     api_server: bool = _toggle(
         False,
-        "programs",
         N_("Enable API server"),
         N_(
             "Editors and agents on this computer can use the model. Their prompts are saved like "
@@ -318,7 +297,6 @@ class Settings:
     )
     api_any_model: bool = _toggle(
         True,
-        "programs",
         N_("Accept any model name"),
         N_(
             "Requests for an unknown model, such as gpt-4o, use the current model. When off, they "
@@ -327,14 +305,13 @@ class Settings:
     )
     api_share: bool = _toggle(
         False,
-        "programs",
         N_("Share chat memory between apps"),
         N_(
             "Apps reuse the saved prompts of other apps, so less is reprocessed. Each app can then "
             "find out what the others sent."
         ),
     )
-    api_port: int = _number(8737, 1, 65_535, "programs", N_("Port"), N_("Change it if another program uses this port."))
+    api_port: int = _number(8737, 1, 65_535, N_("Port"), N_("Change it if another program uses this port."))
     api_host: str = _setting("127.0.0.1", _text_error)  # any non-local address needs a key
     api_origins: str = _setting("", _text_error)  # allowed web origins, comma-separated
     api_rules: tuple[str, ...] = _setting((), _paths_error)  # prompt rewrite rules: program and rule, "zed hold-clock"
@@ -345,9 +322,19 @@ class Settings:
 
 
 SETTING_INFO: dict[str, SettingInfo] = {
-    setting.name: setting.metadata["about"] for setting in dataclasses.fields(Settings)
+    setting.name: setting.metadata["info"] for setting in dataclasses.fields(Settings)
 }
-NAMES = tuple(SETTING_INFO)
+SETTING_NAMES = tuple(SETTING_INFO)
+SETTING_PAGES = {  # entries of the pages in `ui/settings`, in order
+    "general": (
+        *("theme", "language", "zoom", "show_numbers", "model_titles", "read_ahead", "quick_key"),
+        *("engine_start", "idle_minutes", "update_notice"),
+    ),
+    "model": ("context_size", "slots", "kv_type"),
+    "engine": ("engine_url", "rpc_workers", "engine_arguments"),
+    "storage": ("quota_bytes", "free_floor_bytes", "max_age_days", "keep_deleted_days"),
+    "programs": ("api_server", "api_any_model", "api_share", "api_port"),
+}
 
 
 class SettingsNotSaved(KvchatError):
@@ -384,12 +371,10 @@ def save_settings(path: Path, settings: Settings) -> None:
     """Write the settings and any from a newer kvchat. Raises SettingsNotSaved."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        raw = None
-        with contextlib.suppress(OSError, ValueError):
+        newer = {}
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             raw = read_json(path, _MAX_FILE_BYTES)
-        newer = (
-            {name: value for name, value in raw.items() if name not in SETTING_INFO} if isinstance(raw, dict) else {}
-        )
+            newer = {name: value for name, value in raw.items() if name not in SETTING_INFO}
         with atomic_write(path) as new:
             new.write_text(json.dumps(newer | dataclasses.asdict(settings), indent=2), "utf-8")
     except OSError as error:

@@ -31,7 +31,7 @@ from kvchat.cli.options import (
 )
 from kvchat.engine.discovery.graphics import Backend
 from kvchat.errors import KvchatError
-from kvchat.settings import NAMES as SETTING_NAMES
+from kvchat.settings import SETTING_NAMES
 from kvchat.system.files import run_with_timeout
 from kvchat.text.language import N_, _
 from kvchat.transfer.exporting import ExportForm

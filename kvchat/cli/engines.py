@@ -17,7 +17,7 @@ from kvchat.engine.discovery.graphics import Backend, detect_graphics, install_a
 from kvchat.engine_host.setup import DownloadedEngine, EngineSetup, Stage, downloaded_engines, trial_model
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError
-from kvchat.settings import NAMES, Settings, load_settings, validation_error
+from kvchat.settings import SETTING_NAMES, Settings, load_settings, validation_error
 from kvchat.system.paths import resolve_paths
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _
@@ -162,7 +162,7 @@ async def get(options: arguments.GetEngineOptions, commands: Commands) -> int:
 
 def show_settings(options: arguments.JsonOptions) -> int:
     settings, defaults = load_settings(resolve_paths().settings_file), Settings()
-    values = {name: getattr(settings, name) for name in NAMES}
+    values = {name: getattr(settings, name) for name in SETTING_NAMES}
     rows = [
         (name, _format_value(value), "" if value == getattr(defaults, name) else _("changed"))
         for name, value in values.items()

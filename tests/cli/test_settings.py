@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.__main__ import main
-from kvchat.settings import NAMES, Settings, load_settings
+from kvchat.settings import SETTING_NAMES, Settings, load_settings
 from kvchat.system.paths import resolve_paths
 from tests.cli.owner import running_owner
 
@@ -27,7 +27,7 @@ def stored() -> Settings:
 def test_all_are_listed(capsys):
     assert main(["settings"]) == 0
     shown = capsys.readouterr().out
-    assert all(name in shown for name in NAMES)
+    assert all(name in shown for name in SETTING_NAMES)
     assert main(["settings", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["zoom"] == 100
 

@@ -16,7 +16,7 @@ from kvchat.chat.record.migrations import MIGRATIONS as CHATS
 from kvchat.kvstore.index import usage
 from kvchat.kvstore.index.index import Index
 from kvchat.kvstore.index.schema import MIGRATIONS as INDEX
-from kvchat.settings import NAMES, Settings, load_settings, save_settings
+from kvchat.settings import SETTING_NAMES, Settings, load_settings, save_settings
 from kvchat.system.migrations import DatabaseTooNew, schema_version
 from tests.formats import FOLDER, earlier
 
@@ -105,4 +105,4 @@ def test_what_a_newer_version_set_is_still_there_when_this_one_has_written(tmp_p
     save_settings(path, Settings(theme="light"))
     written = json.loads(path.read_text("utf-8"))
     assert (written["theme"], written["of_tomorrow"]) == ("light", [1])
-    assert set(written) == {*NAMES, "of_tomorrow"}
+    assert set(written) == {*SETTING_NAMES, "of_tomorrow"}

@@ -11,7 +11,7 @@ from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QFrame, QWidget
 
 from kvchat.runtime import Runtime
-from kvchat.settings import SETTING_INFO, UNITS, SettingInfo, Settings
+from kvchat.settings import SETTING_INFO, SETTING_PAGES, UNITS, SettingInfo, Settings
 from kvchat.text.language import _, plural
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row, styled
 from kvchat.ui.base.theme import Look
@@ -36,7 +36,7 @@ class SettingsPage(ScrollPage):
         self.runtime, self.look, self.panel = runtime, look, panel
         self.entries: list[Entry] = []
         self.settings: dict[str, Any] = {}  # setting entries by name
-        self._left = [name for name, about in SETTING_INFO.items() if about.page == self.key]
+        self._left = list(SETTING_PAGES.get(self.key, ()))
         self.setAccessibleName(_(self.name))
         parts = label(_(self.name), "title"), 6, STRETCH
         self._column = column(*parts, on=self.content, spacing=0, margins=(28, 22, 28, 22))
