@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import platform
 from collections.abc import Awaitable
 from contextlib import suppress
 from pathlib import Path
 
+from kvchat import __version__
 from kvchat.api_service import ApiService
 from kvchat.chat.deletion import purge_abandoned, purge_orphans
 from kvchat.chat.events import ConversationsChanged, EngineChanged, EventBus, Notice, SettingsChanged
@@ -16,7 +18,6 @@ from kvchat.chat.record.recovery import DailyBackups
 from kvchat.chat.service import ChatService
 from kvchat.chat.turn.receipts import ReplyStatistics, read_statistics
 from kvchat.chat.turn_context import TurnContext
-from kvchat.diagnostics import report
 from kvchat.engine.api.connection import DOWN_STATES, EngineState, EngineStatus
 from kvchat.engine.api.vitals import Vitals
 from kvchat.engine.process.log import EngineLog
@@ -38,11 +39,13 @@ from kvchat.store_service import BOUND_SETTINGS, StoreService, apply_bounds, ope
 from kvchat.system.concurrency import Background, Worker
 from kvchat.system.migrations import drop_old_copies
 from kvchat.system.paths import Paths
+from kvchat.text.formatting import format_rate, format_size
 from kvchat.text.language import _
 from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.text.safe_text import redact, this_person
 from kvchat.transfer.service import TransferService
 
+_MAX_LOG_LINES = 200  # in a diagnostic report
 SAVE_TIMEOUT_S = 15.0  # an engine that writes nothing this long hangs
 
 
@@ -62,9 +65,6 @@ class Runtime:
         self._background = Background()
         self._backups = DailyBackups(paths.database, self._notify)
 
-        def current_settings() -> Settings:
-            return self.settings
-
         self.engine = SwitchingHost(
             paths=paths,
             settings=self._engine_settings,
@@ -78,13 +78,9 @@ class Runtime:
         )
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
 
-        def download_changed(download: Download) -> None:
-            if words := describe_outcome(download):
-                self._notify(*words)
-
-        self.models.subscribe(download_changed)
+        self.models.subscribe(self._download_changed)
         self.model = AnsweringModel(
-            settings=current_settings, host=self.engine, library=self.models, engine_settings=self._engine_settings
+            settings=lambda: self.settings, host=self.engine, library=self.models, engine_settings=self._engine_settings
         )
         turn_context = TurnContext(
             database=database,
@@ -100,9 +96,11 @@ class Runtime:
         )
         self.chat = ChatService(turn_context)
         self.save_points = StoreService(
-            paths=paths, store=store, settings=current_settings, speed=turn_context.prefill_speed
+            paths=paths, store=store, settings=lambda: self.settings, speed=turn_context.prefill_speed
         )
-        self.engines = EngineSetup(paths=paths, settings=current_settings, use=self.use_engine, notify=self._notify)
+        self.engines = EngineSetup(
+            paths=paths, settings=lambda: self.settings, use=self.use_engine, notify=self._notify
+        )
         self.transfer = TransferService(
             paths=paths,
             database=database,
@@ -113,7 +111,7 @@ class Runtime:
         )
         self.api_server = ApiService(
             paths=paths,
-            settings=current_settings,
+            settings=lambda: self.settings,
             slots=self.chat.slots,
             host=self.engine,
             model=self.model,
@@ -153,9 +151,38 @@ class Runtime:
         return dataclasses.replace(vitals, slot=dataclasses.replace(vitals.slot, tokens=max(vitals.slot.tokens, held)))
 
     async def diagnostics(self) -> str:
-        vitals = await self.engine_vitals()
-        text = report(self.settings, self.engine.status, self.engine.choice, vitals, self._log.lines)
-        return redact(text, this_person(), self.engine.secrets)
+        """Return the state of this kvchat as one text without personal data."""
+        status, choice = self.engine.status, self.engine.choice
+        rows = [("kvchat", f"{__version__}, Python {platform.python_version()}"), ("system", platform.platform())]
+        state = status.state.value
+        if status.restart_attempt:
+            state += f", restarted {status.restart_attempt} times"
+        if status.failure:
+            state += f": {status.failure.title}. {status.failure.detail}"
+        rows.append(("engine", state))
+        if choice is not None:
+            facts = choice.facts
+            model = f"{facts.name}: {facts.architecture}, {facts.quantisation}, {format_size(facts.size)}"
+            rows += [("", str(choice.location)), ("model", model), ("context", choice.context.reason)]
+        if (vitals := await self.engine_vitals()) is not None:
+            if vitals.memory is not None:
+                graphics = vitals.graphics_memory
+                more = "" if graphics is None else f", graphics memory {format_size(graphics)}"
+                rows.append(("memory", format_size(vitals.memory) + more))
+            if (slot := vitals.slot) is not None:
+                rows.append(("slot", f"{slot.tokens} of {slot.context_size} tokens{', busy' if slot.busy else ''}"))
+            rates = (("prefill", vitals.speed.prefill), ("decode", vitals.speed.decode))
+            if speeds := [f"{name} {format_rate(rate)}" for name, rate in rates if rate is not None]:
+                rows.append(("speed", ", ".join(speeds)))
+        default, settings = dataclasses.asdict(Settings()), dataclasses.asdict(self.settings)
+        changed = [f"{name}: {value!r}" for name, value in settings.items() if value != default[name]]
+        parts = ["\n".join(f"{label:<10}{text}" for label, text in rows)]
+        for heading, lines in (
+            ("Settings that are not the default", changed),
+            ("Engine log, last lines", self._log.lines[-_MAX_LOG_LINES:]),
+        ):
+            parts.append("\n".join([heading, *(f"  {line}" for line in lines or ["(none)"])]))
+        return redact("\n\n".join(parts) + "\n", this_person(), self.engine.secrets)
 
     async def begin(self) -> None:
         """Start the engine, titles, API server and backups per the settings, for a long-running app."""
@@ -304,6 +331,10 @@ class Runtime:
 
     def _engine_settings(self) -> Settings:
         return dataclasses.replace(self.settings, model_path=self._loaded_model or self.settings.model_path)
+
+    def _download_changed(self, download: Download) -> None:
+        if outcome := describe_outcome(download):
+            self._notify(*outcome)
 
     def _notify(self, title: str, detail: str) -> None:
         self.events.publish(Notice(title, detail))
