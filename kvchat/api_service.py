@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from kvchat.engine_host.host import SwitchingHost
 from kvchat.engine_host.model import AnsweringModel
-from kvchat.engine_host.switching import SwitchingHost
 from kvchat.errors import KvchatError
 from kvchat.gateway.keys import EVERYBODY, Keys, KeyStore
 from kvchat.kvstore.savepoint import program_owner

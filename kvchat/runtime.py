@@ -21,9 +21,9 @@ from kvchat.chat.turn_context import TurnContext
 from kvchat.engine.api.connection import DOWN_STATES, EngineState, EngineStatus
 from kvchat.engine.api.vitals import Vitals
 from kvchat.engine.process.log import EngineLog
+from kvchat.engine_host.host import IdleStop, SwitchingHost
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.setup import EngineSetup
-from kvchat.engine_host.switching import IdleStop, SwitchingHost
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import BlockStore
 from kvchat.library.gguf.facts import read_facts

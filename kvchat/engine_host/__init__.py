@@ -1,5 +1,5 @@
 """Ready engines for sessions: kvchat's own (managed) or the user's server (external).
 
-`switching.py` is the host, of the kind in the settings. `setup.py` finds engines and downloads others for the
+`host.py` is the host, of the kind in the settings. `setup.py` finds engines and downloads others for the
 graphics card, `trial.py` tests them.
 """

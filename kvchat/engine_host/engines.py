@@ -28,7 +28,6 @@ from kvchat.engine_host.choice import (
     EngineChoice,
     VisionUnsupported,
     choose_engine,
-    find_projector,
     promised_strategy,
     with_file_stamps,
 )
@@ -53,42 +52,106 @@ from kvchat.text.reasons import Reason, ReasonCode
 
 
 class ManagedEngine:
+    """kvchat's own engine, its memory as planned and measured, and what to try when that runs out.
+
+    Event-loop thread only.
+    """
+
     def __init__(
-        self, slot_path: Path, supervisor: EngineSupervisor, memory: EngineMemory, needed: Callable[[], Awaitable[int]]
+        self,
+        slot_path: Path,
+        supervisor: EngineSupervisor,
+        limits: LoadLimits,
+        store: BlockStore,
+        notify: Callable[[str, str], None],
+        needed: Callable[[], Awaitable[int]],
     ) -> None:
-        """`needed` returns the tokens of the chats likely to be continued, including the replies."""
-        self.connection, self.memory = supervisor, memory
+        """`store` keeps files in memory and makes room for a model. `notify` takes a title and a detail.
+
+        `needed` returns the tokens of the chats likely to be continued, including the replies.
+        """
+        self.connection, self.limits = supervisor, limits
         self.choice: EngineChoice | None = None  # of the running or last engine
-        self._slot_path, self._needed = slot_path, needed
+        self.bars: tuple[MemoryBar, ...] = ()  # estimates while a model loads, measured when ready
+        self.limit: LoadLimit | None = None  # for the last choice
+        self._slot_path, self._store, self._notify, self._needed = slot_path, store, notify, needed
+        self._smaller: Iterator[EngineChoice] = iter(())
+        self._failed_choice: EngineChoice | None = None  # the first that did not fit
+        self._learning: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
         return self.connection.pid
 
-    async def check_vision(self, settings: Settings, model: str | None) -> None:
-        """Raise VisionUnsupported if the model does not support images, KvchatError if it is missing."""
-        chosen = model or settings.model_path
-        if chosen is not None:
-            await asyncio.to_thread(find_projector, Path(chosen), arguments.parse_arguments(settings.engine_arguments))
-
     def vision_error(self) -> VisionUnsupported:
         return VisionUnsupported(_("This model"), _("Its vision file (mmproj) does not support images."))
+
+    def staged(self) -> StagingMemory:
+        """Return the memory the store uses. Lists its files: call it off the event loop."""
+        return self._store.staging.memory()
+
+    def choose(self, settings: Settings, *, vision: bool, needed: int) -> EngineChoice:
+        """Choose an engine and free store memory for it. Raises KvchatError."""
+        slot_path, staged = self._slot_path, self.staged()
+        choice = choose_engine(settings, slot_path, self.limits, vision=vision, needed=needed, staged=staged)
+        self._store.restorer.keep_in_memory(choice.context.bars[-1].staging)
+        return choice
 
     async def prepare(self, settings: Settings, *, vision: bool, tokens: int) -> Callable[[], Awaitable[None]]:
         """Choose an engine with room for `tokens`, if possible; return the function that starts it."""
         needed = max(tokens, await self._needed())
-        choice = await asyncio.to_thread(self.memory.choose, settings, self._slot_path, vision=vision, needed=needed)
+        choice = await asyncio.to_thread(self.choose, settings, vision=vision, needed=needed)
 
         async def start() -> None:
-            self.memory.begin_load(choice)
-            self.choice = choice
+            self.choice, self.limit, self.bars = choice, choice.demand.limit, choice.context.bars
+            self._smaller, self._failed_choice = iter(choice.smaller()), None
             await self.connection.start(choice.location, choice.plan, self._smaller_plan)
 
         return start
 
+    def _smaller_plan(self) -> LaunchPlan | None:
+        smaller = next(self._smaller, None)
+        if smaller is None:
+            return None
+        self._failed_choice = self._failed_choice or self.choice
+        self.choice, self.bars = smaller, smaller.context.bars
+        return smaller.plan
+
     def loaded(self) -> None:
-        if self.choice:
-            self.choice = self.memory.loaded(self.choice, self.connection.log.since_start)
+        """Update the choice from the log of an engine that is ready; notify the user if it differs from the plan."""
+        choice, ran_out = self.choice, self._failed_choice
+        if choice is None:
+            return
+        self._failed_choice = None
+        if (actual := read_allocations(self.connection.log.since_start)) is not None:
+            measured = []
+            for bar in choice.context.bars:
+                is_computer = bar.place == COMPUTER
+                sizes = actual.bytes_on(None if is_computer else bar.place)
+                weights = sizes["weights"]
+                if is_computer and len(choice.context.bars) > 1:
+                    # With a GPU it reports the whole mapped file, but the GPU's layers need not stay in memory.
+                    weights = min(weights, bar.weights)
+                measured.append(replace(bar, weights=weights, kv=sizes["kv"], compute=sizes["compute"], measured=True))
+            self.bars = tuple(measured)
+            context = choice.context.with_placement(actual.placement, choice.memory.beside)
+            self.choice = choice = replace(choice, context=context)
+        self._learning = asyncio.create_task(self._learn(choice, ran_out), name="memory limits")
+
+    async def _learn(self, choice: EngineChoice, ran_out: EngineChoice | None) -> None:
+        context = choice.context
+        self.limit = limit = await asyncio.to_thread(
+            self.limits.learn, choice.circumstances, context.tokens, ran_out=ran_out is not None
+        )
+        if ran_out is None:
+            return
+        again = ""
+        if limit is not None and not ran_out.context.by_user:
+            again = " " + _("kvchat will try a larger context again on {until}.", until=format_day_of(limit.until))
+        self._notify(
+            _("The model ran out of memory while loading"),
+            _("The model now uses less memory. {reason}{again}", reason=context.reason, again=again),
+        )
 
     async def inspect(self) -> tuple[ReadyEngine, Subject] | None:
         """Ask a ready engine for its facts; None if the weights changed after it was fingerprinted."""
@@ -114,84 +177,8 @@ class ManagedEngine:
         )
         return ready, choice.subject
 
-    def _smaller_plan(self) -> LaunchPlan | None:
-        smaller = self.memory.next_smaller(self.choice) if self.choice else None
-        if smaller is None:
-            return None
-        self.choice = smaller
-        return smaller.plan
-
-
-class EngineMemory:
-    """Tracks planned and measured engine memory, and what to try when it runs out.
-
-    Handles one load after another. Event loop thread only.
-    """
-
-    def __init__(self, limits: LoadLimits, notify: Callable[[str, str], None], store: BlockStore) -> None:
-        """`notify` takes a title and a detail. `store` keeps files in memory and makes room for a model."""
-        self.limits = limits
-        self.bars: tuple[MemoryBar, ...] = ()  # estimates while a model loads, measured when ready
-        self.limit: LoadLimit | None = None  # for the last choice
-        self._notify, self._store = notify, store
-        self._smaller: Iterator[EngineChoice] = iter(())
-        self._failed_choice: EngineChoice | None = None  # the first that did not fit
-        self._learning: asyncio.Task[None] | None = None
-
-    def staged(self) -> StagingMemory:
-        """Return the memory the store uses. Lists its files: call it off the event loop."""
-        return self._store.staging.memory()
-
-    def choose(self, settings: Settings, slot_path: Path, *, vision: bool, needed: int) -> EngineChoice:
-        """Choose an engine and free store memory for it. Raises KvchatError."""
-        choice = choose_engine(settings, slot_path, self.limits, vision=vision, needed=needed, staged=self.staged())
-        self._store.restorer.keep_in_memory(choice.context.bars[-1].staging)
-        return choice
-
-    def begin_load(self, choice: EngineChoice) -> None:
-        self.limit = choice.demand.limit
-        self.bars, self._smaller, self._failed_choice = choice.context.bars, iter(choice.smaller()), None
-
-    def next_smaller(self, choice: EngineChoice) -> EngineChoice | None:
-        smaller = next(self._smaller, None)
-        if smaller is not None:
-            self.bars, self._failed_choice = smaller.context.bars, self._failed_choice or choice
-        return smaller
-
-    def loaded(self, choice: EngineChoice, log: Sequence[str]) -> EngineChoice:
-        """Return the choice updated from the engine's log; notify the user if it differs from the plan."""
-        ran_out, self._failed_choice = self._failed_choice, None
-        if (actual := read_allocations(log)) is not None:
-            measured = []
-            for bar in choice.context.bars:
-                is_computer = bar.place == COMPUTER
-                sizes = actual.bytes_on(None if is_computer else bar.place)
-                weights, kv, compute = (sizes[purpose] for purpose in ("weights", "kv", "compute"))
-                if is_computer and len(choice.context.bars) > 1:
-                    # With a GPU it reports the whole mapped file, but the GPU's layers need not stay in memory.
-                    weights = min(weights, bar.weights)
-                measured.append(replace(bar, weights=weights, kv=kv, compute=compute, measured=True))
-            self.bars = tuple(measured)
-            choice = replace(choice, context=choice.context.with_placement(actual.placement, choice.memory.beside))
-        self._learning = asyncio.create_task(self._learn(choice, ran_out), name="memory limits")
-        return choice
-
-    async def _learn(self, choice: EngineChoice, ran_out: EngineChoice | None) -> None:
-        context = choice.context
-        self.limit = limit = await asyncio.to_thread(
-            self.limits.learn, choice.circumstances, context.tokens, ran_out=ran_out is not None
-        )
-        if ran_out is None:
-            return
-        again = ""
-        if limit is not None and not ran_out.context.by_user:
-            again = " " + _("kvchat will try a larger context again on {until}.", until=format_day_of(limit.until))
-        self._notify(
-            _("The model ran out of memory while loading"),
-            _("The model now uses less memory. {reason}{again}", reason=context.reason, again=again),
-        )
-
     async def close(self) -> None:
+        await self.connection.close()
         if self._learning:
             await self._learning
 
@@ -219,11 +206,11 @@ class ExternalEngine:
             _("Restart it with --mmproj, or attach the text from the image."),
         )
 
-    async def prepare(self, settings: Settings) -> Callable[[], Awaitable[None]]:
-        """Read address and key; return a connect function. Raises BadAddress."""
+    async def prepare(self, settings: Settings, *, vision: bool, tokens: int) -> Callable[[], Awaitable[None]]:
+        """Read address and key; return a connect function. Raises BadAddress. Vision and context are fixed."""
         url = parse_address(settings.engine_url or "")
-        kept = await asyncio.to_thread(self._key.load)  # may ask the user to unlock a keyring
-        return partial(self.connection.connect, ServerAddress(url, kept[0] if kept else ""))
+        stored = await asyncio.to_thread(self._key.load)  # may ask the user to unlock a keyring
+        return partial(self.connection.connect, ServerAddress(url, stored[0] if stored else ""))
 
     async def inspect(self) -> tuple[ReadyEngine, Subject | None]:
         """Query the server; no subject if its states cannot be kept. Raises EngineError."""
@@ -233,7 +220,7 @@ class ExternalEngine:
         slots: tuple[SlotState, ...] = ()
         with contextlib.suppress(EngineRefused):  # server runs with --no-slots
             slots = parse_slots(await engine.get("/slots"))
-        number, free = choose_slot(slots)
+        number, is_free = choose_slot(slots)
         if facts.vision:  # the fingerprint covers the server's arguments, with the projector
             engine = engine.with_projector("", facts.media_marker)
         ready = ReadyEngine(
@@ -250,8 +237,8 @@ class ExternalEngine:
         )
         if self._process is None:
             return ready, None
-        known = await asyncio.to_thread(with_state_support, ready, self._process, facts, free=free)
-        return (known, Subject(known.fingerprint, facts.build)) if known else (ready, None)
+        savable = await asyncio.to_thread(with_state_support, ready, self._process, facts, is_free=is_free)
+        return (savable, Subject(savable.fingerprint, facts.build)) if savable else (ready, None)
 
 
 def choose_slot(slots: Sequence[SlotState]) -> tuple[int, bool]:
@@ -264,11 +251,11 @@ def choose_slot(slots: Sequence[SlotState]) -> tuple[int, bool]:
 
 
 def with_state_support(
-    ready: ReadyEngine, process: RunningServer, facts: ServerFacts, *, free: bool
+    ready: ReadyEngine, process: RunningServer, facts: ServerFacts, *, is_free: bool
 ) -> ReadyEngine | None:
     """Add how to keep the server's states; None if it is remote or its folder or model is unreadable.
 
-    `free`: its slot may be tested. Reads the disk: call it off the event loop.
+    `is_free`: its slot may be tested. Reads the disk: call it off the event loop.
     """
     folder = reachable_slot_folder(process)
     if folder is None:
@@ -301,5 +288,5 @@ def with_state_support(
         fingerprint=fingerprint,
         kv_bytes_per_token=kv_bytes_per_token(gguf.kv, type_k, type_v),
         window=gguf.kv.window,
-        finding=Finding(promised, proved=False, reason=None if free else Reason(ReasonCode.IN_USE)),
+        finding=Finding(promised, proved=False, reason=None if is_free else Reason(ReasonCode.IN_USE)),
     )

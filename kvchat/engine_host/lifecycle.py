@@ -11,10 +11,11 @@ from pathlib import Path
 
 from kvchat.engine.api.connection import DOWN_STATES, EngineState, EngineStatus
 from kvchat.engine.api.errors import EngineFailed, EngineFailure, EngineGone, EngineUnusable, FailureKind
+from kvchat.engine.discovery.arguments import parse_arguments
 from kvchat.engine.process.log import EngineLog
 from kvchat.engine.process.supervisor import EngineSupervisor
-from kvchat.engine_host.choice import ModelMissing, NoModel
-from kvchat.engine_host.engines import EngineMemory, ExternalEngine, ManagedEngine, server_key
+from kvchat.engine_host.choice import ModelMissing, NoModel, find_projector
+from kvchat.engine_host.engines import ExternalEngine, ManagedEngine, server_key
 from kvchat.errors import KvchatError
 from kvchat.kvstore.store import BlockStore
 from kvchat.library.gguf.parser import ModelFileMissing
@@ -57,23 +58,21 @@ class EngineLifecycle:
         self._settings, self._choose_model, self.log = settings, choose_model, log
         self._findings, self._publish = findings, publish
         generations, folder = itertools.count(1), store.staging.slot_folder()
-        supervisor = EngineSupervisor(log=log, generations=generations)
-        memory = EngineMemory(LoadLimits(paths.load_limits), notify, store)
-        self.managed = managed = ManagedEngine(folder, supervisor, memory, needed)
-        self.external = external = ExternalEngine(folder, generations, server_key(paths))
-        self.current: ManagedEngine | ExternalEngine = external if settings().engine_url else managed
+        supervisor, limits = EngineSupervisor(log=log, generations=generations), LoadLimits(paths.load_limits)
+        self.managed = ManagedEngine(folder, supervisor, limits, store, notify, needed)
+        self.external = ExternalEngine(folder, generations, server_key(paths))
+        self.current: ManagedEngine | ExternalEngine = self.external if settings().engine_url else self.managed
         self._started_with: Settings | None = None  # settings at its start
         self._started_with_vision = False  # it was started for pictures
         self._override: EngineStatus | None = None  # replaces the connection's status until there is one
         self._ready: ReadyEngine | None = None
-        self._subject: Subject | None = None  # what the restore findings are about
-        self._inspection: asyncio.Task[None] | None = None  # for a newly started engine
-        self._checking = False
-        self._closed = False
+        self._subject: Subject | None = None  # of the restore findings
+        self._inspection: asyncio.Task[None] | None = None  # of a newly started engine
         self._starter: asyncio.Task[None] | None = None
+        self._is_testing = self._is_closed = False
         self._lock = asyncio.Lock()
-        for source in (managed, external):
-            source.connection.subscribe(partial(self._connection_changed, source))
+        for engine in (self.managed, self.external):
+            engine.connection.subscribe(partial(self._connection_changed, engine))
 
     @property
     def is_external(self) -> bool:
@@ -84,7 +83,7 @@ class EngineLifecycle:
         """The engine's status, preparation included. It is loading until it is known."""
         status = self._override or self.current.connection.status
         if status.state is EngineState.READY and self.known is None:
-            return replace(status, state=EngineState.LOADING, checking=self._checking)
+            return replace(status, state=EngineState.LOADING, checking=self._is_testing)
         return status
 
     @property
@@ -102,21 +101,20 @@ class EngineLifecycle:
 
     def is_ready(self, model: str | None = None, *, vision: bool = False) -> bool:
         engine = self._usable
-        return (
-            engine is not None
-            and (engine.vision or not vision)
-            and (model is None or not self._runs_other_model(model))
-        )
+        return engine is not None and (engine.vision or not vision) and not self.runs_other_model(model)
 
     def can_recover(self) -> bool:
         return self.status.state in (EngineState.STARTING, EngineState.LOADING, EngineState.READY)
 
     async def check_vision(self, model: str | None = None) -> None:
+        """Raise VisionUnsupported if the model does not support images, KvchatError if it is missing."""
         await self._switch_connection()
-        if isinstance(self.current, ManagedEngine):
-            await self.current.check_vision(self._settings(), model)
-        elif self.is_ready() and not self.is_ready(vision=True):
-            raise self.current.vision_error()
+        settings = self._settings()
+        if self.is_external:
+            if self.is_ready() and not self.is_ready(vision=True):
+                raise self.current.vision_error()
+        elif path := model or settings.model_path:
+            await asyncio.to_thread(find_projector, Path(path), parse_arguments(settings.engine_arguments))
 
     async def start(self) -> None:
         await self._switch_connection()
@@ -138,12 +136,11 @@ class EngineLifecycle:
                 await self.current.connection.stop()
 
     async def close(self) -> None:
-        self._closed = True
+        self._is_closed = True
         async with self._lock:
             self._override = None
             await self.external.connection.stop()
-            await self.managed.connection.close()
-            await self.managed.memory.close()
+            await self.managed.close()
         await self._end_inspection()
 
     async def ready(self, model: str | None = None, *, vision: bool = False, tokens: int = 0) -> ReadyEngine:
@@ -199,11 +196,11 @@ class EngineLifecycle:
             if not await asyncio.to_thread(Path(model).exists):
                 raise ModelMissing(model)
             self._choose_model(model)
-        if self._runs_other_model(model):
+        if self.runs_other_model(model):
             await self.stop()
 
-    def _runs_other_model(self, model: str) -> bool:
-        return self._running_model not in (None, model)
+    def runs_other_model(self, model: str | None) -> bool:
+        return model is not None and self._running_model not in (None, model)
 
     @property
     def _running_model(self) -> str | None:
@@ -218,17 +215,13 @@ class EngineLifecycle:
 
     async def _start(self, *, vision: bool, tokens: int) -> None:
         async with self._lock:
-            closed = self._closed
-            if closed or self.status.state not in DOWN_STATES:
+            if self._is_closed or self.status.state not in DOWN_STATES:
                 return
             self._set_override(EngineStatus(EngineState.STARTING))
             self._started_with = settings = self._settings()
             self._started_with_vision = vision
             try:
-                if isinstance(self.current, ManagedEngine):
-                    start = await self.current.prepare(settings, vision=vision, tokens=tokens)
-                else:
-                    start = await self.current.prepare(settings)
+                start = await self.current.prepare(settings, vision=vision, tokens=tokens)
             except KvchatError as error:
                 state = EngineState.STOPPED if isinstance(error, NoModel) else EngineState.FAILED
                 self._set_override(EngineStatus(state, start_failure(error)))
@@ -242,10 +235,9 @@ class EngineLifecycle:
                 )
                 self._set_override(EngineStatus(EngineState.FAILED, failure))
                 raise
-            if self._closed:  # meanwhile
-                return
-            self._override = None
-            await start()
+            if not self._is_closed:  # meanwhile
+                self._override = None
+                await start()
 
     async def _restart(self, *, vision: bool, tokens: int) -> None:
         """Start an engine, replacing a running one. Completes even if the caller goes away."""
@@ -272,8 +264,8 @@ class EngineLifecycle:
 
     async def _run_inspection(self) -> None:
         """Inspect the engine until it is ready or gone. Raises EngineError if it is neither."""
-        source = self.current
-        inspected = await source.inspect()
+        engine = self.current
+        inspected = await engine.inspect()
         if inspected is None:
             await self.stop()
             return
@@ -281,28 +273,28 @@ class EngineLifecycle:
         if subject := self._subject:
             finding = await self._findings.known(subject)
             if finding is None and ready.finding.reason is None:  # do not test in a slot that others use
-                self._checking = True
+                self._is_testing = True
                 self._publish(self.status)
                 try:
                     finding = await self_test(ready)
                     await self._findings.learn(subject, finding)
                 except EngineGone as loss:
                     reason = await loss.explain()
-                    if source is self.external or source.connection.status.state in _INCONCLUSIVE_STATES:
+                    if engine is self.external or engine.connection.status.state in _INCONCLUSIVE_STATES:
                         raise reason from loss
                     died = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
                     await self._findings.learn(subject, died)
                     return
                 finally:
-                    self._checking = False
+                    self._is_testing = False
             ready = replace(ready, finding=finding or ready.finding)
         self._ready = ready
         self._publish(self.status)
 
-    def _connection_changed(self, source: ManagedEngine | ExternalEngine, status: EngineStatus) -> None:
-        if source is self.current:
+    def _connection_changed(self, engine: ManagedEngine | ExternalEngine, status: EngineStatus) -> None:
+        if engine is self.current:
             if status.state is EngineState.READY:
-                if source is self.managed:
+                if engine is self.managed:
                     self.managed.loaded()
                 self._start_inspection()
             self._publish(self.status)

@@ -10,7 +10,7 @@ from kvchat.chat.record.messages import Conversation
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.errors import FailureKind
 from kvchat.engine.api.wire import ENGINE_DEFAULTS, Sampling
-from kvchat.engine_host.switching import SwitchingHost
+from kvchat.engine_host.host import SwitchingHost
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.template_options import TemplateOption, known_options

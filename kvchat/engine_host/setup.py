@@ -139,22 +139,18 @@ class EngineSetup:
         if self.fetching is not None:
             return None
 
-        async def work() -> tuple[DownloadedEngine, Trial]:
-            graphics = await asyncio.to_thread(detect_graphics)
-            return await self._download_and_test(await self._newest_build(graphics, wanted))
-
-        self._tell(EngineDownload(Stage.ASKING))
+        self._publish(EngineDownload(Stage.ASKING))
         try:
-            got = await self._fetch.run(work())
+            result = await self._fetch.run(self._download_and_test(wanted))
         finally:
-            self._tell(None)
-        if got is None:
+            self._publish(None)
+        if result is None:
             return None
-        engine, trial = got
+        engine, trial = result
         if trial.works:
             await self._use(str(engine.location.path))
-            words = _("{name} passed its test and is now selected.", name=engine.name)
-            self._notify(_("GPU engine ready"), words)
+            message = _("{name} passed its test and is now selected.", name=engine.name)
+            self._notify(_("GPU engine ready"), message)
         return trial
 
     async def remove(self, name: str) -> None:
@@ -179,7 +175,7 @@ class EngineSetup:
     def cancel_download(self) -> None:
         self._fetch.interrupt()
 
-    def _tell(self, fetching: EngineDownload | None) -> None:
+    def _publish(self, fetching: EngineDownload | None) -> None:
         if fetching is not None and fetching.build is not None and self.fetching is None:
             return  # a late report of an ended download
         self.fetching = fetching
@@ -187,11 +183,9 @@ class EngineSetup:
             listener()
 
     async def engines(self) -> tuple[EngineEntry, ...]:
-        def look() -> tuple[EngineEntry, ...]:
-            fetched = [engine.location for engine in downloaded_engines(self._engines)]
-            return list_engines(self._settings().engine_path, fetched)
-
-        return await asyncio.to_thread(look)
+        downloaded = await asyncio.to_thread(downloaded_engines, self._engines)
+        locations = [engine.location for engine in downloaded]
+        return await asyncio.to_thread(list_engines, self._settings().engine_path, locations)
 
     async def test_engine(self, location: EngineLocation, on_step: Callable[[TrialStep], None]) -> Trial:
         model = await asyncio.to_thread(trial_model, self._paths, self._settings())
@@ -214,60 +208,62 @@ class EngineSetup:
         For `engine_arguments`, `rpc_workers` and `engine_url`. May query the engine for its options.
         """
         change: dict[str, Any] = {name: text}
-        wanted = dataclasses.replace(self._settings(), **change)
+        changed = dataclasses.replace(self._settings(), **change)
         try:
             if name == "engine_url":
                 parse_address(text)
             else:
-                user_arguments(wanted, await asyncio.to_thread(usable_engine, wanted.engine_path))
+                user_arguments(changed, await asyncio.to_thread(usable_engine, changed.engine_path))
         except KvchatError as error:
             return error.detail or error.title
         return ""
 
-    async def _newest_build(self, graphics: Graphics, wanted: Backend | None) -> EngineBuild:
-        """Find the newest matching build, of the wanted backend if given. Raises KvchatError."""
+    async def _newest_build(self, backend: Backend | None) -> EngineBuild:
+        """Find the newest build for this computer's GPU, of the backend if given. Raises KvchatError."""
+        graphics = await asyncio.to_thread(detect_graphics)
         if not graphics.vendors:
             why = _("The embedded engine is as fast as any other on the CPU.")
             raise KvchatError(_("No GPU found"), why, _("If this computer has a GPU, install its driver first."))
-        releases = await self._downloader.run(self._github.releases(REPOSITORY))
-        builds = builds_for(graphics, releases)
+        builds = builds_for(graphics, await self._downloader.run(self._github.releases(REPOSITORY)))
         for build in builds:
-            if wanted in (None, build.backend):
+            if backend in (None, build.backend):
                 return build
+        title = _("No engine is available for this GPU")
+        if backend:
+            title = _("No {card} engine is available", card=backend.value)
         others = join_list(build.backend.value for build in builds)
         raise KvchatError(
-            _("No {card} engine is available", card=wanted.value)
-            if wanted
-            else _("No engine is available for this GPU"),
+            title,
             _("Matching builds in the latest llama.cpp releases: {others}.", others=others or _("none")),
             _("See {source}, or choose a llama-server on this computer.", source=self.source),
         )
 
-    async def _download_and_test(self, build: EngineBuild) -> tuple[DownloadedEngine, Trial]:
+    async def _download_and_test(self, backend: Backend | None) -> tuple[DownloadedEngine, Trial]:
         """Download an engine and test it; an existing one is only tested.
 
         Cancelling keeps the partial download. An engine that fails the test is kept for another try. Raises
         KvchatError.
         """
+        build = await self._newest_build(backend)
         steps: list[TrialStep] = []
 
-        def report(done: int, rate: float, checking: bool) -> None:
-            self._tell(EngineDownload(Stage.CHECKING if checking else Stage.FETCHING, build, done, rate))
+        def report_bytes(done: int, rate: float, checking: bool) -> None:
+            self._publish(EngineDownload(Stage.CHECKING if checking else Stage.FETCHING, build, done, rate))
 
-        def step(tried: TrialStep) -> None:
-            steps.append(tried)
-            self._tell(EngineDownload(Stage.TRYING, build, build.size, steps=tuple(steps)))
+        def report_step(step: TrialStep) -> None:
+            steps.append(step)
+            self._publish(EngineDownload(Stage.TRYING, build, build.size, steps=tuple(steps)))
 
         if not (self._engines / build.name / program_name()).exists():
             await asyncio.to_thread(self._make_room, build)
-            self._tell(EngineDownload(Stage.FETCHING, build))
-            await self._downloader.fetch(build.order, self._downloads, self._github, report)
-            self._tell(EngineDownload(Stage.UNPACKING, build, build.size))
+            self._publish(EngineDownload(Stage.FETCHING, build))
+            await self._downloader.fetch(build.order, self._downloads, self._github, report_bytes)
+            self._publish(EngineDownload(Stage.UNPACKING, build, build.size))
             await in_thread(lambda stop: self._unpack(build.order, stop))
-        self._tell(EngineDownload(Stage.TRYING, build, build.size))
+        self._publish(EngineDownload(Stage.TRYING, build, build.size))
         engine = await asyncio.to_thread(self._find_downloaded, build.name)
         model = await asyncio.to_thread(trial_model, self._paths, self._settings())
-        return engine, await try_engine(engine.location, model, step, needs=backend_of(build.name))
+        return engine, await try_engine(engine.location, model, report_step, needs=backend_of(build.name))
 
     def _make_room(self, build: EngineBuild) -> None:
         """Delete other partial downloads and check the free space. Raises KvchatError."""

@@ -13,8 +13,8 @@ from kvchat.chat.events import Event, ReadAheadProgress
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.turn import imported_memory
 from kvchat.engine.api.wire import Sampling
-from kvchat.engine_host import switching
-from kvchat.engine_host.switching import IdleStop
+from kvchat.engine_host import host as engine_host
+from kvchat.engine_host.host import IdleStop
 from kvchat.kvstore.exchange import stored_manifest
 from kvchat.runtime import Runtime
 from kvchat.session.exchange import Exchange, Request
@@ -189,7 +189,7 @@ async def marked(runtime: Runtime) -> set[str]:
 
 
 async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_first(tmp_path, forged, monkeypatch):
-    monkeypatch.setattr(switching, "VERIFY_AFTER_IDLE_S", 0.0)
+    monkeypatch.setattr(engine_host, "VERIFY_AFTER_IDLE_S", 0.0)
     monkeypatch.setattr(StepPacer, "tokens", lambda self, left: min(16, left))
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead="always", slots=1)
     async with opened(tmp_path / "home", chosen) as ours:

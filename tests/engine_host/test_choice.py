@@ -4,15 +4,17 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
 from kvchat.engine.discovery.arguments import BadWorkers
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import llama_server_arguments
+from kvchat.engine.process.supervisor import EngineSupervisor
 from kvchat.engine_host import choice as choosing
 from kvchat.engine_host.choice import EngineChoice, choose_engine
-from kvchat.engine_host.engines import EngineMemory
+from kvchat.engine_host.engines import ManagedEngine
 from kvchat.errors import KvchatError
 from kvchat.library.memory.demand import LoadLimits, MemoryFacts
 from kvchat.settings import GB, Settings
@@ -119,15 +121,16 @@ def test_a_load_comes_before_chats_kept_ready(
     model = write_gguf(tmp_path / "model.gguf", dict(LLAMA))
     settings = Settings(model_path=str(model), engine_path=str(fake_engine.path))
     crowded = MemoryFacts(300_000_000, total=GB)
-    memory = EngineMemory(LoadLimits(tmp_path / "memory.json"), lambda title, detail: None, bench.store)
+    limits = LoadLimits(tmp_path / "memory.json")
+    engine = ManagedEngine(tmp_path, EngineSupervisor(), limits, bench.store, pytest.fail, AsyncMock())
     monkeypatch.setattr(choosing, "available_memory", lambda devices=(): crowded)
-    choice = memory.choose(settings, tmp_path, vision=False, needed=0)
+    choice = engine.choose(settings, vision=False, needed=0)
     (bar,) = choice.context.bars
     assert bar.free == crowded.available + held
     assert bar.staging == 0
     assert bench.store.staging.memory().reclaimable == 0, "it went, for the model is large"
     crowded = replace(crowded, available=10 * GB, total=12 * GB)
-    (bar,) = memory.choose(settings, tmp_path, vision=False, needed=0).context.bars
+    (bar,) = engine.choose(settings, vision=False, needed=0).context.bars
     assert 0 < bar.staging <= 3 * GB
     bench.save("another", tuple(range(5000, 5300)))
     assert bench.store.staging.memory().reclaimable > 0

@@ -18,7 +18,7 @@ from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.engine.api.errors import FailureKind
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine_host.choice import EngineChoice
-from kvchat.engine_host.engines import EngineMemory
+from kvchat.engine_host.engines import ManagedEngine
 from kvchat.runtime import Runtime
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
@@ -135,14 +135,14 @@ async def test_a_proposal_gains_what_it_promises(tmp_path: Path, fake_engine: Fa
 async def test_no_engine_is_started_once_kvchat_has_ended_it_for_good(
     runtime: Runtime, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claims, goes_on, chosen = threading.Event(), threading.Event(), EngineMemory.choose
+    claims, goes_on, chosen = threading.Event(), threading.Event(), ManagedEngine.choose
 
     def choose(*given: Any, **more: Any) -> EngineChoice:
         claims.set()
         goes_on.wait()
         return chosen(*given, **more)
 
-    monkeypatch.setattr(EngineMemory, "choose", choose)
+    monkeypatch.setattr(ManagedEngine, "choose", choose)
     await runtime.start_engine()
     await until(claims.is_set)
     closing = asyncio.ensure_future(runtime.engine.close())

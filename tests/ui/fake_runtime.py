@@ -40,9 +40,9 @@ from kvchat.engine.api.vitals import Vitals
 from kvchat.engine.api.wire import Sampling
 from kvchat.engine.discovery.engines import Device, EngineEntry, EngineLocation
 from kvchat.engine_host.choice import Capacity, ModelJudge
+from kvchat.engine_host.host import RESTART_SETTINGS, SwitchingHost
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.setup import EngineSetup, downloaded_engines
-from kvchat.engine_host.switching import RESTART_SETTINGS, SwitchingHost
 from kvchat.engine_host.trial import Trial, TrialStep
 from kvchat.errors import KvchatError
 from kvchat.gateway.records import RequestRecord

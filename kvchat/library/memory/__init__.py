@@ -9,7 +9,7 @@ of the model stays in the computer's memory.
 **kvchat chooses the context, the engine the place.** With a GPU llama-server is started with `--fit on` and
 `--fit-target`: it measures the devices, the projector included (common/fit.cpp); its decision is read from its log.
 Without a GPU fit is off: it would read the header once more (a second) and decide nothing. Staging gives way to a
-model: before the engine starts the store releases what exceeds the plan (`EngineMemory.choose`).
+model: before the engine starts the store releases what exceeds the plan (`ManagedEngine.choose`).
 
 **After the load** `engine/process/log.py` finds in the engine's log what it took (`--verbosity 4`). A load that runs
 out of memory is retried with half the context, with a GPU from 16K tokens on without it; the context that did suffice

@@ -61,7 +61,7 @@ class SwitchingHost(EngineLifecycle):
     @property
     def memory_bars(self) -> tuple[MemoryBar, ...]:
         """The model's share of each memory, measured once it is ready; empty for the user's server."""
-        return () if self.is_external else self.managed.memory.bars
+        return () if self.is_external else self.managed.bars
 
     @property
     def location(self) -> str:
@@ -75,7 +75,7 @@ class SwitchingHost(EngineLifecycle):
         `model`: path of the model meant, if another may be running. None if unknown.
         """
         known = self.known
-        if known is not None and (model is None or not self._runs_other_model(model)):
+        if known is not None and not self.runs_other_model(model):
             return known.fingerprint, known.limit
         choice, settings = self.choice, self._settings()
         if model is not None:
@@ -146,14 +146,14 @@ class SwitchingHost(EngineLifecycle):
 
         Asks the engine for its devices, which takes a moment.
         """
-        staged = self.managed.memory.staged
+        staged = self.managed.staged
         capacity = await asyncio.to_thread(lambda: query_capacity(self._settings(), staged()))
         if self.choice is None or self.status.state is not EngineState.READY:
             return capacity
         return replace(capacity, memory=with_freed_memory(capacity.memory, self.memory_bars))
 
     async def model_judge(self) -> ModelJudge:
-        return ModelJudge(self._settings(), await self.capacity(), self.managed.memory.limits)
+        return ModelJudge(self._settings(), await self.capacity(), self.managed.limits)
 
     async def larger_context(self) -> ContextChoice | None:
         """Return the next larger context size that fits and that the model was trained for, or None.
@@ -163,7 +163,7 @@ class SwitchingHost(EngineLifecycle):
         choice, now = self.choice, self.context_size
         if choice is None or now is None:
             return None
-        return choice.larger(now, (await self.capacity()).memory, self.managed.memory.limit)
+        return choice.larger(now, (await self.capacity()).memory, self.managed.limit)
 
 
 @dataclass
