@@ -1,4 +1,4 @@
-"""`kvchat ask` in a process of its own, on the fake engine."""
+"""`kvchat ask` in its own process, with the fake engine."""
 
 from __future__ import annotations
 
@@ -26,20 +26,7 @@ from tests.users_server import KEY, UsersServer
 LONG_REPLY = "word " * 400
 
 
-@pytest.fixture
-def chosen(fake_engine, smollm2):
-    settings = {"context_size": 8192, "free_floor_bytes": 0}
-    return settings | {"model_path": str(smollm2), "engine_path": str(fake_engine.path)}
-
-
-@pytest.fixture
-def home(tmp_path: Path, chosen: dict[str, object]) -> Home:
-    home = Home(tmp_path / "home")
-    home.write_settings(**chosen)
-    return home
-
-
-def asked(
+def run_ask(
     home: Home, *arguments: str | bytes, stdout: object, environment: Mapping[str, str] = MappingProxyType({})
 ) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
@@ -52,34 +39,34 @@ def asked(
     )
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="speaks of pipes as POSIX has them")
+@pytest.mark.skipif(sys.platform == "win32", reason="uses POSIX pipes")
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-def test_a_reader_that_leaves_does_not_cost_the_reply(home, fake_engine, as_json):
+def test_the_reply_is_kept_if_the_reader_of_the_output_leaves(home, fake_engine, as_json):
     fake_engine.set(FAKE_REPLY=LONG_REPLY, FAKE_TOKEN_DELAY=0.002)
     with subprocess.Popen(
         [sys.executable, "-m", "kvchat", "ask", "--new", *(["--json"] if as_json else []), "Tell me a long story"],
         env=os.environ | {"KVCHAT_HOME": str(home.folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    ) as asking:
+    ) as process:
         if not as_json:
-            assert asking.stdout.read(12) == b"word word wo"
-        asking.stdout.close()
-        said = asking.stderr.read().decode()
-        assert asking.wait() == 141  # 128 + SIGPIPE: nobody has heard it all
-    assert "Traceback" not in said
-    assert "BrokenPipe" not in said
+            assert process.stdout.read(12) == b"word word wo"
+        process.stdout.close()
+        errors = process.stderr.read().decode()
+        assert process.wait() == 141  # 128 + SIGPIPE
+    assert "Traceback" not in errors
+    assert "BrokenPipe" not in errors
     assert [reply["content"].strip() for reply in home.replies()] == [LONG_REPLY.strip()]
     assert home.kept.absorbed() == 1
 
 
 @pytest.mark.fake
-def test_that_the_engine_starts_anew_with_more_room_is_said(home, fake_engine, tmp_path, chosen):
-    """A text of more tokens than could be known before an engine counted them."""
+def test_a_restart_with_more_context_is_reported(home, fake_engine, tmp_path, engine_settings):
+    """The attachment has more tokens than can be estimated before the engine counts them."""
     fake_engine.set(FAKE_NO_GPU=1, FAKE_REPLY="Sevens.")
     large = LLAMA | {"context_length": 65_536, "attention.key_length": 512, "attention.value_length": 512}
     model = write_gguf(tmp_path / "large.gguf", large)
-    home.write_settings(**chosen | {"context_size": None, "model_path": str(model)})
+    home.write_settings(**engine_settings | {"context_size": None, "model_path": str(model)})
     (tmp_path / "numbers.txt").write_text("7 " * 8_500)
     done = home.run("ask", "--new", "--attach", str(tmp_path / "numbers.txt"), "What are they?")
     assert done.returncode == 0, done.stderr
@@ -90,21 +77,21 @@ def test_that_the_engine_starts_anew_with_more_room_is_said(home, fake_engine, t
 
 @pytest.mark.fake
 @pytest.mark.usefixtures("no_keyring")
-def test_with_a_server_that_keeps_nothing_it_is_said(tmp_path, fake_engine):
+def test_a_server_that_saves_nothing_is_reported(tmp_path, fake_engine):
     home = Home(tmp_path / "home")
-    theirs = UsersServer(fake_engine.path, fake_engine.plan, saves=False)
+    server = UsersServer(fake_engine.path, fake_engine.plan, saves=False)
     try:
-        home.write_settings(engine_url=theirs.address.url)
+        home.write_settings(engine_url=server.address.url)
         server_key(resolve_paths({"KVCHAT_HOME": str(home.folder)})).save(KEY)
         done = home.run("ask", "--new", "Hello")
         assert done.returncode == 0, done.stderr
         assert "reprocesses chats instead" in done.stderr
     finally:
-        theirs.end()
+        server.end()
 
 
 @pytest.mark.slow
-def test_a_server_that_is_not_there_is_said_at_once_and_soon_given_up(tmp_path):
+def test_a_missing_server_is_reported_and_given_up(tmp_path):
     home = Home(tmp_path / "home")
     home.write_settings(engine_url=f"http://127.0.0.1:{free_port('127.0.0.1')}")
     done = home.run("ask", "--new", "Hello")
@@ -115,51 +102,45 @@ def test_a_server_that_is_not_there_is_said_at_once_and_soon_given_up(tmp_path):
     assert "65535" in done.stderr
 
 
-def test_an_option_overrides_its_setting_and_no_other(home, fake_engine, chosen):
-    home.write_settings(**chosen, temperature=0.7, max_tokens=5, seed=11)
+def test_an_option_overrides_only_its_own_setting(home, fake_engine, engine_settings):
+    home.write_settings(**engine_settings, temperature=0.7, max_tokens=5, seed=11)
     done = home.run("ask", "--new", "--temperature", "0", "Hello")
     assert done.returncode == 0, done.stderr
     bodies = [request["body"] for request in fake_engine.requests() if "chat/completions" in request["path"]]
     assert [(body["temperature"], body["max_tokens"], body["seed"]) for body in bodies] == [(0, 5, 11)]
 
 
-def put_a_file_there(store: Path) -> None:
-    store.write_text("mine")
-
-
-def make_its_index_a_folder(store: Path) -> None:
-    (store / "index.db").mkdir(parents=True)
-
-
-def keep_it_with_a_newer_version(store: Path) -> None:
+def add_newer_version(store: Path) -> None:
     BlockStore(store, Bounds(10**9, 0)).close()
     with closing(sqlite3.connect(store / "index.db")) as db, db:
         db.execute("INSERT INTO migrations VALUES (99, 0)")
 
 
-def put_a_file_for_its_parent(store: Path) -> None:
-    store.parent.write_text("mine")
-
-
 @pytest.mark.fake
 @pytest.mark.parametrize(
-    "spoil", [put_a_file_there, make_its_index_a_folder, keep_it_with_a_newer_version, put_a_file_for_its_parent]
+    "spoil",
+    [
+        lambda store: store.write_text("a file"),
+        lambda store: (store / "index.db").mkdir(parents=True),
+        add_newer_version,
+        lambda store: (store.parent.rmdir(), store.parent.write_text("a file")),
+    ],
+    ids=["file", "index is a folder", "newer version", "parent is a file"],
 )
-def test_a_folder_for_save_points_that_cannot_be_used_costs_no_reply(home, fake_engine, spoil):
+def test_an_unusable_save_points_folder_costs_no_reply(home, fake_engine, spoil):
     store = resolve_paths({"KVCHAT_HOME": str(home.folder)}).save_points
-    if spoil is not put_a_file_for_its_parent:
-        store.parent.mkdir(parents=True)
+    store.parent.mkdir(parents=True)
     spoil(store)
-    for words in ("One", "Two"):
-        done = home.run("ask", words)
-        assert (done.returncode, done.stdout.strip()) == (0, f"You said: {words}")
-        assert done.stderr.lower().count(TITLE.lower()) <= 2, done.stderr  # and in the receipt
+    for question in ("One", "Two"):
+        done = home.run("ask", question)
+        assert (done.returncode, done.stdout.strip()) == (0, f"You said: {question}")
+        assert done.stderr.lower().count(TITLE.lower()) <= 2, done.stderr  # also in the receipt
         assert done.stderr.count(TITLE) == 1
         assert "Traceback" not in done.stderr
     doctor = home.run("doctor")
     assert (doctor.returncode, doctor.stderr) == (1, "")
     assert TITLE in doctor.stdout
-    # Once it can be used it is.
+    # It is used again once that is possible.
     if store.is_dir():
         shutil.rmtree(store)
     else:
@@ -168,16 +149,16 @@ def test_a_folder_for_save_points_that_cannot_be_used_costs_no_reply(home, fake_
     assert home.kept.absorbed() == 1
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="speaks of bytes on the command line")
+@pytest.mark.skipif(sys.platform == "win32", reason="passes bytes on the command line")
 @pytest.mark.parametrize(
     "locale", [{}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}], ids=["utf8", "C"]
 )
-def test_words_that_are_no_text_and_a_terminal_that_shows_none_are_no_fault(home, fake_engine, locale):
+def test_invalid_utf_8_and_a_terminal_without_unicode_are_handled(home, fake_engine, locale):
     fake_engine.set(FAKE_REPLY="Füß 🌳")
     attached = os.fsencode(home.folder) + b"/n\xe9.txt"
     with open(attached, "w") as file:  # noqa: PTH123
         file.write("An oak.")
-    done = asked(home, "--attach", attached, b"caf\xe9 \xc3\xa9", environment=locale, stdout=subprocess.PIPE)
+    done = run_ask(home, "--attach", attached, b"caf\xe9 \xc3\xa9", environment=locale, stdout=subprocess.PIPE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.decode().strip() == ("F?? ?" if locale else "Füß 🌳")
     assert [reply["content"] for reply in home.replies()] == ["Füß 🌳"]
@@ -187,27 +168,27 @@ def test_words_that_are_no_text_and_a_terminal_that_shows_none_are_no_fault(home
     assert "n\ufffd.txt" in question
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="speaks of /dev/full")
-def test_a_reply_that_cannot_be_told_is_kept_and_the_code_says_so(home, fake_engine):
+@pytest.mark.skipif(sys.platform == "win32", reason="uses /dev/full")
+def test_a_reply_that_cannot_be_printed_is_kept(home, fake_engine):
     fake_engine.set(FAKE_REPLY="Yes.")
     with Path("/dev/full").open("w") as full:
-        done = asked(home, "Hello", stdout=full)
+        done = run_ask(home, "Hello", stdout=full)
     assert done.returncode == 1
     assert b"The output could not be written\n  No space left on device." in done.stderr
     assert [reply["content"] for reply in home.replies()] == ["Yes."]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="speaks of terminals as POSIX has them")
+@pytest.mark.skipif(sys.platform == "win32", reason="uses POSIX terminals")
 @pytest.mark.fake
-def test_a_reply_does_nothing_to_a_terminal(home, fake_engine):
+def test_control_characters_of_a_reply_do_not_reach_the_terminal(home, fake_engine):
     reply = "Red: \x1b[31m\x1b]0;title\x07 and \U000e0041 that is all."
     fake_engine.set(FAKE_REPLY=reply)
     ours, theirs = os.openpty()
-    done = asked(home, "Hello", stdout=theirs)
+    done = run_ask(home, "Hello", stdout=theirs)
     os.close(theirs)
     assert done.returncode == 0, done.stderr
     shown = os.read(ours, 10_000).decode()
     os.close(ours)
     assert "␛[31m␛]0;title␇ and  that is all." in shown
     assert "\x1b" not in shown
-    assert [one["content"] for one in home.replies()] == [reply]
+    assert [message["content"] for message in home.replies()] == [reply]

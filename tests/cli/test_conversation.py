@@ -1,4 +1,4 @@
-"""`kvchat ask` without a question, as somebody types on a terminal: a real process on a pseudo-terminal."""
+"""`kvchat ask` without a question: a real process on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -23,14 +22,12 @@ from tests.e2e.home import Home
 from tests.engine.waiting import is_alive
 from tests.engine_fixtures import FakeEngine
 
-pytestmark = [pytest.mark.fake, pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are Unix's")]
+pytestmark = [pytest.mark.fake, pytest.mark.skipif(sys.platform == "win32", reason="uses pseudo-terminals")]
 PATIENCE_S = 240.0
 _ESCAPES = re.compile(r"\x1b\[[?0-9;]*[a-zA-Z]|\r")
 
 
 class Terminal:
-    """A kvchat in a terminal."""
-
     def __init__(self, home: Home, *arguments: str) -> None:
         self._ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
@@ -43,33 +40,28 @@ class Terminal:
             preexec_fn=_take_terminal,
         )
         os.close(theirs)
-        self.said = ""
+        self.output = ""
 
-    def until(self, words: str) -> str:
-        """Wait until these words have come, and forget all up to them."""
-        latest = time.monotonic() + PATIENCE_S
-        while words not in self.said:
-            assert time.monotonic() < latest, self.said
-            if not self._read():
-                raise AssertionError(f"ended before {words!r}: {self.said!r}")
-        before, _, self.said = self.said.partition(words)
+    def wait_for(self, text: str, keys: str = "") -> str:
+        """Wait for this output, typing `keys` every three seconds; return what came before."""
+        deadline, next_keys = time.monotonic() + PATIENCE_S, 0.0
+        while text not in self.output:
+            assert time.monotonic() < deadline, self.output
+            if keys and time.monotonic() > next_keys:
+                self.type(keys)
+                next_keys = time.monotonic() + 3
+            assert self._read(), f"ended before {text!r}: {self.output!r}"
+        before, _, self.output = self.output.partition(text)
         return before
 
-    def interrupts(self, words: str) -> None:
-        """Press Ctrl+C until these words have come: readline does not hear it between its echo and its waiting."""
-        latest = time.monotonic() + PATIENCE_S
-        while words not in self.said:
-            assert time.monotonic() < latest, self.said
-            self.types("\x03")
-            again = time.monotonic() + 3
-            while words not in self.said and time.monotonic() < again:
-                assert self._read(), self.said
-        self.until(words)
+    def interrupt_until(self, text: str) -> None:
+        """Press Ctrl+C until this output: readline ignores it between its echo and its waiting."""
+        self.wait_for(text, "\x03")
 
-    def types(self, text: str) -> None:
+    def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
-    def ends(self) -> int:
+    def wait(self) -> int:
         while self._read():
             pass
         return self.process.wait(PATIENCE_S)
@@ -82,29 +74,20 @@ class Terminal:
     def _read(self) -> bool:
         if select.select([self._ours], [], [], 0.2)[0]:
             try:
-                heard = os.read(self._ours, 4096)
-            except OSError:  # nobody has the other end any more
+                data = os.read(self._ours, 4096)
+            except OSError:  # the other end is closed
                 return False
-            self.said += _ESCAPES.sub("", heard.decode("utf-8", "replace"))
-            return bool(heard)
+            self.output += _ESCAPES.sub("", data.decode("utf-8", "replace"))
+            return bool(data)
         return self.process.poll() is None
 
 
 def _take_terminal() -> None:
-    """In the child: what is typed as Ctrl+C is a signal for it."""
+    """Make Ctrl+C in this terminal a signal for the child, in which this runs."""
     import fcntl
     import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
-@pytest.fixture
-def home(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> Home:
-    home = Home(tmp_path / "home")
-    home.write_settings(
-        model_path=str(smollm2), engine_path=str(fake_engine.path), context_size=8192, free_floor_bytes=0
-    )
-    return home
 
 
 @pytest.fixture
@@ -116,117 +99,116 @@ def terminal(home: Home) -> Iterator[Callable[..., Terminal]]:
         return opened[-1]
 
     yield open_terminal
-    for one in opened:
+    for each in opened:
         with suppress(OSError):
-            one.close()
+            each.close()
 
 
-def engines_alive(fake: FakeEngine) -> list[int]:
-    return [launch["pid"] for launch in fake.launches() if is_alive(launch["pid"])]
+def questions(home: Home) -> list[str]:
+    return [message["content"] for message in home.messages() if message["role"] == "user"]
 
 
-def test_questions_one_after_the_other_and_ctrl_d(terminal, home, fake_engine):
+def engines_alive(engine: FakeEngine) -> list[int]:
+    return [launch["pid"] for launch in engine.launches() if is_alive(launch["pid"])]
+
+
+def test_several_questions_and_ctrl_d(terminal, home, fake_engine):
     fake_engine.set(FAKE_REPLY="A first reply.")
-    talk = terminal("ask", "--new")
-    talk.until("Ctrl+D to quit.")
-    talk.until("> ")
-    talk.types("Hello\n")
-    talk.until("A first reply.")
-    talk.until("> ")
+    chat = terminal("ask", "--new")
+    chat.wait_for("Ctrl+D to quit.")
+    chat.wait_for("> ")
+    chat.type("Hello\n")
+    chat.wait_for("A first reply.")
+    chat.wait_for("> ")
     fake_engine.set(FAKE_REPLY="A second one.")
-    talk.types("\n")  # nothing is asked
-    talk.until("> ")
-    talk.types("And nou\x7fw?\n")  # edited
-    talk.until("A second one.")
-    assert "still loaded" in talk.until("> "), "it is warm between"
-    beside = terminal("ask", "--new", "Somebody else")  # sent to the owner over its connection
-    beside.until("A second one.")
-    assert beside.ends() == 0, beside.said
-    talk.types("\x04")
-    assert talk.ends() == 0, talk.said
-    assert [one["content"] for one in home.messages() if one["role"] == "user"] == [
-        "Hello",
-        "And now?",
-        "Somebody else",
-    ]
-    kept = home.kept.save_points()
-    assert {point.conversation_id for point in kept} == {one["conversation_id"] for one in home.messages()}
-    assert {point.audience for point in kept} == {"chats"}
+    chat.type("\n")  # nothing is asked
+    chat.wait_for("> ")
+    chat.type("And nou\x7fw?\n")  # edited
+    chat.wait_for("A second one.")
+    assert "still loaded" in chat.wait_for("> "), "the slot keeps the chat"
+    other = terminal("ask", "--new", "Somebody else")  # sent to the owner over its connection
+    other.wait_for("A second one.")
+    assert other.wait() == 0, other.output
+    chat.type("\x04")
+    assert chat.wait() == 0, chat.output
+    assert questions(home) == ["Hello", "And now?", "Somebody else"]
+    points = home.kept.save_points()
+    assert {point.conversation_id for point in points} == {message["conversation_id"] for message in home.messages()}
+    assert {point.audience for point in points} == {"chats"}
     assert len(fake_engine.launches()) == 1
     assert engines_alive(fake_engine) == []
-    assert "Traceback" not in talk.said
+    assert "Traceback" not in chat.output
 
 
-def test_ctrl_c_stops_the_reply_and_drops_a_line_but_ends_nothing(terminal, home, fake_engine):
+def test_ctrl_c_stops_the_reply_or_drops_the_line_but_does_not_quit(terminal, home, fake_engine):
     fake_engine.set(FAKE_REPLY="word " * 5000, FAKE_TOKEN_DELAY=0.01)
-    talk = terminal("ask", "--new")
-    talk.until("> ")
-    talk.types("Tell me a long story\n")
-    talk.until("word word word")
-    talk.interrupts("> ")
+    chat = terminal("ask", "--new")
+    chat.wait_for("> ")
+    chat.type("Tell me a long story\n")
+    chat.wait_for("word word word")
+    chat.interrupt_until("> ")
     fake_engine.set(FAKE_REPLY="Short.", FAKE_TOKEN_DELAY=None)
-    talk.types("not to be asked")
-    talk.until("not to be asked")
-    talk.interrupts("Ctrl+D to quit.")
-    talk.until("> ")
-    talk.types("Once more\n")
-    talk.until("Short.")
-    talk.until("> ")
-    talk.types("\x04")
-    assert talk.ends() == 0
-    asked = [one["content"] for one in home.messages() if one["role"] == "user"]
-    assert asked == ["Tell me a long story", "Once more"]
+    chat.type("not to be asked")
+    chat.wait_for("not to be asked")
+    chat.interrupt_until("Ctrl+D to quit.")
+    chat.wait_for("> ")
+    chat.type("Once more\n")
+    chat.wait_for("Short.")
+    chat.wait_for("> ")
+    chat.type("\x04")
+    assert chat.wait() == 0
+    assert questions(home) == ["Tell me a long story", "Once more"]
     assert len(home.replies("stopped")) == 1
 
 
-def test_sigterm_stops_the_engine_and_ends(terminal, fake_engine):
-    talk = terminal("ask", "--new")
-    talk.until("> ")
-    talk.types("Hello\n")
-    talk.until("> ")
-    talk.process.send_signal(signal.SIGTERM)
+def test_sigterm_stops_the_engine_and_quits(terminal, fake_engine):
+    chat = terminal("ask", "--new")
+    chat.wait_for("> ")
+    chat.type("Hello\n")
+    chat.wait_for("> ")
+    chat.process.send_signal(signal.SIGTERM)
     with contextlib.suppress(OSError):  # it has ended
-        talk.types("\n")  # heard now, where readline was between its prompt and its waiting
-    assert talk.ends() == 143, talk.said
+        chat.type("\n")  # handled now, if readline was between its prompt and its waiting
+    assert chat.wait() == 143, chat.output
     assert engines_alive(fake_engine) == []
 
 
-def test_what_fails_is_said_and_the_next_question_may_be_asked(terminal, fake_engine):
+def test_a_failure_is_reported_and_the_chat_continues(terminal, fake_engine):
     fake_engine.set(FAKE_EXIT_AT_START="1:error loading model: unknown model architecture: 'x'")
-    talk = terminal("ask", "--new")
-    talk.until("> ")
-    talk.types("Hello\n")
-    talk.until("cannot be loaded")
-    talk.until("> ")
+    chat = terminal("ask", "--new")
+    chat.wait_for("> ")
+    chat.type("Hello\n")
+    chat.wait_for("cannot be loaded")
+    chat.wait_for("> ")
     fake_engine.set(FAKE_EXIT_AT_START=None, FAKE_REPLY="Here.")
-    talk.types("Hello again\n")
-    talk.until("Here.")
-    talk.until("> ")
-    talk.types("\x04")
-    assert talk.ends() == 0
+    chat.type("Hello again\n")
+    chat.wait_for("Here.")
+    chat.wait_for("> ")
+    chat.type("\x04")
+    assert chat.wait() == 0
 
 
 @pytest.mark.parametrize("answer", ["n\n", "\x04", "\n"])
 def test_without_a_model_the_starter_is_offered(terminal, tmp_path, fake_engine, smollm2, answer):
     fresh = Home(tmp_path / "fresh")
     fresh.write_settings(engine_path=str(fake_engine.path), context_size=2048, free_floor_bytes=0)
-    here = starter_path(fresh.folder / "data" / "models")  # so that nothing is left to fetch
-    here.parent.mkdir(parents=True)
-    here.symlink_to(smollm2)
+    path = starter_path(fresh.folder / "data" / "models")  # nothing is left to download
+    path.parent.mkdir(parents=True)
+    path.symlink_to(smollm2)
     fake_engine.set(FAKE_REPLY="Hello to you.")
-    talk = terminal("ask", "--new", "Hello", at=fresh)
-    talk.until("Download the small starter model (98 MB)? [Y/n] ")
-    talk.types(answer)
+    chat = terminal("ask", "--new", "Hello", at=fresh)
+    chat.wait_for("Download the small starter model (98 MB)? [Y/n] ")
+    chat.type(answer)
     if answer == "\n":
-        talk.until("Hello to you.")
-        assert talk.ends() == 0
-        assert json.loads((fresh.folder / "config" / "settings.json").read_text())["model_path"] == str(here)
+        chat.wait_for("Hello to you.")
+        assert chat.wait() == 0
+        assert json.loads((fresh.folder / "config" / "settings.json").read_text())["model_path"] == str(path)
     else:
-        assert talk.ends() == 1
-        assert "No model is chosen yet" in talk.said
+        assert chat.wait() == 1
+        assert "No model is chosen yet" in chat.output
 
 
-def test_without_a_terminal_the_question_is_read(home, fake_engine):
+def test_without_a_terminal_the_question_is_read_from_standard_input(home, fake_engine):
     fake_engine.set(FAKE_REPLY="Blue.")
     done = subprocess.run(
         [sys.executable, "-m", "kvchat", "ask", "--new"],

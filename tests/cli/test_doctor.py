@@ -1,3 +1,5 @@
+"""`kvchat doctor` with a program that answers like llama-server."""
+
 from __future__ import annotations
 
 import json
@@ -16,20 +18,16 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import model_identity
 from kvchat.session.restore_support import Finding, Strategy, Subject, newest_finding, store_finding
 from kvchat.settings import Settings, load_settings, save_settings
-from kvchat.system.paths import Paths, resolve_paths
 from tests.library.gguf_files import write_gguf
 
 
-@pytest.fixture
-def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
-    monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "home"))
+@pytest.fixture(autouse=True)
+def no_session_bus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DBUS_SESSION_BUS_ADDRESS", raising=False)
-    return resolve_paths()
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Path:
-    """A program that answers as llama-server does when asked who it is."""
     program = tmp_path / "llama-server"
     known = "\n".join(f"{name} VALUE" for name in REQUIRED_OPTIONS)
     program.write_text(
@@ -45,12 +43,12 @@ def engine(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def chosen(engine: Path, smollm2: Path) -> Settings:
+def settings(engine: Path, smollm2: Path) -> Settings:
     return Settings(model_path=str(smollm2), engine_path=str(engine))
 
 
-def test_everything_found(paths, engine, smollm2, chosen):
-    report = collect(paths, chosen)
+def test_everything_is_found(paths, engine, smollm2, settings):
+    report = collect(paths, settings)
     assert report.healthy
     assert (report.engine.kind, report.engine.path) == ("llama-server", str(engine))
     assert "11434" in report.engine.version
@@ -58,20 +56,20 @@ def test_everything_found(paths, engine, smollm2, chosen):
     assert (report.model.quantisation, report.model.size) == ("Q4_1", smollm2.stat().st_size)
     assert report.model.kv_bytes_per_token == 23_040
     assert report.context.tokens == 8192
-    assert "free on the GPU" in report.context.share  # the app's own decision: it counts the engine's devices too
+    assert "free on the GPU" in report.context.share  # like the app, it counts the engine's devices
     text = "\n".join(lines(report))
     for part in (str(engine), "NVIDIA H200, 148.9 GB free", "Q4_1, 98 MB", "8,192 tokens: the full", str(smollm2)):
         assert part in text
-    text = "\n".join(lines(collect(paths, replace(chosen, context_size=16_384))))
+    text = "\n".join(lines(collect(paths, replace(settings, context_size=16_384))))
     assert "set by you" in text
     assert "trained for 8,192" in text
 
 
-def test_what_restoring_can_do_is_told_once_it_is_known(paths, smollm2, chosen):
-    assert "not tried yet" in "\n".join(lines(collect(paths, chosen)))
+def test_restore_capabilities_are_shown_once_known(paths, smollm2, settings):
+    assert "not tried yet" in "\n".join(lines(collect(paths, settings)))
     subject = Subject(Fingerprint(model_identity(smollm2), "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
     store_finding(paths.restore_findings, subject, Finding(Strategy.PLAIN, proved=True), 0.0)
-    report = collect(paths, chosen)
+    report = collect(paths, settings)
     assert report.restoring == RestoreReport(
         "plain", Finding(Strategy.PLAIN, True).description, "version: 11434 (abc1234)"
     )
@@ -80,9 +78,9 @@ def test_what_restoring_can_do_is_told_once_it_is_known(paths, smollm2, chosen):
     assert "engine: version: 11434" in text
 
 
-def test_what_restoring_can_do_can_be_forgotten(paths, smollm2, chosen, capsys):
-    save_settings(paths.settings_file, chosen)
-    assert main(["doctor", "--retest"]) == 0  # there is nothing yet
+def test_restore_capabilities_can_be_deleted(paths, smollm2, settings, capsys):
+    save_settings(paths.settings_file, settings)
+    assert main(["doctor", "--retest"]) == 0  # there are none yet
     assert not paths.restore_findings.exists()
     for model in (model_identity(smollm2), "another"):
         subject = Subject(Fingerprint(model, "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
@@ -94,7 +92,7 @@ def test_what_restoring_can_do_can_be_forgotten(paths, smollm2, chosen, capsys):
     assert newest_finding(paths.restore_findings, "another") is not None
 
 
-def test_a_finding_is_not_looked_for_where_it_could_take_for_ever_or_makes_no_sense(paths):
+def test_a_pipe_or_nonsense_in_place_of_the_findings_is_ignored(paths):
     paths.ensure()
     os.mkfifo(paths.restore_findings)
     assert newest_finding(paths.restore_findings, "a") is None
@@ -107,7 +105,7 @@ def test_a_finding_is_not_looked_for_where_it_could_take_for_ever_or_makes_no_se
         assert newest_finding(paths.restore_findings, "a") is None
 
 
-def test_looking_changes_nothing(paths, engine):
+def test_the_report_changes_nothing(paths, engine):
     report = collect(paths, Settings(engine_path=str(engine)))
     assert report.healthy, "no model yet is no fault"
     assert "none chosen yet" in "\n".join(lines(report))
@@ -117,7 +115,7 @@ def test_looking_changes_nothing(paths, engine):
     assert "(not made yet)" in "\n".join(lines(report))
 
 
-def test_a_broken_model_is_told(paths, engine, tmp_path):
+def test_a_damaged_model_is_reported(paths, engine, tmp_path):
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(write_gguf(tmp_path / "whole.gguf").read_bytes()[:-2000])
     report = collect(paths, Settings(model_path=str(cut), engine_path=str(engine)))
@@ -126,7 +124,7 @@ def test_a_broken_model_is_told(paths, engine, tmp_path):
     assert "The model file is incomplete" in "\n".join(lines(report))
 
 
-def test_an_engine_that_is_missing_or_cannot_run_is_told(paths, tmp_path):
+def test_an_engine_that_is_missing_or_cannot_run_is_reported(paths, tmp_path):
     program = tmp_path / "llama-server"
     report = collect(paths, Settings(engine_path=str(program)))
     assert (report.engine.found, report.healthy) == (False, False)
@@ -138,22 +136,21 @@ def test_an_engine_that_is_missing_or_cannot_run_is_told(paths, tmp_path):
     assert "libggml.so" in "\n".join(lines(report))
 
 
-def test_json_and_text_and_exit_code(paths, chosen, capsys):
-    save_settings(paths.settings_file, chosen)
-    assert main(["doctor", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+def test_the_report_as_json_and_its_exit_code(paths, settings, capsys, run_json):
+    save_settings(paths.settings_file, settings)
+    report = run_json("doctor")
     assert report["engine"]["kind"] == "llama-server"
     assert report["context"]["tokens"] == 8192
     assert report["context"]["reason"].startswith("8,192 tokens")
     assert report["tray"]["presence"] in ("available", "missing", "unknown")
     assert {entry["name"] for entry in report["directories"]} >= {"config", "data", "save points"}
-    save_settings(paths.settings_file, replace(chosen, model_path="/nowhere.gguf"))
+    save_settings(paths.settings_file, replace(settings, model_path="/nowhere.gguf"))
     assert main(["doctor"]) == 1
     assert "The model file is missing" in capsys.readouterr().out
 
 
 @pytest.mark.engine
-def test_the_command_with_the_embedded_engine(paths, tmp_path):
+def test_the_report_with_the_embedded_engine(paths, tmp_path):
     command = [sys.executable, "-m", "kvchat", "doctor", "--json"]
     environment = {**os.environ, "PATH": str(tmp_path), "HOME": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, env=environment, check=True)
@@ -164,7 +161,7 @@ def test_the_command_with_the_embedded_engine(paths, tmp_path):
     assert engine["problem"] == ""
 
 
-def test_a_server_of_the_users_is_named_and_not_looked_into(paths):
+def test_an_external_server_is_named_and_not_probed(paths):
     report = collect(paths, Settings(engine_url="http://127.0.0.1:8080", engine_path="/nowhere"))
     assert report.healthy
     text = "\n".join(lines(report))
@@ -172,10 +169,9 @@ def test_a_server_of_the_users_is_named_and_not_looked_into(paths):
     assert "CPU only" not in text
 
 
-def test_another_model_can_be_judged_and_nothing_is_chosen(paths, engine, smollm2, capsys):
+def test_another_model_can_be_judged_without_choosing_it(paths, engine, smollm2, run_json):
     save_settings(paths.settings_file, Settings(engine_path=str(engine)))
-    assert main(["doctor", "--json", "--model", str(smollm2)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["model"]["path"], told["model"]["usable"]) == (str(smollm2), True)
-    assert told["context"]["tokens"] > 0
+    report = run_json("doctor", "--model", str(smollm2))
+    assert (report["model"]["path"], report["model"]["usable"]) == (str(smollm2), True)
+    assert report["context"]["tokens"] > 0
     assert load_settings(paths.settings_file).model_path is None

@@ -1,3 +1,5 @@
+"""`kvchat engines` in this process, with the fake engine."""
+
 from __future__ import annotations
 
 import json
@@ -24,37 +26,34 @@ def home(tmp_path: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatc
     return folder
 
 
-def test_the_list(home, fake_engine, capsys):
+def test_engines_are_listed(home, fake_engine, capsys, run_json):
     assert main(["engines"]) == 0
     shown = capsys.readouterr().out
     assert f"* {fake_engine.path}" in shown
     assert "Fake GPU" in shown
-    assert main(["engines", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    first = told["engines"][0]
+    listed = run_json("engines")
+    first = listed["engines"][0]
     assert (first["path"], first["chosen"], first["backends"]) == (str(fake_engine.path), True, ["FAKE"])
-    assert told["advice"]
+    assert listed["advice"]
 
 
-def test_an_engine_that_cannot_be_used_says_why(home, fake_engine, capsys):
+def test_an_unusable_engine_is_listed_with_the_reason(home, fake_engine, capsys):
     fake_engine.set(FAKE_VERSION=6000)
     assert main(["engines"]) == 1
     assert "build 6000" in capsys.readouterr().out
 
 
-def test_the_trial(home, fake_engine, capsys):
+def test_an_engine_is_tested(home, fake_engine, capsys, run_json):
     assert main(["engines", "test"]) == 0
     assert "Chat memory works" in capsys.readouterr().out
     fake_engine.set(FAKE_EXIT_AT_START="1:error loading model")
-    assert main(["engines", "test", str(fake_engine.path), "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["works"] is False
-    assert told["steps"][-1]["failed"] is True
+    result = run_json("engines", "test", str(fake_engine.path), code=1)
+    assert (result["works"], result["steps"][-1]["failed"]) == (False, True)
     assert main(["engines", "test", "/nowhere"]) == 1
     assert "/nowhere" in capsys.readouterr().err
 
 
-def test_getting_one_using_it_and_removing_it(home, fake_engine, github, monkeypatch, capsys):
+def test_an_engine_is_downloaded_used_and_removed(home, fake_engine, github, monkeypatch, capsys, run_json):
     monkeypatch.setattr("kvchat.engine_host.setup.detect_graphics", lambda: Graphics("linux", (GpuVendor.AMD,)))
     monkeypatch.setattr("kvchat.library.remote.github.builds_for.__defaults__", ("x86_64",))
     archive = tarred({"llama-b11457/llama-server": fake_engine.path.read_bytes()})
@@ -64,18 +63,16 @@ def test_getting_one_using_it_and_removing_it(home, fake_engine, github, monkeyp
 
     fake_engine.set(FAKE_NO_GPU=1)
     assert main(["engines", "get"]) == 1
-    told = capsys.readouterr().out
-    assert f"from {github.url}/ggml-org/llama.cpp/releases" in told
-    assert "! The engine does not detect the GPU: No Vulkan driver for the GPU was found" in told
+    shown = capsys.readouterr().out
+    assert f"from {github.url}/ggml-org/llama.cpp/releases" in shown
+    assert "! The engine does not detect the GPU: No Vulkan driver for the GPU was found" in shown
     assert json.loads(settings.read_text())["engine_path"] == str(fake_engine.path), "the old one stays"
 
     fake_engine.set(FAKE_NO_GPU=None)
-    assert main(["engines", "get", "vulkan", "--json"]) == 0
-    told_json = json.loads(capsys.readouterr().out)
-    assert (told_json["works"], told_json["engine"]) == (True, str(program))
+    result = run_json("engines", "get", "vulkan")
+    assert (result["works"], result["engine"]) == (True, str(program))
     assert json.loads(settings.read_text())["engine_path"] == str(program)
-    assert main(["engines", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
+    listed = run_json("engines")
     assert listed["fetched"][0]["name"] == name
     assert (listed["engines"][0]["path"], listed["engines"][0]["chosen"]) == (str(program), True)
 

@@ -1,39 +1,29 @@
-"""`kvchat settings` as a user types it."""
+"""`kvchat settings` in this process."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
 
 import pytest
 
 from kvchat.__main__ import main
 from kvchat.settings import SETTING_NAMES, Settings, load_settings
-from kvchat.system.paths import resolve_paths
+from kvchat.system.paths import Paths
 from tests.cli.owner import running_owner
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "home"))
+def no_programs(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    return tmp_path / "home"
 
 
-def stored() -> Settings:
-    return load_settings(resolve_paths().settings_file)
-
-
-def test_all_are_listed(capsys):
+def test_all_are_listed(run_json, capsys):
     assert main(["settings"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in SETTING_NAMES)
-    assert main(["settings", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["zoom"] == 100
+    assert run_json("settings")["zoom"] == 100
 
 
 @pytest.mark.parametrize(
-    ("words", "value"),
+    ("arguments", "value"),
     [
         (["zoom", "150"], 150),
         (["theme", "dark"], "dark"),
@@ -51,20 +41,18 @@ def test_all_are_listed(capsys):
         (["api_port", "9000"], 9000),
     ],
 )
-def test_one_is_changed_and_reset(words, value, capsys):
-    name = words[0]
-    assert main(["settings", "set", *words]) == 0
-    assert getattr(stored(), name) == value
-    capsys.readouterr()
-    assert main(["settings", "get", name, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)[name]
-    assert told == (list(value) if isinstance(value, tuple) else value)
+def test_one_is_changed_and_reset(arguments, value, paths, run_json):
+    name = arguments[0]
+    expected = list(value) if isinstance(value, tuple) else value
+    assert run_json("settings", "set", *arguments) == {name: expected}
+    assert getattr(load_settings(paths.settings_file), name) == value
+    assert run_json("settings", "get", name) == {name: expected}
     assert main(["settings", "reset", name]) == 0
-    assert stored() == Settings()
+    assert load_settings(paths.settings_file) == Settings()
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("arguments", "reason"),
     [
         (["zoom", "7000"], "at most 250 %"),
         (["zoom", "large"], "whole number"),
@@ -77,10 +65,10 @@ def test_one_is_changed_and_reset(words, value, capsys):
         (["zoom", "1", "2"], "2 values were given"),
     ],
 )
-def test_what_makes_no_sense_is_refused(words, why, capsys):
-    assert main(["settings", "set", *words]) == 1
-    assert why in capsys.readouterr().err
-    assert stored() == Settings()
+def test_an_invalid_value_is_refused(arguments, reason, paths, capsys):
+    assert main(["settings", "set", *arguments]) == 1
+    assert reason in capsys.readouterr().err
+    assert load_settings(paths.settings_file) == Settings()
 
 
 def test_an_unknown_name_is_a_usage_error(capsys):
@@ -90,12 +78,11 @@ def test_an_unknown_name_is_a_usage_error(capsys):
     assert "zoom" in capsys.readouterr().err
 
 
-def test_a_kvchat_that_runs_takes_a_change_over_at_once(capsys):
-    """It would write its own settings over them."""
-    paths = resolve_paths().ensure()
-    with running_owner(paths) as owner:
+def test_a_running_kvchat_applies_a_change(paths, capsys):
+    """Otherwise it would overwrite the change with its own settings."""
+    with running_owner(paths.ensure()) as owner:
         assert main(["settings", "set", "zoom", "150"]) == 0
         assert owner.settings.zoom == 150
         assert main(["models", "use", "x"]) == 1
     assert "No model" in capsys.readouterr().err
-    assert stored().zoom == 150
+    assert load_settings(paths.settings_file).zoom == 150
