@@ -1,4 +1,4 @@
-"""Another kvchat that owns the data folder, with its runtime open, in a thread of this process."""
+"""A kvchat that owns the data folder and has its runtime open, in a thread of this process."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from kvchat.system.paths import Paths
 
 @contextlib.contextmanager
 def running_owner(paths: Paths, name: str = "kvchat serve") -> Iterator[Runtime]:
-    opened: list[Runtime] = []
-    is_open, ends = threading.Event(), threading.Event()
+    runtimes: list[Runtime] = []
+    started, stop = threading.Event(), threading.Event()
 
     async def run() -> None:
         ownership = Ownership(paths.data, name)
         assert ownership.claim()
         commands = Commands(paths, name)
-        opened.append(await commands.runtime(load_settings(paths.settings_file)))
+        runtimes.append(await commands.runtime(load_settings(paths.settings_file)))
         ownership.listen(commands.serve_connection)
-        is_open.set()
-        await asyncio.to_thread(ends.wait)
+        started.set()
+        await asyncio.to_thread(stop.wait)
         ownership.stop_listening()
         await commands.close()
-        await opened[0].close()
+        await runtimes[0].close()
         ownership.release()
 
     thread = threading.Thread(target=asyncio.run, args=(run(),))
     thread.start()
-    is_open.wait()
+    started.wait()
     try:
-        yield opened[0]
+        yield runtimes[0]
     finally:
-        ends.set()
+        stop.set()
         thread.join()

@@ -1,4 +1,4 @@
-"""What the command line's words become."""
+"""Parsing of the command line."""
 
 from __future__ import annotations
 
@@ -38,11 +38,9 @@ def parse_ask(*arguments: str) -> AskOptions:
     return options
 
 
-def test_every_option_of_ask_arrives():
-    words = (
-        "--chat abc --model m.gguf --engine /opt/llama-server --system Brief --max-tokens 9 --temperature 0 --seed 7"
-    )
-    options = parse_ask(*words.split(), "--json", "--starter", "Hello")
+def test_every_option_of_ask_is_parsed():
+    line = "--chat abc --model m.gguf --engine /opt/llama-server --system Brief --max-tokens 9 --temperature 0 --seed 7"
+    options = parse_ask(*line.split(), "--json", "--starter", "Hello")
     paths = {"model": Path("m.gguf"), "engine": Path("/opt/llama-server")}
     sampling = {"max_tokens": 9, "temperature": 0.0, "seed": 7}
     expected = AskOptions(
@@ -56,7 +54,7 @@ def test_a_dash_reads_standard_input(monkeypatch):
     assert parse_ask("--new", "-") == AskOptions(prompt="a long\nquestion", new=True)
 
 
-def test_no_question_is_a_conversation_on_a_terminal_and_standard_input_elsewhere(monkeypatch):
+def test_no_question_means_a_conversation_or_standard_input(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a question")))
     assert parse_ask("--new") == AskOptions(prompt="a question", new=True)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
@@ -69,12 +67,12 @@ def test_no_question_is_a_conversation_on_a_terminal_and_standard_input_elsewher
 
 
 @pytest.mark.parametrize(
-    ("shell", "words"), [("bash", "complete -o"), ("zsh", "#compdef kvchat"), ("tcsh", "complete ")]
+    ("shell", "start"), [("bash", "complete -o"), ("zsh", "#compdef kvchat"), ("tcsh", "complete ")]
 )
-def test_a_shell_can_complete_every_command(shell, words, capsys):
+def test_completion_scripts_know_every_command(shell, start, capsys):
     assert main(["completion", shell]) == 0
     printed = capsys.readouterr().out
-    assert words in printed
+    assert start in printed
     assert all(command in printed for command in ("engines", "chats", "settings", "rename"))
 
 
@@ -88,17 +86,17 @@ def test_a_shell_can_complete_every_command(shell, words, capsys):
         *(["--model", bad, "x"] for bad in ("caf\udce9.gguf",)),
     ],
 )
-def test_nonsense_is_refused_with_a_usage_message(arguments, capsys):
+def test_invalid_options_print_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         parse_ask(*arguments)
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "usage: kvchat ask" in said
-    assert "1 tokens" not in said
+    errors = capsys.readouterr().err
+    assert "usage: kvchat ask" in errors
+    assert "1 tokens" not in errors
 
 
 @pytest.mark.parametrize(
-    ("words", "name", "options"),
+    ("line", "name", "options"),
     [
         ("--hidden", "", WindowOptions(hidden=True)),
         ("bench", "bench", BenchOptions()),
@@ -121,42 +119,42 @@ def test_nonsense_is_refused_with_a_usage_message(arguments, capsys):
         ),
     ],
 )
-def test_words_become_options(words, name, options):
-    command, told = parse(words.split())
-    assert (command.name, told) == (name, options)
+def test_a_command_line_becomes_options(line, name, options):
+    command, parsed = parse(line.split())
+    assert (command.name, parsed) == (name, options)
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.name)
-def test_each_command_has_something_that_does_it(command):
+def test_each_command_has_a_function_of_its_kind(command):
     if command.kind is not CommandKind.WINDOW:
         assert inspect.iscoroutinefunction(command.load_function()) is (command.kind is not CommandKind.SYNC)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "line",
     [
         *(f"bench --tokens {count}" for count in ("0", "-1", "1e3", "999999999999")),
         *("store prune", "store prune --to much", "store mend"),
         *(f"store prune --to={size}" for size in ("", "-1", "nan", "1e9", "9" * 400 + "TB", "2QB", "10000000TB")),
     ],
 )
-def test_nonsense_is_a_usage_error(words, capsys):
+def test_invalid_commands_print_the_usage(line, capsys):
     with pytest.raises(SystemExit) as ended:
-        parse(words.split())
+        parse(line.split())
     assert ended.value.code == 2
-    assert f"usage: kvchat {words.split()[0]}" in capsys.readouterr().err
+    assert f"usage: kvchat {line.split()[0]}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "given", [b"", b" \n", b"\0", b"x" * 64_000_001, None], ids=["nothing", "space", "zero", "too much", "closed"]
+    "data", [b"", b" \n", b"\0", b"x" * 64_000_001, None], ids=["nothing", "space", "zero", "too much", "closed"]
 )
-def test_a_question_that_is_none_is_refused(given, monkeypatch):
-    monkeypatch.setattr("sys.stdin", given if given is None else io.TextIOWrapper(io.BytesIO(given)))
+def test_an_empty_or_huge_question_is_refused(data, monkeypatch):
+    monkeypatch.setattr("sys.stdin", data if data is None else io.TextIOWrapper(io.BytesIO(data)))
     with pytest.raises(InvalidQuestion):
         parse_ask("-")
 
 
-def test_words_are_utf_8_whatever_the_locale_took_them_for(monkeypatch):
+def test_arguments_are_utf_8_whatever_the_locale(monkeypatch):
     assert parse_ask("--system", "\udcc3\udca9", "caf\udce9 \udcff") == AskOptions(
         prompt="caf\ufffd \ufffd", system="é"
     )
@@ -164,16 +162,16 @@ def test_words_are_utf_8_whatever_the_locale_took_them_for(monkeypatch):
     assert parse_ask("-").prompt == "caf\ufffd"
 
 
-def commands_with_json(parser: argparse.ArgumentParser, before: str = "") -> Iterator[str]:
+def commands_with_json(parser: argparse.ArgumentParser, parent: str = "") -> Iterator[str]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, command in action.choices.items():
-                yield from commands_with_json(command, f"{before} {name}".strip())
+                yield from commands_with_json(command, f"{parent} {name}".strip())
         elif "--json" in action.option_strings:
-            yield before
+            yield parent
 
 
-def test_the_manual_says_what_each_command_prints_as_json():
+def test_the_manual_describes_the_json_of_each_command():
     manual = (Path(kvchat.__file__).parent / "ui" / "manual" / "command-line.md").read_text("utf-8")
     table = manual[manual.index("| command | its object |") : manual.index("## Exit codes")]
     known = set(re.findall("`([a-z ]+)`", "".join(line.split("|")[1] for line in table.splitlines() if "|" in line)))
@@ -185,8 +183,8 @@ def test_the_manual_says_what_each_command_prints_as_json():
     assert not missing
 
 
-def test_help_says_what_a_command_does_and_what_happens_without_one(capsys):
-    for arguments, words in (
+def test_help_describes_commands_and_the_default(capsys):
+    for arguments, text in (
         ([], "default: open the window"),
         ([], "0 success; 1 failure"),
         (["serve"], "prints “ready” and the address"),
@@ -194,13 +192,13 @@ def test_help_says_what_a_command_does_and_what_happens_without_one(capsys):
     ):
         with pytest.raises(SystemExit):
             build_parser().parse_args([*arguments, "--help"])
-        assert words in " ".join(capsys.readouterr().out.split()), arguments
+        assert text in " ".join(capsys.readouterr().out.split()), arguments
 
 
 @pytest.mark.parametrize(
     "command", [("serve",), ("prepare", "--name", "x"), ("prepared",), ("bench",), ("ask", "hello")]
 )
-def test_starter_which_is_advised_without_a_model_is_known_to_each_that_needs_one(command):
+def test_each_command_that_needs_a_model_accepts_starter(command):
     assert parse([*command, "--starter"])[1].starter
     assert not parse(command)[1].starter
     assert parse(["--starter", *command])[1].starter

@@ -1,4 +1,4 @@
-"""What the desktop offers, asked of a real session bus and a real X server."""
+"""Detection of the tray and the keyring, with a real session bus and a real X server."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ WATCHER = "org.kde.StatusNotifierWatcher"
 
 @pytest.fixture
 def bus(tmp_path: Path) -> Iterator[str]:
-    with session_bus(tmp_path) as there:
-        yield there.address
+    with session_bus(tmp_path) as bus:
+        yield bus.address
 
 
 def test_a_status_notifier_host_is_found(bus):
@@ -37,7 +37,7 @@ def test_a_status_notifier_host_is_found(bus):
 
 
 @pytest.mark.parametrize("address", ["unix:path=/nowhere/at/all", "nonsense"])
-def test_a_bus_or_display_that_does_not_answer_leaves_it_open(address):
+def test_a_bus_or_display_that_does_not_answer_is_unknown(address):
     assert find_tray({}).presence is Presence.MISSING
     finding = find_tray({"DISPLAY": ":4711"})
     assert finding.presence is Presence.MISSING
@@ -76,7 +76,7 @@ def _broken() -> None:
         (_broken, Presence.UNKNOWN, "no such plugin"),
     ],
 )
-def test_the_keyring_is_named_missing_or_fails(monkeypatch, backend, presence, detail):
+def test_the_keyring_is_available_missing_or_broken(monkeypatch, backend, presence, detail):
     monkeypatch.setattr(keyring, "get_keyring", backend)
     finding = find_keyring()
     assert finding.presence is presence

@@ -1,18 +1,14 @@
-"""`kvchat models`, with a stand-in Hugging Face."""
+"""`kvchat models` with a fake Hugging Face."""
 
 from __future__ import annotations
 
 import io
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import keyring
 import pytest
-from keyring.backends import fail
 
 from kvchat.__main__ import main
 from kvchat.cli.models import ModelNotFound, select_file
@@ -20,7 +16,7 @@ from kvchat.library.memory.demand import DeviceMemory, MemoryFacts
 from kvchat.library.remote.hub import HubFile, HubPart, HubRepository
 from kvchat.library.remote.starter import SUGGESTIONS, tier_for
 from kvchat.settings import Settings, load_settings, save_settings
-from kvchat.system.paths import resolve_paths
+from kvchat.system.paths import Paths
 from tests.library import fake_hub
 from tests.library.fake_hub import REVISION, TOKEN, FakeHub
 from tests.library.gguf_files import write_gguf
@@ -29,22 +25,18 @@ REPOSITORY = "org/Thing-7B-GGUF"
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user without models of other programs, and without a keyring."""
+def user_home(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_keyring: None) -> Path:
+    """Make the home folder of a user without a keyring or models of other programs."""
     for name in ("HF_HOME", "HF_HUB_CACHE", "LLAMA_CACHE", "OLLAMA_MODELS", "HF_TOKEN", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "kvchat"))
-    backend = keyring.get_keyring()
-    keyring.set_keyring(fail.Keyring())
-    (tmp_path / "home").mkdir()
-    yield tmp_path / "home"
-    keyring.set_keyring(backend)
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    (tmp_path / "user").mkdir()
+    return tmp_path / "user"
 
 
 @pytest.fixture
-def served(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    model = write_gguf(home / "thing.gguf").read_bytes()
+def hub(user_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    model = write_gguf(user_home / "thing.gguf").read_bytes()
     with fake_hub.serving() as hub:
         hub.repositories[REPOSITORY] = {f"Thing-7B-{kind}.gguf": model for kind in ("Q4_K_M", "Q8_0")}
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
@@ -52,21 +44,13 @@ def served(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield hub
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main(["models", *arguments, "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert isinstance(answer, dict)
-    return answer
-
-
-def test_the_models_on_this_machine(home, tmp_path, capsys):
-    studio = home / ".lmstudio" / "models" / "org" / "Thing"
+def test_models_on_this_machine_are_listed(user_home, tmp_path, capsys, run_json):
+    studio = user_home / ".lmstudio" / "models" / "org" / "Thing"
     studio.mkdir(parents=True)
     write_gguf(studio / "Thing-F32.gguf")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "half.gguf").write_bytes(b"GGUF")
-    found = told(capsys, "--folder", str(tmp_path / "mine"))["models"]
-    thing, half = found
+    thing, half = run_json("models", "--folder", str(tmp_path / "mine"))["models"]
     assert (thing["name"], thing["source"], thing["verdict"]) == ("Thing-F32", "LM Studio", "fits")
     assert (thing["trained_context"], thing["quantisation"]) == (4096, "F32")
     assert half["problem"].startswith("The model file is incomplete")
@@ -76,41 +60,41 @@ def test_the_models_on_this_machine(home, tmp_path, capsys):
     assert "half: The model file is incomplete." in text
 
 
-def test_suggestions_ask_nothing_of_the_network(served, capsys):
-    answer = told(capsys, "suggest")
+def test_suggestions_need_no_network(hub, run_json):
+    answer = run_json("models", "suggest")
     assert answer["suggestions"]
-    assert all(one["memory_gb"] == answer["memory_gb"] for one in answer["suggestions"])
-    assert served.requests == []
+    assert all(suggestion["memory_gb"] == answer["memory_gb"] for suggestion in answer["suggestions"])
+    assert hub.requests == []
 
 
 @pytest.mark.parametrize(("free", "tier"), [(0, 0), (6.0, 0), (7.2, 8), (11.5, 12), (15.6, 16), (23.5, 24), (80, 24)])
 def test_suggestions_suit_the_gpu(free, tier):
     devices = (DeviceMemory("GPU", int(free * 10**9)),) if free else ()
     assert tier_for(MemoryFacts(16 * 10**9, devices=devices)) == tier
-    for one in SUGGESTIONS:
-        assert one.why.endswith(".")
-        assert one.size < (one.memory_gb or 32) * 10**9
+    for suggestion in SUGGESTIONS:
+        assert suggestion.why.endswith(".")
+        assert suggestion.size < (suggestion.memory_gb or 32) * 10**9
 
 
-def test_searched_listed_and_fetched(served, capsys):
-    assert [one["repository"] for one in told(capsys, "search", "thing")["models"]] == [REPOSITORY]
-    files = told(capsys, "files", f"https://huggingface.co/{REPOSITORY}")["files"]
-    assert {(one["quantisation"], one["verdict"]) for one in files} == {("Q4_K_M", "fits"), ("Q8_0", "fits")}
+def test_a_model_is_searched_listed_and_downloaded(hub, paths, capsys, run_json):
+    assert [model["repository"] for model in run_json("models", "search", "thing")["models"]] == [REPOSITORY]
+    files = run_json("models", "files", f"https://huggingface.co/{REPOSITORY}")["files"]
+    assert {(file["quantisation"], file["verdict"]) for file in files} == {("Q4_K_M", "fits"), ("Q8_0", "fits")}
     for arguments in (["search", "thing"], ["files", REPOSITORY]):
         assert main(["models", *arguments]) == 0
         assert "Thing-7B" in capsys.readouterr().out
     assert main(["models", "get", f"{REPOSITORY}:q8_0", "--use"]) == 0
-    path = resolve_paths().models / REPOSITORY / "Thing-7B-Q8_0.gguf"
+    path = paths.models / REPOSITORY / "Thing-7B-Q8_0.gguf"
     assert capsys.readouterr().out == f"{path}\n"
-    assert load_settings(resolve_paths().settings_file).model_path == str(path)
-    assert [one["source"] for one in told(capsys)["models"]] == ["kvchat"]
+    assert load_settings(paths.settings_file).model_path == str(path)
+    assert [model["source"] for model in run_json("models")["models"]] == ["kvchat"]
     assert main(["models", "search", "unheard", "of"]) == 0
     assert "unheard of" in capsys.readouterr().out
 
 
-def test_the_token_is_read_from_standard_input_and_used(served, capsys, monkeypatch, catalogues):
-    save_settings(resolve_paths().ensure().settings_file, Settings(language="de"))
-    served.gated.add(REPOSITORY)
+def test_a_token_is_read_from_standard_input_and_used(hub, paths, capsys, monkeypatch, catalogues):
+    save_settings(paths.ensure().settings_file, Settings(language="de"))
+    hub.gated.add(REPOSITORY)
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{TOKEN}\n"))
     assert main(["models", "token"]) == 0
     assert main(["models", "get", REPOSITORY]) == 0
@@ -125,7 +109,7 @@ def repository(*kinds: str) -> HubRepository:
     return HubRepository(REPOSITORY, REVISION, False, tuple(files))
 
 
-def test_which_file_is_meant():
+def test_a_file_is_selected_by_quantisation_or_name():
     assert select_file(repository("Q4_K_M", "Q8_0"), "").quantisation == "Q4_K_M"
     assert select_file(repository("Q8_0"), "").quantisation == "Q8_0"
     assert select_file(repository("Q4_K_M", "Q8_0"), "q8_0").quantisation == "Q8_0"
@@ -137,23 +121,23 @@ def test_which_file_is_meant():
         select_file(repository("Q5_0", "Q8_0"), "")
 
 
-def test_one_that_is_here_is_chosen_by_a_part_of_its_name_or_its_path(home, tmp_path, capsys):
-    models = resolve_paths().models
+def test_a_local_model_is_chosen_by_part_of_its_name_or_its_path(paths, tmp_path, capsys, run_json):
+    models = paths.models
     models.mkdir(parents=True)
     big, small, elsewhere = models / "Heron-7B-Q4_K_M.gguf", models / "Heron-1B-Q8_0.gguf", tmp_path / "stork.gguf"
     for path in (big, small, elsewhere):
         write_gguf(path)
     for name, path in (("heron-7b", big), ("HERON-1B", small), (str(elsewhere), elsewhere)):
-        assert told(capsys, "use", name) == {"model_path": str(path)}
-        assert load_settings(resolve_paths().settings_file).model_path == str(path)
+        assert run_json("models", "use", name) == {"model_path": str(path)}
+        assert load_settings(paths.settings_file).model_path == str(path)
     assert main(["models", "use", "heron"]) == 1
     assert "Available: Heron-1B-Q8_0, Heron-7B-Q4_K_M" in capsys.readouterr().err
     assert main(["models", "use", "pelican"]) == 1
-    assert load_settings(resolve_paths().settings_file).model_path == str(elsewhere)
+    assert load_settings(paths.settings_file).model_path == str(elsewhere)
 
 
-def test_the_list_opens_no_connection(home):
-    """As a process of its own: importing huggingface_hub would be a sign of wanting the network."""
+def test_listing_models_uses_no_network():
+    """Importing huggingface_hub would be a sign of it."""
     ended = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "kvchat", "models"], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""Finding out beforehand why Qt would abort."""
+"""Detection of reasons why Qt would abort."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvchat.cli import no_display
 from kvchat.cli.no_display import DisplayProblem, find_problem
 
 
-def test_no_display_is_explained_unless_the_platform_needs_none(capsys):
+def test_a_missing_display_is_explained_unless_the_platform_needs_none(capsys):
     problem = find_problem({})
     assert "neither DISPLAY nor WAYLAND_DISPLAY" in problem.detail
     assert find_problem({"QT_QPA_PLATFORM": "offscreen"}) is None
@@ -16,7 +16,7 @@ def test_no_display_is_explained_unless_the_platform_needs_none(capsys):
     assert capsys.readouterr().err == "kvchat cannot open a window. No screen.\n  Use kvchat ask.\n"
 
 
-def test_missing_libraries_are_named_with_the_line_that_installs_them(monkeypatch):
+def test_missing_libraries_are_named_with_the_command_to_install_them(monkeypatch):
     libraries = ("libNot.so.1", "libX12.so.6", "libnot-x11.so.0", "libgssapi_not5.so.2", "libglib-not.so.0")
     monkeypatch.setattr(no_display, "_CORE_LIBRARIES", (*libraries, "libc.so.6"))
     monkeypatch.setitem(no_display._PACKAGES, "libglib-not.so.0", "libglib2.0-0")
@@ -26,7 +26,7 @@ def test_missing_libraries_are_named_with_the_line_that_installs_them(monkeypatc
     )
 
 
-def test_wayland_counts_once_its_socket_answers(tmp_path):
+def test_wayland_is_available_if_its_socket_answers(tmp_path):
     environment = {"WAYLAND_DISPLAY": "wayland-9", "XDG_RUNTIME_DIR": str(tmp_path)}
     problem = find_problem(environment)
     assert "WAYLAND_DISPLAY=wayland-9" in problem.detail

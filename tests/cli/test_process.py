@@ -1,4 +1,4 @@
-"""The process as its user meets it: it ends when it is told to, says what it could not say, and knows its code."""
+"""Signals, exit codes and standard streams of the kvchat process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kvchat.system.paths import resolve_paths
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform == "win32", reason="speaks of signals and pipes as POSIX has them"),
+    pytest.mark.skipif(sys.platform == "win32", reason="uses POSIX signals and pipes"),
 ]
 
-# kvchat on a computer where everything below /dead hangs, as a network folder does that is gone. The main thread does
-# not even hear signals there.
+# kvchat on a computer where every access below /dead hangs, as in a lost network folder. The main thread does not even
+# receive signals there.
 DEAD = """
 import os, signal, sys, threading, time
 import kvchat.system.files
@@ -60,7 +60,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @contextmanager
-def dead(
+def run_hanging(
     *arguments: str, patience_s: float, environment: dict[str, str], script: str = COMMAND
 ) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", script, str(patience_s), *arguments]
@@ -83,19 +83,19 @@ READS = [
 
 
 @pytest.mark.parametrize("command", READS, ids=lambda command: command[0])
-def test_a_folder_that_is_gone_is_given_up(command, environment):
-    with dead(*command, patience_s=0.2, environment=environment) as process:
-        _, said = process.communicate()
+def test_a_hung_folder_is_given_up(command, environment):
+    with run_hanging(*command, patience_s=0.2, environment=environment) as process:
+        _, errors = process.communicate()
     assert process.returncode == 1
-    assert "No response for" in said
-    assert "Traceback" not in said
+    assert "No response for" in errors
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("command", [*READS, ("store",)], ids=lambda command: command[0])
-def test_a_signal_ends_it_whatever_hangs(command, number, environment):
+def test_a_signal_ends_the_process_whatever_hangs(command, number, environment):
     home = {"KVCHAT_HOME": "/dead/home"} if command == ("store",) else {}  # the main thread itself hangs
-    with dead(*command, patience_s=100_000, environment=environment | home) as process:
+    with run_hanging(*command, patience_s=100_000, environment=environment | home) as process:
         assert process.stderr.readline() == "hangs\n"
         process.send_signal(number)
         assert process.wait() == 128 + number
@@ -104,7 +104,7 @@ def test_a_signal_ends_it_whatever_hangs(command, number, environment):
 
 def test_the_window_quits_while_a_file_hangs(environment):
     offscreen = environment | {"QT_QPA_PLATFORM": "offscreen"}
-    with dead(patience_s=100_000, environment=offscreen, script=WINDOW) as process:
+    with run_hanging(patience_s=100_000, environment=offscreen, script=WINDOW) as process:
         while (line := process.stderr.readline()) and line != "hangs\n":
             pass
         assert line
@@ -113,7 +113,7 @@ def test_the_window_quits_while_a_file_hangs(environment):
 
 
 @pytest.mark.parametrize("name", ["settings.json", "attachment", "model"])
-def test_a_pipe_is_not_waited_for(name, environment, tmp_path):
+def test_reading_a_pipe_does_not_hang(name, environment, tmp_path):
     pipe = resolve_paths(environment).settings_file if name == "settings.json" else tmp_path / name
     pipe.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(pipe)
@@ -136,14 +136,14 @@ def kvchat(*arguments: str, environment: dict[str, str], **streams: object) -> s
 
 
 @pytest.mark.parametrize("command", [("store",), ("store", "--json"), ("export", "-"), ("--version",)])
-def test_a_full_disk_under_the_output_is_told(command, environment):
+def test_output_that_cannot_be_written_is_reported(command, environment):
     with Path("/dev/full").open("wb") as full:
         done = kvchat(*command, environment=environment, stdout=full)
     assert done.returncode == 1
     assert done.stderr == b"kvchat: The output could not be written\n  No space left on device.\n"
 
 
-def test_a_reader_that_has_gone_costs_no_words(environment):
+def test_a_closed_output_pipe_is_silent(environment):
     read, write = os.pipe()
     os.close(read)
     done = kvchat("store", environment=environment, stdout=write)
@@ -152,7 +152,7 @@ def test_a_reader_that_has_gone_costs_no_words(environment):
 
 
 @pytest.mark.parametrize("closed", range(3))
-def test_closed_streams_are_never_a_file_of_ours(closed, environment):
+def test_closed_streams_are_never_reused_for_files(closed, environment):
     script = f'exec {closed}{"<" if closed == 0 else ">"}&-; exec "$@"'
     done = subprocess.run(
         ["sh", "-c", script, "sh", sys.executable, "-m", "kvchat", "search", "nothing", "--json"],
@@ -161,15 +161,15 @@ def test_closed_streams_are_never_a_file_of_ours(closed, environment):
         capture_output=True,
         check=False,
     )
-    assert done.returncode == 1  # nothing found, or nothing told
+    assert done.returncode == 1  # nothing found, or nothing printed
     assert b"Traceback" not in done.stderr
     assert (b'"chats": []' in done.stdout) == (closed != 1)
     for file in resolve_paths(environment).data.rglob("*"):
         assert b'"chats"' not in file.read_bytes()
 
 
-def test_ctrl_c_while_it_is_imported_is_no_traceback(environment, tmp_path):
-    """A module that is imported asks for the signal, at the very first and in the midst of others."""
+def test_ctrl_c_during_imports_prints_no_traceback(environment, tmp_path):
+    """A module sends the signal while it is imported: the first of all, and one among others."""
     for name in ("argparse", "httpx2", "sqlite3"):
         folder = tmp_path / name
         folder.mkdir()
@@ -185,13 +185,13 @@ def test_ctrl_c_while_it_is_imported_is_no_traceback(environment, tmp_path):
         assert done.stderr == b""
 
 
-def test_what_the_terminal_cannot_show_is_no_fault(environment):
+def test_text_that_the_terminal_cannot_show_is_no_error(environment):
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = kvchat("search", "héllo ☃", environment=environment | plain)
     assert (done.returncode, done.stderr) == (1, b"No matches.\n")
 
 
-def test_a_token_that_is_none_is_no_fault(environment):
+def test_an_invalid_token_prints_no_traceback(environment):
     with Path("/dev/zero").open("rb") as zeros:
         done = kvchat("models", "token", environment=environment, stdin=zeros)
     assert (done.returncode, b"Traceback" in done.stderr) == (1, False)
@@ -204,16 +204,16 @@ def test_a_token_that_is_none_is_no_fault(environment):
     assert (closed.returncode, b"Traceback" in closed.stderr) == (1, False)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="gives each thread memory of its own")
-def test_threads_share_what_is_taken_of_memory():
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="gives each thread its own arena")
+def test_threads_share_memory_arenas():
     many = """
 import ctypes, threading
 from kvchat.cli.terminal import run_process
 def work():
-    libc, all_there = ctypes.CDLL(None), threading.Barrier(8)
+    libc, barrier = ctypes.CDLL(None), threading.Barrier(8)
     def take():
         libc.malloc(1000)
-        all_there.wait()
+        barrier.wait()
     threads = [threading.Thread(target=take) for _ in range(8)]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
@@ -225,7 +225,7 @@ run_process(work)
     assert 1 <= done.stderr.count(b"Arena ") <= 2
 
 
-def test_a_signal_between_two_waits_of_a_command_is_passed_on():
+def test_a_signal_between_two_waits_is_forwarded():
     busy = """
 import os, random, signal, sys, threading, time
 from multiprocessing import Pipe
@@ -240,19 +240,19 @@ for _ in range(60):
     terminal.set_signal_handler(None)
     signal.signal(signal.SIGINT, terminal._handle_signal)
     ours, theirs = Pipe()
-    heard = []
-    def own(theirs, heard):
+    received = []
+    def own(theirs, received):
         theirs.recv()
         while terminal._signal_handler is None: time.sleep(0.001)
         time.sleep(random.random() / 100)
         os.kill(os.getpid(), signal.SIGINT)
-        heard.append(theirs.recv())
+        received.append(theirs.recv())
         theirs.send(("done", 0))
-        heard.append(theirs.recv())
+        received.append(theirs.recv())
         theirs.close()
-    threading.Thread(target=own, args=(theirs, heard), daemon=True).start()
+    threading.Thread(target=own, args=(theirs, received), daemon=True).start()
     assert owned.run_client(ours, "x", None) == 0
-    assert heard[:1] == [("end", 130)], heard
+    assert received[:1] == [("end", 130)], received
 print("done", flush=True)
 os._exit(0)
 """

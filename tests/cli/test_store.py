@@ -1,12 +1,10 @@
-"""`kvchat store` on a store that is filled without an engine."""
+"""`kvchat store` on a store filled without an engine."""
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,11 +15,11 @@ from kvchat.cli.store import plan_lines
 from kvchat.kvstore.disk import tree_size
 from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan
 from kvchat.session.restore_cost import PrefillSample
-from kvchat.system.paths import resolve_paths
+from kvchat.system.paths import Paths
 from tests.kvstore.true_files import FULL, Bench
 from tests.store_contents import StoreContents, spoil
 
-SHARED = tuple(range(1, 601))  # the leading tokens that both conversations have in common
+SHARED = tuple(range(1, 601))  # leading tokens of both conversations
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Filled:
     home: Path
     thesis: str
     letter: str
-    letters_block: Path  # one that nothing else needs
+    letters_block: Path  # nothing else needs it
 
     @property
     def kept(self) -> StoreContents:
@@ -40,7 +38,7 @@ class Filled:
     def open(self) -> Bench:
         return Bench(self.kept.folder)
 
-    def left(self) -> dict[str, int]:
+    def save_point_counts(self) -> dict[str, int]:
         counts = {self.thesis: 0, self.letter: 0}
         for point in self.kept.save_points():
             counts[point.conversation_id] += 1
@@ -48,11 +46,8 @@ class Filled:
 
 
 @pytest.fixture
-def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Filled:
-    monkeypatch.setenv("KVCHAT_HOME", str(tmp_path))
-    paths = resolve_paths()
-    paths.ensure()
-    with closing(Database(paths.database)) as database:
+def filled(paths: Paths) -> Filled:
+    with closing(Database(paths.ensure().database)) as database:
         thesis = database.create_conversation("My thesis on rivers").id
         letter = database.create_conversation("A letter").id
     bench = Bench(paths.save_points)
@@ -62,24 +57,18 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Filled:
     bench.save(letter, SHARED + tuple(range(5000, 5400)))
     letters_block = next(file for file in bench.block_files() if file not in before)
     bench.store.close()
-    return Filled(tmp_path, thesis, letter, letters_block)
+    return Filled(paths.data.parent, thesis, letter, letters_block)
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    code = main(["store", *arguments, "--json"])
-    return code, json.loads(capsys.readouterr().out)
-
-
-def test_the_figures_are_those_of_the_files(filled, capsys):
-    code, figures = told(capsys)
+def test_usage_matches_the_files(filled, run_json):
+    figures = run_json("store")
     files = [FULL.slot_file(point.tokens) for point in filled.kept.save_points()]
     on_disk = sum(file.stat().st_size for file in filled.kept.block_files())
     unique_rows = (600 + 900 + 400) * FULL.row_bytes
-    assert code == 0
     assert (figures["save_points"], figures["conversations"]) == (3, 2)
     assert figures["logical_bytes"] == sum(map(len, files))
     assert on_disk <= figures["physical_bytes"] <= on_disk + 500_000, "blocks and the index"
-    assert 0 < figures["other_bytes"] <= figures["physical_bytes"] - on_disk, "what the chats do not add up to"
+    assert 0 < figures["other_bytes"] <= figures["physical_bytes"] - on_disk, "not part of any chat"
     assert figures["unique_rows_bytes"] == pytest.approx(unique_rows, rel=0.15)
     assert figures["bytes_written"] >= on_disk
     assert {"quota_bytes", "free_bytes", "free_floor_bytes", "shared_savings_bytes"} <= set(figures)
@@ -90,7 +79,7 @@ def test_the_figures_are_those_of_the_files(filled, capsys):
     assert thesis["exclusive_bytes"] > letter["exclusive_bytes"] > 0
 
 
-def test_other_programs_are_named_counted_and_forgotten(filled, capsys):
+def test_apps_are_named_counted_and_forgotten(filled, capsys, run_json):
     bench = filled.open()
     for start in (7000, 8000):
         bench.save("program/claude-cli", tuple(range(start, start + 300)))
@@ -102,13 +91,13 @@ def test_other_programs_are_named_counted_and_forgotten(filled, capsys):
     assert any("App: claude-cli" in line and "2 save points" in line for line in lines)
     assert main(["store", "forget", "zed"]) == 1
     assert "zed" in capsys.readouterr().err
-    code, freed = told(capsys, "forget", "claude-cli")
-    assert (code, freed["program"]) == (0, "claude-cli")
+    freed = run_json("store", "forget", "claude-cli")
+    assert freed["program"] == "claude-cli"
     assert freed["bytes_freed"] > 0
-    assert sum(filled.left().values()) == 3
+    assert sum(filled.save_point_counts().values()) == 3
 
 
-def test_a_dry_run_tells_and_removes_nothing(filled, capsys, monkeypatch):
+def test_a_dry_run_deletes_nothing(filled, capsys, monkeypatch):
     monkeypatch.setattr(Database, "prefill_timings", lambda self, model: [PrefillSample(1000, 1000.0)])
     before = filled.kept.block_files()
     assert main(["store", "prune", "--to", "0", "--dry-run"]) == 0
@@ -119,29 +108,28 @@ def test_a_dry_run_tells_and_removes_nothing(filled, capsys, monkeypatch):
     assert main(["store", "prune", "--to", "1GB"]) == 0
     assert capsys.readouterr().out.startswith("Nothing to delete")
     assert filled.kept.block_files() == before
-    assert filled.left() == {filled.thesis: 2, filled.letter: 1}
+    assert filled.save_point_counts() == {filled.thesis: 2, filled.letter: 1}
 
 
-def test_a_prune_does_what_its_dry_run_said(filled, capsys):
-    _, before = told(capsys)
+def test_pruning_does_what_its_dry_run_showed(filled, run_json):
+    before = run_json("store")
     on_disk = sum(map(tree_size, filled.kept.block_files()))
     target = before["physical_bytes"] - 10_000
-    _, plan = told(capsys, "prune", "--to", str(target), "--dry-run")
-    _, done = told(capsys, "prune", "--to", str(target))
+    plan = run_json("store", "prune", "--to", str(target), "--dry-run")
+    done = run_json("store", "prune", "--to", str(target))
     assert plan["save_points"] >= 1
     assert plan | {"dry_run": False} == done
-    gone = {one["conversation_id"]: one for one in done["by_conversation"]}
-    assert sum(one["save_points"] for one in gone.values()) == done["save_points"]
-    assert sum(filled.left().values()) == 3 - done["save_points"]
-    assert all(filled.left()[id] == one["save_points_left"] for id, one in gone.items())
+    deleted = {chat["conversation_id"]: chat for chat in done["by_conversation"]}
+    assert sum(chat["save_points"] for chat in deleted.values()) == done["save_points"]
+    assert sum(filled.save_point_counts().values()) == 3 - done["save_points"]
+    assert all(filled.save_point_counts()[id] == chat["save_points_left"] for id, chat in deleted.items())
     left = sum(map(tree_size, filled.kept.block_files()))
     assert on_disk - left == done["bytes_freed"] > 0
     assert left > 0, "no more than needed"
-    _, after = told(capsys)
-    assert after["physical_bytes"] <= target
+    assert run_json("store")["physical_bytes"] <= target
 
 
-def test_what_is_pinned_stays_and_that_is_said(filled, capsys):
+def test_pinned_save_points_stay_and_are_mentioned(filled, capsys):
     bench = filled.open()
     bench.inventory.pin(filled.thesis, True)
     bench.store.close()
@@ -153,12 +141,12 @@ def test_what_is_pinned_stays_and_that_is_said(filled, capsys):
     assert "pinned" in thesis
     assert main(["store", "prune", "--to", "0"]) == 0
     text = capsys.readouterr().out
-    assert text.index("A letter") < text.index("Freed"), "shown before it is gone"
+    assert text.index("A letter") < text.index("Freed"), "shown before it is deleted"
     assert "because pinned save points" in text
-    assert filled.left() == {filled.thesis: 2, filled.letter: 0}
+    assert filled.save_point_counts() == {filled.thesis: 2, filled.letter: 0}
 
 
-def test_a_time_that_is_not_known_is_not_called_none():
+def test_an_unknown_time_is_not_shown_as_zero():
     plan = PrunePlan(("1",), 5_000_000, (PrunedConversation("a", 1, 5_000_000, 0),), 0)
     lines = plan_lines(plan, {"a": "A letter"}, 0, dry_run=True)
     assert lines[0] == "Would delete 1 save point (5 MB); time to reprocess: unknown."
@@ -166,19 +154,19 @@ def test_a_time_that_is_not_known_is_not_called_none():
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
-def test_a_bad_block_is_told_with_the_conversations_that_start_cold(filled, capsys, damage):
+def test_a_bad_block_is_reported_with_the_chats_that_lose_save_points(filled, capsys, run_json, damage):
     files = filled.kept.block_files()
     size = sum(file.stat().st_size for file in files)
-    code, report = told(capsys, "verify")
-    assert (code, report["blocks"], report["bytes"], report["bad_blocks"]) == (0, len(files), size, 0)
+    report = run_json("store", "verify")
+    assert (report["blocks"], report["bytes"], report["bad_blocks"]) == (len(files), size, 0)
     spoil(filled.letters_block, damage)
-    code, report = told(capsys, "verify")
-    assert (code, report["bad_blocks"], report["clean"]) == (1, 1, False)
-    (lost,) = report["by_conversation"]
-    assert (lost["title"], lost["save_points"], lost["cold"]) == ("A letter", 1, True)
-    assert filled.left() == {filled.thesis: 2, filled.letter: 0}
-    code, report = told(capsys, "verify")
-    assert (code, report["clean"], report["by_conversation"]) == (0, True, [])
+    report = run_json("store", "verify", code=1)
+    assert (report["bad_blocks"], report["clean"]) == (1, False)
+    (loss,) = report["by_conversation"]
+    assert (loss["title"], loss["save_points"], loss["cold"]) == ("A letter", 1, True)
+    assert filled.save_point_counts() == {filled.thesis: 2, filled.letter: 0}
+    report = run_json("store", "verify")
+    assert (report["clean"], report["by_conversation"]) == (True, [])
     assert main(["store", "verify"]) == 0
     assert "no damage found" in capsys.readouterr().out
 
