@@ -17,7 +17,7 @@ from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.settings.model import ModelPage
-from kvchat.ui.settings.presets import ChatSettings, PresetsPage
+from kvchat.ui.settings.presets import ChatSettingsWindow, PresetsPage
 from tests.ui.fake_runtime import FakeRuntime, a_receipt, counted
 from tests.ui.programs.made_up import fill as programs_made_up
 from tests.ui.waiting import until
@@ -68,7 +68,7 @@ async def open_all(runtime: FakeRuntime, window: MainWindow) -> list[QWidget]:
     window.open_chat_settings()
     dialog = settings.page(PresetsPage).open(Preset("Terse", "Be brief."))
     sheet, palette = window.keyboard.open_sheet(), window.keyboard.open_palette()
-    (chat,) = window.findChildren(ChatSettings)
+    (chat,) = window.findChildren(ChatSettingsWindow)
     for menu in window.findChildren(QMenu):
         menu.aboutToShow.emit()
     beside = settings, storage, saved, programs, engine, models, manual, deleted, library, chat

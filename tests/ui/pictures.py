@@ -47,8 +47,8 @@ from kvchat.ui.base.accessibility import set_ui_language
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import BugReportDialog, ImportReportDialog
 from kvchat.ui.rendering.text_page import LinkDialog
-from kvchat.ui.settings.other_programs import OtherProgramsPage
-from kvchat.ui.settings.presets import ChatSettings, PresetsPage
+from kvchat.ui.settings.api_server import ApiServerPage
+from kvchat.ui.settings.presets import ChatSettingsWindow, PresetsPage
 from kvchat.ui.sidebar.library_window import AddDialog
 from kvchat.ui.transcript.footer import ReceiptView
 from kvchat.ui.widgets.layouts import ScrollPage, room_on_screen
@@ -235,9 +235,9 @@ async def _main(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple
 
 async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
     side = window.side_windows
-    settings = side.open_settings(OtherProgramsPage.name)
-    settings.page(OtherProgramsPage).change("api_server", True)
-    await until(lambda: settings.page(OtherProgramsPage).key_entry.field.text())
+    settings = side.open_settings(ApiServerPage.name)
+    settings.page(ApiServerPage).change("api_server", True)
+    await until(lambda: settings.page(ApiServerPage).key_field.text())
     for page in settings.pages:
         settings.show_page(page.name)
         yield f"settings {page.name}", settings
@@ -254,7 +254,7 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     yield "preset", preset
     settings.close()
     window.open_chat_settings()
-    (chat,) = window.findChildren(ChatSettings)
+    (chat,) = window.findChildren(ChatSettingsWindow)
     await until(chat.save.isEnabled)
     yield "chat settings", chat
     storage = side.open_storage()
@@ -383,7 +383,7 @@ async def _first_run(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[
         patch.object(setup, "installed_engines", lambda: inside),
     ):
         window.show_first_start()
-        await until(lambda: page.found and page.offer.isVisible())
+        await until(lambda: page.engines and page.offer.isVisible())
     yield "first run", window
     page.show_progress(49_000_000, 98_000_000)
     yield "first run, fetching", window

@@ -262,11 +262,11 @@ class MainWindow(QMainWindow):
 
     def open_chat_settings(self, id: str | None = None) -> None:
         """Open the settings of a conversation, by default the open one, which may not exist yet."""
-        from kvchat.ui.settings.presets import Subject
+        from kvchat.ui.settings.presets import EditedChat
 
         conversations, id = self.chat.conversations, id or self.chat.current
         known = conversations.conversation(id)
-        self.side_windows.open_chat_settings(Subject(id, conversations.title(id), known.model if known else None))
+        self.side_windows.open_chat_settings(EditedChat(id, conversations.title(id), known.model if known else None))
 
     def _handlers(self) -> dict[str, Callable[[], object]]:
         return {

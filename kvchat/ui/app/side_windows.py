@@ -16,8 +16,8 @@ from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.manual.manual_window import ManualWindow
 from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.programs.programs_window import ProgramsWindow
-from kvchat.ui.settings.other_programs import OtherProgramsPage
-from kvchat.ui.settings.presets import ChatSettings, PresetsPage, Subject
+from kvchat.ui.settings.api_server import ApiServerPage
+from kvchat.ui.settings.presets import ChatSettingsWindow, EditedChat, PresetsPage
 from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.sidebar.deleted_window import DeletedWindow
@@ -71,12 +71,12 @@ class SideWindows(QObject):
         window.show_page(page)
         return window
 
-    def open_chat_settings(self, subject: Subject) -> ChatSettings:
+    def open_chat_settings(self, chat: EditedChat) -> ChatSettingsWindow:
         def open_presets() -> None:
             self.open_settings(PresetsPage.name)
 
-        window = self._window(ChatSettings, begun=self.begun, presets_requested=open_presets)
-        window.show_subject(subject)
+        window = self._window(ChatSettingsWindow, begun=self.begun, presets_requested=open_presets)
+        window.show_chat(chat)
         return window
 
     def open_models(self) -> ModelsWindow:
@@ -109,7 +109,7 @@ class SideWindows(QObject):
 
     def open_programs(self) -> ProgramsWindow:
         def open_settings() -> None:
-            self.open_settings(OtherProgramsPage.name)
+            self.open_settings(ApiServerPage.name)
 
         window = self._window(ProgramsWindow, settings_requested=open_settings)
         window.bring_forward()

@@ -13,11 +13,11 @@ from PySide6.QtWidgets import QFrame, QWidget
 from kvchat.runtime import Runtime
 from kvchat.settings import SETTING_INFO, SETTING_PAGES, UNITS, SettingInfo, Settings
 from kvchat.text.language import _, plural
-from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row, styled
+from kvchat.ui.base.building import STRETCH, Part, button, column, label, line_edit, row, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.desktop.global_key import KEY
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.widgets.entries import NOTATIONS, Change, ChoiceEntry, Entry, FieldEntry, NumberEntry, SwitchEntry
+from kvchat.ui.widgets.entries import NOTATIONS, ChoiceEntry, Entry, FieldEntry, NumberEntry, SwitchEntry
 from kvchat.ui.widgets.layouts import ScrollPage
 
 E = TypeVar("E", bound=Entry)
@@ -52,6 +52,12 @@ class SettingsPage(ScrollPage):
         self.entries.append(entry)
         return entry
 
+    def add_wide(self, title: str, help: str, *parts: Part) -> Entry:
+        """Add an entry with these parts below each other, below its help."""
+        control = QWidget()
+        column(*parts, on=control, spacing=8, margins=0)
+        return self.add(Entry(title, help, control, wide=True))
+
     def add_settings(self, through: str = "") -> None:
         """Add the page's next settings: all, or up to the one named `through`."""
         while self._left:
@@ -61,15 +67,15 @@ class SettingsPage(ScrollPage):
                 return
 
     def _entry(self, name: str, about: SettingInfo) -> Entry:
-        default = getattr(Settings(), name)
+        default, change = getattr(Settings(), name), self.change
         key = QKeySequence(KEY).toString(QKeySequence.SequenceFormat.NativeText)
-        title, words = _(about.label), _(about.help, key=key)
+        title, help = _(about.label), _(about.help, key=key)
         if about.choices:
-            return ChoiceEntry(self.look, name, title, words, about.choices, self.change)
+            return ChoiceEntry(self.look, name, title, help, about.choices, change)
         if isinstance(default, bool):
-            return SwitchEntry(self.look, name, title, words, self.change)
+            return SwitchEntry(self.look, name, title, help, change)
         if isinstance(default, str) or about.example:
-            return TextEntry(self, name, title, words, example=about.example, empty=default)
+            return TextEntry(self, name, title, help, example=about.example, empty=default)
         if about.reset:
             reset = _(about.reset)
         elif about.unit == "days":
@@ -78,8 +84,8 @@ class SettingsPage(ScrollPage):
             reset = _("Reset to {size}", size=UNITS[about.unit](default))
         else:
             reset = _("Reset to {api_port}", api_port=default)
-        change: Change = self.change
-        return NumberEntry(name, title, words, NOTATIONS[about.unit], change, default=_(about.empty), reset=reset)
+        notation = NOTATIONS[about.unit]
+        return NumberEntry(name, title, help, notation, change, default=_(about.empty), reset=reset)
 
     def run(self, run: Coroutine[Any, Any, Any]) -> None:
         self.panel.run(run)
@@ -104,13 +110,13 @@ class TextEntry(FieldEntry):
     """Text setting: a wide field and a Clear button. The runtime validates the text."""
 
     def __init__(
-        self, page: SettingsPage, name: str, title: str, words: str, *, example: str, empty: str | None
+        self, page: SettingsPage, name: str, title: str, help: str, *, example: str, empty: str | None
     ) -> None:
         """example: placeholder; empty: the setting's value for an empty field"""
-        field, holder = line_edit(title, example), QWidget()
+        field, control = line_edit(title, example), QWidget()
         self.clear = button(_("Clear"), lambda: self._clear(), "link", name=_("Clear {title}", title=title))
-        row((field, 1), self.clear, on=holder, spacing=10, margins=0)
-        super().__init__(name, title, words, field, holder, wide=True)
+        row((field, 1), self.clear, on=control, spacing=10, margins=0)
+        super().__init__(name, title, help, field, control, wide=True)
         self._page, self._empty = page, empty
 
     def refresh(self, settings: Settings) -> None:
@@ -121,9 +127,9 @@ class TextEntry(FieldEntry):
 
     def _take(self) -> None:
         if self.field.isModified():
-            self._page.run(self._judge(self.field.text().strip()))
+            self._page.run(self._validate(self.field.text().strip()))
 
-    async def _judge(self, text: str) -> None:
+    async def _validate(self, text: str) -> None:
         reason = await self._page.runtime.engines.validation_error(self.name, text) if text else ""
         if self.field.text().strip() != text:
             return  # the text changed meanwhile

@@ -18,9 +18,9 @@ from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.settings.api_server import ApiServerPage
 from kvchat.ui.settings.engines import EnginePage
 from kvchat.ui.settings.model import ModelPage
-from kvchat.ui.settings.other_programs import OtherProgramsPage
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.settings.presets import PresetsPage
 from kvchat.ui.settings.storage import StoragePage
@@ -66,7 +66,7 @@ class LoginEntry(SwitchEntry):
 
 
 class SettingsWindow(Panel):
-    pages: ClassVar = (GeneralPage, ModelPage, PresetsPage, EnginePage, StoragePage, OtherProgramsPage)
+    pages: ClassVar = (GeneralPage, ModelPage, PresetsPage, EnginePage, StoragePage, ApiServerPage)
     leads_to = Signal(str)  # see `SettingsPage`
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:

@@ -13,7 +13,7 @@ from kvchat.chat.record.messages import Role
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
-from kvchat.ui.settings.presets import ChatSettings, PresetDialog
+from kvchat.ui.settings.presets import ChatSettingsWindow, PresetDialog
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child, joined
@@ -199,7 +199,7 @@ async def test_the_preset_window_holds_what_is_behind_it_and_enter_saves(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     window.open_chat_settings()
-    settings = child(window, ChatSettings)
+    settings = child(window, ChatSettingsWindow)
     await until(settings.save.isEnabled)
     settings.keep.click()
     dialog = child(settings, PresetDialog)

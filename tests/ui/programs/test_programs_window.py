@@ -13,7 +13,7 @@ from kvchat.settings import Settings
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.programs.last_requests import receipt_of, request_line
 from kvchat.ui.programs.programs_window import ProgramsWindow
-from kvchat.ui.settings.other_programs import OtherProgramsPage
+from kvchat.ui.settings.api_server import ApiServerPage
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.programs.made_up import CLAUDE, LONG_NAME, a_request, fill
 from tests.ui.waiting import until
@@ -37,7 +37,7 @@ async def test_nothing_was_asked_yet(runtime: FakeRuntime, window: MainWindow, q
     programs = window.side_windows.open_programs()
     assert programs.empty.isVisible()
     qtbot.mouseClick(button(programs, "Connect an app"), LEFT)
-    await until(lambda: window.side_windows.open_settings().page(OtherProgramsPage).isVisible())
+    await until(lambda: window.side_windows.open_settings().page(ApiServerPage).isVisible())
 
 
 async def test_programs_stand_with_what_was_found_the_last_one_first(filled: FakeRuntime, window: MainWindow) -> None:

@@ -13,7 +13,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.settings import Settings
 from kvchat.text.reasons import ReasonCode
 from kvchat.ui.base.theme import Look
-from kvchat.ui.settings.other_programs import OtherProgramsPage
+from kvchat.ui.settings.api_server import ApiServerPage
 from tests.engine_fixtures import FakeEngine
 from tests.gateway import agents
 from tests.gateway.test_rewriting import TODAY, TOMORROW
@@ -39,15 +39,15 @@ def settings(tmp_path: Path, fake_engine: FakeEngine) -> Settings:
 
 async def test_from_the_switch_to_the_receipt(tmp_path: Path, settings: Settings, look: Look, qtbot: QtBot) -> None:
     async with begun(tmp_path / "home", settings, look) as shown:
-        page = shown.window.side_windows.open_settings(OtherProgramsPage.name).page(OtherProgramsPage)
+        page = shown.window.side_windows.open_settings(ApiServerPage.name).page(ApiServerPage)
         assert not page.address.isVisible()
         page.change("api_server", True)
-        await shown.until(lambda: page.key_entry.field.text() and page.address.field.text())
-        page.key_entry.copy.click()
-        page.lines.copy.click()
+        await shown.until(lambda: page.key_field.text() and page.address.text())
+        page.copy_key.click()
+        page.copy_configuration.click()
         assert page.access.key in QGuiApplication.clipboard().text()
         headers = {"authorization": f"Bearer {page.access.key}", "user-agent": "opencode/1.18.33"}
-        async with httpx2.AsyncClient(base_url=page.address.field.text(), timeout=60, trust_env=False) as client:
+        async with httpx2.AsyncClient(base_url=page.address.text(), timeout=60, trust_env=False) as client:
             assert (await client.get("/v1/models")).status_code == 401
             programs = shown.window.side_windows.open_programs()
             for date in (TODAY, TOMORROW):

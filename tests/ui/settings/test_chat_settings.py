@@ -17,7 +17,7 @@ from kvchat.library.model_library import FoundModel
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
-from kvchat.ui.settings.presets import ChatSettings, PresetDialog, PresetsPage, Subject
+from kvchat.ui.settings.presets import ChatSettingsWindow, EditedChat, PresetDialog, PresetsPage
 from tests.library.gguf_files import write_gguf
 from tests.ui.fake_runtime import FakeModel, FakeRuntime
 from tests.ui.waiting import until
@@ -46,16 +46,16 @@ def runtime(tmp_path: Path) -> FakeRuntime:
 
 
 @pytest.fixture
-async def panel(runtime: FakeRuntime, look: Look, window: MainWindow) -> ChatSettings:
-    return ChatSettings(runtime, look, window.runner, window)
+async def panel(runtime: FakeRuntime, look: Look, window: MainWindow) -> ChatSettingsWindow:
+    return ChatSettingsWindow(runtime, look, window.runner, window)
 
 
-async def opened(panel: ChatSettings, conversation_id: str | None = "c1") -> None:
-    panel.show_subject(Subject(conversation_id, "Rivers", None))
+async def opened(panel: ChatSettingsWindow, conversation_id: str | None = "c1") -> None:
+    panel.show_chat(EditedChat(conversation_id, "Rivers", None))
     await until(panel.save.isEnabled)
 
 
-async def test_what_is_entered_is_the_conversation_s_own(runtime: FakeRuntime, panel: ChatSettings) -> None:
+async def test_what_is_entered_is_the_conversation_s_own(runtime: FakeRuntime, panel: ChatSettingsWindow) -> None:
     await opened(panel)
     form = panel.form
     assert form.numbers["temperature"].placeholderText() == "0.8"
@@ -83,7 +83,7 @@ async def test_what_is_entered_is_the_conversation_s_own(runtime: FakeRuntime, p
         ("seed", "x", "Seed: “x” is not a valid number"),
     ],
 )
-async def test_nonsense_is_refused_in_place(panel: ChatSettings, field: str, text: str, words: str) -> None:
+async def test_nonsense_is_refused_in_place(panel: ChatSettingsWindow, field: str, text: str, words: str) -> None:
     await opened(panel)
     panel.form.numbers[field].setText(text)
     panel.save.click()
@@ -96,14 +96,18 @@ async def test_nonsense_is_refused_in_place(panel: ChatSettings, field: str, tex
     assert panel.isVisible()
 
 
-async def test_template_options_are_fixed_in_a_chat_that_has_begun(runtime: FakeRuntime, panel: ChatSettings) -> None:
+async def test_template_options_are_fixed_in_a_chat_that_has_begun(
+    runtime: FakeRuntime, panel: ChatSettingsWindow
+) -> None:
     runtime.chat.write("c1", Role.USER, "Hello")
     await opened(panel)
     assert [box.isEnabled() for box in panel.form._template.values()] == [False, False]
     assert not panel.form._fixed.isHidden()
 
 
-async def test_another_system_prompt_asks_where_something_was_said(runtime: FakeRuntime, panel: ChatSettings) -> None:
+async def test_another_system_prompt_asks_where_something_was_said(
+    runtime: FakeRuntime, panel: ChatSettingsWindow
+) -> None:
     runtime.chat.write("c1", Role.USER, "Hello")
     await opened(panel)
     panel.form.system.setPlainText("Be brief.")
@@ -114,7 +118,7 @@ async def test_another_system_prompt_asks_where_something_was_said(runtime: Fake
     await until(lambda: runtime.chat.system("c1") == "Be brief.")
 
 
-async def test_a_preset_fills_the_fields(runtime: FakeRuntime, panel: ChatSettings) -> None:
+async def test_a_preset_fills_the_fields(runtime: FakeRuntime, panel: ChatSettingsWindow) -> None:
     await runtime.chat.options.store_preset(POET)
     await opened(panel)
     panel.preset.setCurrentIndex(1)
@@ -127,7 +131,7 @@ async def test_a_preset_fills_the_fields(runtime: FakeRuntime, panel: ChatSettin
 async def test_a_chat_begins_with_its_settings(runtime: FakeRuntime, window: MainWindow) -> None:
     window.new_conversation()
     window.header.requested.emit("chat-settings")
-    (panel,) = window.findChildren(ChatSettings)
+    (panel,) = window.findChildren(ChatSettingsWindow)
     await until(panel.save.isEnabled)
     panel.form.system.setPlainText("Be brief.")
     panel.save.click()
@@ -147,7 +151,7 @@ def models(runtime: FakeRuntime, tmp_path: Path) -> FakeRuntime:
     return runtime
 
 
-async def test_a_chat_is_given_another_model(models: FakeRuntime, panel: ChatSettings) -> None:
+async def test_a_chat_is_given_another_model(models: FakeRuntime, panel: ChatSettingsWindow) -> None:
     await opened(panel)
     await until(lambda: panel.model.count() == 2)
     assert [panel.model.itemText(i) for i in range(2)] == ["SmolLM2-135M-Instruct", "Qwen"]
@@ -167,7 +171,7 @@ async def test_a_chat_is_given_another_model(models: FakeRuntime, panel: ChatSet
     assert models.chat.by_id["c1"].model == "/models/qwen.gguf"
 
 
-async def test_models_that_are_called_alike_can_be_told_apart(models: FakeRuntime, panel: ChatSettings) -> None:
+async def test_models_that_are_called_alike_can_be_told_apart(models: FakeRuntime, panel: ChatSettingsWindow) -> None:
     facts = models.models.there[0].facts  # type: ignore[attr-defined]
     for path in ("/other/qwen.gguf", "/models/copy/SmolLM2-135M-Instruct.gguf", "/models/copy/2.gguf"):
         name = "Qwen" if "qwen" in path else "SmolLM2-135M-Instruct"
@@ -183,26 +187,26 @@ async def test_models_that_are_called_alike_can_be_told_apart(models: FakeRuntim
     ]
 
 
-async def test_the_users_own_server_has_one_model(models: FakeRuntime, panel: ChatSettings) -> None:
+async def test_the_users_own_server_has_one_model(models: FakeRuntime, panel: ChatSettingsWindow) -> None:
     models.settings = replace(models.settings, engine_url="http://127.0.0.1:8080")
     await opened(panel)
     assert not panel.model.isEnabled()
     assert panel.model.path is None
 
 
-async def test_what_stands_there_becomes_a_preset(runtime: FakeRuntime, panel: ChatSettings) -> None:
+async def test_what_stands_there_becomes_a_preset(runtime: FakeRuntime, panel: ChatSettingsWindow) -> None:
     await opened(panel)
     panel.form.numbers["top_k"].setText("x")
-    panel.keep.click()
+    panel.store.click()
     assert "not a valid number" in panel.form.refusal.text()
     assert not panel.findChildren(PresetDialog)
     panel.form.numbers["top_k"].setText("7")
     panel.form.system.setPlainText("Speak in rhymes.")
     panel.model.choose("/models/qwen.gguf")
-    panel.keep.click()
+    panel.store.click()
     (dialog,) = panel.findChildren(PresetDialog)
     await until(dialog.save.isEnabled)
-    assert dialog.with_model.currentText() == "Always use qwen"
+    assert dialog.model_box.currentText() == "Always use qwen"
     dialog.name.setText("Poet")
     dialog.save.click()
     await until(lambda: panel.preset.count() == 2)

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QPushButton
+from PySide6.QtWidgets import QFileDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.engine.discovery.graphics import GpuVendor, Graphics
@@ -30,7 +30,7 @@ from tests.ui.windows import child
 @pytest_asyncio.fixture
 async def page(window: MainWindow, runtime: FakeRuntime) -> EnginePage:
     page = window.side_windows.open_settings(EnginePage.name).page(EnginePage)
-    await until(lambda: bool(page.found))
+    await until(lambda: bool(page.engines))
     return page
 
 
@@ -59,7 +59,8 @@ async def test_choosing_an_engine(page: EnginePage, runtime: FakeRuntime) -> Non
 
 
 async def test_a_file_from_anywhere_can_be_chosen(page: EnginePage, runtime: FakeRuntime) -> None:
-    page._choose("/opt/晚餐/llama-server")
+    page.open_file_dialog()
+    child(page, QFileDialog).fileSelected.emit("/opt/晚餐/llama-server")
     await until(lambda: runtime.settings.engine_path == "/opt/晚餐/llama-server")
     page.refresh()
     assert page.box.currentText() == "/opt/晚餐/llama-server"
@@ -86,7 +87,7 @@ async def test_an_offer_where_there_is_a_card(
         assert choices == ["CUDA, about 770 MB", "Vulkan, about 32 MB", "ROCm, about 245 MB"]
     else:
         await until(lambda: not page.card.isVisible())
-    assert not page.fetched.isVisible()
+    assert not page.downloaded.isVisible()
 
 
 @pytest.fixture
@@ -121,14 +122,14 @@ async def test_one_click_gets_an_engine_and_it_can_be_removed(
     assert page.offer.get.isVisible()
     program = runtime.paths.engines / "llama.cpp-b11457-vulkan" / "llama-server"
     assert runtime.settings.engine_path == str(program)
-    await until(page.fetched.isVisible)
+    await until(page.downloaded.isVisible)
 
-    remove = child(page.fetched, QPushButton)
+    remove = child(page.downloaded, QPushButton)
     assert remove.accessibleName() == "Remove llama.cpp-b11457-vulkan"
     qtbot.mouseClick(remove, Qt.MouseButton.LeftButton)
     dialog = child(page, ConfirmDialog)
     dialog.yes.click()
-    await until(lambda: not page.fetched.isVisible())
+    await until(lambda: not page.downloaded.isVisible())
     assert runtime.settings.engine_path is None
     assert not program.exists()
 
@@ -151,7 +152,7 @@ async def test_what_was_fetched_is_listed_at_once_also_while_the_engine_starts_a
     runtime.engines._use = use_slowly
     page.panel.run(runtime.engines.get())
     program = str(runtime.paths.engines / "llama.cpp-b11457-vulkan" / "llama-server")
-    await until(lambda: program in listed(page) and page.fetched.isVisible())
+    await until(lambda: program in listed(page) and page.downloaded.isVisible())
     await until(lambda: f"○ {program}" in page.engine.help.text())
     started.set()
 
@@ -162,12 +163,12 @@ async def test_what_failed_its_trial_is_listed_as_well_and_what_came_while_nobod
     runtime.settings = replace(runtime.settings, model_path=str(fake_engine.plan.model))
     fake_engine.set(FAKE_NO_GPU=1)
     await runtime.engines.get()
-    await until(page.fetched.isVisible)
+    await until(page.downloaded.isVisible)
     assert runtime.settings.engine_path is None
     page.panel.close()
     await runtime.engines.remove("llama.cpp-b11457-vulkan")
     page.panel.bring_forward()
-    await until(lambda: not page.fetched.isVisible())
+    await until(lambda: not page.downloaded.isVisible())
 
 
 async def test_what_goes_wrong_is_told_beside_the_button_and_it_can_be_tried_again(
@@ -226,12 +227,12 @@ async def test_a_server_and_its_key(page: EnginePage, runtime: FakeRuntime, qtbo
     await until(lambda: runtime.settings.engine_url == "http://127.0.0.1:8080")
     page.refresh()
     assert page.key_entry.isVisible()
-    qtbot.keyClicks(page.key_entry.field, "s3cret")
-    qtbot.keyClick(page.key_entry.field, Qt.Key.Key_Return)
+    qtbot.keyClicks(page.api_key, "s3cret")
+    qtbot.keyClick(page.api_key, Qt.Key.Key_Return)
     await until(lambda: runtime.engines.kept == "s3cret")
-    assert page.key_entry.field.text() == ""
+    assert page.api_key.text() == ""
     assert "keyring" in page.key_entry.help.text()
-    page.key_entry.forget.click()
+    page.forget_key.click()
     await until(lambda: runtime.engines.kept is None)
     page.settings["engine_url"].clear.click()
     await until(lambda: runtime.settings.engine_url is None)

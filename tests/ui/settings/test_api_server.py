@@ -1,4 +1,4 @@
-"""Settings, Other programs, over the fake runtime."""
+"""Settings, API server, over the fake runtime."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.gateway.keys import EVERYBODY
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.settings.other_programs import OtherProgramsPage
+from kvchat.ui.settings.api_server import ApiServerPage
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import button, question
@@ -20,14 +20,14 @@ from tests.ui.windows import button, question
 LEFT = Qt.MouseButton.LeftButton
 
 
-def page_of(window: MainWindow) -> OtherProgramsPage:
-    return window.side_windows.open_settings(OtherProgramsPage.name).page(OtherProgramsPage)
+def page_of(window: MainWindow) -> ApiServerPage:
+    return window.side_windows.open_settings(ApiServerPage.name).page(ApiServerPage)
 
 
-async def switched_on(window: MainWindow, runtime: FakeRuntime) -> OtherProgramsPage:
+async def switched_on(window: MainWindow, runtime: FakeRuntime) -> ApiServerPage:
     page = page_of(window)
     page.change("api_server", True)
-    await until(lambda: page.key_entry.field.text())
+    await until(lambda: page.key_field.text())
     return page
 
 
@@ -41,8 +41,8 @@ async def test_off_there_is_only_the_switch(runtime: FakeRuntime, window: MainWi
 async def test_switched_on_there_is_an_address_and_a_key(runtime: FakeRuntime, window: MainWindow) -> None:
     page = await switched_on(window, runtime)
     assert runtime.settings.api_server
-    assert page.address.field.text() == "http://127.0.0.1:8737"
-    assert page.address.help.text() == "Only this computer can connect."
+    assert page.address.text() == "http://127.0.0.1:8737"
+    assert page.address_entry.help.text() == "Only this computer can connect."
     keys = await runtime.api_server.keys()
     assert list(keys) == [EVERYBODY]
     page.change("api_server", False)
@@ -55,47 +55,46 @@ async def test_switched_on_there_is_an_address_and_a_key(runtime: FakeRuntime, w
 async def test_the_key_is_shown_only_when_asked_for(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     page = await switched_on(window, runtime)
     key = (await runtime.api_server.keys())[EVERYBODY]
-    assert page.key_entry.field.echoMode() is QLineEdit.EchoMode.Password
-    assert key not in page.lines.text.toPlainText()
+    assert page.key_field.echoMode() is QLineEdit.EchoMode.Password
+    assert key not in page.configuration.toPlainText()
     qtbot.mouseClick(button(page, "Copy the API key"), LEFT)
     assert QGuiApplication.clipboard().text() == key
-    assert page.key_entry.copy.text() == "Copied"
-    await until(lambda: page.key_entry.copy.text() == "Copy")
+    assert page.copy_key.text() == "Copied"
+    await until(lambda: page.copy_key.text() == "Copy")
     qtbot.mouseClick(button(page, "Show the API key"), LEFT)
-    assert page.key_entry.field.echoMode() is QLineEdit.EchoMode.Normal
-    assert key in page.lines.text.toPlainText()
+    assert page.key_field.echoMode() is QLineEdit.EchoMode.Normal
+    assert key in page.configuration.toPlainText()
     window.side_windows.open_settings().close()
-    assert page.key_entry.field.echoMode() is QLineEdit.EchoMode.Password
+    assert page.key_field.echoMode() is QLineEdit.EchoMode.Password
 
 
 async def test_the_key_is_renewed_after_a_question(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     page = await switched_on(window, runtime)
-    before = page.key_entry.field.text()
-    qtbot.mouseClick(page.key_entry.renew, LEFT)
+    before = page.key_field.text()
+    qtbot.mouseClick(page.renew, LEFT)
     qtbot.mouseClick(button(question(page.panel), "Create new key"), LEFT)
-    await until(lambda: page.key_entry.field.text() not in ("", before))
-    assert await runtime.api_server.keys() == {EVERYBODY: page.key_entry.field.text()}
+    await until(lambda: page.key_field.text() not in ("", before))
+    assert await runtime.api_server.keys() == {EVERYBODY: page.key_field.text()}
 
 
 async def test_the_lines_of_each_program_are_copied_with_the_key(
     runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = await switched_on(window, runtime)
-    lines = page.lines
-    names = [lines.box.itemText(number) for number in range(lines.box.count())]
+    names = [page.client_box.itemText(number) for number in range(page.client_box.count())]
     assert names == [
         "OpenAI SDK", "Claude Code", "Codex", "OpenCode", "Cline", "Aider", "Zed", "Continue", "Open WebUI",
     ]  # fmt: skip
     for number, name in enumerate(names):
-        lines.box.setCurrentIndex(number)
-        lines.box.activated.emit(number)
-        assert "http://127.0.0.1:8737" in lines.text.toPlainText(), name
-        assert lines.where.text()
-        qtbot.mouseClick(lines.copy, LEFT)
-        assert (page.key_entry.field.text() in QGuiApplication.clipboard().text()) == (name != "Zed")
+        page.client_box.setCurrentIndex(number)
+        page.client_box.activated.emit(number)
+        assert "http://127.0.0.1:8737" in page.configuration.toPlainText(), name
+        assert page.where.text()
+        qtbot.mouseClick(page.copy_configuration, LEFT)
+        assert (page.key_field.text() in QGuiApplication.clipboard().text()) == (name != "Zed")
     opened: list[QUrl] = []
     monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: bool(opened.append(url)) or True)
-    qtbot.mouseClick(lines.link, LEFT)
+    qtbot.mouseClick(page.link, LEFT)
     assert opened[0].host() == "docs.openwebui.com"
 
 
@@ -103,13 +102,13 @@ async def test_a_program_gets_a_key_of_its_own_that_can_be_taken_back(
     runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     page = await switched_on(window, runtime)
-    qtbot.keyClicks(page.own.field, "My Zed ")
-    qtbot.keyClick(page.own.field, Qt.Key.Key_Return)
-    await until(lambda: "my-zed" in page.own.rows)
+    qtbot.keyClicks(page.app_name, "My Zed ")
+    qtbot.keyClick(page.app_name, Qt.Key.Key_Return)
+    await until(lambda: "my-zed" in page.keys)
     qtbot.mouseClick(button(page, "Copy the API key of my-zed"), LEFT)
     assert QGuiApplication.clipboard().text() == (await runtime.api_server.keys())["my-zed"]
     qtbot.mouseClick(button(page, "Revoke the API key of my-zed"), LEFT)
-    await until(lambda: not page.own.rows)
+    await until(lambda: page.app_keys.count() == 0)
     assert list(await runtime.api_server.keys()) == [EVERYBODY]
 
 
@@ -120,16 +119,16 @@ async def test_a_port_is_a_number(runtime: FakeRuntime, window: MainWindow, qtbo
         qtbot.keyClicks(page.settings["api_port"].field, text)
         qtbot.keyClick(page.settings["api_port"].field, Qt.Key.Key_Return)
         assert bool(page.settings["api_port"].refusal.text()) == refused
-    await until(lambda: page.address.field.text().endswith(":8740"))
+    await until(lambda: page.address.text().endswith(":8740"))
 
 
 async def test_what_is_open_to_others_is_said(runtime: FakeRuntime, window: MainWindow) -> None:
     page = await switched_on(window, runtime)
-    page.address.show_url("http://192.168.1.7:8737")
-    assert page.address.help.text() == "Other computers on the network can also connect."
-    page.address.show_url(None)
-    assert "could not start" in page.address.help.text()
-    assert not page.address.copy.isEnabled()
+    page.show_url("http://192.168.1.7:8737")
+    assert page.address_entry.help.text() == "Other computers on the network can also connect."
+    page.show_url(None)
+    assert "could not start" in page.address_entry.help.text()
+    assert not page.copy_address.isEnabled()
 
 
 async def test_the_programs_are_a_click_away(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
