@@ -383,7 +383,7 @@ async def _first_run(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[
         patch.object(setup, "installed_engines", lambda: inside),
     ):
         window.show_first_start()
-        await until(lambda: page.engines and page.offer.isVisible())
+        await until(lambda: page.found and page.offer.isVisible())
     yield "first run", window
     page.show_progress(49_000_000, 98_000_000)
     yield "first run, fetching", window
