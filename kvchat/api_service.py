@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kvchat.engine_host.host import SwitchingHost
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.errors import KvchatError
-from kvchat.gateway.keys import EVERYBODY, Keys, KeyStore
+from kvchat.gateway.keys import ANY_PROGRAM, Keys, KeyStore
 from kvchat.kvstore.savepoint import program_owner
 from kvchat.library.model_library import ModelLibrary
 from kvchat.session.slots import Slots
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from kvchat.gateway.gateway import Gateway
     from kvchat.gateway.records import RequestRecord, Totals
 
-API_SETTINGS = ("api_server", "api_host", "api_port", "api_origins")
-SAVED_AFTER_S = 5.0  # batches requests into one write
+_SETTINGS = ("api_server", "api_host", "api_port", "api_origins")  # a change of these reopens the server
+SAVE_DELAY_S = 5.0  # batches requests into one write
 
 
 @dataclass(frozen=True)
 class LoadedSlot:
-    place: int  # the slot
+    number: int
     owner: str
     tokens: int
 
@@ -66,15 +66,15 @@ class ApiService:
             name = self.model.name
             return None if name is None else Model(name, None if self.settings().engine_url else self.model.path)
 
-        async def look() -> list[Model]:
-            found = [str(model.path) for model in await self.models.usable()]
-            return [Model(self.model.name_of(path), path) for path in found]
+        async def find_files() -> list[Model]:
+            paths = [str(model.path) for model in await self.models.usable()]
+            return [Model(self.model.name_of(path), path) for path in paths]
 
-        catalogue = Catalogue(in_use, look, lambda: self.settings().api_any_model)
+        catalogue = Catalogue(in_use, find_files, lambda: self.settings().api_any_model)
         self._gateway = Gateway(
             self.slots, self.host, catalogue, self.absorb, self.rules, lambda: self.settings().api_share
         )
-        self._gateway.records.subscribe(self._count)
+        self._gateway.log.subscribe(self._count)
         return self._gateway
 
     @property
@@ -88,25 +88,23 @@ class ApiService:
         return Totals(self.paths.state / "programs.json")
 
     @property
-    def under_way(self) -> Sequence[RequestRecord]:
-        return self._gateway.records.under_way if self._gateway else ()
+    def active(self) -> Sequence[RequestRecord]:
+        return self._gateway.log.active if self._gateway else ()
 
     @property
-    def last(self) -> Sequence[RequestRecord]:
-        return tuple(self._gateway.records.last) if self._gateway else ()
+    def recent(self) -> Sequence[RequestRecord]:
+        return tuple(self._gateway.log.recent) if self._gateway else ()
 
     @property
     def loaded_slots(self) -> tuple[LoadedSlot, ...]:
-        held = ((slot.number, slot.contents) for slot in self.slots.all)
         return tuple(
-            LoadedSlot(n, contents.owner, len(contents.tokens)) for n, contents in held if contents is not None
+            LoadedSlot(slot.number, slot.contents.owner, len(slot.contents.tokens))
+            for slot in self.slots.all
+            if slot.contents is not None
         )
 
     def subscribe(self, listener: Callable[[], object]) -> Callable[[], None]:
-        def tell(_: RequestRecord) -> None:
-            listener()
-
-        return self.gateway.records.subscribe(tell)
+        return self.gateway.log.subscribe(lambda record: listener())
 
     def rules(self, program: str) -> frozenset[str]:
         chosen = (rule.rpartition(" ") for rule in self.settings().api_rules)
@@ -115,11 +113,11 @@ class ApiService:
     async def keys(self) -> dict[str, str]:
         return await asyncio.to_thread(KeyStore(self.paths).load)
 
-    async def make_key(self, program: str = EVERYBODY) -> None:
-        await self._change_keys("make", program)
+    async def make_key(self, program: str = ANY_PROGRAM) -> None:
+        await self._change_keys(KeyStore.make, program)
 
     async def revoke_key(self, program: str) -> None:
-        await self._change_keys("revoke", program)
+        await self._change_keys(KeyStore.revoke, program)
 
     async def forget(self, program: str) -> None:
         """Delete a program's totals and save points, and shared ones. Raises StoreRefused."""
@@ -129,10 +127,11 @@ class ApiService:
         if self._gateway is not None:
             self._gateway.forget(program)
         await self._save()
-        for kept_with in (program, ALL_PROGRAMS):
-            await asyncio.to_thread(self.slots.store.inventory.delete_conversation, program_owner(kept_with))
+        for owner in (program, ALL_PROGRAMS):
+            await asyncio.to_thread(self.slots.store.inventory.delete_conversation, program_owner(owner))
 
     async def follow(self) -> None:
+        """Open or close the server as the settings say, and from now on when they change."""
         self._follows = True
         await asyncio.to_thread(lambda: self.totals)  # load off the window's thread
         async with self._changing:
@@ -142,15 +141,15 @@ class ApiService:
             self.url = None
             if not settings.api_server:
                 if self._gateway is not None:
-                    await self._gateway.shut()
+                    await self._gateway.close()
                 return
             try:
                 self.url = await self._open(settings.api_host, settings.api_port, await self.keys())
             except KvchatError as error:
                 self.notify(error.title, error.explanation)
 
-    async def changed(self, before: Settings, after: Settings) -> None:
-        if self._follows and any_changed(before, after, API_SETTINGS):
+    async def settings_changed(self, before: Settings, after: Settings) -> None:
+        if self._follows and any_changed(before, after, _SETTINGS):
             await self.follow()
 
     async def open(self, host: str, port: int, keys: Mapping[str, str] | None = None) -> str:
@@ -172,38 +171,37 @@ class ApiService:
         async with self._changing:
             self.url = None
             if self._gateway is not None:
-                await self._gateway.shut()
+                await self._gateway.close()
         if self._saving is not None:
             self._saving.cancel()
             await self._save()
 
     def _count(self, record: RequestRecord) -> None:
-        from kvchat.gateway.records import Stage
-        from kvchat.gateway.rewriting import total_of
+        from kvchat.gateway.records import Stage, Total
 
         if record.stage is not Stage.DONE:
             return
-        self.totals.count(record.program, total_of(record, self.slots.restore_cost.prefill_ms))
+        self.totals.count(record.program, Total.of(record, self.slots.restore_cost.prefill_ms))
         if self._saving is None:
             loop = asyncio.get_running_loop()
-            self._saving = loop.call_later(SAVED_AFTER_S, lambda: self._background.begin(self._save()))
+            self._saving = loop.call_later(SAVE_DELAY_S, lambda: self._background.begin(self._save()))
 
     async def _save(self) -> None:
         self._saving = None
         with contextlib.suppress(OSError):  # the next request writes it again
-            await asyncio.to_thread(self.totals.write, self.totals.text())
+            await asyncio.to_thread(self.totals.write, self.totals.as_text())
 
     async def _open(self, host: str, port: int, keys: Mapping[str, str]) -> str:
         await asyncio.to_thread(importlib.import_module, "kvchat.gateway.gateway")  # takes a tenth of a second
-        from kvchat.gateway.checks import Checks, origins_in
+        from kvchat.gateway.checks import Checks, parse_origins
 
         owner = await asyncio.to_thread(owner_of, self.paths.data)
-        let_in = Keys(keys, owner.api_key if owner and owner.pid == os.getpid() else "")
-        return await self.gateway.open(Checks(host, let_in, origins_in(self.settings().api_origins)), port)
+        known_keys = Keys(keys, owner.api_key if owner and owner.pid == os.getpid() else "")
+        return await self.gateway.open(Checks(host, known_keys, parse_origins(self.settings().api_origins)), port)
 
-    async def _change_keys(self, what: str, program: str) -> None:
+    async def _change_keys(self, change: Callable[[KeyStore, str], object], program: str) -> None:
         try:
-            await asyncio.to_thread(getattr(KeyStore(self.paths), what), program)
+            await asyncio.to_thread(change, KeyStore(self.paths), program)
         except OSError as error:
             raise SettingsNotSaved(self.paths.config, error) from error
         if self._follows:

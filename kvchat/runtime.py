@@ -272,7 +272,7 @@ class Runtime:
                 if any_changed(before, settings, BOUND_SETTINGS):
                     await self.save_points.apply_limits(self.settings)
                 self.chat.recently_deleted.schedule_purge()
-                await self.api_server.changed(before, settings)
+                await self.api_server.settings_changed(before, settings)
 
     async def close(self) -> None:
         """Stop replies, finish saving, stop the engine and close the database. Idempotent."""

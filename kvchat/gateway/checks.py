@@ -25,10 +25,10 @@ from kvchat.engine.api.pictures import MAX_PIXELS, image_size
 from kvchat.engine.api.wire import MAX_GRAMMAR_CHARS, MAX_NESTING, nesting_depth
 from kvchat.gateway.dialects.conversion import Json
 from kvchat.gateway.dialects.request import RequestRefused
-from kvchat.gateway.keys import EVERYBODY, NAMELESS, Keys, program_by
+from kvchat.gateway.keys import ANY_PROGRAM, UNNAMED, Keys, program_from_user_agent
 
-MOST_BODY = 64_000_000  # bytes of a request, including pictures
-BODY_S = 60.0  # time for the body after the head
+MAX_BODY = 64_000_000  # bytes of a request, including pictures
+BODY_TIMEOUT_S = 60.0  # time for the body after the head
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\[\]:/?#@\s]*)(?::\d{0,5})?")
 
 
@@ -44,8 +44,8 @@ class Checks:
         own = socket.gethostname().lower()
         return frozenset(("localhost", own, f"{own.partition('.')[0]}.local", self.host.lower()))
 
-    def check_way(self, headers: Headers) -> None:
-        """Raise Refused unless the Host header names this computer and the Origin is allowed."""
+    def check_host_and_origin(self, headers: Headers) -> None:
+        """Raise RequestRefused unless the Host header names this computer and the Origin is allowed."""
         match = _HOST.fullmatch(headers.get("host", ""))
         name = match["name"] if match else ""
         try:
@@ -64,65 +64,67 @@ class Checks:
             )
 
     def program(self, headers: Headers) -> str:
-        """Return the program by its API key, else by User-Agent. Raises Refused without a valid key.
+        """Return the program by its API key, else by User-Agent. Raises RequestRefused without a valid key.
 
         A program that has its own key cannot be impersonated by its User-Agent.
         """
-        named = program_by(headers.get("user-agent", ""))
+        claimed = program_from_user_agent(headers.get("user-agent", ""))
         if not self.keys:
-            return named
-        program = EVERYBODY if self.is_owner(headers) else self.keys.program_of(_shown(headers))
+            return claimed
+        program = ANY_PROGRAM if self.is_owner(headers) else self.keys.program_of(_key_in(headers))
         if program is None:
             raise RequestRefused(401, "The key is missing or not the right one.", "authentication_error")
-        if program == EVERYBODY:
-            return NAMELESS if named in self.keys else named
+        if program == ANY_PROGRAM:
+            return UNNAMED if claimed in self.keys else claimed
         return program
 
     def is_owner(self, headers: Headers) -> bool:
-        return self.keys.is_owner(_shown(headers))
+        return self.keys.is_owner(_key_in(headers))
 
 
-def _shown(headers: Headers) -> str:
+def _key_in(headers: Headers) -> str:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
-async def body_of(headers: Headers, receive: Receive, hold: Callable[[int], None]) -> bytes:
-    """Read the whole body; `hold` receives the size of each part and may raise Refused.
+async def read_body(headers: Headers, receive: Receive, count: Callable[[int], None]) -> bytes:
+    """Read the whole body; `count` receives the size of each part and may raise RequestRefused.
 
-    Raises Refused if it is too large or too slow, ConnectionError if the client disconnected.
+    Raises RequestRefused if it is too large or too slow, ConnectionError if the client disconnected.
     """
-    too_large = RequestRefused(413, f"A request may have at most {MOST_BODY:,} bytes.", "request_too_large")
+    too_large = RequestRefused(413, f"A request may have at most {MAX_BODY:,} bytes.", "request_too_large")
     declared = headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > MOST_BODY:
+    if declared.isdigit() and int(declared) > MAX_BODY:
         raise too_large
     parts = bytearray()
     try:
-        async with asyncio.timeout(BODY_S):
+        async with asyncio.timeout(BODY_TIMEOUT_S):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ConnectionError
                 part = message.get("body", b"")
-                if len(parts) + len(part) > MOST_BODY:
+                if len(parts) + len(part) > MAX_BODY:
                     raise too_large
-                hold(len(part))
+                count(len(part))
                 parts += part
                 if not message.get("more_body"):
                     return bytes(parts)
     except TimeoutError as error:
-        raise RequestRefused(408, f"The request did not come within {BODY_S:.0f} seconds.", "timeout_error") from error
+        raise RequestRefused(
+            408, f"The request did not come within {BODY_TIMEOUT_S:.0f} seconds.", "timeout_error"
+        ) from error
 
 
-def origins_in(words: str) -> frozenset[str]:
-    return frozenset(origin.rstrip("/") for origin in words.replace(",", " ").split())
+def parse_origins(text: str) -> frozenset[str]:
+    return frozenset(origin.rstrip("/") for origin in text.replace(",", " ").split())
 
 
-MOST_TEXT = 8_000_000  # bytes of a body without pictures: more than any context holds
-MOST_LISTED = 10_000  # entries per list (messages, prompts, stop words…); template time grows with its square
-MOST_LIKELY = 20  # alternatives listed per token, as in OpenAI's API
-MOST_PIXELS_TOGETHER = 500_000_000  # per request: the engine decodes all pictures before it uses the first
-_LIKELY = ("n_probs", "top_logprobs", "logprobs")
+MAX_TEXT = 8_000_000  # bytes of a body without pictures: more than any context holds
+MAX_ENTRIES = 10_000  # entries per list (messages, prompts, stop words…); template time grows with its square
+MAX_ALTERNATIVES = 20  # alternatives listed per token, as in OpenAI's API
+MAX_TOTAL_PIXELS = 500_000_000  # per request: the engine decodes all pictures before it uses the first
+_ALTERNATIVES = ("n_probs", "top_logprobs", "logprobs")
 _PICTURES = re.compile("source|input_.+|.+_url")  # members of a message part that may hold an address
 _FILES = ("url", "image_url", "data", "file_data")  # hold a picture file
 GRAMMARS = ("grammar", "json_schema", "schema", "parameters", "input_schema")
@@ -130,15 +132,15 @@ _TOO_DEEP = f"The body is nested more than {MAX_NESTING} levels deep."
 
 
 def check_bounds(body: Json, size: int = 0) -> None:
-    """Raise Refused for a body of `size` bytes that exceeds a limit on length, nesting or grammar."""
+    """Raise RequestRefused for a body of `size` bytes that exceeds a limit on length, nesting or grammar."""
     for name, value in body.items():
         listed = len(value) if isinstance(value, dict) else 0
         if isinstance(value, list):
             listed = sum(not isinstance(item, int | float) for item in value)  # do not count token ids
-        if listed > MOST_LISTED:
-            raise RequestRefused(400, f"“{name[:40]}” may have at most {MOST_LISTED:,} entries.")
-        if name in _LIKELY and isinstance(value, int | float) and value > MOST_LIKELY:
-            raise RequestRefused(400, f"“{name}” may be at most {MOST_LIKELY}.")
+        if listed > MAX_ENTRIES:
+            raise RequestRefused(400, f"“{name[:40]}” may have at most {MAX_ENTRIES:,} entries.")
+        if name in _ALTERNATIVES and isinstance(value, int | float) and value > MAX_ALTERNATIVES:
+            raise RequestRefused(400, f"“{name}” may be at most {MAX_ALTERNATIVES}.")
     seen = 0
     places: list[tuple[Any, int, bool]] = [(body, 1, False)]
     while places:
@@ -152,7 +154,7 @@ def check_bounds(body: Json, size: int = 0) -> None:
                 files: list[Any] = []
                 if isinstance(item, str):
                     files = [item] if name in _FILES else []
-                    places += _within(name, item)
+                    places += _parse_nested(name, item)
                 elif isinstance(item, dict | list):
                     places.append((item, level + 1, in_grammar or name in GRAMMARS))
                     if name in GRAMMARS and not in_grammar:
@@ -169,24 +171,22 @@ def check_bounds(body: Json, size: int = 0) -> None:
                 size -= sum(map(len, files))
                 seen += sum(map(_pixels, files))
     said = (body.get(name) for name in ("messages", "input", "system"))
-    if not all(url.startswith("data:") for parts in said if isinstance(parts, list) for url in _addresses(parts)):
+    if not all(url.startswith("data:") for parts in said if isinstance(parts, list) for url in _picture_urls(parts)):
         raise RequestRefused(
             400, "Send the picture itself, as a “data:” URL or in base64: kvchat fetches none by its address."
         )
-    if seen > MOST_PIXELS_TOGETHER:
-        raise RequestRefused(
-            400, f"The pictures of a request may have at most {MOST_PIXELS_TOGETHER:,} pixels together."
-        )
-    if size > MOST_TEXT:
-        raise RequestRefused(400, f"A request may have at most {MOST_TEXT:,} bytes beside its pictures.")
+    if seen > MAX_TOTAL_PIXELS:
+        raise RequestRefused(400, f"The pictures of a request may have at most {MAX_TOTAL_PIXELS:,} pixels together.")
+    if size > MAX_TEXT:
+        raise RequestRefused(400, f"A request may have at most {MAX_TEXT:,} bytes beside its pictures.")
 
 
-def _addresses(parts: list[Any]) -> Iterator[str]:
+def _picture_urls(parts: list[Any]) -> Iterator[str]:
     """Yield the URLs the engine would fetch from messages or their parts, except in tool arguments."""
     for part in parts:
         for name, value in part.items() if isinstance(part, dict) else ():
             if name in ("content", "output") and isinstance(value, list):
-                yield from _addresses(value)
+                yield from _picture_urls(value)
             elif _PICTURES.fullmatch(name):
                 url = value.get("url") if isinstance(value, dict) else value if name != "source" else None
                 if isinstance(url, str):
@@ -204,7 +204,7 @@ def _pixels(file: str) -> int:
     return width * height
 
 
-def _within(name: str, text: str) -> list[tuple[Any, int, bool]]:
+def _parse_nested(name: str, text: str) -> list[tuple[Any, int, bool]]:
     """Parse a string as the engine would, by its field name: tool call arguments are JSON."""
     if name in GRAMMARS and len(text) > MAX_GRAMMAR_CHARS:
         raise RequestRefused(400, f"A grammar may have at most {MAX_GRAMMAR_CHARS:,} characters.")

@@ -1,4 +1,4 @@
-"""The gateway: starting and stopping it, the handler of each path, and the Prometheus counters."""
+"""The gateway: its life cycle, the handler of each path, and the Prometheus counters."""
 
 from __future__ import annotations
 
@@ -21,36 +21,37 @@ from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.errors import EngineGone
 from kvchat.engine.process.external import is_loopback
 from kvchat.errors import KvchatError
-from kvchat.gateway.checks import Checks, body_of, check_bounds
+from kvchat.gateway.checks import Checks, check_bounds, read_body
 from kvchat.gateway.dialects.request import (
     ASIDE,
     GENERATING,
-    MUCH,
     READING,
+    THREAD_BYTES,
     Form,
     ParsedRequest,
     RequestRefused,
     parse_request,
     refusal,
 )
-from kvchat.gateway.records import OVER, RequestLog, RequestRecord, Stage
-from kvchat.gateway.rewriting import PromptRewriter, Rules
-from kvchat.gateway.runner import Catalogue, RequestRunner, as_json
-from kvchat.gateway.server import Listening, listen
+from kvchat.gateway.records import FINISHED, RequestLog, RequestRecord, Stage
+from kvchat.gateway.rewriting import EnabledRules, PromptRewriter
+from kvchat.gateway.runner import Catalogue, RequestRunner
+from kvchat.gateway.server import Listener, listen
 from kvchat.kvstore.savepoint import program_of
 from kvchat.session.host import EngineHost
 from kvchat.session.slots import Slots
 from kvchat.system.concurrency import run_in_thread_if_large
 from kvchat.text.language import _
 
-MOST_UNDER_WAY = 64  # requests waiting or in progress
-MOST_BYTES = 400_000_000  # total of request bodies, including incomplete ones
-AGAIN_S = 5
-OPEN = ("/health", "/v1/health")  # need no key
+MAX_ACTIVE = 64  # requests waiting or in progress
+MAX_BODY_BYTES = 400_000_000  # total of request bodies, including incomplete ones
+RETRY_AFTER_S = 5
+PUBLIC_PATHS = ("/health", "/v1/health")  # need no key
+_RECEIPT_HEADERS = ("source", "found", "restore-ms", "miss", "cached", "prompt", "model")
 
 
 class Gateway:
-    """Belongs to one event loop. `records` has all requests; subscribe there for changes."""
+    """Belongs to one event loop. `log` has all requests; subscribe there for changes."""
 
     def __init__(
         self,
@@ -58,27 +59,28 @@ class Gateway:
         host: EngineHost,
         catalogue: Catalogue,
         absorb: Callable[[], Awaitable[None]],
-        rules: Rules = lambda program: (),
+        enabled_rules: EnabledRules = lambda program: (),
         shares: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`absorb` starts background absorption of saved files; `rules` returns a program's enabled rules.
+        """`absorb` starts background absorption of saved files; `enabled_rules` returns a program's enabled rules.
 
         `shares`: True if all programs share their memory.
         """
         self._slots, self._host = slots, host
         self.catalogue = catalogue
-        self.records = RequestLog(shares)
-        self.metrics, self.totals = (Metrics(self.records, by_program=by_program) for by_program in (True, False))
-        self.runner = RequestRunner(slots, host, catalogue.find, self.records, absorb, PromptRewriter(rules))
+        self.log = RequestLog(shares)
+        self.metrics, self.total_metrics = (Metrics(self.log, by_program=by_program) for by_program in (True, False))
+        self.runner = RequestRunner(slots, host, catalogue.find, self.log, absorb, PromptRewriter(enabled_rules))
         self._checks: Checks | None = None  # for incoming requests while open
-        self._listening: Listening | None = None
+        self._listener: Listener | None = None
+        self._body_bytes = 0  # request bodies in memory
 
     @property
     def url(self) -> str | None:
-        if self._checks is None or self._listening is None:
+        if self._checks is None or self._listener is None:
             return None
         host = f"[{self._checks.host}]" if ":" in self._checks.host else self._checks.host
-        return f"http://{host}:{self._listening.port}"
+        return f"http://{host}:{self._listener.port}"
 
     async def open(self, checks: Checks, port: int) -> str:
         """Open the gateway, closing an open one; return its URL. Raises KvchatError."""
@@ -88,33 +90,84 @@ class Gateway:
                 _("With the address {host}, any computer on the network could use the model.", host=checks.host),
                 _("Set an API key (--key-file, or Settings, API server), or listen on 127.0.0.1 only."),
             )
-        await self.shut()
-        self._listening = await listen(_app(self, checks), checks.host, port)
+        await self.close()
+        errors: dict[Any, Any] = dict.fromkeys((404, 405, RequestRefused), _refused)
+        app: ASGIApp = Starlette(routes=self._routes(), exception_handlers=errors)
+        if checks.origins:
+            app = CORSMiddleware(
+                app,
+                allow_origins=sorted(checks.origins),
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=[f"x-kvchat-{name}" for name in _RECEIPT_HEADERS],
+            )
+        self._listener = await listen(_guarded(app, checks), checks.host, port)
         self._checks = checks
         assert self.url is not None
         return self.url
 
-    async def shut(self) -> None:
+    async def close(self) -> None:
         """Stop accepting requests; abort answers in progress, complete saves."""
         self._checks = None
         with self.runner.stopped():
             await self.runner.background.idle()
-            if self._listening is not None:
-                await self._listening.close()  # if cancelled here, the next caller waits for it again
-                self._listening = None
+            if self._listener is not None:
+                await self._listener.close()  # if cancelled here, the next caller waits for it again
+                self._listener = None
 
     def forget(self, program: str) -> None:
-        self.records.forget(program)
+        self.log.forget(program)
         self.runner.rewriter.forget(program)
 
-    def as_json(self, program: str | None) -> dict[str, Any]:
-        """Answer `GET /kvchat/requests`: current requests, recent ones newest first, and slots.
+    def _routes(self) -> list[BaseRoute]:
+        pages = dict.fromkeys(PUBLIC_PATHS, self._health) | {
+            "/v1/models": self._list_models,
+            "/models": self._list_models,
+            "/v1/models/{name:path}": self._show_model,
+            "/props": self._show_engine,
+            "/metrics": self._show_metrics,
+            "/kvchat/requests": self._show_requests,
+        }
+        endpoints = dict.fromkeys((*GENERATING, *READING), self._generate) | dict.fromkeys(ASIDE, self._pass_on)
+        return [
+            *(Route(path, page) for path, page in pages.items()),
+            *(Route(path, _Endpoint(handler), methods=["POST"]) for path, handler in endpoints.items()),
+        ]
 
-        Only those of `program`; None for all.
-        """
-        under_way, last = (
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _list_models(self, request: Request) -> Response:
+        return JSONResponse(await self.catalogue.as_json())
+
+    async def _show_model(self, request: Request) -> Response:
+        name = request.path_params["name"].lower()
+        model = next((entry for entry in await self.catalogue.all() if entry.name.lower() == name), None)
+        if model is None:
+            raise RequestRefused(404, "There is no such model.", "model_not_found")
+        return JSONResponse(model.as_json())
+
+    async def _show_engine(self, request: Request) -> Response:
+        try:
+            engine = await self._engine()
+            facts = wire.parse_object(await engine.get(request.scope["path"]))  # request.url may use the Host header
+        except KvchatError as error:
+            raise RequestRefused(503, str(error), "unavailable_error") from error
+        for name in ("model_path", "model_alias"):
+            if isinstance(path := facts.get(name), str):  # file name only
+                facts[name] = re.split(r"[/\\]", path)[-1]
+        return JSONResponse(facts)
+
+    async def _show_metrics(self, request: Request) -> Response:
+        metrics = self.metrics if request.scope["is_owner"] else self.total_metrics
+        return Response(metrics.text(), media_type=None, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def _show_requests(self, request: Request) -> Response:
+        """Show current requests, recent ones newest first, and slots: the client's own, or all to the owner."""
+        program = None if request.scope["is_owner"] else request.scope["program"]
+        active, recent = (
             [record.as_json() for record in records if program in (None, record.program)]
-            for records in (self.records.under_way, reversed(self.records.last))
+            for records in (self.log.active, reversed(self.log.recent))
         )
         slots = []
         for slot in self._slots.all:
@@ -122,216 +175,153 @@ class Gateway:
                 busy = slot.claimed_tokens > 0  # answering, settling or saving
                 tokens = len(slot.contents.tokens)
                 slots.append({"slot": slot.number, "owner": owner or "kvchat", "tokens": tokens, "busy": busy})
-        return {"at": time.time(), "under_way": under_way, "last": last, "slots": slots}
+        return JSONResponse({"at": time.time(), "under_way": active, "last": recent, "slots": slots})
 
-    async def engine(self) -> LlamaServerClient:
-        """Return the running engine, or start one. Raises KvchatError."""
-        if self._host.is_ready():
-            return (await self._host.ready()).engine
-        async with self._slots.exclusive():
-            return (await self._host.ready()).engine
-
-
-def _app(gateway: Gateway, checks: Checks) -> ASGIApp:
-    answers = _Answers(gateway, checks)
-    looked_at = dict.fromkeys(OPEN, answers.health) | {
-        "/v1/models": answers.models,
-        "/models": answers.models,
-        "/v1/models/{name:path}": answers.model,
-        "/props": answers.look,
-        "/metrics": answers.metrics,
-        "/kvchat/requests": answers.requests,
-    }
-    routes: list[BaseRoute] = [Route(path, answer) for path, answer in looked_at.items()]
-    for path, form in (GENERATING | dict.fromkeys(READING, Form.PLAIN)).items():
-        routes.append(Route(path, _Endpoint(answers.generate, form), methods=["POST"]))
-    for path in ASIDE:
-        form = Form.MESSAGES if "messages" in path else Form.PLAIN
-        routes.append(Route(path, _Endpoint(answers.aside, form), methods=["POST"]))
-    app: ASGIApp = Starlette(routes=routes, exception_handlers={404: _no_such_path, 405: _no_such_path})
-    if checks.origins:
-        told = ("source", "found", "restore-ms", "miss", "cached", "prompt", "model")
-        app = CORSMiddleware(
-            app,
-            allow_origins=sorted(checks.origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=[f"x-kvchat-{name}" for name in told],
-        )
-    return _Guard(app, checks)
-
-
-class _Guard:
-    def __init__(self, app: ASGIApp, checks: Checks) -> None:
-        self._app, self._checks = app, checks
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        headers = Request(scope).headers
-        try:
-            self._checks.check_way(headers)
-            if scope["method"] != "OPTIONS" and scope["path"] not in OPEN:
-                scope["program"], scope["is_owner"] = self._checks.program(headers), self._checks.is_owner(headers)
-        except RequestRefused as error:
-            await _refusal(error, GENERATING.get(scope["path"]))(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-
-class _Endpoint:
-    def __init__(self, answer: Callable[[Form, Scope, Receive, Send], Awaitable[None]], form: Form) -> None:
-        self._answer, self._form = answer, form
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._answer(self._form, scope, receive, send)
-        except RequestRefused as error:
-            await _refusal(error, self._form)(scope, receive, send)
-        except ConnectionError:  # the client left
-            return
-
-
-class _Answers:
-    def __init__(self, gateway: Gateway, checks: Checks) -> None:
-        self._gateway, self._checks = gateway, checks
-        self._bytes = 0  # request bodies in memory
-
-    async def health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
-    async def models(self, request: Request) -> Response:
-        return JSONResponse(await self._gateway.catalogue.listed())
-
-    async def model(self, request: Request) -> Response:
-        name = request.path_params["name"].lower()
-        model = next((entry for entry in await self._gateway.catalogue.all() if entry.name.lower() == name), None)
-        if model is None:
-            return _refusal(RequestRefused(404, "There is no such model.", "model_not_found"), None)
-        return JSONResponse(as_json(model))
-
-    async def look(self, request: Request) -> Response:
-        try:
-            engine = await self._gateway.engine()
-            shown = wire.parse_object(await engine.get(request.scope["path"]))  # request.url may use the Host header
-        except KvchatError as error:
-            return _refusal(RequestRefused(503, str(error), "unavailable_error"), None)
-        for name in ("model_path", "model_alias"):
-            if isinstance(path := shown.get(name), str):  # file name only
-                shown[name] = re.split(r"[/\\]", path)[-1]
-        return JSONResponse(shown)
-
-    async def metrics(self, request: Request) -> Response:
-        metrics = self._gateway.metrics if request.scope["is_owner"] else self._gateway.totals
-        return Response(metrics.text(), media_type=None, headers={"content-type": CONTENT_TYPE_LATEST})
-
-    async def requests(self, request: Request) -> Response:
-        return JSONResponse(self._gateway.as_json(None if request.scope["is_owner"] else request.scope["program"]))
-
-    async def generate(self, form: Form, scope: Scope, receive: Receive, send: Send) -> None:
-        answering, program = self._gateway.runner, scope["program"]
-        if (many := answering.under_way) >= MOST_UNDER_WAY:
-            words = f"{many} requests are waiting already."
-            raise RequestRefused(429, words, "rate_limit_error", again_s=AGAIN_S)
+    async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
+        runner, program = self.runner, scope["program"]
+        if (active := runner.active) >= MAX_ACTIVE:
+            message = f"{active} requests are waiting already."
+            raise RequestRefused(429, message, "rate_limit_error", RETRY_AFTER_S)
         async with self._body(scope, receive) as raw:
-            answering.crashes.check(program)
-            asked = await _understood(form, raw)
-            if answering.stops:
-                raise RequestRefused(503, "The engine is being stopped.", "unavailable_error", again_s=AGAIN_S)
-            record = self._gateway.records.begin(program, scope["path"])
-            record.keyed = program in self._checks.keys
-            work = answering.begin(scope["path"], asked, record)
+            runner.crashes.check(program)
+            request = await _parse(scope["path"], raw)
+            if runner.stops:
+                raise RequestRefused(503, "The engine is being stopped.", "unavailable_error", RETRY_AFTER_S)
+            record = self.log.add(program, scope["path"])
+            record.has_own_key = scope["has_own_key"]
+            pending = runner.begin(scope["path"], request, record)
             try:
-                await work.outlet.deliver(receive, send)
+                await pending.response.deliver(receive, send)
             finally:
-                work.leave()
+                pending.abandon()
 
-    async def aside(self, form: Form, scope: Scope, receive: Receive, send: Send) -> None:
-        crashes, program = self._gateway.runner.crashes, scope["program"]
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        crashes, program = self.runner.crashes, scope["program"]
         try:
             async with self._body(scope, receive) as raw:
-                await _understood(form, raw)
-                async with crashes.answering(program):
-                    engine = await self._gateway.engine()
+                await _parse(scope["path"], raw)
+                async with crashes.admitting(program):
+                    engine = await self._engine()
                     crashes.watch(engine.lifetime)
-                    async with crashes.asking(program), engine.forward(scope["path"], raw) as answer:
+                    async with crashes.using_engine(program), engine.forward(scope["path"], raw) as answer:
                         status, body = answer.status_code, await answer.aread()
         except KvchatError as error:
             status = 502 if isinstance(error, EngineGone) else 503
             raise RequestRefused(status, str(error), "server_error") from error
         await Response(body, status, media_type="application/json")(scope, receive, send)
 
+    async def _engine(self) -> LlamaServerClient:
+        """Return the running engine, or start one. Raises KvchatError."""
+        if self._host.is_ready():
+            return (await self._host.ready()).engine
+        async with self._slots.exclusive():
+            return (await self._host.ready()).engine
+
     @contextlib.asynccontextmanager
     async def _body(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
-        held = 0
+        counted = 0
 
-        def hold(size: int) -> None:
-            nonlocal held
-            if self._bytes + size > MOST_BYTES:
-                raise RequestRefused(429, "Others have sent too much.", "rate_limit_error", again_s=AGAIN_S)
-            self._bytes, held = self._bytes + size, held + size
+        def count(size: int) -> None:
+            nonlocal counted
+            if self._body_bytes + size > MAX_BODY_BYTES:
+                raise RequestRefused(429, "Others have sent too much.", "rate_limit_error", RETRY_AFTER_S)
+            self._body_bytes, counted = self._body_bytes + size, counted + size
 
         try:
-            yield await body_of(Request(scope).headers, receive, hold)
+            yield await read_body(Request(scope).headers, receive, count)
         finally:
-            self._bytes -= held
+            self._body_bytes -= counted
 
 
-async def _understood(form: Form, raw: bytes) -> ParsedRequest:
-    """Parse and check the body of a request that may reach the engine. Raises Refused."""
+class _Endpoint:
+    """Makes Starlette call the handler with the raw ASGI arguments."""
 
-    def checked() -> ParsedRequest:
-        asked = parse_request(form, raw)
-        check_bounds(asked.body, len(raw))
-        asked.check()
-        return asked
+    def __init__(self, handler: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._handler = handler
 
-    return await run_in_thread_if_large(len(raw) > MUCH, checked)
-
-
-def _refusal(error: RequestRefused, form: Form | None) -> Response:
-    headers = {"retry-after": str(error.again_s)} if error.again_s else None
-    return JSONResponse(refusal(form, error.status, error.message, error.kind), error.status, headers)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(ConnectionError):  # the client left
+            await self._handler(scope, receive, send)
 
 
-async def _no_such_path(request: Request, error: Exception) -> Response:
-    status: Any = getattr(error, "status_code", 404)
-    ways = ", ".join(path for path in GENERATING if path.startswith("/v1/"))
-    words = f"There is nothing here. Programs ask at: {ways}." if status == 404 else "This cannot be asked so."
-    return _refusal(RequestRefused(status, words, "not_found_error"), None)
+def _guarded(app: ASGIApp, checks: Checks) -> ASGIApp:
+    """Check host, origin and key of each request before the app gets it."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope)
+        try:
+            checks.check_host_and_origin(request.headers)
+            if scope["method"] != "OPTIONS" and scope["path"] not in PUBLIC_PATHS:
+                scope["program"] = program = checks.program(request.headers)
+                scope["is_owner"], scope["has_own_key"] = checks.is_owner(request.headers), program in checks.keys
+        except RequestRefused as error:
+            await (await _refused(request, error))(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return call
+
+
+def _form_of(path: str) -> Form:
+    return GENERATING.get(path) or (Form.MESSAGES if "messages" in path else Form.PLAIN)
+
+
+async def _parse(path: str, raw: bytes) -> ParsedRequest:
+    """Parse and check the body of a request that may reach the engine. Raises RequestRefused."""
+
+    def parse() -> ParsedRequest:
+        request = parse_request(_form_of(path), raw)
+        check_bounds(request.body, len(raw))
+        request.check()
+        return request
+
+    return await run_in_thread_if_large(len(raw) > THREAD_BYTES, parse)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestRefused):
+        status: Any = getattr(error, "status_code", 404)
+        paths = ", ".join(path for path in GENERATING if path.startswith("/v1/"))
+        message = f"Not found. Send requests to one of: {paths}." if status == 404 else "Method not allowed."
+        error = RequestRefused(status, message, "not_found_error")
+    headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else None
+    body = refusal(_form_of(request.scope["path"]), error.status, error.message, error.kind)
+    return JSONResponse(body, error.status, headers)
 
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-MOST_PROGRAMS = 50  # clients choose their own names
+MAX_PROGRAMS = 50  # clients choose their own names
 
 
 class Metrics:
     """Program names and counts, no request contents."""
 
-    def __init__(self, records: RequestLog, *, by_program: bool) -> None:
+    def __init__(self, log: RequestLog, *, by_program: bool) -> None:
         self._registry = registry = CollectorRegistry()
         self._by_program = by_program
         self._programs: set[str] = set()
-        by = ("program", "source")
-        self._requests = Counter("kvchat_requests", "Requests that are over", (*by, "outcome"), registry=registry)
-        self._prompt = Counter("kvchat_prompt_tokens", "Tokens of prompts", by, registry=registry)
-        self._cached = Counter("kvchat_cached_tokens", "Of those, found", by, registry=registry)
-        self._predicted = Counter("kvchat_predicted_tokens", "Tokens of answers", by, registry=registry)
-        self._saved = Counter("kvchat_saved_seconds", "Reading that was spared", by, registry=registry)
+        labels = ("program", "source")
+        self._requests = Counter("kvchat_requests", "Requests that are over", (*labels, "outcome"), registry=registry)
+        self._prompt = Counter("kvchat_prompt_tokens", "Tokens of prompts", labels, registry=registry)
+        self._cached = Counter("kvchat_cached_tokens", "Of those, found", labels, registry=registry)
+        self._predicted = Counter("kvchat_predicted_tokens", "Tokens of answers", labels, registry=registry)
+        self._saved = Counter("kvchat_saved_seconds", "Reading that was spared", labels, registry=registry)
         first = "kvchat_first_byte_seconds", "Until the first byte", ("source",)
         self._first = Histogram(*first, buckets=_SECONDS, registry=registry)
-        under_way = Gauge("kvchat_requests_under_way", "Waiting or being answered", registry=registry)
-        under_way.set_function(lambda: len(records.under_way))
-        records.subscribe(self._count)
+        active = Gauge("kvchat_requests_under_way", "Waiting or being answered", registry=registry)
+        active.set_function(lambda: len(log.active))
+        log.subscribe(self._count)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
     def _count(self, record: RequestRecord) -> None:
-        if record.stage not in OVER:
+        if record.stage not in FINISHED:
             return
         program = record.program if self._by_program else "all"
-        if program not in self._programs and len(self._programs) >= MOST_PROGRAMS:
+        if program not in self._programs and len(self._programs) >= MAX_PROGRAMS:
             program = "other"
         self._programs.add(program)
         labels = program, record.source or "none"

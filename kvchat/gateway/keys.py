@@ -18,18 +18,18 @@ from kvchat.system.paths import Paths
 from kvchat.system.secret_store import SecretStore
 from kvchat.text.language import _
 
-EVERYBODY = ""  # key not tied to one program
-NAMELESS = "other"  # a program that sends no name
-LEAST_KEY = 8  # characters
+ANY_PROGRAM = ""  # key not tied to one program
+UNNAMED = "other"  # a program that sends no name
+MIN_KEY = 8  # characters
 _ACCOUNT = "API keys"
-_MOST_FILE = 100_000
-_MOST_NAME = 40  # letters
-_UNSEEN = "\u115f\u1160\u17b4\u17b5\ufe0e\ufe0f"  # invisible letters and marks
+_MAX_FILE = 100_000
+_MAX_NAME = 40  # letters
+_INVISIBLE = "\u115f\u1160\u17b4\u17b5\ufe0e\ufe0f"  # invisible letters and marks
 
 
 class Keys:
     def __init__(self, keys: Mapping[str, str], owner: str = "") -> None:
-        """`keys` by program; `EVERYBODY` for programs told apart by User-Agent. `owner` sees all requests."""
+        """`keys` by program; `ANY_PROGRAM` for programs told apart by User-Agent. `owner` sees all requests."""
         self._keys = {name: key.encode() for name, key in keys.items() if key}
         self._owner = owner.encode()
 
@@ -39,19 +39,14 @@ class Keys:
     def __contains__(self, program: str) -> bool:
         return program in self._keys
 
-    def is_owner(self, shown: str) -> bool:
-        return bool(self._owner) and hmac.compare_digest(self._owner, shown.encode("utf-8", "replace"))
+    def is_owner(self, key: str) -> bool:
+        return bool(self._owner) and hmac.compare_digest(self._owner, key.encode("utf-8", "replace"))
 
-    def program_of(self, shown: str) -> str | None:
-        """Return the key's program or `EVERYBODY`; None if the key is invalid.
-
-        Compares every key in constant time.
-        """
-        given, found = shown.encode("utf-8", "replace"), None
-        for name, key in self._keys.items():
-            if hmac.compare_digest(key, given):
-                found = name
-        return found
+    def program_of(self, key: str) -> str | None:
+        """Return the key's program or `ANY_PROGRAM`; None if it is invalid. Compares every key in constant time."""
+        given = key.encode("utf-8", "replace")
+        names = [name for name, known in self._keys.items() if hmac.compare_digest(known, given)]
+        return names[-1] if names else None
 
 
 class KeyStore:
@@ -61,20 +56,20 @@ class KeyStore:
         self._store = SecretStore(_ACCOUNT, paths.config / "api-keys")
 
     def load(self) -> dict[str, str]:
-        kept = self._store.load()
+        stored = self._store.load()
         try:
-            named = json.loads(kept[0]) if kept else {}
+            keys = json.loads(stored[0]) if stored else {}
         except ValueError:
             return {}
-        return {str(name): str(key) for name, key in named.items()} if isinstance(named, dict) else {}
+        return {str(name): str(key) for name, key in keys.items()} if isinstance(keys, dict) else {}
 
-    def make(self, program: str = EVERYBODY) -> str:
+    def make(self, program: str = ANY_PROGRAM) -> str:
         """Create a key, replacing the program's old one. Raises OSError if it cannot be stored."""
         key = f"kv-{secrets.token_urlsafe(32)}"
         self._store.save(json.dumps(self.load() | {program: key}))
         return key
 
-    def revoke(self, program: str = EVERYBODY) -> None:
+    def revoke(self, program: str = ANY_PROGRAM) -> None:
         """Revoke the program's key. Raises OSError."""
         left = {name: key for name, key in self.load().items() if name != program}
         if left:
@@ -92,28 +87,28 @@ def read_key_file(path: Path) -> dict[str, str]:
                 _("Other users can read {path}.", path=path),
                 _("Run: chmod 600 {path}", path=path),
             )
-        lines = read_regular_file(path, _MOST_FILE).decode().splitlines()
+        lines = read_regular_file(path, _MAX_FILE).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise KvchatError(_("The API key file cannot be read"), f"{path}: {error}.") from error
     keys: dict[str, str] = {}
     for line in filter(None, map(str.strip, lines)):
         name, colon, key = (part.strip() for part in line.partition(":"))
         if not colon:
-            name, key = EVERYBODY, line
-        if len(key) < LEAST_KEY or name.rstrip("-._") != program_name(name):
-            words = _(
+            name, key = ANY_PROGRAM, line
+        if len(key) < MIN_KEY or name.rstrip("-._") != program_name(name):
+            reason = _(
                 "Each line must be an API key of at least {least_key} characters, or an app's name, "
                 "a colon and its API key.",
-                least_key=LEAST_KEY,
+                least_key=MIN_KEY,
             )
-            raise KvchatError(_("The API key file is invalid"), f"{path}: {words}")
+            raise KvchatError(_("The API key file is invalid"), f"{path}: {reason}")
         keys[name] = key
     if not keys:
         raise KvchatError(_("The API key file contains no key"), _("{path} is empty.", path=path))
     return keys
 
 
-def program_by(agent: str) -> str:
+def program_from_user_agent(agent: str) -> str:
     """Return a program's name from its User-Agent header, decoded as Latin-1."""
     with contextlib.suppress(UnicodeError):
         agent = agent.encode("latin-1").decode()
@@ -121,14 +116,14 @@ def program_by(agent: str) -> str:
     if version.lower() in ("python", "js", "go", "java"):  # OpenAI and Anthropic SDKs
         product = f"{product}-{version}"
     name = program_name(product)
-    return {"": NAMELESS, "mozilla": "browser"}.get(name, name)
+    return {"": UNNAMED, "mozilla": "browser"}.get(name, name)
 
 
-def program_name(words: str) -> str:
+def program_name(text: str) -> str:
     """Make a name safe to display: letters of any script and digits, nothing invisible."""
 
     def is_plain(letter: str) -> bool:
-        return letter in "-._" or (unicodedata.category(letter)[0] in "LMN" and letter not in _UNSEEN)
+        return letter in "-._" or (unicodedata.category(letter)[0] in "LMN" and letter not in _INVISIBLE)
 
-    plain = unicodedata.normalize("NFKC", words.strip()).lower()
-    return "".join(c if is_plain(c) else "-" for c in plain)[:_MOST_NAME].strip("-._")
+    plain = unicodedata.normalize("NFKC", text.strip()).lower()
+    return "".join(c if is_plain(c) else "-" for c in plain)[:_MAX_NAME].strip("-._")

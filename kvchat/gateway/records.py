@@ -24,14 +24,13 @@ from kvchat.kvstore.savepoint import program_owner
 from kvchat.system.files import atomic_write, read_json
 from kvchat.text.reasons import Reason, ReasonCode
 
-KEPT = 500  # receipts
-MOST_HEADER = 500  # characters
-MOST_NAME = 200  # characters kept of a model name, which clients choose freely
+MAX_RECENT = 500  # finished requests
+MAX_HEADER = 500  # characters
+MAX_MODEL_NAME = 200  # characters kept of the name that a client chose
 # These do not explain a miss; any other reason does.
-UNTOLD = (None, Reason(ReasonCode.NOTHING_ALIKE), Reason(ReasonCode.GOES_ON_OTHERWISE))
-LEAST_READ, ABOUT = 64, 64  # tokens: fewer need no explanation; tolerance of a match's end
+UNEXPLAINED = (None, Reason(ReasonCode.NOTHING_ALIKE), Reason(ReasonCode.GOES_ON_OTHERWISE))
+MIN_EXPLAINED, TOLERANCE = 64, 64  # tokens: fewer need no explanation; tolerance of a match's end
 ALL_PROGRAMS = "all programs"  # owner of shared memory; no program's name contains a space
-_NOT_TOLD = ("_began", "whole", "unheard", "divergence", "changes", "keyed", "kept_with")
 
 
 class Stage(Enum):
@@ -41,10 +40,10 @@ class Stage(Enum):
     ANSWERING = "answering"
     DONE = "done"
     FAILED = "failed"
-    LEFT = "left"  # the client left
+    LEFT = "left"  # the client disconnected
 
 
-OVER = (Stage.DONE, Stage.FAILED, Stage.LEFT)
+FINISHED = (Stage.DONE, Stage.FAILED, Stage.LEFT)
 
 
 @dataclass
@@ -72,62 +71,62 @@ class RequestRecord:
     first_ms: float | None = None  # until the first answer byte was sent
     write_ms: float = 0.0  # non-streamed answers: before that byte
     total_ms: float | None = None
-    miss: Reason | None = None  # why tokens had to be reprocessed
+    miss: Reason | None = None  # why tokens had to be reprocessed, apart from a divergence
     saved_ms: float = 0.0  # processing time saved by the found tokens
     slot: int | None = None
-    mended: dict[str, int] = field(default_factory=dict)  # tokens saved by each rule
-    whole: bool = False  # the states are usable only as a whole
-    unheard: bool = False  # no similar prompt is known for the program
+    saved_by_rule: dict[str, int] = field(default_factory=dict)  # tokens
+    whole_only: bool = False  # the states are usable only as a whole
+    is_unlike_stored: bool = False  # no similar prompt is known for the program
     divergence: Divergence | None = None  # from the closest earlier prompt; its texts are shown only in the window
     changes: tuple[Change, ...] = ()  # by enabled rules; also window-only
-    keyed: bool = False  # the program used its own API key
-    kept_with: str = ""  # owner of the shared memory, if not its program
+    has_own_key: bool = False  # the program used its own API key
+    is_shared: bool = False  # all programs share their memory
     _began: float = field(default_factory=time.perf_counter, repr=False)
 
-    def ms(self) -> float:
+    def elapsed_ms(self) -> float:
         return 1000 * (time.perf_counter() - self._began)
 
     @property
     def owner(self) -> str:
-        return program_owner(self.kept_with or self.program)
+        return program_owner(ALL_PROGRAMS if self.is_shared else self.program)
 
     @property
     def is_known_prompt(self) -> bool:
         """True if the program is known to have sent a prompt with this beginning."""
-        return not self.unheard and (self.divergence is None or self.divergence.at >= ABOUT)
+        return not self.is_unlike_stored and (self.divergence is None or self.divergence.at >= TOLERANCE)
 
     @property
-    def broken(self) -> Divergence | None:
+    def costly_divergence(self) -> Divergence | None:
         """The divergence, if it is why much of the prompt was reprocessed."""
         divergence, known = self.divergence, self.found if self.cached is None else self.cached
-        if divergence is None or self.miss not in UNTOLD:
+        if divergence is None or divergence.is_expected or self.miss not in UNEXPLAINED:
             return None
-        if self.prompt is None or known is None or self.prompt - known < LEAST_READ:
+        if self.prompt is None or known is None or self.prompt - known < MIN_EXPLAINED:
             return None
-        elsewhere = not self.whole and known < divergence.at - ABOUT  # even the shared part was not found
-        return None if divergence.expected or elsewhere or known > divergence.at + ABOUT else divergence
+        found_less = not self.whole_only and known < divergence.at - TOLERANCE  # not even the shared part
+        return None if found_less or known > divergence.at + TOLERANCE else divergence
 
     @property
-    def why(self) -> Reason | None:
+    def miss_reason(self) -> Reason | None:
         """Why more had to be processed than necessary; None if it had not."""
-        divergence = self.broken
+        divergence = self.costly_divergence
         return divergence.cause if divergence else self.miss
 
     def receipt(self) -> dict[str, object]:
-        why = self.why
-        told: dict[str, object] = {"source": self.source or None, "found": self.found}
-        told |= {"miss": why.english, "miss-code": why.code.value} if why else {}
-        told |= {"restore-ms": None if self.found is None else round(self.restore_ms)}
-        told |= {"cached": self.cached, "prompt": self.prompt, "model": self.answering_model or None}
-        return {name: value for name, value in told.items() if value is not None}
+        reason = self.miss_reason
+        values: dict[str, object] = {"source": self.source or None, "found": self.found}
+        values |= {"miss": reason.english, "miss-code": reason.code.value} if reason else {}
+        values |= {"restore-ms": None if self.found is None else round(self.restore_ms)}
+        values |= {"cached": self.cached, "prompt": self.prompt, "model": self.answering_model or None}
+        return {name: value for name, value in values.items() if value is not None}
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry for `GET /kvchat/requests`, keyed by header name where there is one."""
-        names = (field.name for field in fields(self) if field.name not in _NOT_TOLD)
-        told = {name.replace("_", "-"): getattr(self, name) for name in names}
-        why = self.why
-        told |= {"miss": why.english if why else "", "miss-code": why.code.value if why else ""}
-        return told | {"stage": self.stage.value}
+        names = [field.name for field in fields(self)]
+        values = {name.replace("_", "-"): getattr(self, name) for name in names[: names.index("whole_only")]}
+        reason = self.miss_reason
+        values |= {"miss": reason.english if reason else "", "miss-code": reason.code.value if reason else ""}
+        return values | {"stage": self.stage.value}
 
 
 def is_lost(reason: Reason | None) -> bool:
@@ -141,55 +140,51 @@ _LOST = {
 
 
 def headers_of(receipt: dict[str, object]) -> dict[str, str]:
-    told = {f"x-kvchat-{name}": str(value)[:MOST_HEADER] for name, value in receipt.items()}
-    return {name: "".join(c if " " <= c <= "~" else "?" for c in words) for name, words in told.items()}
+    headers = {f"x-kvchat-{name}": str(value)[:MAX_HEADER] for name, value in receipt.items()}
+    return {name: "".join(c if " " <= c <= "~" else "?" for c in value) for name, value in headers.items()}
 
 
 class RequestLog:
-    """The requests in progress and the last finished ones. Event loop thread only."""
+    """The active requests and the last finished ones. Event loop thread only."""
 
     def __init__(self, shares: Callable[[], bool] = lambda: False) -> None:
-        self.under_way: list[RequestRecord] = []  # oldest first
-        self.last: deque[RequestRecord] = deque(maxlen=KEPT)  # newest last
+        self.active: list[RequestRecord] = []  # oldest first
+        self.recent: deque[RequestRecord] = deque(maxlen=MAX_RECENT)  # newest last
         self._shares = shares
         self._numbers = itertools.count(1)
-        self._listeners: list[Callable[[RequestRecord], None]] = []
+        self._listeners: list[Callable[[RequestRecord], object]] = []
 
-    def subscribe(self, listener: Callable[[RequestRecord], None]) -> Callable[[], None]:
+    def subscribe(self, listener: Callable[[RequestRecord], object]) -> Callable[[], None]:
         """Call `listener` when a request comes or advances; return an unsubscriber."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
-    def begin(self, program: str, dialect: str) -> RequestRecord:
-        record = RequestRecord(next(self._numbers), program, dialect, time.time())
-        record.kept_with = ALL_PROGRAMS if self._shares() else ""
-        self.under_way.append(record)
-        self._tell(record)
+    def add(self, program: str, dialect: str) -> RequestRecord:
+        record = RequestRecord(next(self._numbers), program, dialect, time.time(), is_shared=self._shares())
+        self.active.append(record)
+        self.set_stage(record, Stage.QUEUED)
         return record
 
-    def moved(self, record: RequestRecord, stage: Stage) -> None:
-        """Set its stage; a finished one stays so."""
-        if record.stage in OVER:
+    def set_stage(self, record: RequestRecord, stage: Stage) -> None:
+        """Advance a request; a finished one stays so."""
+        if record.stage in FINISHED:
             return
         record.stage = stage
-        if stage in OVER:
-            record.total_ms = record.ms()
-            self.under_way.remove(record)
-            self.last.append(record)
-        self._tell(record)
-
-    def forget(self, program: str) -> None:
-        self.last = deque((record for record in self.last if record.program != program), KEPT)
-
-    def _tell(self, record: RequestRecord) -> None:
+        if stage in FINISHED:
+            record.total_ms = record.elapsed_ms()
+            self.active.remove(record)
+            self.recent.append(record)
         for listener in tuple(self._listeners):
             listener(record)
 
+    def forget(self, program: str) -> None:
+        self.recent = deque((record for record in self.recent if record.program != program), MAX_RECENT)
 
-KEPT_DAYS = 60
-MOST_PROGRAMS, MOST_CAUSES = 60, 40
-_MOST_FILE = 8_000_000  # bytes
-_MOST_NUMBER = 10**15
+
+MAX_DAYS = 60
+MAX_PROGRAMS, MAX_CAUSES = 60, 40
+_MAX_FILE = 8_000_000  # bytes
+_MAX_NUMBER = 10**15
 _CODES = frozenset(ReasonCode)
 
 
@@ -211,7 +206,19 @@ class Total:
     saved_ms: float = 0.0  # processing time saved
     last_at: float = 0.0  # time.time()
     misses: dict[str, Cost] = field(default_factory=dict)  # reprocessed tokens by reason code
-    mended: dict[str, Cost] = field(default_factory=dict)  # saved, by rule
+    saved_by_rule: dict[str, Cost] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, record: RequestRecord, prefill_ms: Callable[[int], float]) -> Total:
+        """Return the totals of one request; `prefill_ms` estimates the processing time of tokens."""
+        prompt, cached, divergence = record.prompt or 0, record.cached or 0, record.costly_divergence
+        total = cls(1, prompt, cached, record.saved_ms, time.time())
+        if reason := divergence.cause if divergence else record.miss if is_lost(record.miss) else None:
+            total.misses[reason.code] = Cost(1, prompt - cached, record.read_ms)
+        total.saved_by_rule |= {
+            rule: Cost(1, tokens, prefill_ms(tokens)) for rule, tokens in record.saved_by_rule.items()
+        }
+        return total
 
     def add(self, other: Total) -> None:
         self.requests += other.requests
@@ -219,10 +226,10 @@ class Total:
         self.cached += other.cached
         self.saved_ms += other.saved_ms
         self.last_at = max(self.last_at, other.last_at)
-        for mine, theirs in ((self.misses, other.misses), (self.mended, other.mended)):
-            for name, added in theirs.items():
-                if name in mine or len(mine) < MOST_CAUSES:
-                    mine.setdefault(name, Cost()).add(added)
+        for own, theirs in ((self.misses, other.misses), (self.saved_by_rule, other.saved_by_rule)):
+            for name, cost in theirs.items():
+                if name in own or len(own) < MAX_CAUSES:
+                    own.setdefault(name, Cost()).add(cost)
 
     @property
     def share(self) -> float:
@@ -237,48 +244,51 @@ class Totals:
         self._writing = threading.Lock()
         self._days: dict[str, dict[str, Total]] = {}  # by day and program
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, TimeoutError):
-            for day, programs in read_json(file, _MOST_FILE).items():
-                self._days[str(day)] = {str(name): _total(facts) for name, facts in programs.items()}
+            for day, programs in read_json(file, _MAX_FILE).items():
+                self._days[str(day)] = {str(name): _parse_total(facts) for name, facts in programs.items()}
 
     def count(self, program: str, total: Total) -> None:
         day = datetime.fromtimestamp(total.last_at).date().isoformat()
         programs = self._days.setdefault(day, {})
-        if program not in programs and len(programs) >= MOST_PROGRAMS:
+        if program not in programs and len(programs) >= MAX_PROGRAMS:
             program = "other"
         programs.setdefault(program, Total()).add(total)
-        for old in sorted(self._days)[:-KEPT_DAYS]:
+        for old in sorted(self._days)[:-MAX_DAYS]:
             del self._days[old]
 
     def by_program(self) -> dict[str, Total]:
-        found: dict[str, Total] = {}
+        totals: dict[str, Total] = {}
         for _, programs in sorted(self._days.items()):
             for program, total in programs.items():
-                found.setdefault(program, Total()).add(total)
-        return found
+                totals.setdefault(program, Total()).add(total)
+        return totals
 
     def forget(self, program: str) -> None:
         for programs in self._days.values():
             programs.pop(program, None)
 
-    def text(self) -> str:
-        return json.dumps({day: {name: asdict(one) for name, one in some.items()} for day, some in self._days.items()})
+    def as_text(self) -> str:
+        return json.dumps(self._days, default=asdict)
 
     def write(self, text: str) -> None:
         with self._writing, atomic_write(self._file, private=True) as new:
             new.write_text(text, "utf-8")
 
 
-def _total(facts: Mapping[str, Any]) -> Total:
+def _parse_total(facts: Mapping[str, Any]) -> Total:
     """Parse stored totals. Raises ValueError, TypeError or AttributeError if invalid."""
-    total = Total(*(_number(facts.get(name, 0)) for name in ("requests", "prompt", "cached", "saved_ms", "last_at")))
-    for sums, stored in ((total.misses, "misses"), (total.mended, "mended")):
-        for name, parts in facts.get(stored, {}).items():
-            sums[str(name)] = Cost(*(_number(parts.get(part, 0)) for part in ("times", "tokens", "ms")))
-    total.misses = {code: missed for code, missed in total.misses.items() if code in _CODES}
+
+    def number(values: Mapping[str, Any], name: str) -> Any:
+        value = values.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MAX_NUMBER:
+            raise ValueError
+        return value
+
+    def costs(name: str) -> dict[str, Cost]:
+        stored = facts.get(name, {}).items()
+        return {str(key): Cost(*(number(values, part) for part in ("times", "tokens", "ms"))) for key, values in stored}
+
+    total = Total(*(number(facts, name) for name in ("requests", "prompt", "cached", "saved_ms", "last_at")))
+    total.misses = {code: cost for code, cost in costs("misses").items() if code in _CODES}
+    total.saved_by_rule = costs("saved_by_rule")
     return total
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MOST_NUMBER:
-        raise ValueError
-    return value

@@ -22,11 +22,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from kvchat.errors import KvchatError
 from kvchat.text.language import _
 
-MOST_CONNECTIONS = 256  # each uses a file; a process may have 1024
-AT_A_TIME = 128  # connections accepted per event-loop iteration
-HEAD_S = 10.0  # for a request's headers to arrive, while there is room
-KEPT_OPEN_S = 30  # idle time between two requests
-PATIENCE_S = 5.0  # for unfinished responses at shutdown
+MAX_CONNECTIONS = 256  # each uses a file; a process may have 1024
+BACKLOG = 128  # connections accepted per event-loop iteration
+HEAD_TIMEOUT_S = 10.0  # for a request's headers to arrive, while there is room
+KEEP_ALIVE_S = 30  # idle time between two requests
+SHUTDOWN_TIMEOUT_S = 5.0  # for unfinished responses at shutdown
 
 
 class _Connection(H11Protocol):
@@ -40,7 +40,7 @@ class _Connection(H11Protocol):
         self._waiting = waiting
 
     def connection_made(self, transport: Any) -> None:
-        if len(self.connections) >= MOST_CONNECTIONS:
+        if len(self.connections) >= MAX_CONNECTIONS:
             longest = next(iter(self._waiting), None)
             if longest is None:
                 transport.abort()
@@ -48,8 +48,8 @@ class _Connection(H11Protocol):
             del self._waiting[longest]
             longest.transport.abort()
         super().connection_made(transport)
-        self._head = self.loop.call_later(HEAD_S, self._expect_head)
-        self._waits()
+        self._head = self.loop.call_later(HEAD_TIMEOUT_S, self._check_head)
+        self._update_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._waiting.pop(self, None)
@@ -64,21 +64,21 @@ class _Connection(H11Protocol):
             super().data_received(data)
             if self.cycle is not before:  # new request: its body may be slow
                 self._waiting.pop(self, None)
-            self._waits()
+            self._update_waiting()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._waits()
+        self._update_waiting()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._waits()
+        self._update_waiting()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._waits()
+        self._update_waiting()
 
-    def _waits(self) -> None:
+    def _update_waiting(self) -> None:
         asked = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
         if (asked and not self.flow.write_paused) or self.transport.is_closing():
             self._waiting.pop(self, None)
@@ -89,13 +89,13 @@ class _Connection(H11Protocol):
         if self.cycle is not None and self.cycle.more_body:
             self.transport.abort()
 
-    def _expect_head(self) -> None:
+    def _check_head(self) -> None:
         """Drop a client that sends no request head; rechecked, as any later head may be missing."""
         between = self.cycle is None or self.cycle.response_complete
         if between and (self.cycle is None or self.conn.trailing_data[0]):
             self.transport.abort()
         else:
-            self._head = self.loop.call_later(HEAD_S, self._expect_head)
+            self._head = self.loop.call_later(HEAD_TIMEOUT_S, self._check_head)
 
 
 class _Server(Server):
@@ -103,7 +103,7 @@ class _Server(Server):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.told_to_end, self.listens = asyncio.Event(), asyncio.Event()
+        self.stop_requested, self.is_listening = asyncio.Event(), asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -119,11 +119,11 @@ class _Server(Server):
                 sock.close()
 
     async def main_loop(self) -> None:
-        self.listens.set()
-        await self.told_to_end.wait()
+        self.is_listening.set()
+        await self.stop_requested.wait()
 
 
-class Listening:
+class Listener:
     def __init__(self, server: _Server, task: asyncio.Task[None], sock: socket.socket) -> None:
         self._server, self._task = server, task
         self.port: int = sock.getsockname()[1]
@@ -137,16 +137,16 @@ class Listening:
         for connection in tuple(connections):
             if isinstance(connection, _Connection):
                 connection.end_request()
-        self._server.told_to_end.set()
-        await asyncio.wait({self._task}, timeout=PATIENCE_S)
+        self._server.stop_requested.set()
+        await asyncio.wait({self._task}, timeout=SHUTDOWN_TIMEOUT_S)
         for connection in tuple(connections):
             connection.transport.abort()
         await asyncio.wait({self._task})
 
 
-async def listen(app: ASGIApp, host: str, port: int) -> Listening:
+async def listen(app: ASGIApp, host: str, port: int) -> Listener:
     """Listen on `host`; port 0 picks a free one. Raises KvchatError."""
-    sock = _bound(host, port)
+    sock = _bind(host, port)
     config = Config(
         app,
         log_config=None,
@@ -156,30 +156,30 @@ async def listen(app: ASGIApp, host: str, port: int) -> Listening:
         http=cast(Any, partial(_Connection, waiting={})),
         ws="none",
         proxy_headers=False,
-        backlog=AT_A_TIME,
+        backlog=BACKLOG,
         server_header=False,
         date_header=False,
-        timeout_keep_alive=KEPT_OPEN_S,
-        timeout_graceful_shutdown=round(2 * PATIENCE_S),  # for answers that ignore a disconnect
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=round(2 * SHUTDOWN_TIMEOUT_S),  # for answers that ignore a disconnect
     )
     server = _Server(config)
     task = asyncio.create_task(server.serve([sock]), name="API server")
-    listens = asyncio.ensure_future(server.listens.wait())
+    listening = asyncio.ensure_future(server.is_listening.wait())
     try:
-        await asyncio.wait({task, listens}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, listening}, return_when=asyncio.FIRST_COMPLETED)
     except BaseException:
         task.cancel()
         await asyncio.wait({task})
         sock.close()
         raise
     finally:
-        listens.cancel()
+        listening.cancel()
     if task.done():
         await task
-    return Listening(server, task, sock)
+    return Listener(server, task, sock)
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _name, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, protocol)

@@ -78,7 +78,7 @@ class TrayItem:
     def menu(self) -> tuple[MenuEntry, ...]:
         _call(self._connection, new_method_call(self._menu, "AboutToShow", "i", (0,)))
         _revision, root = _call(self._connection, new_method_call(self._menu, "GetLayout", "iias", (0, -1, [])))
-        return _entry(root).children
+        return _entry_lock(root).children
 
     def click(self, label: str) -> None:
         """Fire the entry with this label. Raises LookupError, with the menu, when there is none or it is disabled."""
@@ -106,7 +106,7 @@ def _call(connection: DBusConnection, message: Message) -> Any:
     return reply.body
 
 
-def _entry(layout: Any) -> MenuEntry:
+def _entry_lock(layout: Any) -> MenuEntry:
     identifier, properties, children = layout
     values = {name: value for name, (_signature, value) in properties.items()}
     return MenuEntry(
@@ -114,7 +114,7 @@ def _entry(layout: Any) -> MenuEntry:
         label=values.get("label", "").replace("_", ""),
         enabled=values.get("enabled", True),
         checked=values.get("toggle-state", 0) == 1,
-        children=tuple(_entry(child) for _signature, child in children if child[1].get("visible", ("b", True))[1]),
+        children=tuple(_entry_lock(child) for _signature, child in children if child[1].get("visible", ("b", True))[1]),
     )
 
 

@@ -11,7 +11,8 @@ import re
 from typing import Any
 from zlib import crc32
 
-from kvchat.gateway.diagnosis.prompts import Prompt, contents
+from kvchat.gateway.diagnosis.prompts import Prompt, parse_contents
+from kvchat.gateway.dialects.request import Form, ParsedRequest
 
 Body = dict[str, Any]
 RULES_OF_THE_HOUSE = "\n".join(f"Rule {number}: do one thing at a time, and say what you did." for number in range(60))
@@ -20,13 +21,14 @@ RULES_OF_THE_HOUSE = "\n".join(f"Rule {number}: do one thing at a time, and say 
 def claude_code(
     *turns: dict[str, Any],
     cch: str = "fa690",
+    version: str = "2.1.177",
     date: str = "2026-11-22",
     folder: str = "/home/ada/engine",
     tools: Any = None,
 ) -> Body:
     """`/v1/messages`: the billing header is a system block of its own, the day stands in a reminder."""
     reminder = f"<system-reminder>\n# currentDate\nToday's date is {date}.\n</system-reminder>"
-    header = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch="
+    header = f"x-anthropic-billing-header: cc_version={version}.01c; cc_entrypoint=cli; cch="
     rules = (
         f"{RULES_OF_THE_HOUSE}\n<env>\nWorking directory: {folder}\nIs directory a git repo: Yes\nPlatform: linux\n"
         "</env>\ngitStatus: This is the git status at the start of the conversation.\nCurrent branch: main"
@@ -136,6 +138,10 @@ def function(name: str, words: str = "") -> Body:
     return {"type": "function", "function": told}
 
 
+def system(text: str) -> Body:
+    return {"role": "system", "content": text}
+
+
 def user(text: str) -> Body:
     return {"role": "user", "content": text}
 
@@ -144,19 +150,19 @@ def assistant(text: str, **others: Any) -> Body:
     return {"role": "assistant", "content": text, **others}
 
 
-def rendered(body: Body, *, keeps_reasoning: bool = False, day: str = "") -> Prompt:
-    """What a template like Qwen's makes of a body, in tokens of a word each."""
-    said, options = contents(body), body.get("chat_template_kwargs", {})
-    tools = "".join(f"{told}\n" for _, told in said.tools)
-    system = "\n".join(said.system)
+def rendered(body: Body, *, day: str = "") -> Prompt:
+    """Render a body as a template like Qwen's does, with a token per word."""
+    form = Form.RESPONSES if "input" in body else Form.MESSAGES if "system" in body else Form.CHAT
+    chat = ParsedRequest(form, b"", body).chat
+    contents = parse_contents(chat)
+    tools, system = "".join(f"{definition}\n" for _, definition in contents.tools), "\n".join(contents.system)
     text = f"<|im_start|>system\n{day}{system}\n# Tools\n<tools>\n{tools}</tools><|im_end|>\n"
-    last = max((at for at, one in enumerate(said.messages) if one.role == "user"), default=0)
-    for at, message in enumerate(said.messages):
-        keeps = keeps_reasoning or at > last or options.get("preserve_thinking")
-        thought = f"<think>\n{message.reasoning}\n</think>\n\n" if message.reasoning and keeps else ""
-        text += f"<|im_start|>{message.role}\n{thought}{message.text}<|im_end|>\n"
+    last = max((at for at, message in enumerate(contents.messages) if message.role == "user"), default=0)
+    for at, message in enumerate(contents.messages):
+        reasoning = f"<think>\n{message.reasoning}\n</think>\n\n" if message.reasoning and at > last else ""
+        text += f"<|im_start|>{message.role}\n{reasoning}{message.text}<|im_end|>\n"
     text += "<|im_start|>assistant\n"
-    return Prompt([crc32(word.encode()) % 30_000 for word in re.findall(r"\w+|\W", text)], text, body)
+    return Prompt([crc32(word.encode()) % 30_000 for word in re.findall(r"\w+|\W", text)], text, chat)
 
 
 def _anthropic(name: str) -> Body:

@@ -38,7 +38,7 @@ class RunningGateway:
 
     @property
     def last(self) -> RequestRecord:
-        return self.runtime.api_server.gateway.records.last[-1]
+        return self.runtime.api_server.gateway.log.recent[-1]
 
     @property
     def port(self) -> int:

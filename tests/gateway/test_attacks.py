@@ -97,7 +97,7 @@ async def test_heads_that_no_client_sends(at: RunningGateway, capfd: pytest.Capt
                 wrong[name] = status
     assert not wrong
     assert (await at.chat("Hello")).status_code == 200
-    assert not at.runtime.api_server.under_way
+    assert not at.runtime.api_server.active
     assert "".join(capfd.readouterr()) == ""
 
 
@@ -108,7 +108,7 @@ async def test_bodies_that_no_client_sends(at: RunningGateway, capfd: pytest.Cap
             assert answer.status_code == 400, name
             assert answer.json()["error"]["type"] == "invalid_request_error"
             assert "unspeakable" not in answer.text
-    assert not at.runtime.api_server.last
+    assert not at.runtime.api_server.recent
     assert "".join(capfd.readouterr()) == ""
 
 
@@ -142,9 +142,9 @@ async def test_token_ids_that_no_vocabulary_has(at: RunningGateway, fake_engine:
 
 def test_a_body_cannot_make_a_slot_hold_other_rows_than_its_prompt_says() -> None:
     for prompt in (["Hello", "And you?"], [{"prompt_string": "Hello"}, {"prompt_string": "And you?"}]):
-        assert parse_request(Form.COMPLETION, json.dumps({"prompt": prompt}).encode()).several
+        assert parse_request(Form.COMPLETION, json.dumps({"prompt": prompt}).encode()).needs_several_slots
     raw = json.dumps({"messages": [], "n_cache_reuse": 1, "cache_prompt": False}).encode()
-    sent = json.loads(parse_request(Form.CHAT, raw).for_slot(2, reuse=True))
+    sent = json.loads(parse_request(Form.CHAT, raw).body_for_slot(2, reuse=True))
     assert (sent["n_cache_reuse"], sent["cache_prompt"], sent["id_slot"]) == (0, True, 2), "chunks are never shifted"
     with pytest.raises(RequestRefused, match="LoRA"):
         parse_request(Form.CHAT, b'{"messages": [], "lora": [{"id": 0, "scale": 1.0}]}').check()
@@ -166,7 +166,7 @@ async def test_bodies_of_any_shape(at: RunningGateway, seed: int, capfd: pytest.
     asked = [(path, mutated(copy.deepcopy(body), dice)) for path, body in REQUESTS.values()]
     await asyncio.gather(*(ask(path, body | {"max_tokens": 2}) for path, body in asked))
     await at.settled()
-    assert not at.runtime.api_server.under_way
+    assert not at.runtime.api_server.active
     assert (await at.chat("Hello")).status_code == 200
     assert "Traceback" not in "".join(capfd.readouterr())
 
@@ -196,7 +196,7 @@ async def test_bodies_that_do_not_come_keep_nobody_waiting(
         writer.write(POST + b"Content-Length: 60000000\r\n\r\n{")
     async with asyncio.timeout(30):
         assert (await at.chat("Hello")).status_code == 200
-    monkeypatch.setattr(app, "MOST_BYTES", 50_000)
+    monkeypatch.setattr(app, "MAX_BODY_BYTES", 50_000)
     for _, writer in slow[:5]:
         writer.write(b" " * 9_000)
     while (refused := await at.chat("x" * 20_000)).status_code != 429:  # once those are there
@@ -220,7 +220,7 @@ async def test_a_crowd_that_asks_nothing_keeps_nobody_out(
 ) -> None:
     """A program that holds more connections than there may be; who asks something meanwhile is answered to the end."""
     fake_engine.set(FAKE_HOLD_DURING="stream")
-    told = str(at.port), str(server.MOST_CONNECTIONS + 50)
+    told = str(at.port), str(server.MAX_CONNECTIONS + 50)
     async with at.client.stream("POST", "/v1/chat/completions", json=chat_body("Hello", stream=True)) as before:
         crowd = await asyncio.create_subprocess_exec(sys.executable, "-c", CROWD, *told, stdin=PIPE, stdout=PIPE)
         assert crowd.stdin
@@ -240,7 +240,7 @@ async def test_a_crowd_that_asks_nothing_keeps_nobody_out(
 
 async def test_who_takes_no_answers_keeps_nobody_out(at: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does one whose answers are too long to be on their way, and wait for it."""
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
     body = json.dumps({"content": "x" * 3_000_000}).encode()
     loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as held:
@@ -310,17 +310,17 @@ async def test_an_answer_is_not_collected_without_end(
     at: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few bytes of a request can ask for gigabytes of an answer; nor is an event of a stream."""
-    monkeypatch.setattr(replies, "MOST_HEARD", 2_000)
+    monkeypatch.setattr(replies, "MAX_PARSED", 2_000)
     fake_engine.set(FAKE_REPLY="x" * 3_000)
     refused = await at.chat("Hello", max_tokens=3_000)
     assert refused.status_code == 502
     assert "too long" in refused.text
     fake_engine.set(FAKE_REPLY="Hello")
     assert (await at.chat("Hello")).status_code == 200
-    monkeypatch.setattr(replies, "MOST_HEARD", 50_000)
-    heard = ResponseParser(Form.CHAT, stream=True)
+    monkeypatch.setattr(replies, "MAX_PARSED", 50_000)
+    parser = ResponseParser(Form.CHAT, stream=True)
     for _ in range(5):
-        heard.take(b'data: {"a": 1}\n' * 2000)
-    assert not heard.is_too_large
-    heard.take(b"x" * 60_000)
-    assert heard.is_too_large
+        parser.feed(b'data: {"a": 1}\n' * 2000)
+    assert not parser.is_too_large
+    parser.feed(b"x" * 60_000)
+    assert parser.is_too_large

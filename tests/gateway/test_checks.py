@@ -11,9 +11,9 @@ from starlette.datastructures import Headers
 
 from kvchat.engine.process.external import is_loopback
 from kvchat.errors import KvchatError
-from kvchat.gateway.checks import Checks, origins_in
+from kvchat.gateway.checks import Checks, parse_origins
 from kvchat.gateway.dialects.request import RequestRefused
-from kvchat.gateway.keys import EVERYBODY, Keys, KeyStore, program_name, read_key_file
+from kvchat.gateway.keys import ANY_PROGRAM, Keys, KeyStore, program_name, read_key_file
 from kvchat.system.paths import resolve_paths
 
 HERE = Checks("127.0.0.1", Keys({}))
@@ -22,7 +22,7 @@ HERE = Checks("127.0.0.1", Keys({}))
 def status(checks: Checks, **headers: str) -> int:
     told = Headers({name.replace("_", "-"): value for name, value in headers.items()})
     try:
-        checks.check_way(told)
+        checks.check_host_and_origin(told)
         checks.program(told)
     except RequestRefused as refused:
         return refused.status
@@ -47,7 +47,7 @@ def test_a_name_that_is_not_this_computers_was_made_to_lead_here() -> None:
 
 
 def test_web_pages_stay_out_but_for_those_that_are_named() -> None:
-    named = Checks("127.0.0.1", Keys({}), origins_in("https://chat.example/, http://localhost:3000"))
+    named = Checks("127.0.0.1", Keys({}), parse_origins("https://chat.example/, http://localhost:3000"))
     host = "127.0.0.1:8737"
     for origin in ("https://evil.example", "null", "http://127.0.0.1:8737", "https://chat.example.evil.example"):
         assert status(named, host=host, origin=origin) == 403
@@ -58,9 +58,9 @@ def test_web_pages_stay_out_but_for_those_that_are_named() -> None:
 
 
 def test_a_key_says_whose_it_is() -> None:
-    keys = Keys({EVERYBODY: "one-for-all", "editor": "the-editors-own"})
+    keys = Keys({ANY_PROGRAM: "one-for-all", "editor": "the-editors-own"})
     assert keys.program_of("the-editors-own") == "editor"
-    assert keys.program_of("one-for-all") == EVERYBODY
+    assert keys.program_of("one-for-all") == ANY_PROGRAM
     assert keys.program_of("") is None
     assert keys.program_of("ünknown") is None
     checks = Checks("0.0.0.0", keys)
@@ -109,7 +109,7 @@ def test_a_file_with_keys(tmp_path: Path) -> None:
     with pytest.raises(match="not private"):
         read_key_file(file)
     file.chmod(0o600)
-    assert read_key_file(file) == {EVERYBODY: "sk-for-everybody", "opencode": "sk-for-opencode"}
+    assert read_key_file(file) == {ANY_PROGRAM: "sk-for-everybody", "opencode": "sk-for-opencode"}
     file.write_text("助手: sk-for-the-helper", "utf-8")
     assert read_key_file(file) == {"助手": "sk-for-the-helper"}
     for bad in ("", "short", "a name with blanks: sk-for-everybody"):
@@ -125,10 +125,10 @@ def test_keys_are_made_and_taken_back_one_by_one(tmp_path: Path) -> None:
     kept = KeyStore(resolve_paths({"KVCHAT_HOME": str(tmp_path)}))
     assert kept.load() == {}
     one, other = kept.make(), kept.make("opencode")
-    assert kept.load() == {EVERYBODY: one, "opencode": other}
+    assert kept.load() == {ANY_PROGRAM: one, "opencode": other}
     assert kept.make("opencode") != other
     kept.revoke("opencode")
-    assert kept.load() == {EVERYBODY: one}
+    assert kept.load() == {ANY_PROGRAM: one}
     kept.revoke()
     assert kept.load() == {}
     assert not list((tmp_path / "config").iterdir())

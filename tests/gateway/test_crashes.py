@@ -18,8 +18,8 @@ import pytest
 
 from kvchat.engine.api.errors import EngineFailure, EngineGone, EngineLifetime, FailureKind
 from kvchat.engine.process.supervisor import RestartPolicy
-from kvchat.gateway.checks import MAX_GRAMMAR_CHARS, MAX_NESTING, MOST_LIKELY, MOST_LISTED, MOST_TEXT, check_bounds
-from kvchat.gateway.crashes import LEFT_S, REFUSED_S, WITHIN_S, Crashes
+from kvchat.gateway.checks import MAX_ALTERNATIVES, MAX_ENTRIES, MAX_GRAMMAR_CHARS, MAX_NESTING, MAX_TEXT, check_bounds
+from kvchat.gateway.crashes import ABANDONED_S, CRASH_WINDOW_S, REFUSED_S, Crashes
 from kvchat.gateway.dialects.request import RequestRefused
 from kvchat.gateway.records import Stage
 from kvchat.settings import Settings
@@ -78,7 +78,7 @@ async def test_who_crashes_the_engine_again_and_again_is_refused(at: RunningGate
 
 async def test_those_beside_it_are_not_refused(at: RunningGateway, fake_engine: FakeEngine) -> None:
     """It sends its request only while others are being answered; from the first crash on it is beside none."""
-    friends, under_way = ("one", "two"), at.runtime.api_server.gateway.records.under_way
+    friends, under_way = ("one", "two"), at.runtime.api_server.gateway.log.active
     for number in range(4):
         fake_engine.set(FAKE_HOLD_DURING="stream")
         asking = [asyncio.ensure_future(ask(at, friend, f"{number}")) for friend in friends[: 2 if number == 0 else 1]]
@@ -100,7 +100,7 @@ async def test_those_beside_it_are_not_refused(at: RunningGateway, fake_engine: 
 
 
 async def test_one_that_hangs_up_is_counted_too(at: RunningGateway, fake_engine: FakeEngine) -> None:
-    connection, last = at.runtime.engine.managed.connection, at.runtime.api_server.gateway.records.last
+    connection, last = at.runtime.engine.managed.connection, at.runtime.api_server.gateway.log.recent
     for number in range(3):
         fake_engine.set(FAKE_HOLD_DURING="begin")
         asking, generation = asyncio.ensure_future(ask(at, "hostile", BOMB)), connection.generation
@@ -136,7 +136,7 @@ async def crash(crashes: Crashes, *programs: str, failure: EngineFailure | None 
     crashes.watch(lifetime)
 
     async def one(program: str) -> None:
-        async with crashes.asking(program):
+        async with crashes.using_engine(program):
             await ended.wait()
 
     asking = [asyncio.ensure_future(one(program)) for program in programs]
@@ -165,7 +165,7 @@ async def test_who_is_guilty() -> None:
     assert judge._is_suspected("b")
     await crash(judge, "a")
     assert not judge._is_suspected("b"), "forgiven"
-    clock.now += WITHIN_S
+    clock.now += CRASH_WINDOW_S
     await crash(judge, "a")
     await crash(judge, "a")
     assert not is_refused(judge, "a"), "the first is long ago"
@@ -202,25 +202,25 @@ async def test_who_hung_up_on_what_keeps_the_engine_busy_for_ever() -> None:
         judge.watch(lifetime)
         clock.now = lifetime.responded_at = clock.now + 1.0
         with contextlib.suppress(asyncio.CancelledError):
-            async with judge.asking("hostile"):
+            async with judge.using_engine("hostile"):
                 clock.now += 1.0
                 raise asyncio.CancelledError
         clock.now += 240.0
         if number == 0:  # nobody is suspected yet
-            assert judge._may_begin("friend")
-            judge._asking["friend"] += 1
+            assert judge._may_start("friend")
+            judge._in_engine["friend"] += 1
         else:
-            assert not judge._may_begin("friend"), "it would be taken for what the engine hangs of"
+            assert not judge._may_start("friend"), "it would be taken for what the engine hangs of"
         lifetime.end(HUNG)
-        judge._asking.clear()
-        assert judge._may_begin("friend")
+        judge._in_engine.clear()
+        assert judge._may_start("friend")
     assert is_refused(judge, "hostile")
     assert not is_refused(judge, "friend")
     judge.watch(lifetime := EngineLifetime())
-    judge._suspected["hostile"], judge._left["hostile"] = clock.now + 100.0, clock.now
-    clock.now += LEFT_S
+    judge._suspected["hostile"], judge._abandoned["hostile"] = clock.now + 100.0, clock.now
+    clock.now += ABANDONED_S
     lifetime.responded_at = clock.now
-    assert judge._may_begin("friend"), "the engine has answered since"
+    assert judge._may_start("friend"), "the engine has answered since"
 
 
 def deep(nesting_depth: int) -> Any:
@@ -253,12 +253,12 @@ OUT_OF_BOUNDS: dict[str, dict[str, Any]] = {
     "a format": {
         "response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * MAX_GRAMMAR_CHARS]}}}
     },
-    "a long text": {"messages": [{"role": "user", "content": "a " * (MOST_TEXT // 2)}]},
-    "many messages": {"messages": [{"role": "user", "content": "a"}] * (MOST_LISTED + 1)},
-    "many stop words": {"stop": ["a"] * (MOST_LISTED + 1)},
-    "many biases": {"logit_bias": {str(token): 1 for token in range(MOST_LISTED + 1)}},
+    "a long text": {"messages": [{"role": "user", "content": "a " * (MAX_TEXT // 2)}]},
+    "many messages": {"messages": [{"role": "user", "content": "a"}] * (MAX_ENTRIES + 1)},
+    "many stop words": {"stop": ["a"] * (MAX_ENTRIES + 1)},
+    "many biases": {"logit_bias": {str(token): 1 for token in range(MAX_ENTRIES + 1)}},
     "a list of each token's probabilities": {"n_probs": 1_000_000_000.0},
-    "the same as OpenAI calls it": {"logprobs": True, "top_logprobs": MOST_LIKELY + 1},
+    "the same as OpenAI calls it": {"logprobs": True, "top_logprobs": MAX_ALTERNATIVES + 1},
     "a huge picture": {"messages": pictured(drawn(65_000, 65_000))},
     "another dialect's": {"messages": [{"content": [{"source": {"type": "base64", "data": drawn(65_000, 65_000)}}]}]},
     "a completion's": {"prompt": {"prompt_string": "?", "multimodal_data": [drawn(65_000, 65_000)]}},
@@ -307,12 +307,12 @@ def test_what_programs_send_is_within_bounds() -> None:
     for _, body in REQUESTS.values():
         check_bounds(body)
     check_bounds({"grammar": "root ::= " + "(" * 150 + '"a"' + ")" * 150, "messages": deep(MAX_NESTING - 2)})
-    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * MOST_TEXT}}
-    check_bounds({"messages": [{"role": "user", "content": [picture]}]}, MOST_TEXT + 200)
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * MAX_TEXT}}
+    check_bounds({"messages": [{"role": "user", "content": [picture]}]}, MAX_TEXT + 200)
     check_bounds({"messages": pictured(*[drawn(6_000, 6_000)] * 13)})
     called = {"type": "tool_use", "id": "t", "name": "fetch", "input": {"url": "https://a.example", "image_url": "b"}}
     cited = {"type": "text", "text": "", "citations": [{"url": "https://a.example"}]}
     check_bounds({"messages": [{"role": "assistant", "content": [called, cited]}]})
-    check_bounds({"prompt": [7] * (MOST_LISTED + 1), "logprobs": True, "top_logprobs": MOST_LIKELY})
+    check_bounds({"prompt": [7] * (MAX_ENTRIES + 1), "logprobs": True, "top_logprobs": MAX_ALTERNATIVES})
     with pytest.raises(RequestRefused):
         check_bounds({"messages": deep(MAX_NESTING + 1)})

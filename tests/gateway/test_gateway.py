@@ -20,13 +20,11 @@ from kvchat.chat.record.messages import MessageState
 from kvchat.errors import KvchatError
 from kvchat.gateway import checks, forwarder, pending_request, runner, server
 from kvchat.gateway import gateway as app
-from kvchat.gateway.dialects.request import ParsedRequest
 from kvchat.gateway.keys import Keys
-from kvchat.gateway.pending_request import PendingRequest, Prompt, prompt_of
-from kvchat.gateway.records import MOST_NAME, Stage
+from kvchat.gateway.pending_request import PendingRequest
+from kvchat.gateway.records import MAX_MODEL_NAME, Stage
 from kvchat.kvstore.savepoint import Tokens, program_of
 from kvchat.session import lease, prefill, slot_request
-from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import PrefillSample
 from kvchat.settings import Settings
 from kvchat.system.owner import owner_of
@@ -117,7 +115,7 @@ async def test_a_made_up_model_is_the_one_in_use_or_refused_in_the_dialects_own_
         answer = await at.chat(WORDS, model="gpt-4o" * 1000, stream=stream)
         assert answer.status_code == 200
         assert answer.headers["x-kvchat-model"] == "heron"
-    assert at.last.model == ("gpt-4o" * 100)[:MOST_NAME], "it is remembered for long"
+    assert at.last.model == ("gpt-4o" * 100)[:MAX_MODEL_NAME], "it is remembered for long"
     await at.runtime.apply_settings(replace(at.runtime.settings, api_any_model=False))
     for path, shape in (("/v1/chat/completions", "openai"), ("/v1/messages", "anthropic"), ("/v1/responses", "openai")):
         for body, status in ((b"{bad", 400), (b"[]", 400), (b'{"model": "gpt-4o", "messages": []}', 404)):
@@ -132,7 +130,7 @@ async def test_a_made_up_model_is_the_one_in_use_or_refused_in_the_dialects_own_
     assert told["error"]["type"] == "model_not_found"
     assert "There are: heron" in told["error"]["message"]
     told = (await at.client.post("/api/chat", json={"messages": []})).json()  # Ollama's
-    assert "Programs ask at: /v1/chat/completions, " in told["error"]["message"]
+    assert "Send requests to one of: /v1/chat/completions, " in told["error"]["message"]
     assert (await at.client.get("/v1/chat/completions")).status_code == 405
 
 
@@ -147,7 +145,7 @@ async def test_a_model_that_a_client_names_is_loaded(
         assert (await at.chat(WORDS)).status_code == 200
         fake_engine.set(FAKE_TOKEN_DELAY=0.02)
         busy = asyncio.ensure_future(at.chat(WORDS, "So?", "And then?", stream=True))
-        await until(lambda: at.runtime.api_server.gateway.runner.under_way == 1)
+        await until(lambda: at.runtime.api_server.gateway.runner.active == 1)
         named, again = await asyncio.gather(at.chat(WORDS, model="Ibis"), at.chat("Hello", model="ibis"))
         assert [named.status_code, again.status_code] == [200, 200]
         assert "[DONE]" in (await busy).text
@@ -177,7 +175,7 @@ async def test_nobody_comes_in_by_another_name_or_from_another_web_page_or_witho
             assert "access-control-allow-origin" not in answer.headers
         assert (await at.client.get("/health")).status_code == 200
         assert (await at.client.get("/v1/models")).status_code == 401
-        programs = [record.program for record in at.runtime.api_server.gateway.records.last]
+        programs = [record.program for record in at.runtime.api_server.gateway.log.recent]
         assert programs[0] == "editor"
         assert programs[1].startswith("python-httpx")
         page = {"origin": "https://chat.example", "access-control-request-method": "POST"}
@@ -191,7 +189,7 @@ async def test_nobody_comes_in_by_another_name_or_from_another_web_page_or_witho
 async def test_too_much_is_refused(
     at: RunningGateway, monkeypatch: pytest.MonkeyPatch, fake_engine: FakeEngine
 ) -> None:
-    monkeypatch.setattr(checks, "MOST_BODY", 1000)
+    monkeypatch.setattr(checks, "MAX_BODY", 1000)
     assert (await at.client.post("/v1/messages", content=b"x" * 2000)).json()["error"]["type"] == "request_too_large"
 
     async def endless() -> AsyncIterator[bytes]:
@@ -199,16 +197,16 @@ async def test_too_much_is_refused(
             yield b"x" * 100
 
     assert (await at.client.post("/v1/chat/completions", content=endless())).status_code == 413
-    monkeypatch.setattr(app, "MOST_UNDER_WAY", 2)
+    monkeypatch.setattr(app, "MAX_ACTIVE", 2)
     fake_engine.set(FAKE_HOLD_DURING="begin")
     answering = at.runtime.api_server.gateway.runner
     first, second = (asyncio.ensure_future(at.chat("Hello")) for _ in range(2))
-    await until(lambda: answering.under_way == 2)
+    await until(lambda: answering.active == 2)
     refused = await at.chat("Hello")
     assert refused.status_code == 429
     assert int(refused.headers["retry-after"]) > 0
     second.cancel()  # it leaves while it waits
-    await until(lambda: answering.under_way == 1)
+    await until(lambda: answering.active == 1)
     assert at.last.stage is Stage.LEFT
     fake_engine.set(FAKE_HOLD_DURING=None)
     assert (await first).status_code == 200
@@ -228,7 +226,7 @@ async def test_a_client_that_leaves_stops_its_answer_and_what_was_read_for_it_is
     async with long_answer(at, fake_engine) as answer:
         async for _ in answer.aiter_bytes():
             break
-    await until(lambda: at.runtime.api_server.gateway.records.last)
+    await until(lambda: at.runtime.api_server.gateway.log.recent)
     fake_engine.set(FAKE_REPLY=None, FAKE_TOKEN_DELAY=None)
     assert at.last.stage is Stage.LEFT
     await at.settled()
@@ -243,8 +241,8 @@ async def test_a_client_that_leaves_once_all_is_said_has_its_turn_saved(
     tmp_path: Path, at: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many do: they close at the last word and wait neither for the stream's end nor for the receipt after it."""
-    gone, leave = asyncio.Event(), PendingRequest.leave
-    monkeypatch.setattr(PendingRequest, "leave", lambda work: (leave(work), gone.set()))
+    gone, abandon = asyncio.Event(), PendingRequest.abandon
+    monkeypatch.setattr(PendingRequest, "abandon", lambda pending: (abandon(pending), gone.set()))
     fake_engine.set(FAKE_HOLD_DURING="end")
     async with at.client.stream("POST", "/v1/chat/completions", json=chat_body(WORDS, stream=True)) as answer:
         async for line in answer.aiter_lines():
@@ -263,7 +261,7 @@ async def test_a_conversation_that_begins_alike_waits_until_the_one_before_is_sa
 ) -> None:
     """As a script's that asks the same of many documents, one at once after the other: each has a slot of its own."""
     system = "You sum up. " * 100
-    async with running_gateway(tmp_path / "several", replace(settings, slots=3)) as at:
+    async with running_gateway(tmp_path / "needs_several_slots", replace(settings, slots=3)) as at:
         await at.chat("Hello")
         await at.settled()
         fake_engine.set(FAKE_HOLD_DURING="save")
@@ -272,7 +270,7 @@ async def test_a_conversation_that_begins_alike_waits_until_the_one_before_is_sa
             [PrefillSample(1000, 1e6)] * 5
         )  # it is worth some waiting
         second = asyncio.ensure_future(at.chat(system + "Another."))
-        await until(lambda: [one.stage for one in at.runtime.api_server.gateway.records.under_way] == [Stage.LOADING])
+        await until(lambda: [one.stage for one in at.runtime.api_server.gateway.log.active] == [Stage.LOADING])
         fake_engine.set(FAKE_HOLD_DURING=None)
         assert int((await second).headers["x-kvchat-found"]) > len(system)
 
@@ -287,8 +285,8 @@ async def test_what_was_read_is_saved_where_another_program_needs_the_slot_befor
             await endless.pop().wait()
         return await find(*what)
 
-    find = runner._boundary
-    monkeypatch.setattr(runner, "_boundary", boundary)
+    find = runner.shared_tokens
+    monkeypatch.setattr(runner, "shared_tokens", boundary)
     monkeypatch.setattr(slot_request, "SETTLE_WAIT_S", 0.0)
     monkeypatch.setattr(lease, "LONG_PREFILL_MS", 0.0)
     async with running_gateway(tmp_path / "home", replace(settings, slots=1)) as at:
@@ -302,90 +300,23 @@ async def test_what_was_read_is_saved_where_another_program_needs_the_slot_befor
         assert int(again.headers["x-kvchat-found"]) > len(WORDS)
 
 
-async def a_turn(at: RunningGateway) -> list[str]:
-    """What was said in one, once it is settled."""
-    said = [WORDS, reply_in(await at.chat(WORDS))]
-    await at.settled()
-    return said
-
-
 def reply_in(answer: httpx2.Response) -> str:
     return answer.json()["choices"][0]["message"]["content"]
 
 
-async def test_what_goes_on_from_the_request_before_is_passed_on_before_its_ids_are_known(
-    at: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = await a_turn(at)
-    seen = len(fake_engine.requests())
-
-    def asked() -> list[str]:
-        return [one["path"] for one in fake_engine.requests()[seen:]]
-
-    async def late(engine: ReadyEngine, request: ParsedRequest) -> Prompt:
-        await until(lambda: "/v1/chat/completions" in asked())
-        return await prompt_of(engine, request)
-
-    monkeypatch.setattr(pending_request, "prompt_of", late)
-    answer = await at.chat(*said, "And then?", stream=True)
-    assert answer.headers["x-kvchat-source"] == "hot"
-    assert int(answer.headers["x-kvchat-found"]) > len(WORDS)
-    assert receipt_in(answer.text)["cached"] >= int(answer.headers["x-kvchat-found"]) - 1
-
-
-async def test_what_goes_on_and_is_answered_in_one_piece_is_looked_at_after_its_answer(
-    at: RunningGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = await a_turn(at)
-    answered = asyncio.Event()
-
-    async def after(engine: ReadyEngine, request: ParsedRequest) -> Prompt:
-        await answered.wait()
-        return await prompt_of(engine, request)
-
-    monkeypatch.setattr(pending_request, "prompt_of", after)
-    monkeypatch.setattr(forwarder, "SOON_S", 60.0)
-    answer = await at.chat(*said, "And then?")
-    assert answer.headers["x-kvchat-source"] == "hot"
-    assert answer.headers["x-kvchat-found"] == answer.headers["x-kvchat-cached"]
-    assert int(answer.headers["x-kvchat-cached"]) > len(WORDS)
-    answered.set()
-    await at.settled()
-    assert at.last.stage is Stage.DONE
-    assert at.last.source == "hot"
-    monkeypatch.setattr(pending_request, "prompt_of", prompt_of)
-    again = await at.chat(*said, "And then?", reply_in(answer), "And after that?")
-    assert again.headers["x-kvchat-source"] == "hot", "what the slot holds is known"
-    assert int(again.headers["x-kvchat-cached"]) > int(answer.headers["x-kvchat-prompt"])
-
-
-async def test_what_was_not_in_the_slot_after_all_is_looked_at_before_its_answer_is_sent(
-    at: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = await a_turn(at)
-    before = at.last.prompt or 0
-    monkeypatch.setattr(forwarder, "SOON_S", 60.0)
-    answer = await at.chat(*said, "y" * 2000)
-    assert sum(one["path"] == "/v1/chat/completions" for one in fake_engine.requests()) == 2
-    assert before <= int(answer.headers["x-kvchat-found"]) <= int(answer.headers["x-kvchat-prompt"]) - 2000
-    again = await at.chat(*said, "y" * 2000, reply_in(answer), "And then?")
-    assert again.headers["x-kvchat-source"] == "hot"
-    assert int(again.headers["x-kvchat-cached"]) > 2000
-
-
 @pytest.mark.parametrize("stream", [True, False])
-async def test_what_is_longer_than_it_seemed_begins_again(
-    at: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
-    """Passed on before its ids were known it would keep the window waiting; of its two tries one is answered."""
-    monkeypatch.setattr(forwarder, "SOON_S", 0.0)
-    said = await a_turn(at)
+async def test_next_turn_is_hot_however_long_it_is(at: RunningGateway, fake_engine: FakeEngine, stream: bool) -> None:
+    texts = [WORDS, reply_in(await at.chat(WORDS))]
+    await at.settled()
     before = at.last.prompt or 0
-    answer = await at.chat(*said, "y" * 2000, stream=stream)
-    told = receipt_in(answer.text) if stream else {n: int(answer.headers[f"x-kvchat-{n}"]) for n in ("found", "prompt")}
-    assert at.last.stage is Stage.DONE
+    for text in ("And then?", "y" * 2000):
+        answer = await at.chat(*texts, text, stream=stream)
+        found, cached, prompt = (at.last.as_json()[name] for name in ("found", "cached", "prompt"))
+        assert (answer.headers["x-kvchat-source"], at.last.stage) == ("hot", Stage.DONE)
+        assert before <= found <= prompt - len(text)
+        assert cached >= found - 1
+        await at.settled()
     assert sum(one["path"] == "/v1/chat/completions" for one in fake_engine.requests()) == 3
-    assert before <= told["found"] <= told["prompt"] - 2000
 
 
 async def test_a_request_that_the_engine_dies_of_is_not_sent_again(at: RunningGateway, fake_engine: FakeEngine) -> None:
@@ -423,7 +354,7 @@ async def test_an_engine_that_dies_over_what_was_restored_costs_nothing(
 async def test_a_client_that_takes_nothing_keeps_nobody_waiting(
     at: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending_request, "TAKEN_S", 0.5)
+    monkeypatch.setattr(pending_request, "SEND_TIMEOUT_S", 0.5)
     fake_engine.set(FAKE_REPLY="word " * 100)
     await at.chat("Hello")
     body = json.dumps(chat_body("x" * 3000, stream=True) | {"max_tokens": 900}).encode()
@@ -438,8 +369,8 @@ async def test_a_client_that_takes_nothing_keeps_nobody_waiting(
 
 async def test_half_requests_and_too_many_are_let_go(at: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as hurried:
-        hurried.setattr(server, "HEAD_S", 0.3)
-        hurried.setattr(server, "MOST_CONNECTIONS", 20)
+        hurried.setattr(server, "HEAD_TIMEOUT_S", 0.3)
+        hurried.setattr(server, "MAX_CONNECTIONS", 20)
         opened = [await asyncio.open_connection("127.0.0.1", at.port) for _ in range(60)]
         for _, writer in opened:
             with contextlib.suppress(ConnectionError):
@@ -449,7 +380,7 @@ async def test_half_requests_and_too_many_are_let_go(at: RunningGateway, monkeyp
                 assert await reader.read() in (b"", b"Invalid HTTP request received.")
             writer.close()
     assert (await at.chat("Hello")).status_code == 200
-    monkeypatch.setattr(checks, "BODY_S", 0.3)
+    monkeypatch.setattr(checks, "BODY_TIMEOUT_S", 0.3)
     reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
     writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
     assert b" 408 " in await reader.readline()
@@ -482,8 +413,8 @@ async def test_whoever_sits_at_the_window_waits_for_a_step_at_most(
         await at.settled()
         fake_engine.set(FAKE_BATCH_DELAY=0.1)
         long = asyncio.ensure_future(at.chat("x" * 3000))
-        records = at.runtime.api_server.gateway.records
-        await until(lambda: any(one.stage is Stage.READING and one.read for one in records.under_way))
+        log = at.runtime.api_server.gateway.log
+        await until(lambda: any(one.stage is Stage.READING and one.read for one in log.active))
         chat = await at.runtime.chat.new_conversation("")
         reply = await at.runtime.chat.send(chat.id, "And me?")
         assert reply.content == "You said: And me?"
@@ -541,7 +472,7 @@ async def test_who_is_broken_off_is_told_so_in_the_dialects_own_shape(
         chunks = answer.aiter_text()
         told = await anext(chunks)
         waiting = asyncio.create_task(at.client.post("/v1/messages", json=chat_body("Me too")))
-        await until(lambda: len(at.runtime.api_server.gateway.records.under_way) == 2)
+        await until(lambda: len(at.runtime.api_server.gateway.log.active) == 2)
         await at.runtime.stop_engine()
         told += "".join([chunk async for chunk in chunks])
     assert events(told)[-1]["error"]["code"] == 503
@@ -584,10 +515,10 @@ async def test_steps_are_short_only_where_somebody_at_the_window_may_wait(
     chat = await at.runtime.chat.new_conversation("")
     await at.runtime.chat.send(chat.id, "Hello")
     await at.runtime.chat.idle()
-    monkeypatch.setattr(forwarder, "LEAST_STEPS", 1)
+    monkeypatch.setattr(forwarder, "MIN_STEPPED", 1)
     monkeypatch.setattr(forwarder, "TARGET_STEP_MS", 0.0)
     await at.chat("y" * 1000)
-    assert steps == [forwarder.ALONE_STEP_MS, 0.0]
+    assert steps == [forwarder.IDLE_STEP_MS, 0.0]
 
 
 async def test_shutting_it_ends_what_is_said_and_takes_in_nobody(at: RunningGateway, fake_engine: FakeEngine) -> None:
@@ -595,7 +526,7 @@ async def test_shutting_it_ends_what_is_said_and_takes_in_nobody(at: RunningGate
     with contextlib.suppress(httpx2.RemoteProtocolError, httpx2.ReadError):
         async with long_answer(at, fake_engine) as answer:
             async for _ in answer.aiter_bytes():
-                first = asyncio.ensure_future(at.runtime.api_server.gateway.shut())
+                first = asyncio.ensure_future(at.runtime.api_server.gateway.close())
                 await until(lambda: at.runtime.api_server.gateway.url is None)
                 first.cancel()
                 await at.runtime.api_server.close()

@@ -44,7 +44,7 @@ def greedy(path: str, body: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarder, "LEAST_STEPS", 1)
+    monkeypatch.setattr(forwarder, "MIN_STEPPED", 1)
     monkeypatch.setattr(forwarder, "TARGET_STEP_MS", 0.0)
 
 
@@ -234,7 +234,7 @@ async def test_where_the_next_request_goes_on_is_known_beforehand(
             form = GENERATING[where]
             asked, then = [parse_request(form, json.dumps(one).encode()) for one in (body, following)]
             prompt, after = [(await prompt_of(engine, one)).ids for one in (asked, then)]
-            boundary = await shared_tokens(engine, partial(asked.followed_by, reply))
+            boundary = await shared_tokens(engine, partial(asked.next_request, reply))
             assert len(prompt) < len(boundary) < len(after), where
             assert after[: len(boundary)] == boundary, where
 

@@ -1,4 +1,4 @@
-"""What is heard of answers while they are passed on: the same from a stream as from one piece, however that is cut."""
+"""What is parser of answers while they are passed on: the same from a stream as from one piece, however that is cut."""
 
 from __future__ import annotations
 
@@ -103,31 +103,31 @@ def stream(form: Form) -> bytes:
 @pytest.mark.parametrize("form", STREAMS)
 def test_a_stream_in_any_pieces_is_the_answer_in_one(form: Form) -> None:
     whole = ResponseParser(form, stream=False)
-    whole.take(json.dumps(WHOLE[form]).encode())
-    whole.end()
+    whole.feed(json.dumps(WHOLE[form]).encode())
+    whole.finish()
     assert whole.reply is not None
     data = stream(form)
     for size in (1, 7, 64, len(data)):
-        heard = ResponseParser(form, stream=True)
+        parser = ResponseParser(form, stream=True)
         for at in range(0, len(data), size):
-            heard.take(data[at : at + size])
-        heard.end()
-        assert heard.reply == whole.reply
-        assert (heard.counts.cache_n, heard.counts.prompt_n, heard.counts.predicted_n) == (90, 10, 7)
-    heard = ResponseParser(form, stream=True)
-    heard.take(data[: len(data) * 2 // 3])
-    heard.end()
-    assert heard.reply is None, "it broke off"
+            parser.feed(data[at : at + size])
+        parser.finish()
+        assert parser.reply == whole.reply
+        assert (parser.timings.cache_n, parser.timings.prompt_n, parser.timings.predicted_n) == (90, 10, 7)
+    parser = ResponseParser(form, stream=True)
+    parser.feed(data[: len(data) * 2 // 3])
+    parser.finish()
+    assert parser.reply is None, "it broke off"
 
 
 @pytest.mark.parametrize("form", STREAMS)
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"choices": 7}', b'{"choices": [7], "content": 3, "output": 3}'])
 def test_an_answer_of_another_shape_is_passed_on_and_nothing_is_made_of_it(form: Form, body: bytes) -> None:
     for streamed in (False, True):
-        heard = ResponseParser(form, streamed)
-        heard.take(b"data: " + body + b"\n\n" if streamed else body)
-        heard.end()
-        assert heard.counts in (None, Timings(0, 0, 0.0, 0, 0.0))
+        parser = ResponseParser(form, streamed)
+        parser.feed(b"data: " + body + b"\n\n" if streamed else body)
+        parser.finish()
+        assert parser.timings in (None, Timings(0, 0, 0.0, 0, 0.0))
 
 
 USAGE = Usage("heron", read=70, read_ms=100.0)
@@ -150,8 +150,8 @@ def test_what_kvchat_read_for_a_request_is_not_told_as_reused(form: Form, newlin
     """In a body and in a stream, cut anywhere; and the path of a model's file is told nowhere."""
     answer = SAID[form] | {"model": "/home/ada/models/heron.gguf"}
     whole = ResponseParser(form, stream=False, usage=USAGE)
-    assert whole.take(json.dumps(answer).encode()) == b""
-    told = json.loads(whole.end())
+    assert whole.feed(json.dumps(answer).encode()) == b""
+    told = json.loads(whole.finish())
     assert told["usage"] == TOLD[form]["usage"]
     assert told["model"] == "heron"
     if timings := told.get("timings"):
@@ -160,20 +160,20 @@ def test_what_kvchat_read_for_a_request_is_not_told_as_reused(form: Form, newlin
     lines = ["event: one", f"data: {json.dumps(event)}", "", ": a comment", "data: [DONE]", "", ""]
     stream = newline.join(lines).encode()
     for size in (1, 7, len(stream)):
-        heard = ResponseParser(form, stream=True, usage=USAGE)
-        passed = b"".join(heard.take(stream[at : at + size]) for at in range(0, len(stream), size)) + heard.end()
+        parser = ResponseParser(form, stream=True, usage=USAGE)
+        passed = b"".join(parser.feed(stream[at : at + size]) for at in range(0, len(stream), size)) + parser.finish()
         said = passed.decode().split(newline)
         assert [line for n, line in enumerate(said) if n != 1] == [line for n, line in enumerate(lines) if n != 1]
         assert json.loads(said[1].removeprefix("data: ")) == ({INNER[form]: told} if form in INNER else told)
-        assert heard.counts == whole.counts
-        assert heard.counts.cache_n == 90, "what the engine counts proves what was loaded"
+        assert parser.timings == whole.timings
+        assert parser.timings.cache_n == 90, "what the engine counts proves what was loaded"
 
 
 @pytest.mark.parametrize("form", sorted(STREAMS, key=str))
 def test_what_is_right_passes_as_it_came(form: Form) -> None:
     lines = [f"data: {one if isinstance(one, str) else json.dumps(one)}\n\n".encode() for one in STREAMS[form]]
-    heard = ResponseParser(form, stream=True, usage=Usage("heron"))
-    assert b"".join(map(heard.take, lines)) + heard.end() == b"".join(lines)
+    parser = ResponseParser(form, stream=True, usage=Usage("heron"))
+    assert b"".join(map(parser.feed, lines)) + parser.finish() == b"".join(lines)
     odd = [b'data: {"usage": {"cache_read_input_tokens": "x"}}\n\n', b"data: {\n\n", b"data: []\n\n"]
-    heard = ResponseParser(form, stream=True, usage=USAGE)
-    assert b"".join(map(heard.take, odd)) + heard.end() == b"".join(odd)
+    parser = ResponseParser(form, stream=True, usage=USAGE)
+    assert b"".join(map(parser.feed, odd)) + parser.finish() == b"".join(odd)

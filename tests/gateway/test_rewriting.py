@@ -16,7 +16,7 @@ import pytest
 from kvchat.engine.process.plan import free_port
 from kvchat.gateway.diagnosis.causes import RULE_BY_CAUSE
 from kvchat.gateway.diagnosis.prompts import Divergence
-from kvchat.gateway.records import ABOUT, RequestRecord, Totals
+from kvchat.gateway.records import TOLERANCE, RequestRecord, Totals
 from kvchat.gateway.rewriting import PromptRewriter
 from kvchat.settings import Settings
 from kvchat.text.reasons import Reason, ReasonCode
@@ -44,13 +44,13 @@ async def ask(at: RunningGateway, body: agents.Body, path: str = "/v1/chat/compl
 async def test_a_long_request_is_mended_off_the_event_loop(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, treat = [], PromptRewriter.treat
+    threads, rewrite = [], PromptRewriter.rewrite
 
     def heard(*given: Any) -> Any:
         threads.append(threading.current_thread())
-        return treat(*given)
+        return rewrite(*given)
 
-    monkeypatch.setattr(PromptRewriter, "treat", heard)
+    monkeypatch.setattr(PromptRewriter, "rewrite", heard)
     body = agents.opencode(agents.user("So? " * 10_000))
     async with running_gateway(tmp_path / "home", replace(settings, api_rules=("opencode hold-clock",))) as at:
         await at.client.post("/v1/chat/completions", json=body, headers={"user-agent": "opencode/1"})
@@ -61,9 +61,9 @@ async def test_a_long_request_is_mended_off_the_event_loop(
 async def test_why_it_was_read_again_is_told_in_the_receipt_and_added_up(tmp_path: Path, at: RunningGateway) -> None:
     await ask(at, agents.opencode(date=TODAY))
     assert at.last.program == "opencode"
-    assert at.last.broken is None
+    assert at.last.costly_divergence is None
     told = receipt_in(await ask(at, agents.opencode(date=TOMORROW)))
-    divergence = at.last.broken
+    divergence = at.last.costly_divergence
     assert divergence
     assert told["miss-code"] == ReasonCode.DATE_IN_SYSTEM
     assert RULE_BY_CAUSE[divergence.cause.code] == "hold-clock"
@@ -83,8 +83,8 @@ async def test_why_it_was_read_again_is_told_in_the_receipt_and_added_up(tmp_pat
     await ask(at, agents.opencode(date=YESTERDAY))
     divergence, record = at.last.divergence, at.last
     assert divergence.cause == Reason(ReasonCode.DATE_IN_SYSTEM)
-    assert (record.found or 0) < divergence.at - ABOUT
-    assert (record.broken, record.why) == (None, Reason(ReasonCode.NOTHING_ALIKE))
+    assert (record.found or 0) < divergence.at - TOLERANCE
+    assert (record.costly_divergence, record.miss_reason) == (None, Reason(ReasonCode.NOTHING_ALIKE))
     total = at.runtime.api_server.totals.by_program()["opencode"]
     assert total.misses[ReasonCode.DATE_IN_SYSTEM].times == before
     await at.runtime.api_server.close()
@@ -97,18 +97,19 @@ async def test_a_rule_mends_it_and_counts_what_it_spares(at: RunningGateway, fak
     for date in (TODAY, TOMORROW):
         await ask(at, agents.opencode(date=date))
     prompt, cached = at.last.prompt or 0, at.last.cached or 0
-    assert at.last.broken is None
+    assert at.last.costly_divergence is None
     assert cached > 0.9 * prompt
     (change,) = at.last.changes
     assert (change.before.strip(), change.after.strip()) == (f"Today's date: {TOMORROW}", f"Today's date: {TODAY}")
-    assert 0 < at.last.mended["hold-clock"] < cached
+    assert 0 < at.last.saved_by_rule["hold-clock"] < cached
     forwarded = [one["body"] for one in fake_engine.requests() if one["path"] == "/v1/chat/completions"]
     assert forwarded[0]["messages"] == forwarded[1]["messages"]
     assert forwarded[1]["tools"] == agents.opencode()["tools"]
     assert (
-        runtime.api_server.totals.by_program()["opencode"].mended["hold-clock"].tokens == at.last.mended["hold-clock"]
+        runtime.api_server.totals.by_program()["opencode"].saved_by_rule["hold-clock"].tokens
+        == at.last.saved_by_rule["hold-clock"]
     )
-    assert at.last.as_json()["mended"] == at.last.mended
+    assert at.last.as_json()["saved-by-rule"] == at.last.saved_by_rule
 
 
 async def test_a_prompt_that_goes_on_is_no_miss_nor_is_another_conversation(at: RunningGateway) -> None:
@@ -118,10 +119,10 @@ async def test_a_prompt_that_goes_on_is_no_miss_nor_is_another_conversation(at: 
     other["messages"][1]["content"] = "And how does the lexer know where it is?"
     await ask(at, other)
     assert at.last.divergence.cause == Reason(ReasonCode.OTHER_CONVERSATION)
-    assert at.last.broken is None
-    assert at.last.why is None
+    assert at.last.costly_divergence is None
+    assert at.last.miss_reason is None
     await at.runtime.api_server.forget("opencode")
-    assert not at.runtime.api_server.last
+    assert not at.runtime.api_server.recent
     assert not at.runtime.api_server.totals.by_program()
     assert not (await at.runtime.save_points.usage()).conversations
     await ask(at, agents.opencode(date=TOMORROW))
@@ -132,7 +133,7 @@ async def test_only_what_was_kept_once_is_said_to_be_gone(at: RunningGateway) ->
     """A program has many conversations: what was deleted of one is no reason why another is read."""
     first, store = agents.opencode(), at.runtime.save_points
     await ask(at, first)
-    assert at.last.why == Reason(ReasonCode.NOTHING_ALIKE)
+    assert at.last.miss_reason == Reason(ReasonCode.NOTHING_ALIKE)
     other, later = copy.deepcopy(first), copy.deepcopy(first)
     other["messages"][1]["content"] = "And how does the lexer know where it is?"
     later["messages"] += [agents.assistant("By counting."), agents.user("And the printer?")]
@@ -143,7 +144,7 @@ async def test_only_what_was_kept_once_is_said_to_be_gone(at: RunningGateway) ->
         await store.prune(await store.plan_prune(0))
         await ask(at, body)
         assert at.last.cached == 0
-        assert at.last.why == Reason(reason)
+        assert at.last.miss_reason == Reason(reason)
     total = at.runtime.api_server.totals.by_program()["opencode"]
     assert {cause: one.times for cause, one in total.misses.items()} == {pruned: 2}
 
@@ -156,11 +157,11 @@ def test_where_prompts_part_is_told_only_where_nothing_else_is_known(whole: bool
     told_of = Reason(ReasonCode.NOT_WORTH_IT), Reason(ReasonCode.NOT_REUSED), Reason(ReasonCode.PRUNED_BY_USER)
     for miss in (None, *untold, *told_of):
         record = RequestRecord(
-            1, "zed", "/v1/messages", 0.0, found=0, prompt=900, miss=miss, divergence=divergence, whole=whole
+            1, "zed", "/v1/messages", 0.0, found=0, prompt=900, miss=miss, divergence=divergence, whole_only=whole
         )
         told = miss not in told_of
-        assert record.why == (divergence.cause if told else miss)
-        assert (record.broken is divergence) == told
+        assert record.miss_reason == (divergence.cause if told else miss)
+        assert (record.costly_divergence is divergence) == told
 
 
 async def test_a_key_is_in_force_at_once_and_taken_back_at_once(tmp_path: Path, settings: Settings) -> None:
@@ -190,14 +191,14 @@ async def test_it_is_told_after_a_restart_as_well(tmp_path: Path, real: Callable
         await ask(at, agents.opencode(question, date=TODAY))
     async with running_gateway(tmp_path / "home", real()) as at:
         await ask(at, agents.opencode(question, date=TOMORROW))
-        divergence = at.last.broken
+        divergence = at.last.costly_divergence
         assert divergence.cause == Reason(ReasonCode.DATE_IN_SYSTEM)
         assert TODAY in divergence.before
         assert TOMORROW in divergence.after
         assert divergence.at > 100
     async with running_gateway(tmp_path / "home", real()) as at:
         await ask(at, agents.opencode(agents.user("What else? " * 20), date=TODAY))
-        assert at.last.why is None
+        assert at.last.miss_reason is None
         assert (at.last.cached or 0) > 100
 
 
@@ -215,11 +216,11 @@ async def test_the_billing_header_of_claude_code_before_the_real_engine(
     async with running_gateway(tmp_path / "home", real()) as at:
         for version in ("2.1.177", "2.1.178"):
             await ask(at, updated(version), "/v1/messages")
-        assert at.last.why == Reason(ReasonCode.BILLING_HEADER)
+        assert at.last.miss_reason == Reason(ReasonCode.BILLING_HEADER)
         assert (at.last.cached or 0) < 0.2 * (at.last.prompt or 0)
         await at.runtime.apply_settings(replace(at.runtime.settings, api_rules=("claude-cli billing-header",)))
         for version in ("2.1.179", "2.1.180"):
             await ask(at, updated(version), "/v1/messages")
-        assert at.last.why is None
+        assert at.last.miss_reason is None
         assert (at.last.cached or 0) > 0.9 * (at.last.prompt or 0)
-        assert at.last.mended == {"billing-header": at.last.cached}
+        assert at.last.saved_by_rule == {"billing-header": at.last.cached}

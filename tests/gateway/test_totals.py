@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.gateway.records import KEPT_DAYS, MOST_PROGRAMS, Cost, Total, Totals
+from kvchat.gateway.records import MAX_DAYS, MAX_PROGRAMS, Cost, Total, Totals
 from kvchat.text.reasons import ReasonCode
 
 NOON = datetime(2026, 11, 22, 12)
@@ -24,12 +24,12 @@ def test_what_was_counted_is_there_after_a_restart(tmp_path: Path) -> None:
     totals.count("zed", asked())
     totals.count("zed", asked(1, rule=Cost(1, 50, 200.0)))
     totals.count("codex", asked())
-    totals.write(totals.text())
+    totals.write(totals.as_text())
     for kept in (totals, Totals(tmp_path / "programs.json")):
         zed = kept.by_program()["zed"]
         assert (zed.requests, zed.prompt, zed.cached, zed.saved_ms, zed.share) == (2, 2000, 1800, 8000.0, 0.9)
         assert zed.misses == {ReasonCode.DATE_IN_SYSTEM: Cost(2, 200, 800.0)}
-        assert zed.mended == {"rule": Cost(1, 50, 200.0)}
+        assert zed.saved_by_rule == {"rule": Cost(1, 50, 200.0)}
         assert zed.last_at == (NOON + timedelta(days=1)).timestamp()
         assert set(kept.by_program()) == {"zed", "codex"}
     assert (tmp_path / "programs.json").stat().st_mode & 0o077 == 0
@@ -39,12 +39,12 @@ def test_what_was_counted_is_there_after_a_restart(tmp_path: Path) -> None:
 
 def test_it_stays_small(tmp_path: Path) -> None:
     totals = Totals(tmp_path / "programs.json")
-    for day in range(KEPT_DAYS + 10):
+    for day in range(MAX_DAYS + 10):
         totals.count("zed", asked(day))
-    assert totals.by_program()["zed"].requests == KEPT_DAYS
-    for number in range(MOST_PROGRAMS + 10):
-        totals.count(f"program {number}", asked(KEPT_DAYS + 9))
-    assert len(totals.by_program()) <= MOST_PROGRAMS + 1
+    assert totals.by_program()["zed"].requests == MAX_DAYS
+    for number in range(MAX_PROGRAMS + 10):
+        totals.count(f"program {number}", asked(MAX_DAYS + 9))
+    assert len(totals.by_program()) <= MAX_PROGRAMS + 1
     assert totals.by_program()["other"].requests == 11
 
 
@@ -64,5 +64,5 @@ def test_nonsense_counts_as_nothing(tmp_path: Path, raw: str) -> None:
     totals = Totals(tmp_path / "programs.json")
     assert totals.by_program() == {}
     totals.count("zed", asked())
-    totals.write(totals.text())
+    totals.write(totals.as_text())
     assert json.loads((tmp_path / "programs.json").read_text())["2026-11-22"]["zed"]["requests"] == 1

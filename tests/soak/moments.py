@@ -74,20 +74,20 @@ class Fulfilment:
 
             @functools.wraps(method)
             async def waited_for(*arguments: Any, **named: Any) -> Any:
-                with self._within(name):
+                with self._parse_nested(name):
                     return await method(*arguments, **named)
 
             return waited_for
 
         @functools.wraps(method)
         def called(*arguments: Any, **named: Any) -> Any:
-            with self._within(name):
+            with self._parse_nested(name):
                 return method(*arguments, **named)
 
         return called
 
     @contextlib.contextmanager
-    def _within(self, name: str) -> Iterator[None]:
+    def _parse_nested(self, name: str) -> Iterator[None]:
         if not self.watching and name != "starting":
             yield
             return

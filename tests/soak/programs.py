@@ -275,8 +275,8 @@ async def _nothing_left(runtime: Runtime) -> None:
     while ours := _connections(gateway.url):  # those that were broken off close a moment later
         await asyncio.sleep(0.1)
         del ours
-    assert not gateway.records.under_way
-    assert gateway.runner.under_way == 0
+    assert not gateway.log.active
+    assert gateway.runner.active == 0
 
 
 def _judge(looks: list[Look], before: Look, after: Look) -> None:

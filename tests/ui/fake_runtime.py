@@ -661,8 +661,8 @@ class FakeStore(StoreService):
 class FakeApiService(ApiService):
     """An API server without a gateway: a test sets its requests. Its keys and totals are real."""
 
-    under_way: Sequence[RequestRecord] = ()
-    last: Sequence[RequestRecord] = ()
+    active: Sequence[RequestRecord] = ()
+    recent: Sequence[RequestRecord] = ()
     loaded_slots: tuple[LoadedSlot, ...] = ()
 
     def __init__(self, runtime: FakeRuntime) -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from kvchat.gateway.diagnosis.prompts import NOTHING_KNOWN, Contents, Divergence, Message, Prompt
-from kvchat.gateway.diagnosis.rules import BILLING_HEADER, CLOCK, HOLD_CLOCK, has_date, masked
+from kvchat.gateway.diagnosis.prompts import UNKNOWN_CONTENTS, Contents, Divergence, Message, Prompt
+from kvchat.gateway.diagnosis.rules import BILLING_HEADER, HOLD_CLOCK, TIMESTAMP, has_date, mask_timestamps
 from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.text.search import common_prefix_length
 
-_AROUND = 160  # characters of context on either side
+_CONTEXT_CHARS = 160  # on either side of the divergence
 _SNIPPET = 80  # characters used to find a body part in the prompt
-_LEAST_SNIPPET = 12  # fewer match anywhere
-_MOST_NAMES, _LONGEST_NAME = 3, 60
+_MIN_SNIPPET = 12  # fewer match anywhere
+_MAX_NAMES, _MAX_NAME = 3, 60  # tools shown; characters
 _BILLING = "x-anthropic-billing-header"
-_THINKS = re.compile(r"<think|</think|<\|channel\|?>\s*(?:analysis|thought)|\[THINK]|<reasoning>|<seed:think>|◁think▷")
+_REASONING = re.compile(
+    r"<think|</think|<\|channel\|?>\s*(?:analysis|thought)|\[THINK]|<reasoning>|<seed:think>|◁think▷"
+)
 _FOLDER = re.compile(r"working (?:directory|folder)|workspace|\bcwd\b|root folder|project (?:root|path)", re.IGNORECASE)
 _PATH = re.compile(r"(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\<>\"'`]+)+[/\\]?")
 _GIT = re.compile(r"git ?status|current branch|recent commits|main branch", re.IGNORECASE)
@@ -46,141 +48,137 @@ class Place:
     role: str = ""
 
     def cause(self, code: ReasonCode) -> Reason:
-        return Reason(code, {"number": self.number + 1, "role": self.role[:_LONGEST_NAME]})
+        return Reason(code, {"number": self.number + 1, "role": self.role[:_MAX_NAME]})
 
 
 _TEMPLATE, _SYSTEM, _TOOLS = Place(TEMPLATE), Place(SYSTEM), Place(TOOLS)
 
 
-def divergence(old: Prompt, new: Prompt) -> Divergence:
+def find_divergence(old: Prompt, new: Prompt) -> Divergence:
     at = common_prefix_length(old.text, new.text)
-    place = _place(old.contents, new, at)
-    before, after = old.text[max(0, at - _AROUND) : at + _AROUND], new.text[max(0, at - _AROUND) : at + _AROUND]
-    cause = _of_the_line(_line(old.text, at), _line(new.text, at), place) or _of_the_part(old, new, at, place)
-    return Divergence(old.shares(new), len(new), cause, before, after)
+    place = _find_place(old.contents, new, at)
+    start, end = max(0, at - _CONTEXT_CHARS), at + _CONTEXT_CHARS
+    cause = _cause_in_line(_line(old.text, at), _line(new.text, at), place) or _cause_in_place(old, new, at, place)
+    return Divergence(old.shared_tokens(new), len(new), cause, old.text[start:end], new.text[start:end])
 
 
-def _place(before: Contents, new: Prompt, at: int) -> Place:
+def _find_place(before: Contents, new: Prompt, at: int) -> Place:
     """Find the part of the body that contains this character of the rendered prompt."""
     now, text = new.contents, new.text
-    if not text:
-        return _first_difference(before, now, -1)
-    begun = 0  # start of the message search
-    for system in now.system:
+    search_start, candidate = 0, -1  # candidate: message index
+    for system in now.system if text else ():
         start = text.find(system.strip()[:_SNIPPET])
         if 0 <= start <= at <= start + len(system) and before.system != now.system:
             return _SYSTEM
-        begun = max(begun, start + len(system)) if start <= at else begun
-    number, known = 0, False  # candidate message; True once an earlier one was found
-    for place, message in enumerate(now.messages):
-        said = message.text.strip()
-        found = text.find(said[:_SNIPPET], begun) if len(said) >= _LEAST_SNIPPET else -1
-        if found > at:
+        if start <= at:
+            search_start = max(search_start, start + len(system))
+    for number, message in enumerate(now.messages if text else ()):
+        snippet = message.text.strip()[:_SNIPPET]
+        start = text.find(snippet, search_start) if len(snippet) >= _MIN_SNIPPET else -1
+        if start > at:
             break
-        if found >= 0:
-            within = at <= found + len(message.text)
-            begun, known, number = found + 1, True, place if within else place + 1
-            if within:
+        if start >= 0:
+            search_start, candidate = start + 1, number + 1
+            if at <= start + len(message.text):
+                candidate = number
                 break
-    return _first_difference(before, now, number if known else -1)
+    return _first_difference(before, now, candidate)
 
 
 def _first_difference(before: Contents, now: Contents, number: int) -> Place:
     """Find the first difference in the bodies, from message `number` on; -1: before the first message."""
-    if before == NOTHING_KNOWN:  # only the text of a stored state is known
-        return _SYSTEM if number < 0 and not now.tools else _TOOLS if number < 0 else _message(now, number)
-    if number < 0 and before.tools != now.tools:
-        return _TOOLS
-    if number <= 0 and before.system != now.system:
-        return _SYSTEM
-    for place in range(max(0, number), min(len(before.messages), len(now.messages))):
-        if before.messages[place] != now.messages[place]:
-            return _message(now, place)
-    if before.tools != now.tools:
-        return _TOOLS
-    return _TEMPLATE
-
-
-def _message(now: Contents, number: int) -> Place:
-    if number >= len(now.messages):
+    changed = number
+    if before != UNKNOWN_CONTENTS:  # else only the text of a stored state is known
+        if number < 0 and before.tools != now.tools:
+            return _TOOLS
+        if number <= 0 and before.system != now.system:
+            return _SYSTEM
+        pairs = list(zip(before.messages, now.messages, strict=False))
+        differing = (place for place in range(max(0, number), len(pairs)) if pairs[place][0] != pairs[place][1])
+        changed = next(differing, len(now.messages))
+        if changed == len(now.messages) and before.tools != now.tools:
+            return _TOOLS
+    if changed < 0:
+        return _TOOLS if now.tools else _SYSTEM
+    if changed >= len(now.messages):
         return _TEMPLATE
-    return Place(MESSAGE if number else FIRST, number, now.messages[number].role)
+    return Place(MESSAGE if changed else FIRST, changed, now.messages[changed].role)
 
 
-def _of_the_line(before: str, after: str, place: Place) -> Reason | None:
+def _cause_in_line(before: str, after: str, place: Place) -> Reason | None:
     if _BILLING in before or _BILLING in after:
         return Reason(ReasonCode.BILLING_HEADER)
     if before == after:
         return None
-    if masked(before) == masked(after):
-        clocks = zip(CLOCK.findall(before), CLOCK.findall(after), strict=False)
-        said = next((clock for clock, other in clocks if clock != other), "")
-        what = "date" if has_date(said) else "time"
+    if mask_timestamps(before) == mask_timestamps(after):
+        pairs = zip(TIMESTAMP.findall(before), TIMESTAMP.findall(after), strict=False)
+        old = next((stamp for stamp, other in pairs if stamp != other), "")
+        changed = "date" if has_date(old) else "time"
     elif _PATH.sub("/", before) == _PATH.sub("/", after):
-        what = "folder" if _FOLDER.search(before) else "path"
+        changed = "folder" if _FOLDER.search(before) else "path"
     else:
         return None
-    code = ReasonCode(f"{what}-in-{place.kind}")
+    code = ReasonCode(f"{changed}-in-{place.kind}")
     return place.cause(code) if place.kind == MESSAGE else Reason(code)
 
 
-def _of_the_part(old: Prompt, new: Prompt, at: int, place: Place) -> Reason:
+def _cause_in_place(old: Prompt, new: Prompt, at: int, place: Place) -> Reason:
     before, now = old.contents, new.contents
     if place.kind == TOOLS:
-        return _of_tools(before, now)
+        return _cause_in_tools(before.tools, now.tools)
     if place.kind == SYSTEM:
-        if _GIT.search(new.text[max(0, at - 600) : at + _AROUND]):
-            return Reason(ReasonCode.GIT_STATUS)
-        return Reason(ReasonCode.SYSTEM_CHANGED)
+        has_git = _GIT.search(new.text[max(0, at - 600) : at + _CONTEXT_CHARS])
+        return Reason(ReasonCode.GIT_STATUS if has_git else ReasonCode.SYSTEM_CHANGED)
     if place.kind in (FIRST, MESSAGE):
-        return _of_messages(before.messages, now.messages, place)
+        return _cause_in_messages(before.messages, now.messages, place)
     names = {*before.options, *now.options}
     if changed := sorted(name for name in names if before.options.get(name) != now.options.get(name)):
         return Reason(ReasonCode.OTHER_OPTIONS, {"options": tuple(changed)})
-    if _THINKS.search(old.text[max(0, at - 40) : at + _AROUND]):
+    if _REASONING.search(old.text[max(0, at - 40) : at + _CONTEXT_CHARS]):
         return Reason(ReasonCode.TEMPLATE_DROPS_REASONING)
     return Reason(ReasonCode.TEMPLATE_REWORDS)
 
 
-def _of_tools(before: Contents, now: Contents) -> Reason:
-    if not before.tools:
+def _cause_in_tools(before: tuple[tuple[str, str], ...], now: tuple[tuple[str, str], ...]) -> Reason:
+    if not before:
         return Reason(ReasonCode.TOOLS_CHANGED)
-    theirs, ours = dict(before.tools), dict(now.tools)
-    added, gone = [name for name in ours if name not in theirs], [name for name in theirs if name not in ours]
-    other = [] if added or gone else [name for name in ours if ours[name] != theirs[name]]
+    theirs, ours = dict(before), dict(now)
+    added, removed = [name for name in ours if name not in theirs], [name for name in theirs if name not in ours]
+    redefined = [] if added or removed else [name for name in ours if ours[name] != theirs[name]]
     codes = ReasonCode.TOOLS_ADDED, ReasonCode.TOOLS_REMOVED, ReasonCode.TOOLS_REDESCRIBED
     changes = []
-    for code, names in zip(codes, (added, gone, other), strict=True):
-        shown: list[object] = [name[:_LONGEST_NAME] for name in names[:_MOST_NAMES]]
-        if len(names) > _MOST_NAMES:
-            shown.append(Reason(ReasonCode.MORE, {"count": len(names) - _MOST_NAMES}))
+    for code, names in zip(codes, (added, removed, redefined), strict=True):
+        shown: list[object] = [name[:_MAX_NAME] for name in names[:_MAX_NAMES]]
+        if len(names) > _MAX_NAMES:
+            shown.append(Reason(ReasonCode.MORE, {"count": len(names) - _MAX_NAMES}))
         if names:
             changes.append(Reason(code, {"tools": tuple(shown)}))
     if changes:
         return Reason(ReasonCode.TOOLS_CHANGED, {"changes": tuple(changes)})
-    reordered = [name for name, _ in before.tools] != [name for name, _ in now.tools]
+    reordered = [name for name, _ in before] != [name for name, _ in now]
     return Reason(ReasonCode.TOOLS_REORDERED if reordered else ReasonCode.TOOLS_CHANGED)
 
 
-def _of_messages(before: tuple[Message, ...], now: tuple[Message, ...], place: Place) -> Reason:
+def _cause_in_messages(before: tuple[Message, ...], now: tuple[Message, ...], place: Place) -> Reason:
     number = place.number
     ours = now[number]
     theirs = before[number] if number < len(before) else Message("", "")
+    is_summary = _SUMMARY.search(ours.text[:2_000]) is not None
     if theirs.text == ours.text and theirs.reasoning != ours.reasoning:
         return Reason(ReasonCode.PROGRAM_DROPS_REASONING)
     if theirs.text.count(_REMINDER) != ours.text.count(_REMINDER) and number < len(before):
         return Reason(ReasonCode.REMINDER_MOVES)
     if _CLEARED.search(ours.text) and not _CLEARED.search(theirs.text):
         return place.cause(ReasonCode.RESULTS_CLEARED)
-    if number == 0 and (len(now) == 1 or now[1:2] != before[1:2]) and not _SUMMARY.search(ours.text[:2_000]):
-        known = (code for marks, code in _KNOWN_MESSAGES if marks.search(ours.text))
+    if number == 0 and (len(now) == 1 or now[1:2] != before[1:2]) and not is_summary:
+        known = (code for pattern, code in _KNOWN_MESSAGES if pattern.search(ours.text))
         return Reason(next(known, ReasonCode.OTHER_CONVERSATION))
     if len(now) < len(before) and ours in before[number + 1 :]:
         return Reason(ReasonCode.LEFT_OUT, {"count": before.index(ours, number + 1) - number})
-    if _SUMMARY.search(ours.text[:2_000]) and not _SUMMARY.search(theirs.text[:2_000]):
+    if is_summary and not _SUMMARY.search(theirs.text[:2_000]):
         return Reason(ReasonCode.SUMMARISED)
-    for marks, code in _KNOWN_MESSAGES:
-        if marks.search(ours.text) or marks.search(theirs.text):
+    for pattern, code in _KNOWN_MESSAGES:
+        if pattern.search(ours.text) or pattern.search(theirs.text):
             return Reason(code)
     if theirs in now[number + 1 :]:
         return place.cause(ReasonCode.PUT_IN)

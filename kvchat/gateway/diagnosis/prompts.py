@@ -7,9 +7,9 @@ only.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from array import array
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,18 +26,10 @@ from kvchat.text.reasons import Reason, ReasonCode
 SYSTEM_ROLES = frozenset(("system", "developer"))
 # Request options that change how a template renders.
 OPTIONS = (
-    "chat_template_kwargs",
-    "reasoning_effort",
-    "reasoning",
-    "thinking",
-    "tool_choice",
-    "parallel_tool_calls",
-    "response_format",
-    "text",
-    "add_generation_prompt",
+    *("chat_template_kwargs", "reasoning_effort", "tool_choice", "parallel_tool_calls", "response_format"),
+    *("text", "add_generation_prompt"),
 )
-
-_MOST_OF_DATA = 500  # characters; longer strings of data are hashed
+_MAX_DATA_CHARS = 500  # longer strings of data are hashed
 
 
 @dataclass(frozen=True)
@@ -56,58 +48,42 @@ class Contents:
 
     @property
     def bytes(self) -> int:
-        said = (text for message in self.messages for text in (message.role, message.text, message.reasoning))
-        told = (text for tool in self.tools for text in tool)
-        return sum(map(getsizeof, (*self.system, *told, *said)))
+        texts = (text for message in self.messages for text in (message.role, message.text, message.reasoning))
+        return sum(map(getsizeof, (*self.system, *texts, *itertools.chain(*self.tools))))
 
 
-NOTHING_KNOWN = Contents()
+UNKNOWN_CONTENTS = Contents()
 
 
-def contents(body: Mapping[str, Any]) -> Contents:
-    """Parse a request body, ignoring whatever has an unknown shape."""
-    told = [*_texts(body.get("system")), *_texts(body.get("instructions"))]
-    turns = body.get("messages", body.get("input", body.get("prompt")))
+def parse_contents(chat: Mapping[str, Any]) -> Contents:
+    """Parse a chat completion, or a text completion, ignoring whatever has an unknown shape."""
+    given = chat.get("messages", chat.get("prompt"))
+    system: list[str] = []
     messages: list[Message] = []
-    for turn in [{"role": "user", "content": turns}] if isinstance(turns, str) else _list(turns):
-        message = _message(turn) if isinstance(turn, dict) else None
-        if message is not None and message.role in SYSTEM_ROLES and not messages:
-            told.append(message.text)
-        elif message is not None:
+    for turn in [{"role": "user", "content": given}] if isinstance(given, str) else _list(given):
+        if not isinstance(turn, dict):
+            continue
+        text = "\n".join([*_texts(turn.get("content")), *map(_as_json, _list(turn.get("tool_calls")))])
+        reasoning = str(turn.get("reasoning_content") or turn.get("reasoning") or "")
+        message = Message(str(turn.get("role", "")), text, reasoning)
+        if message.role in SYSTEM_ROLES and not messages:
+            system.append(message.text)
+        else:
             messages.append(message)
-    tools = tuple((_name(tool), _as_json(tool)) for tool in _list(body.get("tools")))
-    options = {name: hash(json.dumps(body[name], sort_keys=True)) for name in OPTIONS if name in body}
-    return Contents(tuple(filter(None, told)), tools, tuple(messages), options)
-
-
-def _message(turn: Mapping[str, Any]) -> Message:
-    kind, content = turn.get("type"), turn.get("content")
-    if kind == "reasoning":
-        return Message("assistant", "", "\n".join([*_texts(turn.get("summary")), *_texts(content)]))
-    if kind in ("function_call", "custom_tool_call"):
-        return Message("assistant", _as_json([turn.get("name"), turn.get("arguments", turn.get("input"))]))
-    if kind in ("function_call_output", "custom_tool_call_output"):
-        return Message("tool", "\n".join(_texts(turn.get("output"))))
-    said = _texts(content)
-    thought = [str(turn[name]) for name in ("reasoning_content", "reasoning") if turn.get(name)]
-    blocks = [block for block in _list(content) if isinstance(block, dict)]
-    thought += [str(block.get("thinking", "")) for block in blocks if block.get("type") == "thinking"]
-    answers = bool(blocks) and all(block.get("type") == "tool_result" for block in blocks)
-    calls = [_as_json(call) for call in _list(turn.get("tool_calls"))]
-    return Message("tool" if answers else str(turn.get("role", "")), "\n".join([*said, *calls]), "\n".join(thought))
+    tools = []
+    for tool in _list(chat.get("tools")):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        named = function if isinstance(function, dict) else tool if isinstance(tool, dict) else {}
+        tools.append((str(named.get("name", named.get("type", "a tool"))), _as_json(tool)))
+    options = {name: hash(json.dumps(chat[name], sort_keys=True)) for name in OPTIONS if name in chat}
+    return Contents(tuple(filter(None, system)), tuple(tools), tuple(messages), options)
 
 
 def _texts(content: Any) -> list[str]:
     if isinstance(content, str):
         return [content]
-    found: list[str] = []
-    for block in _list(content):
-        if isinstance(block, str):
-            found.append(block)
-        elif isinstance(block, dict) and block.get("type") != "thinking":
-            said = block.get("text", block.get("content"))
-            found += _texts(said) if said is not None else [_as_json(_without_data(block))]
-    return found
+    blocks = (block for block in _list(content) if isinstance(block, dict))
+    return [block["text"] if isinstance(block.get("text"), str) else _as_json(_without_data(block)) for block in blocks]
 
 
 def _without_data(value: Any) -> Any:
@@ -116,13 +92,7 @@ def _without_data(value: Any) -> Any:
         return {name: _without_data(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [_without_data(inner) for inner in value]
-    return hash(value) if isinstance(value, str) and len(value) > _MOST_OF_DATA else value
-
-
-def _name(tool: Any) -> str:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    named = function if isinstance(function, dict) else tool if isinstance(tool, dict) else {}
-    return str(named.get("name", named.get("type", "a tool")))
+    return hash(value) if isinstance(value, str) and len(value) > _MAX_DATA_CHARS else value
 
 
 def _as_json(value: Any) -> str:
@@ -142,16 +112,13 @@ _REPLY_HEAD = 8  # tokens at a prompt's end that start the reply; templates rend
 
 
 class Prompt:
-    """A prompt's token ids and text, with the parsed request body.
+    """A prompt's token ids and text, with the parsed chat. The chat itself is not kept: it may contain images."""
 
-    The body itself is not kept: it may contain images.
-    """
-
-    def __init__(self, ids: Sequence[int] | Ids, text: str = "", body: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, ids: Sequence[int] | Ids, text: str = "", chat: Mapping[str, Any] | None = None) -> None:
         self.ids: Ids = np.asarray(ids if isinstance(ids, np.ndarray) else array("i", ids), np.int32)
-        self.text, self.contents = text, NOTHING_KNOWN
+        self.text, self.contents = text, UNKNOWN_CONTENTS
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            self.contents = contents(body or {})
+            self.contents = parse_contents(chat or {})
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -173,18 +140,18 @@ class Prompt:
             grams = np.partition(grams, _SKETCH)[:_SKETCH]
         return np.unique(grams)
 
-    def shares(self, other: Prompt) -> int:
+    def shared_tokens(self, other: Prompt) -> int:
         size, start, step = min(len(self.ids), len(other.ids)), 0, 1024
         while start < size:
-            apart = self.ids[start : min(size, start + step)] != other.ids[start : min(size, start + step)]
-            if apart.any():
-                return start + int(apart.argmax())
+            differs = self.ids[start : min(size, start + step)] != other.ids[start : min(size, start + step)]
+            if differs.any():
+                return start + int(differs.argmax())
             start, step = start + step, 2 * step
         return size
 
-    def goes_on_from(self, other: Prompt) -> bool:
-        """True if it extends the other, so none of that is processed again."""
-        return self.shares(other) >= min(len(self), max(len(other) - _REPLY_HEAD, 1))
+    def extends(self, other: Prompt) -> bool:
+        """True if it begins like the other, so none of that is processed again."""
+        return self.shared_tokens(other) >= min(len(self), max(len(other) - _REPLY_HEAD, 1))
 
 
 @dataclass(frozen=True)
@@ -198,65 +165,57 @@ class Divergence:
     after: str = ""  # in this prompt
 
     @property
-    def expected(self) -> bool:
+    def is_expected(self) -> bool:
         """True for another conversation, or another branch of this one."""
         return self.cause.code in (ReasonCode.OTHER_CONVERSATION, ReasonCode.OTHER_WAY)
 
-    def sentence(self, read: int | None = None, seconds: float = 0.0) -> str:
-        """Describe it in a sentence; `read`: tokens that were reprocessed, in `seconds`."""
+    def sentence(self, processed: int, seconds: float) -> str:
+        """Describe it; `processed`: tokens that were reprocessed, in `seconds`."""
         at, of, cause = format_number(self.at), format_number(self.of), self.cause.text
-        words = _("the prompt changed at token {at} of {of}: {cause}", at=at, of=of, cause=cause)
-        if read is not None:
-            words = _("{words}; {tokens} tokens reprocessed", words=words, tokens=format_number(read))
-        return join_list((words, format_brief_duration(1000 * seconds))) if read is not None and seconds else words
+        text = _("the prompt changed at token {at} of {of}: {cause}", at=at, of=of, cause=cause)
+        text = _("{words}; {tokens} tokens reprocessed", words=text, tokens=format_number(processed))
+        return join_list((text, format_brief_duration(1000 * seconds))) if seconds else text
 
 
-MOST_OF_ONE = 24  # prompts per program and model: for its threads, titles and helpers
-MOST_BYTES = 96_000_000  # total
-_ALIKE = 0.2  # share of the shorter prompt; below: another kind of request
-_CLEAR = 0.5  # share of the prompt; a longer common prefix ends the search
+MAX_PER_PROGRAM = 24  # prompts per program and model: for its threads, titles and helpers
+MAX_BYTES = 96_000_000  # total
+_MIN_SIMILARITY = 0.2  # share of the shorter prompt; below: another kind of request
+_CLEAR_SIMILARITY = 0.5  # share of the prompt; a longer common prefix ends the search
 
-Whose = tuple[str, str]  # program and model
+ProgramKey = tuple[str, str]  # program and model
 
 
 class RecentPrompts:
     """A bounded LRU cache. A prompt that extends another replaces it."""
 
     def __init__(self) -> None:
-        self._kept: dict[Whose, OrderedDict[int, Prompt]] = {}
-        self._number = 0
+        self._prompts: list[tuple[ProgramKey, Prompt]] = []  # oldest first
 
-    def closest(self, whose: Whose, prompt: Prompt) -> Prompt | None:
+    def closest(self, key: ProgramKey, prompt: Prompt) -> Prompt | None:
         """Return the prompt with the longest common prefix, else the most similar one, or None."""
-        best, most = None, _ALIKE
-        kept = list(reversed(self._kept.get(whose, OrderedDict()).values()))
-        for earlier in kept:
-            share = earlier.shares(prompt) / max(1, min(len(earlier), len(prompt)))
+        best, most = None, _MIN_SIMILARITY
+        own = [earlier for program, earlier in reversed(self._prompts) if program == key]
+        for earlier in own:
+            share = earlier.shared_tokens(prompt) / max(1, min(len(earlier), len(prompt)))
             if share > most:
                 best, most = earlier, share
-        if most >= _CLEAR:
+        if most >= _CLEAR_SIMILARITY:
             return best
-        for earlier in kept:
+        for earlier in own:
             smaller = min(len(earlier.sketch), len(prompt.sketch))
-            alike = len(np.intersect1d(earlier.sketch, prompt.sketch, assume_unique=True)) / max(1, smaller)
-            if alike > most:  # the share of the shorter prompt that the other contains
-                best, most = earlier, alike
+            share = len(np.intersect1d(earlier.sketch, prompt.sketch, assume_unique=True)) / max(1, smaller)
+            if share > most:  # the share of the shorter prompt that the other contains
+                best, most = earlier, share
         return best
 
-    def keep(self, whose: Whose, prompt: Prompt, instead: Prompt | None) -> None:
-        kept = self._kept.setdefault(whose, OrderedDict())
-        for key in [key for key, earlier in kept.items() if earlier is instead]:
-            del kept[key]
-        self._number += 1
-        kept[self._number] = prompt
-        while len(kept) > MOST_OF_ONE:
-            kept.popitem(last=False)
-        while sum(prompt.weight for kept in self._kept.values() for prompt in kept.values()) > MOST_BYTES:
-            oldest = min(self._kept, key=lambda whose: next(iter(self._kept[whose])))
-            self._kept[oldest].popitem(last=False)
-            if not self._kept[oldest]:  # client names are unlimited
-                del self._kept[oldest]
+    def add(self, key: ProgramKey, prompt: Prompt, replaced: Prompt | None = None) -> None:
+        own = [earlier for program, earlier in self._prompts if program == key]
+        if replaced is None and len(own) >= MAX_PER_PROGRAM:
+            replaced = own[0]
+        self._prompts = [entry for entry in self._prompts if entry[1] is not replaced] + [(key, prompt)]
+        size = sum(prompt.weight for _, prompt in self._prompts)
+        while size > MAX_BYTES:
+            size -= self._prompts.pop(0)[1].weight
 
-    def forget(self, program: str | None) -> None:
-        for whose in [whose for whose in self._kept if program in (None, whose[0])]:
-            del self._kept[whose]
+    def forget(self, program: str) -> None:
+        self._prompts = [entry for entry in self._prompts if entry[0][0] != program]

@@ -1,17 +1,25 @@
 """Converts requests of other dialects to chat completions, as llama-server itself does.
 
-llama-server renders only that form (`/apply-template`), and the prompt's ids must be those it will use. What it
-would refuse is Unconvertible here and left to it to report. tests/gateway/test_real_engine.py compares the two.
+llama-server renders only that form (`/apply-template`), and the prompt's ids must be those it will use. A body that
+it would refuse is Unconvertible, and llama-server reports the error. tests/gateway/test_real_engine.py compares both.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 from collections.abc import Mapping
 from typing import Any
 
+from kvchat.engine.api.wire import Picture
+
 Json = dict[str, Any]
 BILLING, STAMP = "x-anthropic-billing-header:", "cch="  # Claude Code; the engine normalizes the five stamp characters
+
+
+_PLACEHOLDER = {"url": "data:image/png;base64,iVBORw=="}  # templates render without reading the image
+_UNCOUNTABLE = ("input_audio", "input_video", "file")  # their tokens are unknown
 
 
 class Unconvertible(ValueError):
@@ -24,9 +32,9 @@ def from_messages(body: Mapping[str, Any]) -> Json:
     system = body.get("system")
     if isinstance(system, str | list):
         texts = [system] if isinstance(system, str) else [_str(b, "text") for b in system if _kind(b) == "text"]
-        messages.append({"role": "system", "content": "".join(map(_levelled, texts))})
+        messages.append({"role": "system", "content": "".join(map(_normalize_stamp, texts))})
     for message in _list(body.get("messages")):
-        messages += _said(_dict(message))
+        messages += _convert_message(_dict(message))
     chat: Json = {"messages": messages}
     if isinstance(tools := body.get("tools"), list):
         chat["tools"] = []
@@ -44,7 +52,7 @@ def from_messages(body: Mapping[str, Any]) -> Json:
     return chat
 
 
-def _said(message: Json) -> list[Json]:
+def _convert_message(message: Json) -> list[Json]:
     """Convert one message: text and tool calls first, then tool results."""
     content, role = message.get("content"), message.get("role")
     if "content" not in message and role == "assistant":
@@ -62,23 +70,23 @@ def _said(message: Json) -> list[Json]:
             case "thinking":
                 thinking += str(block.get("thinking") or "")
             case "image":
-                parts += _image(block)
+                parts += _convert_image(block)
             case "tool_use":
                 arguments = json.dumps(block.get("input", {}), separators=(",", ":"), ensure_ascii=False)
                 function = {"name": _str(block, "name"), "arguments": arguments}
                 calls.append({"id": _str(block, "id"), "type": "function", "function": function})
             case "tool_result":
-                result = _result(block.get("content"))
+                result = _convert_result(block.get("content"))
                 results.append({"role": "tool", "tool_call_id": _str(block, "tool_use_id"), "content": result})
-    said: Json = {"role": role, "content": parts or ""}
+    converted: Json = {"role": role, "content": parts or ""}
     if calls:
-        said["tool_calls"] = calls
+        converted["tool_calls"] = calls
     if thinking:
-        said["reasoning_content"] = thinking
-    return [*([said] if parts or calls or thinking else []), *results]
+        converted["reasoning_content"] = thinking
+    return [*([converted] if parts or calls or thinking else []), *results]
 
 
-def _result(content: Any) -> Any:
+def _convert_result(content: Any) -> Any:
     if isinstance(content, str):
         return content
     parts: list[Json] = []
@@ -86,13 +94,13 @@ def _result(content: Any) -> Any:
         if _kind(block) == "text":
             parts.append({"type": "text", "text": _str(block, "text")})
         elif _kind(block) == "image":
-            parts += _image(block)
+            parts += _convert_image(block)
     if any(part["type"] == "image_url" for part in parts):
         return parts
     return "".join(part["text"] for part in parts)
 
 
-def _image(block: Json) -> list[Json]:
+def _convert_image(block: Json) -> list[Json]:
     source = _dict(block.get("source", {}))
     match source.get("type"):
         case "base64":
@@ -104,7 +112,7 @@ def _image(block: Json) -> list[Json]:
     return [{"type": "image_url", "image_url": {"url": url}}]
 
 
-def _levelled(text: str) -> str:
+def _normalize_stamp(text: str) -> str:
     if not text.startswith(BILLING) or (at := text.find(STAMP, len(BILLING))) < 0:
         return text
     begin = at + len(STAMP)
@@ -117,12 +125,12 @@ def from_responses(body: Mapping[str, Any]) -> Json:
     messages: list[Json] = []
     if "instructions" in body:
         messages.append({"role": "system", "content": body["instructions"] or ""})
-    asked = body.get("input")
-    if isinstance(asked, str):
-        messages.append({"role": "user", "content": asked})
+    given = body.get("input")
+    if isinstance(given, str):
+        messages.append({"role": "user", "content": given})
     else:
-        for item in _list(asked):
-            _take(messages, dict(_dict(item)))
+        for item in _list(given):
+            _append_item(messages, dict(_dict(item)))
     chat["messages"] = messages
     tools = []
     for tool in _list(body.get("tools", [])):
@@ -136,7 +144,7 @@ def from_responses(body: Mapping[str, Any]) -> Json:
     return chat
 
 
-def _take(messages: list[Json], item: Json) -> None:
+def _append_item(messages: list[Json], item: Json) -> None:
     """Convert one input item, which may belong to the previous assistant message."""
     last = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
     content = item.get("content")
@@ -144,13 +152,15 @@ def _take(messages: list[Json], item: Json) -> None:
         content = [{"text": content, "type": "input_text"}]
     role, kind = item.get("role"), item.get("type")
     if role in ("user", "system", "developer") and isinstance(content, list):
-        kept = {key: value for key, value in item.items() if key not in ("type", "status")}
-        messages.append(kept | {"content": [_part(_dict(part), "input_text", "input_image") for part in content]})
+        fields = {key: value for key, value in item.items() if key not in ("type", "status")}
+        messages.append(
+            fields | {"content": [_convert_part(_dict(part), "input_text", "input_image") for part in content]}
+        )
     elif role == "assistant" and kind == "message":
-        parts = [_part(_dict(part), "output_text", "input_text", "refusal") for part in content or ()]
+        parts = [_convert_part(_dict(part), "output_text", "input_text", "refusal") for part in content or ()]
         if last is None:
-            kept = {key: value for key, value in item.items() if key not in ("type", "status")}
-            messages.append(kept | {"content": parts})
+            fields = {key: value for key, value in item.items() if key not in ("type", "status")}
+            messages.append(fields | {"content": parts})
         else:
             last["content"] = [*(last["content"] if isinstance(last.get("content"), list) else ()), *parts]
     elif kind == "function_call":
@@ -161,8 +171,8 @@ def _take(messages: list[Json], item: Json) -> None:
         last["tool_calls"] = [*last.get("tool_calls", ()), call]
     elif kind == "function_call_output":
         output = item.get("output")
-        told = output if isinstance(output, str) else [_dict(part) | {"type": "text"} for part in _list(output)]
-        messages.append({"content": told, "role": "tool", "tool_call_id": item.get("call_id")})
+        result = output if isinstance(output, str) else [_dict(part) | {"type": "text"} for part in _list(output)]
+        messages.append({"content": result, "role": "tool", "tool_call_id": item.get("call_id")})
     elif kind == "reasoning" and isinstance(content, list) and content:
         if last is None:
             messages.append(last := {"role": "assistant", "content": []})
@@ -171,7 +181,7 @@ def _take(messages: list[Json], item: Json) -> None:
         raise Unconvertible(f"an item of type {kind}")
 
 
-def _part(part: Json, *allowed: str) -> Json:
+def _convert_part(part: Json, *allowed: str) -> Json:
     kind = part.get("type")
     if kind not in allowed:
         raise Unconvertible(f"a part of type {kind}")
@@ -180,6 +190,39 @@ def _part(part: Json, *allowed: str) -> Json:
     if kind == "refusal":
         return {"refusal": part.get("refusal"), "type": "refusal"}
     return {"text": part.get("text"), "type": "text"}
+
+
+def split_pictures(chat: Json) -> tuple[Json, tuple[Picture, ...]]:
+    """Split a chat request into text with placeholders and images. Raises Unconvertible."""
+    pictures: list[Picture] = []
+    messages = chat.get("messages")
+    if not isinstance(messages, list):
+        raise Unconvertible("no messages")
+    bare = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list):
+            message = message | {"content": [_without_picture(part, pictures) for part in content]}
+        bare.append(message)
+    return (chat | {"messages": bare} if pictures else chat), tuple(pictures)
+
+
+def _without_picture(part: Any, pictures: list[Picture]) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in _UNCOUNTABLE:
+        raise Unconvertible(f"{kind} in it")
+    if kind != "image_url":
+        return part
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, dict) else image
+    head, comma, data = str(url).partition(";base64,")
+    if not comma or not head.startswith("data:"):
+        raise Unconvertible("a picture that is elsewhere")
+    try:
+        pictures.append(Picture(base64.b64decode(data, validate=True)))
+    except binascii.Error as error:
+        raise Unconvertible("a picture that is none") from error
+    return part | {"image_url": _PLACEHOLDER}
 
 
 def _kind(block: Any) -> Any:

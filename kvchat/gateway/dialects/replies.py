@@ -9,7 +9,7 @@ from typing import Any
 
 from kvchat.engine.api.wire import Timings
 from kvchat.gateway.dialects.conversion import Json
-from kvchat.gateway.dialects.request import MUCH, Form
+from kvchat.gateway.dialects.request import THREAD_BYTES, Form
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,18 @@ class Usage:
             counts["cache"] = self.reused(counts["cache"])
 
 
-MOST_HEARD = 64_000_000  # bytes; longer responses are not kept
+MAX_PARSED = 64_000_000  # bytes; longer responses are not kept
 
 
 @dataclass
 class ResponseParser:
-    """Parses one response: call `take` with its bytes, then `end`. Both return the bytes for the client."""
+    """Parses one response: call `feed` with its bytes, then `finish`. Both return the bytes for the client."""
 
     form: Form
     stream: bool
     usage: Usage = field(default_factory=Usage)
-    counts: Timings | None = None  # from the engine; times it omits are 0
-    whole: bool = False  # the answer is complete; end markers may follow
+    timings: Timings | None = None  # from the engine; times it omits are 0
+    is_complete: bool = False  # end markers may follow
     events: int = 0  # stream events, about a token each
     _size: int = 0
     _rest: bytearray = field(default_factory=bytearray)
@@ -74,7 +74,7 @@ class ResponseParser:
     _blocks: dict[int, Json] = field(default_factory=dict)
     _output: list[Any] | None = None
 
-    def take(self, data: bytes) -> bytes:
+    def feed(self, data: bytes) -> bytes:
         """Add bytes; return the complete lines of a stream, nothing for a non-streamed response."""
         self._size += len(data)
         self._rest += data
@@ -83,94 +83,89 @@ class ResponseParser:
         end = self._rest.rfind(b"\n") + 1
         lines = bytes(self._rest[:end])
         del self._rest[:end]
-        return b"".join(map(self._line, lines.splitlines(keepends=True)))
+        return b"".join(map(self._parse_line, lines.splitlines(keepends=True)))
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         rest = bytes(self._rest)
         self._rest.clear()
-        if self.stream:
-            return self._line(rest)
-        return self._corrected(rest, self._whole)
+        return self._parse_line(rest) if self.stream else self._parse(rest, self._parse_body)
 
     @property
     def is_large(self) -> bool:
-        return len(self._rest) > MUCH
+        return len(self._rest) > THREAD_BYTES
 
     @property
     def is_too_large(self) -> bool:
-        return len(self._rest) > MOST_HEARD
+        return len(self._rest) > MAX_PARSED
 
     @property
     def reply(self) -> Json | None:
         """The reply in its dialect's format; None if incomplete."""
-        if not self.whole or self._size > MOST_HEARD:
+        if not self.is_complete or self._size > MAX_PARSED:
             return None
+        blocks = [self._blocks[index] for index in sorted(self._blocks)]
         match self.form:
             case Form.CHAT:
-                calls = [self._blocks[index] for index in sorted(self._blocks)]
-                return {"role": "assistant", "content": None} | self._message | ({"tool_calls": calls} if calls else {})
+                return (
+                    {"role": "assistant", "content": None} | self._message | ({"tool_calls": blocks} if blocks else {})
+                )
             case Form.COMPLETION:
                 return self._message
             case Form.MESSAGES:
-                blocks = [dict(self._blocks[index]) for index in sorted(self._blocks)]
                 for block in blocks:
-                    if block.get("type") == "tool_use" and "partial_json" in block:
-                        block["input"] = _object(block.pop("partial_json").encode())
+                    if isinstance(block, dict) and block.get("type") == "tool_use" and "partial_json" in block:
+                        block["input"] = _parse_object(block.pop("partial_json").encode())
                 return {"content": blocks}
             case Form.RESPONSES:
                 return None if self._output is None else {"output": self._output}
         return None
 
-    def _line(self, line: bytes) -> bytes:
+    def _parse_line(self, line: bytes) -> bytes:
         data = line[5:].strip()
-        if not line.startswith(b"data:") or self._size > MOST_HEARD:
+        if not line.startswith(b"data:") or self._size > MAX_PARSED:
             return line
         if data == b"[DONE]":
-            self.whole = True
+            self.is_complete = True
             return line
         self.events += 1
-        said = self._corrected(data, self._hear)
-        return line if said is data else b"data: " + said + line[len(line.rstrip()) :]
+        corrected = self._parse(data, self._parse_event)
+        return line if corrected is data else b"data: " + corrected + line[len(line.rstrip()) :]
 
-    def _corrected(self, data: bytes, hear: Callable[[Json], None]) -> bytes:
+    def _parse(self, data: bytes, parse: Callable[[Json], None]) -> bytes:
         """Parse an object from the engine; return it for the client, unchanged if it is correct.
 
         An object of unknown form is passed on unchanged and its contents are ignored.
         """
         try:
-            event = _object(data)
-            hear(event)
+            event = _parse_object(data)
+            self._read_counts(event)
+            parse(event)
             if self.usage.correct(event):
                 return json.dumps(event, ensure_ascii=False).encode("utf-8", "replace")
             return data
         except (AttributeError, KeyError, TypeError, ValueError):
-            self._size, self.counts = MOST_HEARD + 1, None
+            self._size, self.timings = MAX_PARSED + 1, None
             return data
 
-    def _hear(self, event: Json) -> None:
-        self._count(event)
-        match self.form:
-            case Form.CHAT | Form.COMPLETION:
+    def _parse_event(self, event: Json) -> None:
+        match self.form, event.get("type"):
+            case ((Form.CHAT | Form.COMPLETION), _):
                 for choice in event.get("choices") or ():
                     if choice.get("index", 0) == 0:
-                        self._take_choice(choice.get("delta") or {"text": choice.get("text")})
-                        self.whole = self.whole or bool(choice.get("finish_reason"))
-            case Form.MESSAGES if event.get("type") == "content_block_start":
+                        self._add_delta(choice.get("delta") or {"text": choice.get("text")})
+                        self.is_complete = self.is_complete or bool(choice.get("finish_reason"))
+            case Form.MESSAGES, "content_block_start":
                 self._blocks[event.get("index", 0)] = dict(event.get("content_block") or {})
-            case Form.MESSAGES if event.get("type") == "content_block_delta":
+            case Form.MESSAGES, "content_block_delta":
                 block, delta = self._blocks.setdefault(event.get("index", 0), {}), event.get("delta") or {}
-                for name in ("text", "thinking", "signature", "partial_json"):
-                    if isinstance(words := delta.get(name), str):
-                        block[name] = (block.get(name) or "") + words
-            case Form.MESSAGES if event.get("type") == "message_stop":
-                self.whole = True
-            case Form.RESPONSES if event.get("type") == "response.completed":
-                self.whole, self._output = True, (event.get("response") or {}).get("output")
+                _append_texts(block, delta, ("text", "thinking", "signature", "partial_json"))
+            case Form.MESSAGES, "message_stop":
+                self.is_complete = True
+            case Form.RESPONSES, "response.completed":
+                self.is_complete, self._output = True, (event.get("response") or {}).get("output")
 
-    def _take_choice(self, delta: Json) -> None:
-        for name in ("content", "reasoning_content", "text"):
-            if isinstance(words := delta.get(name), str):
-                self._message[name] = (self._message.get(name) or "") + words
+    def _add_delta(self, delta: Json) -> None:
+        _append_texts(self._message, delta, ("content", "reasoning_content", "text"))
         for call in delta.get("tool_calls") or ():
             known = self._blocks.setdefault(
                 call.get("index", 0), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
@@ -179,39 +174,51 @@ class ResponseParser:
             for name in ("name", "arguments"):
                 known["function"][name] += (call.get("function") or {}).get(name) or ""
 
-    def _whole(self, body: Json) -> None:
-        self._count(body)
+    def _parse_body(self, body: Json) -> None:
         match self.form:
             case Form.CHAT | Form.COMPLETION:
                 choice = next(iter(body.get("choices") or ()), None)
                 if choice is not None:
-                    self.whole, self._message = True, choice.get("message") or {"text": choice.get("text")}
+                    self.is_complete, self._message = True, choice.get("message") or {"text": choice.get("text")}
             case Form.MESSAGES:
-                self.whole, self._blocks = "content" in body, dict(enumerate(body.get("content") or ()))
+                self.is_complete, self._blocks = "content" in body, dict(enumerate(body.get("content") or ()))
             case Form.RESPONSES:
-                self.whole, self._output = "output" in body, body.get("output")
+                self.is_complete, self._output = "output" in body, body.get("output")
 
-    def _count(self, event: Json) -> None:
+    def _read_counts(self, event: Json) -> None:
         inner = event.get("message") or event.get("response")
         usage = event.get("usage") or (inner.get("usage") if isinstance(inner, dict) else None) or {}
-        if isinstance(timings := event.get("timings"), dict) and "prompt_n" in timings:
-            cached, read, predicted = (int(timings.get(name) or 0) for name in ("cache_n", "prompt_n", "predicted_n"))
-            read_ms, write_ms = (float(timings.get(name) or 0.0) for name in ("prompt_ms", "predicted_ms"))
-            self.counts = Timings(cached, read, read_ms, predicted, write_ms)
+        timings = event.get("timings")
+        prompt_ms = predicted_ms = 0.0
+        if isinstance(timings, dict) and "prompt_n" in timings:
+            cached, prompt, predicted = _integers(timings, "cache_n", "prompt_n", "predicted_n")
+            prompt_ms, predicted_ms = (float(timings.get(name) or 0.0) for name in ("prompt_ms", "predicted_ms"))
         elif "cache_read_input_tokens" in usage:  # Anthropic: input_tokens excludes cached tokens
-            names = ("cache_read_input_tokens", "input_tokens", "output_tokens")
-            cached, read, predicted = (int(usage.get(name) or 0) for name in names)
-            self.counts = Timings(cached, read, 0.0, predicted, 0.0)
+            cached, prompt, predicted = _integers(usage, "cache_read_input_tokens", "input_tokens", "output_tokens")
         elif "input_tokens_details" in usage:
-            cached = int((usage["input_tokens_details"] or {}).get("cached_tokens") or 0)
-            prompt, predicted = (int(usage.get(name) or 0) for name in ("input_tokens", "output_tokens"))
-            self.counts = Timings(cached, prompt - cached, 0.0, predicted, 0.0)
+            (cached,) = _integers(usage["input_tokens_details"] or {}, "cached_tokens")
+            prompt, predicted = _integers(usage, "input_tokens", "output_tokens")
+            prompt -= cached
         elif self.form is Form.MESSAGES and "output_tokens" in usage:
-            before = self.counts or Timings(0, 0, 0.0, 0, 0.0)
-            self.counts = replace(before, predicted_n=int(usage["output_tokens"] or 0))
+            before = self.timings or Timings(0, 0, 0.0, 0, 0.0)
+            self.timings = replace(before, predicted_n=int(usage["output_tokens"] or 0))
+            return
+        else:
+            return
+        self.timings = Timings(cached, prompt, prompt_ms, predicted, predicted_ms)
 
 
-def _object(data: bytes) -> Json:
+def _integers(values: Json, *names: str) -> list[int]:
+    return [int(values.get(name) or 0) for name in names]
+
+
+def _append_texts(values: Json, delta: Json, names: tuple[str, ...]) -> None:
+    for name in names:
+        if isinstance(text := delta.get(name), str):
+            values[name] = (values.get(name) or "") + text
+
+
+def _parse_object(data: bytes) -> Json:
     try:
         value = json.loads(data)
     except ValueError:

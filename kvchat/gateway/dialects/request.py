@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import json.decoder
 import json.scanner
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from kvchat.gateway.dialects.conversion import Json, Unconvertible, from_messages, from_responses
+from kvchat.engine.api.wire import Picture
+from kvchat.gateway.dialects.conversion import Json, Unconvertible, from_messages, from_responses, split_pictures
 
-SHARED = ("system", "instructions", "tools")  # shared starts of a program's conversations, beside first messages
 LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict")  # clients' names
-ANSWERED = (*LIMITS, "stream", "stream_options")  # not part of the prompt
-LITTLE = 4000  # bytes of a body
-MUCH = 400_000  # bytes; larger bodies are parsed in another thread, which yields
-MOST_PARTS = 100_000  # objects and lists in a body; messages, tools and their schemas have thousands
-MOST_TOKENS = 2**31  # the engine truncates ids to 32 bits
+THREAD_BYTES = 400_000  # larger bodies are parsed in another thread, which yields
+MAX_PARTS = 100_000  # objects and lists in a body; messages, tools and their schemas have thousands
+MAX_TOKEN_ID = 2**31  # the engine truncates ids to 32 bits
 # Appended to a body: the engine uses the last of equal names. Shifted chunks have other rows than the prompt's.
-MINE = b',"id_slot":%d,"cache_prompt":%b,"n_cache_reuse":0}'
+SLOT_OPTIONS = b',"id_slot":%d,"cache_prompt":%b,"n_cache_reuse":0}'
 
 
 class Form(Enum):
@@ -57,10 +56,10 @@ READING = ("/v1/embeddings", "/embeddings", "/rerank", "/v1/rerank", "/reranking
 class RequestRefused(Exception):
     """The request is rejected. `kind` is the OpenAI error type."""
 
-    def __init__(self, status: int, message: str, kind: str = "invalid_request_error", again_s: int = 0) -> None:
+    def __init__(self, status: int, message: str, kind: str = "invalid_request_error", retry_after_s: int = 0) -> None:
         super().__init__(message)
         self.status, self.message, self.kind = status, message, kind
-        self.again_s = again_s  # seconds until the client may retry
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True)
@@ -80,130 +79,120 @@ class ParsedRequest:
 
     @property
     def is_large(self) -> bool:
-        return len(self.raw) > MUCH
+        return len(self.raw) > THREAD_BYTES
+
+    @property
+    def max_tokens(self) -> int | None:
+        limits = (self.body.get(name) for name in LIMITS)
+        return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
     @cached_property
-    def several(self) -> bool:
-        """True if the request needs several slots: one per answer, or any number for embeddings."""
+    def needs_several_slots(self) -> bool:
+        """True if the request needs one slot per answer, or any number for embeddings."""
         prompt, prompts = self.body.get("prompt"), 1
         if self.form is Form.COMPLETION and isinstance(prompt, list):
             # Token ids and texts in one list form one prompt; a text may have pictures.
             is_list = not any(isinstance(part, int) for part in prompt)
             prompts = len(prompt) if is_list and any(isinstance(part, str | list | dict) for part in prompt) else 1
-        return self.form is Form.PLAIN or prompts > 1 or not self._wants_one
+        return self.form is Form.PLAIN or prompts > 1 or not self._wants_one_answer
 
     @property
-    def _wants_one(self) -> bool:
+    def _wants_one_answer(self) -> bool:
         """True if the answer count is missing or the integer 1: the engine also reads 2.0 as 2."""
         counts = (self.body.get(name) for name in ("n", "n_cmpl"))
         return all(count is None or (type(count) is int and count == 1) for count in counts)
 
     def check(self) -> None:
-        """Raise Refused for a body that the engine would misinterpret."""
-        if self.form is Form.MESSAGES and not self._wants_one:
+        """Raise RequestRefused for a body that the engine would misinterpret."""
+        if self.form is Form.MESSAGES and not self._wants_one_answer:
             raise RequestRefused(400, "This API gives one answer to a request: leave out “n”.")
         if self.body.get("lora"):  # LoRA rows in the slot would not match the model's
             raise RequestRefused(400, "LoRA adapters cannot be chosen in a request.")
         prompt = self.body.get("prompt")
         if self.form is Form.COMPLETION and isinstance(prompt, list):
             lists = (prompt, *(ids for ids in prompt if isinstance(ids, list)))
-            if any(type(token) is int and not 0 <= token < MOST_TOKENS for ids in lists for token in ids):
+            if any(type(token) is int and not 0 <= token < MAX_TOKEN_ID for ids in lists for token in ids):
                 raise RequestRefused(400, "The prompt has token ids that no vocabulary has.")
 
-    def goes_on_from(self, before: ParsedRequest) -> bool:
-        """True if its prompt most likely extends the other's by only a little."""
-        listed = {Form.COMPLETION: "prompt", Form.RESPONSES: "input"}.get(self.form, "messages")
-        said, then = self.body.get(listed), before.body.get(listed)
-        if self.form is not before.form or not isinstance(said, list | str) or not isinstance(then, type(said)):
-            return False
-        others = [{n: v for n, v in asked.body.items() if n not in (listed, *ANSWERED)} for asked in (self, before)]
-        little = len(self.raw) - len(before.raw) <= LITTLE
-        return little and others[0] == others[1] and said[: len(then)] == then
-
-    def for_slot(self, slot: int, *, reuse: bool) -> bytes:
+    def body_for_slot(self, slot: int, *, reuse: bool) -> bytes:
         """Return the unchanged body pinned to a slot, overriding the client's choice.
 
         `reuse`: the engine may reuse the slot's contents.
         """
         raw = self.raw.rstrip()
-        mine = MINE % (slot, b"true" if reuse else b"false")
-        return raw[:-1] + mine if self.body else b"{" + mine[1:]
+        options = SLOT_OPTIONS % (slot, b"true" if reuse else b"false")
+        return raw[:-1] + options if self.body else b"{" + options[1:]
 
-    def begun_otherwise(self, words: str) -> Json | None:
-        """Make another conversation with the same system prompt and tools that starts with `words`.
+    @cached_property
+    def chat(self) -> Json:
+        """The request as a chat completion, for `/apply-template`. Raises Unconvertible."""
+        try:
+            match self.form:
+                case Form.CHAT:
+                    return self.body
+                case Form.MESSAGES:
+                    return from_messages(self.body)
+                case Form.RESPONSES:
+                    return from_responses(self.body)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise Unconvertible(str(error)) from error
+        raise Unconvertible("it has no messages")
 
-        None if there is no such common beginning.
+    @cached_property
+    def chat_and_pictures(self) -> tuple[Json, tuple[Picture, ...]]:
+        """The chat with placeholders, and its images. Raises Unconvertible."""
+        return split_pictures(self.chat)
+
+    def with_other_start(self, text: str) -> Json | None:
+        """Make another conversation with the same system prompt and tools that starts with `text`.
+
+        None if there is no such common beginning. Raises Unconvertible.
         """
-        listed = "input" if self.form is Form.RESPONSES else "messages"
-        first: list[Any] = []
-        for turn in _list(self.body.get(listed)):
-            if not isinstance(turn, dict) or turn.get("role") not in ("system", "developer"):
-                break
-            first.append(turn)
-        if self.form is Form.COMPLETION or not (first or any(self.body.get(name) for name in SHARED)):
+        if self.form is Form.COMPLETION:
             return None
-        return as_chat(self.form, self.body | {listed: [*first, _user(words)]})
+        messages = _list(self.chat.get("messages"))
+        system = [*itertools.takewhile(lambda message: _role(message) in ("system", "developer"), messages)]
+        if not (system or self.chat.get("tools")):
+            return None
+        return self.chat | {"messages": [*system, {"role": "user", "content": text}]}
 
-    def followed_by(self, reply: Json, words: str) -> Json | str | None:
-        """Make the most likely next request, a chat completion or a text: `words` after the reply.
+    def next_request(self, reply: Json, text: str) -> Json | str | None:
+        """Make the most likely next request, a chat completion or a text: `text` after the reply.
 
-        None if it is unknown.
+        None if it is unknown. Raises Unconvertible.
         """
-        listed = "input" if self.form is Form.RESPONSES else "messages"
-        said = _list(self.body.get(listed))
-        match self.form:
-            case Form.COMPLETION:
-                prompt = self.body.get("prompt")
-                return f"{prompt}{reply.get('text') or ''}{words}" if isinstance(prompt, str) else None
-            case Form.CHAT:
-                # Include reasoning only if the client has sent any before.
-                thinks = any(isinstance(turn, dict) and turn.get("reasoning_content") for turn in said)
-                more = [{name: value for name, value in reply.items() if thinks or name != "reasoning_content"}]
-                calls = reply.get("tool_calls") or ()
-                result = {"role": "tool", "tool_call_id": calls[0].get("id", ""), "content": words} if calls else None
-            case Form.MESSAGES:
-                more = [{"role": "assistant", "content": reply.get("content")}]
-                used = _first(reply.get("content") or (), "tool_use")
-                answer = {"type": "tool_result", "tool_use_id": used.get("id"), "content": words}
-                result = {"role": "user", "content": [answer]} if used else None
-            case Form.RESPONSES:
-                asked, more = self.body.get("input"), _list(reply.get("output"))
-                said = [_user(asked)] if isinstance(asked, str) else said
-                call = _first(more, "function_call")
-                output = {"type": "function_call_output", "call_id": call.get("call_id"), "output": words}
-                result = output if call else None
-            case _:
-                return None
-        if said and isinstance(said[-1], dict) and said[-1].get("role") == "assistant":
+        if self.form is Form.COMPLETION:
+            prompt = self.body.get("prompt")
+            return f"{prompt}{reply.get('text') or ''}{text}" if isinstance(prompt, str) else None
+        messages = _list(self.chat.get("messages"))
+        if messages and _role(messages[-1]) == "assistant":
             return None  # a continued reply: how the client will send it back is unknown
-        return as_chat(self.form, self.body | {listed: [*said, *more, result or _user(words)]})
+        match self.form:
+            case Form.MESSAGES:
+                more = from_messages({"messages": [{"role": "assistant", "content": reply.get("content")}]})["messages"]
+            case Form.RESPONSES:
+                more = from_responses({"input": reply.get("output")})["messages"]
+            case _:
+                more = [reply]
+                if not any(isinstance(turn, dict) and turn.get("reasoning_content") for turn in messages):
+                    # The client has sent no reasoning before.
+                    more = [{name: value for name, value in reply.items() if name != "reasoning_content"}]
+        following: Json = {"role": "user", "content": text}
+        if more and (calls := more[-1].get("tool_calls")):
+            following = {"role": "tool", "tool_call_id": calls[0].get("id", ""), "content": text}
+        return self.chat | {"messages": [*messages, *more, following]}
 
 
 def parse_request(form: Form, raw: bytes) -> ParsedRequest:
-    """Parse a body. Raises Refused."""
+    """Parse a body. Raises RequestRefused."""
     try:
         text = raw.decode("utf-8-sig")
-        body = _Patient().decode(text) if len(raw) > MUCH else json.loads(text)
+        body = _YieldingDecoder().decode(text) if len(raw) > THREAD_BYTES else json.loads(text)
         if not isinstance(body, dict):
             raise ValueError("The body must be a JSON object.")
     except (ValueError, RecursionError) as error:
         raise RequestRefused(400, f"The body is not JSON: {error}") from error
     return ParsedRequest(form, raw, body)
-
-
-def as_chat(form: Form, body: Json) -> Json:
-    """Convert a body to a chat completion, for `/apply-template`. Raises Unconvertible."""
-    try:
-        match form:
-            case Form.CHAT:
-                return body
-            case Form.MESSAGES:
-                return from_messages(body)
-            case Form.RESPONSES:
-                return from_responses(body)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise Unconvertible(str(error)) from error
-    raise Unconvertible("it has no messages")
 
 
 def refusal(form: Form | None, status: int, message: str, kind: str) -> Json:
@@ -216,15 +205,15 @@ def refusal(form: Form | None, status: int, message: str, kind: str) -> Json:
     return {"error": {"code": status, "message": message, "type": kind, "param": None}}
 
 
-def _user(words: str) -> Json:
-    return {"role": "user", "content": words}
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, dict) else None
 
 
-def _first(parts: Iterable[Json], kind: str) -> Json:
-    return next((part for part in parts if part.get("type") == kind), {})
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
-class _Patient(json.JSONDecoder):
+class _YieldingDecoder(json.JSONDecoder):
     """JSON decoder that lets other threads run; the default one is three times as fast but blocks them."""
 
     def __init__(self) -> None:
@@ -237,12 +226,8 @@ class _Patient(json.JSONDecoder):
     def _counted(self, parse: Callable[..., tuple[Any, int]]) -> Callable[..., tuple[Any, int]]:
         def counted(*args: Any) -> tuple[Any, int]:
             self._parts += 1
-            if self._parts > MOST_PARTS:
-                raise ValueError(f"It has more than {MOST_PARTS:,} parts.")
+            if self._parts > MAX_PARTS:
+                raise ValueError(f"It has more than {MAX_PARTS:,} parts.")
             return parse(*args)
 
         return counted
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

@@ -267,7 +267,7 @@ class QuitController(QObject):
             ends.append(_("An engine is being downloaded. You can resume the download later."))
         if self._runtime.chat.library.reading:
             ends.append(_("Documents are being processed for the library. The progress so far is saved."))
-        if self._runtime.api_server.under_way:
+        if self._runtime.api_server.active:
             ends.append(_("A reply to an app is being generated and will be cut off."))
         ends += [
             _("{work} will be canceled, and nothing will be saved.", work=words.rstrip("…"))

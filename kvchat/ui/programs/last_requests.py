@@ -84,8 +84,8 @@ def request_line(record: RequestRecord) -> str:
         whole = not (record.stream or record.write_ms)
         words = _("completed after {time}", time=first_ms)
         parts.append(words if whole else _("first token after {first_ms}", first_ms=first_ms))
-    if record.why:
-        parts.append(record.why.text)
+    if record.miss_reason:
+        parts.append(record.miss_reason.text)
     return join_parts(parts)
 
 
@@ -106,7 +106,7 @@ def receipt_of(record: RequestRecord) -> Receipt | None:
         predicted_tokens=predicted,
         tokens_per_second=predicted / writing if (record.stream or record.write_ms) and writing > 0 else 0.0,
         source=source_of(record),
-        miss_reason=record.why,
+        miss_reason=record.miss_reason,
         queue_wait_ms=record.queue_ms,
         saved_ms=record.saved_ms or None,
     )
@@ -163,7 +163,7 @@ class LastRequests(QWidget):
             self._below.addWidget(self.receipt)
             if was_open:
                 self.receipt.toggle()
-        if (divergence := record.broken) is not None:
+        if (divergence := record.costly_divergence) is not None:
             read = (record.prompt or 0) - (record.cached or 0)
             words = divergence.sentence(read, record.read_ms / 1000)
             self._below.addWidget(label(words[:1].upper() + words[1:] + ".", wraps=True, selectable=True))

@@ -58,7 +58,7 @@ class LiveRows(QWidget):
                 done = min(1.0, ((record.found or 0) + record.read) / record.prompt)
             told.append((record.program, stage_of(record), done))
         for held in loaded_slots:
-            if held.place not in busy and held.tokens:
+            if held.number not in busy and held.tokens:
                 words = _("loaded, {tokens} tokens", tokens=format_tokens(held.tokens))
                 told.append((program_of(held.owner) or titles.get(held.owner, _("a chat")), words, None))
         while len(self.rows) < min(len(told), _MAX):
@@ -118,7 +118,7 @@ class ProgramDetails(QWidget):
             lost = Cost()
             for cost in (cost for cause, cost in total.misses.items() if RULE_BY_CAUSE.get(ReasonCode(cause)) == rule):
                 lost.add(cost)
-            switch.show_rule(on=rule in on, spared=total.mended.get(rule), lost=lost)
+            switch.show_rule(on=rule in on, spared=total.saved_by_rule.get(rule), lost=lost)
         if self._shown != (name, total.misses):
             self._shown = name, {cause: Cost(cost.times, cost.tokens, cost.ms) for cause, cost in total.misses.items()}
             self._fill(total)
@@ -147,7 +147,7 @@ class RuleSwitch(Entry):
     wanted = Signal(bool)
 
     def __init__(self, look: Look, rule: Rule) -> None:
-        self._words = _(rule.words)
+        self._words = _(rule.description)
         self.switch = Switch(look, _(rule.title), self._words)
         super().__init__(_(rule.title), self._words, self.switch)
         self.switch.clicked.connect(self.wanted)
@@ -218,9 +218,9 @@ class ProgramsWindow(Panel):
     def refresh(self) -> None:
         server = self._api_server
         self._totals = server.totals.by_program()
-        some, is_open = bool(self._totals or server.under_way or server.last), self._runtime.settings.api_server
+        some, is_open = bool(self._totals or server.active or server.recent), self._runtime.settings.api_server
         self._shut.setVisible(some and not is_open)
-        self.now.show_now(server.under_way, server.loaded_slots, self._titles)
+        self.now.show_now(server.active, server.loaded_slots, self._titles)
         names = sorted(self._totals, key=lambda name: -self._totals[name].last_at)
         before = self.list.current
         self.list.show_rows([program_row(name, self._totals[name]) for name in names])
@@ -255,7 +255,7 @@ class ProgramsWindow(Panel):
         self.details.setVisible(total is not None)
         if total is not None:
             self.details.show_program(name, total, self._api_server.rules(name))
-        self.requests.show_requests([record for record in reversed(self._api_server.last) if record.program == name])
+        self.requests.show_requests([record for record in reversed(self._api_server.recent) if record.program == name])
         self.forget.setEnabled(total is not None)
 
     def _switch(self, rule: str, on: bool) -> None:

@@ -11,7 +11,7 @@ from PySide6.QtCore import QUrl
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QWidget
 
-from kvchat.gateway.keys import EVERYBODY, program_name
+from kvchat.gateway.keys import ANY_PROGRAM, program_name
 from kvchat.runtime import Runtime
 from kvchat.text.language import N_, _
 from kvchat.ui.base.building import button, clear, column, label, line_edit, plain_text, row
@@ -83,7 +83,7 @@ class ApiServerPage(SettingsPage):
 
     @property
     def _common_key(self) -> str:
-        return self.keys.get(EVERYBODY, "")
+        return self.keys.get(ANY_PROGRAM, "")
 
     @property
     def _client(self) -> Client:
@@ -102,7 +102,7 @@ class ApiServerPage(SettingsPage):
 
         async def change() -> None:
             if name == "api_server" and value and not await api_server.keys():
-                await api_server.make_key(EVERYBODY)
+                await api_server.make_key(ANY_PROGRAM)
             try:
                 await self.runtime.apply_settings(replace(self.runtime.settings, **{name: value}))
             finally:
@@ -144,7 +144,7 @@ class ApiServerPage(SettingsPage):
         self.keys = await self.runtime.api_server.keys()
         self._show_keys()
 
-    async def make_key(self, app: str = EVERYBODY) -> None:
+    async def make_key(self, app: str = ANY_PROGRAM) -> None:
         await self.runtime.api_server.make_key(app)
         await self.load_keys()
 
@@ -162,7 +162,7 @@ class ApiServerPage(SettingsPage):
             widget.setVisible(bool(key))
         self._show_key(self.is_key_shown and bool(key))
         clear(self.app_keys)
-        for name in sorted(self.keys.keys() - {EVERYBODY}):
+        for name in sorted(self.keys.keys() - {ANY_PROGRAM}):
             self.app_keys.addWidget(self._key_row(name, self.keys[name]))
 
     def _key_row(self, name: str, key: str) -> QWidget:

@@ -25,8 +25,8 @@ LONG = "x = 1  # " + "and so on " * 400
 
 def divergence(one: Prompt, other: Prompt) -> Divergence | None:
     rewriter = PromptRewriter()
-    assert rewriter.diagnosed("program", "model", one) is None
-    return rewriter.diagnosed("program", "model", other)
+    assert rewriter.diagnose("program", "model", one) is None
+    return rewriter.diagnose("program", "model", other)
 
 
 def why(one: Body, other: Body) -> Reason:
@@ -54,7 +54,7 @@ def test_nothing_is_said_of_a_prompt_that_goes_on_or_is_of_another_kind() -> Non
     [
         (agents.opencode(), agents.opencode(date="Mon Nov 23 2026"), ReasonCode.DATE_IN_SYSTEM, "hold-clock"),
         (agents.opencode(), agents.opencode(folder="/tmp/x"), ReasonCode.FOLDER_IN_SYSTEM, ""),
-        (agents.claude_code(), agents.claude_code(cch="0aaa9"), ReasonCode.BILLING_HEADER, "billing-header"),
+        (agents.claude_code(), agents.claude_code(version="2.1.178"), ReasonCode.BILLING_HEADER, "billing-header"),
         (agents.claude_code(), agents.claude_code(date="2026-11-23"), ReasonCode.DATE_IN_FIRST, "hold-clock"),
         (agents.codex(), agents.codex(folder="/tmp/x"), ReasonCode.FOLDER_IN_FIRST, ""),
         (agents.codex(), agents.codex(date="2026-11-23"), ReasonCode.DATE_IN_FIRST, "hold-clock"),
@@ -99,7 +99,7 @@ def tools(*changes: tuple[ReasonCode, *tuple[str, ...]]) -> Reason:
     ("before", "after"), [("2026-11-22", "2026-11-23"), ("9:14:02", "9:14:03"), ("/a/b", "/c"), ("cwd /a/b", "cwd /c")]
 )
 def test_wherever_a_clock_or_a_path_stands_that_is_told_too(place: causes.Place, before: str, after: str) -> None:
-    found = causes._of_the_line(before, after, place)
+    found = causes._cause_in_line(before, after, place)
     assert found.code.endswith(place.kind)
 
 
@@ -160,7 +160,7 @@ def test_the_closest_before_is_taken_not_the_last() -> None:
     rewriter, long = PromptRewriter(), [user(LONG), assistant("Yes.")]
 
     def told(*turns: Any, program: str = "program", model: str = "model") -> Divergence | None:
-        return rewriter.diagnosed(program, model, rendered(agents.opencode(*turns)))
+        return rewriter.diagnose(program, model, rendered(agents.opencode(*turns)))
 
     told(*long)
     told(user("Another thread " + LONG))
@@ -192,13 +192,13 @@ def test_without_the_rendered_text_the_bodies_say_it() -> None:
 
 
 def test_nothing_stays_of_programs_that_asked_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "MOST_BYTES", 50_000)
+    monkeypatch.setattr(prompts, "MAX_BYTES", 50_000)
     recent = prompts.RecentPrompts()
     for number in range(100):
-        recent.keep((f"program-{number}", "a model"), Prompt(range(100)), None)
+        recent.add((f"program-{number}", "a model"), Prompt(range(100)))
     assert recent.closest(("program-99", "a model"), Prompt(range(100))) is not None
     assert recent.closest(("program-1", "a model"), Prompt(range(100))) is None
-    assert len(recent._kept) <= 12
+    assert len(recent._prompts) <= 12
 
 
 def kept_of(value: Any) -> int:

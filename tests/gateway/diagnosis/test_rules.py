@@ -11,147 +11,137 @@ import pytest
 
 from kvchat.gateway.diagnosis import rules
 from kvchat.gateway.diagnosis.prompts import Prompt
-from kvchat.gateway.diagnosis.rules import RULES
-from kvchat.gateway.rewriting import PromptRewriter, Treated, tokens_spared
+from kvchat.gateway.diagnosis.rules import RULES, Change
+from kvchat.gateway.dialects.request import Form, ParsedRequest
+from kvchat.gateway.rewriting import PromptRewriter, tokens_saved
 from tests.gateway import agents
 from tests.gateway.agents import Body, assistant, rendered, user
-
-DAY = datetime(2026, 11, 22, 9, 12)
 
 
 class Clock:
     def __init__(self) -> None:
-        self.now = DAY
+        self.now = datetime(2026, 11, 22, 9, 12)
 
     def __call__(self) -> datetime:
         return self.now
 
 
-def treat(
-    rewriter: PromptRewriter, body: Body, rules: Collection[str] = tuple(RULES), spaces: int | None = None
-) -> Treated:
-    return rewriter.treat("program", json.dumps(body, ensure_ascii=False, indent=spaces).encode(), body, rules)
+def rewrite(
+    rewriter: PromptRewriter, body: Body, rules: Collection[str] = tuple(RULES)
+) -> tuple[Body, tuple[Change, ...]]:
+    request = ParsedRequest(Form.CHAT, json.dumps(body, ensure_ascii=False).encode(), body)
+    rewritten, changes = rewriter.rewrite("program", request, rules)
+    assert json.loads(rewritten.raw) == rewritten.body
+    assert changes or rewritten is request
+    return rewritten.body, changes
 
 
-def spared_by(treated: Treated, prompt: Prompt, cached: int) -> dict[str, int]:
-    return tokens_spared(treated.changes, prompt.text, len(prompt), cached)
-
-
-def test_the_billing_header_is_left_out() -> None:
+def test_billing_header_is_removed() -> None:
     rewriter = PromptRewriter()
-    raw, off = b"{}", agents.claude_code()
-    assert rewriter.treat("program", raw, off, ()) == Treated(raw, off), "no rule is on"
-    one, other = (treat(rewriter, agents.claude_code(cch=cch), ["billing-header"]) for cch in ("fa690", "0aaa9"))
-    assert one.raw == other.raw
-    assert [block["text"][:15] for block in one.body["system"]] == ["You are Claude ", "Rule 0: do one "]
-    (change,) = other.changes
+    assert rewrite(rewriter, agents.claude_code(), ())[1] == (), "no rule is on"
+    first, (second, (change,)) = (rewrite(rewriter, agents.claude_code(cch=cch)) for cch in ("fa690", "0aaa9"))
+    assert first[0] == second
+    assert [block["text"][:15] for block in second["system"]] == ["You are Claude ", "Rule 0: do one "]
     assert "cch=0aaa9" in change.before
     assert not change.after
     assert change.differs
-    assert json.loads(one.raw) == one.body
-
     header = "x-anthropic-billing-header: cc_version=2.1.100.7b4; cc_entrypoint=cli; cch=eb6c6;\n"
-    body = agents.claude_code() | {"system": header + "You are Claude Code."}
-    assert treat(PromptRewriter(), body).body["system"] == "You are Claude Code."
-    alone = agents.claude_code() | {"system": [{"type": "text", "text": header}]}
-    assert treat(PromptRewriter(), alone).body["system"] == [{"type": "text", "text": ""}]
-
-
-def test_the_first_date_is_held_for_a_day() -> None:
-    clock = Clock()
-    rewriter = PromptRewriter(clock=clock)
-    first = treat(rewriter, agents.opencode(), ["hold-clock"])
-    assert not first.changes
-    clock.now += timedelta(hours=20)
-    second = treat(rewriter, agents.opencode(date="Mon Nov 23 2026"), ["hold-clock"])
-    assert second.raw == first.raw
-    (change,) = second.changes
-    assert (change.before.strip(), change.after.strip()) == (
-        "Today's date: Mon Nov 23 2026",
-        "Today's date: Sun Nov 22 2026",
-    )
-    assert change.differs
-    clock.now += timedelta(hours=5)
-    assert not treat(rewriter, agents.opencode(date="Mon Nov 23 2026"), ["hold-clock"]).changes
-
-
-def test_the_clocks_of_other_programs_are_held_too() -> None:
-    for make, one, other in (
-        (agents.claude_code, {"date": "2026-11-22"}, {"date": "2026-11-23"}),
-        (agents.codex, {"date": "2026-11-22"}, {"date": "2026-11-23"}),
-        (agents.cline, {"time": "9:12:15 AM"}, {"time": "9:14:02 AM"}),
+    for system, expected in (
+        (header + "You are Claude Code.", "You are Claude Code."),
+        ([{"type": "text", "text": header}], [{"type": "text", "text": ""}]),
     ):
-        rewriter = PromptRewriter(clock=Clock())
-        first, second = treat(rewriter, make(**one), ["hold-clock"]), treat(rewriter, make(**other), ["hold-clock"])
-        assert first.raw == second.raw, make
-        assert len(second.changes) == 1
+        assert rewrite(PromptRewriter(), agents.claude_code() | {"system": system})[0]["system"] == expected
 
 
-def test_a_date_that_is_no_clock_is_left_alone() -> None:
+def test_first_date_is_held_for_a_day() -> None:
+    clock = Clock()
+    rewriter, next_day = PromptRewriter(clock=clock), agents.opencode(date="Mon Nov 23 2026")
+    first, changes = rewrite(rewriter, agents.opencode(), ["hold-clock"])
+    assert not changes
+    clock.now += timedelta(hours=20)
+    second, (change,) = rewrite(rewriter, next_day, ["hold-clock"])
+    assert second == first
+    shown = "Today's date: Mon Nov 23 2026", "Today's date: Sun Nov 22 2026"
+    assert (change.before.strip(), change.after.strip(), change.differs) == (*shown, True)
+    clock.now += timedelta(hours=5)
+    assert not rewrite(rewriter, next_day, ["hold-clock"])[1]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (agents.claude_code(date="2026-11-22"), agents.claude_code(date="2026-11-23")),
+        (agents.codex(date="2026-11-22"), agents.codex(date="2026-11-23")),
+        (agents.cline(time="9:12:15 AM"), agents.cline(time="9:14:02 AM")),
+    ],
+)
+def test_timestamps_of_other_programs_are_held(first: Body, second: Body) -> None:
     rewriter = PromptRewriter(clock=Clock())
-    for day in ("2026-12-24", "2027-01-31"):
-        body = {"messages": [{"role": "system", "content": f"The date of the release is {day}."}, user("When?")]}
-        assert not treat(rewriter, body, ["hold-clock"]).changes
-    for day in ("2026-11-22", "2026-11-23"):  # what was said in the conversation stays what was said
-        body = {"messages": [user("Hello"), assistant("Hi"), user(f"Today's date is {day}.")]}
-        assert not treat(rewriter, body, ["hold-clock"]).changes
+    assert rewrite(rewriter, first, ["hold-clock"]) == (first, ())
+    body, changes = rewrite(rewriter, second, ["hold-clock"])
+    assert (body, len(changes)) == (first, 1)
 
 
-def test_what_a_rule_has_spared_is_counted_once_the_engine_says_so() -> None:
-    rewriter = PromptRewriter()
-    prompts = []
-    for cch in ("fa690", "0aaa9"):
-        treated = treat(rewriter, agents.claude_code(cch=cch), RULES)
-        prompts.append((treated, rendered(dict(treated.body))))
-    (first, cold), (second, warm) = prompts
-    assert spared_by(first, cold, 0) == {}
-    assert spared_by(second, warm, len(warm) - 4) == {"billing-header": len(warm) - 4}
-    same = treat(rewriter, agents.claude_code(cch="0aaa9"), RULES)
-    assert spared_by(same, warm, len(warm)) == {}
-
-
-def test_a_held_clock_spares_what_stands_behind_it() -> None:
+@pytest.mark.parametrize(
+    ("messages", "days"),
+    [
+        ([agents.system("The date of the release is {}."), user("When?")], ("2026-12-24", "2027-01-31")),
+        # Conversation history is left alone.
+        ([user("Hello"), assistant("Hi"), user("Today's date is {}.")], ("2026-11-22", "2026-11-23")),
+    ],
+)
+def test_other_dates_are_left_alone(messages: list[Body], days: tuple[str, str]) -> None:
     rewriter = PromptRewriter(clock=Clock())
-    treat(rewriter, agents.opencode(), ["hold-clock"])
-    treated = treat(rewriter, agents.opencode(date="Mon Nov 23 2026"), ["hold-clock"])
-    prompt = rendered(dict(treated.body))
-    spared = spared_by(treated, prompt, len(prompt))["hold-clock"]
-    behind = prompt.text[prompt.text.index("Today's date") :]
-    assert spared == len(prompt) - (len(prompt.text) - len(behind)) * len(prompt) // len(prompt.text)
+    for day in days:
+        body = json.loads(json.dumps({"messages": messages}).replace("{}", day))
+        assert not rewrite(rewriter, body, ["hold-clock"])[1]
 
 
-class Counted:
-    """A pattern that counts how much it was looked for in."""
+def test_saved_tokens_are_counted_from_the_engines_count() -> None:
+    def saved(rewritten: tuple[Body, tuple[Change, ...]], prompt: Prompt, cached: int) -> dict[str, int]:
+        return tokens_saved(rewritten[1], prompt.text, len(prompt), cached)
 
+    rewriter = PromptRewriter(clock=Clock())
+    first, second, same = (rewrite(rewriter, agents.claude_code(cch=cch)) for cch in ("fa690", "0aaa9", "0aaa9"))
+    cold, warm = rendered(first[0]), rendered(second[0])
+    assert saved(first, cold, 0) == {}
+    assert saved(second, warm, len(warm) - 4) == {"billing-header": len(warm) - 4}
+    assert saved(same, warm, len(warm)) == {}
+    rewrite(rewriter, agents.opencode(), ["hold-clock"])
+    held = rewrite(rewriter, agents.opencode(date="Mon Nov 23 2026"), ["hold-clock"])
+    prompt = rendered(held[0])
+    before = prompt.text.index("Today's date") * len(prompt) // len(prompt.text)
+    assert saved(held, prompt, len(prompt)) == {"hold-clock": len(prompt) - before}
+
+
+class CountingPattern:
     def __init__(self, pattern: re.Pattern[str]) -> None:
-        self.pattern, self.looked_at = pattern, 0
+        self.pattern, self.searched = pattern, 0
 
     def search(self, text: str) -> re.Match[str] | None:
-        self.looked_at += len(text)
+        self.searched += len(text)
         return self.pattern.search(text)
 
 
-def test_a_long_line_of_dates_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line of 279 KB took 29 s, for before each of its dates all of the line was looked at."""
-    monkeypatch.setattr(rules, "_TELLS", counted := Counted(rules._TELLS))
+def test_long_line_of_dates_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of 279 KB took 29 s: all of it was searched before each of its dates."""
+    monkeypatch.setattr(rules, "_LABEL", counting := CountingPattern(rules._LABEL))
     for line in ("On 2026-11-22 at 09:12 it rained, ", "Deadline 2027-01-02, "):
         body = agents.opencode()
         body["messages"][0]["content"] = line * 500
-        counted.looked_at = 0
-        treat(PromptRewriter(), body, ["hold-clock"])
-        assert counted.looked_at <= 20 * len(line) * 500
-
-    rewriter = PromptRewriter()
-    (change,) = treat(rewriter, agents.claude_code(cch="x" * 100_000), ["billing-header"]).changes
-    assert len(change.before) <= 500, "no more is remembered than can be shown"
+        counting.searched = 0
+        rewrite(PromptRewriter(), body, ["hold-clock"])
+        assert counting.searched <= 20 * len(line) * 500
+    _, (change,) = rewrite(PromptRewriter(), agents.claude_code(cch="x" * 100_000), ["billing-header"])
+    assert len(change.before) <= 500, "no more is recorded than can be shown"
 
 
-def test_what_stands_behind_very_much_stays_as_it_is() -> None:
+def test_dates_after_very_long_text_stay() -> None:
     clock = Clock()
-    rewriter, told = PromptRewriter(clock=clock), "Today's date is {}.\n" + "x" * 300_000 + "\nToday's date is {}."
+    rewriter, text = PromptRewriter(clock=clock), "Today's date is {}.\n" + "x" * 300_000 + "\nToday's date is {}."
     for day in ("2026-11-22", "2026-11-23"):
         body = agents.opencode()
-        body["messages"][0]["content"] = told.format(day, day)
-        treated = treat(rewriter, body, ["hold-clock"]).body["messages"][0]["content"]
-        assert treated == told.format("2026-11-22", day)
+        body["messages"][0]["content"] = text.format(day, day)
+        rewritten, _ = rewrite(rewriter, body, ["hold-clock"])
+        assert rewritten["messages"][0]["content"] == text.format("2026-11-22", day)
         clock.now += timedelta(hours=15)

@@ -64,9 +64,9 @@ def fill(runtime: FakeRuntime) -> None:
     server.totals.count("opencode", Total(31, 420_000, 402_000, 700_000.0, now - 4000))
     server.totals.count(LONG_NAME, Total(2, 3_000, 0, 0.0, now - 90_000))
     left, hot = a_request(5, stage=Stage.LEFT), a_request(7, source="hot", restore_ms=0.0)
-    server.last = [a_request(9), hot, left, parted(), a_request(3, "opencode")]
+    server.recent = [a_request(9), hot, left, parted(), a_request(3, "opencode")]
     reading = a_request(0, stage=Stage.READING, slot=0, found=4_096, read=8_192, cached=None, first_ms=None)
-    server.under_way = [reading, a_request(0, LONG_NAME, stage=Stage.QUEUED, cached=None)]
+    server.active = [reading, a_request(0, LONG_NAME, stage=Stage.QUEUED, cached=None)]
     server.loaded_slots = (
         LoadedSlot(0, f"program/{CLAUDE}", 12_288),
         LoadedSlot(1, "c", 5_900),

@@ -10,7 +10,7 @@ from PySide6.QtGui import QDesktopServices, QGuiApplication
 from PySide6.QtWidgets import QAbstractButton, QLineEdit
 from pytestqt.qtbot import QtBot
 
-from kvchat.gateway.keys import EVERYBODY
+from kvchat.gateway.keys import ANY_PROGRAM
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.settings.api_server import ApiServerPage
 from tests.ui.fake_runtime import FakeRuntime
@@ -44,7 +44,7 @@ async def test_switched_on_there_is_an_address_and_a_key(runtime: FakeRuntime, w
     assert page.address.text() == "http://127.0.0.1:8737"
     assert page.address_entry.help.text() == "Only this computer can connect."
     keys = await runtime.api_server.keys()
-    assert list(keys) == [EVERYBODY]
+    assert list(keys) == [ANY_PROGRAM]
     page.change("api_server", False)
     await until(lambda: not page.key_entry.isVisible())
     page.change("api_server", True)
@@ -54,7 +54,7 @@ async def test_switched_on_there_is_an_address_and_a_key(runtime: FakeRuntime, w
 
 async def test_the_key_is_shown_only_when_asked_for(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     page = await switched_on(window, runtime)
-    key = (await runtime.api_server.keys())[EVERYBODY]
+    key = (await runtime.api_server.keys())[ANY_PROGRAM]
     assert page.key_field.echoMode() is QLineEdit.EchoMode.Password
     assert key not in page.configuration.toPlainText()
     qtbot.mouseClick(button(page, "Copy the API key"), LEFT)
@@ -74,7 +74,7 @@ async def test_the_key_is_renewed_after_a_question(runtime: FakeRuntime, window:
     qtbot.mouseClick(page.renew, LEFT)
     qtbot.mouseClick(button(question(page.panel), "Create new key"), LEFT)
     await until(lambda: page.key_field.text() not in ("", before))
-    assert await runtime.api_server.keys() == {EVERYBODY: page.key_field.text()}
+    assert await runtime.api_server.keys() == {ANY_PROGRAM: page.key_field.text()}
 
 
 async def test_the_lines_of_each_program_are_copied_with_the_key(
@@ -109,7 +109,7 @@ async def test_a_program_gets_a_key_of_its_own_that_can_be_taken_back(
     assert QGuiApplication.clipboard().text() == (await runtime.api_server.keys())["my-zed"]
     qtbot.mouseClick(button(page, "Revoke the API key of my-zed"), LEFT)
     await until(lambda: page.app_keys.count() == 0)
-    assert list(await runtime.api_server.keys()) == [EVERYBODY]
+    assert list(await runtime.api_server.keys()) == [ANY_PROGRAM]
 
 
 async def test_a_port_is_a_number(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
