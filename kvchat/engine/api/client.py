@@ -292,11 +292,9 @@ class LlamaServerClient:
         path = f"/slots/{self.slot}?action={action}"
         return wire.parse_slot_file(await self._http.request_json("POST", path, body, timeout_s=_SLOT_TIMEOUT_S))
 
-    def forward(
-        self, path: str, body: bytes, meanwhile: Callable[[], Awaitable[None]] | None = None, patience_s: float = 0.0
-    ) -> contextlib.AbstractAsyncContextManager[EngineResponse]:
+    def forward(self, path: str, body: bytes) -> contextlib.AbstractAsyncContextManager[EngineResponse]:
         """See `Transport.forward`. If the request reads into the slot, update `rows`."""
-        return self._http.forward(path, body, silence_s=_REPLY_TIMEOUT_S, meanwhile=meanwhile, patience_s=patience_s)
+        return self._http.forward(path, body, silence_s=_REPLY_TIMEOUT_S)
 
     async def get(self, path: str, timeout_s: float = QUICK_TIMEOUT_S) -> bytes:
         """GET something without side effects, such as /slots or /metrics. Raises EngineSilent after `timeout_s`.

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import json
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -182,28 +182,11 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def forward(
-        self,
-        path: str,
-        body: bytes,
-        *,
-        method: str = "POST",
-        silence_s: float,
-        meanwhile: Callable[[], Awaitable[None]] | None = None,
-        patience_s: float = 0.0,
+        self, path: str, body: bytes, *, method: str = "POST", silence_s: float
     ) -> AsyncIterator[EngineResponse]:
-        """Send a request; yield the response, whatever its status, to be read with `aiter_raw`.
-
-        `meanwhile` runs while the server works, if its response has not begun after `patience_s`; an error there
-        drops the request.
-        """
+        """Send a request; yield the response, whatever its status, to be read with `aiter_raw`."""
         headers = self._authorization | {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         async with self._open(method, path, body, headers, silence_s) as response:
-            if meanwhile is not None:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(patience_s):
-                        await response.read_head()
-                if not response.status_code:
-                    await meanwhile()
             await response.read_head()
             yield response
 
