@@ -26,7 +26,7 @@ import psutil
 
 from kvchat.chat.record.messages import MessageState
 from kvchat.engine.api.wire import Sampling
-from kvchat.gateway.dialects.request import GENERATING, as_chat
+from kvchat.gateway.dialects.request import GENERATING, ParsedRequest
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
@@ -321,7 +321,7 @@ async def _lead(http: httpx2.AsyncClient, one: Said) -> float:
     """How much better the cold engine's first other word was: two slots that are read at once round otherwise."""
     prompt = one.body.get("prompt")
     if prompt is None:
-        rendered = await http.post("/apply-template", json=as_chat(GENERATING[one.path], one.body))
+        rendered = await http.post("/apply-template", json=ParsedRequest(GENERATING[one.path], b"", one.body).chat)
         prompt = rendered.json()["prompt"]
     asked = {"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "n_probs": 200, "id_slot": 0}
     asked |= {"cache_prompt": False}  # from its first token: what is read again in another piece rounds otherwise, too
