@@ -36,27 +36,26 @@ _MAX_SLOWDOWN, _MAX_SPEEDUP = 1.4, 2.0  # largest change per step: one busy mome
 
 R = TypeVar("R")
 Boundary = Callable[[], Coroutine[Any, Any, Tokens]]
-Keep = Callable[[Tokens], Coroutine[Any, Any, object]]
+SaveCallback = Callable[[Tokens], Coroutine[Any, Any, object]]
 Turn = Callable[[], contextlib.AbstractAsyncContextManager[bool]]  # wraps a step; False: stop before it
 
 
-async def keep_nothing(tokens: Tokens) -> None: ...
+async def save_nothing(tokens: Tokens) -> None: ...
 
 
 @dataclass
 class StepPacer:
     """Step size in tokens, chosen from the time of earlier steps."""
 
-    whole: float | None = None  # ms per token in steps >= FULL_STEP
-    small: float | None = None  # in smaller ones
+    rates: dict[bool, float] = field(default_factory=dict)  # ms per token in steps >= FULL_STEP (True) and smaller ones
     step_ms: float = TARGET_STEP_MS  # target per step
     _measured: set[bool] = field(default_factory=set)  # step kinds measured so far
 
     def tokens(self, left: int) -> int:
-        if not (self.whole or self.small):
+        if not self.rates:
             return min(FIRST_STEP if self.step_ms <= TARGET_STEP_MS else FULL_STEP, left)
-        whole = self.whole or (self.small or 0.0) / 2
-        small = self.small or 2 * whole
+        whole = self.rates[True] if True in self.rates else self.rates[False] / 2
+        small = self.rates.get(False, 2 * whole)
         as_whole = FULL_STEP * whole <= _MAX_OVERRUN * self.step_ms or small > _MAX_SMALL_STEP_COST * whole
         if as_whole and left >= FULL_STEP:
             step = min(max(int(self.step_ms / whole), FULL_STEP), MAX_STEP, left)
@@ -67,15 +66,12 @@ class StepPacer:
         """Learn from a step. The first of each size is trusted; later ones change the rate slowly."""
         if tokens < MIN_LEARNED_TOKENS or not ms:
             return
-        is_whole, now = tokens >= FULL_STEP, ms / tokens
-        was = self.whole if is_whole else self.small
-        if was and is_whole in self._measured:
-            now = min(max(now, was / _MAX_SPEEDUP), was * _MAX_SLOWDOWN)
+        is_whole, rate = tokens >= FULL_STEP, ms / tokens
+        if is_whole in self._measured:
+            before = self.rates[is_whole]
+            rate = min(max(rate, before / _MAX_SPEEDUP), before * _MAX_SLOWDOWN)
         self._measured.add(is_whole)
-        if is_whole:
-            self.whole = now
-        else:
-            self.small = now
+        self.rates[is_whole] = rate
 
 
 def tail_size(missing: int, ms_per_token: float | None, step_ms: float) -> int:
@@ -92,28 +88,27 @@ async def prefill_ahead(
     lease: Lease,
     tokens: Tokens,
     loaded: LoadedState,
-    wanted: Callable[[], bool],
+    may_continue: Callable[[], bool],
     progress: Callable[[int], None] = lambda done: None,
     step_ms: float = TARGET_STEP_MS,
     turn: Turn = lambda: contextlib.nullcontext(True),
 ) -> bool:
-    """Read `tokens` into a slot `loaded` for them; False if it stopped being `wanted` before the end.
+    """Process `tokens` in a slot `loaded` for them; False if it was stopped before the end.
 
     A step is never cut short, even if the caller is cancelled: the slot's contents stay known, and a state that
-    cannot be cut never ends up in between. The first step proves what was loaded. The time taken updates the
-    estimated value of restoring. Raises EngineGone and EngineRefused.
+    cannot be cut never ends up in between. The first step proves what was loaded. Raises EngineGone and EngineRefused.
     """
     done, speed = min(loaded.expected_cached, len(tokens)), lease.slots.restore_cost.speed
-    pace = StepPacer(*speed.ms_per_step_token(), step_ms)
+    pacer = StepPacer(speed.step_rates(), step_ms)
     while done < len(tokens):
-        if not wanted():
+        if not may_continue():
             return False
-        async with turn() as mine:
-            if not mine:
+        async with turn() as is_allowed:
+            if not is_allowed:
                 return False
-            end = done + pace.tokens(len(tokens) - done)
+            end = done + pacer.tokens(len(tokens) - done)
             timings, loaded = await shielded(_prefill_step(lease, tokens[:end], loaded))
-        pace.learn(timings.prompt_n, timings.prompt_ms)
+        pacer.learn(timings.prompt_n, timings.prompt_ms)
         speed.learn(timings.prompt_n, timings.prompt_ms, timings.cache_n)
         done = end
         progress(done)
@@ -132,18 +127,18 @@ async def prefill_and_save(
     lease: Lease,
     stops: Iterable[Tokens],
     loaded: LoadedState,
-    wanted: Callable[[], bool],
-    keep: Keep,
+    may_continue: Callable[[], bool],
+    save: SaveCallback,
     progress: Callable[[int], None],
     step_ms: float = TARGET_STEP_MS,
 ) -> bool:
-    """Like `prefill_ahead`, stop by stop, calling `keep` at each; True if it reached the end."""
+    """Like `prefill_ahead`, stop by stop, calling `save` at each; True if it reached the end."""
     for number, stop in enumerate(stops):
         if number:
             loaded = await lease.load_boundary(stop)
-        if not await prefill_ahead(lease, stop, loaded, wanted, progress, step_ms):
+        if not await prefill_ahead(lease, stop, loaded, may_continue, progress, step_ms):
             return False
-        await shielded(keep(stop))
+        await shielded(save(stop))
     return True
 
 
@@ -236,10 +231,9 @@ async def save_system_prompt(
     prompt: Tokens,
     progress: Callable[[PromptProgress], None],
 ) -> Timings | None:
-    """Read `prompt` up to the end of its system prompt, where first questions begin, and save.
+    """Process `prompt` up to the end of its system prompt, and save; None if a save point there gains nothing.
 
-    None if a save point there gains nothing. A long prompt gets one before others share it: retrying the
-    first question, or starting the next chat, then need not read it again. May be cancelled, but finishes a save
+    A long prompt gets one before others share it: for a retry, or the next chat. May be cancelled, but finishes a save
     that has begun. Raises EngineGone and EngineRefused.
     """
     engine = lease.engine

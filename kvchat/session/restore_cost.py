@@ -59,9 +59,10 @@ class PrefillSpeed:
             self.recalled = True
             self.samples = deque((*samples, *self.samples), maxlen=_MAX_SAMPLES)
 
-    def ms_per_step_token(self) -> tuple[float | None, float | None]:
-        """Return ms per token of the last full and the last smaller step, which may be slower."""
-        return self._steps.get(True, self.ms_per_token), self._steps.get(False)
+    def step_rates(self) -> dict[bool, float]:
+        """Return ms per token of the last whole step (True) and the last smaller one, which may be slower."""
+        average = self.ms_per_token
+        return ({True: average} if average else {}) | self._steps
 
     @property
     def ms_per_token(self) -> float | None:

@@ -56,21 +56,21 @@ def test_a_whole_step_becomes_smaller_only_if_it_takes_much_too_long() -> None:
 
 def test_small_steps_are_avoided_if_they_save_little_time() -> None:
     """With gigabytes of rows on two cores, 8 tokens took 0.7 s and 64 took 1.2 s."""
-    pacer, times = run_steps(20, lambda tokens: 600 + 9 * tokens, StepPacer(whole=5.0))
+    pacer, times = run_steps(20, lambda tokens: 600 + 9 * tokens, StepPacer({True: 5.0}))
     assert pacer.tokens(PLENTY) == FULL_STEP
     assert sum(ms < 1000 for ms in times) == 1
 
 
 def test_the_remaining_tokens_are_processed_in_small_steps_too() -> None:
     duration = deep(4000)
-    pacer = StepPacer(duration(FULL_STEP) / FULL_STEP, duration(30) / 30)
+    pacer = StepPacer({True: duration(FULL_STEP) / FULL_STEP, False: duration(30) / 30})
     assert duration(pacer.tokens(60)) <= 1.1 * TARGET_STEP_MS
     assert pacer.tokens(5) == 5
 
 
 def test_steps_and_tail_match_the_engines_batches() -> None:
     """Its rounding depends on the batch size."""
-    pacer = StepPacer(whole=0.3)
+    pacer = StepPacer({True: 0.3})
     assert pacer.tokens(PLENTY) == BATCH_SIZE
     assert pacer.tokens(PLENTY - FULL_STEP) == BATCH_SIZE - FULL_STEP  # after a first step of so many
     for missing, tail in ((300, 300), (2 * BATCH_SIZE, BATCH_SIZE), (1100, 76)):
@@ -87,6 +87,6 @@ def test_one_slow_or_tiny_step_changes_little() -> None:
     assert pacer.tokens(PLENTY) >= before / 1.5
     pacer.learn(pacer.tokens(PLENTY), TARGET_STEP_MS)
     assert pacer.tokens(PLENTY) >= before / 1.5
-    pacer = StepPacer(2.0, 4.0)
+    pacer = StepPacer({True: 2.0, False: 4.0})
     pacer.learn(3, 90)
-    assert (pacer.whole, pacer.small) == (2.0, 4.0)
+    assert pacer.rates == {True: 2.0, False: 4.0}

@@ -97,7 +97,7 @@ def test_the_steps_of_one_prompt_are_one_sample() -> None:
     assert [(sample.tokens, sample.ms) for sample in speed.samples] == [(320, 5500)]
     speed.learn(100, 1000, 0)
     assert len(speed.samples) == 2
-    assert speed.ms_per_step_token() == (10.0, 1000 / 32)
+    assert speed.step_rates() == {True: 10.0, False: 1000 / 32}
 
 
 def test_each_model_has_its_own_speed() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvchat.chat.events import Notice, ReadAheadProgress, ReadAheadSkipped
@@ -21,7 +21,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.exchange import Request
 from kvchat.session.lease import Lease
-from kvchat.session.prefill import Keep, keep_nothing, prefill_and_save
+from kvchat.session.prefill import SaveCallback, prefill_and_save, save_nothing
 from kvchat.session.proof import LoadedState
 from kvchat.session.restore_cost import MIN_GAIN
 from kvchat.session.slot import Slot
@@ -187,13 +187,13 @@ class ReadAhead:
         if job.branch and (missing >= MIN_GAIN or unsaved):
             label = job.branch[-1].id
 
-            async def keep(stop: Tokens) -> None:
+            async def save(stop: Tokens) -> None:
                 if self._may_save(job) and not await lease.is_saved(stop):
                     await lease.settle(stop)
                     if await lease.save(stop, label=label, notify=stop == boundary) is None:
                         self._failed_saves[lease.owner] = len(boundary)
 
-            if not await self._read(job, [boundary], loaded, keep, draft=False):
+            if not await self._read(job, boundary, loaded, save, draft=False):
                 return False
             self._turn_context.background.begin(self._turn_context.absorb())
             loaded = await lease.load_boundary(job.draft or boundary)
@@ -205,7 +205,7 @@ class ReadAhead:
                     reason = Reason(ReasonCode.COSTS_MORE)
                     self._turn_context.publish(ReadAheadSkipped(job.target.conversation_id, reason))
                     return False
-            return await self._read(job, [job.draft], loaded, draft=True)
+            return await self._read(job, job.draft, loaded, draft=True)
         return True
 
     def _may_save(self, job: _PrefillJob) -> bool:
@@ -214,9 +214,9 @@ class ReadAhead:
         return can_save and self._failed_saves.get(job.lease.owner) != len(job.boundary)
 
     async def _read(
-        self, job: _PrefillJob, stops: Sequence[Tokens], loaded: LoadedState, keep: Keep = keep_nothing, *, draft: bool
+        self, job: _PrefillJob, stop: Tokens, loaded: LoadedState, save: SaveCallback = save_nothing, *, draft: bool
     ) -> bool:
-        conversation_id, events, end = job.target.conversation_id, self._turn_context.events, len(stops[-1])
+        conversation_id, events, end = job.target.conversation_id, self._turn_context.events, len(stop)
         begun = reached = min(loaded.expected_cached, end)
 
         def on_progress(done: int) -> None:
@@ -227,7 +227,7 @@ class ReadAhead:
 
         on_progress(begun)
         try:
-            return await prefill_and_save(job.lease, stops, loaded, job.may_continue, keep, on_progress)
+            return await prefill_and_save(job.lease, [stop], loaded, job.may_continue, save, on_progress)
         finally:
             events.publish(ReadAheadProgress(conversation_id, reached - begun, reached - begun, draft))
 
