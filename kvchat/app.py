@@ -32,7 +32,7 @@ from kvchat.text.language import _
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.accessibility import report_accessible_roles, set_ui_language
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.confirm import say
+from kvchat.ui.dialogs.confirm import show_error_box
 from kvchat.ui.sidebar.conversation_list import Arrangement
 
 _SHOW_WINDOW = StartRequest()
@@ -65,14 +65,14 @@ def run(*, starter: bool, hidden: bool, request: StartRequest = _SHOW_WINDOW) ->
     try:
         paths.ensure()
     except KvchatError as error:
-        qasync.run(say(error))
+        qasync.run(show_error_box(error))
         return 1
     ownership = Ownership(paths.data, _("the kvchat window"))
     try:
         if not _claim(ownership, paths, request):
             return 0
     except KvchatError as error:
-        qasync.run(say(error))
+        qasync.run(show_error_box(error))
         return 1
     try:
         with asyncio.Runner(loop_factory=lambda: _Loop(qt)) as runner:
@@ -176,7 +176,7 @@ async def _run(
         try:
             finish_restore(paths)
         except KvchatError as error:
-            await say(error)
+            await show_error_box(error)
         settings = load_settings(paths.settings_file)  # the restored settings
         set_ui_language(settings.language)
     look = Look(qt, settings.theme)
@@ -207,7 +207,7 @@ async def _run(
                 commands.open_runtime = runtime
     except KvchatError as error:
         await drafts.close()
-        await say(error)
+        await show_error_box(error)
         return 1
     if runtime is None:
         return 1

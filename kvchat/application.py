@@ -27,7 +27,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.opening import StartRequestHandler
 from kvchat.ui.app.tray import ReplyNotifier, Tray, close_with_progress
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.confirm import ask, say
+from kvchat.ui.dialogs.confirm import ask_in_box, show_error_box
 from kvchat.ui.settings.settings_window import SettingsWindow
 
 _RELEASE_INTERVAL_MS = 10_000
@@ -43,7 +43,7 @@ async def open_or_repair(paths: Paths, settings: Settings, release: Callable[[],
     except ChatsDamaged as error:
         message = _("The repair recovers all readable messages and adds those from the newest automatic backup.")
         await release()
-        if not await ask(
+        if not await ask_in_box(
             error.title,
             join_sentences(message, _("kvchat keeps the damaged file under another name.")),
             error.detail,
@@ -53,7 +53,7 @@ async def open_or_repair(paths: Paths, settings: Settings, release: Callable[[],
         repaired = await asyncio.to_thread(repair, paths)
         if repaired is None:
             raise
-        await ask(repaired.title, repaired.words, "", "")
+        await ask_in_box(repaired.title, repaired.words, "", "")
         return await open_runtime(paths, settings)
 
 
@@ -114,7 +114,7 @@ class Application:
         try:
             await self._window.finish()
         except KvchatError as error:
-            await say(error)  # the user may have freed disk space
+            await show_error_box(error)  # the user may have freed disk space
             with contextlib.suppress(KvchatError):
                 await self._window.chat.drafts.save()
         await self._bus.close()

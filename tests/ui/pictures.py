@@ -330,7 +330,7 @@ def _opened(dialog: QDialog) -> QDialog:
 
 async def _dialogs(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
     import kvchat.ui.controllers.transfer as transfer
-    import kvchat.ui.dialogs.metered as metered
+    import kvchat.ui.dialogs.confirm as metered
     from kvchat.text.formatting import format_size
     from kvchat.text.language import _
     from kvchat.ui.dialogs.confirm import ConfirmDialog, ask_passphrase

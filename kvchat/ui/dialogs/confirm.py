@@ -1,22 +1,16 @@
-"""Questions and file dialogs that never stop the event loop, and boxes before there is a window."""
+"""Questions and file dialogs that never stop the event loop, and message boxes before there is a window."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QPalette, QShowEvent
-from PySide6.QtWidgets import (
-    QDialog,
-    QFileDialog,
-    QLineEdit,
-    QMessageBox,
-    QPushButton,
-    QToolButton,
-    QWidget,
-)
+from PySide6.QtWidgets import QDialog, QFileDialog, QLineEdit, QMessageBox, QPushButton, QToolButton, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.text.language import _
@@ -24,7 +18,7 @@ from kvchat.ui.base.building import STRETCH, Part, button, column, label, line_e
 from kvchat.ui.base.icons import icon
 from kvchat.ui.widgets.layouts import room_on_screen
 
-_LETTERS = 64  # wide
+_LETTERS = 64  # a question's width
 _ARROWS = {"backButton": "chevron-left", "forwardButton": "chevron-right", "toParentButton": "arrow-up"}
 
 
@@ -37,6 +31,10 @@ def fit_height(dialog: QDialog, letters: int) -> None:
     dialog.setFixedWidth(min(dialog.fontMetrics().averageCharWidth() * letters, room_on_screen().width()))
     layout.activate()
     dialog.setFixedHeight(layout.totalHeightForWidth(dialog.width()))
+
+
+_NETWORK_MANAGER = "org.freedesktop.NetworkManager"
+_METERED = (1, 3)  # yes, probably: https://networkmanager.dev/docs/api/latest/nm-dbus-types.html#NMMetered
 
 
 class Question(QDialog):
@@ -79,6 +77,44 @@ def confirm(
     return dialog
 
 
+def ask_if_metered(
+    parent: QWidget, run: Callable[[Coroutine[Any, Any, None]], object], what: str, download: Callable[[], object]
+) -> None:
+    """Call `download`; on a metered connection, ask first. what: the download, with its size"""
+
+    async def check() -> None:
+        if not await is_metered():
+            download()
+            return
+        text = _("To be downloaded: {what}. Your desktop reports that this connection is metered.", what=what)
+        title, action = _("Download over a metered connection?"), _("Download")
+        confirm(parent, title, text, action, download, keep=_("Not now"))
+
+    run(check())
+
+
+async def is_metered() -> bool:
+    """Return True if the connection is metered, False if unknown."""
+    if sys.platform != "linux":
+        from PySide6.QtNetwork import QNetworkInformation
+
+        if QNetworkInformation.instance() is None:
+            QNetworkInformation.loadBackendByFeatures(QNetworkInformation.Feature.Metered)
+        network = QNetworkInformation.instance()
+        return network is not None and network.isMetered()
+    from kvchat.system.session_bus import NoAnswer, Service, SessionBus  # not needed for the first frame
+
+    manager = Service(_NETWORK_MANAGER, "/org/freedesktop/NetworkManager", "org.freedesktop.DBus.Properties")
+    bus = SessionBus("SYSTEM")
+    try:
+        ((_kind, metered),) = await bus.call(manager, "Get", "ss", _NETWORK_MANAGER, "Metered")
+    except NoAnswer:
+        return False
+    finally:
+        await bus.close()
+    return metered in _METERED
+
+
 class PassphraseDialog(Question):
     """Dialog for a passphrase, which is stored nowhere.
 
@@ -94,28 +130,28 @@ class PassphraseDialog(Question):
         self.shown.setAutoDefault(False)  # Enter must not press it
         self.go, self.cancel = QPushButton(action), QPushButton(_("Cancel"))
         lines = label(title, "title", wraps=True), label(text, "muted", wraps=True), row((self.field, 1), self.shown)
-        twice = (self.again, self.differs) if optional else ()
-        super().__init__(parent, title, (*lines, *twice), self.cancel, self.go)
+        repeat = (self.again, self.differs) if optional else ()
+        super().__init__(parent, title, (*lines, *repeat), self.cancel, self.go)
         for field in (self.field, self.again):
             field.textChanged.connect(self._check)
         self._optional = optional
-        self.shown.toggled.connect(self._show_typed)
-        self._show_typed(False)
+        self.shown.toggled.connect(self._show_passphrase)
+        self._show_passphrase(False)
         self._check()
         self.go.setProperty("kind", "primary")
         self.go.clicked.connect(self.accept)
         self.cancel.clicked.connect(self.reject)
         self.field.setFocus()
 
-    def _show_typed(self, on: bool) -> None:
+    def _show_passphrase(self, on: bool) -> None:
         for field in (self.field, self.again):
             field.setEchoMode(QLineEdit.EchoMode.Normal if on else QLineEdit.EchoMode.Password)
 
     def _check(self) -> None:
-        given, again = self.field.text(), self.again.text()
-        self.go.setEnabled(given == again if self._optional else bool(given))
-        self.again.setEnabled(bool(given) or bool(again))
-        self.differs.setText("" if given.startswith(again) else _("The passphrases do not match."))
+        first, again = self.field.text(), self.again.text()
+        self.go.setEnabled(first == again if self._optional else bool(first))
+        self.again.setEnabled(bool(first or again))
+        self.differs.setText("" if first.startswith(again) else _("The passphrases do not match."))
 
 
 def ask_passphrase(
@@ -152,20 +188,20 @@ def save_dialog(parent: QWidget, title: str, name: str, kinds: str, on_pick: Cal
     dialog.open()
 
 
-async def say(error: KvchatError) -> None:
-    await ask(error.title, error.explanation, "", "")
+async def show_error_box(error: KvchatError) -> None:
+    await ask_in_box(error.title, error.explanation, "", "")
 
 
-async def ask(title: str, words: str, detail: str, action: str) -> bool:
+async def ask_in_box(title: str, text: str, detail: str, action: str) -> bool:
     """Ask in a message box before there is a window. Return True for `action`; if empty, show only OK."""
     closed = asyncio.Event()
     box = QMessageBox(QMessageBox.Icon.Critical if action else QMessageBox.Icon.Warning, "kvchat", title)
-    box.setInformativeText("\n\n".join(part for part in (words, detail) if part))
-    wanted = box.addButton(action, QMessageBox.ButtonRole.AcceptRole) if action else None
-    if wanted is not None:
-        box.setDefaultButton(wanted)
+    box.setInformativeText("\n\n".join(filter(None, (text, detail))))
+    accept = box.addButton(action, QMessageBox.ButtonRole.AcceptRole) if action else None
+    if accept is not None:
+        box.setDefaultButton(accept)
         box.addButton(_("Quit"), QMessageBox.ButtonRole.RejectRole)
     box.finished.connect(lambda _: closed.set())
     box.open()
     await closed.wait()
-    return wanted is not None and box.clickedButton() is wanted
+    return accept is not None and box.clickedButton() is accept

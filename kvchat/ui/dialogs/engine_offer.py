@@ -19,7 +19,7 @@ from kvchat.text.formatting import format_rough_duration, format_size
 from kvchat.text.language import N_, _, join_list, join_parts, join_sentences
 from kvchat.ui.base.building import button, column, label, progress_bar, row
 from kvchat.ui.base.theme import Look, restyle
-from kvchat.ui.dialogs.metered import ask_if_metered
+from kvchat.ui.dialogs.confirm import ask_if_metered
 from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.layouts import flow
@@ -49,8 +49,7 @@ class EngineOffer(QWidget):
         self._unsubscribe: Callable[[], None] | None = None
         self.choice = ChoiceBox(look, _("Backend"))
         self.choice.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
-        kind = "" if explains else "primary"
-        self.get = button(_("Download"), self._begin, kind)
+        self.get = button(_("Download"), self._begin, "" if explains else "primary")
         self.bar, self.amount = progress_bar(_("Downloading an engine")), label(kind="muted", wraps=True)
         self.cancel = button(_("Cancel"), engines.cancel_download, name=_("Cancel the engine download"))
         self.outcome = Card()
@@ -58,9 +57,10 @@ class EngineOffer(QWidget):
         self._choosing.setLayout(flow(self.choice, self.get))
         below = row((self.amount, 1), self.cancel, spacing=10)
         column(self.bar, below, on=self._running, spacing=8, margins=(0, 4, 0, 0))
-        self.title, self.words = label("", "strong", wraps=True), label(_(PROMISE), "small", wraps=True)
-        column(self.title, self.words, self._choosing, self._running, self.outcome, on=self, spacing=8, margins=0)
-        for widget in (self.outcome, self._running, *((self,) if explains else (self.title, self.words))):
+        self.title, self.explanation = label("", "strong", wraps=True), label(_(PROMISE), "small", wraps=True)
+        parts = self.title, self.explanation, self._choosing, self._running, self.outcome
+        column(*parts, on=self, spacing=8, margins=0)
+        for widget in (self.outcome, self._running, *((self,) if explains else (self.title, self.explanation))):
             widget.hide()
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -93,16 +93,16 @@ class EngineOffer(QWidget):
             self.tried.emit()
 
     def look(self) -> None:
-        async def look() -> None:
+        async def show() -> None:
             graphics = await asyncio.to_thread(self._engines.unused_graphics)
             if graphics is not None:
                 title = _("{cards}: use it to get replies several times faster", cards=cards(graphics))
                 self.title.setText(title)
-                self.words.setText(join_sentences(driver_advice(graphics), _(PROMISE)))
+                self.explanation.setText(join_sentences(driver_advice(graphics), _(PROMISE)))
                 self.show_choices(graphics)
             self.setVisible(graphics is not None or self._engines.fetching is not None)
 
-        self._start(look())
+        self._start(show())
 
     def show_choices(self, graphics: Graphics) -> None:
         backends = suitable_backends(graphics)
@@ -114,30 +114,29 @@ class EngineOffer(QWidget):
             self.choice.setCurrentIndex(max(0, self.choice.findData(chosen)))
 
     def _show_fetching(self) -> None:
-        now = self._engines.fetching
-        self._choosing.setVisible(now is None)
-        self._running.setVisible(now is not None)
-        if now is None:
+        download = self._engines.fetching
+        self._choosing.setVisible(download is None)
+        self._running.setVisible(download is not None)
+        if download is None:
             return
         self.outcome.hide()
-        known = now.build is not None and now.stage in (Stage.CHECKING, Stage.FETCHING)
-        self.bar.setRange(0, 1000 if known else 0)  # 0: indeterminate
-        if now.build is not None and known:
-            self.bar.setValue(int(1000 * now.done / max(now.build.size, 1)))
-        self.amount.setText(_words(now))
+        build = download.build if download.stage in (Stage.CHECKING, Stage.FETCHING) else None
+        self.bar.setRange(0, 1000 if build is not None else 0)  # 0: indeterminate
+        if build is not None:
+            self.bar.setValue(int(1000 * download.done / max(build.size, 1)))
+        self.amount.setText(_progress_text(download))
 
     def show_steps(self, steps: Sequence[TrialStep]) -> None:
-        last = steps[-1].error if steps else None
-        if last is not None:
-            self.show_error(last)
+        if steps and (error := steps[-1].error) is not None:
+            self.show_error(error)
             return
-        told = "\n".join(f"✓ {step.name}: {step.detail}" for step in steps)
-        self._say(_("The new engine works and has been selected"), told, "", "")
+        detail = "\n".join(f"✓ {step.name}: {step.detail}" for step in steps)
+        self._show_outcome(_("The new engine works and has been selected"), detail, "", "")
 
     def show_error(self, error: KvchatError) -> None:
-        self._say(error.title, error.detail, error.advice, "bad")
+        self._show_outcome(error.title, error.detail, error.advice, "bad")
 
-    def _say(self, title: str, detail: str, advice: str, tone: str) -> None:
+    def _show_outcome(self, title: str, detail: str, advice: str, tone: str) -> None:
         for widget in (self.outcome, self.outcome.title):
             restyle(widget, "tone", tone)
         self.outcome.set_text(title, detail, advice)
@@ -148,20 +147,18 @@ def cards(graphics: Graphics) -> str:
     return _("{makers} GPU", makers=_(" and ").join(maker.value for maker in graphics.vendors))
 
 
-def _words(now: EngineDownload) -> str:
+def _progress_text(download: EngineDownload) -> str:
     """Return the progress: "llama.cpp-b11457-vulkan: 12 MB of 32 MB · 5 MB/s · 4 s left", or the stage."""
-    if now.build is None:
-        return f"{_(now.stage.value).capitalize()}…"
-    if now.stage is Stage.TRYING and now.steps:
-        return join_sentences(
-            f"{now.build.name}: {_(now.stage.value)}", f"{now.steps[-1].name}: {now.steps[-1].detail}"
-        )
-    if now.stage is not Stage.FETCHING:
-        return f"{now.build.name}: {_(now.stage.value)}…"
-    parts = [
-        _("{name}: {done} of {size}", name=now.build.name, done=format_size(now.done), size=format_size(now.build.size))
-    ]
-    if now.rate > 0:
-        left = format_rough_duration((now.build.size - now.done) / now.rate)
-        parts += [_("{size}/s", size=format_size(now.rate)), _("{time} left", time=left)]
+    build, stage, steps = download.build, _(download.stage.value), download.steps
+    if build is None:
+        return f"{stage.capitalize()}…"
+    if download.stage is Stage.TRYING and steps:
+        return join_sentences(f"{build.name}: {stage}", f"{steps[-1].name}: {steps[-1].detail}")
+    if download.stage is not Stage.FETCHING:
+        return f"{build.name}: {stage}…"
+    done, size = format_size(download.done), format_size(build.size)
+    parts = [_("{name}: {done} of {size}", name=build.name, done=done, size=size)]
+    if download.rate > 0:
+        left = format_rough_duration((build.size - download.done) / download.rate)
+        parts += [_("{size}/s", size=format_size(download.rate)), _("{time} left", time=left)]
     return join_parts(parts)

@@ -29,8 +29,8 @@ from kvchat.ui.widgets.layouts import FittingDialog, ShrinkingPage, breakable, r
 _MAX_NOTICES = 3
 _INFO_MS = 12_000
 _MAX_UNDOS = 20
-_LETTERS = 48  # minimum width
-_REQUEST = N_(
+_LETTERS = 48  # minimum width of a report
+_BUG_TEXT = N_(
     "kvchat ran into an unexpected error. Your chats are safe on disk. If you report it, include the "
     "text below. Check it first: it may contain text you wrote."
 )
@@ -41,21 +41,21 @@ class NoticeView(QFrame):
 
     def __init__(self, look: Look, title: str, detail: str, tone: str) -> None:
         super().__init__()
-        self.words = (title, detail)
+        self.texts = (title, detail)
         self.on_click: Callable[[], object] | None = None
         styled(self, "notice", tone).setAccessibleName(join_sentences(title, detail))
-        sign, theme = label(), look.theme
-        picture = icon("warning", theme.warn) if tone == "warn" else icon("info", theme.accent)
-        sign.setPixmap(picture.pixmap(QSize(1, 1) * look.px(18)))
+        picture, theme = label(), look.theme
+        glyph = icon("warning", theme.warn) if tone == "warn" else icon("info", theme.accent)
+        picture.setPixmap(glyph.pixmap(QSize(1, 1) * look.px(18)))
         kinds = (title, "strong" if tone else ""), (breakable(detail), "muted")
-        texts = [label(text, kind, wraps=True, selectable=True) for text, kind in kinds if text]
+        lines = [label(text, kind, wraps=True, selectable=True) for text, kind in kinds if text]
         self.close_button = tool_button(_("Close this notice"), self.dismiss, icon=icon("close", theme.muted))
-        parts = sign, (column(*texts, spacing=2), 1), self.close_button
+        parts = picture, (column(*lines, spacing=2), 1), self.close_button
         self._row = row(*parts, on=self, spacing=10, margins=(12, 6, 6, 6))
 
-    def add_button(self, words: str, on_click: Callable[[], object]) -> None:
+    def add_button(self, text: str, on_click: Callable[[], object]) -> None:
         self.on_click = on_click
-        made = button(words, lambda: on_click(), "link")
+        made = button(text, lambda: on_click(), "link")
         made.clicked.connect(self.dismiss)
         self._row.insertWidget(self._row.count() - 1, made)
 
@@ -136,11 +136,11 @@ class Notices(ShrinkingPage):
             self.report.add(text)
             return
         self.report = BugReportDialog(self._look, text, self.window())
-        self.report.finished.connect(self._forget_report)
+        self.report.finished.connect(self._report_closed)
         self.report.open()
 
     def _add(self, title: str, detail: str, tone: str = "", *, stays: bool = False) -> NoticeView | None:
-        if any(notice.words == (title, detail) for notice in self.on_show):
+        if any(notice.texts == (title, detail) for notice in self.on_show):
             return None
         for old in self.on_show[: max(0, len(self.on_show) - _MAX_NOTICES + 1)]:
             old.dismiss()
@@ -154,32 +154,29 @@ class Notices(ShrinkingPage):
         self.changed.emit()
         return notice
 
-    def _dismiss(self, words: tuple[str, str]) -> None:
+    def _dismiss(self, texts: tuple[str, str]) -> None:
         for notice in self.on_show:
-            if notice.words == words:
+            if notice.texts == texts:
                 notice.dismiss()
 
-    def _forget_report(self) -> None:
+    def _report_closed(self) -> None:
         self.report = None
 
 
 class ReportDialog(FittingDialog):
-    def __init__(self, title: str, words: str, text: str, font: QFont, parent: QWidget | None) -> None:
+    def __init__(self, title: str, explanation: str, text: str, font: QFont, parent: QWidget | None) -> None:
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(title)
         self.smallest = QSize(self.fontMetrics().averageCharWidth() * _LETTERS, 0)
         self.resize(620, 420)
         self.text = plain_text(_("Report"), font, text)
-        self.copy = button(_("Copy"), self._copy, name=_("Copy the report"))
+        copy = QGuiApplication.clipboard().setText
+        self.copy = button(_("Copy"), lambda: copy(self.text.toPlainText()), name=_("Copy the report"))
         close = button(_("Close"), self.close, name=_("Close the report"))
         close.setDefault(True)
-        buttons = row(STRETCH, self.copy, close)
-        said = label(words, wraps=True)
-        self.column = column(said, (self.text, 1), buttons, on=self, spacing=12, margins=(20, 18, 20, 16))
-
-    def _copy(self) -> None:
-        QGuiApplication.clipboard().setText(self.text.toPlainText())
+        parts = label(explanation, wraps=True), (self.text, 1), row(STRETCH, self.copy, close)
+        self.column = column(*parts, on=self, spacing=12, margins=(20, 18, 20, 16))
 
 
 class BugReportDialog(ReportDialog):
@@ -187,7 +184,7 @@ class BugReportDialog(ReportDialog):
         # in English: for the developer who gets the report
         versions = f"kvchat {__version__}\n{platform.platform()}\nPython {platform.python_version()}"
         font = page_font(look.fonts.mono, look.fonts.small)
-        super().__init__(_("Unexpected error"), _(_REQUEST), f"{versions}\n\n{text}", font, parent)
+        super().__init__(_("Unexpected error"), _(_BUG_TEXT), f"{versions}\n\n{text}", font, parent)
         self.copy.setDefault(True)
 
     def add(self, text: str) -> None:
@@ -199,8 +196,8 @@ class ImportReportDialog(ReportDialog):
         failed = _("One item was not imported, or only in part:")
         if len(problems) > 1:
             failed = _("{count} items were not imported, or only in part:", count=format_number(len(problems)))
-        words = join_sentences(known, failed)
-        super().__init__(_("Import"), words, "\n".join(problems), page_font(look.fonts.family, look.fonts.base), parent)
+        font, text = page_font(look.fonts.family, look.fonts.base), "\n".join(problems)
+        super().__init__(_("Import"), join_sentences(known, failed), text, font, parent)
         self.setAccessibleName(title)
         self.column.insertWidget(0, label(title, "title"))
 
@@ -210,6 +207,8 @@ _T = TypeVar("_T")
 
 class Panel(FittingDialog):
     """Window with its own notices, which the main window would hide. Subclasses place `notices`."""
+
+    close_button: QPushButton | None = None  # focused first: a list would open with a focus ring
 
     def __init__(
         self,
@@ -230,10 +229,10 @@ class Panel(FittingDialog):
         self.notices = Notices(look)
         self._look, self._least = look, least
         self.resize(self._scaled(size))
-        look.changed.connect(self._need)  # a non-method would keep a closed window alive
-        self._need()
-        self._place: QPoint | None = None  # frame position when it was closed
-        self._sources: list[Callable[[], Callable[[], None]]] = []
+        look.changed.connect(self._rescale)  # a non-method would keep a closed window alive
+        self._rescale()
+        self._position: QPoint | None = None  # of the frame when it was closed
+        self._subscriptions: list[Callable[[], Callable[[], None]]] = []
         self._unsubscribe: list[Callable[[], None]] = []
         self.follow(runtime.events.subscribe, self._handle_event)
 
@@ -247,14 +246,16 @@ class Panel(FittingDialog):
 
     def follow(self, subscribe: Callable[[_T], Callable[[], None]], handler: _T) -> None:
         """Call `handler` while the window is open. subscribe: returns its unsubscribe function"""
-        self._sources.append(lambda: subscribe(handler))
+        self._subscriptions.append(lambda: subscribe(handler))
         if self._unsubscribe:  # it is open
             self._unsubscribe.append(subscribe(handler))
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         if not self._unsubscribe:
-            self._unsubscribe = [subscribe() for subscribe in self._sources]
+            self._unsubscribe = [subscribe() for subscribe in self._subscriptions]
+        if self.close_button is not None:
+            self.close_button.setFocus()
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
@@ -271,7 +272,7 @@ class Panel(FittingDialog):
         else:
             self.runner.on_error(error)
 
-    def _need(self) -> None:
+    def _rescale(self) -> None:
         self.smallest = self._scaled(self._least)
         self.update_minimum_size()
 
@@ -283,13 +284,13 @@ class Panel(FittingDialog):
 
         Restore the position: Qt alone mistakes the frame's position for that of the contents.
         """
-        for made in self.findChildren(QPushButton):
-            made.setAutoDefault(False)
+        for child in self.findChildren(QPushButton):
+            child.setAutoDefault(False)
         if visible and not self.isVisible():
             self.resize(self.size().boundedTo(room_on_screen()))
-            if self._place is not None:
-                self.move(self._place)
+            if self._position is not None:
+                self.move(self._position)
         elif not visible and self.isVisible():
             handle = self.windowHandle()
-            self._place = handle.framePosition() if handle else self.pos()
+            self._position = handle.framePosition() if handle else self.pos()
         super().setVisible(visible)

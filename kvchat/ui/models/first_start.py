@@ -26,9 +26,8 @@ from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar
 from kvchat.ui.base.icons import app_icon
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look, restyle
-from kvchat.ui.dialogs.confirm import file_dialog
+from kvchat.ui.dialogs.confirm import ask_if_metered, file_dialog
 from kvchat.ui.dialogs.engine_offer import EngineOffer
-from kvchat.ui.dialogs.metered import ask_if_metered
 from kvchat.ui.models.model_choice import found_row
 from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.layouts import ElidedButton, ScrollPage

@@ -20,8 +20,7 @@ from kvchat.text.language import N_, _, join_list, pgettext
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.confirm import fit_height
-from kvchat.ui.dialogs.metered import ask_if_metered
+from kvchat.ui.dialogs.confirm import ask_if_metered, fit_height
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.model_choice import file_row, result_row, suggestion_row
 from kvchat.ui.widgets.controls import Card

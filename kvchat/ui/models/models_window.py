@@ -24,8 +24,7 @@ from kvchat.text.language import N_, _, join_list, join_parts, plural
 from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar, row, styled
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.confirm import confirm, file_dialog
-from kvchat.ui.dialogs.metered import ask_if_metered
+from kvchat.ui.dialogs.confirm import ask_if_metered, confirm, file_dialog
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.first_start import starter_words
 from kvchat.ui.models.hub_models import ModelsHub, TokenDialog

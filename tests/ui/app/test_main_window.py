@@ -392,9 +392,9 @@ async def test_imported_memory_is_verified_from_the_menu_of_its_chat(
     await until(lambda: entry() is not None)
     (verify := entry()) and verify.trigger()
     await until(lambda: ("verify", "jeju") in furnished.chat.calls)
-    told = [notice.words[0] for notice in window.notices.on_show]
+    told = [notice.texts[0] for notice in window.notices.on_show]
     await until(
-        lambda: "The memory of this chat was verified" in [one.words[0] for one in window.notices.on_show], told
+        lambda: "The memory of this chat was verified" in [one.texts[0] for one in window.notices.on_show], told
     )
 
 
@@ -488,12 +488,12 @@ async def test_errors_notices_and_bugs_are_shown_in_one_place(furnished: FakeRun
     furnished.refuse = KvchatError("Cannot restart", "No model.", "Choose one.")
     window.header.requested.emit("restart-engine")
     await until(lambda: len(window.notices.on_show) == 1)
-    assert window.notices.on_show[0].words == ("Cannot restart", "No model. Choose one.")
+    assert window.notices.on_show[0].texts == ("Cannot restart", "No model. Choose one.")
     furnished.events.publish(Notice("Disk nearly full", "1.9 GB free."))
     furnished.events.publish(Notice("Disk nearly full", "1.9 GB free."))
     assert len(window.notices.on_show) == 2
     window.notices.on_show[0].close_button.click()
-    assert [notice.words[0] for notice in window.notices.on_show] == ["Disk nearly full"]
+    assert [notice.texts[0] for notice in window.notices.on_show] == ["Disk nearly full"]
     furnished.refuse = ZeroDivisionError("by zero")  # type: ignore[assignment]
     window.header.requested.emit("restart-engine")
     await until(lambda: window.notices.report is not None)

@@ -30,7 +30,7 @@ def test_a_newer_version_stays_on_show_and_leads_to_its_page(
     shown.notify("Something")
     shown.notify_new_version("9.0.0", "https://example.org/v9.0.0")
     qtbot.waitUntil(
-        lambda: [notice.words[0] for notice in shown.on_show] == ["kvchat 9.0.0 is available"], timeout=LONG_MS
+        lambda: [notice.texts[0] for notice in shown.on_show] == ["kvchat 9.0.0 is available"], timeout=LONG_MS
     )
     shown.on_show[0].findChild(QPushButton, "").click()
     assert opened == ["https://example.org/v9.0.0"]

@@ -161,7 +161,7 @@ async def test_notices_move_nothing_and_stand_at_the_end(furnished: FakeRuntime,
     window.notices.show_error(KvchatError("Cannot restart", "Many words. " * 20))
     await until(lambda: window.notices.height() >= window.notices.heightForWidth(window.notices.width()) > 0)
     assert window.transcript.geometry() == before
-    assert [notice.words[0] for notice in window.notices.on_show] == ["Notice 3", "Notice 4", "Cannot restart"]
+    assert [notice.texts[0] for notice in window.notices.on_show] == ["Notice 3", "Notice 4", "Cannot restart"]
     page = window.notices.mapToGlobal(window.notices.rect().bottomLeft()).y()
     assert page < window.composer.mapToGlobal(QPoint(0, 0)).y()
     assert page > window.transcript.mapToGlobal(window.transcript.rect().center()).y()

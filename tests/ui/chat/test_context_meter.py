@@ -76,11 +76,11 @@ async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime,
     await until(lambda: ("increase_context", 65_536) in runtime.calls)
     card.drop.click()
     await until(lambda: ("drop_middle", chat) in runtime.chat.calls)
-    await until(lambda: any("4 messages were left out" in n.words[0] for n in window.notices.on_show))
+    await until(lambda: any("4 messages were left out" in n.texts[0] for n in window.notices.on_show))
     card.summarise.click()
     await until(card.stop.isVisible)
     runtime.chat.context.summary.set()
-    await until(lambda: any("4 messages were summarized" in n.words[0] for n in window.notices.on_show))
+    await until(lambda: any("4 messages were summarized" in n.texts[0] for n in window.notices.on_show))
     card.later.click()
     await until(card.isHidden)
 
@@ -103,10 +103,10 @@ async def test_a_notice_about_another_chat_names_it(runtime: FakeRuntime, window
     window.chat.open(other.id)
     runtime.events.publish(Notice("The reply was cut off", "All 256 tokens of it are taken.", about.id))
     await until(lambda: window.notices.on_show)
-    assert window.notices.on_show[0].words[1] == "In “Tides”: All 256 tokens of it are taken."
+    assert window.notices.on_show[0].texts[1] == "In “Tides”: All 256 tokens of it are taken."
     window.chat.open(about.id)
     runtime.events.publish(Notice("The reply was cut off", "All 512 tokens of it are taken.", about.id))
-    assert window.notices.on_show[1].words[1] == "All 512 tokens of it are taken."
+    assert window.notices.on_show[1].texts[1] == "All 512 tokens of it are taken."
 
 
 async def test_a_summary_can_be_stopped(runtime: FakeRuntime, window: MainWindow) -> None:

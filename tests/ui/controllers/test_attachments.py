@@ -96,7 +96,7 @@ async def test_what_is_neither_text_nor_a_picture_is_refused_in_words(window: Ma
     (tmp_path / "broken.png").write_bytes(png()[:40])
     window.composer.editor.files_given.emit([tmp_path / "program", tmp_path / "broken.png"])
     await until(lambda: len(window.notices.on_show) == 2)
-    told = " ".join(word for notice in window.notices.on_show for word in notice.words)
+    told = " ".join(word for notice in window.notices.on_show for word in notice.texts)
     assert "“program” cannot be attached" in told
     assert "“broken.png” cannot be attached" in told
     assert not names(window)
@@ -135,12 +135,12 @@ async def test_a_model_without_sight_refuses_pictures(
     (tmp_path / "red.png").write_bytes(png())
     window.composer.editor.files_given.emit([tmp_path / "red.png"])
     await until(lambda: len(window.notices.on_show) == 1)
-    assert "Llama does not support images" in window.notices.on_show[0].words
+    assert "Llama does not support images" in window.notices.on_show[0].texts
     assert not names(window)
     window.notices.on_show[0].dismiss()
     window.composer.screenshot.click()
     await until(lambda: window.notices.on_show)
-    assert "Llama does not support images" in window.notices.on_show[0].words
+    assert "Llama does not support images" in window.notices.on_show[0].texts
     assert window.isVisible(), "it is said before the picture is taken"
 
 
@@ -292,7 +292,7 @@ async def test_what_could_not_be_read_is_not_sent_without_it(
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
     disk.set()
     await until(lambda: window.notices.on_show)
-    assert "“bin.dat” cannot be attached" in window.notices.on_show[0].words[0]
+    assert "“bin.dat” cannot be attached" in window.notices.on_show[0].texts[0]
     assert window.composer.draft == "What is it?"
     assert not runtime.chat.said(first)
     window.chat.open(second)
@@ -374,7 +374,7 @@ async def test_what_cannot_be_attached_is_told_in_the_quick_window(quick: QuickW
     (tmp_path / "program").write_bytes(bytes(range(256)))
     quick.composer.editor.files_given.emit([tmp_path / "program"])
     await until(lambda: quick.notices.on_show)
-    assert "“program” cannot be attached" in quick.notices.on_show[0].words
+    assert "“program” cannot be attached" in quick.notices.on_show[0].texts
 
 
 def picker() -> RegionPicker | None:
@@ -454,6 +454,6 @@ async def test_wayland_s_portal_is_asked_for_a_screenshot(
         if answer == "a picture":
             await until(lambda: [image_size(a.data) for a in window.composer.chips.attachments] == [(80, 60)])
         await until(lambda: not window.runner._tasks)
-        told = [notice.words[0] for notice in window.notices.on_show]
+        told = [notice.texts[0] for notice in window.notices.on_show]
         assert told == (["The screenshot could not be taken"] if answer == "no portal" else [])
         assert taken.exists(), "the desktop keeps its files itself"

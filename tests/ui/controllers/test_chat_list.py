@@ -71,7 +71,7 @@ async def test_what_was_deleted_is_named_and_its_return_opens_it_only_where_it_w
 ) -> None:
     choose(window, "b", "Delete")
     await until(lambda: window.notices.on_show, "the offer to undo")
-    assert window.notices.on_show[0].words == ("Deleted “Chat b”", "")
+    assert window.notices.on_show[0].texts == ("Deleted “Chat b”", "")
     undo(window, qtbot)
     await until(lambda: listed(window) == "dcba", "the undo")
     assert window.chat.current == "d"

@@ -132,7 +132,7 @@ async def test_regenerate_and_continue(furnished: FakeRuntime, window: MainWindo
     assert furnished.chat.calls[-1] == ("go on", last.message.id)
     qtbot.mouseClick(button(first, "Regenerate the reply"), LEFT)
     assert furnished.chat.calls[-1] == ("go on", last.message.id), "one reply at a time"
-    assert window.notices.on_show[0].words[0] == ("The reply to the last message is still being generated")
+    assert window.notices.on_show[0].texts[0] == ("The reply to the last message is still being generated")
     window.chat.stop()
     qtbot.keyClick(window, Qt.Key.Key_R, Qt.KeyboardModifier.ControlModifier)
     assert furnished.chat.calls[-1] == ("regenerate", last.message.id)
@@ -163,7 +163,7 @@ async def test_delete_can_be_undone(furnished: FakeRuntime, window: MainWindow, 
     await views(window, 1)
     await until(lambda: window.notices.on_show, "the offer to undo")
     notice = window.notices.on_show[0]
-    assert notice.words[0] == "Deleted the message and the 4 after it"
+    assert notice.texts[0] == "Deleted the message and the 4 after it"
     qtbot.mouseClick(button(notice, "Undo"), LEFT)
     await views(window)
     assert said(furnished) == before

@@ -64,7 +64,7 @@ async def test_a_model_chosen_for_new_chats_leaves_the_open_chat_alone(
     await runtime.use_model(path)
     window.models.apply_default()
     await until(lambda: window.notices.on_show)
-    assert window.notices.on_show[0].words[0] == "New chats use Fifth-5B"
+    assert window.notices.on_show[0].texts[0] == "New chats use Fifth-5B"
     assert window.header.model.toolTip() == "Other-1B"
     assert not [call for call in runtime.calls if call[0] == "load_model"]
     assert not [call for call in runtime.chat.calls if call[0] == "use_model"]
@@ -116,7 +116,7 @@ async def test_another_model_is_one_click_away(runtime: FakeRuntime, window: Mai
     runtime.refuse = KvchatError("This is no model", "It is truncated.")
     menu.aboutToShow.emit()
     next(action for action in menu.actions() if action.text().startswith("SmolLM2")).trigger()
-    await until(lambda: [notice.words[0] for notice in window.notices.on_show] == ["This is no model"])
+    await until(lambda: [notice.texts[0] for notice in window.notices.on_show] == ["This is no model"])
     menu.actions()[-1].trigger()
     models = child(window, ModelsWindow)
     assert models.isVisible()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PySide6.QtNetwork import QNetworkInformation
 
-from kvchat.ui.dialogs.metered import is_metered
+from kvchat.ui.dialogs.confirm import is_metered
 from tests.desktop_bus import session_bus
 
 NAME, PATH = "org.freedesktop.NetworkManager", "/org/freedesktop/NetworkManager"

@@ -142,7 +142,7 @@ async def test_the_starter_model_is_fetched_with_its_progress_cancelled_and_used
     page = window.first_start
     await until(lambda: page.starter.text() == "Download the starter model (98 MB)")
     with monkeypatch.context() as patch:
-        patch.setattr("kvchat.ui.dialogs.metered.is_metered", metered)
+        patch.setattr("kvchat.ui.dialogs.confirm.is_metered", metered)
         for answer in ("keep", "yes"):
             qtbot.mouseClick(page.starter, Qt.MouseButton.LeftButton)
             await until(lambda: page.findChildren(ConfirmDialog))
@@ -183,7 +183,7 @@ async def test_a_card_that_would_go_unused_is_offered_an_engine(
     offer = window.first_start.offer
     await until(offer.isVisible)
     assert offer.title.text().startswith("AMD GPU")
-    assert "GitHub" in offer.words.text()
+    assert "GitHub" in offer.explanation.text()
     assert github.requests == [], "nothing is asked of the network unasked"
     monkeypatch.setattr("kvchat.library.remote.github.builds_for.__defaults__", ("x86_64",))
     github.releases = {"b1": {"llama-b1-bin-ubuntu-vulkan-x64.tar.gz": randbytes(500_000)}}
@@ -212,7 +212,7 @@ async def test_an_engine_that_is_there_or_a_driver_that_is_not_changes_the_offer
     await until(lambda: page.offer.isVisible() and "the embedded engine" in page.machine.text())
     monkeypatch.setattr("kvchat.engine_host.setup.detect_graphics", lambda: nouveau)
     window.show_first_start()
-    await until(lambda: page.offer.words.text().startswith("Install the NVIDIA driver first"))
+    await until(lambda: page.offer.explanation.text().startswith("Install the NVIDIA driver first"))
     program.touch(0o755)
     with_card.settings = replace(with_card.settings, engine_path=str(program))
     page.offer.tried.emit()

@@ -161,8 +161,8 @@ async def test_suggestions_suit_the_memory_and_ask_nobody_and_no_network_is_told
     qtbot.keyClicks(models.hub.field, "thing")
     qtbot.mouseClick(models.hub.search, LEFT)
     await until(lambda: models.notices.on_show)
-    assert models.notices.on_show[0].words[0] == "Hugging Face cannot be reached"
-    assert "rrno" not in models.notices.on_show[0].words[1]
+    assert models.notices.on_show[0].texts[0] == "Hugging Face cannot be reached"
+    assert "rrno" not in models.notices.on_show[0].texts[1]
     assert models.hub.heading.text() != "Searching…"
 
 

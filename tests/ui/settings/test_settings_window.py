@@ -101,7 +101,7 @@ async def test_starting_at_login_is_the_desktop_s_to_know(
     file.parent.write_text("in the way")
     entry.switch.click()
     await until(lambda: settings.notices.on_show)
-    assert settings.notices.on_show[0].words[0] == "The “Start at login” setting could not be changed"
+    assert settings.notices.on_show[0].texts[0] == "The “Start at login” setting could not be changed"
     await until(lambda: not entry.switch.isChecked())
 
 
@@ -326,7 +326,7 @@ async def test_opens_the_folders_and_leads_to_the_model_and_to_what_is_saved(
     assert Path(opened[0]) == runtime.paths.data
     assert not settings.notices.on_show
     qtbot.mouseClick(button(settings, "Open the folder: Chat memory"), LEFT)
-    assert settings.notices.on_show[0].words[0] == "The folder could not be opened"
+    assert settings.notices.on_show[0].texts[0] == "The folder could not be opened"
     settings.show_page(ModelPage.name)
     qtbot.mouseClick(button(settings, "Choose another model"), LEFT)
     models = child(window, ModelsWindow)
@@ -352,4 +352,4 @@ async def test_what_fails_is_told_here_and_not_behind(
     assert not window.notices.on_show
     settings.close()
     settings.show_error(KvchatError("Too late"))
-    assert window.notices.on_show[0].words[0] == "Too late"
+    assert window.notices.on_show[0].texts[0] == "Too late"

@@ -196,7 +196,7 @@ async def test_a_prune_that_fails_is_told_and_else_does_exactly_the_plan_in_view
     qtbot.mouseClick(panel.prune.button, LEFT)
     await until(lambda: panel.notices.on_show)
     assert not window.notices.on_show
-    assert panel.notices.on_show[0].words[0] == "Chat memory could not be read or written."
+    assert panel.notices.on_show[0].texts[0] == "Chat memory could not be read or written."
     assert not panel.prune.moved
     assert set(rows_of(panel)) == {"a", "b", "gone"}
     furnished.refuse = None
