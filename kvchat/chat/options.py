@@ -1,6 +1,6 @@
 """Options of a conversation: its model, system prompt and sampling; and presets.
 
-A conversation remembers its model (`remember_model`); viewing it loads nothing. Template options are fixed after
+A conversation remembers its model; viewing it loads nothing. Template options are fixed after
 the first message, another system prompt creates a branch of copies, and sampling can change at any time
 (`chat/options_service.py`). Unset options come from the settings, then from the model.
 """
@@ -14,7 +14,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvchat.chat.record.database import ConversationGone, Database
+from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import NEW_CHAT_ID, Attachment, Conversation, Message, Role, new_message
 from kvchat.chat.record.titles import NEW_TITLE
 from kvchat.engine.api.wire import MAX_GRAMMAR_CHARS, MAX_NESTING, Sampling, nesting_depth
@@ -65,14 +65,13 @@ class OptionRange:
     def validation_error(self, value: float) -> str:
         if self.is_integer and value != int(value):
             return _("{words} must be a whole number.", words=_(self.label))
-        if not math.isfinite(value) or not self.minimum <= value <= self.maximum:
-            least, most = _format_number(self.minimum), _format_number(self.maximum)
-            return _("{words} must be between {least} and {most}.", words=_(self.label), least=least, most=most)
-        return ""
-
-
-def _format_number(value: float) -> str:
-    return format_number(value) if value == int(value) else localize_number(f"{value:.10g}")
+        if math.isfinite(value) and self.minimum <= value <= self.maximum:
+            return ""
+        least, most = (
+            format_number(limit) if limit == int(limit) else localize_number(f"{limit:.10g}")
+            for limit in (self.minimum, self.maximum)
+        )
+        return _("{words} must be between {least} and {most}.", words=_(self.label), least=least, most=most)
 
 
 # Narrower than llama.cpp's limits: beyond these, models produce only noise.
@@ -108,14 +107,13 @@ def validate_options(options: ChatOptions) -> None:
         raise InvalidOptions(_("This output format is too long or too deeply nested"), "", advice)
     if sampling.json_schema:
         try:
-            schema = json.loads(sampling.json_schema)
+            is_object = isinstance(json.loads(sampling.json_schema), dict)
         except (ValueError, RecursionError) as error:
             title, advice = _("The JSON schema is not valid JSON"), _("Correct it and try again.")
             raise InvalidOptions(title, f"{error}.", advice) from None
-        if not isinstance(schema, dict):
-            raise InvalidOptions(
-                _("The JSON schema is not a JSON object"), "", _("It must begin with { and end with }.")
-            )
+        if not is_object:
+            advice = _("It must begin with { and end with }.")
+            raise InvalidOptions(_("The JSON schema is not a JSON object"), "", advice)
     if sampling.grammar and "root" not in sampling.grammar:
         advice = _("Every GBNF grammar needs one: root ::= …")
         raise InvalidOptions(_("The grammar has no rule named root"), "", advice)
@@ -123,8 +121,8 @@ def validate_options(options: ChatOptions) -> None:
 
 def options_to_json(options: ChatOptions) -> str:
     sampling = {name: value for name, value in dataclasses.asdict(options.sampling).items() if value is not None}
-    known = {"sampling": sampling, "template": dict(options.template)}
-    return json.dumps({name: value for name, value in known.items() if value}) if any(known.values()) else ""
+    parts = {"sampling": sampling, "template": dict(options.template)}
+    return json.dumps({name: part for name, part in parts.items() if part}) if any(parts.values()) else ""
 
 
 def options_from_json(text: str) -> ChatOptions:
@@ -139,14 +137,12 @@ def options_from_json(text: str) -> ChatOptions:
                 sampling[name] = int(value) if RANGES[name].is_integer else float(value)
             else:
                 sampling[name] = tuple(map(str, value)) if name == "stop" else str(value)
-        options = ChatOptions(
-            Sampling(**sampling),
-            tuple(sorted((str(name), value) for name, value in template if isinstance(value, bool | str))),
-        )
+        choices = sorted((str(name), value) for name, value in template if isinstance(value, bool | str))
+        options = ChatOptions(Sampling(**sampling), tuple(choices))
         validate_options(options)
+        return options
     except (ValueError, TypeError, AttributeError, RecursionError, KvchatError):
         return ChatOptions()
-    return options
 
 
 @dataclass(frozen=True)
@@ -179,31 +175,23 @@ def new_chat_settings(database: Database) -> tuple[AnswerSettings, list[Message]
 
 def store_preset(database: Database, preset: Preset) -> Preset:
     """Insert or update a preset; only one is the default. Raises InvalidOptions and StorageFailed."""
-    kept = replace(preset, id=preset.id or uuid.uuid4().hex, name=preset.name.strip() or "Preset")
-    statement = (
-        "INSERT OR REPLACE INTO presets (name, system, model, options, is_default, id) VALUES (?, ?, ?, ?, ?, ?)"
-    )
+    preset = replace(preset, id=preset.id or uuid.uuid4().hex, name=preset.name.strip() or "Preset")
+    values = preset.name, preset.system, preset.model, options_to_json(preset.options), preset.is_default, preset.id
     with database.transaction() as db:
-        if db.execute("SELECT 1 FROM presets WHERE name = ? AND id != ?", (kept.name, kept.id)).fetchone():
-            title = _("A preset named “{name}” already exists", name=kept.name)
+        if db.execute("SELECT 1 FROM presets WHERE name = ? AND id != ?", (preset.name, preset.id)).fetchone():
+            title = _("A preset named “{name}” already exists", name=preset.name)
             raise InvalidOptions(title, "", _("Choose another name."))
-        if kept.is_default:
+        if preset.is_default:
             db.execute("UPDATE presets SET is_default = 0")
-        values = kept.name, kept.system, kept.model, options_to_json(kept.options), kept.is_default, kept.id
-        db.execute(statement, values)
-    return kept
+        columns = "name, system, model, options, is_default, id"
+        db.execute(f"INSERT OR REPLACE INTO presets ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values)
+    return preset
 
 
 def answer_settings(database: Database, conversation_id: str) -> AnswerSettings:
     for row in database.rows("SELECT model, options FROM conversations WHERE id = ?", (conversation_id,)):
         return AnswerSettings(row["model"], options_from_json(row["options"]))
     return AnswerSettings()
-
-
-def store_options(database: Database, conversation_id: str, options: ChatOptions) -> None:
-    statement = "UPDATE conversations SET options = ? WHERE id = ?"
-    if not database.write(statement, (options_to_json(options), conversation_id)):
-        raise ConversationGone
 
 
 @dataclass(frozen=True)

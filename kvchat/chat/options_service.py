@@ -11,12 +11,12 @@ from kvchat.chat.options import (
     ChatOptions,
     InvalidOptions,
     Preset,
+    options_to_json,
     presets,
-    store_options,
     store_preset,
     validate_options,
 )
-from kvchat.chat.record.database import Database
+from kvchat.chat.record.database import ConversationGone, Database
 from kvchat.chat.record.messages import Role, new_message
 from kvchat.chat.record.tree import copy_to_branch
 from kvchat.chat.turn_context import TurnContext
@@ -28,8 +28,7 @@ class OptionsService:
     """Chat options. Event-loop thread only; all methods raise KvchatError."""
 
     def __init__(self, turn_context: TurnContext, is_answering: Callable[[str], bool]) -> None:
-        self._turn_context = turn_context
-        self._is_answering = is_answering
+        self._turn_context, self._is_answering = turn_context, is_answering
 
     async def change(self, conversation_id: str, options: ChatOptions) -> None:
         await self.validate(options)
@@ -40,7 +39,11 @@ class OptionsService:
                 _("They are part of the beginning of the prompt."),
                 _("Start a new chat to use other options."),
             )
-        await self._turn_context.run(store_options, conversation_id, options)
+        values = options_to_json(options), conversation_id
+        if not await self._turn_context.run(
+            Database.write, "UPDATE conversations SET options = ? WHERE id = ?", values
+        ):
+            raise ConversationGone
 
     async def has_messages(self, conversation_id: str) -> bool:
         return any(message.role is not Role.SYSTEM for message in await self._turn_context.branch(conversation_id))
@@ -80,15 +83,17 @@ class OptionsService:
         if not options.sampling.json_schema or not self._turn_context.host.is_ready():
             return
         try:
-            engine = await self._turn_context.host.ready()
-            await engine.engine.check_schema(options.sampling.json_schema)
+            await (await self._turn_context.host.ready()).engine.check_schema(options.sampling.json_schema)
         except EngineRefused as refusal:
             detail = refusal.message.rpartition("JSON schema error at ")[2]
-            advice = _("Correct it and try again.")
-            raise InvalidOptions(_("The engine does not support this JSON schema"), detail, advice) from None
+            title, advice = _("The engine does not support this JSON schema"), _("Correct it and try again.")
+            raise InvalidOptions(title, detail, advice) from None
 
     async def presets(self) -> list[Preset]:
         return await self._turn_context.run(presets)
+
+    async def default_preset(self) -> Preset | None:
+        return next((preset for preset in await self.presets() if preset.is_default), None)
 
     async def store_preset(self, preset: Preset) -> Preset:
         await self.validate(preset.options)
@@ -96,12 +101,9 @@ class OptionsService:
 
     async def duplicate_preset(self, preset: Preset) -> Preset:
         base, taken = _("{name} copy", name=preset.name), {other.name for other in await self.presets()}
-        names = (base if n == 1 else f"{base} {n}" for n in itertools.count(1))
+        names = itertools.chain([base], (f"{base} {n}" for n in itertools.count(2)))
         name = next(name for name in names if name not in taken)
         return await self.store_preset(replace(preset, id="", is_default=False, name=name))
 
     async def delete_preset(self, preset: Preset) -> None:
         await self._turn_context.run(Database.write, "DELETE FROM presets WHERE id = ?", (preset.id,))
-
-    async def default_preset(self) -> Preset | None:
-        return next((preset for preset in await self.presets() if preset.is_default), None)

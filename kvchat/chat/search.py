@@ -18,7 +18,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import ChatsDamaged, StorageFailed
 from kvchat.chat.record.messages import Role
 from kvchat.chat.record.rows import as_text
-from kvchat.system.concurrency import Worker
+from kvchat.chat.turn_context import TurnContext
 from kvchat.text.formatting import one_line
 from kvchat.text.safe_text import safe_prose
 from kvchat.text.search import Term, find_first_match, find_matches, parse_query, split_words
@@ -91,7 +91,7 @@ _DOCUMENT_BUDGET_S = 0.02  # time to read documents for one search's excerpts
 _MAX_DOCUMENT_CHARACTERS = 200_000  # characters per document
 
 _HITS_QUERY = """
-    SELECT conversation_id, message_id FROM searched_words
+    SELECT conversation_id, message_id, conversations.title AS chat_title FROM searched_words
     CROSS JOIN searched ON number = searched_words.rowid CROSS JOIN conversations ON conversations.id = conversation_id
     WHERE searched_words MATCH ? AND deleted_at IS NULL ORDER BY searched_words.rowid DESC LIMIT ?
 """
@@ -118,43 +118,51 @@ class ChatSearchResult:
 class Finder:
     """Searches, and keeps the index up to date in the background. Event-loop thread only."""
 
-    def __init__(self, database: Database, worker: Worker) -> None:
-        self._database = database
-        self._worker = worker
+    def __init__(self, turn_context: TurnContext) -> None:
+        self._run = turn_context.run
         self._indexing: asyncio.Task[None] | None = None
 
     async def find(self, query: str) -> ChatSearchResult:
         """Return chats with all query words in the title or in one message. Raises StorageFailed."""
-        complete = not await self._worker.run(index_batch, self._database)
+        complete = not await self._run(index_batch)
         if not complete:
             self.start_indexing()
-        return ChatSearchResult(await self._worker.run(find, self._database, query), complete)
+        return ChatSearchResult(await self._run(find, query), complete)
 
     def start_indexing(self) -> None:
+        async def index() -> None:
+            with contextlib.suppress(StorageFailed):  # the search reports it
+                await self._index_all()
+
         if self._indexing is None or self._indexing.done():
-            self._indexing = asyncio.create_task(self._index_in_background())
+            self._indexing = asyncio.create_task(index())
 
     async def purge_deleted(self) -> None:
         """Purge deleted words from the index, which only marks them as gone."""
+
+        def merge(database: Database, pages: int) -> bool:
+            """Merge part of the index; True if there is more. Negative `pages` begin a merge (FTS5's `merge`)."""
+            with database.transaction() as db:
+                before = db.total_changes
+                db.execute("INSERT INTO searched_words (searched_words, rank) VALUES ('merge', ?)", (pages,))
+                return db.total_changes - before >= 2
+
         await self._index_all()
         pages = _FULL_MERGE_PAGES
-        while await self._worker.run(merge_pages, self._database, pages):
+        while await self._run(merge, pages):
             pages = _MERGE_PAGES
+
+    async def _index_all(self) -> None:
+        while await self._run(index_batch):
+            pass
 
     def close(self) -> None:
         if self._indexing is not None:
             self._indexing.cancel()
 
-    async def _index_all(self) -> None:
-        while await self._worker.run(index_batch, self._database):
-            pass
-
-    async def _index_in_background(self) -> None:
-        with contextlib.suppress(StorageFailed):  # the search reports it
-            await self._index_all()
-
 
 def index_batch(database: Database) -> bool:
+    """Index some changed texts; True if there are more."""
     stale = """
         SELECT number, message_id IS NULL AS is_title, coalesce(content, title) AS text, (
             SELECT group_concat(name || char(10) || text, char(10)) FROM attachments
@@ -163,43 +171,35 @@ def index_batch(database: Database) -> bool:
         FROM searched JOIN conversations ON conversations.id = searched.conversation_id
         LEFT JOIN messages ON messages.id = message_id WHERE stale LIMIT ?
     """
-    words: list[tuple[int, str, str]] = []
+    entries: list[tuple[int, str, str]] = []
     length = 0
     with database.reading() as db:
         for row in db.execute(stale, (_BATCH_MESSAGES,)):
             text = split_words("\n".join(map(as_text, filter(None, (row["text"], row["documents"])))))
-            words.append((row["number"], text, "") if row["is_title"] else (row["number"], "", text))
+            entries.append((row["number"], text, "") if row["is_title"] else (row["number"], "", text))
             length += len(text)
             if length > _BATCH_CHARACTERS:
                 break
-    if not words:
+    if not entries:
         return False
-    numbers = [(number,) for number, _, _ in words]
+    numbers = [(number,) for number, _, _ in entries]
     try:
         with database.transaction() as db:
             db.executemany("DELETE FROM searched_words WHERE rowid = ?", numbers)
-            db.executemany("INSERT INTO searched_words (rowid, title, body) VALUES (?, ?, ?)", words)
+            db.executemany("INSERT INTO searched_words (rowid, title, body) VALUES (?, ?, ?)", entries)
             db.executemany("UPDATE searched SET stale = 0 WHERE number = ?", numbers)
     except (ChatsDamaged, sqlite3.IntegrityError):
-        rebuild_index(database)
+        _recreate_index(database)
         return True
-    return len(words) == _BATCH_MESSAGES or length > _BATCH_CHARACTERS
+    return len(entries) == _BATCH_MESSAGES or length > _BATCH_CHARACTERS
 
 
-def rebuild_index(database: Database) -> None:
+def _recreate_index(database: Database) -> None:
     with database.transaction() as db:
-        made = db.execute("SELECT sql FROM sqlite_master WHERE name = 'searched_words'").fetchone()[0]
+        statement = db.execute("SELECT sql FROM sqlite_master WHERE name = 'searched_words'").fetchone()[0]
         db.execute("DROP TABLE searched_words")
-        db.execute(made)
+        db.execute(statement)
         db.execute("UPDATE searched SET stale = 1")
-
-
-def merge_pages(database: Database, pages: int) -> bool:
-    """Merge part of the index; True if there is more. Negative `pages` begin a merge (FTS5's `merge`)."""
-    with database.transaction() as db:
-        before = db.total_changes
-        db.execute("INSERT INTO searched_words (searched_words, rank) VALUES ('merge', ?)", (pages,))
-        return db.total_changes - before >= 2
 
 
 def find(database: Database, query: str) -> tuple[ChatHit, ...]:
@@ -210,7 +210,7 @@ def find(database: Database, query: str) -> tuple[ChatHit, ...]:
     try:
         return _find_terms(database, terms)
     except ChatsDamaged:
-        rebuild_index(database)
+        _recreate_index(database)
         while index_batch(database):
             pass
         return _find_terms(database, terms)
@@ -218,39 +218,38 @@ def find(database: Database, query: str) -> tuple[ChatHit, ...]:
 
 def _find_terms(database: Database, terms: tuple[Term, ...]) -> tuple[ChatHit, ...]:
     expression = " AND ".join(term.expression for term in terms)
-    hits: dict[str, list[str]] = {}
+    hits: dict[str, tuple[str, list[str]]] = {}  # titles and messages by chat
     with database.reading() as db:
         for column, most in (("title", MAX_CHATS), ("body", _MAX_MESSAGES)):
             for row in db.execute(_HITS_QUERY, (f"{{{column}}} : ({expression})", most)):
-                messages = hits.setdefault(row["conversation_id"], [])
+                title = safe_prose(as_text(row["chat_title"]))
+                messages = hits.setdefault(row["conversation_id"], (title, []))[1]
                 if row["message_id"]:
                     messages.append(row["message_id"])
-        excerpts = _Excerpts(db, terms)
-        return tuple(excerpts.chat_hit(id, tuple(messages)) for id, messages in list(hits.items())[:MAX_CHATS])
+        document_excerpts = _DocumentExcerpts(db, terms)
+        found = []
+        for id, (title, messages) in list(hits.items())[:MAX_CHATS]:
+            message = None
+            if messages:
+                message = db.execute("SELECT content, role FROM messages WHERE id = ?", (messages[0],)).fetchone()
+            if message is None:  # title match, or a damaged file
+                found.append(ChatHit(id, title, (), "", ()))
+                continue
+            content = as_text(message["content"])
+            line = excerpt(content, terms, markdown=message["role"] == Role.ASSISTANT.value)
+            document = None if line else document_excerpts.excerpt(messages[0])
+            line = line or document or leading_excerpt(content)
+            found.append(ChatHit(id, title, tuple(messages), line.text, line.marks, in_document=document is not None))
+        return tuple(found)
 
 
-class _Excerpts:
-    """Excerpts of hits. Documents are read for a limited time in all; then their names are shown."""
+class _DocumentExcerpts:
+    """Excerpts of attachments. They are read for a limited time in all; then their names are shown."""
 
     def __init__(self, db: sqlite3.Connection, terms: tuple[Term, ...]) -> None:
-        self._db, self._terms = db, terms
-        self._spent_s = 0.0
+        self._db, self._terms, self._spent_s = db, terms, 0.0
 
-    def chat_hit(self, conversation_id: str, messages: tuple[str, ...]) -> ChatHit:
-        chat = self._db.execute("SELECT title FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
-        title = safe_prose(as_text(chat["title"])) if chat else ""
-        row = None
-        if messages:
-            row = self._db.execute("SELECT content, role FROM messages WHERE id = ?", (messages[0],)).fetchone()
-        if row is None:  # title match, or a damaged file
-            return ChatHit(conversation_id, title, (), "", ())
-        content = as_text(row["content"])
-        said = excerpt(content, self._terms, markdown=row["role"] == Role.ASSISTANT.value)
-        document = None if said else self._document_excerpt(messages[0])
-        line = said or document or leading_excerpt(content)
-        return ChatHit(conversation_id, title, messages, line.text, line.marks, in_document=document is not None)
-
-    def _document_excerpt(self, message_id: str) -> Excerpt | None:
+    def excerpt(self, message_id: str) -> Excerpt | None:
         query = "SELECT name, substr(text, 1, ?) AS text FROM attachments WHERE message_id = ? ORDER BY position"
         names = []
         for row in self._db.execute(query, (_MAX_DOCUMENT_CHARACTERS, message_id)):

@@ -42,7 +42,7 @@ class ChatService:
         self.title_generator = TitleGenerator(turn_context)
         turn_context.background = self._background = Background(self.title_generator.on_busy_changed)
         self.forecasts, self.read_ahead = Forecasts(turn_context), ReadAhead(turn_context)
-        self.finder = Finder(turn_context.database, turn_context.worker)
+        self.finder = Finder(turn_context)
         self.context = ContextService(turn_context, self.is_answering)
         self.options = OptionsService(turn_context, self.is_answering)
         self.turns = Turns(turn_context, self.context, on_slot_changed=self.read_ahead.start)
@@ -205,11 +205,7 @@ class ChatService:
         self.read_ahead.on_branch_changed(removed.conversation_id)
 
     async def _change_tree(
-        self,
-        conversation_id: str,
-        change: Callable[Concatenate[Database, P], R],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, conversation_id: str, change: Callable[Concatenate[Database, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Change the tree between replies, then prepare the branch shown. Raises ReplyInProgress."""
         if self.is_answering(conversation_id):

@@ -19,7 +19,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from kvchat.chat.deletion import entries
-from kvchat.chat.options import ChatOptions, answer_settings, presets, store_options
+from kvchat.chat.options import ChatOptions, NewChat, answer_settings, presets, store_chat
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import INTERRUPT_ABANDONED, Database
 from kvchat.chat.record.messages import Attachment, Message, MessageState, Receipt, Role
@@ -67,8 +67,8 @@ def library(folder: Path) -> Paths:
     receipt = Receipt(1.0, 0.0, 1.0, 0.0, 10, 5, 5, 30.0, Source.COLD)
     with closing(Database(paths.database)) as database:
         for number, name in enumerate(_NAMES):
-            chat = database.create_conversation(name, "Be brief." if number % 2 else None).id
-            store_options(database, chat, ChatOptions(Sampling(temperature=0.5)))
+            system, options = "Be brief." if number % 2 else "", ChatOptions(Sampling(temperature=0.5))
+            chat = store_chat(database, NewChat(name, system, options=options)).id
             for at in range(20):
                 document = Attachment("notes.txt", 9, "h", f"{name} notes. " * 50)
                 question = database.append_question(chat, f"{name} {at}? " * 20, [document] if at % 5 == 0 else [])

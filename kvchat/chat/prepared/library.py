@@ -198,10 +198,7 @@ class Library:
         return ChatDocuments(names, on, on in same)
 
     async def statuses(
-        self,
-        now: tuple[Fingerprint, int] | None,
-        usage: Sequence[ConversationUsage],
-        only: PreparedSet | None = None,
+        self, now: tuple[Fingerprint, int] | None, usage: Sequence[ConversationUsage], only: PreparedSet | None = None
     ) -> list[PreparedStatus]:
         """Return the state of each set, or of `only` one. `now`: the engine's fingerprint and maximum context."""
         fingerprint, limit = now or (None, None)

@@ -8,13 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvchat.chat.context import ContextService, ReplyInProgress
-from kvchat.chat.events import (
-    ConversationsChanged,
-    MessagesChanged,
-    QuestionNotStored,
-    TurnFailed,
-    WaitingForChat,
-)
+from kvchat.chat.events import ConversationsChanged, MessagesChanged, QuestionNotStored, TurnFailed, WaitingForChat
 from kvchat.chat.options import NewChat, store_chat
 from kvchat.chat.record.database import Database, Draft
 from kvchat.chat.record.database_file import StorageFailed

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.deletion import purge_orphans
-from kvchat.chat.options import ChatOptions, answer_settings, store_options
+from kvchat.chat.options import ChatOptions, NewChat, answer_settings, store_chat
 from kvchat.chat.record import migrations, tree
 from kvchat.chat.record.database import INTERRUPT_ABANDONED, ConversationGone, Database
 from kvchat.chat.record.database_file import StorageFailed
@@ -272,9 +272,8 @@ def test_titles_cannot_turn_the_text_beside_them_around(tmp_path: Path) -> None:
 
 
 def test_a_fork_has_what_was_said_so_far_and_is_answered_alike(database: Database) -> None:
-    chat = database.create_conversation("Lakes", "Be brief.").id
-    store_options(database, chat, ChatOptions(Sampling(temperature=0.25)))
-    database.write("UPDATE conversations SET model = '/models/a.gguf' WHERE id = ?", (chat,))
+    options = ChatOptions(Sampling(temperature=0.25))
+    chat = store_chat(database, NewChat("Lakes", "Be brief.", model="/models/a.gguf", options=options)).id
     file = Attachment("lakes.txt", 5, "h", "Jeju", b"\x89PNG")
     database.append_question(chat, "Which is deepest?", (file,))
     leaf = database.branch(chat)[-1].id

@@ -60,10 +60,7 @@ COLD = replace(WARM, ttft_ms=34_600, source=Source.COLD, cached_tokens=0, miss_r
         (replace(WARM, engine_wait_ms=4_000), "0.3 s · remembered · waited 4.0 s for the engine to start"),
         (replace(WARM, imported=True), "0.3 s · remembered · imported memory, not verified"),
         (COLD, "35 s · read again"),
-        (
-            replace(WARM, cached_tokens=30, ttft_ms=1_900, miss_reason=FIRST),
-            "1.9 s · first reply",
-        ),
+        (replace(WARM, cached_tokens=30, ttft_ms=1_900, miss_reason=FIRST), "1.9 s · first reply"),
         (replace(COLD, ttft_ms=145_000, miss_reason=FIRST), "2 min · first reply"),
         (replace(COLD, ttft_ms=145_000, miss_reason=ALIKE), "2 min · read"),  # a program's first
     ],
