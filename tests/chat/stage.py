@@ -64,6 +64,23 @@ class Stage:
         await self.runtime.chat.idle()
         return reply
 
+    async def answered_chat(self, text: str = QUESTION, system: str | None = None) -> str:
+        """Return a chat with this question and its reply."""
+        chat = await self.chat(system)
+        await self.answered(chat, text)
+        return chat
+
+    async def finish(self, reply: asyncio.Future[Message | None]) -> Message | None:
+        """Wait for the reply, and for the save after it."""
+        message = await reply
+        await self.runtime.chat.idle()
+        return message
+
+    async def resume(self, reply: asyncio.Future[Message | None]) -> Message | None:
+        """Let the engine go on, and wait for the reply."""
+        self.fake.set(FAKE_HOLD_DURING=None)
+        return await reply
+
     async def ask_while_busy(self, chat: str, text: str) -> Message | None:
         return await self.runtime.chat.send(chat, text)
 

@@ -21,16 +21,14 @@ LONG = document_from_text("long.txt", "word " * 2000)
 
 async def test_a_document_is_read_before_its_question_and_again_after_an_edit(stage: Stage) -> None:
     chat, service = await stage.chat(), stage.runtime.chat
-    await service.send(chat, "What is it called?", Sampling(), attachments=(RIVER,))
-    await service.idle()
+    await stage.finish(service.send(chat, "What is it called?", Sampling(), attachments=(RIVER,)))
     question = (await service.messages(chat))[0]
     assert (question.attachments, question.content) == ((RIVER,), "What is it called?")
     asked = stage.requests("/v1/chat/completions")[-1]["messages"]
     assert asked[-1]["content"] == prompt_content(question)
     assert asked[-1]["content"].index("Rhône") < asked[-1]["content"].index("What is it")
 
-    await service.edit(question, "Who named it?")
-    await service.idle()
+    await stage.finish(service.edit(question, "Who named it?"))
     edited = (await service.messages(chat))[0]
     assert (edited.content, edited.attachments) == ("Who named it?", (RIVER,))
 
@@ -57,8 +55,7 @@ async def test_a_message_has_as_many_tokens_in_the_meter_the_forecast_and_the_re
     for here, text, files in ((chat, "And then?", ()), (chat, "Sum it up.", (RIVER,)), (None, "Hello? " * 90, ())):
         use = await service.context.usage(here, text, files)
         forecast = await service.forecasts.forecast_message(here, text, files)
-        reply = await service.send(here or await stage.chat(), text, attachments=files)
-        await service.idle()
+        reply = await stage.finish(service.send(here or await stage.chat(), text, attachments=files))
         read = reply.receipt.prompt_tokens - reply.receipt.cached_tokens
         assert forecast.tokens_to_read == read
         if here:  # a role is named before the message or after it

@@ -194,16 +194,14 @@ async def test_each_conversation_remembers_its_model_and_comes_back_to_it_warm(s
     assert await model_of(stage, first) is None
     await stage.answered(first)
     await stage.runtime.use_model(other_model)
-    second = await stage.chat()
-    await stage.answered(second)
+    second = await stage.answered_chat()
     assert (await model_of(stage, first), await model_of(stage, second)) == (starter, str(other_model))
     back = await stage.answered(first, "And then?")
     assert back.source is Source.WARM
     assert models_launched(stage) == [starter, str(other_model), starter]
     assert stage.of(WaitingForEngine)[-1].conversation_id == first
     assert stage.runtime.model.path == starter, "the window shows the model in use"
-    third = await stage.chat()
-    await stage.answered(third)
+    third = await stage.answered_chat()
     assert await model_of(stage, third) == str(other_model), "new chats get the chosen one, whichever was used last"
     await stage.runtime.close()
     stored = load_settings(resolve_paths({"KVCHAT_HOME": str(stage.home)}).settings_file)
@@ -224,8 +222,7 @@ async def test_choosing_a_model_for_new_chats_leaves_the_engine_its_own(stage: S
 
 
 async def test_looking_at_a_conversation_of_another_model_loads_nothing(stage: Stage, other_model: Path) -> None:
-    first = await stage.chat()
-    await stage.answered(first)
+    first = await stage.answered_chat()
     second = await stage.chat()
     await stage.runtime.chat.use_model(second, str(other_model))
     await stage.answered(second)

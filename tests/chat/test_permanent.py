@@ -43,8 +43,7 @@ def traces(stage: Stage) -> list[Path]:
 
 async def asked(stage: Stage) -> str:
     """A chat whose second question, and what is attached to it, hold the secret."""
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     document = Attachment("Quokka.txt", 9, "h", f"{SECRET} in a document, {QUESTION}")
     reply = await stage.runtime.chat.send(chat, f"What is a {SECRET}?", attachments=(document,))
     assert reply is not None
@@ -153,8 +152,7 @@ async def title_of(stage: Stage, chat: str) -> str:
 
 
 async def test_the_title_goes_with_the_question_it_was_made_of(stage: Stage) -> None:
-    chat = await stage.chat("Be brief.")
-    await stage.answered(chat, SECRET)
+    chat = await stage.answered_chat(SECRET, system="Be brief.")
     question, reply = (await stage.runtime.chat.messages(chat))[1:]
     await stage.runtime.chat.edit(question, "Another question")
     removed = await stage.runtime.chat.delete_message(question)
@@ -230,8 +228,7 @@ async def test_a_start_looks_only_at_what_was_kept_since_the_last(stage: Stage) 
 
 async def test_whoever_waits_for_a_deletion_may_be_cancelled(stage: Stage) -> None:
     """The memory goes all the same, also where it waits for something else to be written first."""
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     assert stage.save_points()
     slots, writing = stage.runtime.chat.slots, threading.Event()
     slots.write(writing.wait)
@@ -247,8 +244,7 @@ async def test_a_chat_that_goes_while_a_backup_is_made_is_not_in_it(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat, file = await asked(stage), stage.runtime.paths.database
-    other = await stage.chat()
-    await stage.answered(other)
+    other = await stage.answered_chat()
     copied, deleted, copy = threading.Event(), threading.Event(), recovery._copy_chats
 
     def copy_and_wait(source: Path, target: Path) -> None:

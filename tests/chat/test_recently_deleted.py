@@ -28,8 +28,9 @@ async def deleted(stage: Stage) -> list[DeletedEntry]:
 async def test_a_chat_and_a_message_are_had_back_by_the_next_run_warm(stage: Stage) -> None:
     chat, other = await stage.chat(), await stage.chat()
     await stage.answered(chat)
-    await stage.runtime.chat.send(other, "Hello there", attachments=(Attachment("a.txt", 1, "h", "alpha"),))
-    await stage.runtime.chat.idle()
+    await stage.finish(
+        stage.runtime.chat.send(other, "Hello there", attachments=(Attachment("a.txt", 1, "h", "alpha"),))
+    )
     chat_before, other_before = [await stage.runtime.chat.messages(id) for id in (chat, other)]
     title = (await stage.runtime.chat.conversations())[0].title
     assert len((await stage.runtime.chat.finder.find("river")).chats) == 1
@@ -59,8 +60,7 @@ async def test_a_chat_and_a_message_are_had_back_by_the_next_run_warm(stage: Sta
 
 
 async def test_after_its_days_it_goes_while_kvchat_runs(stage: Stage) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     await stage.runtime.chat.recently_deleted.delete([chat])
     let_days_pass(stage, 6.9)
     stage.runtime.chat.recently_deleted.schedule_purge()
@@ -72,8 +72,7 @@ async def test_after_its_days_it_goes_while_kvchat_runs(stage: Stage) -> None:
 
 
 async def test_a_look_that_is_due_is_not_put_off_by_one_for_later(stage: Stage) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     await stage.runtime.chat.recently_deleted.delete([chat])
     let_days_pass(stage, 8)
     for seconds in (0, 3600):
@@ -160,8 +159,7 @@ def test_who_looks_once_a_day_keeps_things_as_long_as_was_said(clock: Clock) -> 
 
 
 async def test_what_follows_a_deleted_message_comes_back_after_it(stage: Stage) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     await stage.answered(chat, "And the garden?")
     before = await stage.runtime.chat.messages(chat)
     later = await stage.runtime.chat.delete_message(before[2])
@@ -177,8 +175,7 @@ async def test_what_follows_a_deleted_message_comes_back_after_it(stage: Stage) 
 
 
 async def test_a_damaged_entry_costs_nothing_else(stage: Stage) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     removed = await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[1])
     with stage.runtime._database.transaction() as db:
         db.execute("UPDATE removed SET rows = substr(rows, 1, 20)")

@@ -87,8 +87,7 @@ async def test_a_question_elsewhere_goes_first_and_the_reading_goes_on(stage: St
     await stage.until(lambda: len(stage.requests("/completion")) > before)
     asked = stage.runtime.chat.send(chat, "And then?")
     await stage.until(lambda: stage.runtime.chat.slots._pending)
-    stage.fake.set(FAKE_HOLD_DURING=None)
-    await asked
+    await stage.resume(asked)
     assert not task.done()
     assert (await task).is_read
 

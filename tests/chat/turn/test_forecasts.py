@@ -70,8 +70,7 @@ async def test_what_is_told_of_a_message_is_what_its_reply_then_finds(stage: Sta
 
 
 async def test_what_was_read_ahead_does_not_count(stage: Stage) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     before = await stage.runtime.chat.forecasts.forecast_message(chat, STORY)
     stage.runtime.chat.select(chat)
     stage.runtime.chat.prepare(chat, STORY)

@@ -29,8 +29,7 @@ def _nothing_is_written(index: Index) -> Iterator[sqlite3.Connection]:
 async def test_what_was_saved_is_restored_even_if_its_use_cannot_be_noted(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     await stage.restart()
     monkeypatch.setattr(Index, "write", _nothing_is_written)
     assert (await stage.answered(chat, "And then?")).source is Source.DISK
@@ -41,8 +40,7 @@ async def test_what_was_saved_is_restored_even_if_its_use_cannot_be_noted(
 async def test_a_bad_save_point_that_cannot_be_set_aside_costs_no_reply(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, switch: str
 ) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     stage.fake.set(**{switch: 1})
     await stage.restart()
     monkeypatch.setattr("kvchat.kvstore.inventory.Inventory.delete_unusable", _refuses)
@@ -70,8 +68,7 @@ async def test_a_next_turn_is_saved_where_the_disk_has_room_for_what_is_new(
         store.inventory.free_bytes = lambda: size * 3 // 2
         check(saver, size, *rest)  # type: ignore[arg-type]
 
-    chat = await stage.chat()
-    await stage.answered(chat, QUESTION * 20)
+    chat = await stage.answered_chat(QUESTION * 20)
     with monkeypatch.context() as patch:
         patch.setattr(Saver, "check_room", nearly_full)
         await stage.answered(chat, "And then?")
@@ -103,8 +100,7 @@ async def test_what_had_no_room_in_mid_reply_is_written_when_there_is_some(
     chat, disk, words = await stage.chat(), _Disk(monkeypatch), " ".join(["word"] * 60)
     future = await stage.writing(chat, words)
     disk.full = True
-    stage.fake.set(FAKE_HOLD_DURING=None)
-    assert await future is None
+    assert await stage.resume(future) is None
     assert len(stage.errors()) == 1
     shown = (await stage.runtime.chat.messages(chat))[-1]
     assert (shown.content, shown.state) == (f"You said: {words}", MessageState.COMPLETE)

@@ -65,8 +65,7 @@ async def test_the_strip_and_the_receipt_agree_from_the_first_word_on(stage: Sta
         await stage.show(chat)
     if case == "regenerated":
         reply = (await stage.runtime.chat.messages(chat))[-1]
-        await stage.runtime.chat.regenerate(reply)
-        await stage.runtime.chat.idle()
+        await stage.finish(stage.runtime.chat.regenerate(reply))
     else:
         await stage.answered(chat, "Many words are new here. " * 100 if case == "longer" else "Go on, please.")
     live, end, receipt = told_of(stage, chat)
@@ -84,8 +83,7 @@ async def test_the_strip_and_the_receipt_agree_from_the_first_word_on(stage: Sta
     ],
 )
 async def test_they_agree_on_what_was_in_vain(stage: Stage, fault: str, words: str) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     await stage.runtime.close()
     if fault == "damaged":
         for file in stage.kept().block_files():

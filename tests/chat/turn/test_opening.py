@@ -29,20 +29,17 @@ async def words(stage: Stage, chat: str) -> list[str]:
 async def begun(stage: Stage, chat: str, letters: int) -> Message:
     """A reply that its limit cut off."""
     stage.fake.set(FAKE_REPLY=WHOLE)
-    reply = await stage.runtime.chat.send(chat, QUESTION, Sampling(max_tokens=letters))
-    await stage.runtime.chat.idle()
+    reply = await stage.finish(stage.runtime.chat.send(chat, QUESTION, Sampling(max_tokens=letters)))
     assert (reply.state, reply.content) == (MessageState.LIMITED, WHOLE[:letters])
     return reply
 
 
 async def test_regenerate_makes_a_reply_beside_the_old_one(stage: Stage) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     first = (await page(stage, chat))[1]
     await stage.answered(chat, "And the harbour?")
     stage.fake.set(FAKE_REPLY="Something else.")
-    again = await stage.runtime.chat.regenerate(first)
-    await stage.runtime.chat.idle()
+    again = await stage.finish(stage.runtime.chat.regenerate(first))
     assert again.receipt.source is Source.HOT
     question, reply = await page(stage, chat)
     assert (reply.id, reply.siblings, question.siblings) == (again.id, (first.id, again.id), ())
@@ -51,8 +48,7 @@ async def test_regenerate_makes_a_reply_beside_the_old_one(stage: Stage) -> None
 
 
 async def test_an_edited_question_and_an_edited_reply_are_branches(stage: Stage) -> None:
-    chat = await stage.chat("You are brief.")
-    await stage.answered(chat)
+    chat = await stage.answered_chat(system="You are brief.")
     await stage.answered(chat, "And the harbour?")
     _, first, reply, *_ = await page(stage, chat)
     asked = len(stage.requests("/v1/chat/completions"))
@@ -61,8 +57,7 @@ async def test_an_edited_question_and_an_edited_reply_are_branches(stage: Stage)
     assert len(stage.requests("/v1/chat/completions")) == asked, "nothing is generated"
     assert edited.receipt is None
     assert (await page(stage, chat))[-1].state is MessageState.EDITED
-    await stage.runtime.chat.edit(first, "And the wood?")
-    await stage.runtime.chat.idle()
+    await stage.finish(stage.runtime.chat.edit(first, "And the wood?"))
     assert (await words(stage, chat))[1:] == ["And the wood?", "You said: And the wood?"]
     assert (await page(stage, chat))[1].siblings[0] == first.id
 
@@ -73,8 +68,7 @@ async def test_a_reply_goes_on_where_it_ended(stage: Stage, echo: int | None) ->
     stage.fake.set(FAKE_ECHO=echo, FAKE_EXACT_ONLY=1)
     reply = await begun(stage, chat, 18)
     stage.events.clear()
-    whole = await stage.runtime.chat.continue_reply(reply)
-    await stage.runtime.chat.idle()
+    whole = await stage.finish(stage.runtime.chat.continue_reply(reply))
     assert whole.receipt is not None
     assert (whole.id, whole.state, whole.content) == (reply.id, MessageState.COMPLETE, WHOLE)
     stored = (await page(stage, chat))[-1]
@@ -126,8 +120,9 @@ async def test_going_to_a_branch_restores_it_at_once(stage: Stage) -> None:
     stage.fake.set(FAKE_EXACT_ONLY=1)
     await stage.answered(chat)
     question = (await page(stage, chat))[0]
-    await stage.runtime.chat.edit(question, "Another question altogether, about a violin and a lamp in the night.")
-    await stage.runtime.chat.idle()
+    await stage.finish(
+        stage.runtime.chat.edit(question, "Another question altogether, about a violin and a lamp in the night.")
+    )
     await stage.show(chat)
     stage.events.clear()
     await stage.runtime.chat.switch(chat, question.id)

@@ -129,19 +129,16 @@ async def test_settling_that_takes_long_gives_way_to_a_message_in_another_chat(
     await one
     await stage.until(lambda: stage.of(SaveSkipped))
     assert stage.of(SaveSkipped)[0].conversation_id == first
-    stage.fake.set(FAKE_HOLD_DURING=None)
-    assert await two is not None
+    assert await stage.resume(two) is not None
 
 
 async def test_a_message_during_settling_goes_on_with_the_slot_as_it_is(stage: Stage) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat, "A long story. " * 60)
+    chat = await stage.answered_chat("A long story. " * 60)
     stage.fake.set(FAKE_BATCH_DELAY=0.3)
     before = len(stage.of(Saving))
     await stage.runtime.chat.send(chat, "More of it. " * 60)
     await stage.until(lambda: len(stage.of(Saving)) > before)
-    second = await stage.runtime.chat.send(chat, "And the end?")
-    await stage.runtime.chat.idle()
+    second = await stage.finish(stage.runtime.chat.send(chat, "And the end?"))
     assert not stage.of(Restoring), "nothing is restored over a live slot"
     assert second.receipt.source is Source.HOT
     assert second.receipt.cached_tokens > 0.9 * second.receipt.prompt_tokens
@@ -160,8 +157,7 @@ async def test_what_is_sent_while_the_engine_restarts_does_not_hold_that_up(stag
     restarting = asyncio.create_task(stage.runtime.restart_engine())
     await asyncio.sleep(0)
     sent = stage.runtime.chat.send(second, "Meanwhile?")
-    stage.fake.set(FAKE_HOLD_DURING=None)
-    assert await sent is not None
+    assert await stage.resume(sent) is not None
     assert stage.runtime.engine.engine_pid not in (None, before), "one reply after another put it off"
     await restarting
     await stage.runtime.chat.idle()
@@ -210,8 +206,7 @@ async def test_deleting_does_not_wait_for_another_chats_reply(stage: Stage) -> N
     assert await stage.ask_while_busy(dropped, "Hello?") is None
     assert stage.of(QuestionNotStored)[0].text == "Hello?"
     stage.runtime.chat.stop(talking)
-    stage.fake.set(FAKE_HOLD_DURING=None)
-    await future
+    await stage.resume(future)
 
 
 async def test_a_replaced_model_is_another_fingerprint_even_when_the_engine_restarts_by_itself(
@@ -220,23 +215,20 @@ async def test_a_replaced_model_is_another_fingerprint_even_when_the_engine_rest
     model = tmp_path / "model.gguf"
     shutil.copyfile(str(stage.settings.model_path), model)
     await stage.runtime.apply_settings(replace(stage.runtime.settings, model_path=str(model)))
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     data = bytearray(model.read_bytes())
     data[-200_000:] = bytes(200_000)
     model.unlink()
     model.write_bytes(data)
     stage.fake.set(FAKE_DIE_DURING="prefill", FAKE_DIE_TIMES=2)
     assert await stage.ask(chat, "Still you?") is None
-    reply = await stage.runtime.chat.retry(chat)
-    await stage.runtime.chat.idle()
+    reply = await stage.finish(stage.runtime.chat.retry(chat))
     assert reply.receipt.source is Source.COLD
     assert not stage.of(Restored)
 
 
 async def test_a_restore_ahead_that_proves_hollow_later_is_still_found_out(stage: Stage) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
     await stage.restart()
     await stage.runtime.start_engine()
@@ -275,8 +267,7 @@ async def test_stop_during_a_restore_leaves_no_link_behind(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Stopped twice while the slot file is there: the store has just made it, or the engine reads it."""
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     await stage.runtime.close()
     put, made, go_on = Restorer._put, threading.Event(), threading.Event()
 
@@ -300,8 +291,7 @@ async def test_stop_during_a_restore_leaves_no_link_behind(
         stage.runtime.chat.stop(chat)
         await asyncio.sleep(0)
     go_on.set()
-    stage.fake.set(FAKE_HOLD_DURING=None)
-    await future
+    await stage.resume(future)
     await stage.runtime.chat.idle()
     assert not slot_files(staging)
 
@@ -315,8 +305,7 @@ async def test_the_wait_for_another_chats_reply_is_named_in_the_receipt(stage: S
     one = await stage.writing(first, "word " * 20)
     two = stage.runtime.chat.send(second, "Hello there, second conversation.")
     await asyncio.sleep(0.2)  # the shortest wait that the receipt may name
-    stage.fake.set(FAKE_HOLD_DURING=None)
-    await one
+    await stage.resume(one)
     reply = await two
     assert reply.receipt is not None
     receipt = reply.receipt
@@ -326,8 +315,7 @@ async def test_the_wait_for_another_chats_reply_is_named_in_the_receipt(stage: S
 
 
 async def test_an_empty_reply_is_not_saved_and_spoils_nothing(stage: Stage) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     kept = stage.save_points()
     stage.fake.set(FAKE_REPLY=" ")
     await stage.ask(chat, "Say nothing.")
@@ -398,8 +386,7 @@ async def test_quitting_waits_for_a_save_as_long_as_the_engine_writes(
 
 
 async def test_quitting_says_what_it_waits_for_and_need_not_wait(stage: Stage) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     kept = stage.save_points()
     stage.fake.set(FAKE_HOLD_DURING="save")
     future = stage.runtime.chat.send(chat, "And then? " * 40)
@@ -458,8 +445,7 @@ async def test_silence_in_mid_reply_is_said_and_what_came_is_kept(
     await stage.until(lambda: stage.of(EngineSilent))
     assert stage.of(EngineSilent)[0].seconds > 0.1
     assert stage.runtime.engine.status.state is EngineState.READY
-    stage.fake.set(FAKE_HOLD_DURING=None)
-    reply = await future
+    reply = await stage.resume(future)
     assert reply.content == "one two three four"
     assert stage.of(EngineSilent)[-1].seconds == 0
 
@@ -509,8 +495,7 @@ async def test_a_database_that_fails_before_the_reply_is_said_and_no_bug(
         return beginning
 
     monkeypatch.setattr(turns, "store_question", ask_and_fail)
-    reply = await stage.runtime.chat.send(other, "And then?")
-    await stage.runtime.chat.idle()
+    reply = await stage.finish(stage.runtime.chat.send(other, "And then?"))
     monkeypatch.undo()
     assert not bugs
     assert reply is not None or stage.of(TurnFailed), "nobody was told"

@@ -64,8 +64,7 @@ async def test_a_chat_of_which_nothing_is_kept_is_read_and_saved_when_it_is_look
 
 
 async def test_a_draft_is_read_while_it_is_written_and_never_saved(stage: Stage) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat, STORY)
+    chat = await stage.answered_chat(STORY)
     before = stage.save_points()
     await shown(stage, chat)
     await written(stage, chat, DRAFT)
@@ -85,8 +84,7 @@ async def test_deleting_the_draft_goes_back_to_the_turn_boundary(
 ) -> None:
     if kind == "cannot_cut":
         request.getfixturevalue(kind)
-    chat = await stage.chat()
-    await stage.answered(chat, STORY)
+    chat = await stage.answered_chat(STORY)
     await shown(stage, chat)
     await written(stage, chat, DRAFT)
     await written(stage, chat, "")
@@ -124,8 +122,7 @@ async def test_that_a_paste_is_not_read_ahead_on_battery_is_told_once(
     battery = SimpleNamespace(percent=80, secsleft=3600, power_plugged=False)
     monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
     stage.runtime.settings = replace(stage.runtime.settings, read_ahead="auto")
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     stage.events.clear()
     for draft in ("Well", DRAFT * 2, DRAFT * 4):
         await written(stage, chat, draft)
@@ -137,8 +134,7 @@ async def test_that_a_paste_is_not_read_ahead_on_battery_is_told_once(
 
 
 async def test_what_is_read_ahead_teaches_how_fast_reading_is(stage: Stage) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     await shown(stage, chat)
     speed = stage.runtime.chat.slots.restore_cost.speed
     speed.samples.clear()

@@ -183,8 +183,7 @@ async def test_what_cannot_be_tried_is_assumed_and_proved_by_the_first_restore(s
         ReasonCode.NOT_TRIED, {"reason": Reason(ReasonCode.HELD_LESS, {"held": 0, "tokens": 96})}
     )
     stage.fake.set(FAKE_EMPTY_SAVE=None)
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     await stage.restart()
     assert (await stage.answered(chat, "And then?")).source is Source.DISK
     assert stage.runtime.engine.finding.proved
@@ -243,8 +242,7 @@ async def test_a_long_system_prompt_is_saved_before_anybody_shares_it(
     stage.fake.set(FAKE_EXACT_ONLY=1)
     await stage.answered(await stage.chat("Be brief."), "A question that shows how quickly prompts are read. " * 3)
     monkeypatch.setattr(prefill, "LONG_PREFILL_MS", 0.001)
-    chat = await stage.chat(SYSTEM)
-    await stage.answered(chat)
+    chat = await stage.answered_chat(system=SYSTEM)
     question = (await stage.runtime.chat.messages(chat))[1]
     reply = await stage.runtime.chat.edit(question, "And the Danube?", Sampling(temperature=0.0))
     assert reply.receipt.cached_tokens > 0.9 * len(SYSTEM), "the first question asked anew"
@@ -260,8 +258,7 @@ async def test_stop_while_the_system_prompt_is_read_ahead(stage: Stage) -> None:
     future = stage.runtime.chat.send(second, "And the Danube?")
     await stage.until(lambda: any(event.conversation_id == second for event in stage.of(Prefilling)))
     stage.runtime.chat.stop(second)
-    stage.fake.set(FAKE_HOLD_DURING=None)
-    assert await future is None
+    assert await stage.resume(future) is None
     assert await stage.ask(second, "And the Elbe?") is not None
     assert not stage.errors()
 

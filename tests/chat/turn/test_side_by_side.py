@@ -102,8 +102,7 @@ async def test_a_chat_is_restored_while_another_is_answered(two: Stage) -> None:
     two.runtime.chat.select(chats[0])
     await two.until(lambda: two.runtime.chat.slots.slot_of(chats[0]))
     assert two.runtime.chat.answering_chats[:1] == (chats[2],)
-    two.fake.set(FAKE_HOLD_DURING=None)
-    assert await reply
+    assert await two.resume(reply)
     await two.runtime.chat.idle()
 
 
@@ -144,8 +143,7 @@ async def test_what_the_engine_gave_up_by_itself_is_a_miss_with_a_reason(two: St
 
 
 async def test_a_new_chat_goes_on_with_what_was_read_before_it_began(two: Stage) -> None:
-    first = await two.chat()
-    await two.answered(first)
+    first = await two.answered_chat()
     two.runtime.chat.prepare(None, f"{QUESTION} And {OTHER} " * 3)
     await two.until(lambda: two.runtime.chat.slots.slot_of("") or len(two.runtime.chat.slots.owners()) == 2)
     await two.runtime.chat.idle()

@@ -21,8 +21,7 @@ FIRST_WORDS = "Tell me about the river and the garden, please…"
 
 async def begun(stage: Stage, reply: str = TITLE) -> str:
     """A chat with one reply; from then on the model answers with `reply`."""
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     stage.runtime.chat.title_generator.enable(lambda: True)
     stage.fake.set(FAKE_REPLY=reply)
     return chat
@@ -148,8 +147,7 @@ async def test_what_is_no_title_is_not_asked_for_again(stage: Stage, reply: str)
 
 async def test_a_reply_that_was_cut_off_is_waited_for(stage: Stage) -> None:
     chat = await stage.chat()
-    reply = await stage.runtime.chat.send(chat, QUESTION, Sampling(max_tokens=4))
-    await stage.runtime.chat.idle()
+    reply = await stage.finish(stage.runtime.chat.send(chat, QUESTION, Sampling(max_tokens=4)))
     assert reply.state is MessageState.LIMITED
     stage.runtime.chat.title_generator.enable(lambda: True)
     await have_time(stage)

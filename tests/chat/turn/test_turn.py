@@ -52,8 +52,7 @@ async def test_rows_the_engine_has_kept_are_not_read_again(stage: Stage, monkeyp
         return split_slot_file(slot_file, before, *rest, **more)
 
     monkeypatch.setattr(saver, "split_slot_file", spy)
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     (first,) = [event.tokens for event in stage.events if isinstance(event, Saved)]
     await stage.answered(chat, "And the harbour?")
     assert absorbed == [(0, 0), (first, first)]
@@ -65,8 +64,7 @@ async def test_rows_the_engine_has_kept_are_not_read_again(stage: Stage, monkeyp
 
 
 async def test_after_a_restart_the_prefix_comes_from_disk(stage: Stage) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     await stage.restart()
     receipt = await stage.answered(chat, "And then?")
     assert receipt.source is Source.DISK
@@ -143,8 +141,7 @@ async def test_sending_while_another_chat_saves_mixes_nothing(stage: Stage) -> N
 async def test_a_restore_that_fails_becomes_an_ordinary_prefill(
     stage: Stage, switches: dict[str, object], reason: ReasonCode
 ) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     stage.fake.set(**switches)
     await stage.restart()
     receipt = await stage.answered(chat, "And then?")
@@ -157,8 +154,7 @@ async def test_a_restore_that_fails_becomes_an_ordinary_prefill(
 @pytest.mark.parametrize("how", ["abort", "kill"])
 async def test_an_engine_that_dies_of_what_was_restored(stage: Stage, how: str) -> None:
     """What it crashed over is set aside, and the message read from its beginning; nobody blames what was killed."""
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     kept = [point.id for point in stage.save_points()]
     stage.fake.set(FAKE_DIE_DURING="begin", FAKE_DIE_HOW=how)
     await stage.restart()
@@ -175,8 +171,7 @@ async def test_an_engine_that_dies_of_what_was_restored(stage: Stage, how: str) 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "foreign", "missing"])
 async def test_a_damaged_block_never_reaches_the_engine(stage: Stage, damage: str) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     await stage.runtime.close()
     for file in stage.kept().block_files():
         spoil(file, damage)
@@ -202,8 +197,7 @@ async def test_a_bad_save_is_never_kept(stage: Stage, switch: str) -> None:
 
 @pytest.mark.parametrize("phase", ["prefill", "stream"])
 async def test_the_engine_dies_while_it_answers(stage: Stage, phase: str) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     stage.fake.set(FAKE_DIE_DURING=phase, FAKE_DIE_TIMES=2 if phase == "prefill" else 1, FAKE_TOKEN_DELAY=0.001)
     reply = await stage.ask(chat, "What now, after all that has been said and done?")
     assert reply is None
@@ -232,8 +226,7 @@ async def test_the_engine_dies_while_it_answers(stage: Stage, phase: str) -> Non
 async def test_an_engine_lost_before_the_first_word_costs_nothing_but_time(
     stage: Stage, switches: dict[str, object]
 ) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     first = stage.runtime.engine.engine_pid
     stage.fake.set(**switches)
     receipt = await stage.answered(chat, "What now, after all that has been said and done?")
@@ -261,8 +254,7 @@ async def test_stop_keeps_what_came_and_saves_it(stage: Stage) -> None:
     future = await stage.writing(chat)
     assert stage.runtime.chat.is_answering(chat)
     stage.runtime.chat.stop(chat)
-    stage.fake.set(FAKE_HOLD_DURING=None)
-    reply = await future
+    reply = await stage.resume(future)
     assert reply.state is MessageState.STOPPED
     assert "".join(event.text for event in stage.of(ReplyDelta)) == reply.content
     await stage.runtime.chat.idle()
@@ -281,14 +273,12 @@ async def test_time_saved_for_a_stopped_and_continued_reply_counts_each_restore_
         known, reply = len(stage.of(FirstToken)), begin()
         await stage.until(lambda: len(stage.of(FirstToken)) > known)
         stage.runtime.chat.stop(chat)
-        stage.fake.set(FAKE_HOLD_DURING=None)
-        message = await reply
+        message = await stage.resume(reply)
         await stage.runtime.chat.idle()
         assert message.receipt is not None
         return message, message.receipt
 
-    chat = await stage.chat()
-    await stage.answered(chat, QUESTION * 5)
+    chat = await stage.answered_chat(QUESTION * 5)
     message, first = await stopped(lambda: stage.runtime.chat.send(chat, "And the harbour, please?"))
     assert first.saved_ms
     message, continued = await stopped(lambda: stage.runtime.chat.continue_reply(message))
@@ -306,8 +296,7 @@ async def test_stop_before_the_first_token_leaves_the_question(stage: Stage) -> 
     future = stage.runtime.chat.send(chat, "word " * 300)
     await stage.until(lambda: stage.of(Prefilling))
     stage.runtime.chat.stop(chat)
-    stage.fake.set(FAKE_HOLD_DURING=None)
-    assert await future is None
+    assert await stage.resume(future) is None
     assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER]
 
 
@@ -316,8 +305,7 @@ async def test_deleting_a_conversation_in_the_middle_of_its_reply(stage: Stage) 
     future = await stage.writing(chat)
     deleting = asyncio.create_task(stage.runtime.chat.recently_deleted.purge_chat(chat))
     await asyncio.sleep(0)
-    stage.fake.set(FAKE_HOLD_DURING=None)
-    await deleting
+    await stage.resume(deleting)
     await future
     await stage.runtime.chat.idle()
     assert await stage.runtime.chat.conversations() == []
@@ -346,8 +334,7 @@ async def test_no_engine_at_all_is_said_in_words(tmp_path: Path, fake_engine: Fa
 
 
 async def test_a_long_history_is_tokenised_once(stage: Stage) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat, "A long story. " * 80)
+    chat = await stage.answered_chat("A long story. " * 80)
     await stage.answered(chat, "And then?")  # whether prompts can be cut was tried by now
     before = len(stage.requests("/tokenize"))
     await stage.runtime.chat.context.usage(chat)

@@ -119,8 +119,7 @@ def test_ctrl_c_ends_a_guest_alone_and_the_owner_waits_for_its_guests(home: Home
 
 
 async def test_stop_ends_the_waiting_and_keeps_the_words(stage: Stage, fake_engine: FakeEngine) -> None:
-    chat = await stage.chat()
-    await stage.answered(chat)
+    chat = await stage.answered_chat()
     fake_engine.set(FAKE_HOLD_DURING="stream")
     first = stage.runtime.chat.send(chat, "One")
     await stage.until(lambda: stage.runtime.chat.answering_chats)
