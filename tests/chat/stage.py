@@ -39,10 +39,18 @@ class Stage:
         paths = resolve_paths({"KVCHAT_HOME": str(self.home)})
         self.runtime = await open_runtime(paths, self.settings)
         self.runtime.events.subscribe(self.events.append)
+        self.service, self.slots, self.engine = self.runtime.chat, self.runtime.chat.slots, self.runtime.engine
+        self.database, self.store = self.runtime._database, self.runtime._store
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.runtime.close()
+
+    async def idle(self) -> None:
+        await self.service.idle()
+
+    async def messages(self, chat: str) -> list[Message]:
+        return await self.service.messages(chat)
 
     async def restart(self, slots: int = 1) -> None:
         """Close kvchat and open it again, with no events yet."""
@@ -54,15 +62,13 @@ class Stage:
     async def writing(self, chat: str, text: str = "word " * 100) -> asyncio.Future[Message | None]:
         """Send, wait for the first word of the reply, and hold the engine there."""
         self.fake.set(FAKE_HOLD_DURING="stream")
-        future = self.runtime.chat.send(chat, text)
+        future = self.service.send(chat, text)
         await self.until(lambda: [event for event in self.of(ReplyDelta) if event.conversation_id == chat])
         return future
 
     async def ask(self, chat: str, text: str = QUESTION, *, keep: bool = True) -> Message | None:
         """Send, wait for the reply, and for the save after it."""
-        reply = await self.runtime.chat.send(chat, text, Sampling(temperature=0.0), save=keep)
-        await self.runtime.chat.idle()
-        return reply
+        return await self.finish(self.service.send(chat, text, Sampling(temperature=0.0), save=keep))
 
     async def answered_chat(self, text: str = QUESTION, system: str | None = None) -> str:
         """Return a chat with this question and its reply."""
@@ -73,16 +79,13 @@ class Stage:
     async def finish(self, reply: asyncio.Future[Message | None]) -> Message | None:
         """Wait for the reply, and for the save after it."""
         message = await reply
-        await self.runtime.chat.idle()
+        await self.idle()
         return message
 
     async def resume(self, reply: asyncio.Future[Message | None]) -> Message | None:
         """Let the engine go on, and wait for the reply."""
         self.fake.set(FAKE_HOLD_DURING=None)
         return await reply
-
-    async def ask_while_busy(self, chat: str, text: str) -> Message | None:
-        return await self.runtime.chat.send(chat, text)
 
     async def answered(self, chat: str, text: str = QUESTION) -> Receipt:
         """Like `ask`, for a reply that must come."""
@@ -92,12 +95,12 @@ class Stage:
         return reply.receipt
 
     async def chat(self, system: str | None = None) -> str:
-        return (await self.runtime.chat.new_conversation(system)).id
+        return (await self.service.new_conversation(system)).id
 
     async def show(self, chat: str | None) -> None:
         """Choose a chat, and wait for what that has kvchat do."""
-        self.runtime.chat.select(chat)
-        await self.runtime.chat.idle()
+        self.service.select(chat)
+        await self.service.idle()
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait for something that is going to be true; the test's own timeout ends a vain wait."""

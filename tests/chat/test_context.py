@@ -20,37 +20,37 @@ LONG = document_from_text("long.txt", "word " * 2000)
 
 
 async def test_a_document_is_read_before_its_question_and_again_after_an_edit(stage: Stage) -> None:
-    chat, service = await stage.chat(), stage.runtime.chat
+    chat, service = await stage.chat(), stage.service
     await stage.finish(service.send(chat, "What is it called?", Sampling(), attachments=(RIVER,)))
-    question = (await service.messages(chat))[0]
+    question = (await stage.messages(chat))[0]
     assert (question.attachments, question.content) == ((RIVER,), "What is it called?")
     asked = stage.requests("/v1/chat/completions")[-1]["messages"]
     assert asked[-1]["content"] == prompt_content(question)
     assert asked[-1]["content"].index("Rhône") < asked[-1]["content"].index("What is it")
 
     await stage.finish(service.edit(question, "Who named it?"))
-    edited = (await service.messages(chat))[0]
+    edited = (await stage.messages(chat))[0]
     assert (edited.content, edited.attachments) == ("Who named it?", (RIVER,))
 
     removed = await service.delete_message(edited)
     await service.restore_messages(removed)
-    assert (await service.messages(chat))[0].attachments == (RIVER,)
+    assert (await stage.messages(chat))[0].attachments == (RIVER,)
 
 
 async def test_a_document_that_cannot_fit_is_refused_and_comes_back(stage: Stage) -> None:
-    chat, service = await stage.chat(), stage.runtime.chat
+    chat, service = await stage.chat(), stage.service
     await stage.answered(chat)
     assert await service.send(chat, "Sum it up.", attachments=(LONG,)) is None
     refused = stage.of(QuestionNotStored)[-1]
     assert isinstance(refused.error, DocumentsTooLong)
     assert "“long.txt” does not fit" in refused.error.title
     assert (refused.text, refused.attachments) == ("Sum it up.", (LONG,))
-    assert len(await service.messages(chat)) == 2
+    assert len(await stage.messages(chat)) == 2
     assert (await service.context.count_tokens(RIVER)) == (len(RIVER.text.encode()), True)
 
 
 async def test_a_message_has_as_many_tokens_in_the_meter_the_forecast_and_the_receipt(stage: Stage) -> None:
-    chat, service = await stage.chat(), stage.runtime.chat
+    chat, service = await stage.chat(), stage.service
     await stage.answered(chat)
     for here, text, files in ((chat, "And then?", ()), (chat, "Sum it up.", (RIVER,)), (None, "Hello? " * 90, ())):
         use = await service.context.usage(here, text, files)
@@ -65,7 +65,7 @@ async def test_a_message_has_as_many_tokens_in_the_meter_the_forecast_and_the_re
 
 
 async def test_counting_ends_as_soon_as_it_cannot_fit(stage: Stage) -> None:
-    chat, service = await stage.chat(), stage.runtime.chat
+    chat, service = await stage.chat(), stage.service
     await stage.answered(chat)
     huge = document_from_text("huge.txt", "some words in lines\n" * 200_000)
     before = len(stage.requests("/tokenize"))
@@ -81,20 +81,20 @@ async def test_counting_ends_as_soon_as_it_cannot_fit(stage: Stage) -> None:
     assert isinstance(stage.of(QuestionNotStored)[-1].error, DocumentsTooLong)
     service.select(chat)
     service.prepare(chat, "Sum it up.", (huge,))
-    await service.idle()
+    await stage.idle()
     assert max((len(str(one)) for one in stage.requests("/apply-template")), default=0) < COUNT_CHUNK_CHARS
 
 
 async def test_words_that_cannot_fit_are_refused_without_counting_them(stage: Stage) -> None:
     chat = await stage.chat()
-    assert await stage.runtime.chat.send(chat, "some words in lines\n" * 200_000) is None
+    assert await stage.service.send(chat, "some words in lines\n" * 200_000) is None
     assert isinstance(stage.of(TurnFailed)[-1].error, PromptTooLong)
-    assert [message.role for message in await stage.runtime.chat.messages(chat)] == [Role.USER]
+    assert [message.role for message in await stage.messages(chat)] == [Role.USER]
     assert max((len(str(one)) for one in stage.requests("/apply-template")), default=0) < COUNT_CHUNK_CHARS
 
 
 async def test_as_much_of_a_document_is_attached_as_there_is_room_for(stage: Stage) -> None:
-    chat, service = await stage.chat(), stage.runtime.chat
+    chat, service = await stage.chat(), stage.service
     await stage.answered(chat)
     whole, part = await service.context.truncate_longest(chat, "Sum it up.", (RIVER, LONG))
     assert whole == RIVER
@@ -108,19 +108,19 @@ async def test_as_much_of_a_document_is_attached_as_there_is_room_for(stage: Sta
 
 
 async def test_a_chat_that_is_only_a_document_is_named_after_it(stage: Stage) -> None:
-    chat, service = await stage.chat(), stage.runtime.chat
+    chat, service = await stage.chat(), stage.service
     assert await service.send(chat, "", attachments=(RIVER,))
-    await service.idle()
+    await stage.idle()
     found = await service.conversation(chat)
     assert found.title == "river “notes”.md"
 
 
 async def test_the_first_turn_stays_where_it_brings_documents(stage: Stage) -> None:
-    chat, service = await stage.chat(), stage.runtime.chat
+    chat, service = await stage.chat(), stage.service
     await service.send(chat, "What is it called?", attachments=(RIVER,))
     for number in range(3):
         await stage.answered(chat, f"Question {number}?")
-    branch = await service.messages(chat)
+    branch = await stage.messages(chat)
     split = split_branch(branch, [10] * len(branch), 0)
     assert (split.opening, split.recent) == (tuple(branch[:2]), tuple(branch[-2:]))
     with pytest.raises(NothingToDrop):

@@ -98,9 +98,9 @@ def test_what_a_template_asks_for(template: str, found: dict[str, list[bool | st
 
 async def test_the_engine_gets_the_conversation_s_own_wishes(stage: Stage) -> None:
     chat = await stage.chat()
-    await stage.runtime.chat.options.change(chat, CHOSEN)
-    await stage.ask_while_busy(chat, QUESTION)
-    await stage.runtime.chat.idle()
+    await stage.service.options.change(chat, CHOSEN)
+    await stage.service.send(chat, QUESTION)
+    await stage.idle()
     (asked,) = stage.requests("/v1/chat")
     wished = {"temperature": 0.3, "top_k": 20, "min_p": 0.1, "stop": ["END"], "json_schema": {"type": "object"}}
     assert asked.items() >= wished.items()
@@ -111,25 +111,25 @@ async def test_the_engine_gets_the_conversation_s_own_wishes(stage: Stage) -> No
 
 
 async def test_template_options_are_fixed_once_a_chat_has_begun(stage: Stage) -> None:
-    chat, service = await stage.chat("Be brief."), stage.runtime.chat.options
+    chat, service = await stage.chat("Be brief."), stage.service.options
     await service.change(chat, CHOSEN)
     await stage.answered(chat)
     await service.change(chat, replace(CHOSEN, sampling=Sampling(temperature=1.0)))
     assert (await stage.answered(chat, "And then?")).source is Source.HOT, "other sampling costs no cache"
     with pytest.raises(InvalidOptions, match="cannot be changed after its first message"):
         await service.change(chat, ChatOptions())
-    assert (await stage.runtime.chat.turn_context.answer_settings(chat)).options == replace(
+    assert (await stage.service.turn_context.answer_settings(chat)).options == replace(
         CHOSEN, sampling=Sampling(temperature=1.0)
     )
 
 
 async def test_another_system_prompt_is_a_branch_where_something_was_said(stage: Stage) -> None:
-    chat, service = await stage.chat("Be brief."), stage.runtime.chat.options
+    chat, service = await stage.chat("Be brief."), stage.service.options
     assert not await service.change_system_prompt(chat, "Be long.")
     assert await service.system_prompt(chat) == "Be long."
     await stage.answered(chat)
     assert await service.change_system_prompt(chat, "Speak in rhymes.")
-    branch = await stage.runtime.chat.messages(chat)
+    branch = await stage.messages(chat)
     assert [message.role for message in branch] == [Role.SYSTEM, Role.USER, Role.ASSISTANT]
     assert branch[0].content == "Speak in rhymes."
     await stage.answered(chat, "And then?")
@@ -143,12 +143,12 @@ async def test_another_system_prompt_is_a_branch_where_something_was_said(stage:
 
 
 async def test_new_chats_begin_with_the_default_preset(stage: Stage) -> None:
-    service = stage.runtime.chat.options
+    service = stage.service.options
     poet = await service.store_preset(Preset("Poet", "Speak in rhymes.", "/m/poet.gguf", CHOSEN))
     assert await service.system_prompt(await stage.chat()) == ""
     await service.store_preset(replace(poet, is_default=True))
     chat = await stage.chat()
-    chosen = await stage.runtime.chat.turn_context.answer_settings(chat)
+    chosen = await stage.service.turn_context.answer_settings(chat)
     assert (await service.system_prompt(chat), chosen.model, chosen.options) == (
         "Speak in rhymes.",
         "/m/poet.gguf",
@@ -162,7 +162,7 @@ async def test_new_chats_begin_with_the_default_preset(stage: Stage) -> None:
 
 
 async def test_presets_are_renamed_and_duplicated(stage: Stage) -> None:
-    service = stage.runtime.chat.options
+    service = stage.service.options
     poet = await service.store_preset(Preset("Poet", "Speak in rhymes.", is_default=True))
     copies = [await service.duplicate_preset(poet), await service.duplicate_preset(poet)]
     assert [(copy.name, copy.system, copy.is_default) for copy in copies] == [
@@ -185,7 +185,7 @@ def models_launched(stage: Stage) -> list[str]:
 
 
 async def model_of(stage: Stage, chat: str) -> str | None:
-    conversation = await stage.runtime.chat.conversation(chat)
+    conversation = await stage.service.conversation(chat)
     return conversation.model
 
 
@@ -212,11 +212,11 @@ async def test_choosing_a_model_for_new_chats_leaves_the_engine_its_own(stage: S
     first, starter = await stage.chat(), str(stage.settings.model_path)
     await stage.answered(first)
     await stage.runtime.use_model(other_model)
-    await stage.runtime.chat.idle()
-    assert not stage.runtime.engine.restart_pending
+    await stage.idle()
+    assert not stage.engine.restart_pending
     assert (await stage.answered(first, "And then?")).source is Source.HOT, "nothing was loaded or read again"
     assert models_launched(stage) == [starter]
-    known = await stage.runtime.engine.states_now(str(other_model))
+    known = await stage.engine.states_now(str(other_model))
     assert known
     assert known[0].model == model_identity(other_model), "the library stands as new chats would find it"
 
@@ -224,7 +224,7 @@ async def test_choosing_a_model_for_new_chats_leaves_the_engine_its_own(stage: S
 async def test_looking_at_a_conversation_of_another_model_loads_nothing(stage: Stage, other_model: Path) -> None:
     first = await stage.answered_chat()
     second = await stage.chat()
-    await stage.runtime.chat.use_model(second, str(other_model))
+    await stage.service.use_model(second, str(other_model))
     await stage.answered(second)
     asked = len(stage.fake.requests())
     await stage.show(first)
@@ -236,21 +236,21 @@ async def test_looking_at_a_conversation_of_another_model_loads_nothing(stage: S
 async def test_a_missing_model_leaves_the_choice(stage: Stage, other_model: Path) -> None:
     chat, gone = await stage.chat(), "/gone/Lost-7B.gguf"
     await stage.answered(await stage.chat())
-    await stage.runtime.chat.use_model(chat, gone)
+    await stage.service.use_model(chat, gone)
     assert await stage.ask(chat) is None
     error = stage.of(TurnFailed)[-1].error
     assert isinstance(error, ModelMissing)
     assert (error.path, error.title) == (gone, "This chat’s model, Lost-7B, is missing")
     assert len(stage.fake.launches()) == 1
     await stage.runtime.locate_model(gone, other_model)
-    assert await stage.runtime.chat.retry(chat) is not None
+    assert await stage.service.retry(chat) is not None
     assert models_launched(stage)[-1] == str(other_model)
 
 
 async def test_the_app_starts_with_the_model_of_the_newest_conversation(stage: Stage, other_model: Path) -> None:
     await stage.answered(await stage.chat())
     newest = await stage.chat()
-    await stage.runtime.chat.use_model(newest, str(other_model))
+    await stage.service.use_model(newest, str(other_model))
     await stage.runtime.stop_engine()
     await stage.runtime.begin()
     await stage.until(lambda: len(stage.fake.launches()) == 2)
@@ -262,7 +262,7 @@ async def test_a_conversations_model_does_not_become_the_users_by_another_change
 ) -> None:
     chosen = stage.runtime.settings.model_path
     newest = await stage.chat()
-    await stage.runtime.chat.use_model(newest, str(other_model))
+    await stage.service.use_model(newest, str(other_model))
     await stage.runtime.begin()
     await stage.runtime.apply_settings(replace(stage.runtime.settings, theme="dark"))
     stored = load_settings(stage.runtime.paths.settings_file)

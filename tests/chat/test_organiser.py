@@ -19,7 +19,7 @@ from tests.chat.stage import Stage
 
 
 async def listed(stage: Stage) -> dict[str, Conversation]:
-    return {conversation.id: conversation for conversation in await stage.runtime.chat.conversations()}
+    return {conversation.id: conversation for conversation in await stage.service.conversations()}
 
 
 def deleted_ids(database: Database) -> set[str]:
@@ -29,16 +29,16 @@ def deleted_ids(database: Database) -> set[str]:
 
 async def test_chats_stay_where_they_are_put(stage: Stage) -> None:
     ids = [await stage.chat() for _ in range(3)]
-    await stage.runtime.chat.arrange(ids[:2], "folder", "Work")
-    await stage.runtime.chat.arrange(ids[1:], "on_top", True)
-    await stage.runtime.chat.arrange(ids[2:], "archived", True)
+    await stage.service.arrange(ids[:2], "folder", "Work")
+    await stage.service.arrange(ids[1:], "on_top", True)
+    await stage.service.arrange(ids[2:], "archived", True)
     chats = await listed(stage)
     assert [(chats[id].folder, chats[id].on_top, chats[id].archived) for id in ids] == [
         ("Work", False, False),
         ("Work", True, False),
         (None, True, True),
     ]
-    await stage.runtime.chat.arrange(ids, "folder", None)
+    await stage.service.arrange(ids, "folder", None)
     assert [chat.folder for chat in (await listed(stage)).values()] == [None] * 3
 
 
@@ -46,14 +46,14 @@ async def test_what_is_not_undone_goes_with_its_save_points(stage: Stage) -> Non
     await stage.runtime.apply_settings(dataclasses.replace(stage.settings, keep_deleted_days=0))
     ids = [await stage.chat() for _ in range(2)]
     await stage.ask(ids[0], "Hello marmot")
-    await stage.runtime.chat.recently_deleted.delete(ids)
-    await stage.runtime.chat.recently_deleted.restore_chats(ids[1:])
-    stage.runtime.chat.close()
-    await stage.runtime.chat.idle()
+    await stage.service.recently_deleted.delete(ids)
+    await stage.service.recently_deleted.restore_chats(ids[1:])
+    stage.service.close()
+    await stage.idle()
     assert list(await listed(stage)) == ids[1:]
-    assert deleted_ids(stage.runtime._database) == set()
+    assert deleted_ids(stage.database) == set()
     assert len(stage.kept().save_points()) == 0
-    assert find(stage.runtime._database, "marmot") == ()
+    assert find(stage.database, "marmot") == ()
 
 
 async def test_kvchat_starts_where_what_was_left_behind_cannot_go(

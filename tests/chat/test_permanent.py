@@ -33,7 +33,7 @@ SECRET = "Xylograph Quokka"  # in no other text
 
 def traces(stage: Stage) -> list[Path]:
     """The files that hold the secret, as text or as tokens."""
-    stage.runtime._database.checkpoint()
+    stage.database.checkpoint()
     kinds = [form for word in SECRET.split() for form in (word, word.lower(), word[2:])]
     texts = [kind.encode() for kind in kinds]
     tokens = [struct.pack(f"<{len(text)}i", *(FIRST_BYTE + byte for byte in text)) for text in texts]
@@ -45,10 +45,10 @@ async def asked(stage: Stage) -> str:
     """A chat whose second question, and what is attached to it, hold the secret."""
     chat = await stage.answered_chat()
     document = Attachment("Quokka.txt", 9, "h", f"{SECRET} in a document, {QUESTION}")
-    reply = await stage.runtime.chat.send(chat, f"What is a {SECRET}?", attachments=(document,))
+    reply = await stage.service.send(chat, f"What is a {SECRET}?", attachments=(document,))
     assert reply is not None
-    await stage.runtime.chat.idle()
-    assert (await stage.runtime.chat.finder.find("quokka")).chats
+    await stage.idle()
+    assert (await stage.service.finder.find("quokka")).chats
     assert back_up(stage.runtime.paths.database, repeat_today=True)
     return chat
 
@@ -60,7 +60,7 @@ async def keep_deleted(stage: Stage, days: int) -> None:
 
 async def forgotten(stage: Stage) -> None:
     await stage.until(lambda: not rows(stage, "removed"))
-    await stage.runtime.chat.idle()
+    await stage.idle()
 
 
 async def test_a_deleted_message_is_nowhere_when_it_cannot_be_undone(
@@ -71,13 +71,13 @@ async def test_a_deleted_message_is_nowhere_when_it_cannot_be_undone(
     assert list_backups(stage.runtime.paths.database)[0] in traces(stage)
     monkeypatch.setattr(deletion, "UNDO_PERIOD_S", 0)
     await keep_deleted(stage, 0)
-    _, _, question, _ = await stage.runtime.chat.messages(chat)
-    await stage.runtime.chat.delete_message(question)
+    _, _, question, _ = await stage.messages(chat)
+    await stage.service.delete_message(question)
     await forgotten(stage)
     assert traces(stage) == []
     assert len(stage.save_points()) == 1
     assert (await stage.answered(chat, "And the Danube?")).source is not Source.COLD
-    assert not (await stage.runtime.chat.finder.find("quokka")).chats
+    assert not (await stage.service.finder.find("quokka")).chats
 
 
 def let_days_pass(stage: Stage, days: float) -> None:
@@ -88,7 +88,7 @@ def let_days_pass(stage: Stage, days: float) -> None:
 
 async def killed(stage: Stage) -> None:
     """End as a process does that is killed before it has forgotten anything."""
-    stage.runtime.chat.recently_deleted._deleted_here.clear()
+    stage.service.recently_deleted._deleted_here.clear()
     await stage.runtime.close()
 
 
@@ -96,36 +96,36 @@ async def killed(stage: Stage) -> None:
 async def test_a_run_that_was_killed_leaves_nothing_of_what_was_deleted(stage: Stage, what: str) -> None:
     chat = await asked(stage)
     if what == "chat":
-        await stage.runtime.chat.recently_deleted.delete([chat])
+        await stage.service.recently_deleted.delete([chat])
     else:
-        await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[2])
+        await stage.service.delete_message((await stage.messages(chat))[2])
     await killed(stage)
     let_days_pass(stage, 8)
     assert len(stage.save_points()) == 2
     await stage.restart()
     assert len(stage.save_points()) == (what == "message")
-    stage.runtime.chat.recently_deleted.start()
-    await stage.runtime.chat.idle()
+    stage.service.recently_deleted.start()
+    await stage.idle()
     assert traces(stage) == []
     assert rows(stage, "deleted") == 0
 
 
 def rows(stage: Stage, table: str) -> int:
-    with stage.runtime._database.reading() as db:
+    with stage.database.reading() as db:
         return int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
 
 
 async def test_a_deleted_chat_is_nowhere(stage: Stage) -> None:
     await stage.answered(await stage.chat())
     chat = await asked(stage)
-    await stage.runtime.chat.rename(chat, f"About the {SECRET}")
-    await stage.runtime.chat.turn_context.run(
+    await stage.service.rename(chat, f"About the {SECRET}")
+    await stage.service.turn_context.run(
         Database.store_drafts,
         {chat: f"More about {SECRET}"},
         {chat: (Attachment("more.txt", 9, "h", f"Even more about {SECRET}"),)},
     )
-    await stage.runtime.chat.recently_deleted.purge_chat(chat)
-    await stage.runtime.chat.idle()
+    await stage.service.recently_deleted.purge_chat(chat)
+    await stage.idle()
     assert traces(stage) == []
     assert len(stage.save_points()) == 1
 
@@ -137,8 +137,8 @@ async def test_many_that_go_at_once_are_overwritten_together(stage: Stage, monke
         calls.append("forget")
         await go.wait()
 
-    monkeypatch.setattr(stage.runtime.chat.finder, "purge_deleted", forget)
-    forget_chat = stage.runtime.chat.recently_deleted.purge
+    monkeypatch.setattr(stage.service.finder, "purge_deleted", forget)
+    forget_chat = stage.service.recently_deleted.purge
     waiting = [asyncio.create_task(forget_chat({str(number): {str(number)}})) for number in range(5)]
     await stage.until(lambda: sum(task.done() for task in waiting) == 4)
     go.set()
@@ -147,37 +147,37 @@ async def test_many_that_go_at_once_are_overwritten_together(stage: Stage, monke
 
 
 async def title_of(stage: Stage, chat: str) -> str:
-    conversation = await stage.runtime.chat.conversation(chat)
+    conversation = await stage.service.conversation(chat)
     return conversation.title
 
 
 async def test_the_title_goes_with_the_question_it_was_made_of(stage: Stage) -> None:
     chat = await stage.answered_chat(SECRET, system="Be brief.")
-    question, reply = (await stage.runtime.chat.messages(chat))[1:]
-    await stage.runtime.chat.edit(question, "Another question")
-    removed = await stage.runtime.chat.delete_message(question)
+    question, reply = (await stage.messages(chat))[1:]
+    await stage.service.edit(question, "Another question")
+    removed = await stage.service.delete_message(question)
 
     assert await title_of(stage, chat) == "Another question"
-    await stage.runtime.chat.restore_messages(removed)
+    await stage.service.restore_messages(removed)
     assert await title_of(stage, chat) == SECRET
-    await stage.runtime.chat.idle()
+    await stage.idle()
     assert reply.id in {row["id"] for row in removed.rows}
 
 
 async def test_a_title_by_the_model_goes_with_the_words_it_has_from_a_message(stage: Stage) -> None:
     chat = await asked(stage)
-    database = stage.runtime._database
+    database = stage.database
 
-    _, first, question, last = await stage.runtime.chat.messages(chat)
+    _, first, question, last = await stage.messages(chat)
     for made, left in (("River and garden", "River and garden"), ("The quokka's river", title_from(QUESTION))):
         titles.mark_title_due(database, chat)
         assert titles.store_title(database, chat, made, first.id)
-        removed = await stage.runtime.chat.delete_message(question)
+        removed = await stage.service.delete_message(question)
         assert await title_of(stage, chat) == left
-        await stage.runtime.chat.restore_messages(removed)
+        await stage.service.restore_messages(removed)
         assert await title_of(stage, chat) == made
     titles.mark_title_due(database, chat)
-    await stage.runtime.chat.delete_message(question)
+    await stage.service.delete_message(question)
     assert not titles.store_title(database, chat, "Made of a quokka before it went", last.id)
     assert titles.is_title_due(database, chat)
 
@@ -197,7 +197,7 @@ async def test_what_cannot_be_deleted_is_told_once_and_tried_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat = await asked(stage)
-    store, refusals, told = stage.runtime._store, iter(range(4)), []
+    store, refusals, told = stage.store, iter(range(4)), []
     stage.runtime.events.subscribe(lambda event: told.append(event) if isinstance(event, Notice) else None)
     delete = store.inventory.delete_conversation
 
@@ -208,9 +208,9 @@ async def test_what_cannot_be_deleted_is_told_once_and_tried_again(
 
     monkeypatch.setattr(store.inventory, "delete_conversation", refuse_at_first)
     monkeypatch.setattr(deletion, "RETRY_DELAY_S", 0.01)
-    await stage.runtime.chat.recently_deleted.purge_chat(chat)
+    await stage.service.recently_deleted.purge_chat(chat)
     await stage.until(lambda: not rows(stage, "deleted"))
-    await stage.runtime.chat.idle()
+    await stage.idle()
     assert [notice.title for notice in told] == ["Some deleted data has not been erased yet"]
     assert "The disk no longer exists." in told[0].detail
     assert traces(stage) == []
@@ -218,11 +218,11 @@ async def test_what_cannot_be_deleted_is_told_once_and_tried_again(
 
 async def test_a_start_looks_only_at_what_was_kept_since_the_last(stage: Stage) -> None:
     await asked(stage)
-    by, store = stage.runtime._database.file_id(), stage.runtime._store
+    by, store = stage.database.file_id(), stage.store
     assert len(store.inventory.unchecked(by).messages) == 1
     await stage.restart()
-    assert stage.runtime._store.inventory.unchecked(by).messages == {}
-    assert len(stage.runtime._store.inventory.unchecked("another file").messages) == 1
+    assert stage.store.inventory.unchecked(by).messages == {}
+    assert len(stage.store.inventory.unchecked("another file").messages) == 1
     assert len(stage.save_points()) == 2
 
 
@@ -230,7 +230,7 @@ async def test_whoever_waits_for_a_deletion_may_be_cancelled(stage: Stage) -> No
     """The memory goes all the same, also where it waits for something else to be written first."""
     chat = await stage.answered_chat()
     assert stage.save_points()
-    slots, writing = stage.runtime.chat.slots, threading.Event()
+    slots, writing = stage.slots, threading.Event()
     slots.write(writing.wait)
     waiting = asyncio.gather(slots.discard(chat))
     await asyncio.sleep(0)
@@ -255,8 +255,8 @@ async def test_a_chat_that_goes_while_a_backup_is_made_is_not_in_it(
     monkeypatch.setattr(recovery, "_copy_chats", copy_and_wait)
     made = asyncio.create_task(asyncio.to_thread(back_up, file, repeat_today=True))
     assert await asyncio.to_thread(copied.wait, 240)
-    await stage.runtime.chat.recently_deleted.purge_chat(chat)
-    await stage.runtime.chat.idle()
+    await stage.service.recently_deleted.purge_chat(chat)
+    await stage.idle()
     deleted.set()
     assert await made
     assert traces(stage) == []

@@ -22,22 +22,20 @@ from tests.chat.test_permanent import let_days_pass
 
 
 async def deleted(stage: Stage) -> list[DeletedEntry]:
-    return await stage.runtime.chat.recently_deleted.entries()
+    return await stage.service.recently_deleted.entries()
 
 
 async def test_a_chat_and_a_message_are_had_back_by_the_next_run_warm(stage: Stage) -> None:
     chat, other = await stage.chat(), await stage.chat()
     await stage.answered(chat)
-    await stage.finish(
-        stage.runtime.chat.send(other, "Hello there", attachments=(Attachment("a.txt", 1, "h", "alpha"),))
-    )
-    chat_before, other_before = [await stage.runtime.chat.messages(id) for id in (chat, other)]
-    title = (await stage.runtime.chat.conversations())[0].title
-    assert len((await stage.runtime.chat.finder.find("river")).chats) == 1
-    await stage.runtime.chat.recently_deleted.delete([chat])
-    await stage.runtime.chat.delete_message(other_before[0])
-    assert await stage.runtime.chat.conversation(chat) is None
-    assert not (await stage.runtime.chat.finder.find("river")).chats
+    await stage.finish(stage.service.send(other, "Hello there", attachments=(Attachment("a.txt", 1, "h", "alpha"),)))
+    chat_before, other_before = [await stage.messages(id) for id in (chat, other)]
+    title = (await stage.service.conversations())[0].title
+    assert len((await stage.service.finder.find("river")).chats) == 1
+    await stage.service.recently_deleted.delete([chat])
+    await stage.service.delete_message(other_before[0])
+    assert await stage.service.conversation(chat) is None
+    assert not (await stage.service.finder.find("river")).chats
     message, whole = await deleted(stage)
     assert (message.is_chat, message.text, message.messages) == (False, "Hello there", 2)
     assert (whole.is_chat, whole.id, whole.text, whole.messages) == (True, chat, "", 2)
@@ -46,25 +44,25 @@ async def test_a_chat_and_a_message_are_had_back_by_the_next_run_warm(stage: Sta
     await stage.runtime.close()
     let_days_pass(stage, 6)
     await stage.restart()
-    stage.runtime.chat.recently_deleted.start()
-    await stage.runtime.chat.idle()
+    stage.service.recently_deleted.start()
+    await stage.idle()
     assert [entry.id for entry in await deleted(stage)] == [message.id, chat]
     for entry in await deleted(stage):
-        await stage.runtime.chat.recently_deleted.restore(entry)
+        await stage.service.recently_deleted.restore(entry)
     assert await deleted(stage) == []
-    assert [await stage.runtime.chat.messages(id) for id in (chat, other)] == [chat_before, other_before]
-    assert (await stage.runtime.chat.conversations())[0].title == title
-    assert (await stage.runtime.chat.finder.find("river")).chats[0].conversation_id == chat
+    assert [await stage.messages(id) for id in (chat, other)] == [chat_before, other_before]
+    assert (await stage.service.conversations())[0].title == title
+    assert (await stage.service.finder.find("river")).chats[0].conversation_id == chat
     assert len(stage.save_points()) == points
     assert (await stage.answered(chat, "And the Danube?")).source is not Source.COLD
 
 
 async def test_after_its_days_it_goes_while_kvchat_runs(stage: Stage) -> None:
     chat = await stage.answered_chat()
-    await stage.runtime.chat.recently_deleted.delete([chat])
+    await stage.service.recently_deleted.delete([chat])
     let_days_pass(stage, 6.9)
-    stage.runtime.chat.recently_deleted.schedule_purge()
-    await stage.runtime.chat.idle()
+    stage.service.recently_deleted.schedule_purge()
+    await stage.idle()
     assert len(await deleted(stage)) == 1
     await stage.runtime.apply_settings(dataclasses.replace(stage.settings, keep_deleted_days=3))
     await stage.until(lambda: not stage.save_points())
@@ -73,10 +71,10 @@ async def test_after_its_days_it_goes_while_kvchat_runs(stage: Stage) -> None:
 
 async def test_a_look_that_is_due_is_not_put_off_by_one_for_later(stage: Stage) -> None:
     chat = await stage.answered_chat()
-    await stage.runtime.chat.recently_deleted.delete([chat])
+    await stage.service.recently_deleted.delete([chat])
     let_days_pass(stage, 8)
     for seconds in (0, 3600):
-        stage.runtime.chat.recently_deleted.schedule_purge(seconds)
+        stage.service.recently_deleted.schedule_purge(seconds)
     await stage.until(lambda: not stage.save_points())
     assert await deleted(stage) == []
 
@@ -161,28 +159,28 @@ def test_who_looks_once_a_day_keeps_things_as_long_as_was_said(clock: Clock) -> 
 async def test_what_follows_a_deleted_message_comes_back_after_it(stage: Stage) -> None:
     chat = await stage.answered_chat()
     await stage.answered(chat, "And the garden?")
-    before = await stage.runtime.chat.messages(chat)
-    later = await stage.runtime.chat.delete_message(before[2])
-    earlier = await stage.runtime.chat.delete_message(before[1])
+    before = await stage.messages(chat)
+    later = await stage.service.delete_message(before[2])
+    earlier = await stage.service.delete_message(before[1])
     with pytest.raises(ParentDeleted):
-        await stage.runtime.chat.restore_messages(later)
-    await stage.runtime.chat.recently_deleted.delete([chat])
-    await stage.runtime.chat.restore_messages(earlier)
-    assert [conversation.id for conversation in await stage.runtime.chat.conversations()] == [chat]
-    await stage.runtime.chat.restore_messages(later)
-    assert await stage.runtime.chat.messages(chat) == before
+        await stage.service.restore_messages(later)
+    await stage.service.recently_deleted.delete([chat])
+    await stage.service.restore_messages(earlier)
+    assert [conversation.id for conversation in await stage.service.conversations()] == [chat]
+    await stage.service.restore_messages(later)
+    assert await stage.messages(chat) == before
     assert QUESTION in before[0].content
 
 
 async def test_a_damaged_entry_costs_nothing_else(stage: Stage) -> None:
     chat = await stage.answered_chat()
-    removed = await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[1])
-    with stage.runtime._database.transaction() as db:
+    removed = await stage.service.delete_message((await stage.messages(chat))[1])
+    with stage.database.transaction() as db:
         db.execute("UPDATE removed SET rows = substr(rows, 1, 20)")
     assert await deleted(stage) == []
     with pytest.raises(ConversationGone):
-        await stage.runtime.chat.restore_messages(removed)
-    assert len(await stage.runtime.chat.messages(chat)) == 1
+        await stage.service.restore_messages(removed)
+    assert len(await stage.messages(chat)) == 1
 
 
 def test_a_picture_comes_back_byte_for_byte(tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ STORY = "A long story of the river and the garden. " * 20
 
 
 async def told(stage: Stage, *chats: str) -> list[Forecast]:
-    forecasts = await stage.runtime.chat.forecasts.forecast_chats(dict.fromkeys(chats))
+    forecasts = await stage.service.forecasts.forecast_chats(dict.fromkeys(chats))
     return [forecasts[chat] for chat in chats]
 
 
 async def test_each_chat_tells_where_it_is(stage: Stage) -> None:
     empty, cold, first, second = [await stage.chat() for _ in range(4)]
     await stage.runtime._worker.run(
-        stage.runtime._database.append, cold, None, Role.USER, STORY.swapcase(), MessageState.COMPLETE
+        stage.database.append, cold, None, Role.USER, STORY.swapcase(), MessageState.COMPLETE
     )
     assert [one.source for one in await told(stage, first, cold)] == [Source.COLD, Source.COLD]
     await stage.answered(first, STORY)
@@ -30,9 +30,9 @@ async def test_each_chat_tells_where_it_is(stage: Stage) -> None:
     assert [one.has_messages for one in forecasts] == [False, True, True, True]
     assert [one.source for one in forecasts[1:]] == [Source.COLD, Source.WARM, Source.HOT]
     assert forecasts[1].tokens_to_read > 200 > 20 > max(one.tokens_to_read for one in forecasts[2:])
-    stage.runtime._store.restorer.keep_in_memory(0)
+    stage.store.restorer.keep_in_memory(0)
     assert [one.source for one in await told(stage, first)] == [Source.DISK]
-    stage.runtime._store.inventory.delete_all()
+    stage.store.inventory.delete_all()
     assert [one.source for one in await told(stage, first, second)] == [Source.COLD, Source.HOT]
     await stage.runtime.stop_engine()
     assert [one.source for one in await told(stage, second)] == [Source.COLD]
@@ -53,7 +53,7 @@ async def test_a_branch_whose_end_was_not_saved_tells_what_is_to_be_read_after_t
 
 async def test_what_is_told_of_a_message_is_what_its_reply_then_finds(stage: Stage) -> None:
     chat, other = await stage.chat(), await stage.chat()
-    forecasts = stage.runtime.chat.forecasts
+    forecasts = stage.service.forecasts
     assert await forecasts.forecast_message(chat, "Hello?") is None  # no engine is ready
     await stage.answered(chat, STORY)
     for text, source in (("And then?", Source.HOT), (f"{STORY} And now?", Source.WARM)):
@@ -71,11 +71,11 @@ async def test_what_is_told_of_a_message_is_what_its_reply_then_finds(stage: Sta
 
 async def test_what_was_read_ahead_does_not_count(stage: Stage) -> None:
     chat = await stage.answered_chat()
-    before = await stage.runtime.chat.forecasts.forecast_message(chat, STORY)
-    stage.runtime.chat.select(chat)
-    stage.runtime.chat.prepare(chat, STORY)
-    await stage.runtime.chat.idle()
-    after = await stage.runtime.chat.forecasts.forecast_message(chat, STORY)
+    before = await stage.service.forecasts.forecast_message(chat, STORY)
+    stage.service.select(chat)
+    stage.service.prepare(chat, STORY)
+    await stage.idle()
+    after = await stage.service.forecasts.forecast_message(chat, STORY)
     assert after.tokens_to_read < 30 < 200 < before.tokens_to_read
 
 

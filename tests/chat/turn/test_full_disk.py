@@ -63,7 +63,7 @@ async def test_a_next_turn_is_saved_where_the_disk_has_room_for_what_is_new(
 
     def nearly_full(saver: Saver, size: int, *rest: object) -> None:
         asked.append(size)
-        store = stage.runtime._store
+        store = stage.store
         store.restorer.keep_in_memory(0)
         store.inventory.free_bytes = lambda: size * 3 // 2
         check(saver, size, *rest)  # type: ignore[arg-type]
@@ -102,12 +102,12 @@ async def test_what_had_no_room_in_mid_reply_is_written_when_there_is_some(
     disk.full = True
     assert await stage.resume(future) is None
     assert len(stage.errors()) == 1
-    shown = (await stage.runtime.chat.messages(chat))[-1]
+    shown = (await stage.messages(chat))[-1]
     assert (shown.content, shown.state) == (f"You said: {words}", MessageState.COMPLETE)
-    assert stage.runtime._database.branch(chat)[-1].state is MessageState.STREAMING
+    assert stage.database.branch(chat)[-1].state is MessageState.STREAMING
     disk.full = False
     if room == "later":
-        await stage.until(lambda: not stage.runtime.chat.turn_context.unsaved_replies)
+        await stage.until(lambda: not stage.service.turn_context.unsaved_replies)
     elif room == "for the next message":
         await stage.answered(chat, "And then?")
     await stage.runtime.close()
@@ -120,8 +120,8 @@ async def test_what_had_no_room_in_mid_reply_is_written_when_there_is_some(
 async def test_a_first_question_that_has_no_room_leaves_no_empty_chat(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk, chat = _Disk(monkeypatch), stage.runtime.chat
-    disk.full, new = True, await stage.runtime.chat.new_chat("Be brief.")
+    disk, chat = _Disk(monkeypatch), stage.service
+    disk.full, new = True, await stage.service.new_chat("Be brief.")
     assert await chat.send(new.id, QUESTION, new=new) is None
     assert stage.of(QuestionNotStored)
     assert await chat.conversations() == []

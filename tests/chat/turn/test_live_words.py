@@ -64,8 +64,8 @@ async def test_the_strip_and_the_receipt_agree_from_the_first_word_on(stage: Sta
     if case == "ahead":
         await stage.show(chat)
     if case == "regenerated":
-        reply = (await stage.runtime.chat.messages(chat))[-1]
-        await stage.finish(stage.runtime.chat.regenerate(reply))
+        reply = (await stage.messages(chat))[-1]
+        await stage.finish(stage.service.regenerate(reply))
     else:
         await stage.answered(chat, "Many words are new here. " * 100 if case == "longer" else "Go on, please.")
     live, end, receipt = told_of(stage, chat)

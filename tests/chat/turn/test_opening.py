@@ -19,7 +19,7 @@ WHOLE = "One two three four five six seven eight nine ten."
 
 
 async def page(stage: Stage, chat: str) -> list[Message]:
-    return await stage.runtime.chat.messages(chat)
+    return await stage.messages(chat)
 
 
 async def words(stage: Stage, chat: str) -> list[str]:
@@ -29,7 +29,7 @@ async def words(stage: Stage, chat: str) -> list[str]:
 async def begun(stage: Stage, chat: str, letters: int) -> Message:
     """A reply that its limit cut off."""
     stage.fake.set(FAKE_REPLY=WHOLE)
-    reply = await stage.finish(stage.runtime.chat.send(chat, QUESTION, Sampling(max_tokens=letters)))
+    reply = await stage.finish(stage.service.send(chat, QUESTION, Sampling(max_tokens=letters)))
     assert (reply.state, reply.content) == (MessageState.LIMITED, WHOLE[:letters])
     return reply
 
@@ -39,11 +39,11 @@ async def test_regenerate_makes_a_reply_beside_the_old_one(stage: Stage) -> None
     first = (await page(stage, chat))[1]
     await stage.answered(chat, "And the harbour?")
     stage.fake.set(FAKE_REPLY="Something else.")
-    again = await stage.finish(stage.runtime.chat.regenerate(first))
+    again = await stage.finish(stage.service.regenerate(first))
     assert again.receipt.source is Source.HOT
     question, reply = await page(stage, chat)
     assert (reply.id, reply.siblings, question.siblings) == (again.id, (first.id, again.id), ())
-    await stage.runtime.chat.switch(chat, first.id)
+    await stage.service.switch(chat, first.id)
     assert (await words(stage, chat))[-1] == "You said: And the harbour?", "a branch is shown to its end"
 
 
@@ -52,12 +52,12 @@ async def test_an_edited_question_and_an_edited_reply_are_branches(stage: Stage)
     await stage.answered(chat, "And the harbour?")
     _, first, reply, *_ = await page(stage, chat)
     asked = len(stage.requests("/v1/chat/completions"))
-    edited = await stage.runtime.chat.edit_reply(reply, "It flows.")
+    edited = await stage.service.edit_reply(reply, "It flows.")
     assert await words(stage, chat) == ["You are brief.", QUESTION, "It flows."]
     assert len(stage.requests("/v1/chat/completions")) == asked, "nothing is generated"
     assert edited.receipt is None
     assert (await page(stage, chat))[-1].state is MessageState.EDITED
-    await stage.finish(stage.runtime.chat.edit(first, "And the wood?"))
+    await stage.finish(stage.service.edit(first, "And the wood?"))
     assert (await words(stage, chat))[1:] == ["And the wood?", "You said: And the wood?"]
     assert (await page(stage, chat))[1].siblings[0] == first.id
 
@@ -68,7 +68,7 @@ async def test_a_reply_goes_on_where_it_ended(stage: Stage, echo: int | None) ->
     stage.fake.set(FAKE_ECHO=echo, FAKE_EXACT_ONLY=1)
     reply = await begun(stage, chat, 18)
     stage.events.clear()
-    whole = await stage.finish(stage.runtime.chat.continue_reply(reply))
+    whole = await stage.finish(stage.service.continue_reply(reply))
     assert whole.receipt is not None
     assert (whole.id, whole.state, whole.content) == (reply.id, MessageState.COMPLETE, WHOLE)
     stored = (await page(stage, chat))[-1]
@@ -83,15 +83,15 @@ async def test_what_adds_nothing_leaves_the_reply_as_it_was(stage: Stage) -> Non
     reply = await begun(stage, chat, 18)
     stage.fake.set(FAKE_BREAK_STREAM="no more")
     stage.fake.set(FAKE_REPLY=WHOLE[:18])
-    whole = await stage.runtime.chat.continue_reply(reply)
+    whole = await stage.service.continue_reply(reply)
     assert whole.receipt == reply.receipt
     assert (await words(stage, chat)) == [QUESTION, WHOLE[:18]]
     stage.fake.set(FAKE_BREAK_STREAM=None, FAKE_REPLY=WHOLE, FAKE_TOKEN_DELAY=5)
-    future = stage.runtime.chat.continue_reply(reply)
-    await stage.until(lambda: stage.runtime.chat.answering_chats)
+    future = stage.service.continue_reply(reply)
+    await stage.until(lambda: stage.service.answering_chats)
     with pytest.raises(ReplyInProgress):
-        await stage.runtime.chat.delete_message(reply)
-    stage.runtime.chat.stop(chat)
+        await stage.service.delete_message(reply)
+    stage.service.stop(chat)
     await future
     assert (await page(stage, chat))[-1].content == WHOLE[:18]
 
@@ -101,17 +101,17 @@ async def test_delete_takes_what_followed_and_undo_brings_it_back(stage: Stage) 
     for text in (QUESTION, "Two?", "Three?"):
         await stage.answered(chat, text)
     before = await page(stage, chat)
-    removed = await stage.runtime.chat.delete_message(before[2])
+    removed = await stage.service.delete_message(before[2])
     assert await page(stage, chat) == before[:2]
-    await stage.runtime.chat.restore_messages(removed)
+    await stage.service.restore_messages(removed)
     assert await page(stage, chat) == before
-    again = await stage.runtime.chat.regenerate(before[1])
+    again = await stage.service.regenerate(before[1])
     assert again is not None
-    removed = await stage.runtime.chat.delete_message(again)
+    removed = await stage.service.delete_message(again)
     assert await page(stage, chat) == before, "the branch beside it is shown"
-    await stage.runtime.chat.recently_deleted.purge_chat(chat)
+    await stage.service.recently_deleted.purge_chat(chat)
     with pytest.raises(ConversationGone):
-        await stage.runtime.chat.restore_messages(removed)
+        await stage.service.restore_messages(removed)
 
 
 async def test_going_to_a_branch_restores_it_at_once(stage: Stage) -> None:
@@ -121,12 +121,12 @@ async def test_going_to_a_branch_restores_it_at_once(stage: Stage) -> None:
     await stage.answered(chat)
     question = (await page(stage, chat))[0]
     await stage.finish(
-        stage.runtime.chat.edit(question, "Another question altogether, about a violin and a lamp in the night.")
+        stage.service.edit(question, "Another question altogether, about a violin and a lamp in the night.")
     )
     await stage.show(chat)
     stage.events.clear()
-    await stage.runtime.chat.switch(chat, question.id)
-    await stage.runtime.chat.idle()
+    await stage.service.switch(chat, question.id)
+    await stage.idle()
     assert stage.of(Restored)
     receipt = await stage.answered(chat, "Go on.")
     assert receipt.prefetched

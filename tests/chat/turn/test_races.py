@@ -49,12 +49,12 @@ async def test_another_chat_that_is_stopped_early_does_not_hide_the_save_point(
     first, second = await stage.chat(SYSTEM), await stage.chat(SYSTEM)
     await stage.answered(first, "A long story. " * 60)
     stage.fake.set(**switches)
-    future = stage.runtime.chat.send(second, "Another story. " * 60)
+    future = stage.service.send(second, "Another story. " * 60)
     if "FAKE_HOLD_DURING" in switches:
         await stage.until(lambda: len(stage.requests("/v1/chat/completions")) == 2)
     else:
         await stage.until(lambda: stage.of(Prefilling) and stage.of(Prefilling)[-1].conversation_id == second)
-    stage.runtime.chat.stop(second)
+    stage.service.stop(second)
     await future
     stage.fake.set(**dict.fromkeys(switches))
     receipt = await stage.answered(first, "Go on.")
@@ -65,7 +65,7 @@ async def test_another_chat_that_is_stopped_early_does_not_hide_the_save_point(
 def staged_for_ever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """From now on a save point is put together as long as anybody wants it. Whose is begun is in the list."""
     begun: list[str] = []
-    store = stage.runtime._store
+    store = stage.store
 
     def put_together(plan: RestorePlan, *_: object, cancelled: Callable[[], bool], **__: object) -> None:
         begun.append(plan.save_point.conversation_id)
@@ -85,14 +85,14 @@ async def test_a_restore_that_nobody_waits_for_gives_way_to_a_message_in_another
     await stage.answered(between)
     with monkeypatch.context() as slowly:
         begun = staged_for_ever(stage, slowly)
-        stage.runtime.chat.select(looked_at)
+        stage.service.select(looked_at)
         await stage.until(lambda: begun)
-        assert await stage.runtime.chat.send(asked, "Hello?")
+        assert await stage.service.send(asked, "Hello?")
         assert begun == [looked_at]
         await stage.until(lambda: len(begun) == 2)
         assert begun == [looked_at] * 2, "what is looked at is restored when that is over"
-        stage.runtime.chat.select(between)
-    await stage.runtime.chat.idle()
+        stage.service.select(between)
+    await stage.idle()
 
 
 async def test_of_chats_chosen_one_after_the_other_only_the_last_is_restored(
@@ -101,19 +101,19 @@ async def test_of_chats_chosen_one_after_the_other_only_the_last_is_restored(
     chats = [await stage.chat() for _ in range(5)]
     for number, chat in enumerate(chats):
         await stage.answered(chat, f"Story {number}. " * 60)
-    stage.runtime.chat.slots.forget()
+    stage.slots.forget()
     stage.events.clear()
     with monkeypatch.context() as slowly:
         begun = staged_for_ever(stage, slowly)
-        stage.runtime.chat.select(chats[0])
+        stage.service.select(chats[0])
         await stage.until(lambda: begun)
         for chat in chats[1:4]:
-            stage.runtime.chat.select(chat)
+            stage.service.select(chat)
         await stage.until(lambda: len(begun) == 2)
     await stage.show(chats[4])
     assert begun == [chats[0], chats[3]]
     assert [event.conversation_id for event in stage.of(Restored)] == [chats[4]]
-    assert stage.runtime.chat.slots.owners() == [chats[4]]
+    assert stage.slots.owners() == [chats[4]]
     assert not stage.of(RestoreFailed)
 
 
@@ -123,8 +123,8 @@ async def test_settling_that_takes_long_gives_way_to_a_message_in_another_chat(
     monkeypatch.setattr(slot_request, "SETTLE_WAIT_S", 0.0)
     first, second = await stage.chat(), await stage.chat()
     one = await stage.writing(first, "A long story. " * 60)
-    two = stage.runtime.chat.send(second, "Hello?")
-    await stage.until(lambda: stage.runtime.chat.is_answering(second))
+    two = stage.service.send(second, "Hello?")
+    await stage.until(lambda: stage.service.is_answering(second))
     stage.fake.set(FAKE_HOLD_DURING="begin")
     await one
     await stage.until(lambda: stage.of(SaveSkipped))
@@ -136,31 +136,31 @@ async def test_a_message_during_settling_goes_on_with_the_slot_as_it_is(stage: S
     chat = await stage.answered_chat("A long story. " * 60)
     stage.fake.set(FAKE_BATCH_DELAY=0.3)
     before = len(stage.of(Saving))
-    await stage.runtime.chat.send(chat, "More of it. " * 60)
+    await stage.service.send(chat, "More of it. " * 60)
     await stage.until(lambda: len(stage.of(Saving)) > before)
-    second = await stage.finish(stage.runtime.chat.send(chat, "And the end?"))
+    second = await stage.finish(stage.service.send(chat, "And the end?"))
     assert not stage.of(Restoring), "nothing is restored over a live slot"
     assert second.receipt.source is Source.HOT
     assert second.receipt.cached_tokens > 0.9 * second.receipt.prompt_tokens
-    assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER, Role.ASSISTANT] * 3
+    assert [m.role for m in await stage.messages(chat)] == [Role.USER, Role.ASSISTANT] * 3
     assert stage.of(Saved)[-1].tokens == len(stage.save_points()[-1].tokens)
 
 
 async def test_what_is_sent_while_the_engine_restarts_does_not_hold_that_up(stage: Stage) -> None:
     first, second = await stage.chat(), await stage.chat()
     await stage.answered(first)
-    before = stage.runtime.engine.engine_pid
+    before = stage.engine.engine_pid
     stage.fake.set(FAKE_HOLD_DURING="save")
-    answered = await stage.runtime.chat.send(first, "And then?")
+    answered = await stage.service.send(first, "And then?")
     assert answered is not None
     await stage.until(lambda: len(stage.of(Saving)) == 2)
     restarting = asyncio.create_task(stage.runtime.restart_engine())
     await asyncio.sleep(0)
-    sent = stage.runtime.chat.send(second, "Meanwhile?")
+    sent = stage.service.send(second, "Meanwhile?")
     assert await stage.resume(sent) is not None
-    assert stage.runtime.engine.engine_pid not in (None, before), "one reply after another put it off"
+    assert stage.engine.engine_pid not in (None, before), "one reply after another put it off"
     await restarting
-    await stage.runtime.chat.idle()
+    await stage.idle()
     assert len(stage.of(Saved)) == 3, "what was being saved is kept"
     assert not stage.errors()
 
@@ -168,7 +168,7 @@ async def test_what_is_sent_while_the_engine_restarts_does_not_hold_that_up(stag
 async def test_who_stops_the_engine_while_it_restarts_has_it_stopped(stage: Stage) -> None:
     chat = await stage.chat()
     stage.fake.set(FAKE_HOLD_DURING="save")
-    assert await stage.runtime.chat.send(chat, QUESTION) is not None
+    assert await stage.service.send(chat, QUESTION) is not None
     await stage.until(lambda: stage.of(Saving))
     restarting = asyncio.create_task(stage.runtime.restart_engine())
     await asyncio.sleep(0)
@@ -176,8 +176,8 @@ async def test_who_stops_the_engine_while_it_restarts_has_it_stopped(stage: Stag
     await asyncio.sleep(0)
     stage.fake.set(FAKE_HOLD_DURING=None)
     await asyncio.gather(restarting, stopping)
-    await stage.runtime.chat.idle()
-    assert stage.runtime.engine.status.state is EngineState.STOPPED
+    await stage.idle()
+    assert stage.engine.status.state is EngineState.STOPPED
 
 
 @pytest.mark.parametrize("phase", ["save", "prefill"])
@@ -185,12 +185,12 @@ async def test_a_hanging_engine_can_be_stopped(stage: Stage, phase: str, monkeyp
     monkeypatch.setattr(runtime_module, "SAVE_TIMEOUT_S", 0.2)
     chat = await stage.chat()
     stage.fake.set(FAKE_HANG_DURING=phase, FAKE_IGNORE_SIGTERM=None)
-    future = stage.runtime.chat.send(chat, QUESTION)
+    future = stage.service.send(chat, QUESTION)
     await stage.until(lambda: stage.of(Saving if phase == "save" else Prefilling))
     await asyncio.wait_for(stage.runtime.stop_engine(), 120)
-    assert stage.runtime.engine.status.state is EngineState.STOPPED
+    assert stage.engine.status.state is EngineState.STOPPED
     await future
-    await stage.runtime.chat.idle()
+    await stage.idle()
     stage.fake.set(FAKE_HANG_DURING=None)
     assert await stage.ask(chat, "Are you back?") is not None
 
@@ -199,13 +199,13 @@ async def test_deleting_does_not_wait_for_another_chats_reply(stage: Stage) -> N
     talking, dropped = await stage.chat(), await stage.chat()
     await stage.answered(dropped)
     future = await stage.writing(talking)
-    await stage.runtime.chat.recently_deleted.purge_chat(dropped)
-    assert stage.runtime.chat.answering_chats[:1] == (talking,)
-    assert [c.id for c in await stage.runtime.chat.conversations()] == [talking]
+    await stage.service.recently_deleted.purge_chat(dropped)
+    assert stage.service.answering_chats[:1] == (talking,)
+    assert [c.id for c in await stage.service.conversations()] == [talking]
     assert not stage.save_points()
-    assert await stage.ask_while_busy(dropped, "Hello?") is None
+    assert await stage.service.send(dropped, "Hello?") is None
     assert stage.of(QuestionNotStored)[0].text == "Hello?"
-    stage.runtime.chat.stop(talking)
+    stage.service.stop(talking)
     await stage.resume(future)
 
 
@@ -222,7 +222,7 @@ async def test_a_replaced_model_is_another_fingerprint_even_when_the_engine_rest
     model.write_bytes(data)
     stage.fake.set(FAKE_DIE_DURING="prefill", FAKE_DIE_TIMES=2)
     assert await stage.ask(chat, "Still you?") is None
-    reply = await stage.finish(stage.runtime.chat.retry(chat))
+    reply = await stage.finish(stage.service.retry(chat))
     assert reply.receipt.source is Source.COLD
     assert not stage.of(Restored)
 
@@ -232,11 +232,11 @@ async def test_a_restore_ahead_that_proves_hollow_later_is_still_found_out(stage
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
     await stage.restart()
     await stage.runtime.start_engine()
-    await stage.until(lambda: stage.runtime.engine.is_ready())
+    await stage.until(lambda: stage.engine.is_ready())
     await stage.show(chat)
     assert len(stage.of(Restored)) == 1
-    reply = await stage.runtime.chat.retry(chat)  # its prompt is shorter than what was restored
-    await stage.runtime.chat.idle()
+    reply = await stage.service.retry(chat)  # its prompt is shorter than what was restored
+    await stage.idle()
     assert reply.receipt.hollow
     assert reply.receipt.prefetched
 
@@ -244,22 +244,22 @@ async def test_a_restore_ahead_that_proves_hollow_later_is_still_found_out(stage
 async def test_a_second_message_while_one_is_answered_goes_back(stage: Stage) -> None:
     chat = await stage.chat()
     first = await stage.writing(chat, "one " * 50)
-    assert await stage.runtime.chat.send(chat, "two") is None
+    assert await stage.service.send(chat, "two") is None
     stage.fake.set(FAKE_HOLD_DURING=None)
     assert stage.of(QuestionNotStored)[0].text == "two"
     assert await first is not None
-    await stage.runtime.chat.idle()
-    assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER, Role.ASSISTANT]
+    await stage.idle()
+    assert [m.role for m in await stage.messages(chat)] == [Role.USER, Role.ASSISTANT]
 
 
 async def test_stopping_the_engine_stops_the_replies_that_wait_too(stage: Stage) -> None:
     first, second = await stage.chat(), await stage.chat()
     one = await stage.writing(first)
-    two = stage.runtime.chat.send(second, "word " * 100)
+    two = stage.service.send(second, "word " * 100)
     await stage.runtime.stop_engine()
     assert (await one) is not None
     assert (await two) is None
-    assert [m.role for m in await stage.runtime.chat.messages(second)] == [Role.USER]
+    assert [m.role for m in await stage.messages(second)] == [Role.USER]
 
 
 @pytest.mark.parametrize("where", ["store", "engine"])
@@ -283,16 +283,16 @@ async def test_stop_during_a_restore_leaves_no_link_behind(
         stage.fake.set(FAKE_HOLD_DURING="restore")
     await stage.restart()
     reading = len(stage.requests("/slots/0?action=restore"))
-    future = stage.runtime.chat.send(chat, "And then?")
+    future = stage.service.send(chat, "And then?")
     await stage.until(lambda: made.is_set() or len(stage.requests("/slots/0?action=restore")) > reading)
     staging = stage.home / "cache" / "savepoints" / "staging"
     assert slot_files(staging)
     for _ in range(2):
-        stage.runtime.chat.stop(chat)
+        stage.service.stop(chat)
         await asyncio.sleep(0)
     go_on.set()
     await stage.resume(future)
-    await stage.runtime.chat.idle()
+    await stage.idle()
     assert not slot_files(staging)
 
 
@@ -303,7 +303,7 @@ def slot_files(folder: Path) -> list[Path]:
 async def test_the_wait_for_another_chats_reply_is_named_in_the_receipt(stage: Stage) -> None:
     first, second = await stage.chat(), await stage.chat()
     one = await stage.writing(first, "word " * 20)
-    two = stage.runtime.chat.send(second, "Hello there, second conversation.")
+    two = stage.service.send(second, "Hello there, second conversation.")
     await asyncio.sleep(0.2)  # the shortest wait that the receipt may name
     await stage.resume(one)
     reply = await two
@@ -347,16 +347,16 @@ async def test_a_message_sent_while_the_middle_is_summed_up_stays_on_the_page(st
     for text in ("one", "two", "three"):
         await stage.answered(chat, f"{text} {'word ' * 100}")
     stage.fake.set(FAKE_HOLD_DURING="prefill", FAKE_REPLY="it was about this and that")
-    summing = asyncio.create_task(stage.runtime.chat.context.summarise(chat))
-    await stage.until(lambda: not stage.runtime.chat.slots.is_idle or summing.done())
+    summing = asyncio.create_task(stage.service.context.summarise(chat))
+    await stage.until(lambda: not stage.slots.is_idle or summing.done())
     assert not summing.done()
-    sent = stage.runtime.chat.send(chat, "four")
+    sent = stage.service.send(chat, "four")
     stage.fake.set(FAKE_HOLD_DURING=None)
     with contextlib.suppress(KvchatError):
         await summing
     assert await sent is not None
-    await stage.runtime.chat.idle()
-    assert "four" in [message.content for message in await stage.runtime.chat.messages(chat)]
+    await stage.idle()
+    assert "four" in [message.content for message in await stage.messages(chat)]
 
 
 async def test_a_restore_that_proves_hollow_in_a_summary_counts_as_one_in_a_turn(stage: Stage) -> None:
@@ -365,9 +365,9 @@ async def test_a_restore_that_proves_hollow_in_a_summary_counts_as_one_in_a_turn
         await stage.answered(chat, f"{text} {'word ' * 100}")
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
     await stage.restart()
-    await stage.runtime.chat.context.summarise(chat)
+    await stage.service.context.summarise(chat)
     assert stage.of(RestoreFailed)
-    assert stage.runtime.engine.finding.hollow == 1
+    assert stage.engine.finding.hollow == 1
 
 
 async def test_quitting_waits_for_a_save_as_long_as_the_engine_writes(
@@ -376,7 +376,7 @@ async def test_quitting_waits_for_a_save_as_long_as_the_engine_writes(
     monkeypatch.setattr(runtime_module, "SAVE_TIMEOUT_S", 2.0)
     chat = await stage.chat()
     stage.fake.set(FAKE_SAVE_DELAY=0.3)
-    future = stage.runtime.chat.send(chat, QUESTION)
+    future = stage.service.send(chat, QUESTION)
     await stage.until(lambda: stage.of(Saving))
     await future
     await stage.runtime.close()
@@ -389,7 +389,7 @@ async def test_quitting_says_what_it_waits_for_and_need_not_wait(stage: Stage) -
     chat = await stage.answered_chat()
     kept = stage.save_points()
     stage.fake.set(FAKE_HOLD_DURING="save")
-    future = stage.runtime.chat.send(chat, "And then? " * 40)
+    future = stage.service.send(chat, "And then? " * 40)
     await stage.until(lambda: len(stage.requests("/slots/0?action=save")) == 2)
     await future
     closing = asyncio.create_task(stage.runtime.close())
@@ -404,13 +404,13 @@ async def test_quitting_says_what_it_waits_for_and_need_not_wait(stage: Stage) -
     stage.fake.set(FAKE_HOLD_DURING=None)
     assert stage.save_points() == kept
     await stage.restart()
-    assert [message.role for message in await stage.runtime.chat.messages(chat)] == [Role.USER, Role.ASSISTANT] * 2
+    assert [message.role for message in await stage.messages(chat)] == [Role.USER, Role.ASSISTANT] * 2
     assert (await stage.answered(chat, "Are you back?")).source is Source.DISK
 
 
 async def test_what_waits_to_be_absorbed_is_left_when_nobody_waits_for_it(stage: Stage) -> None:
     chat = await stage.chat()
-    absorb = stage.runtime._store.absorb_pending
+    absorb = stage.store.absorb_pending
     asked: list[bool] = []
 
     def slowly(cancelled: Callable[[], bool] = lambda: False) -> AbsorbReport:
@@ -419,8 +419,8 @@ async def test_what_waits_to_be_absorbed_is_left_when_nobody_waits_for_it(stage:
             time.sleep(0.005)
         return absorb(cancelled)
 
-    stage.runtime._store.absorb_pending = slowly  # type: ignore[method-assign]
-    future = stage.runtime.chat.send(chat, QUESTION)
+    stage.store.absorb_pending = slowly  # type: ignore[method-assign]
+    future = stage.service.send(chat, QUESTION)
     await stage.until(lambda: asked)
     await future
     closing = asyncio.create_task(stage.runtime.close())
@@ -441,10 +441,10 @@ async def test_silence_in_mid_reply_is_said_and_what_came_is_kept(
     monkeypatch.setattr(reply_module, "SILENT_S", 0.1)
     chat = await stage.chat()
     stage.fake.set(FAKE_HOLD_DURING="stream", FAKE_REPLY="one two three four")
-    future = stage.runtime.chat.send(chat, QUESTION)
+    future = stage.service.send(chat, QUESTION)
     await stage.until(lambda: stage.of(EngineSilent))
     assert stage.of(EngineSilent)[0].seconds > 0.1
-    assert stage.runtime.engine.status.state is EngineState.READY
+    assert stage.engine.status.state is EngineState.READY
     reply = await stage.resume(future)
     assert reply.content == "one two three four"
     assert stage.of(EngineSilent)[-1].seconds == 0
@@ -453,10 +453,10 @@ async def test_silence_in_mid_reply_is_said_and_what_came_is_kept(
 async def test_who_waits_knows_for_whom_and_can_be_put_first(stage: Stage) -> None:
     talking, second, third = await stage.chat(), await stage.chat(), await stage.chat()
     one = await stage.writing(talking, "word " * 60)
-    two, three = stage.runtime.chat.send(second, "Hello?"), stage.runtime.chat.send(third, "And me?")
+    two, three = stage.service.send(second, "Hello?"), stage.service.send(third, "And me?")
     await stage.until(lambda: len(stage.of(WaitingForChat)) == 2)
     assert stage.of(WaitingForChat)
-    chat = stage.runtime.chat
+    chat = stage.service
     assert [chat.slots.blocking_chat(id) for id in (talking, second, third)] == [None, talking, talking]
     chat.turns.prioritize(third)
     stopped = await one  # or the reply ends by itself on a busy machine
@@ -477,7 +477,7 @@ async def test_a_database_that_fails_before_the_reply_is_said_and_no_bug(
 ) -> None:
     """`reads`: how many succeed after the question was stored."""
     await stage.restart(slots)
-    database, left, bugs = stage.runtime._database, [reads], list[dict[str, object]]()
+    database, left, bugs = stage.database, [reads], list[dict[str, object]]()
     chat, other = await stage.chat(), await stage.chat()
     await stage.answered(chat)
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
@@ -495,7 +495,7 @@ async def test_a_database_that_fails_before_the_reply_is_said_and_no_bug(
         return beginning
 
     monkeypatch.setattr(turns, "store_question", ask_and_fail)
-    reply = await stage.finish(stage.runtime.chat.send(other, "And then?"))
+    reply = await stage.finish(stage.service.send(other, "And then?"))
     monkeypatch.undo()
     assert not bugs
     assert reply is not None or stage.of(TurnFailed), "nobody was told"

@@ -32,15 +32,15 @@ async def shown(stage: Stage, chat: str) -> None:
 
 
 async def written(stage: Stage, chat: str | None, draft: str) -> None:
-    stage.runtime.chat.prepare(chat, draft)
-    await stage.until(lambda: stage.runtime.chat.read_ahead._timer is None)
-    await stage.runtime.chat.idle()
+    stage.service.prepare(chat, draft)
+    await stage.until(lambda: stage.service.read_ahead._timer is None)
+    await stage.idle()
 
 
 def forgotten(stage: Stage) -> None:
     """Nothing is kept of any chat any more, on disk or in the slot."""
-    stage.runtime._store.inventory.delete_all()
-    stage.runtime.chat.slots.forget()
+    stage.store.inventory.delete_all()
+    stage.slots.forget()
     stage.events.clear()
 
 
@@ -101,7 +101,7 @@ async def test_where_nothing_may_be_read_ahead_it_is_restored_all_the_same(stage
     await shown(stage, chat)
     await written(stage, chat, DRAFT)
     assert not stage.of(ReadAheadProgress)
-    assert stage.runtime.chat.slots.owners() == [chat]
+    assert stage.slots.owners() == [chat]
 
 
 async def test_that_a_chat_is_never_saved_is_told_once_however_often_it_is_read(stage: Stage) -> None:
@@ -136,7 +136,7 @@ async def test_that_a_paste_is_not_read_ahead_on_battery_is_told_once(
 async def test_what_is_read_ahead_teaches_how_fast_reading_is(stage: Stage) -> None:
     chat = await stage.answered_chat()
     await shown(stage, chat)
-    speed = stage.runtime.chat.slots.restore_cost.speed
+    speed = stage.slots.restore_cost.speed
     speed.samples.clear()
     await written(stage, chat, DRAFT * 4)
     assert sum(one.tokens for one in speed.samples) == stage.of(ReadAheadProgress)[-1].done
@@ -149,12 +149,12 @@ async def test_what_is_read_ahead_can_be_stopped_until_it_is_opened_again(stage:
     await stage.answered(other)
     forgotten(stage)
     stage.fake.set(FAKE_BATCH_DELAY=0.05)
-    stage.runtime.chat.select(chat)
+    stage.service.select(chat)
     await stage.until(lambda: stage.of(ReadAheadProgress))
-    stage.runtime.chat.read_ahead.stop(chat)
-    await stage.runtime.chat.idle()
+    stage.service.read_ahead.stop(chat)
+    await stage.idle()
     assert not stage.save_points()
-    stage.runtime.chat.select(other)
+    stage.service.select(other)
     await stage.show(chat)
     assert [point.conversation_id for point in stage.save_points()] == [chat]
 
@@ -165,11 +165,11 @@ async def test_a_send_elsewhere_waits_for_one_step_and_what_was_read_is_of_use(s
     await stage.answered(other)
     await shown(stage, chat)
     stage.fake.set(FAKE_BATCH_DELAY=0.05)
-    stage.runtime.chat.prepare(chat, DRAFT * 3)
+    stage.service.prepare(chat, DRAFT * 3)
     await stage.until(lambda: any(0 < event.done < event.total for event in stage.of(ReadAheadProgress)))
     steps = len(stage.of(ReadAheadProgress))
-    assert await stage.runtime.chat.send(other, "Hello?")
+    assert await stage.service.send(other, "Hello?")
     before = [event for event in stage.of(ReadAheadProgress)[: steps + 2] if event.done < event.total]
     assert len(before) <= steps + 1
-    await stage.runtime.chat.idle()
-    assert stage.runtime.chat.slots.owners() == [chat], "and then the draft is read again"
+    await stage.idle()
+    assert stage.slots.owners() == [chat], "and then the draft is read again"

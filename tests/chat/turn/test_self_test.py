@@ -29,9 +29,9 @@ def restoring_is_known_to_work() -> None:
 
 async def started(stage: Stage) -> Finding:
     await stage.runtime.start_engine()
-    await stage.until(stage.runtime.engine.is_ready)
-    assert stage.runtime.engine.finding is not None
-    return stage.runtime.engine.finding
+    await stage.until(stage.engine.is_ready)
+    assert stage.engine.finding is not None
+    return stage.engine.finding
 
 
 def saves(stage: Stage) -> int:
@@ -51,7 +51,7 @@ async def test_the_first_start_tries_it_out_and_leaves_nothing(stage: Stage) -> 
     assert statuses[-1].state is EngineState.READY
     assert stage.requests("/slots/0?action=restore")
     assert list(stage.requests("/slots/0?action=erase"))[-1:] == [{}]
-    assert stage.runtime.chat.slots.owners() == []
+    assert stage.slots.owners() == []
     assert not left_behind(stage)
     assert not stage.save_points()
     assert not [event for event in stage.events if isinstance(event, (Saved, Saving, SaveSkipped, Absorbed, Notice))]
@@ -64,7 +64,7 @@ async def test_each_build_is_tried_out_once(stage: Stage) -> None:
     await started(stage)
     before = saves(stage)
     await stage.runtime.restart_engine()
-    await stage.until(stage.runtime.engine.is_ready)
+    await stage.until(stage.engine.is_ready)
     await stage.restart()
     assert (await started(stage)).proved
     assert saves(stage) == before
@@ -115,9 +115,7 @@ async def test_an_engine_that_dies_over_it_restarts_and_is_not_tried_again(stage
     receipt = await stage.answered(chat)  # its message came first and waited
     assert stage.of(WaitingForEngine)
     assert receipt.source is Source.COLD
-    assert stage.runtime.engine.finding == Finding(
-        Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL)
-    )
+    assert stage.engine.finding == Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
     assert len(stage.fake.launches()) == 2
     assert (await stage.answered(chat, "Still there?")).source is Source.HOT
     assert not stage.errors()
@@ -128,11 +126,11 @@ async def test_the_user_may_have_it_tried_again(stage: Stage) -> None:
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
     assert (await started(stage)).strategy is Strategy.NONE
     stage.fake.set(FAKE_HOLLOW_RESTORE=None)
-    assert stage.runtime.engine.may_retest
+    assert stage.engine.may_retest
     await stage.runtime.retest_restoring()
-    await stage.until(stage.runtime.engine.is_ready)
-    assert stage.runtime.engine.finding == Finding(Strategy.PLAIN, proved=True)
-    assert not stage.runtime.engine.may_retest
+    await stage.until(stage.engine.is_ready)
+    assert stage.engine.finding == Finding(Strategy.PLAIN, proved=True)
+    assert not stage.engine.may_retest
 
 
 async def test_after_a_week_it_is_tried_again(stage: Stage) -> None:
@@ -151,28 +149,28 @@ async def test_after_a_week_it_is_tried_again(stage: Stage) -> None:
 async def test_stopping_the_engine_in_the_middle_says_nothing_about_it(stage: Stage) -> None:
     stage.fake.set(FAKE_HOLD_DURING="prefill")
     chat = await stage.chat()
-    waiting = stage.runtime.chat.send(chat, QUESTION)
+    waiting = stage.service.send(chat, QUESTION)
     await stage.until(lambda: any(event.status.checking for event in stage.of(EngineChanged)))
     await stage.runtime.stop_engine()
     assert await waiting is None
-    assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER], "the words are kept"
+    assert [m.role for m in await stage.messages(chat)] == [Role.USER], "the words are kept"
     assert not left_behind(stage)
     stage.fake.set(FAKE_HOLD_DURING=None)
-    assert await stage.runtime.chat.retry(chat) is not None
-    await stage.runtime.chat.idle()
-    assert stage.runtime.engine.finding == Finding(Strategy.PLAIN, proved=True)
+    assert await stage.service.retry(chat) is not None
+    await stage.idle()
+    assert stage.engine.finding == Finding(Strategy.PLAIN, proved=True)
 
 
 async def test_stop_while_it_is_tried_out_ends_the_waiting_and_not_the_trial(stage: Stage) -> None:
     stage.fake.set(FAKE_HOLD_DURING="prefill")
     chat = await stage.chat()
-    waiting = stage.runtime.chat.send(chat, QUESTION)
+    waiting = stage.service.send(chat, QUESTION)
     await stage.until(lambda: any(event.status.checking for event in stage.of(EngineChanged)))
-    stage.runtime.chat.stop(chat)
+    stage.service.stop(chat)
     assert await waiting is None
     stage.fake.set(FAKE_HOLD_DURING=None)
-    await stage.until(stage.runtime.engine.is_ready)
-    assert stage.runtime.engine.finding == Finding(Strategy.PLAIN, proved=True)
+    await stage.until(stage.engine.is_ready)
+    assert stage.engine.finding == Finding(Strategy.PLAIN, proved=True)
 
 
 async def test_what_cannot_be_tried_is_assumed_and_proved_by_the_first_restore(stage: Stage) -> None:
@@ -186,7 +184,7 @@ async def test_what_cannot_be_tried_is_assumed_and_proved_by_the_first_restore(s
     chat = await stage.answered_chat()
     await stage.restart()
     assert (await stage.answered(chat, "And then?")).source is Source.DISK
-    assert stage.runtime.engine.finding.proved
+    assert stage.engine.finding.proved
 
 
 async def test_a_second_hollow_restore_in_a_row_makes_it_more_careful(stage: Stage) -> None:
@@ -195,10 +193,10 @@ async def test_a_second_hollow_restore_in_a_row_makes_it_more_careful(stage: Sta
         await stage.answered(chat, f"{number}: {QUESTION}")
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
     assert (await stage.answered(chats[0], "And then?")).hollow
-    assert stage.runtime.engine.finding == Finding(Strategy.PLAIN, proved=True, hollow=1)
+    assert stage.engine.finding == Finding(Strategy.PLAIN, proved=True, hollow=1)
     await stage.restart()
     assert (await stage.answered(chats[1], "And then?")).hollow
-    finding = stage.runtime.engine.finding
+    finding = stage.engine.finding
     assert (finding.strategy, finding.proved) == (Strategy.SETTLE, False)
     assert [notice.title for notice in stage.of(Notice)] == ["Chat memory did not work as expected"]
 
@@ -243,8 +241,8 @@ async def test_a_long_system_prompt_is_saved_before_anybody_shares_it(
     await stage.answered(await stage.chat("Be brief."), "A question that shows how quickly prompts are read. " * 3)
     monkeypatch.setattr(prefill, "LONG_PREFILL_MS", 0.001)
     chat = await stage.answered_chat(system=SYSTEM)
-    question = (await stage.runtime.chat.messages(chat))[1]
-    reply = await stage.runtime.chat.edit(question, "And the Danube?", Sampling(temperature=0.0))
+    question = (await stage.messages(chat))[1]
+    reply = await stage.service.edit(question, "And the Danube?", Sampling(temperature=0.0))
     assert reply.receipt.cached_tokens > 0.9 * len(SYSTEM), "the first question asked anew"
     await stage.runtime.close()
     assert len([point for point in stage.save_points() if point.conversation_id == chat]) == 3
@@ -255,9 +253,9 @@ async def test_stop_while_the_system_prompt_is_read_ahead(stage: Stage) -> None:
     await stage.answered(await stage.chat(SYSTEM))
     second = await stage.chat(SYSTEM)
     stage.fake.set(FAKE_HOLD_DURING="prefill")
-    future = stage.runtime.chat.send(second, "And the Danube?")
+    future = stage.service.send(second, "And the Danube?")
     await stage.until(lambda: any(event.conversation_id == second for event in stage.of(Prefilling)))
-    stage.runtime.chat.stop(second)
+    stage.service.stop(second)
     assert await stage.resume(future) is None
     assert await stage.ask(second, "And the Elbe?") is not None
     assert not stage.errors()

@@ -42,16 +42,16 @@ async def test_two_chats_in_turn_are_hot_both(two: Stage) -> None:
     for chat in chats * 2:
         await two.show(chat)
     assert not two.of(Restoring)
-    assert {*two.runtime.chat.slots.owners()} == {*chats}
+    assert {*two.slots.owners()} == {*chats}
 
 
 async def test_what_was_saved_from_one_slot_is_restored_into_another(two: Stage) -> None:
     chats = [await two.chat() for _ in range(3)]
     for chat, topic in zip(chats, TOPICS, strict=True):
         await two.answered(chat, topic)
-    slots = two.runtime.chat.slots
+    slots = two.slots
     assert [slots.slot_of(chat) for chat in chats] == [None, slots.all[1], slots.all[0]]
-    foretold = await two.runtime.chat.forecasts.forecast_chats(dict.fromkeys(chats))
+    foretold = await two.service.forecasts.forecast_chats(dict.fromkeys(chats))
     assert [foretold[chat].source is Source.HOT for chat in chats] == [False, True, True]
     await two.answered(chats[1], "Go on.")
     receipt = await two.answered(chats[2], "Go on.")
@@ -66,9 +66,9 @@ async def test_two_chats_are_answered_at_once(two: Stage) -> None:
     chats = [await two.chat(), await two.chat()]
     await two.answered(chats[0])
     two.fake.set(FAKE_HOLD_DURING="stream")
-    replies = [two.runtime.chat.send(chat, OTHER) for chat in chats]
-    await two.until(lambda: len(two.runtime.chat.answering_chats) == 2)
-    third = two.runtime.chat.send(await two.chat(), QUESTION)
+    replies = [two.service.send(chat, OTHER) for chat in chats]
+    await two.until(lambda: len(two.service.answering_chats) == 2)
+    third = two.service.send(await two.chat(), QUESTION)
     await two.until(lambda: two.of(WaitingForChat))
     assert two.of(WaitingForChat)
     two.fake.set(FAKE_HOLD_DURING=None)
@@ -80,12 +80,12 @@ async def test_a_chat_with_another_model_waits_for_all_that_are_answered(two: St
     other = tmp_path / "other.gguf"
     other.symlink_to(str(two.settings.model_path))
     await two.answered(chats[0])
-    await two.runtime.chat.use_model(chats[1], str(other))
+    await two.service.use_model(chats[1], str(other))
     two.fake.set(FAKE_HOLD_DURING="stream")
-    replies = [two.runtime.chat.send(chats[0], OTHER)]
-    await two.until(lambda: two.runtime.chat.answering_chats)
-    replies.append(two.runtime.chat.send(chats[1], OTHER))
-    await two.until(lambda: two.runtime.chat.slots.blocking_chat(chats[1]) == chats[0])
+    replies = [two.service.send(chats[0], OTHER)]
+    await two.until(lambda: two.service.answering_chats)
+    replies.append(two.service.send(chats[1], OTHER))
+    await two.until(lambda: two.slots.blocking_chat(chats[1]) == chats[0])
     assert len(two.fake.launches()) == 1, "the engine stays while it answers"
     two.fake.set(FAKE_HOLD_DURING=None)
     assert all(await asyncio.gather(*replies))
@@ -97,13 +97,13 @@ async def test_a_chat_is_restored_while_another_is_answered(two: Stage) -> None:
     for chat, topic in zip(chats, TOPICS, strict=True):
         await two.answered(chat, topic)
     two.fake.set(FAKE_HOLD_DURING="stream")
-    reply = two.runtime.chat.send(chats[2], OTHER)
-    await two.until(lambda: two.runtime.chat.answering_chats)
-    two.runtime.chat.select(chats[0])
-    await two.until(lambda: two.runtime.chat.slots.slot_of(chats[0]))
-    assert two.runtime.chat.answering_chats[:1] == (chats[2],)
+    reply = two.service.send(chats[2], OTHER)
+    await two.until(lambda: two.service.answering_chats)
+    two.service.select(chats[0])
+    await two.until(lambda: two.slots.slot_of(chats[0]))
+    assert two.service.answering_chats[:1] == (chats[2],)
     assert await two.resume(reply)
-    await two.runtime.chat.idle()
+    await two.idle()
 
 
 async def test_room_is_made_before_something_is_read_or_restored(two: Stage) -> None:
@@ -113,7 +113,7 @@ async def test_room_is_made_before_something_is_read_or_restored(two: Stage) -> 
     await two.answered(chats[1], OTHER * 6)
     receipt = await two.answered(chats[1], OTHER * 12)
     assert receipt.source == Source.HOT
-    assert two.runtime.chat.slots.owners() == [chats[1]], "the other is erased"
+    assert two.slots.owners() == [chats[1]], "the other is erased"
     receipt = await two.answered(chats[0], "Go on.")
     assert receipt.source == Source.WARM
     assert not two.errors()
@@ -124,18 +124,18 @@ async def test_a_reply_that_another_takes_the_room_of_goes_on_when_that_one_is_o
     await two.answered(chats[0])
     long = " ".join(f"word {n}" for n in range(200))  # 1,700 tokens, and the question's 100
     two.fake.set(FAKE_REPLY=long, FAKE_TOKEN_DELAY=0.002)
-    replies = [two.runtime.chat.send(chat, OTHER * 8) for chat in chats]
+    replies = [two.service.send(chat, OTHER * 8) for chat in chats]
     said = [await reply for reply in replies]
     assert [message.content for message in said if message] == [long, long], two.errors()
-    await two.runtime.chat.idle()
+    await two.idle()
 
 
 async def test_what_the_engine_gave_up_by_itself_is_a_miss_with_a_reason(two: Stage) -> None:
     chats = [await two.chat(), await two.chat()]
     for chat, topic in zip(chats, TOPICS, strict=False):
         await two.answered(chat, topic)
-    slot = two.runtime.chat.slots.slot_of(chats[0])
-    engine = await two.runtime.engine.ready()
+    slot = two.slots.slot_of(chats[0])
+    engine = await two.engine.ready()
     await engine.on_slot(slot.number).engine.erase_slot()
     receipt = await two.answered(chats[0], "Go on.")
     assert (receipt.source, receipt.cached_tokens) == (Source.COLD, 0)
@@ -144,27 +144,27 @@ async def test_what_the_engine_gave_up_by_itself_is_a_miss_with_a_reason(two: St
 
 async def test_a_new_chat_goes_on_with_what_was_read_before_it_began(two: Stage) -> None:
     first = await two.answered_chat()
-    two.runtime.chat.prepare(None, f"{QUESTION} And {OTHER} " * 3)
-    await two.until(lambda: two.runtime.chat.slots.slot_of("") or len(two.runtime.chat.slots.owners()) == 2)
-    await two.runtime.chat.idle()
+    two.service.prepare(None, f"{QUESTION} And {OTHER} " * 3)
+    await two.until(lambda: two.slots.slot_of("") or len(two.slots.owners()) == 2)
+    await two.idle()
     receipt = await two.answered(await two.chat(), f"{QUESTION} And {OTHER} " * 3)
     assert receipt.cached_tokens > 300
-    assert first in two.runtime.chat.slots.owners()
+    assert first in two.slots.owners()
 
 
 async def test_no_chat_is_left_out_when_the_engine_is_started_again_for_one(two: Stage) -> None:
     chats = [await two.chat(), await two.chat()]
     for chat, topic in zip(chats, TOPICS, strict=False):
         await two.answered(chat, topic)
-    await two.runtime.chat.save_and_stop(_stopped(two))
-    replies = await asyncio.gather(*(two.runtime.chat.send(chat, "Go on.") for chat in chats))
+    await two.service.save_and_stop(_stopped(two))
+    replies = await asyncio.gather(*(two.service.send(chat, "Go on.") for chat in chats))
     assert all(replies), two.errors()
-    assert {*two.runtime.chat.slots.owners()} == {*chats}
+    assert {*two.slots.owners()} == {*chats}
 
 
 def _stopped(stage: Stage):
     async def stop() -> bool:
-        await stage.runtime.engine.rest()
+        await stage.engine.rest()
         return True
 
     return stop

@@ -22,18 +22,18 @@ FIRST_WORDS = "Tell me about the river and the garden, please…"
 async def begun(stage: Stage, reply: str = TITLE) -> str:
     """A chat with one reply; from then on the model answers with `reply`."""
     chat = await stage.answered_chat()
-    stage.runtime.chat.title_generator.enable(lambda: True)
+    stage.service.title_generator.enable(lambda: True)
     stage.fake.set(FAKE_REPLY=reply)
     return chat
 
 
 async def have_time(stage: Stage) -> None:
-    stage.runtime.chat.title_generator.generate_due()
-    await stage.runtime.chat.idle()
+    stage.service.title_generator.generate_due()
+    await stage.idle()
 
 
 async def shown(stage: Stage, chat: str) -> Conversation:
-    found = await stage.runtime.chat.conversation(chat)
+    found = await stage.service.conversation(chat)
     assert found is not None
     return found
 
@@ -47,7 +47,7 @@ def asked(stage: Stage) -> list[dict[str, Any]]:
 
 
 async def due(stage: Stage, chat: str) -> bool:
-    return await stage.runtime._worker.run(is_title_due, stage.runtime._database, chat)
+    return await stage.runtime._worker.run(is_title_due, stage.database, chat)
 
 
 async def test_a_new_chat_is_named_soon_after_its_first_reply(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ async def test_a_new_chat_is_named_soon_after_its_first_reply(stage: Stage, monk
     before = await shown(stage, chat)
     assert before.title == FIRST_WORDS
     stage.events.clear()
-    stage.runtime.chat.select(chat)
+    stage.service.select(chat)
     await stage.until(lambda: ConversationsChanged() in stage.events)
     after = await shown(stage, chat)
     assert (after.title, after.title_by_user) == (TITLE, False)
@@ -70,10 +70,10 @@ async def test_the_chat_goes_on_as_if_nothing_had_been(stage: Stage, cut: bool, 
     if not cut:
         request.getfixturevalue("cannot_cut")
     chat = await begun(stage)
-    messages, saved = await stage.runtime.chat.messages(chat), stage.save_points()
+    messages, saved = await stage.messages(chat), stage.save_points()
     await have_time(stage)
     assert (await shown(stage, chat)).title == TITLE
-    assert await stage.runtime.chat.messages(chat) == messages
+    assert await stage.messages(chat) == messages
     assert stage.save_points() == saved
     assert not cut or stage.requests("/completion")[-1]["prompt"] == list(saved[-1].tokens), "the turn boundary"
     receipt = await stage.answered(chat, "And the harbour?")
@@ -94,7 +94,7 @@ async def test_where_a_title_would_cost_something_there_is_none(
         await stage.runtime.save_points.delete(chat)
     await have_time(stage)
     assert not asked(stage)
-    assert (stage.runtime.engine.status.state is EngineState.STOPPED) == (why == "no engine runs")
+    assert (stage.engine.status.state is EngineState.STOPPED) == (why == "no engine runs")
     assert await due(stage, chat)
 
 
@@ -107,13 +107,13 @@ async def test_a_message_ends_it_at_once_and_finds_the_slot_as_it_was(
     chat = await begun(stage, "a " * 100)
     saved = stage.save_points()[-1]
     stage.fake.set(FAKE_TOKEN_DELAY=0.3)  # six seconds for all that it may say
-    stage.runtime.chat.title_generator.generate_due()
+    stage.service.title_generator.generate_due()
     await stage.until(lambda: asked(stage))
-    sent = stage.runtime.chat.send(chat, "And the harbour?")
-    await stage.runtime.chat.title_generator.idle()
+    sent = stage.service.send(chat, "And the harbour?")
+    await stage.service.title_generator.idle()
     stage.fake.set(FAKE_TOKEN_DELAY=None, FAKE_REPLY=TITLE)
     reply = await sent
-    await stage.runtime.chat.idle()
+    await stage.idle()
     assert reply.receipt.cached_tokens == saved.n_tokens
     assert (await shown(stage, chat)).title == FIRST_WORDS
     await have_time(stage)
@@ -124,10 +124,10 @@ async def test_a_message_ends_it_at_once_and_finds_the_slot_as_it_was(
 async def test_a_name_given_meanwhile_stays(stage: Stage) -> None:
     chat = await begun(stage)
     stage.fake.set(FAKE_TOKEN_DELAY=0.2)
-    stage.runtime.chat.title_generator.generate_due()
+    stage.service.title_generator.generate_due()
     await stage.until(lambda: asked(stage))
-    await stage.runtime.chat.rename(chat, "Mine")
-    await stage.runtime.chat.idle()
+    await stage.service.rename(chat, "Mine")
+    await stage.idle()
     assert (await shown(stage, chat)).title == "Mine"
     await have_time(stage)
     assert len(asked(stage)) == 1
@@ -147,19 +147,19 @@ async def test_what_is_no_title_is_not_asked_for_again(stage: Stage, reply: str)
 
 async def test_a_reply_that_was_cut_off_is_waited_for(stage: Stage) -> None:
     chat = await stage.chat()
-    reply = await stage.finish(stage.runtime.chat.send(chat, QUESTION, Sampling(max_tokens=4)))
+    reply = await stage.finish(stage.service.send(chat, QUESTION, Sampling(max_tokens=4)))
     assert reply.state is MessageState.LIMITED
-    stage.runtime.chat.title_generator.enable(lambda: True)
+    stage.service.title_generator.enable(lambda: True)
     await have_time(stage)
     assert not asked(stage)
 
 
 async def test_only_chats_begun_here_are_named_and_only_if_that_is_wished(stage: Stage) -> None:
     chat = await begun(stage)
-    stage.runtime.chat.title_generator.enable(lambda: False)
+    stage.service.title_generator.enable(lambda: False)
     await have_time(stage)
-    stage.runtime.chat.title_generator.enable(lambda: True)
-    database = stage.runtime._database
+    stage.service.title_generator.enable(lambda: True)
+    database = stage.database
     imported = await stage.runtime._worker.run(database.create_conversation, "From elsewhere")
     complete = MessageState.COMPLETE
     question = await stage.runtime._worker.run(database.append, imported.id, None, Role.USER, QUESTION, complete)
@@ -185,7 +185,7 @@ async def test_what_is_thought_first_is_no_title(stage: Stage) -> None:
 async def test_closing_does_not_wait_for_a_title(stage: Stage) -> None:
     chat = await begun(stage)
     stage.fake.set(FAKE_TOKEN_DELAY=3600)
-    stage.runtime.chat.title_generator.generate_due()
+    stage.service.title_generator.generate_due()
     await stage.until(lambda: asked(stage))
     assert await due(stage, chat)
     await stage.runtime.close()
@@ -193,19 +193,19 @@ async def test_closing_does_not_wait_for_a_title(stage: Stage) -> None:
 
 async def test_the_user_can_have_any_chat_named(stage: Stage) -> None:
     chat = await begun(stage)
-    await stage.runtime.chat.rename(chat, "Mine")
-    await stage.runtime.chat.title_generator.generate(chat)
+    await stage.service.rename(chat, "Mine")
+    await stage.service.title_generator.generate(chat)
     assert ((await shown(stage, chat)).title, (await shown(stage, chat)).title_by_user) == (TITLE, False)
 
 
 @pytest.mark.parametrize("asked_at_all", [True, False])
 async def test_where_that_fails_the_name_stays_and_the_user_is_told(stage: Stage, asked_at_all: bool) -> None:
     chat = await begun(stage, "Unshakeable")
-    await stage.runtime.chat.rename(chat, "Mine")
+    await stage.service.rename(chat, "Mine")
     if not asked_at_all:
         await stage.runtime.stop_engine()
     with pytest.raises(NoTitle):
-        await stage.runtime.chat.title_generator.generate(chat)
+        await stage.service.title_generator.generate(chat)
     assert len(asked(stage)) == asked_at_all
     assert ((await shown(stage, chat)).title, (await shown(stage, chat)).title_by_user) == ("Mine", True)
     assert not await due(stage, chat)
@@ -214,7 +214,7 @@ async def test_where_that_fails_the_name_stays_and_the_user_is_told(stage: Stage
 async def test_a_chat_that_is_being_named_anyway_can_be_named_by_the_user_too(stage: Stage) -> None:
     chat = await begun(stage)
     stage.fake.set(FAKE_TOKEN_DELAY=0.1)
-    stage.runtime.chat.title_generator.generate_due()
+    stage.service.title_generator.generate_due()
     await stage.until(lambda: asked(stage))
-    await stage.runtime.chat.title_generator.generate(chat)
+    await stage.service.title_generator.generate(chat)
     assert (await shown(stage, chat)).title == TITLE

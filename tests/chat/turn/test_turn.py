@@ -32,7 +32,7 @@ async def test_the_first_turn_is_cold_and_saved_and_the_next_is_hot(stage: Stage
     told = [type(event) for event in stage.events if isinstance(event, (FirstToken, Saving, Saved))]
     assert told == [FirstToken, Saving, Saved]
     assert len(stage.save_points()) == 1
-    branch = await stage.runtime.chat.messages(chat)
+    branch = await stage.messages(chat)
     assert [(m.role, m.content, m.state) for m in branch] == [
         (Role.USER, QUESTION, MessageState.COMPLETE),
         (Role.ASSISTANT, f"You said: {QUESTION}", MessageState.COMPLETE),
@@ -79,15 +79,15 @@ async def test_selecting_restores_before_anyone_types(stage: Stage) -> None:
     await stage.answered(first)
     await stage.answered(second, "Something quite different about a violin, a lamp and a clock.")
     await stage.show(first)
-    assert stage.runtime.chat.slots.owners() == [first]
+    assert stage.slots.owners() == [first]
     assert [event.conversation_id for event in stage.of(Restored)] == [first]
     receipt = await stage.answered(first, "Go on.")
     assert receipt.source is Source.WARM
     assert receipt.prefetched
     assert len(stage.of(Restored)) == 1
-    receipts = [message.receipt for message in await stage.runtime.chat.messages(first)]
+    receipts = [message.receipt for message in await stage.messages(first)]
     said = sum(receipt.saved_ms or 0.0 for receipt in receipts if receipt) / 1000
-    assert (await stage.runtime.chat.seconds_saved())[first] == pytest.approx(said)
+    assert (await stage.service.seconds_saved())[first] == pytest.approx(said)
 
 
 @pytest.mark.usefixtures("cannot_cut")
@@ -108,7 +108,7 @@ async def test_a_new_chat_with_a_known_system_prompt_is_restored_while_the_user_
     system = "You are a gardener who knows every river, every garden and every tree in this country by its name. " * 3
     await stage.ask(await stage.chat(system))
     await stage.restart()
-    await stage.runtime.engine.ready()
+    await stage.engine.ready()
     chat = await stage.chat(system)
     await stage.show(chat)
     assert stage.of(Restored)
@@ -120,10 +120,10 @@ async def test_a_new_chat_with_a_known_system_prompt_is_restored_while_the_user_
 async def test_sending_while_another_chat_saves_mixes_nothing(stage: Stage) -> None:
     first, second = await stage.chat(), await stage.chat()
     stage.fake.set(FAKE_TOKEN_DELAY=0.01)
-    one = stage.runtime.chat.send(first, "Alpha " * 20)
-    two = stage.runtime.chat.send(second, "Omega " * 20)
+    one = stage.service.send(first, "Alpha " * 20)
+    two = stage.service.send(second, "Omega " * 20)
     await asyncio.gather(one, two)
-    await stage.runtime.chat.idle()
+    await stage.idle()
     saved = [point.tokens for point in stage.save_points()]
     texts = ["".join(chr(token - 10) for token in tokens if token >= 10) for tokens in saved]
     assert len(texts) == 2
@@ -202,15 +202,15 @@ async def test_the_engine_dies_while_it_answers(stage: Stage, phase: str) -> Non
     reply = await stage.ask(chat, "What now, after all that has been said and done?")
     assert reply is None
     assert "crashed" in stage.errors()[0].lower() or "died" in stage.errors()[0].lower(), stage.errors()
-    branch = await stage.runtime.chat.messages(chat)
+    branch = await stage.messages(chat)
     assert branch[2].content.startswith("What now")
     if phase == "stream":
         assert branch[3].state is MessageState.INTERRUPTED
         assert branch[3].content.startswith("You said:")
     else:
         assert len(branch) == 3
-    again = await stage.runtime.chat.retry(chat)  # the engine came back by itself
-    await stage.runtime.chat.idle()
+    again = await stage.service.retry(chat)  # the engine came back by itself
+    await stage.idle()
     assert again.receipt.source is Source.WARM or again.receipt.miss_reason == Reason(ReasonCode.NOT_WORTH_IT)
 
 
@@ -227,14 +227,14 @@ async def test_an_engine_lost_before_the_first_word_costs_nothing_but_time(
     stage: Stage, switches: dict[str, object]
 ) -> None:
     chat = await stage.answered_chat()
-    first = stage.runtime.engine.engine_pid
+    first = stage.engine.engine_pid
     stage.fake.set(**switches)
     receipt = await stage.answered(chat, "What now, after all that has been said and done?")
     assert receipt.source is Source.WARM  # what was saved before serves the engine after it
     assert receipt.engine_wait_ms > 0 or "FAKE_LOSE_GPU" in switches
-    assert stage.runtime.engine.engine_pid != first
+    assert stage.engine.engine_pid != first
     assert not stage.errors()
-    branch = await stage.runtime.chat.messages(chat)
+    branch = await stage.messages(chat)
     assert [message.state for message in branch] == [MessageState.COMPLETE] * 4
 
 
@@ -252,14 +252,14 @@ async def test_the_engine_dies_while_it_saves(stage: Stage) -> None:
 async def test_stop_keeps_what_came_and_saves_it(stage: Stage) -> None:
     chat = await stage.chat()
     future = await stage.writing(chat)
-    assert stage.runtime.chat.is_answering(chat)
-    stage.runtime.chat.stop(chat)
+    assert stage.service.is_answering(chat)
+    stage.service.stop(chat)
     reply = await stage.resume(future)
     assert reply.state is MessageState.STOPPED
     assert "".join(event.text for event in stage.of(ReplyDelta)) == reply.content
-    await stage.runtime.chat.idle()
+    await stage.idle()
     assert stage.of(Saved)
-    assert not stage.runtime.chat.is_answering(chat)
+    assert not stage.service.is_answering(chat)
     assert (await stage.answered(chat, "go on")).source is Source.HOT
 
 
@@ -272,20 +272,20 @@ async def test_time_saved_for_a_stopped_and_continued_reply_counts_each_restore_
         stage.fake.set(FAKE_HOLD_DURING="stream")
         known, reply = len(stage.of(FirstToken)), begin()
         await stage.until(lambda: len(stage.of(FirstToken)) > known)
-        stage.runtime.chat.stop(chat)
+        stage.service.stop(chat)
         message = await stage.resume(reply)
-        await stage.runtime.chat.idle()
+        await stage.idle()
         assert message.receipt is not None
         return message, message.receipt
 
     chat = await stage.answered_chat(QUESTION * 5)
-    message, first = await stopped(lambda: stage.runtime.chat.send(chat, "And the harbour, please?"))
+    message, first = await stopped(lambda: stage.service.send(chat, "And the harbour, please?"))
     assert first.saved_ms
-    message, continued = await stopped(lambda: stage.runtime.chat.continue_reply(message))
+    message, continued = await stopped(lambda: stage.service.continue_reply(message))
     assert continued.source is Source.HOT
     assert continued.saved_ms == first.saved_ms, "stopping had lost nothing"
     await stage.answered(await stage.chat(), "Something quite different.")
-    _message, restored = await stopped(lambda: stage.runtime.chat.continue_reply(message))
+    _message, restored = await stopped(lambda: stage.service.continue_reply(message))
     assert restored.source is Source.WARM
     assert (restored.saved_ms or 0.0) >= first.saved_ms, "what was spared before still counts"
 
@@ -293,22 +293,22 @@ async def test_time_saved_for_a_stopped_and_continued_reply_counts_each_restore_
 async def test_stop_before_the_first_token_leaves_the_question(stage: Stage) -> None:
     chat = await stage.chat()
     stage.fake.set(FAKE_HOLD_DURING="prefill")
-    future = stage.runtime.chat.send(chat, "word " * 300)
+    future = stage.service.send(chat, "word " * 300)
     await stage.until(lambda: stage.of(Prefilling))
-    stage.runtime.chat.stop(chat)
+    stage.service.stop(chat)
     assert await stage.resume(future) is None
-    assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER]
+    assert [m.role for m in await stage.messages(chat)] == [Role.USER]
 
 
 async def test_deleting_a_conversation_in_the_middle_of_its_reply(stage: Stage) -> None:
     chat = await stage.chat()
     future = await stage.writing(chat)
-    deleting = asyncio.create_task(stage.runtime.chat.recently_deleted.purge_chat(chat))
+    deleting = asyncio.create_task(stage.service.recently_deleted.purge_chat(chat))
     await asyncio.sleep(0)
     await stage.resume(deleting)
     await future
-    await stage.runtime.chat.idle()
-    assert await stage.runtime.chat.conversations() == []
+    await stage.idle()
+    assert await stage.service.conversations() == []
     assert stage.save_points() == []
 
 
@@ -329,7 +329,7 @@ async def test_no_engine_at_all_is_said_in_words(tmp_path: Path, fake_engine: Fa
         assert await stage.ask(chat, QUESTION) is None
         assert stage.errors()
         fake_engine.set(FAKE_EXIT_AT_START=None)
-        reply = await stage.runtime.chat.retry(chat)
+        reply = await stage.service.retry(chat)
         assert reply is not None
 
 
@@ -337,9 +337,9 @@ async def test_a_long_history_is_tokenised_once(stage: Stage) -> None:
     chat = await stage.answered_chat("A long story. " * 80)
     await stage.answered(chat, "And then?")  # whether prompts can be cut was tried by now
     before = len(stage.requests("/tokenize"))
-    await stage.runtime.chat.context.usage(chat)
+    await stage.service.context.usage(chat)
     await stage.answered(chat, "And then?")
-    await stage.runtime.chat.context.usage(chat)
+    await stage.service.context.usage(chat)
     asked = [len(str(body["content"])) for body in stage.requests("/tokenize")[before:]]
     assert max(asked) < 200
     assert len(asked) <= 5
@@ -349,7 +349,7 @@ async def test_the_receipt_learns_what_came_after_the_reply(stage: Stage) -> Non
     chat = await stage.chat()
     first = await stage.answered(chat)
     assert (first.settle_ms, first.save_ms) == (None, None), "not known yet"
-    stored = (await stage.runtime.chat.messages(chat))[-1].receipt
+    stored = (await stage.messages(chat))[-1].receipt
     assert stored.settle_ms is not None
     assert stored.save_ms is not None
     assert min(stored.settle_ms, stored.save_ms) > 0

@@ -121,17 +121,17 @@ def test_ctrl_c_ends_a_guest_alone_and_the_owner_waits_for_its_guests(home: Home
 async def test_stop_ends_the_waiting_and_keeps_the_words(stage: Stage, fake_engine: FakeEngine) -> None:
     chat = await stage.answered_chat()
     fake_engine.set(FAKE_HOLD_DURING="stream")
-    first = stage.runtime.chat.send(chat, "One")
-    await stage.until(lambda: stage.runtime.chat.answering_chats)
+    first = stage.service.send(chat, "One")
+    await stage.until(lambda: stage.service.answering_chats)
     begun: list[bool] = []
-    waiting = stage.runtime.chat.send(chat, "Two", on_start=lambda: begun.append(True))
+    waiting = stage.service.send(chat, "Two", on_start=lambda: begun.append(True))
     await stage.until(
         lambda: "Two" in stage.home.joinpath("data", "conversations.db-wal").read_bytes().decode("latin-1")
     )
     waiting.cancel()
     fake_engine.set(FAKE_HOLD_DURING=None)
     assert await first is not None
-    await stage.runtime.chat.idle()
+    await stage.idle()
     assert not begun
     with closing(Database(stage.home / "data" / "conversations.db")) as database:
         assert database.rows("SELECT 1 FROM messages WHERE content = 'Two'")
