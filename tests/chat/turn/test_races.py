@@ -1,4 +1,4 @@
-"""What happens when two things happen at once: each of these once went wrong."""
+"""Concurrent operations; each of these once went wrong."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
 
 SYSTEM = "You are a patient teacher of geography and speak of rivers only. " * 3
+STORY = "A long story. " * 60
 
 
 @pytest.mark.parametrize("switches", [{"FAKE_BATCH_DELAY": 0.05}, {"FAKE_HOLD_DURING": "begin"}])
-async def test_another_chat_that_is_stopped_early_does_not_hide_the_save_point(
+async def test_stopping_another_chat_early_keeps_the_save_point_usable(
     stage: Stage, switches: dict[str, object]
 ) -> None:
-    """Stopped with a short prefix of it in the slot, or before a word of it was read."""
-    first, second = await stage.chat(SYSTEM), await stage.chat(SYSTEM)
-    await stage.answered(first, "A long story. " * 60)
+    """The other chat has a short prefix in the slot, or has not been read at all."""
+    first, second = await stage.answered_chat(STORY, SYSTEM), await stage.chat(SYSTEM)
     stage.fake.set(**switches)
     future = stage.service.send(second, "Another story. " * 60)
     if "FAKE_HOLD_DURING" in switches:
@@ -62,49 +62,44 @@ async def test_another_chat_that_is_stopped_early_does_not_hide_the_save_point(
     assert receipt.cached_tokens > 0.9 * receipt.prompt_tokens
 
 
-def staged_for_ever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """From now on a save point is put together as long as anybody wants it. Whose is begun is in the list."""
+def stage_until_cancelled(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Make assembling a slot file last until it is cancelled; return the chats for which it began."""
     begun: list[str] = []
-    store = stage.store
 
-    def put_together(plan: RestorePlan, *_: object, cancelled: Callable[[], bool], **__: object) -> None:
+    def assemble(plan: RestorePlan, *_: object, cancelled: Callable[[], bool], **__: object) -> None:
         begun.append(plan.save_point.conversation_id)
         while not cancelled():
             time.sleep(0.005)
         raise Cancelled
 
-    monkeypatch.setattr(store.restorer, "stage", put_together)
+    monkeypatch.setattr(stage.store.restorer, "stage", assemble)
     return begun
 
 
-async def test_a_restore_that_nobody_waits_for_gives_way_to_a_message_in_another_chat(
+async def test_restore_of_the_selected_chat_gives_way_to_a_message(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked_at, asked, between = await stage.chat(), await stage.chat(), await stage.chat()
-    await stage.answered(looked_at, "A long story. " * 60)
-    await stage.answered(between)
-    with monkeypatch.context() as slowly:
-        begun = staged_for_ever(stage, slowly)
-        stage.service.select(looked_at)
+    selected, between, other = await stage.answered_chat(STORY), await stage.answered_chat(), await stage.chat()
+    with monkeypatch.context() as patch:
+        begun = stage_until_cancelled(stage, patch)
+        stage.service.select(selected)
         await stage.until(lambda: begun)
-        assert await stage.service.send(asked, "Hello?")
-        assert begun == [looked_at]
+        assert await stage.service.send(other, "Hello?")
+        assert begun == [selected]
         await stage.until(lambda: len(begun) == 2)
-        assert begun == [looked_at] * 2, "what is looked at is restored when that is over"
+        assert begun == [selected] * 2, "restored after the reply"
         stage.service.select(between)
     await stage.idle()
 
 
-async def test_of_chats_chosen_one_after_the_other_only_the_last_is_restored(
+async def test_only_the_last_of_several_selected_chats_is_restored(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chats = [await stage.chat() for _ in range(5)]
-    for number, chat in enumerate(chats):
-        await stage.answered(chat, f"Story {number}. " * 60)
+    chats = [await stage.answered_chat(f"Story {number}. " * 60) for number in range(5)]
     stage.slots.forget()
     stage.events.clear()
-    with monkeypatch.context() as slowly:
-        begun = staged_for_ever(stage, slowly)
+    with monkeypatch.context() as patch:
+        begun = stage_until_cancelled(stage, patch)
         stage.service.select(chats[0])
         await stage.until(lambda: begun)
         for chat in chats[1:4]:
@@ -112,17 +107,14 @@ async def test_of_chats_chosen_one_after_the_other_only_the_last_is_restored(
         await stage.until(lambda: len(begun) == 2)
     await stage.show(chats[4])
     assert begun == [chats[0], chats[3]]
-    assert [event.conversation_id for event in stage.of(Restored)] == [chats[4]]
-    assert stage.slots.owners() == [chats[4]]
+    assert [event.conversation_id for event in stage.of(Restored)] == stage.slots.owners() == [chats[4]]
     assert not stage.of(RestoreFailed)
 
 
-async def test_settling_that_takes_long_gives_way_to_a_message_in_another_chat(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_settling_gives_way_to_another_chat(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_request, "SETTLE_WAIT_S", 0.0)
     first, second = await stage.chat(), await stage.chat()
-    one = await stage.writing(first, "A long story. " * 60)
+    one = await stage.writing(first, STORY)
     two = stage.service.send(second, "Hello?")
     await stage.until(lambda: stage.service.is_answering(second))
     stage.fake.set(FAKE_HOLD_DURING="begin")
@@ -132,8 +124,8 @@ async def test_settling_that_takes_long_gives_way_to_a_message_in_another_chat(
     assert await stage.resume(two) is not None
 
 
-async def test_a_message_during_settling_goes_on_with_the_slot_as_it_is(stage: Stage) -> None:
-    chat = await stage.answered_chat("A long story. " * 60)
+async def test_message_during_settling_continues_in_the_slot(stage: Stage) -> None:
+    chat = await stage.answered_chat(STORY)
     stage.fake.set(FAKE_BATCH_DELAY=0.3)
     before = len(stage.of(Saving))
     await stage.service.send(chat, "More of it. " * 60)
@@ -142,33 +134,29 @@ async def test_a_message_during_settling_goes_on_with_the_slot_as_it_is(stage: S
     assert not stage.of(Restoring), "nothing is restored over a live slot"
     assert second.receipt.source is Source.HOT
     assert second.receipt.cached_tokens > 0.9 * second.receipt.prompt_tokens
-    assert [m.role for m in await stage.messages(chat)] == [Role.USER, Role.ASSISTANT] * 3
+    assert [message.role for message in await stage.messages(chat)] == [Role.USER, Role.ASSISTANT] * 3
     assert stage.of(Saved)[-1].tokens == len(stage.save_points()[-1].tokens)
 
 
-async def test_what_is_sent_while_the_engine_restarts_does_not_hold_that_up(stage: Stage) -> None:
-    first, second = await stage.chat(), await stage.chat()
-    await stage.answered(first)
+async def test_message_during_a_restart_does_not_delay_it(stage: Stage) -> None:
+    first, second = await stage.answered_chat(), await stage.chat()
     before = stage.engine.engine_pid
     stage.fake.set(FAKE_HOLD_DURING="save")
-    answered = await stage.service.send(first, "And then?")
-    assert answered is not None
+    assert await stage.service.send(first, "And then?") is not None
     await stage.until(lambda: len(stage.of(Saving)) == 2)
     restarting = asyncio.create_task(stage.runtime.restart_engine())
     await asyncio.sleep(0)
-    sent = stage.service.send(second, "Meanwhile?")
-    assert await stage.resume(sent) is not None
-    assert stage.engine.engine_pid not in (None, before), "one reply after another put it off"
+    assert await stage.resume(stage.service.send(second, "Meanwhile?")) is not None
+    assert stage.engine.engine_pid not in (None, before), "one reply after another delayed it"
     await restarting
     await stage.idle()
-    assert len(stage.of(Saved)) == 3, "what was being saved is kept"
+    assert len(stage.of(Saved)) == 3, "the save in progress is kept"
     assert not stage.errors()
 
 
-async def test_who_stops_the_engine_while_it_restarts_has_it_stopped(stage: Stage) -> None:
-    chat = await stage.chat()
+async def test_engine_stopped_during_a_restart_stays_stopped(stage: Stage) -> None:
     stage.fake.set(FAKE_HOLD_DURING="save")
-    assert await stage.service.send(chat, QUESTION) is not None
+    assert await stage.service.send(await stage.chat(), QUESTION) is not None
     await stage.until(lambda: stage.of(Saving))
     restarting = asyncio.create_task(stage.runtime.restart_engine())
     await asyncio.sleep(0)
@@ -181,7 +169,7 @@ async def test_who_stops_the_engine_while_it_restarts_has_it_stopped(stage: Stag
 
 
 @pytest.mark.parametrize("phase", ["save", "prefill"])
-async def test_a_hanging_engine_can_be_stopped(stage: Stage, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_engine_can_be_stopped(stage: Stage, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_module, "SAVE_TIMEOUT_S", 0.2)
     chat = await stage.chat()
     stage.fake.set(FAKE_HANG_DURING=phase, FAKE_IGNORE_SIGTERM=None)
@@ -189,37 +177,35 @@ async def test_a_hanging_engine_can_be_stopped(stage: Stage, phase: str, monkeyp
     await stage.until(lambda: stage.of(Saving if phase == "save" else Prefilling))
     await asyncio.wait_for(stage.runtime.stop_engine(), 120)
     assert stage.engine.status.state is EngineState.STOPPED
-    await future
-    await stage.idle()
+    await stage.finish(future)
     stage.fake.set(FAKE_HANG_DURING=None)
     assert await stage.ask(chat, "Are you back?") is not None
 
 
-async def test_deleting_does_not_wait_for_another_chats_reply(stage: Stage) -> None:
-    talking, dropped = await stage.chat(), await stage.chat()
-    await stage.answered(dropped)
-    future = await stage.writing(talking)
-    await stage.service.recently_deleted.purge_chat(dropped)
-    assert stage.service.answering_chats[:1] == (talking,)
-    assert [c.id for c in await stage.service.conversations()] == [talking]
+async def test_second_message_is_returned_and_another_chat_deleted_during_a_reply(stage: Stage) -> None:
+    deleted, chat = await stage.answered_chat(), await stage.chat()
+    future = await stage.writing(chat)
+    assert await stage.service.send(chat, "two") is None
+    await stage.service.recently_deleted.purge_chat(deleted)
+    assert stage.service.answering_chats == (chat,)
+    assert [conversation.id for conversation in await stage.service.conversations()] == [chat]
     assert not stage.save_points()
-    assert await stage.service.send(dropped, "Hello?") is None
-    assert stage.of(QuestionNotStored)[0].text == "Hello?"
-    stage.service.stop(talking)
-    await stage.resume(future)
+    assert await stage.service.send(deleted, "Hello?") is None
+    assert [event.text for event in stage.of(QuestionNotStored)] == ["two", "Hello?"]
+    assert await stage.resume(future) is not None
+    await stage.idle()
+    assert [message.role for message in await stage.messages(chat)] == [Role.USER, Role.ASSISTANT]
 
 
-async def test_a_replaced_model_is_another_fingerprint_even_when_the_engine_restarts_by_itself(
-    stage: Stage, tmp_path: Path
-) -> None:
+async def test_replaced_model_file_gets_another_fingerprint(stage: Stage, tmp_path: Path) -> None:
+    """Also if the engine restarts by itself."""
     model = tmp_path / "model.gguf"
     shutil.copyfile(str(stage.settings.model_path), model)
     await stage.runtime.apply_settings(replace(stage.runtime.settings, model_path=str(model)))
     chat = await stage.answered_chat()
-    data = bytearray(model.read_bytes())
-    data[-200_000:] = bytes(200_000)
+    data = model.read_bytes()
     model.unlink()
-    model.write_bytes(data)
+    model.write_bytes(data[:-200_000] + bytes(200_000))
     stage.fake.set(FAKE_DIE_DURING="prefill", FAKE_DIE_TIMES=2)
     assert await stage.ask(chat, "Still you?") is None
     reply = await stage.finish(stage.service.retry(chat))
@@ -227,7 +213,7 @@ async def test_a_replaced_model_is_another_fingerprint_even_when_the_engine_rest
     assert not stage.of(Restored)
 
 
-async def test_a_restore_ahead_that_proves_hollow_later_is_still_found_out(stage: Stage) -> None:
+async def test_hollow_restore_ahead_of_a_message_is_detected(stage: Stage) -> None:
     chat = await stage.answered_chat()
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
     await stage.restart()
@@ -235,134 +221,115 @@ async def test_a_restore_ahead_that_proves_hollow_later_is_still_found_out(stage
     await stage.until(lambda: stage.engine.is_ready())
     await stage.show(chat)
     assert len(stage.of(Restored)) == 1
-    reply = await stage.service.retry(chat)  # its prompt is shorter than what was restored
-    await stage.idle()
-    assert reply.receipt.hollow
-    assert reply.receipt.prefetched
+    receipt = (await stage.finish(stage.service.retry(chat))).receipt  # its prompt is shorter than the restored one
+    assert (receipt.hollow, receipt.prefetched) == (True, True)
 
 
-async def test_a_second_message_while_one_is_answered_goes_back(stage: Stage) -> None:
-    chat = await stage.chat()
-    first = await stage.writing(chat, "one " * 50)
-    assert await stage.service.send(chat, "two") is None
-    stage.fake.set(FAKE_HOLD_DURING=None)
-    assert stage.of(QuestionNotStored)[0].text == "two"
-    assert await first is not None
-    await stage.idle()
-    assert [m.role for m in await stage.messages(chat)] == [Role.USER, Role.ASSISTANT]
-
-
-async def test_stopping_the_engine_stops_the_replies_that_wait_too(stage: Stage) -> None:
+async def test_stopping_the_engine_also_stops_waiting_replies(stage: Stage) -> None:
     first, second = await stage.chat(), await stage.chat()
     one = await stage.writing(first)
     two = stage.service.send(second, "word " * 100)
     await stage.runtime.stop_engine()
     assert (await one) is not None
     assert (await two) is None
-    assert [m.role for m in await stage.messages(second)] == [Role.USER]
+    assert [message.role for message in await stage.messages(second)] == [Role.USER]
 
 
 @pytest.mark.parametrize("where", ["store", "engine"])
-async def test_stop_during_a_restore_leaves_no_link_behind(
+async def test_stop_during_a_restore_leaves_no_slot_file(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Stopped twice while the slot file is there: the store has just made it, or the engine reads it."""
+    """Stopped twice while the slot file exists: the store has just made it, or the engine reads it."""
     chat = await stage.answered_chat()
     await stage.runtime.close()
-    put, made, go_on = Restorer._put, threading.Event(), threading.Event()
+    put, placed, released = Restorer._put, threading.Event(), threading.Event()
 
-    def held(*args: Any) -> Any:
-        placed = put(*args)
-        made.set()
-        go_on.wait()
-        return placed
+    def put_and_wait(*args: Any) -> Any:
+        file = put(*args)
+        placed.set()
+        released.wait()
+        return file
+
+    def slot_files() -> list[Path]:
+        staging = stage.home / "cache" / "savepoints" / "staging"
+        return [file for file in staging.rglob("*") if file.is_file() and file.suffix != ".lock"]
 
     if where == "store":
-        monkeypatch.setattr(Restorer, "_put", held)
+        monkeypatch.setattr(Restorer, "_put", put_and_wait)
     else:
         stage.fake.set(FAKE_HOLD_DURING="restore")
     await stage.restart()
-    reading = len(stage.requests("/slots/0?action=restore"))
+    before = len(stage.requests("/slots/0?action=restore"))
     future = stage.service.send(chat, "And then?")
-    await stage.until(lambda: made.is_set() or len(stage.requests("/slots/0?action=restore")) > reading)
-    staging = stage.home / "cache" / "savepoints" / "staging"
-    assert slot_files(staging)
+    await stage.until(lambda: placed.is_set() or len(stage.requests("/slots/0?action=restore")) > before)
+    assert slot_files()
     for _ in range(2):
         stage.service.stop(chat)
         await asyncio.sleep(0)
-    go_on.set()
+    released.set()
     await stage.resume(future)
     await stage.idle()
-    assert not slot_files(staging)
+    assert not slot_files()
 
 
-def slot_files(folder: Path) -> list[Path]:
-    return [file for file in folder.rglob("*") if file.is_file() and file.suffix != ".lock"]
-
-
-async def test_the_wait_for_another_chats_reply_is_named_in_the_receipt(stage: Stage) -> None:
+async def test_receipt_states_the_wait_for_another_reply(stage: Stage) -> None:
     first, second = await stage.chat(), await stage.chat()
     one = await stage.writing(first, "word " * 20)
     two = stage.service.send(second, "Hello there, second conversation.")
-    await asyncio.sleep(0.2)  # the shortest wait that the receipt may name
+    await asyncio.sleep(0.2)  # the shortest wait that a receipt may state
     await stage.resume(one)
-    reply = await two
-    assert reply.receipt is not None
-    receipt = reply.receipt
+    receipt = (await two).receipt
     assert receipt.queue_wait_ms > 100
     parts = receipt.restore_ms + receipt.prefill_ms + receipt.first_token_ms
-    assert parts == pytest.approx(receipt.ttft_ms, rel=0.02), "the wait is no part of the time to the first token"
+    assert parts == pytest.approx(receipt.ttft_ms, rel=0.02), "the wait is not part of the time to the first token"
 
 
-async def test_an_empty_reply_is_not_saved_and_spoils_nothing(stage: Stage) -> None:
+async def test_empty_reply_is_not_saved(stage: Stage) -> None:
     chat = await stage.answered_chat()
-    kept = stage.save_points()
+    before = stage.save_points()
     stage.fake.set(FAKE_REPLY=" ")
     await stage.ask(chat, "Say nothing.")
-    assert stage.save_points() == kept
+    assert stage.save_points() == before
     stage.fake.set(FAKE_REPLY=None)
     assert await stage.ask(chat, "Say something.") is not None
 
 
-async def test_what_the_engine_is_started_with_waits_for_its_next_start(stage: Stage) -> None:
-    runtime = stage.runtime
-    await stage.answered(await stage.chat())
-    first = runtime.engine.engine_pid
-    await runtime.apply_settings(replace(runtime.settings, context_size=2048))
-    assert runtime.engine.restart_pending
-    assert runtime.engine.engine_pid == first
-    await runtime.apply_settings(replace(runtime.settings, context_size=4096))
-    assert not runtime.engine.restart_pending, "what it was started with is back"
-    await runtime.apply_settings(replace(runtime.settings, context_size=2048))
+async def test_engine_settings_apply_at_the_next_start(stage: Stage) -> None:
+    runtime, engine = stage.runtime, stage.engine
+    await stage.answered_chat()
+    first = engine.engine_pid
+    for context_size, is_pending in ((2048, True), (4096, False), (2048, True)):
+        await runtime.apply_settings(replace(runtime.settings, context_size=context_size))
+        assert (engine.restart_pending, engine.engine_pid) == (is_pending, first)
     await runtime.restart_engine()
-    await stage.until(lambda: runtime.engine.status.state is EngineState.READY)
-    assert runtime.engine.engine_pid != first
-    assert runtime.engine.choice.plan.context_size == 2048
-    assert runtime.engine.context_size == 2048, "not what the engine before it had reported"
-    assert not runtime.engine.restart_pending
+    await stage.until(lambda: engine.status.state is EngineState.READY)
+    assert engine.engine_pid != first
+    assert engine.choice.plan.context_size == engine.context_size == 2048
+    assert not engine.restart_pending
 
 
-async def test_a_message_sent_while_the_middle_is_summed_up_stays_on_the_page(stage: Stage) -> None:
+async def chat_with_three_turns(stage: Stage) -> str:
     chat = await stage.chat()
     for text in ("one", "two", "three"):
         await stage.answered(chat, f"{text} {'word ' * 100}")
+    return chat
+
+
+async def test_message_sent_during_a_summary_is_kept(stage: Stage) -> None:
+    chat = await chat_with_three_turns(stage)
     stage.fake.set(FAKE_HOLD_DURING="prefill", FAKE_REPLY="it was about this and that")
-    summing = asyncio.create_task(stage.service.context.summarise(chat))
-    await stage.until(lambda: not stage.slots.is_idle or summing.done())
-    assert not summing.done()
+    summary = asyncio.create_task(stage.service.context.summarise(chat))
+    await stage.until(lambda: not stage.slots.is_idle or summary.done())
+    assert not summary.done()
     sent = stage.service.send(chat, "four")
-    stage.fake.set(FAKE_HOLD_DURING=None)
     with contextlib.suppress(KvchatError):
-        await summing
-    assert await sent is not None
-    await stage.idle()
+        await stage.resume(summary)
+    assert await stage.finish(sent) is not None
     assert "four" in [message.content for message in await stage.messages(chat)]
 
 
-async def test_a_restore_that_proves_hollow_in_a_summary_counts_as_one_in_a_turn(stage: Stage) -> None:
-    chat = await stage.chat()
-    for text in ("one", "two", "three"):
-        await stage.answered(chat, f"{text} {'word ' * 100}")
+async def test_hollow_restore_in_a_summary_counts(stage: Stage) -> None:
+    chat = await chat_with_three_turns(stage)
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
     await stage.restart()
     await stage.service.context.summarise(chat)
@@ -370,13 +337,10 @@ async def test_a_restore_that_proves_hollow_in_a_summary_counts_as_one_in_a_turn
     assert stage.engine.finding.hollow == 1
 
 
-async def test_quitting_waits_for_a_save_as_long_as_the_engine_writes(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_quitting_waits_while_the_engine_saves(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_module, "SAVE_TIMEOUT_S", 2.0)
-    chat = await stage.chat()
     stage.fake.set(FAKE_SAVE_DELAY=0.3)
-    future = stage.service.send(chat, QUESTION)
+    future = stage.service.send(await stage.chat(), QUESTION)
     await stage.until(lambda: stage.of(Saving))
     await future
     await stage.runtime.close()
@@ -385,9 +349,9 @@ async def test_quitting_waits_for_a_save_as_long_as_the_engine_writes(
     assert len(stage.save_points()) == 1
 
 
-async def test_quitting_says_what_it_waits_for_and_need_not_wait(stage: Stage) -> None:
+async def test_quitting_states_the_pending_save_and_can_skip_it(stage: Stage) -> None:
     chat = await stage.answered_chat()
-    kept = stage.save_points()
+    before = stage.save_points()
     stage.fake.set(FAKE_HOLD_DURING="save")
     future = stage.service.send(chat, "And then? " * 40)
     await stage.until(lambda: len(stage.requests("/slots/0?action=save")) == 2)
@@ -402,26 +366,24 @@ async def test_quitting_says_what_it_waits_for_and_need_not_wait(stage: Stage) -
     stage.runtime.cancel_saving()
     await closing
     stage.fake.set(FAKE_HOLD_DURING=None)
-    assert stage.save_points() == kept
+    assert stage.save_points() == before
     await stage.restart()
     assert [message.role for message in await stage.messages(chat)] == [Role.USER, Role.ASSISTANT] * 2
     assert (await stage.answered(chat, "Are you back?")).source is Source.DISK
 
 
-async def test_what_waits_to_be_absorbed_is_left_when_nobody_waits_for_it(stage: Stage) -> None:
-    chat = await stage.chat()
-    absorb = stage.store.absorb_pending
-    asked: list[bool] = []
+async def test_absorbing_can_be_skipped_when_quitting(stage: Stage) -> None:
+    chat, absorb, calls = await stage.chat(), stage.store.absorb_pending, list[bool]()
 
-    def slowly(cancelled: Callable[[], bool] = lambda: False) -> AbsorbReport:
-        asked.append(cancelled())
+    def absorb_until_cancelled(cancelled: Callable[[], bool] = lambda: False) -> AbsorbReport:
+        calls.append(cancelled())
         while not cancelled():
             time.sleep(0.005)
         return absorb(cancelled)
 
-    stage.store.absorb_pending = slowly  # type: ignore[method-assign]
+    stage.store.absorb_pending = absorb_until_cancelled  # type: ignore[method-assign]
     future = stage.service.send(chat, QUESTION)
-    await stage.until(lambda: asked)
+    await stage.until(lambda: calls)
     await future
     closing = asyncio.create_task(stage.runtime.close())
     await stage.until(lambda: stage.runtime.unfinished)
@@ -430,73 +392,62 @@ async def test_what_waits_to_be_absorbed_is_left_when_nobody_waits_for_it(stage:
     assert stage.kept().absorbed() == 0
     await stage.restart()
     assert not stage.save_points()
-    receipt = await stage.answered(chat, "Are you back?")
-    assert receipt.source is Source.COLD
+    assert (await stage.answered(chat, "Are you back?")).source is Source.COLD
     assert stage.kept().absorbed() == 1
 
 
-async def test_silence_in_mid_reply_is_said_and_what_came_is_kept(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_engine_is_reported_and_the_reply_kept(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reply_module, "SILENT_S", 0.1)
-    chat = await stage.chat()
     stage.fake.set(FAKE_HOLD_DURING="stream", FAKE_REPLY="one two three four")
-    future = stage.service.send(chat, QUESTION)
+    future = stage.service.send(await stage.chat(), QUESTION)
     await stage.until(lambda: stage.of(EngineSilent))
     assert stage.of(EngineSilent)[0].seconds > 0.1
     assert stage.engine.status.state is EngineState.READY
-    reply = await stage.resume(future)
-    assert reply.content == "one two three four"
+    assert (await stage.resume(future)).content == "one two three four"
     assert stage.of(EngineSilent)[-1].seconds == 0
 
 
-async def test_who_waits_knows_for_whom_and_can_be_put_first(stage: Stage) -> None:
-    talking, second, third = await stage.chat(), await stage.chat(), await stage.chat()
-    one = await stage.writing(talking, "word " * 60)
-    two, three = stage.service.send(second, "Hello?"), stage.service.send(third, "And me?")
+async def test_waiting_chat_knows_the_blocking_one_and_can_go_first(stage: Stage) -> None:
+    service, slots = stage.service, stage.slots
+    first, second, third = await stage.chat(), await stage.chat(), await stage.chat()
+    one = await stage.writing(first, "word " * 60)
+    two, three = service.send(second, "Hello?"), service.send(third, "And me?")
     await stage.until(lambda: len(stage.of(WaitingForChat)) == 2)
-    assert stage.of(WaitingForChat)
-    chat = stage.service
-    assert [chat.slots.blocking_chat(id) for id in (talking, second, third)] == [None, talking, talking]
-    chat.turns.prioritize(third)
+    assert [slots.blocking_chat(chat) for chat in (first, second, third)] == [None, first, first]
+    service.turns.prioritize(third)
     stopped = await one  # or the reply ends by itself on a busy machine
-    stage.fake.set(FAKE_HOLD_DURING=None)
     assert stopped.state is MessageState.STOPPED
-    assert await three is not None
+    assert await stage.resume(three) is not None
     assert await two is not None
-    order = [event.conversation_id for event in stage.of(ReplyFinished)]
-    assert order == [talking, third, second]
-    assert (await chat.continue_reply(stopped)) is not None
-    await chat.idle()
+    assert [event.conversation_id for event in stage.of(ReplyFinished)] == [first, third, second]
+    assert await stage.finish(service.continue_reply(stopped)) is not None
 
 
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("reads", [0, 1, 2, 3])
-async def test_a_database_that_fails_before_the_reply_is_said_and_no_bug(
+async def test_database_failure_before_the_reply_is_reported(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, slots: int, reads: int
 ) -> None:
-    """`reads`: how many succeed after the question was stored."""
+    """`reads`: the number that succeed after the question was stored."""
     await stage.restart(slots)
-    database, left, bugs = stage.database, [reads], list[dict[str, object]]()
-    chat, other = await stage.chat(), await stage.chat()
-    await stage.answered(chat)
+    other, database, bugs = await stage.chat(), stage.database, list[dict[str, object]]()
+    await stage.answered_chat()
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
-    reading, ask = database.reading, turns.store_question
+    reading, store, left = database.reading, turns.store_question, iter(range(reads))
 
-    def fail_after_these() -> contextlib.AbstractContextManager[sqlite3.Connection]:
-        left[0] -= 1
-        if left[0] < 0:
+    def read_or_fail() -> contextlib.AbstractContextManager[sqlite3.Connection]:
+        if next(left, None) is None:
             raise StorageFailed("Your chats could not be read or written", "disk I/O error")
         return reading()
 
-    def ask_and_fail(*question: Any) -> turns.TurnStart:
-        beginning = ask(*question)
-        monkeypatch.setattr(database, "reading", fail_after_these)
-        return beginning
+    def store_then_fail(*question: Any) -> turns.TurnStart:
+        start = store(*question)
+        monkeypatch.setattr(database, "reading", read_or_fail)
+        return start
 
-    monkeypatch.setattr(turns, "store_question", ask_and_fail)
+    monkeypatch.setattr(turns, "store_question", store_then_fail)
     reply = await stage.finish(stage.service.send(other, "And then?"))
     monkeypatch.undo()
     assert not bugs
-    assert reply is not None or stage.of(TurnFailed), "nobody was told"
+    assert reply is not None or stage.of(TurnFailed), "not reported"
     assert await stage.ask(other, "And now?") is not None
