@@ -11,14 +11,17 @@ from tests.chat.stage import Stage
 from tests.engine_fixtures import FakeEngine
 
 
-@pytest.fixture(autouse=True)
-def restoring_is_known_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after the first start with this engine; tests/chat/turn/test_self_test.py is about that one."""
-
+def use_finding(monkeypatch: pytest.MonkeyPatch, strategy: Strategy) -> None:
     async def found(host: ReadyEngine) -> Finding:
-        return Finding(Strategy.PLAIN, proved=True)
+        return Finding(strategy, proved=True)
 
     monkeypatch.setattr("kvchat.engine_host.lifecycle.self_test", found)
+
+
+@pytest.fixture(autouse=True)
+def restoring_is_known_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the self-test of the first start; tests/chat/turn/test_self_test.py covers it."""
+    use_finding(monkeypatch, Strategy.PLAIN)
 
 
 @pytest.fixture
@@ -29,10 +32,13 @@ async def stage(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> Async
 
 @pytest.fixture
 def cannot_cut(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """States are as those of hybrid and recurrent models."""
-
-    async def found(host: ReadyEngine) -> Finding:
-        return Finding(Strategy.SETTLE, proved=True)
-
-    monkeypatch.setattr("kvchat.engine_host.lifecycle.self_test", found)
+    """Behave like hybrid and recurrent models, whose states cannot be cut."""
+    use_finding(monkeypatch, Strategy.SETTLE)
     stage.fake.set(FAKE_EXACT_ONLY=1)
+
+
+@pytest.fixture(params=[True, False], ids=["can_cut", "cannot_cut"])
+def can_cut(request: pytest.FixtureRequest) -> bool:
+    if not request.param:
+        request.getfixturevalue("cannot_cut")
+    return bool(request.param)

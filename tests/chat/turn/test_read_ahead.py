@@ -1,4 +1,4 @@
-"""What is done before Send, on a fake engine: an unsaved chat is read, and a draft while it is written."""
+"""Processing before Send on a fake engine: of an unsaved chat, and of a draft being typed."""
 
 from __future__ import annotations
 
@@ -21,133 +21,116 @@ DRAFT = "What came of the garden in the end, and who looked after it when the ri
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_ahead, "DWELL_S", 0.05)
     monkeypatch.setattr(read_ahead, "TYPING_PAUSE_S", 0.05)
     monkeypatch.setattr(prefill, "MAX_STEP", 64)
 
 
-async def shown(stage: Stage, chat: str) -> None:
-    await stage.show(chat)
-
-
-async def written(stage: Stage, chat: str | None, draft: str) -> None:
+async def set_draft(stage: Stage, chat: str | None, draft: str) -> None:
     stage.service.prepare(chat, draft)
     await stage.until(lambda: stage.service.read_ahead._timer is None)
     await stage.idle()
 
 
-def forgotten(stage: Stage) -> None:
-    """Nothing is kept of any chat any more, on disk or in the slot."""
+async def two_chats(stage: Stage) -> tuple[str, str]:
+    """Return an answered chat and another one, which has the slot."""
+    return await stage.answered_chat(STORY), await stage.answered_chat()
+
+
+def forget_all(stage: Stage) -> None:
+    """Delete all memory of chats, on disk and in the slot."""
     stage.store.inventory.delete_all()
     stage.slots.forget()
     stage.events.clear()
 
 
-def read(stage: Stage) -> list[int]:
-    return [len(body["prompt"]) for body in stage.requests("/completion")]
-
-
-async def test_a_chat_of_which_nothing_is_kept_is_read_and_saved_when_it_is_looked_at(stage: Stage) -> None:
-    chat, other = await stage.chat(), await stage.chat()
-    await stage.answered(chat, STORY)
-    await stage.answered(other)
-    forgotten(stage)
-    await shown(stage, chat)
-    told = stage.of(ReadAheadProgress)
-    assert told[0].done == 0 < told[0].total == told[-1].done
-    assert not told[-1].draft
+async def test_selected_chat_without_memory_is_read_and_saved(stage: Stage) -> None:
+    chat, _ = await two_chats(stage)
+    forget_all(stage)
+    await stage.show(chat)
+    progress = stage.of(ReadAheadProgress)
+    assert progress[0].done == 0 < progress[0].total == progress[-1].done
+    assert not progress[-1].draft
     assert [point.conversation_id for point in stage.save_points()] == [chat]
     receipt = await stage.answered(chat, "Go on.")
     assert receipt.cached_tokens > 0.9 * receipt.prompt_tokens
     assert receipt.read_ahead_tokens > 0.8 * receipt.prompt_tokens
 
 
-async def test_a_draft_is_read_while_it_is_written_and_never_saved(stage: Stage) -> None:
+async def test_draft_is_read_while_typed_and_never_saved(stage: Stage) -> None:
     chat = await stage.answered_chat(STORY)
     before = stage.save_points()
-    await shown(stage, chat)
-    await written(stage, chat, DRAFT)
+    await stage.show(chat)
+    await set_draft(stage, chat, DRAFT)
     assert stage.of(ReadAheadProgress)[-1].draft
-    asked = len(stage.requests("/tokenize"))
-    await written(stage, chat, DRAFT + "And what of the boat? " * 5)
-    new = [str(body["content"]) for body in stage.requests("/tokenize")[asked:]]
-    assert not any(STORY[:40] in text for text in new), "what was tokenised once is not tokenised again"
+    tokenized = len(stage.requests("/tokenize"))
+    await set_draft(stage, chat, DRAFT + "And what of the boat? " * 5)
+    new = [str(body["content"]) for body in stage.requests("/tokenize")[tokenized:]]
+    assert not any(STORY[:40] in text for text in new), "tokenized twice"
     assert stage.save_points() == before
     receipt = await stage.answered(chat, DRAFT + "And what of the boat? " * 5)
     assert receipt.prompt_tokens - receipt.cached_tokens < 60
 
 
-@pytest.mark.parametrize("kind", ["can_cut", "cannot_cut"])
-async def test_deleting_the_draft_goes_back_to_the_turn_boundary(
-    stage: Stage, kind: str, request: pytest.FixtureRequest
-) -> None:
-    if kind == "cannot_cut":
-        request.getfixturevalue(kind)
+@pytest.mark.usefixtures("can_cut")
+async def test_deleting_the_draft_returns_to_the_turn_boundary(stage: Stage) -> None:
     chat = await stage.answered_chat(STORY)
-    await shown(stage, chat)
-    await written(stage, chat, DRAFT)
-    await written(stage, chat, "")
+    await stage.show(chat)
+    await set_draft(stage, chat, DRAFT)
+    await set_draft(stage, chat, "")
     receipt = await stage.answered(chat, "Something else altogether.")
     assert receipt.cached_tokens > 0.9 * receipt.prompt_tokens
     assert receipt.source in (Source.HOT, Source.WARM, Source.DISK)
 
 
-async def test_where_nothing_may_be_read_ahead_it_is_restored_all_the_same(stage: Stage) -> None:
+async def test_chat_is_restored_even_if_reading_ahead_is_off(stage: Stage) -> None:
     stage.runtime.settings = replace(stage.runtime.settings, read_ahead="never")
-    chat, other = await stage.chat(), await stage.chat()
-    await stage.answered(chat, STORY)
-    await stage.answered(other)
-    await shown(stage, chat)
-    await written(stage, chat, DRAFT)
+    chat, _ = await two_chats(stage)
+    await stage.show(chat)
+    await set_draft(stage, chat, DRAFT)
     assert not stage.of(ReadAheadProgress)
     assert stage.slots.owners() == [chat]
 
 
-async def test_that_a_chat_is_never_saved_is_told_once_however_often_it_is_read(stage: Stage) -> None:
-    chat, other = await stage.chat(), await stage.chat()
-    await stage.answered(chat, STORY)
-    await stage.answered(other)
-    forgotten(stage)
+async def test_never_saved_chat_is_reported_once(stage: Stage) -> None:
+    chat, _ = await two_chats(stage)
+    forget_all(stage)
     await stage.runtime.save_points.never_save(chat, True)
-    await shown(stage, chat)
+    await stage.show(chat)
     for draft in (DRAFT, DRAFT[:200], DRAFT + DRAFT):
-        await written(stage, chat, draft)
+        await set_draft(stage, chat, draft)
     assert len(stage.of(SaveSkipped)) == 1
 
 
-async def test_that_a_paste_is_not_read_ahead_on_battery_is_told_once(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_paste_on_battery_is_reported_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     battery = SimpleNamespace(percent=80, secsleft=3600, power_plugged=False)
     monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
     stage.runtime.settings = replace(stage.runtime.settings, read_ahead="auto")
     chat = await stage.answered_chat()
     stage.events.clear()
     for draft in ("Well", DRAFT * 2, DRAFT * 4):
-        await written(stage, chat, draft)
-    assert [told.reason for told in stage.of(ReadAheadSkipped)] == [Reason(ReasonCode.ON_BATTERY)]
+        await set_draft(stage, chat, draft)
+    assert [event.reason for event in stage.of(ReadAheadSkipped)] == [Reason(ReasonCode.ON_BATTERY)]
     assert not stage.of(ReadAheadProgress)
     battery.power_plugged = True
-    await written(stage, chat, DRAFT)
+    await set_draft(stage, chat, DRAFT)
     assert stage.of(ReadAheadProgress)
 
 
-async def test_what_is_read_ahead_teaches_how_fast_reading_is(stage: Stage) -> None:
+async def test_reading_ahead_is_measured(stage: Stage) -> None:
     chat = await stage.answered_chat()
-    await shown(stage, chat)
+    await stage.show(chat)
     speed = stage.slots.restore_cost.speed
     speed.samples.clear()
-    await written(stage, chat, DRAFT * 4)
-    assert sum(one.tokens for one in speed.samples) == stage.of(ReadAheadProgress)[-1].done
+    await set_draft(stage, chat, DRAFT * 4)
+    assert sum(sample.tokens for sample in speed.samples) == stage.of(ReadAheadProgress)[-1].done
     assert speed.ms_per_token
 
 
-async def test_what_is_read_ahead_can_be_stopped_until_it_is_opened_again(stage: Stage) -> None:
-    chat, other = await stage.chat(), await stage.chat()
-    await stage.answered(chat, STORY)
-    await stage.answered(other)
-    forgotten(stage)
+async def test_reading_ahead_stopped_by_the_user_resumes_when_reopened(stage: Stage) -> None:
+    chat, other = await two_chats(stage)
+    forget_all(stage)
     stage.fake.set(FAKE_BATCH_DELAY=0.05)
     stage.service.select(chat)
     await stage.until(lambda: stage.of(ReadAheadProgress))
@@ -159,11 +142,9 @@ async def test_what_is_read_ahead_can_be_stopped_until_it_is_opened_again(stage:
     assert [point.conversation_id for point in stage.save_points()] == [chat]
 
 
-async def test_a_send_elsewhere_waits_for_one_step_and_what_was_read_is_of_use(stage: Stage) -> None:
-    chat, other = await stage.chat(), await stage.chat()
-    await stage.answered(chat, STORY)
-    await stage.answered(other)
-    await shown(stage, chat)
+async def test_message_in_another_chat_waits_for_one_step(stage: Stage) -> None:
+    chat, other = await two_chats(stage)
+    await stage.show(chat)
     stage.fake.set(FAKE_BATCH_DELAY=0.05)
     stage.service.prepare(chat, DRAFT * 3)
     await stage.until(lambda: any(0 < event.done < event.total for event in stage.of(ReadAheadProgress)))
@@ -172,4 +153,4 @@ async def test_a_send_elsewhere_waits_for_one_step_and_what_was_read_is_of_use(s
     before = [event for event in stage.of(ReadAheadProgress)[: steps + 2] if event.done < event.total]
     assert len(before) <= steps + 1
     await stage.idle()
-    assert stage.slots.owners() == [chat], "and then the draft is read again"
+    assert stage.slots.owners() == [chat], "then the draft is read again"
