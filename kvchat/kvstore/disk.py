@@ -1,4 +1,4 @@
-"""The store's files and folders: private to the user, durable and written atomically."""
+"""The store's files and folders, private to the user."""
 
 from __future__ import annotations
 
@@ -53,28 +53,24 @@ def link_or_copy(source: Path, target: Path) -> None:
     except FileNotFoundError:
         raise
     except OSError:
-        _copy(source, target)
+        try:
+            target.touch(0o600)
+            shutil.copyfile(source, target)
+        except OSError:
+            remove(target)
+            raise
 
 
 def move(source: Path, target: Path) -> None:
     """Rename, or copy and delete across file systems. The target gets mode 0600. Raises OSError."""
     try:
         source.rename(target)
-        target.chmod(0o600)
     except FileNotFoundError:
         raise
     except OSError:
-        _copy(source, target)
+        link_or_copy(source, target)
         source.unlink()
-
-
-def _copy(source: Path, target: Path) -> None:
-    try:
-        target.touch(0o600)
-        shutil.copyfile(source, target)
-    except OSError:
-        remove(target)
-        raise
+    target.chmod(0o600)
 
 
 def temporary_name() -> str:
@@ -82,7 +78,7 @@ def temporary_name() -> str:
 
 
 def name_for_engine() -> str:
-    """Return a new name, marked as kvchat's: an engine's save folder may be the user's own."""
+    """Return a new file name marked as kvchat's, since an engine's folder may be the user's own."""
     return f"{_own_prefix()}{_RUN}-{secrets.token_hex(4)}"
 
 

@@ -33,12 +33,10 @@ TITLE = N_("Chat memory is unavailable")
 
 
 class BlockStore:
-    """Stores KV states, each row once, and restores what leaves the least of a prompt to prefill.
+    """A store and its parts: `saver` and `restorer` for a turn, `inventory`, and `staging` for an engine's files.
 
-    Its parts: `saver` and `restorer` for a turn; `inventory` for queries, limits and deletions; `staging` for the
-    files between it and an engine. All their methods are synchronous and may block on disk: call them off the event
-    loop (asyncio.to_thread). They may be called from several threads of the one process that owns the folder, and
-    raise StoreRefused unless stated otherwise.
+    All their methods may block on disk: call them off the event loop (asyncio.to_thread). They may be called from
+    several threads of the one process that owns the folder, and raise StoreRefused unless stated otherwise.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class BlockStore:
         memory_folder: Path = MEMORY_FOLDER,
         problem: StoreRefused | None = None,
     ) -> None:
-        """Open the store in `folder`, creating it if needed. Raises StoreRefused, and migrations.DatabaseTooNew.
+        """Open or create the store. Raises StoreRefused, and migrations.DatabaseTooNew.
 
         `memory_budget`: bytes of memory for slot files, or a function that returns them, given the current usage;
         0 keeps them on disk. `problem`: why nothing can be kept; then `folder` only serves engines, until `close`.
@@ -65,13 +63,13 @@ class BlockStore:
             disk.private_folder(folder)
             self.staging = Staging(folder / disk.STAGING, room, memory_folder)
             self.inventory = Inventory(
-                folder=folder,
-                bounds=bounds,
-                staging=self.staging,
-                index=Index(folder / disk.INDEX, on_loss=self.staging.mark_absorbed, problem=problem),
-                blocks=BlockFiles(folder / disk.BLOCKS, sync=sync),
-                clock=clock,
-                free_bytes=free_bytes or (lambda: disk.free_bytes(folder)),
+                folder,
+                bounds,
+                self.staging,
+                Index(folder / disk.INDEX, on_loss=self.staging.mark_absorbed, problem=problem),
+                BlockFiles(folder / disk.BLOCKS, sync=sync),
+                clock,
+                free_bytes or (lambda: disk.free_bytes(folder)),
             )
             self.saver = Saver(self.inventory)
             self.restorer = Restorer(self.inventory, self.saver)
@@ -84,10 +82,7 @@ class BlockStore:
             raise store_unusable(folder, error) from error
 
     def close(self, cancelled: CancelCheck = never) -> None:
-        """Absorb waiting files until cancelled, and empty the staging folder.
-
-        Call it after the engines have ended. What was not absorbed is lost.
-        """
+        """Absorb waiting files until cancelled, then delete them. Call it after the engines have ended."""
         inventory = self.inventory
         with self._closing:
             if self._closed:
@@ -106,7 +101,7 @@ class BlockStore:
     def absorb_pending(self, cancelled: CancelCheck = never) -> AbsorbReport:
         """Absorb waiting files and enforce the bounds. Slow: for a background thread, after each `Saver.add`.
 
-        Stops soon if cancelled, between two blocks; the rest keeps waiting.
+        Stops between two blocks if cancelled; the rest keeps waiting.
         """
         inventory = self.inventory
         with store_errors():
@@ -123,14 +118,14 @@ class BlockStore:
         return report
 
 
-def unavailable(why: KvchatError) -> StoreRefused:
+def unavailable(cause: KvchatError) -> StoreRefused:
     advice = _(
         "{advice} You can keep chatting, but a chat is reprocessed each time you return to it from another chat.",
-        advice=why.advice,
+        advice=cause.advice,
     )
-    return StoreRefused(_(TITLE), f"{why.title} {why.detail}".strip(), advice.strip())
+    return StoreRefused(_(TITLE), f"{cause.title} {cause.detail}".strip(), advice.strip())
 
 
-def store_without_memory(why: KvchatError) -> BlockStore:
-    """Return a store that keeps nothing and says why; engines get a temporary folder. It deletes nothing."""
-    return BlockStore(Path(tempfile.mkdtemp(prefix="kvchat-")), Bounds(0, 0), problem=unavailable(why))
+def store_without_memory(cause: KvchatError) -> BlockStore:
+    """Return a store that keeps nothing and says why; engines get a temporary folder."""
+    return BlockStore(Path(tempfile.mkdtemp(prefix="kvchat-")), Bounds(0, 0), problem=unavailable(cause))

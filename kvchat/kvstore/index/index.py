@@ -41,10 +41,7 @@ class IndexFailed(Exception):
 
 
 class Index:
-    """The connections. Thread-safe: each transaction has its own.
-
-    Every method raises IndexLost and IndexFailed.
-    """
+    """Thread-safe: each transaction has its own connection. Every method raises IndexLost and IndexFailed."""
 
     def __init__(
         self, path: Path, on_loss: Callable[[], None] = lambda: None, problem: StoreRefused | None = None
@@ -57,8 +54,8 @@ class Index:
         self.fresh = False  # the file was created or replaced since the files beside it were last checked
         self._on_loss = on_loss
         self._writing = threading.RLock()
-        self._readers: list[sqlite3.Connection] = []  # idle connections
-        self._file = 0  # incremented when the file is replaced
+        self._idle_readers: list[sqlite3.Connection] = []
+        self._generation = 0  # incremented when the file is replaced
         if problem is not None:
             return
         try:
@@ -66,19 +63,16 @@ class Index:
         except _SUSPICIOUS as error:
             if not _is_damage(error, None):
                 raise IndexFailed(str(error)) from error
-            self._renew(self._file)
+            self._renew(self._generation)
 
     def close(self) -> None:
         with self._writing:
-            self._close_readers()
+            self._close_idle_readers()
             if self.problem is None:
                 self._writer.close()
 
     def shrink(self) -> None:
-        """Remove traces of deleted save points; free their disk space if most of the file is unused.
-
-        Does nothing while another connection is in the way.
-        """
+        """Erase deleted save points; free their space if most of the file is unused. Skipped while others read."""
         with self._writing, contextlib.suppress(sqlite3.Error):
             self._writer.execute("PRAGMA busy_timeout = 100")
             free, pages = (self._writer.execute(f"PRAGMA {name}_count").fetchone()[0] for name in ("freelist", "page"))
@@ -89,17 +83,17 @@ class Index:
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
         """Open a transaction with a consistent snapshot of the index."""
-        file = self._file
+        generation = self._generation
         try:
-            connection = self._readers.pop()
+            connection = self._idle_readers.pop()
         except IndexError:
-            connection = self._connect_again(reads=True)
+            connection = self._reconnect(reads=True)
         try:
-            with self._transaction(connection, "BEGIN", file):
+            with self._transaction(connection, "BEGIN", generation):
                 yield connection
         finally:
-            if file == self._file and len(self._readers) < _MAX_IDLE_READERS:
-                self._readers.append(connection)
+            if generation == self._generation and len(self._idle_readers) < _MAX_IDLE_READERS:
+                self._idle_readers.append(connection)
             else:
                 connection.close()
 
@@ -110,12 +104,12 @@ class Index:
             if self.problem is not None:
                 raise self.problem
             if not self.path.exists():  # the cache was cleared
-                self._close_readers()
+                self._close_idle_readers()
                 self._writer.close()
                 self._on_loss()
-                self._writer = self._connect_again()
+                self._writer = self._reconnect()
             self._writer.execute("PRAGMA busy_timeout = 5000")
-            with self._transaction(self._writer, "BEGIN IMMEDIATE", self._file):
+            with self._transaction(self._writer, "BEGIN IMMEDIATE", self._generation):
                 yield self._writer
 
     def check(self) -> None:
@@ -124,7 +118,7 @@ class Index:
                 raise CorruptIndex
 
     @contextmanager
-    def _transaction(self, connection: sqlite3.Connection, begin: str, file: int) -> Iterator[None]:
+    def _transaction(self, connection: sqlite3.Connection, begin: str, generation: int) -> Iterator[None]:
         try:
             connection.execute(begin)
             yield
@@ -136,10 +130,10 @@ class Index:
                 if isinstance(error, sqlite3.DatabaseError):
                     raise IndexFailed(str(error)) from error
                 raise
-            self._renew(file)
+            self._renew(generation)
             raise IndexLost from error
 
-    def _connect_again(self, *, reads: bool = False) -> sqlite3.Connection:
+    def _reconnect(self, *, reads: bool = False) -> sqlite3.Connection:
         try:
             return self._connect(reads=reads)
         except (sqlite3.Error, OSError) as error:
@@ -155,25 +149,28 @@ class Index:
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         try:
             if not reads:
-                connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the newest save points
-                # In pages; the log counts toward the store's size.
-                connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_BYTES // _PAGE_BYTES}")
-                connection.execute("PRAGMA journal_size_limit = 0")  # truncate a large log file after a checkpoint
-                connection.execute("PRAGMA secure_delete = ON")  # overwrite the tokens of deleted conversations
+                for pragma in (
+                    f"page_size = {_PAGE_BYTES}",
+                    "journal_mode = WAL",
+                    "synchronous = NORMAL",  # a power cut may cost the newest save points
+                    f"wal_autocheckpoint = {_LOG_BYTES // _PAGE_BYTES}",  # in pages; counts toward the store's size
+                    "journal_size_limit = 0",  # truncate a large log file after a checkpoint
+                    "secure_delete = ON",  # overwrite the tokens of deleted conversations
+                ):
+                    connection.execute(f"PRAGMA {pragma}")
                 migrate(connection, self.path, MIGRATIONS, _(TOO_NEW), keep_copy=False)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _renew(self, damaged: int) -> None:
+    def _renew(self, generation: int) -> None:
+        """Replace the damaged file, unless another thread has done so."""
         with self._writing:
-            if damaged != self._file:
+            if generation != self._generation:
                 return
             try:
-                self._close_readers()
+                self._close_idle_readers()
                 if hasattr(self, "_writer"):
                     self._writer.close()
                 for suffix in ("", "-wal", "-shm"):
@@ -185,11 +182,11 @@ class Index:
                 raise IndexFailed(_("it is damaged and cannot be recreated: {error}", error=error)) from error
             self.fresh = True
 
-    def _close_readers(self) -> None:
+    def _close_idle_readers(self) -> None:
         """Close idle readers now and busy ones when done: the path is or becomes another file."""
-        self._file += 1
-        while self._readers:
-            self._readers.pop().close()
+        self._generation += 1
+        while self._idle_readers:
+            self._idle_readers.pop().close()
 
 
 @contextmanager
