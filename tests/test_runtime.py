@@ -21,15 +21,14 @@ from kvchat.kvstore.inventory import Inventory
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import GB, Settings, SettingsNotSaved, load_settings
 from kvchat.system.paths import resolve_paths
-from tests.kvstore.slot_files import FINGERPRINT, line
-from tests.kvstore.true_files import FULL, Bench
+from tests.kvstore.store_bench import FINGERPRINT, FULL, Bench, token_range
 
 
 @pytest_asyncio.fixture
 async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
     """A runtime without an engine, which keeps two turns of one conversation and one of another."""
     runtime = await open_runtime(resolve_paths({"KVCHAT_HOME": str(tmp_path)}), Settings())
-    for name, tokens in (("a", line(300)), ("a", line(700)), ("b", line(600, start=5000))):
+    for name, tokens in (("a", token_range(300)), ("a", token_range(700)), ("b", token_range(600, start=5000))):
         data = FULL.slot_file(tokens)
         path = runtime._store.staging.slot_folder() / "saved.slot"
         path.write_bytes(data)
@@ -77,8 +76,8 @@ async def test_what_grew_too_old_since_the_last_run_goes_when_kvchat_starts(tmp_
     with closing(Database(paths.database)) as database:
         old, pinned = (database.create_conversation(name).id for name in ("An old one", "A dear one"))
     bench = Bench(paths.save_points)  # its clock stands long ago
-    bench.save(old, line(300))
-    bench.save(pinned, line(300, start=5000))
+    bench.save(old, token_range(300))
+    bench.save(pinned, token_range(300, start=5000))
     bench.inventory.pin(pinned, True)
     bench.store.close()
     for days, left in ((None, {old, pinned}), (30, {pinned})):
@@ -93,7 +92,7 @@ async def test_a_start_allows_what_is_kept_and_goes_through_no_chats(tmp_path, m
     with closing(Database(paths.database)) as database:
         chat = database.create_conversation("Thesis")
     bench = Bench(paths.save_points)
-    bench.save(chat.id, line(300))
+    bench.save(chat.id, token_range(300))
     bench.store.close()
     monkeypatch.setattr(savepoint, "DEFAULT_QUOTA", 1)
     monkeypatch.setattr(Inventory, "usage", lambda store: pytest.fail("it goes through all chats"))

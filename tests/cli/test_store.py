@@ -16,7 +16,7 @@ from kvchat.kvstore.disk import tree_size
 from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan
 from kvchat.session.restore_cost import PrefillSample
 from kvchat.system.paths import Paths
-from tests.kvstore.true_files import FULL, Bench
+from tests.kvstore.store_bench import FULL, Bench
 from tests.store_contents import StoreContents, spoil
 
 SHARED = tuple(range(1, 601))  # leading tokens of both conversations

@@ -27,7 +27,7 @@ from kvchat.settings import Settings
 from tests.e2e.home import notes
 from tests.e2e.restarts import settings
 from tests.gateway.servers import chat_body, running_gateway
-from tests.kvstore.true_files import is_damage
+from tests.kvstore.store_bench import is_damage
 from tests.models import tiny_model
 from tests.running import opened
 from tests.store_contents import StoreContents, flip_a_byte

@@ -20,7 +20,7 @@ from kvchat.library.memory.demand import LoadLimits, MemoryFacts
 from kvchat.settings import GB, Settings
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.engine_fixtures import FakeEngine
-from tests.kvstore.true_files import Bench
+from tests.kvstore.store_bench import Bench
 from tests.library.gguf_files import LLAMA, write_gguf
 
 LONG_ROPE = LLAMA | {"context_length": 131_072, "rope.scaling.original_context_length": 4096}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kvstore.true_files import Bench
+from tests.kvstore.store_bench import Bench
 
 
 @pytest.fixture

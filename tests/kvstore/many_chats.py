@@ -17,8 +17,7 @@ from kvchat.kvstore.blocks.recipe import BlockUse, Recipe
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index.token_tree import pack_tokens
 from kvchat.kvstore.savepoint import CHATS_AUDIENCE, Miss, RestorePlan, SavePoint, Tokens
-from tests.kvstore.slot_files import FINGERPRINT
-from tests.kvstore.true_files import Bench
+from tests.kvstore.store_bench import FINGERPRINT, Bench
 
 CHATS, TURNS = 10_000, 3
 SYSTEMS = (20, 300, 1800)  # tokens that the chats of a third each begin with

@@ -1,7 +1,6 @@
-"""Stores with something wrong in them, each driven through all it can do.
+"""Damaged stores, each driven through all it can do: `python -m tests.kvstore.mutating ROUNDS SEED`.
 
-`python -m tests.kvstore.mutating ROUNDS SEED`; 1,000 take less than a minute. What comes of it is a colder start, never
-wrong bytes and no other exception than the documented ones.
+1,000 take less than a minute. Damage may cost a colder start, but never wrong bytes or an undocumented exception.
 """
 
 from __future__ import annotations
@@ -11,169 +10,134 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvchat.kvstore.savepoint import Miss, StoreRefused, Tokens
+from kvchat.kvstore.savepoint import Miss, RestorePlan, StoreRefused, Tokens
 from kvchat.system.migrations import DatabaseTooNew
-from tests.kvstore.true_files import Bench, Model
+from tests.kvstore.store_bench import Bench, Model, token_range
 
 MODELS = (Model(layers=1, row_size=16), Model(layers=1, row_size=16, recurrent=True))
 DOCUMENTED = (StoreRefused, DatabaseTooNew)
+CHATS = {
+    "thesis": [token_range(length) for length in (20, 45, 300, 700)],
+    "letter": [token_range(300) + token_range(length, start=5000) for length in (40, 600)],
+    "recipe": [token_range(90, start=9000)],
+}
+PROMPTS = [(*tokens, 4242) for turns in CHATS.values() for tokens in turns]
+PROMPTS += [token_range(33), token_range(500), (7,) * 400]
+_PAGE = 8192  # of the index
+KINDS = ("bytes", "bits", "bits", "cut", "zeros", "swap", "append", "remove")
 
 
 class WrongBytes(AssertionError):
-    """An engine would have been given a state of something else."""
+    """An engine would have been given the state of other tokens."""
 
 
-def text(length: int, start: int = 1) -> Tokens:
-    return tuple(range(start, start + length))
+def damage(dice: random.Random, path: Path) -> str:
+    """Damage a file in one way, so that it differs; return which."""
+    kind, before = dice.choice(KINDS), path.read_bytes()
+    data = bytearray(before)
+    while data == before and kind != "remove":
+        if kind == "bytes":  # rarely in the first 4 KB of a large file
+            first = 4096 if len(data) > 8192 and dice.random() < 0.8 else 0
+            for _ in range(dice.choice((1, 5, 40, 200))):
+                data[dice.randrange(first, len(data))] = dice.randrange(256)
+        elif kind == "bits":  # where bytes are not zero: there the rows are
+            places = [place for place in range(min(100, len(data) - 1), len(data)) if data[place]] or [0]
+            for place in dice.sample(places, min(len(places), dice.choice((1, 3, 20)))):
+                data[place] ^= 1 << dice.randrange(8)
+        elif kind == "cut":
+            del data[dice.randrange(len(data)) :]
+        elif kind == "zeros":
+            start = dice.randrange(max(1, len(data) // 512)) * 512
+            data[start : start + 4096] = bytes(len(data[start : start + 4096])) if any(data) else b"x"
+        elif kind == "swap" and len(data) > _PAGE:
+            a, b = (_PAGE * dice.randrange(len(data) // _PAGE) for _ in range(2))
+            data[a : a + _PAGE], data[b : b + _PAGE] = data[b : b + _PAGE], data[a : a + _PAGE]
+        else:
+            data += b"x"
+    path.unlink() if kind == "remove" else path.write_bytes(data)
+    return kind
 
 
-CHATS = {
-    "thesis": [text(20), text(45), text(300), text(700)],
-    "letter": [text(300) + text(40, start=5000), text(300) + text(600, start=5000)],
-    "recipe": [text(90, start=9000)],
-}
+def restore(bench: Bench, prompt: Tokens, **kwargs: object) -> Miss | None:
+    """Restore the best save point for the prompt; return why there is none. Raises WrongBytes."""
+    plan = bench.find(prompt, **kwargs)  # type: ignore[arg-type]
+    staged = bench.restorer.stage(plan, bench.slots) if isinstance(plan, RestorePlan) else plan
+    if isinstance(plan, Miss) or isinstance(staged, Miss):
+        assert list(bench.slots.iterdir()) == []
+        return staged if isinstance(staged, Miss) else None
+    held = plan.save_point.tokens[: staged.n_tokens]
+    data = bench.read(staged)
+    if data != bench.model.slot_file(held) or held[: plan.tokens_used] != prompt[: plan.tokens_used]:
+        raise WrongBytes(f"{len(data)} bytes for {len(held)} tokens")
+    return None
 
 
-def make(folder: Path, model: Model) -> None:
-    bench = Bench(folder, model)
-    for name, turns in CHATS.items():
-        for number, tokens in enumerate(turns):
-            bench.save(name, tokens, message=f"{name} {number}")
-    bench.find((*text(45), 7))
-    bench.inventory.never_save("diary", True)
-    bench.store.close()
+def drive(dice: random.Random, bench: Bench, outcomes: Counter[str]) -> None:
+    inventory = bench.inventory
 
-
-def flip(dice: random.Random, path: Path) -> None:
-    """Some bytes of the file after the first 4 KB, or anywhere in one that is smaller, are others."""
-    data = bytearray(path.read_bytes())
-    first = 4096 if len(data) > 8192 and dice.random() < 0.8 else 0
-    for _ in range(dice.choice((1, 5, 40, 200))):
-        if len(data) > first:
-            data[dice.randrange(first, len(data))] = dice.randrange(256)
-    path.write_bytes(data)
-
-
-def flip_words(dice: random.Random, path: Path) -> None:
-    """Like `flip`, but near bytes that are not zero: there the rows are."""
-    data = bytearray(path.read_bytes())
-    there = [place for place in range(100, len(data)) if data[place]]
-    for place in dice.sample(there, min(len(there), dice.choice((1, 3, 20)))):
-        data[place] ^= 1 << dice.randrange(8)
-    path.write_bytes(data)
-
-
-def cut(dice: random.Random, path: Path) -> None:
-    data = path.read_bytes()
-    path.write_bytes(data[: dice.randrange(len(data) + 1)])
-
-
-def blank(dice: random.Random, path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    start = dice.randrange(max(1, len(data) // 512)) * 512
-    data[start : start + 4096] = bytes(len(data[start : start + 4096]))
-    path.write_bytes(data)
-
-
-def swap(dice: random.Random, path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    pages = max(1, len(data) // 8192)
-    one, two = (8192 * dice.randrange(pages) for _ in range(2))
-    data[one : one + 8192], data[two : two + 8192] = data[two : two + 8192], data[one : one + 8192]
-    path.write_bytes(data)
-
-
-def remove(dice: random.Random, path: Path) -> None:
-    path.unlink()
-
-
-HOW: tuple[Callable[[random.Random, Path], None], ...] = (flip, flip_words, flip_words, cut, blank, swap, remove)
-
-
-def mutate(dice: random.Random, folder: Path) -> str:
-    how = dice.choice(HOW)
-    blocks = sorted(path for path in (folder / "blocks").glob("??/*"))
-    for path in [folder / "index.db"] if dice.random() < 0.75 else dice.sample(blocks, dice.randrange(1, 4)):
-        how(dice, path)
-    return how.__name__
-
-
-def drive(dice: random.Random, bench: Bench, seen: Counter[str]) -> None:
-    store = bench.store
-    asked = [(*tokens, 4242) for turns in CHATS.values() for tokens in turns] + [text(33), text(500), (7,) * 400]
-
-    def restore() -> None:
-        prompt, can_cut = dice.choice(asked), dice.random() < 0.5
-        plan = bench.find(prompt, can_cut=can_cut, conversation=dice.choice([*CHATS, "diary", "new"]))
-        if isinstance(plan, Miss):
-            seen[plan.reason.code] += 1
-            return
-        staged = store.restorer.stage(plan, bench.slots)
-        if isinstance(staged, Miss):
-            seen[staged.reason.code] += 1
-            return
-        held = plan.save_point.tokens[: staged.n_tokens]
-        given = bench.read(staged)
-        if given != bench.model.slot_file(held) or held[: plan.tokens_used] != prompt[: plan.tokens_used]:
-            raise WrongBytes(f"{len(given)} bytes for {len(held)} tokens")
-        seen["restored"] += 1
+    def restore_any() -> None:
+        owner = dice.choice([*CHATS, "diary", "new"])
+        miss = restore(bench, dice.choice(PROMPTS), can_cut=dice.random() < 0.5, conversation=owner)
+        outcomes[miss.reason.code if miss else "restored"] += 1
 
     def save() -> None:
-        bench.take(dice.choice([*CHATS, "diary"]), text(dice.randrange(1, 400), start=dice.choice((1, 5000))))
-        store.absorb_pending()
+        bench.add(dice.choice([*CHATS, "diary"]), token_range(dice.randrange(1, 400), start=dice.choice((1, 5000))))
+        bench.store.absorb_pending()
 
-    deeds: list[Callable[[], object]] = [
-        *(restore, restore, restore, save, save, store.inventory.usage, store.inventory.losses),
-        lambda: store.inventory.unchecked("it"),
-        lambda: store.inventory.prune(store.inventory.plan_prune(dice.choice((0, 150_000, 350_000)))),
-        lambda: store.inventory.delete_messages("thesis", ["thesis 1"]),
-        lambda: store.inventory.delete_conversation(dice.choice([*CHATS])),
-        lambda: store.inventory.pin("letter", True),
-        lambda: store.inventory.verify(),
+    actions: Sequence[Callable[[], object]] = [
+        *(restore_any, restore_any, restore_any, save, save, inventory.usage, inventory.losses),
+        lambda: inventory.unchecked("it"),
+        lambda: inventory.prune(inventory.plan_prune(dice.choice((0, 150_000, 350_000)))),
+        lambda: inventory.delete_messages("thesis", ["thesis 1"]),
+        lambda: inventory.delete_conversation(dice.choice([*CHATS])),
+        lambda: inventory.pin("letter", True),
+        inventory.verify,
     ]
-    for _ in range(8):
+    for action in (*dice.choices(actions, k=8), restore_any, save, inventory.usage):
         try:
-            dice.choice(deeds)()
+            action()
         except DOCUMENTED as refusal:
-            seen[str(refusal)[:150]] += 1
-    for last in (restore, save, store.inventory.usage):
-        try:
-            last()
-        except DOCUMENTED as refusal:
-            seen[str(refusal)[:150]] += 1
+            outcomes[str(refusal)[:150]] += 1
 
 
 def run(rounds: int, seed: int) -> Counter[str]:
-    """Mutate and drive so many stores; what came of it, how often. Raises WrongBytes and what is a bug."""
-    seen: Counter[str] = Counter()
+    """Damage and drive so many stores; return how often what happened. Raises WrongBytes and undocumented errors."""
+    outcomes: Counter[str] = Counter()
     shm = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    # A store that died has a thread that lives on for a moment: each round has a place of its own.
+    # A killed store has a thread that lives on for a moment: each round has a folder of its own.
     with tempfile.TemporaryDirectory(dir=shm, ignore_cleanup_errors=True) as folder:
         for number, model in enumerate(MODELS):
-            make(Path(folder) / f"pristine {number}" / "store", model)
+            bench = Bench(Path(folder) / f"pristine {number}" / "store", model)
+            for name, turns in CHATS.items():
+                for turn, tokens in enumerate(turns):
+                    bench.save(name, tokens, message=f"{name} {turn}")
+            bench.inventory.never_save("diary", True)
+            bench.store.close()
         for number in range(rounds):
             dice, kind = random.Random(f"{seed} {number}"), number % len(MODELS)
-            place = Path(folder) / str(number)
-            shutil.copytree(Path(folder) / f"pristine {kind}" / "store", place / "store")
-            seen[mutate(dice, place / "store")] += 1
+            store = Path(folder) / str(number) / "store"
+            shutil.copytree(Path(folder) / f"pristine {kind}" / "store", store)
+            blocks = sorted((store / "blocks").glob("??/*"))
+            for path in [store / "index.db"] if dice.random() < 0.75 else dice.sample(blocks, dice.randrange(1, 4)):
+                outcomes[damage(dice, path)] += 1
             try:
-                bench = Bench(place / "store", MODELS[kind], memory=dice.choice((0, 10**7)))
-                drive(dice, bench, seen)
+                bench = Bench(store, MODELS[kind], memory=dice.choice((0, 10**7)))
+                drive(dice, bench, outcomes)
                 if dice.random() < 0.7:
                     bench.store.close()  # else it is killed
                 bench.restorer._background.shutdown()  # no thread outlives its process
             except DOCUMENTED as refusal:
-                seen[str(refusal)[:150]] += 1
+                outcomes[str(refusal)[:150]] += 1
             except BaseException:
                 print(f"store {number} of seed {seed}", file=sys.stderr)
                 raise
-            shutil.rmtree(place, ignore_errors=True)
-    return seen
+            shutil.rmtree(store.parent, ignore_errors=True)
+    return outcomes
 
 
 if __name__ == "__main__":
-    for words, times in run(int(sys.argv[1]), int(sys.argv[2])).most_common():
-        print(f"{times:6}  {words}")
+    for outcome, times in run(int(sys.argv[1]), int(sys.argv[2])).most_common():
+        print(f"{times:6}  {outcome}")

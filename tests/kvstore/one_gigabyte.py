@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 from kvchat.kvstore.savepoint import RestorePlan, StagedFile, Tier
-from tests.kvstore.slot_files import FINGERPRINT
-from tests.kvstore.true_files import F16, Bench, Model
+from tests.kvstore.store_bench import F16, FINGERPRINT, Bench, Model
 
 TOKENS, MODEL = 8_192, Model(layers=32, row_size=2_048)
 _PART = 1 << 20

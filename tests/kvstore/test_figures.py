@@ -17,7 +17,7 @@ import pytest
 
 from kvchat.kvstore.savepoint import RestorePlan, Tokens
 from tests.kvstore.many_chats import fill, measure
-from tests.kvstore.true_files import Bench, Model
+from tests.kvstore.store_bench import Bench, Model
 
 REPOSITORY = Path(__file__).parents[2]
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""What is kept for other programs: within bounds of its own, never at the cost of a chat, and its best is kept."""
+"""Save points of other programs: within limits of their own, never at the cost of a chat."""
 
 from __future__ import annotations
 
@@ -12,107 +12,92 @@ from kvchat.chat.deletion import purge_orphans
 from kvchat.chat.record.database import Database
 from kvchat.kvstore.savepoint import Bounds, Miss, StoreRefused
 from kvchat.text.reasons import Reason, ReasonCode
-from tests.kvstore.slot_files import line as text
-from tests.kvstore.true_files import FULL, HYBRID, Bench, Model
+from tests.kvstore.store_bench import FULL, HYBRID, Bench, Model, token_range
 
-BIG = Model(layers=8, row_size=512)
 AGENT, EDITOR = "program/claude-cli", "program/zed"
 
 
-def left(bench: Bench) -> dict[str, int]:
-    return {one.conversation_id: one.save_points for one in bench.inventory.usage().conversations}
+@pytest.fixture
+def big(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "store", Model(layers=8, row_size=512))
 
 
-def room_for(bench: Bench, tokens: int, programs: int) -> None:
-    """Bounds within which so many tokens of a program fit, and twice as much of all."""
-    a_token = bench.on_disk() / tokens
-    bench.inventory.set_bounds(Bounds(2 * round(programs * a_token), 0))
+def set_programs_quota(bench: Bench, tokens: int, *, of: int) -> None:
+    """Leave room for so many tokens of programs; the store holds `of` tokens."""
+    bench.inventory.set_bounds(Bounds(2 * round(tokens * bench.block_bytes() / of), 0))
 
 
-def test_programs_keep_to_half_and_chats_lose_nothing_by_them(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store", BIG)
-    bench.save("chat", text(300))
-    room_for(bench, 300, 700)
+def test_programs_get_half_of_the_quota(big: Bench) -> None:
+    big.save("chat", token_range(300))
+    set_programs_quota(big, 700, of=300)
     for number in range(6):
-        bench.save(AGENT, text(300, 1000 * (number + 1)))
-    assert left(bench) == {"chat": 1, AGENT: 2}
-    assert bench.inventory.usage().programs_quota_bytes == bench.inventory.usage().quota_bytes // 2
-    gone = bench.find(text(300, 1000), conversation=AGENT)
-    assert gone == Miss(Reason(ReasonCode.PRUNED))
+        big.save(AGENT, token_range(300, 1000 * (number + 1)))
+    assert big.save_points() == {"chat": 1, AGENT: 2}
+    assert big.inventory.usage().programs_quota_bytes == big.inventory.usage().quota_bytes // 2
+    assert big.find(token_range(300, 1000), conversation=AGENT) == Miss(Reason(ReasonCode.PRUNED))
 
 
-def test_programs_go_before_chats_when_space_is_short(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store", BIG)
+def test_rows_shared_with_a_chat_do_not_count_for_programs(big: Bench) -> None:
+    for name in ("chat", AGENT):
+        big.save(name, token_range(600))
+    set_programs_quota(big, 500, of=600)
+    assert big.save_points() == {"chat": 1, AGENT: 1}
+
+
+def test_programs_are_pruned_before_chats(big: Bench) -> None:
     for number in range(3):
-        bench.save(f"chat {number}", text(300, 1000 * number + 1))
-    bench.clock.now += timedelta(days=7)  # what was used last is not what counts here
+        big.save(f"chat {number}", token_range(300, 1000 * number + 1))
+    big.clock.now += timedelta(days=7)  # although they were used last
     for number in range(3):
-        bench.save(EDITOR, text(300, 10_000 + 1000 * number))
-    bench.inventory.set_bounds(Bounds(bench.besides() + 4 * bench.on_disk() // 6 + 20_000, 0))
-    assert left(bench) == {"chat 0": 1, "chat 1": 1, "chat 2": 1, EDITOR: 1}
+        big.save(EDITOR, token_range(300, 10_000 + 1000 * number))
+    big.inventory.set_bounds(Bounds(big.overhead_bytes() + 4 * big.block_bytes() // 6 + 20_000, 0))
+    assert big.save_points() == {"chat 0": 1, "chat 1": 1, "chat 2": 1, EDITOR: 1}
 
 
-def test_of_a_program_s_threads_the_ends_and_what_they_begin_with_are_kept(tmp_path: Path) -> None:
+def test_the_ends_of_a_programs_threads_and_their_shared_start_are_kept(tmp_path: Path) -> None:
     """One owner has many threads: were it one conversation, all but the newest would be older turns."""
     bench = Bench(tmp_path / "store", HYBRID)
-    shared = text(400)
-    threads = [shared + text(300, 1000 * (number + 1)) for number in range(3)]
-    bench.save(AGENT, shared)
-    for thread in threads:
-        for length in (550, 600, 650, 700):
-            bench.save(AGENT, thread[:length])
-    assert left(bench) == {AGENT: 13}
-    size = bench.inventory.usage().physical_bytes
-    target = next(
-        target for target in range(size, 0, -4096) if len(bench.inventory.plan_prune(target).save_point_ids) >= 9
-    )
-    bench.inventory.prune(bench.inventory.plan_prune(target))
-    assert left(bench) == {AGENT: 4}
-    for thread in threads:
-        assert bench.restored((*thread, 5), can_cut=False, conversation=AGENT) == HYBRID.slot_file(thread)
-    assert bench.restored((*shared, 7), can_cut=False, conversation=AGENT) == HYBRID.slot_file(shared)
+    shared = token_range(400)
+    threads = [shared + token_range(300, 1000 * (number + 1)) for number in range(3)]
+    for tokens in (shared, *(thread[:length] for thread in threads for length in (550, 600, 650, 700))):
+        bench.save(AGENT, tokens)
+    assert bench.save_points() == {AGENT: 13}
+    plans = map(bench.inventory.plan_prune, range(bench.inventory.usage().physical_bytes, 0, -4096))
+    bench.inventory.prune(next(plan for plan in plans if len(plan.save_point_ids) >= 9))
+    assert bench.save_points() == {AGENT: 4}
+    for tokens in (*threads, shared):
+        assert bench.restore((*tokens, 7), can_cut=False, conversation=AGENT) == HYBRID.slot_file(tokens)
 
 
-def test_what_a_chat_keeps_as_well_does_not_count(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store", BIG)
-    for name in ("chat", AGENT):
-        bench.save(name, text(600))
-    room_for(bench, 600, 500)
-    assert left(bench) == {"chat": 1, AGENT: 1}
-
-
-def test_what_a_program_did_not_use_for_two_weeks_goes(bench: Bench) -> None:
+def test_unused_save_points_of_programs_expire_after_two_weeks(bench: Bench) -> None:
     for name, start in (("chat", 1), (AGENT, 1000), (EDITOR, 2000)):
-        bench.save(name, text(300, start))
+        bench.save(name, token_range(300, start))
     bench.clock.now += timedelta(days=10)
-    assert bench.restored(text(310, 2000), conversation=EDITOR) == FULL.slot_file(text(300, 2000))
+    assert bench.restore(token_range(310, 2000), conversation=EDITOR) == FULL.slot_file(token_range(300, 2000))
     bench.clock.now += timedelta(days=5)
-    bench.save("new", text(300, 3000))
-    assert left(bench) == {"chat": 1, EDITOR: 1, "new": 1}
-    gone = bench.find(text(310, 1000), conversation=AGENT)
-    assert gone == Miss(Reason(ReasonCode.EXPIRED))
+    bench.save("new", token_range(300, 3000))
+    assert bench.save_points() == {"chat": 1, EDITOR: 1, "new": 1}
+    assert bench.find(token_range(310, 1000), conversation=AGENT) == Miss(Reason(ReasonCode.EXPIRED))
 
 
 def test_a_prompt_too_large_for_programs_is_not_kept(bench: Bench) -> None:
-    size = len(FULL.slot_file(text(300)))
-    bench.inventory.set_bounds(Bounds(3 * size // 2, 0))
+    bench.inventory.set_bounds(Bounds(3 * len(FULL.slot_file(token_range(300))) // 2, 0))
     with pytest.raises(StoreRefused, match="limit"):
-        bench.take(AGENT, text(300))
+        bench.add(AGENT, token_range(300))
 
 
-def test_a_start_does_not_take_programs_for_strangers(tmp_path: Path, bench: Bench) -> None:
-    bench.save(AGENT, text(300), message="request 1")
-    bench.save("gone", text(300, 1000), message="of nobody")
+def test_programs_are_not_deleted_as_orphans(tmp_path: Path, bench: Bench) -> None:
+    bench.save(AGENT, token_range(300), message="request 1")
+    bench.save("gone", token_range(300, 1000), message="of nobody")
     with closing(Database(tmp_path / "chats.db")) as database:
         purge_orphans(bench.store, database)
-    assert left(bench) == {AGENT: 1}
+    assert bench.save_points() == {AGENT: 1}
 
 
-def test_a_program_can_be_deleted_and_takes_nothing_of_others_with_it(bench: Bench) -> None:
-    bench.save(AGENT, text(300))
-    bench.save(EDITOR, text(300) + text(200, 1000))
-    bench.save(AGENT, text(300, 2000))
+def test_deleting_a_program_leaves_the_others(bench: Bench) -> None:
+    longer = token_range(300) + token_range(200, 1000)
+    for owner, tokens in ((AGENT, token_range(300)), (EDITOR, longer), (AGENT, token_range(300, 2000))):
+        bench.save(owner, tokens)
     bench.inventory.delete_conversation(AGENT)
-    assert left(bench) == {EDITOR: 1}
-    whole = bench.restored((*text(300), *text(210, 1000)), conversation=EDITOR)
-    assert whole == FULL.slot_file(text(300) + text(200, 1000))
+    assert bench.save_points() == {EDITOR: 1}
+    assert bench.restore((*longer, 7), conversation=EDITOR) == FULL.slot_file(longer)

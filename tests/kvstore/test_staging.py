@@ -1,4 +1,4 @@
-"""Where slot files go on their way: memory within its bounds, else the disk; and none is written over that is read."""
+"""Staging of slot files: memory within its bounds, else the disk; and no file is overwritten while it is read."""
 
 from __future__ import annotations
 
@@ -15,281 +15,265 @@ import pytest
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.blocks import positioned
-from kvchat.kvstore.savepoint import Bounds, Miss, RestorePlan, StagedFile, StoreRefused, Tier, Tokens, program_of
+from kvchat.kvstore.savepoint import Bounds, Miss, RestorePlan, StagedFile, StoreRefused, Tier, program_of
 from kvchat.kvstore.store import BlockStore
-from tests.kvstore.slot_files import FINGERPRINT
-from tests.kvstore.slot_files import line as text
-from tests.kvstore.true_files import FULL, Bench, Model
+from tests.kvstore.store_bench import FINGERPRINT, FULL, Bench, Model, token_range
 from tests.store_contents import flip_a_byte
 
 REPOSITORY = Path(__file__).parents[2]
-SIZE = len(FULL.slot_file(text(300)))
+SIZE = len(FULL.slot_file(token_range(300)))
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files in memory")
 
 
-def in_memory(bench: Bench) -> list[Path]:
-    return [path for path in (bench.folder.parent / "memory").glob("*/*") if path.is_file()]
+@pytest.fixture
+def roomy(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "store", memory=10**9)
 
 
-def stage(bench: Bench, tokens: Tokens) -> StagedFile:
-    plan = bench.find((*tokens, 9999))
-    assert isinstance(plan, RestorePlan), plan
-    staged = bench.restorer.stage(plan, bench.slots)
-    assert isinstance(staged, StagedFile), staged
-    return staged
+@pytest.fixture
+def tight(tmp_path: Path) -> Bench:
+    """A store with memory for one file of 300 tokens, and chats of 300 tokens that begin with 1, 1001 and 2001."""
+    bench = Bench(tmp_path / "store", memory=3 * SIZE // 2)
+    for start in (1, 1001, 2001):
+        bench.save(f"chat {start}", token_range(300, start))
+    return bench
+
+
+def stage(bench: Bench, start: int = 1) -> StagedFile:
+    return bench.stage(bench.plan(token_range(310, start)))
+
+
+def file_of(start: int) -> bytes:
+    return FULL.slot_file(token_range(300, start))
 
 
 @linux
-def test_a_file_is_written_over_in_place_but_never_one_that_is_read(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store", memory=3 * SIZE // 2)
-    for number in range(3):
-        bench.save(f"chat {number}", text(300, start=1000 * number + 1))
-    first = stage(bench, text(300))
-    (file,) = in_memory(bench)
-    bench.restorer.unstage(first)
-    second = stage(bench, text(300, start=1001))
-    assert [(path, path.stat().st_ino) for path in in_memory(bench)] == [(file, file.stat().st_ino)], "no new pages"
-    with second.path.open("rb") as engine:  # which was told to restore it, and whose answer nobody waited for
-        bench.restorer.unstage(second, engine_done=False)
-        third = stage(bench, text(300, start=2001))
-        assert engine.read() == FULL.slot_file(text(300, start=1001))
-    assert bench.read(third) == FULL.slot_file(text(300, start=2001))
+def test_files_are_overwritten_in_place_but_not_while_they_are_read(tight: Bench) -> None:
+    first = stage(tight)
+    (file,) = tight.files_in_memory()
+    inode = file.stat().st_ino
+    tight.restorer.unstage(first)
+    second = stage(tight, 1001)
+    assert [(path, path.stat().st_ino) for path in tight.files_in_memory()] == [(file, inode)]
+    with second.path.open("rb") as engine:  # which was told to restore it, and whose answer was not awaited
+        tight.restorer.unstage(second, engine_done=False)
+        third = stage(tight, 2001)
+        assert engine.read() == file_of(1001)
+    assert tight.read(third) == file_of(2001)
 
 
 @linux
-def test_a_damaged_block_is_found_where_a_file_is_written_over_too(tmp_path: Path) -> None:
+def test_a_damaged_block_is_noticed_when_a_file_is_overwritten(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store", memory=3 * SIZE // 2)
-    bench.save("one", text(300))
-    mine = set(bench.block_files())
-    bench.save("two", text(300, start=1001))
-    bench.restorer.unstage(stage(bench, text(300, start=1001)))
-    assert in_memory(bench), "whose pages the next is read into"
-    largest = max(mine, key=lambda path: path.stat().st_size)
-    flip_a_byte(largest)
-    plan = bench.find((*text(300), 9999))
-    assert isinstance(plan, RestorePlan)
-    assert isinstance(bench.restorer.stage(plan, bench.slots), Miss)
+    bench.save("one", token_range(300))
+    blocks = bench.block_files()
+    bench.save("two", token_range(300, start=1001))
+    bench.restorer.unstage(stage(bench, 1001))
+    assert bench.files_in_memory()
+    flip_a_byte(max(blocks, key=lambda path: path.stat().st_size))
+    assert isinstance(bench.restorer.stage(bench.plan(token_range(310)), bench.slots), Miss)
     assert not list(bench.slots.iterdir())
-    assert isinstance(bench.find((*text(300), 9999)), Miss), "it is not tried again"
+    assert isinstance(bench.find(token_range(310)), Miss), "it is not tried again"
 
 
-def test_what_an_engine_may_be_reading_is_not_deleted_for_room(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store", memory=3 * SIZE // 2)
-    bench.save("one", text(300))
-    bench.save("two", text(300, start=1001))
-    first = stage(bench, text(300))
-    second = stage(bench, text(300, start=1001))  # beside it there is no room in memory
-    assert bench.read(first) == FULL.slot_file(text(300))
-    assert bench.read(second) == FULL.slot_file(text(300, start=1001))
+def test_a_file_an_engine_may_be_reading_does_not_make_room(tight: Bench) -> None:
+    first, second = stage(tight), stage(tight, 1001)
+    assert (tight.read(first), tight.read(second)) == (file_of(1), file_of(1001))
 
 
-def test_it_looks_at_what_is_free_now(tmp_path: Path) -> None:
+def test_memory_is_used_as_far_as_it_is_free_now(tmp_path: Path) -> None:
     free = 10**9
     bench = Bench(tmp_path / "store", memory=lambda held: held + free)
-    bench.save("one", text(300))
+    bench.save("one", token_range(300))
     assert bench.inventory.usage().warm_bytes >= SIZE
     free = -1  # another program needs it
-    bench.save("two", text(300, start=1001))
+    bench.save("two", token_range(300, start=1001))
     assert bench.inventory.usage().warm_bytes == 0
     assert "too little memory is free" in bench.inventory.usage().staged
-    assert bench.restored(text(310, start=1001)) == FULL.slot_file(text(300, start=1001))
-    assert bench.restored(text(310)) == FULL.slot_file(text(300))
+    for start in (1001, 1):
+        assert bench.restore(token_range(310, start)) == file_of(start)
 
 
 @linux
-def test_warm_files_go_for_a_model_and_what_waits_stays(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store", memory=10**9)
-    bench.save("one", text(300))
-    bench.save("two", text(300, start=1001))
-    bench.take("three", text(300, start=2001))  # not absorbed: there is no other copy
-    staged = bench.store.staging.memory()
-    assert 2 * SIZE <= staged.reclaimable < bench.inventory.usage().warm_bytes <= staged.capacity
-    bench.restorer.keep_in_memory(0)
-    assert [path.stat().st_size for path in in_memory(bench)] == [SIZE]
-    assert not bench.store.absorb_pending().refused
-    assert bench.store.staging.memory().reclaimable == 0
-    bench.save("four", text(300, start=3001))
-    assert in_memory(bench) == [], "a model was planned to have all there is: it goes by way of the disk"
+def test_warm_files_make_room_for_a_model_but_unabsorbed_ones_stay(roomy: Bench) -> None:
+    roomy.save("one", token_range(300))
+    roomy.save("two", token_range(300, start=1001))
+    roomy.add("three", token_range(300, start=2001))  # not absorbed: there is no other copy
+    memory = roomy.store.staging.memory()
+    assert 2 * SIZE <= memory.reclaimable < roomy.inventory.usage().warm_bytes <= memory.capacity
+    roomy.restorer.keep_in_memory(0)
+    assert [path.stat().st_size for path in roomy.files_in_memory()] == [SIZE]
+    assert not roomy.store.absorb_pending().refused
+    assert roomy.store.staging.memory().reclaimable == 0
+    roomy.save("four", token_range(300, start=3001))
+    assert roomy.files_in_memory() == [], "the model needs all memory"
     for start in (1, 1001, 2001, 3001):
-        assert bench.restored(text(310, start=start)) == FULL.slot_file(text(300, start=start))
-    bench.restorer.keep_in_memory(10**9)
-    bench.save("five", text(300, start=4001))
-    assert in_memory(bench)
+        assert roomy.restore(token_range(310, start=start)) == file_of(start)
+    roomy.restorer.keep_in_memory(10**9)
+    roomy.save("five", token_range(300, start=4001))
+    assert roomy.files_in_memory()
 
 
 @linux
 @pytest.mark.parametrize("owner", ["program/editor", "a chat"])
-def test_what_a_program_goes_on_from_is_warm_before_it_asks(tmp_path: Path, owner: str) -> None:
-    """While the engine starts; what is on show of a chat the window itself prepares."""
-    bench = Bench(tmp_path / "store", memory=10**9)
-    bench.save(owner, text(300))
-    bench.reopen()
-    bench.restorer.keep_in_memory(10**9)
-    bench.restorer.prepare().result()
-    plan = bench.find(text(310), conversation=owner)
-    assert isinstance(plan, RestorePlan)
+def test_the_last_program_state_is_warm_before_its_request(roomy: Bench, owner: str) -> None:
+    """Prepared while the engine starts; for a chat, the window does it."""
+    roomy.save(owner, token_range(300))
+    roomy.reopen()
+    roomy.restorer.keep_in_memory(10**9)
+    roomy.restorer.prepare().result()
+    plan = roomy.plan(token_range(310), conversation=owner)
     assert plan.tier is (Tier.WARM if program_of(owner) else Tier.DISK)
-    assert bench.restored(text(310), conversation=owner) == FULL.slot_file(text(300))
+    assert roomy.restore(token_range(310), conversation=owner) == file_of(1)
 
 
-def test_a_next_turn_is_not_refused_for_what_is_kept_already(bench: Bench) -> None:
-    """On a disk with room for the engine's file and what is new, and not for the file twice."""
-    bench.save("thesis", text(2000))
-    size = len(FULL.slot_file(text(2100)))
+def test_stored_rows_need_no_room_on_disk(bench: Bench) -> None:
+    """The disk has room for the engine's file and the new rows, but not for the file twice."""
+    bench.save("thesis", token_range(2000))
+    state = FINGERPRINT, token_range(2100)
+    size = len(FULL.slot_file(state[1]))
     bench.free = size * 5 // 4
-    place = bench.slots / "saved.slot"
-    bench.saver.check_room(size, "thesis", place, (FINGERPRINT, text(2100)))
-    for other in ((FINGERPRINT, text(2100, start=5000)), None, (replace(FINGERPRINT, kv_type_k="q8_0"), text(2100))):
+    path = bench.slots / "saved.slot"
+    bench.saver.check_room(size, "thesis", path, state)
+    for other in ((FINGERPRINT, token_range(2100, 5000)), None, (replace(FINGERPRINT, kv_type_k="q8_0"), state[1])):
         with pytest.raises(StoreRefused, match="nearly full"):
-            bench.saver.check_room(size, "thesis", place, other)
+            bench.saver.check_room(size, "thesis", path, other)
     bench.free = size - 1
     with pytest.raises(StoreRefused, match="nearly full"):
-        bench.saver.check_room(size, "thesis", place, (FINGERPRINT, text(2100)))
+        bench.saver.check_room(size, "thesis", path, state)
 
 
-def test_a_deleted_chat_leaves_nothing_in_memory(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store", memory=10**9)
-    bench.save("thesis", text(300))
-    assert isinstance(bench.restored(text(200) + (7,) * 40), bytes)
-    assert in_memory(bench)
-    bench.inventory.delete_all()
-    assert in_memory(bench) == []
+def test_a_deleted_chat_leaves_nothing_in_memory(roomy: Bench) -> None:
+    roomy.save("thesis", token_range(300))
+    assert isinstance(roomy.restore(token_range(200) + (7,) * 40), bytes)
+    assert roomy.files_in_memory()
+    roomy.inventory.delete_all()
+    assert roomy.files_in_memory() == []
 
 
-def test_a_save_that_memory_cannot_hold_after_all_leaves_nothing(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store", memory=10**9)
-    place = bench.slots / "saved.slot"
-    bench.saver.check_room(1000, "thesis", place)
-    place.write_bytes(b"as far as it went")
-    bench.store.staging.discard_saved(place)
-    assert [in_memory(bench), list(bench.slots.iterdir())] == [[], []]
-    place.write_bytes(FULL.slot_file(text(300)))  # so it is saved once more, on disk
-    point = bench.saver.add(place, "thesis", FINGERPRINT, text(300))
-    assert bench.inventory.usage().warm_bytes == 0
-    assert stage(bench, text(300)).save_point.id == point.id
+def test_a_save_that_memory_cannot_hold_is_repeated_on_disk(roomy: Bench) -> None:
+    path = roomy.slots / "saved.slot"
+    roomy.saver.check_room(1000, "thesis", path)
+    path.write_bytes(b"a part")
+    roomy.store.staging.discard_saved(path)
+    assert [roomy.files_in_memory(), list(roomy.slots.iterdir())] == [[], []]
+    path.write_bytes(file_of(1))
+    point = roomy.saver.add(path, "thesis", FINGERPRINT, token_range(300))
+    assert roomy.inventory.usage().warm_bytes == 0
+    assert stage(roomy).save_point.id == point.id
 
 
 @linux
-def test_a_restore_that_memory_cannot_hold_after_all_goes_by_way_of_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(tmp_path / "store", memory=10**9)
-    bench.save("thesis", text(1000))
-    bench.reopen()
-    memory, write = bench.folder.parent / "memory", positioned.write_at
+def test_a_restore_that_memory_cannot_hold_goes_to_disk(roomy: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    roomy.save("thesis", token_range(1000))
+    roomy.reopen()
+    memory, write = roomy.folder.parent / "memory", positioned.write_at
 
-    def full(file: FileIO, data: memoryview | bytes, offset: int) -> None:
+    def fail(file: FileIO, data: memoryview | bytes, offset: int) -> None:
         if Path(f"/proc/self/fd/{file.fileno()}").readlink().is_relative_to(memory):
-            raise OSError(errno.ENOSPC, "somebody else was quicker")
+            raise OSError(errno.ENOSPC, "no space left")
         write(file, data, offset)
 
-    monkeypatch.setattr(positioned, "write_at", full)
-    assert bench.restored(text(1010)) == FULL.slot_file(text(1000))
-    bench.reopen()
-    assert bench.restored(text(600) + (7,) * 40) == FULL.slot_file(text(600)), "a part of it, too"
-    assert in_memory(bench) == []
+    monkeypatch.setattr(positioned, "write_at", fail)
+    for length in (1000, 600):
+        assert roomy.restore(token_range(length) + (7,) * 40) == FULL.slot_file(token_range(length))
+        roomy.reopen()
+    assert roomy.files_in_memory() == []
 
 
 @linux
-def test_a_restore_has_the_file_that_is_being_made_ready_as_far_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Memory has room for one such file: a restore soon after the start must not go by way of the disk."""
+def test_a_restore_takes_the_spare_file_before_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory has room for one such file: a restore soon after the start must not go through the disk."""
     bench = Bench(tmp_path / "store", Model(layers=16, row_size=2048))
-    bench.save("thesis", text(300))
-    bench.memory = len(bench.model.slot_file(text(300))) * 3 // 2
+    bench.save("thesis", token_range(300))
+    bench.memory = len(bench.model.slot_file(token_range(300))) * 3 // 2
     bench.reopen()
-    make_pages, restored = os.posix_fallocate, list[Path]()
+    allocate, restored = os.posix_fallocate, list[Path]()
 
-    def sent_just_now(file: int, offset: int, size: int) -> None:
-        make_pages(file, offset, size)
+    def restore_meanwhile(file: int, offset: int, size: int) -> None:
+        allocate(file, offset, size)
         if not restored:
             restored.append(bench.slots)
-            staged = stage(bench, text(300))
+            staged = stage(bench)
             restored.append(staged.path.resolve())
-            assert bench.read(staged) == bench.model.slot_file(text(300))
+            assert bench.read(staged) == bench.model.slot_file(token_range(300))
 
-    monkeypatch.setattr(os, "posix_fallocate", sent_just_now)
+    monkeypatch.setattr(os, "posix_fallocate", restore_meanwhile)
     bench.restorer.keep_in_memory(bench.memory)
     bench.restorer.prepare().result()
     assert (bench.folder.parent / "memory") in restored[-1].parents
 
 
-def test_where_no_links_can_be_made_it_goes_by_way_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+def test_without_links_files_go_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
         raise OSError(errno.EPERM, "as exFAT does")
 
-    monkeypatch.setattr(Path, "symlink_to", refuse)
+    monkeypatch.setattr(Path, "symlink_to", fail)
     bench = Bench(tmp_path / "store", memory=10**9)
-    bench.save("thesis", text(300))
-    assert in_memory(bench) == []
+    bench.save("thesis", token_range(300))
+    assert bench.files_in_memory() == []
     bench.reopen()
-    assert bench.restored(text(310)) == FULL.slot_file(text(300))
+    assert bench.restore(token_range(310)) == file_of(1)
 
 
-def test_what_a_killed_kvchat_left_in_a_servers_folder_goes_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stale_files_in_a_servers_folder_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "_RUN", "0123456789abcdef")
-    left = disk.name_for_engine()
+    stale = disk.name_for_engine()
     monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "another"))
-    anothers = disk.name_for_engine()
+    of_another_home = disk.name_for_engine()
     monkeypatch.undo()
-    mine = disk.name_for_engine()
-    for name in (left, mine, anothers, "of-the-user"):
+    own = disk.name_for_engine()
+    for name in (stale, own, of_another_home, "of-the-user"):
         (tmp_path / name).touch()
-    (tmp_path / f"{left}-folder").mkdir()
+    (tmp_path / f"{stale}-folder").mkdir()
     disk.remove_stale_for_engine(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {mine, anothers, "of-the-user"}
+    assert {path.name for path in tmp_path.iterdir()} == {own, of_another_home, "of-the-user"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["small", "full", "none"])
+@pytest.mark.parametrize(
+    ("mount", "expected"),
+    [
+        ("mount -t tmpfs -o size=64m tmpfs /dev/shm", "for /dev/shm has no more"),  # as in containers
+        (
+            "mount -t tmpfs -o size=1m tmpfs /dev/shm && head -c 1048576 /dev/zero > /dev/shm/taken",
+            "on disk: /dev/shm is full",
+        ),
+        ("mount -t tmpfs -o ro,size=1m tmpfs /dev/shm", "on disk: no files can be made in /dev/shm"),
+    ],
+)
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs mount namespaces")
-def test_with_little_memory_it_goes_by_way_of_the_disk(tmp_path: Path, place: str) -> None:
-    """A /dev/shm of 64 MB as containers have it, a full one and none at all."""
-    mounts = {
-        "small": "mount -t tmpfs -o size=64m tmpfs /dev/shm",
-        "full": "mount -t tmpfs -o size=1m tmpfs /dev/shm && head -c 1048576 /dev/zero > /dev/shm/taken",
-        "none": "mount -t tmpfs -o ro,size=1m tmpfs /dev/shm",
-    }
-    command = f"{mounts[place]} && exec {sys.executable} -m tests.kvstore.test_staging {tmp_path / 'store'}"
-    own = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
-    if subprocess.run([*own, mounts[place]], check=False, capture_output=True).returncode:
+def test_with_little_memory_files_go_to_disk(tmp_path: Path, mount: str, expected: str) -> None:
+    unshare = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
+    if subprocess.run([*unshare, mount], check=False, capture_output=True).returncode:
         pytest.skip("mounting is not allowed here")
-    done = subprocess.run([*own, command], cwd=REPOSITORY, capture_output=True, text=True, env=os.environ, check=False)
+    command = f"{mount} && exec {sys.executable} -m tests.kvstore.test_staging {tmp_path / 'store'}"
+    done = subprocess.run([*unshare, command], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    words = {
-        "small": "for /dev/shm has no more",
-        "full": "on disk: /dev/shm is full",
-        "none": "on disk: no files can be made in /dev/shm",
-    }
-    assert [words[place] in line for line in done.stdout.splitlines()] == [True, True]
+    assert [expected in line for line in done.stdout.splitlines()] == [True, True]
 
 
-def saved_warm_and_restored(folder: Path) -> None:
-    """In a process of its own: a chat too large for 64 MB is saved, warm and restored; prints where it was staged."""
-    model, tokens = Model(layers=16, row_size=2048), text(1100)
-    store = BlockStore(folder, Bounds(10**10, 0), 10**9, sync=False)
-    slots, data = store.staging.slot_folder(), model.slot_file(tokens)
-    store.restorer.keep_in_memory(store.staging.memory().capacity)  # as planned for a model that leaves all of it
-    place = slots / "saved.slot"
-    store.saver.check_room(len(data), "thesis", place)
-    place.write_bytes(data)
-    point = store.saver.add(place, "thesis", FINGERPRINT, tokens, len(data))
-    assert not store.absorb_pending().refused
+def save_and_restore_large_chat(folder: Path) -> None:
+    """Save a chat too large for 64 MB, restore it warm and from disk; print where it was staged."""
+    model, tokens = Model(layers=16, row_size=2048), token_range(1100)
+    data, point = model.slot_file(tokens), None
     for tier in (Tier.WARM, Tier.DISK):
+        store = BlockStore(folder, Bounds(10**10, 0), 10**9, sync=False)
+        slots = store.staging.slot_folder()
+        store.restorer.keep_in_memory(store.staging.memory().capacity)  # as planned for a model that leaves all of it
+        if point is None:
+            path = slots / "saved.slot"
+            store.saver.check_room(len(data), "thesis", path)
+            path.write_bytes(data)
+            point = store.saver.add(path, "thesis", FINGERPRINT, tokens, len(data))
+            assert not store.absorb_pending().refused
         staged = store.restorer.stage(RestorePlan(point, len(tokens), Tier.DISK, point.size), slots)
         assert isinstance(staged, StagedFile), staged
         assert (staged.tier, staged.path.read_bytes()) == (tier, data)
         store.restorer.unstage(staged)
         print(store.inventory.usage().staged)
         store.close()
-        store = BlockStore(folder, Bounds(10**10, 0), 10**9, sync=False)
-        store.restorer.keep_in_memory(store.staging.memory().capacity)
-        slots = store.staging.slot_folder()
-    store.close()
 
 
 if __name__ == "__main__":
-    saved_warm_and_restored(Path(sys.argv[1]))
+    save_and_restore_large_chat(Path(sys.argv[1]))

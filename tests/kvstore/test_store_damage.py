@@ -1,4 +1,9 @@
-"""What processes, crashes and bad disks do to a block store: never wrong bytes, never more than a colder start."""
+"""Kills, crashes and bad disks: never wrong bytes, never more than a colder start.
+
+`python -m tests.kvstore.test_store_damage STORE QUOTA` uses a store without end: it reads seeds and forks a child for
+each, as a hundred then take no longer than one. It prints "pid N" when a child begins, a number after each round, and
+"ended S", with the status as of os.waitpid.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +13,66 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.index.index import IndexFailed
-from kvchat.kvstore.savepoint import NotSaved, RestorePlan, StagedFile
+from kvchat.kvstore.savepoint import Miss, NotSaved, StoreRefused
 from tests.kvstore import mutating
-from tests.kvstore.slot_files import line as text
-from tests.kvstore.true_files import FULL, HYBRID, Bench, Model
+from tests.kvstore.store_bench import FULL, HYBRID, Bench, Model, is_damage, token_range
 
 REPOSITORY = Path(__file__).parents[2]
 KILLS, MUTATIONS = 100, 1000
 QUOTA = 1_000_000  # of which the index takes more than half
+OWNERS = ("thesis", "letter", "recipe")
 
 
-def killed(forker: subprocess.Popen[str], seed: int, dice: random.Random) -> None:
+def random_tokens(dice: random.Random) -> tuple[int, ...]:
+    return token_range(40) + token_range(dice.randrange(1, 90), 100 * dice.randrange(1, 4))
+
+
+def hammer(folder: Path, seed: int, quota: int) -> None:
+    """Use the store until killed; exit with a message if it gives wrong bytes."""
+    dice = random.Random(seed)
+    bench = Bench(folder, HYBRID, quota=quota, memory=100_000 * (seed % 2))
+    for number in count():
+        try:
+            bench.add(dice.choice(OWNERS), random_tokens(dice))
+            bench.store.absorb_pending()
+            miss = mutating.restore(bench, (*random_tokens(dice), 7), can_cut=False)
+            if miss and is_damage(miss.reason):
+                sys.exit(f"found damage: {miss.reason.english}")
+            if dice.random() < 0.2:
+                bench.inventory.prune(bench.inventory.plan_prune(quota // 3))
+            if dice.random() < 0.1:
+                bench.inventory.delete_conversation(dice.choice(OWNERS))
+        except StoreRefused as refusal:
+            if "quota" not in str(refusal):
+                sys.exit(f"refused: {refusal}")
+        write_line(number)
+
+
+def write_line(value: object) -> None:
+    """Write a line at once: a process may be killed between the two writes of an unbuffered `print`."""
+    os.write(1, f"{value}\n".encode())
+
+
+def hammer_for_each_line(folder: Path, quota: int) -> None:
+    for line in sys.stdin:
+        pid = os.fork()  # of a process without threads
+        if pid == 0:
+            try:
+                hammer(folder, int(line), quota)
+            finally:
+                os._exit(1)
+        write_line(f"pid {pid}")
+        write_line(f"ended {os.waitpid(pid, 0)[1]}")
+
+
+def kill_one(forker: subprocess.Popen[str], seed: int, dice: random.Random) -> None:
     """Let the forker's child hammer the store, and kill it some time after its first round."""
     assert forker.stdin is not None
     assert forker.stdout is not None
@@ -35,7 +81,7 @@ def killed(forker: subprocess.Popen[str], seed: int, dice: random.Random) -> Non
     assert first.strip().isdigit(), f"the child ended by itself: {first}"
     for _ in range(dice.randrange(3)):
         assert forker.stdout.readline().strip().isdigit()
-    signal.sigtimedwait([], dice.random() * 0.01)  # some place between two rounds
+    signal.sigtimedwait([], dice.random() * 0.01)  # at any time between two rounds
     os.kill(int(second.removeprefix("pid ")), signal.SIGKILL)
     while (line := forker.stdout.readline()).strip().isdigit():
         pass
@@ -45,101 +91,56 @@ def killed(forker: subprocess.Popen[str], seed: int, dice: random.Random) -> Non
 @pytest.mark.slow
 def test_killed_a_hundred_times_it_verifies_clean(tmp_path: Path) -> None:
     folder, dice = tmp_path / "store", random.Random(3)
-    kept = 0
-    command = [sys.executable, "-m", "tests.kvstore.hammering", str(folder), "fork", str(QUOTA)]
+    save_points = 0
+    command = [sys.executable, "-m", "tests.kvstore.test_store_damage", str(folder), str(QUOTA)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=REPOSITORY, stdin=pipe, stdout=pipe, text=True) as forker:
         for seed in range(KILLS):
-            killed(forker, seed, dice)
+            kill_one(forker, seed, dice)
             if seed % 10 == 9:
                 bench = Bench(folder, HYBRID, quota=QUOTA)
                 report = bench.inventory.verify()
                 assert report.is_clean, report
-                kept += bench.inventory.usage().save_points
+                save_points += bench.inventory.usage().save_points
                 bench.store.close()
         assert forker.stdin is not None
         forker.stdin.close()
         assert forker.wait() == 0
-    assert kept > 0
+    assert save_points > 0
     assert list((folder / "blocks" / "temporary").iterdir()) == []
     assert list((folder / "staging").iterdir()) == []
 
 
-MUTATIONS_OF = ("flip", "truncate", "empty", "delete", "swap", "append")
-
-
-def mutate(dice: random.Random, files: list[Path]) -> str:
-    path, how = dice.choice(files), dice.choice(MUTATIONS_OF)
-    data = bytearray(path.read_bytes())
-    if how == "flip":
-        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
-        path.write_bytes(data)
-    elif how == "truncate":
-        path.write_bytes(data[: dice.randrange(len(data))])
-    elif how == "empty":
-        path.write_bytes(b"")
-    elif how == "delete":
-        path.unlink()
-    elif how == "append":
-        path.write_bytes(data + b"x")
-    else:
-        other = dice.choice([one for one in files if one != path])
-        path.write_bytes(other.read_bytes())
-    return how
-
-
-@pytest.fixture
-def quick_folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one, so that nothing waits for the disk."""
-    if not Path("/dev/shm").is_dir():
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
-
-
 @pytest.mark.slow
-def test_a_thousand_mutated_stores_never_give_wrong_bytes(quick_folder: Path) -> None:
-    model, dice = Model(layers=1, row_size=16), random.Random(4)
-    bench = Bench(quick_folder / "store", model)
-    turns = [text(20), text(45), text(30) + text(20, start=500)]
+def test_every_damaged_block_is_reported_once(tmp_path: Path) -> None:
+    dice, model = random.Random(4), Model(layers=1, row_size=16)
+    bench = Bench(tmp_path / "store", model)
+    turns = [token_range(20), token_range(45), token_range(30) + token_range(20, start=500)]
     for tokens in turns:
         bench.save("thesis", tokens)
     bench.store.close()
-    pristine = quick_folder / "pristine"
+    pristine = tmp_path / "pristine"
     shutil.copytree(bench.folder, pristine)
-    told = misses = 0
+    misses = 0
     for _ in range(MUTATIONS):
         shutil.rmtree(bench.folder)
         shutil.copytree(pristine, bench.folder)
-        mutate(dice, bench.block_files())
+        mutating.damage(dice, dice.choice(bench.block_files()))
         bench.use(bench.open())
-        bench.slots = bench.store.staging.slot_folder()
-        for tokens in (*turns, text(33)):
-            plan = bench.find((*tokens, 99))
-            staged = bench.restorer.stage(plan, bench.slots) if isinstance(plan, RestorePlan) else plan
-            if isinstance(staged, StagedFile):
-                held = staged.save_point.tokens[: staged.n_tokens]
-                assert bench.read(staged) == model.slot_file(held)
-                assert isinstance(plan, RestorePlan)
-                assert held[: plan.tokens_used] == tokens[: plan.tokens_used]
-            else:
-                misses += 1
-                assert list(bench.slots.iterdir()) == []
+        for tokens in (*turns, token_range(33)):
+            misses += isinstance(mutating.restore(bench, (*tokens, 99)), Miss)
         lost = bench.inventory.losses()
-        assert bench.inventory.losses() == ()  # told once
+        assert bench.inventory.losses() == ()
         report = bench.inventory.verify()  # finds what no restore has read, such as a byte too many
         assert bool(lost) + bool(report.losses) == 1
-        told += 1
         bench.store.close()
     assert misses > 100
-    assert told == MUTATIONS
 
 
 def test_a_bad_block_is_deleted_with_everything_that_needs_it(bench: Bench) -> None:
-    bench.save("thesis", text(300))
-    bench.save("letter", text(280) + text(20, start=900))
-    bench.save("recipe", text(300, start=5000))
+    bench.save("thesis", token_range(300))
+    bench.save("letter", token_range(280) + token_range(20, start=900))
+    bench.save("recipe", token_range(300, start=5000))
     first = max(bench.block_files(), key=lambda path: path.stat().st_size)
     flipped = bytearray(first.read_bytes())
     flipped[5] ^= 1
@@ -150,13 +151,13 @@ def test_a_bad_block_is_deleted_with_everything_that_needs_it(bench: Bench) -> N
     assert bench.inventory.losses() == ()
     assert not first.exists()
     assert bench.inventory.verify().is_clean
-    bench.save("thesis", text(300))
-    assert bench.restored(text(310)) == FULL.slot_file(text(300))
+    bench.save("thesis", token_range(300))
+    assert bench.restore(token_range(310)) == FULL.slot_file(token_range(300))
 
 
-def test_verifying_puts_wrong_sums_right(bench: Bench) -> None:
-    bench.save("thesis", text(300))
-    bench.save("letter", text(280) + text(20, start=900))
+def test_verify_corrects_wrong_sums(bench: Bench) -> None:
+    bench.save("thesis", token_range(300))
+    bench.save("letter", token_range(280) + token_range(20, start=900))
     before = bench.inventory.usage()
     with bench.inventory.index.write() as db:
         db.execute("UPDATE blocks SET disk_bytes = 7, holders = 3")
@@ -172,37 +173,34 @@ def test_verifying_puts_wrong_sums_right(bench: Bench) -> None:
     assert bench.inventory.usage().physical_bytes == disk.tree_size(bench.folder)
 
 
-def test_killed_between_a_blocks_deletion_and_its_record_it_verifies_clean(tmp_path: Path) -> None:
+def test_a_kill_between_a_blocks_deletion_and_its_record_does_no_harm(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store", HYBRID)
-    bench.save("thesis", text(300))
+    bench.save("thesis", token_range(300))
     with bench.inventory.index.write() as db:
-        db.execute(
-            "INSERT INTO blocks (name, size, residue, disk_bytes, xxh3) VALUES (?, 10, 0, 0, ?)", (bytes(32), b"")
-        )  # its file is gone
+        query = "INSERT INTO blocks (name, size, residue, disk_bytes, xxh3) VALUES (?, 10, 0, 0, x'')"
+        db.execute(query, (bytes(32),))  # its file is gone
     assert bench.inventory.verify().is_clean
-    assert bench.restored(text(400), can_cut=False) == HYBRID.slot_file(text(300))
+    assert bench.restore(token_range(400), can_cut=False) == HYBRID.slot_file(token_range(300))
 
 
 def test_a_save_that_the_index_refuses_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path / "store", memory=10**9)
 
-    def refuse(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise IndexFailed("database or disk is full")
 
-    monkeypatch.setattr("kvchat.kvstore.staging.Staging.has_warm", refuse)  # the last thing in the transaction
+    monkeypatch.setattr("kvchat.kvstore.staging.Staging.has_warm", fail)  # the last step of the transaction
     with pytest.raises(NotSaved):
-        bench.take("thesis", text(300))
-    assert not list((tmp_path / "memory").glob("*/*"))
+        bench.add("thesis", token_range(300))
+    assert not bench.files_in_memory()
     assert bench.inventory.usage().save_points == 0
 
 
-def test_some_mutated_stores_are_no_worse_than_empty_ones() -> None:
-    seen = mutating.run(30, 11)
-    assert seen["restored"] > 10
+@pytest.mark.parametrize(("rounds", "seed"), [(30, 11), pytest.param(400, 12, marks=pytest.mark.slow)])
+def test_damaged_stores_are_no_worse_than_empty_ones(rounds: int, seed: int) -> None:
+    """`tests/soak` runs as many as it is told."""
+    assert mutating.run(rounds, seed)["restored"] > 3 * rounds // 10
 
 
-@pytest.mark.slow
-def test_hundreds_of_mutated_stores_are_no_worse_than_empty_ones() -> None:
-    """`packaging/soak` has as many as it is asked for."""
-    seen = mutating.run(400, 12)
-    assert seen["restored"] > 120
+if __name__ == "__main__":
+    hammer_for_each_line(Path(sys.argv[1]), int(sys.argv[2]))

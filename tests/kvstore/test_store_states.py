@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, Tier
-from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
+from tests.kvstore.store_bench import FULL, HYBRID, WINDOW, Bench, Model
 
 pytestmark = pytest.mark.slow
 conversations = st.sampled_from(["thesis", "letter"])
@@ -42,7 +42,7 @@ class StoreMachine(RuleBasedStateMachine):
         before = self.turns[turn % len(self.turns)]
         tokens = (*before[: len(before) - cut % len(before)], *range(salt * 1000, salt * 1000 + new))
         self.turns.append(tokens)
-        self.bench.take(conversation, tokens)
+        self.bench.add(conversation, tokens)
         if absorb:
             assert not self.bench.store.absorb_pending().refused
 

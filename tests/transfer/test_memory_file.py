@@ -28,7 +28,7 @@ from kvchat.transfer.memory_file import (
     seal,
     told_of,
 )
-from tests.kvstore.true_files import HYBRID, WINDOW, Bench, Model
+from tests.kvstore.store_bench import HYBRID, WINDOW, Bench, Model
 from tests.transfer.library import everything, made_conversation, open_library, quick_keys
 
 SECRET = "correct horse, 正しい馬"
@@ -101,7 +101,7 @@ def test_it_comes_back_byte_for_byte(make: Made, tmp_path: Path, model: Model, p
     assert everything(there.database) == everything(here.database)
     assert there.blocks() == here.blocks()
     for length in (300, 700):
-        again = there.bench.restored((*TOKENS[:length], 9999), can_cut=False, conversation=chat.id)
+        again = there.bench.restore((*TOKENS[:length], 9999), can_cut=False, conversation=chat.id)
         assert again == model.slot_file(TOKENS[:length])
     assert isinstance(there.bench.find(TOKENS, conversation="another"), Miss), "it serves its chat alone"
     assert [one.imported for one in there.bench.inventory.usage().conversations] == [True]

@@ -26,7 +26,7 @@ from kvchat.session.proof import Source
 from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.transfer.rows import conversation_rows, store_rows
 from tests.chat.library import fill_chat
-from tests.kvstore.true_files import Bench
+from tests.kvstore.store_bench import Bench
 
 RECEIPT = Receipt(
     ttft_ms=310.0,

@@ -11,6 +11,7 @@ import random
 import struct
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -18,9 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvchat.kvstore.blocks import parser as layout_parser
 from kvchat.kvstore.blocks.layout import (
-    AttentionCache,
     CannotCompose,
     Layout,
     Plan,
@@ -30,12 +29,15 @@ from kvchat.kvstore.blocks.layout import (
     merge_adjacent,
     with_masked_rows,
 )
-from kvchat.kvstore.blocks.parser import SlotFileError, parse, parse_layout, read_tokens
-from tests.kvstore.slot_files import parse_bytes
+from kvchat.kvstore.blocks.parser import MAX_CACHES, SlotFileError, parse, parse_layout, read_tokens
+from tests.kvstore.store_bench import parse_bytes
 
 FOLDER = Path(__file__).with_name("layouts")
 NAMES = sorted(path.name.removesuffix(".slot.gz") for path in FOLDER.glob("*.slot.gz"))
 SMALL = [name for name in NAMES if "mamba" not in name and name.endswith("-40")]
+LLAMA = "b11434-llama-40"
+WINDOW = 32  # of the tiny models
+NUMBERS = (0, 1, 2, 40, 0x7FFFFFFF, 0xFFFFFFFF)  # likely to be mistaken for a valid number
 
 
 @cache
@@ -43,74 +45,69 @@ def slot(name: str) -> bytes:
     return gzip.decompress((FOLDER / f"{name}.slot.gz").read_bytes())
 
 
+def layout_of(name: str) -> Layout:
+    return parse_bytes(slot(name))
+
+
 def spans_of(layout: Layout) -> Iterator[Span]:
-    """All parts of the file, each named by the layout."""
     yield layout.header.span
-    for part in layout.caches:
-        if isinstance(part, RecurrentState):
-            yield part
+    for cache_ in layout.caches:
+        if isinstance(cache_, RecurrentState):
+            yield cache_
             continue
-        yield from (Span(part.cells.offset - 8, 8), part.cells, part.data_head)
-        for region in part.regions:
-            yield from (region.head, Span(region.offset, part.rows * region.row_size))
+        yield from (Span(cache_.cells.offset - 8, 8), cache_.cells, cache_.data_head)
+        for region in cache_.regions:
+            yield from (region.head, Span(region.offset, cache_.rows * region.row_size))
     yield from (layout.checkpoint_head, *layout.checkpoints) if layout.checkpoint_head else ()
 
 
 def check_cover(layout: Layout) -> None:
+    """Assert that the layout's parts cover every byte once."""
     at = 0
     for span in spans_of(layout):
-        assert span.offset == at, "a gap or an overlap"
+        assert span.offset == at
         at = span.end
     assert at == layout.size
 
 
-def shape(layout: Layout) -> list[tuple[int, ...] | str]:
-    """Per cache: cells, first position, bytes per cell, regions; "recurrent" for the state."""
-    return [
-        "recurrent"
-        if isinstance(part, RecurrentState)
-        else (part.rows, part.first_position, part.cell_size, len(part.regions))
-        for part in layout.caches
-    ]
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_every_byte_has_its_name(name: str, tmp_path: Path) -> None:
-    data = slot(name)
-    layout = parse_bytes(data)
+def test_the_layout_covers_every_byte(name: str, tmp_path: Path) -> None:
+    data, layout, path = slot(name), layout_of(name), tmp_path / "a.slot"
     check_cover(layout)
     assert layout.size == len(data)
-    assert layout.header.tokens.size == 4 * layout.n_tokens
-    path = tmp_path / "a.slot"
     path.write_bytes(data)
     assert parse_layout(path) == layout
     assert read_tokens(path).tobytes() == data[layout.header.tokens.offset : layout.header.tokens.end]
+    assert carry_out(cut(layout, layout.n_tokens), data) == data, "cut to its own length nothing changes"
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("name", "expected"),  # cells, first position, bytes per cell, regions; None: recurrent state
     [
         ("b11434-llama-40", [(40, 0, 12, 4)]),
         ("b11434-gemma3-40", [(40, 0, 12, 2), (32, 8, 12, 2)]),
         ("b11434-gpt-oss-40", [(40, 0, 12, 2), (32, 8, 12, 2)]),
-        ("b11434-qwen35-40", [(40, 0, 24, 2), "recurrent"]),  # M-RoPE: long cells
-        ("b11434-qwen3next-40", [(40, 0, 12, 2), "recurrent"]),
-        ("b11434-lfm2-40", [(40, 0, 12, 0), (32, 8, 12, 2), "recurrent"]),  # no layer without a window
-        ("b11434-mamba-40", ["recurrent"]),
+        ("b11434-qwen35-40", [(40, 0, 24, 2), None]),  # M-RoPE: long cells
+        ("b11434-qwen3next-40", [(40, 0, 12, 2), None]),
+        ("b11434-lfm2-40", [(40, 0, 12, 0), (32, 8, 12, 2), None]),  # no layer without a window
+        ("b11434-mamba-40", [None]),
         ("b11434-deepseek2-40", [(40, 0, 12, 2)]),  # MLA: K alone
         ("b11434-deepseek32-40", [(40, 0, 12, 2), (40, 0, 12, 2)]),  # and an indexer
         ("b11434-minimax-m3-40", [(40, 0, 12, 4), (40, 0, 12, 2)]),
         ("b11549-gemma3-256", [(256, 0, 12, 2), (32, 224, 12, 2)]),
     ],
 )
-def test_what_each_kind_of_memory_holds(name: str, expected: list[tuple[int, ...] | str]) -> None:
-    assert shape(parse_bytes(slot(name))) == expected
+def test_caches_of_each_kind_of_memory(name: str, expected: list[tuple[int, ...] | None]) -> None:
+    assert expected == [
+        None if isinstance(c, RecurrentState) else (c.rows, c.first_position, c.cell_size, len(c.regions))
+        for c in layout_of(name).caches
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_rows_are_those_of_their_tokens(name: str) -> None:
+def test_rows_are_found_by_their_tokens(name: str) -> None:
     data = slot(name)
-    for number, part in enumerate(parse_bytes(data).attention):
+    for number, part in enumerate(layout_of(name).attention):
         for run in part.runs:
             for position in (run.position, run.position + run.rows - 1):
                 (found,) = part.runs_between(position, position + 1)
@@ -120,47 +117,52 @@ def test_the_rows_are_those_of_their_tokens(name: str) -> None:
                     assert row == bytes([(position * 7 + index * 3 + number) % 251]) * region.row_size
 
 
-def test_newer_servers_append_their_checkpoints() -> None:
-    layout = parse_bytes(slot("b11549-gemma3-256"))
-    assert [part.n_tokens for part in layout.checkpoints] == [36, 40, 252]
-    assert parse_bytes(slot("b11549-llama-40")).checkpoints == ()  # full attention needs none
-    assert parse_bytes(slot("b11549-qwen35-40")).checkpoints[0].first_position == 35
+def test_checkpoints_of_newer_servers() -> None:
+    assert [part.n_tokens for part in layout_of("b11549-gemma3-256").checkpoints] == [36, 40, 252]
+    assert layout_of("b11549-llama-40").checkpoints == ()  # full attention needs none
+    assert layout_of("b11549-qwen35-40").checkpoints[0].first_position == 35
 
 
-def changed(name: str, offset: int, form: str, *values: int) -> bytes:
-    data = bytearray(slot(name))
-    struct.pack_into("<" + form, data, offset, *values)
+def test_checkpoints_of_later_tokens_are_left_out() -> None:
+    whole = slot("b11549-exaone4-40")
+    assert len(parse_bytes(whole).checkpoints) == 1
+    for n_tokens, left in ((30, []), (36, [36])):
+        checkpoints = parse_bytes(carry_out(cut(parse_bytes(whole), n_tokens), whole)).checkpoints
+        assert [part.n_tokens for part in checkpoints] == left
+
+
+def changed(offset: int, value: int) -> bytes:
+    data = bytearray(slot(LLAMA))
+    struct.pack_into("<i", data, offset, value)
     return bytes(data)
 
 
-def llama() -> AttentionCache:
-    return parse_bytes(slot("b11434-llama-40")).attention[0]
+def unknown_layouts() -> dict[str, bytes]:
+    (cache_,) = layout_of(LLAMA).attention
+    return {
+        "a part of the header": b"qsgg",
+        "another magic": b"GGUF" + bytes(40),
+        "truncated rows": slot(LLAMA)[:-1],
+        "a byte too many": slot(LLAMA) + b"\0",
+        "a truncated checkpoint": slot("b11549-gemma3-256")[:-4],
+        "state version 5": changed(4, 5),
+        "2 KV streams": changed(cache_.cells.offset - 8, 2),
+        "transposed V": changed(cache_.data_head.offset, 1),
+        "a cell of two sequences": changed(cache_.cells.offset + 4, 2),
+        "two cells of one position": changed(cache_.cells.offset, 1),
+        "pictures without placeholders": changed(12 + 4 * 43, 1),
+        "rows of type 14": changed(cache_.regions[0].head.offset, 14),
+    }
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (lambda: b"qsgg", "within the header"),
-        (lambda: b"GGUF" + bytes(40), "not a slot file"),
-        (lambda: changed("b11434-llama-40", 4, "I", 5), "state version 5"),
-        (lambda: slot("b11434-llama-40")[:-1], "layout is unknown"),
-        (lambda: slot("b11434-llama-40") + b"\0", "layout is unknown"),
-        (lambda: changed("b11434-llama-40", llama().cells.offset - 8, "I", 2), "layout is unknown"),
-        (lambda: changed("b11434-llama-40", llama().data_head.offset, "I", 1), "layout is unknown"),
-        (lambda: changed("b11434-llama-40", llama().cells.offset + 4, "I", 2), "layout is unknown"),
-        (lambda: changed("b11434-llama-40", llama().cells.offset, "i", 1), "layout is unknown"),
-        (lambda: changed("b11434-llama-40", 12 + 4 * 43, "I", 1), "unknown form"),
-        (lambda: changed("b11434-llama-40", llama().regions[0].head.offset, "i", 14), "layout is unknown"),
-        (lambda: slot("b11549-gemma3-256")[:-4], "layout is unknown"),
-    ],
-)
-def test_what_is_not_understood_is_told(data, reason: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(SlotFileError, match=reason):
-        parse_bytes(data())
+@pytest.mark.parametrize("fault", unknown_layouts())
+def test_unknown_layouts_are_refused(fault: str) -> None:
+    with pytest.raises(SlotFileError):
+        parse_bytes(unknown_layouts()[fault])
 
 
 def parse_watched(data: bytes) -> None:
-    """Parse, and fail on anything but SlotFileError, on a read outside, on many reads or much memory."""
+    """Parse; fail on any error but SlotFileError, on reads outside, many reads, much memory or an uncovered byte."""
     reads = 0
 
     def read(offset: int, count: int) -> bytes:
@@ -172,20 +174,16 @@ def parse_watched(data: bytes) -> None:
 
     tracemalloc.start()
     try:
-        check_cover(parse(len(data), read))
-    except SlotFileError:
-        pass
+        with suppress(SlotFileError):
+            check_cover(parse(len(data), read))
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 16 * len(data) + (1 << 20)
 
 
-WORDS = (0, 1, 2, 40, 0x7FFFFFFF, 0xFFFFFFFF)  # where a number is read, these go wrong in ways of their own
-
-
 def mutated(data: bytes, layout: Layout, dice: random.Random) -> bytes:
-    """The file with up to three words changed, then perhaps cut or made longer.
+    """Return the file with up to three words changed, then perhaps cut or made longer.
 
     Half of the words lie where numbers stand, the others anywhere: in rows, states and checkpoints.
     """
@@ -193,7 +191,7 @@ def mutated(data: bytes, layout: Layout, dice: random.Random) -> bytes:
     heads = [span for span in spans_of(layout) if 4 <= span.size <= 4096]
     for _ in range(dice.randint(1, 3)):
         span = dice.choice(heads) if dice.random() < 0.5 else Span(0, len(data))
-        word = dice.choice(WORDS) if dice.random() < 0.5 else dice.getrandbits(32)
+        word = dice.choice(NUMBERS) if dice.random() < 0.5 else dice.getrandbits(32)
         struct.pack_into("<I", changed, span.offset + 4 * dice.randrange(span.size // 4), word)
     match dice.choice(["whole", "whole", "cut", "longer"]):
         case "cut":
@@ -206,65 +204,55 @@ def mutated(data: bytes, layout: Layout, dice: random.Random) -> bytes:
 @pytest.mark.slow
 @settings(max_examples=400)
 @given(name=st.sampled_from(SMALL), seed=st.integers(0, 2**32))
-def test_no_mutation_does_harm(name: str, seed: int) -> None:
-    parse_watched(mutated(slot(name), parse_bytes(slot(name)), random.Random(seed)))
+def test_mutations_do_no_harm(name: str, seed: int) -> None:
+    parse_watched(mutated(slot(name), layout_of(name), random.Random(seed)))
 
 
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(tail=st.binary(max_size=600), name=st.sampled_from(SMALL))
-def test_no_state_after_a_true_header_does_harm(tail: bytes, name: str) -> None:
-    data = slot(name)
-    parse_watched(data[: parse_bytes(data).header.span.end] + tail)
+def test_any_state_after_a_valid_header_does_no_harm(tail: bytes, name: str) -> None:
+    parse_watched(slot(name)[: layout_of(name).header.span.end] + tail)
 
 
 def test_layers_without_rows_do_not_multiply_the_ways_to_read() -> None:
-    data = slot("b11434-llama-40")
     empty = struct.pack("<II", 1, 1) + struct.pack("<iIi", 39, 1, 0) + struct.pack("<IIII", 0, 0, 0, 0)
     with pytest.raises(SlotFileError):
-        parse_bytes(data[: parse_bytes(data).header.span.end] + empty * (layout_parser.MAX_CACHES + 1))
+        parse_bytes(slot(LLAMA)[: layout_of(LLAMA).header.span.end] + empty * (MAX_CACHES + 1))
 
 
-WINDOW = 32  # of the tiny models
-
-
-def made(plan: Plan, stored: bytes) -> bytes:
+def carry_out(plan: Plan, stored: bytes) -> bytes:
     return b"".join(stored[piece.offset : piece.end] if isinstance(piece, Span) else piece for piece in plan)
 
 
 @pytest.mark.parametrize("n_tokens", [40, 256])
-def test_a_cut_file_is_what_the_engine_saves_there(n_tokens: int) -> None:
+def test_a_cut_file_equals_what_the_engine_saves_there(n_tokens: int) -> None:
     whole = slot("b11434-llama-300")
-    assert made(cut(parse_bytes(whole), n_tokens), whole) == slot(f"b11434-llama-{n_tokens}")
+    assert carry_out(cut(parse_bytes(whole), n_tokens), whole) == slot(f"b11434-llama-{n_tokens}")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_cut_to_its_own_length_nothing_changes(name: str) -> None:
-    assert made(cut(parse_bytes(slot(name)), parse_bytes(slot(name)).n_tokens), slot(name)) == slot(name)
-
-
-@pytest.mark.parametrize("name", ["b11434-mamba-40", "b11434-qwen35-40", "b11434-gemma3-40", "b11549-lfm2-300"])
-def test_what_cannot_be_cut_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "n_tokens"),
+    [
+        *((name, 39) for name in ("b11434-mamba-40", "b11434-qwen35-40", "b11434-gemma3-40", "b11549-lfm2-300")),
+        *((LLAMA, n_tokens) for n_tokens in (0, 41)),
+    ],
+)
+def test_impossible_cuts_are_refused(name: str, n_tokens: int) -> None:
     with pytest.raises(CannotCompose):
-        cut(parse_bytes(slot(name)), 39)
-
-
-@pytest.mark.parametrize("n_tokens", [0, 41])
-def test_no_cut_outside_the_file(n_tokens: int) -> None:
-    with pytest.raises(CannotCompose):
-        cut(parse_bytes(slot("b11434-llama-40")), n_tokens)
+        cut(layout_of(name), n_tokens)
 
 
 @pytest.mark.parametrize(("architecture", "length"), [("gemma3", 724), ("gemma3", 40), ("gpt-oss", 40)])
-def test_a_window_gets_a_row_of_zeros_older_than_it(architecture: str, length: int) -> None:
+def test_a_window_gets_an_older_row_of_zeros(architecture: str, length: int) -> None:
     saved = slot(f"b11434-{architecture}-{length}")
     layout = parse_bytes(saved)
     (window,) = layout.windows
-    file = made(with_masked_rows(layout, WINDOW), saved)
-    assert file[: window.cells.offset - 8] == saved[: window.cells.offset - 8], "what does not slide is as it was saved"
-    rows, first, *_ = struct.unpack_from("<4xIi", file, window.cells.offset - 8)
+    file = carry_out(with_masked_rows(layout, WINDOW), saved)
+    head, cells = window.cells.offset - 8, window.cells.offset
+    assert file[:head] == saved[:head], "the full cache is as it was saved"
+    rows, first, *_ = struct.unpack_from("<4xIi", file, head)
     assert (rows, first) == (WINDOW + 1, length - WINDOW - 2)
-    cells = window.cells.offset - 8 + 8
     assert file[cells + 4 : cells + window.cell_size] == struct.pack("<ii", 1, 0), "of one sequence"
     at = cells + window.cell_size
     assert file[at : at + window.cells.size] == saved[cells : cells + window.cells.size]
@@ -282,16 +270,9 @@ def test_a_window_gets_a_row_of_zeros_older_than_it(architecture: str, length: i
 )
 def test_a_file_without_such_a_window_gets_no_row(name: str, window: int) -> None:
     with pytest.raises(CannotCompose):
-        with_masked_rows(parse_bytes(slot(name)), window)
+        with_masked_rows(layout_of(name), window)
 
 
-def test_checkpoints_of_later_tokens_are_left_out() -> None:
-    whole = slot("b11549-exaone4-40")
-    assert len(parse_bytes(whole).checkpoints) == 1
-    assert parse_bytes(made(cut(parse_bytes(whole), 30), whole)).checkpoints == ()
-    assert [part.n_tokens for part in parse_bytes(made(cut(parse_bytes(whole), 36), whole)).checkpoints] == [36]
-
-
-def test_plans_are_joined() -> None:
+def test_adjacent_pieces_are_merged() -> None:
     plan = merge_adjacent([b"ab", b"", b"c", Span(0, 5), Span(5, 20), Span(3, 2)])
     assert plan == (b"abc", Span(0, 25), Span(3, 2))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvchat.kvstore.exchange import BadMemory, Manifest, from_json, stored_manifest, to_json
-from tests.kvstore.true_files import HYBRID, WINDOW, Bench, Model
+from tests.kvstore.store_bench import HYBRID, WINDOW, Bench, Model
 
 
 def manifest_of(folder: Path, model: Model) -> Manifest:

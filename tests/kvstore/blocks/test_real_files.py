@@ -19,8 +19,7 @@ from kvchat.kvstore.blocks.layout import Layout, Span
 from kvchat.kvstore.blocks.rebuild import compose
 from kvchat.kvstore.savepoint import RestorePlan, StagedFile, Tier
 from tests.kvstore.blocks.test_layout import mutated, parse_watched
-from tests.kvstore.slot_files import parse_bytes
-from tests.kvstore.true_files import Bench
+from tests.kvstore.store_bench import Bench, parse_bytes
 from tests.models import bare_models
 
 pytestmark = pytest.mark.engine
@@ -89,7 +88,7 @@ async def test_every_turn_comes_back_byte_for_byte(
     if architecture in FULL:
         rows = sum(cache.row_bytes * cache.rows for cache in layouts[TURNS[-1]].attention)
         assert bench.inventory.usage().unique_rows_bytes == rows, "every row is kept once"
-        assert bench.restored((*TOKENS[:300], 1, 1), can_cut=True) == saved[300], "and a part is what was saved there"
+        assert bench.restore((*TOKENS[:300], 1, 1), can_cut=True) == saved[300], "and a part is what was saved there"
     elif engine == "embedded_engine":
         assert layouts[TURNS[-1]].checkpoints
     assert bool(layouts[TURNS[-1]].recurrent) == (architecture in (*HYBRID, *RECURRENT))

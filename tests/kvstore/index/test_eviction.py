@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,109 +23,85 @@ class Point:
     id: int
     conversation_id: str
     blocks: frozenset[int]
-    prefill_ms: float
-    days: float  # since its last use
-    kept: bool
+    prefill_ms: float = 1000
+    days: float = 0  # since its last use
+    is_protected: bool = False
 
     @property
     def created_at(self) -> float:
         return NOW - 100 * DAY + 60 * self.id
 
 
-def point(
-    number: int, conversation: str, blocks: set[int], *, prefill_ms: float = 1000, days: float = 0, kept: bool = False
-) -> Point:
-    return Point(number, conversation, frozenset(blocks), prefill_ms, days, kept)
-
-
 def plan_prune(points: Sequence[Point], used: int, target: int) -> PrunePlan:
-    uses = [(number, block) for number, one in enumerate(points) for block in sorted(one.blocks)]
-    first = [not place or uses[place - 1][0] != number for place, (number, _) in enumerate(uses)]
-    parents = [-1 if begins else place - 1 for place, begins in enumerate(first)]
-    ends = [max(place for place, (number, _) in enumerate(uses) if number == one) for one in range(len(points))]
-    candidates = [
-        Candidate(p.id, p.conversation_id, 1, p.prefill_ms, p.created_at, NOW - p.days * DAY, p.kept) for p in points
-    ]
+    uses = [(number, block) for number, point in enumerate(points) for block in sorted(point.blocks)]
+    parents = [place - 1 if place and uses[place - 1][0] == number else -1 for place, (number, _) in enumerate(uses)]
+    ends = [max(place for place, use in enumerate(uses) if use[0] == number) for number in range(len(points))]
     blocks, sizes = [block for _, block in uses], list(SIZES.values())
     needs = Needs(*(np.array(numbers, np.int64) for numbers in (ends, parents, blocks, sizes)))
+    candidates = [
+        Candidate(p.id, p.conversation_id, 1, p.prefill_ms, p.created_at, NOW - p.days * DAY, p.is_protected)
+        for p in points
+    ]
     return eviction.plan_prune(candidates, needs, used, target, NOW)
 
 
-candidates = st.lists(
+points_lists = st.lists(
     st.tuples(
         st.sampled_from("abc"),
-        st.sets(st.integers(0, 11), min_size=1),
+        st.frozensets(st.integers(0, 11), min_size=1),
+        st.integers(0, 9).map(lambda hundreds: 100.0 * hundreds),
         st.integers(0, 90),
-        st.integers(0, 9),
         st.booleans(),
     ),
     max_size=10,
-).map(
-    lambda rows: [
-        point(n, name, blocks, prefill_ms=100.0 * ms, days=days, kept=kept and n % 3 == 0)
-        for n, (name, blocks, days, ms, kept) in enumerate(rows)
-    ]
-)
+).map(lambda rows: [Point(n, *row[:4], is_protected=row[4] and n % 3 == 0) for n, row in enumerate(rows)])
 
 
-def used_by(points: list[Point]) -> int:
-    return sum(SIZES[block] for block in set().union(*(one.blocks for one in points)))
+def used_by(points: Iterable[Point]) -> int:
+    return sum(SIZES[block] for block in set().union(*(point.blocks for point in points)))
 
 
-@given(candidates, st.integers(0, 800))
-def test_a_plan_frees_what_it_says_counts_shared_blocks_once_and_stops_in_time(
-    points: list[Point], target: int
-) -> None:
+@given(points_lists, st.integers(0, 800))
+def test_a_plan_frees_what_it_says_and_no_more_than_needed(points: list[Point], target: int) -> None:
     used = used_by(points)
     plan = plan_prune(points, used, target)
-    gone = set(plan.save_point_ids)
-    left = [one for one in points if str(one.id) not in gone]
+    removed = [point for point in points if str(point.id) in plan.save_point_ids]
+    left = [point for point in points if point not in removed]
     assert used_by(left) == plan.bytes_left == used - plan.bytes_freed
-    assert sum(one.bytes_freed for one in plan.conversations) == plan.bytes_freed
-    assert all(one.kept for one in points if one in left) or plan.bytes_left <= target
-    assert not any(one.kept for one in points if str(one.id) in gone)
-    if gone:
-        last = plan.save_point_ids[-1]
-        assert used_by([one for one in points if str(one.id) not in gone - {last}]) > target
+    assert sum(pruned.bytes_freed for pruned in plan.conversations) == plan.bytes_freed
+    assert all(point.is_protected for point in left) or plan.bytes_left <= target
+    assert not any(point.is_protected for point in removed)
+    assert all(used_by([*left, point]) > target for point in removed)
 
 
-@given(candidates, st.integers(0, 800))
-def test_older_turns_go_before_a_conversations_last_unless_it_is_enough_that_the_last_goes(
-    points: list[Point], target: int
-) -> None:
+@given(points_lists, st.integers(0, 800))
+def test_older_turns_are_removed_before_a_conversations_last(points: list[Point], target: int) -> None:
+    """Unless removing the last alone is enough."""
     plan = plan_prune(points, used_by(points), target)
     order = {name: place for place, name in enumerate(plan.save_point_ids)}
-    for one in points:
-        last = max((p for p in points if p.conversation_id == one.conversation_id), key=lambda p: p.created_at)
-        if one is not last and not one.kept and str(last.id) in order:
-            assert order.get(str(one.id), -1) < order[str(last.id)]
+    for point in points:
+        last = max((p for p in points if p.conversation_id == point.conversation_id), key=lambda p: p.created_at)
+        if point is not last and not point.is_protected and str(last.id) in order:
+            assert order.get(str(point.id), -1) < order[str(last.id)]
 
 
-@given(candidates, st.integers(0, 800))
-def test_nothing_goes_that_could_stay(points: list[Point], target: int) -> None:
-    plan = plan_prune(points, used_by(points), target)
-    gone = set(plan.save_point_ids)
-    stays = [one for one in points if str(one.id) not in gone]
-    assert all(used_by([*stays, one]) > target for one in points if str(one.id) in gone)
-
-
-def test_of_a_long_chat_only_its_end_goes_when_that_is_enough() -> None:
-    """A slider at 70 MB freed 151: a chat went as a whole."""
-    turns = [point(number, "a", set(range(number + 1))) for number in range(8)]
+def test_a_long_chat_loses_only_its_end_if_that_is_enough() -> None:
+    """A slider at 70 MB freed 151: a chat was removed as a whole."""
+    turns = [Point(number, "a", frozenset(range(number + 1))) for number in range(8)]
     plan = plan_prune(turns, used_by(turns), 200)
     assert plan.bytes_freed == SIZES[7] + SIZES[6]
     assert "5" not in plan.save_point_ids
 
 
-def test_the_least_prefill_per_byte_goes_first_and_age_counts() -> None:
-    dear = point(1, "dear", {1}, prefill_ms=9000)
-    cheap = point(2, "cheap", {2}, prefill_ms=100)
-    assert plan_prune([dear, cheap], 40, 39).save_point_ids == ("2",)
-    old = point(1, "dear", {1}, prefill_ms=9000, days=70)
-    assert plan_prune([old, cheap], 40, 39).save_point_ids == ("1",)
+def test_the_least_prefill_per_byte_is_removed_first_and_age_counts() -> None:
+    cheap = Point(2, "cheap", frozenset({2}), prefill_ms=100)
+    for days, removed in ((0, "2"), (70, "1")):
+        dear = Point(1, "dear", frozenset({1}), prefill_ms=9000, days=days)
+        assert plan_prune([dear, cheap], 40, 39).save_point_ids == (removed,)
 
 
-def test_what_another_conversation_keeps_is_neither_freed_nor_lost() -> None:
-    plan = plan_prune([point(1, "a", {1, 2}), point(2, "b", {1}, kept=True)], 40, 0)
+def test_blocks_of_another_conversation_are_neither_freed_nor_lost() -> None:
+    points = [Point(1, "a", frozenset({1, 2})), Point(2, "b", frozenset({1}), is_protected=True)]
+    plan = plan_prune(points, 40, 0)
     assert plan.bytes_freed == SIZES[2]
     assert plan.conversations[0].save_points_left == 0

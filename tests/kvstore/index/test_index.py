@@ -16,7 +16,7 @@ from kvchat.kvstore import disk
 from kvchat.kvstore.index.index import Index, IndexLost
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, StoreRefused
 from kvchat.text.reasons import Reason, ReasonCode
-from tests.kvstore.true_files import Bench, Model
+from tests.kvstore.store_bench import Bench, Model
 
 
 def scribble(path: Path, seed: int) -> None:
@@ -135,7 +135,7 @@ def test_an_index_with_scribbles_is_begun_anew_and_that_is_told_once(bench: Benc
     assert len([loss for loss in bench.inventory.losses() if not loss.conversation_id]) == 1
     assert bench.inventory.losses() == ()
     bench.save("thesis", tuple(range(1, 300)))
-    assert bench.restored(tuple(range(1, 320))) == bench.model.slot_file(tuple(range(1, 300)))
+    assert bench.restore(tuple(range(1, 320))) == bench.model.slot_file(tuple(range(1, 300)))
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_nothing_between_a_question_and_its_answer_goes_through_a_whole_table(be
         reads.set_trace_callback(asked.append)
         writes.set_trace_callback(asked.append)
     for can_cut in (True, False):
-        bench.restored((*range(1, 350), 7), can_cut=can_cut)
+        bench.restore((*range(1, 350), 7), can_cut=can_cut)
         bench.find((9, 9, 9), can_cut=can_cut)
     bench.store.absorb_pending()
     bench.save("thesis", tuple(range(1, 700)), message="3")

@@ -29,7 +29,7 @@ from kvchat.ui.controllers import transfer as keep_bridge
 from kvchat.ui.dialogs.confirm import ConfirmDialog, PassphraseDialog
 from kvchat.ui.dialogs.panel import ImportReportDialog
 from kvchat.ui.sidebar.conversation_list import Arrangement
-from tests.kvstore.true_files import Bench
+from tests.kvstore.store_bench import Bench
 from tests.transfer.library import quick_keys
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until

@@ -1,4 +1,4 @@
-"""Synthetic slot files with the engine's true layout, and the block store around them, for tests.
+"""Synthetic slot files with the engine's layout, and a block store with an engine that saves them.
 
 As in an engine, the rows of a token depend on the tokens up to it and on nothing else.
 """
@@ -16,14 +16,41 @@ import numpy as np
 import numpy.typing as npt
 
 from kvchat.kvstore import disk
+from kvchat.kvstore.blocks.layout import Layout
+from kvchat.kvstore.blocks.parser import parse
 from kvchat.kvstore.memory_files import MemoryRoom
-from kvchat.kvstore.savepoint import Bounds, Fingerprint, Miss, Predecessor, RestorePlan, SavePoint, StagedFile, Tokens
+from kvchat.kvstore.savepoint import (
+    Bounds,
+    Fingerprint,
+    Miss,
+    Predecessor,
+    RestorePlan,
+    SavePoint,
+    StagedFile,
+    Tier,
+    Tokens,
+)
 from kvchat.kvstore.store import BlockStore
 from kvchat.text.reasons import Reason, ReasonCode
-from tests.kvstore.slot_files import FINGERPRINT, MAGIC
 
+MAGIC = b"qsgg"  # 'ggsq' as a little-endian u32
+FINGERPRINT = Fingerprint("smollm2:abc", "f16", "f16", "auto", 1, "")
 F16 = 1
 _RECURRENT_STATE = 512  # bytes of one layer's state
+
+
+def token_range(length: int, start: int = 1) -> Tokens:
+    return tuple(range(start, start + length))
+
+
+def header_bytes(tokens: Sequence[int], *, wrapped: bool = True, version: int = 4) -> bytes:
+    words = [-1, 1, len(tokens), *tokens, 0] if wrapped else list(tokens)
+    return MAGIC + struct.pack(f"<II{len(words)}i", version, len(words), *words)
+
+
+def parse_bytes(data: bytes) -> Layout:
+    """Return the layout of a slot file held in memory. Raises SlotFileError."""
+    return parse(len(data), lambda offset, count: data[offset : offset + count])
 
 
 @dataclass(frozen=True)
@@ -38,8 +65,7 @@ class Model:
         return 2 * self.layers * self.row_size
 
     def slot_file(self, tokens: Sequence[int]) -> bytes:
-        words = [-1, 1, len(tokens), *tokens, 0]
-        parts = [MAGIC, struct.pack(f"<II{len(words)}i", 4, len(words), *words)]
+        parts = [header_bytes(tokens)]
         states = _states(tokens)
         parts += self._cache(states, np.arange(len(tokens)), 0)
         if self.window:
@@ -50,7 +76,7 @@ class Model:
         return b"".join(parts)
 
     def growing(self, tokens: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-        """`slot_file` of prefixes of these tokens, full attention only; far quicker than one by one."""
+        """Yield `slot_file` of prefixes of these tokens, full attention only; far quicker than one by one."""
         states = _states(tokens)
         regions = [_noise(states, self.row_size, region) for region in range(2 * self.layers)]
         for length in lengths:
@@ -108,13 +134,13 @@ class Clock:
 
 @dataclass
 class Bench:
-    """A block store with an engine beside it that saves whatever a test wants."""
+    """A block store, and an engine that saves any tokens with the synthetic model."""
 
     folder: Path
     model: Model = FULL
     quota: int = 1_000_000_000
     memory: int | MemoryRoom = 0  # budget of the warm tier
-    sliding: int = 0  # tokens of the model's window, said when a file is taken
+    window: int = 0  # tokens of the model's window, as given to `Saver.add`
     free: int = 10_000_000_000
     clock: Clock = field(default_factory=Clock)
 
@@ -141,7 +167,7 @@ class Bench:
         self.store.close()
         self.use(self.open())
 
-    def take(
+    def add(
         self,
         conversation: str,
         tokens: Tokens,
@@ -155,11 +181,12 @@ class Bench:
         content = data or self.model.slot_file(tokens)
         self.store.saver.check_room(len(content), conversation, path)
         size = path.write_bytes(content)
-        what = conversation, fingerprint, tokens, size, float(len(tokens)), self.sliding, message
-        return self.store.saver.add(path, *what, predecessor, audience)
+        state = conversation, fingerprint, tokens, size, float(len(tokens)), self.window, message
+        return self.store.saver.add(path, *state, predecessor, audience)
 
-    def save(self, *what: Any, **how: Any) -> SavePoint:
-        point = self.take(*what, **how)
+    def save(self, *args: Any, **kwargs: Any) -> SavePoint:
+        """Add a save point and absorb it."""
+        point = self.add(*args, **kwargs)
         report = self.store.absorb_pending()
         assert not report.refused, report
         return point
@@ -167,13 +194,26 @@ class Bench:
     def find(self, prompt: Tokens, *, can_cut: bool = True, conversation: str = "thesis") -> RestorePlan | Miss:
         return self.store.restorer.find(FINGERPRINT, prompt, can_cut=can_cut, conversation_id=conversation)
 
-    def restored(
-        self, prompt: Tokens, *, can_cut: bool = True, sliding: int = 0, conversation: str = "thesis"
+    def plan(self, prompt: Tokens, **kwargs: Any) -> RestorePlan:
+        plan = self.find(prompt, **kwargs)
+        assert isinstance(plan, RestorePlan), plan
+        return plan
+
+    def stage(self, plan: RestorePlan, tier: Tier | None = None, *, window: int = 0) -> StagedFile:
+        staged = self.restorer.stage(replace(plan, tier=tier or plan.tier), self.slots, window=window)
+        assert isinstance(staged, StagedFile), staged
+        return staged
+
+    def stage_point(self, point: SavePoint, tier: Tier = Tier.DISK) -> StagedFile:
+        return self.stage(RestorePlan(point, point.n_tokens, tier, point.size))
+
+    def restore(
+        self, prompt: Tokens, *, can_cut: bool = True, window: int = 0, conversation: str = "thesis"
     ) -> bytes | Miss:
         plan = self.find(prompt, can_cut=can_cut, conversation=conversation)
         if isinstance(plan, Miss):
             return plan
-        staged = self.store.restorer.stage(plan, self.slots, window=sliding)
+        staged = self.store.restorer.stage(plan, self.slots, window=window)
         return staged if isinstance(staged, Miss) else self.read(staged)
 
     def read(self, staged: StagedFile) -> bytes:
@@ -184,15 +224,22 @@ class Bench:
     def block_files(self) -> list[Path]:
         return sorted(path for path in (self.folder / "blocks").glob("??/*") if path.is_file())
 
-    def on_disk(self) -> int:
+    def block_bytes(self) -> int:
         return sum(map(disk.tree_size, self.block_files()))
 
-    def besides(self) -> int:
-        """Bytes that everything else of the store takes on disk for long: the index, the folders."""
+    def overhead_bytes(self) -> int:
+        """Return the disk usage of the index and the folders."""
         warm = sum(disk.tree_size(path) for path in (self.folder / "staging").glob("*.slot"))
-        return disk.tree_size(self.folder) - self.on_disk() - warm
+        return disk.tree_size(self.folder) - self.block_bytes() - warm
+
+    def save_points(self) -> dict[str, int]:
+        """Return the number of save points of each conversation."""
+        return {usage.conversation_id: usage.save_points for usage in self.inventory.usage().conversations}
+
+    def files_in_memory(self) -> list[Path]:
+        return [path for path in (self.folder.parent / "memory").glob("*/*") if path.is_file()]
 
 
 def is_damage(reason: Reason) -> bool:
-    why = reason.places.get("reason", reason)
-    return why.code in (ReasonCode.BLOCK_DAMAGED, ReasonCode.PART_DAMAGED)
+    cause = reason.places.get("reason", reason)
+    return cause.code in (ReasonCode.BLOCK_DAMAGED, ReasonCode.PART_DAMAGED)
