@@ -1,9 +1,14 @@
-"""The figures the block store must reach, measured; each is printed."""
+"""Measured limits of the block store; each figure is printed.
+
+`python -m tests.kvstore.test_figures FOLDER` absorbs and rebuilds a slot file of 1 GB and prints what that took: only
+a process of its own has a peak of its own. Its rows repeat, which the store must not notice.
+"""
 
 from __future__ import annotations
 
+import filecmp
 import json
-import os
+import struct
 import subprocess
 import sys
 import time
@@ -15,51 +20,48 @@ from typing import TypeVar
 
 import pytest
 
-from kvchat.kvstore.savepoint import RestorePlan, Tokens
+from kvchat.kvstore.savepoint import RestorePlan, Tier, Tokens
 from tests.kvstore.many_chats import fill, measure
-from tests.kvstore.store_bench import Bench, Model
+from tests.kvstore.store_bench import F16, FINGERPRINT, Bench, Model, token_range
 
+pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).parents[2]
 T = TypeVar("T")
 SMOLLM = Model(layers=30, row_size=384)
+LARGE, LARGE_TOKENS = Model(layers=32, row_size=2_048), token_range(8_192)  # 1 GB
 CONVERSATIONS, BLOCKS_EACH = 2_000, 50  # 100,000 blocks, 290,000 uses of them
 
 
-@pytest.mark.slow
 def test_rows_are_written_once_over_40_turns_of_short_replies(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store", SMOLLM, memory=10**10)
     lengths = [400]
     for turn in range(40):
         lengths.append(lengths[-1] + 20 + 13 * turn % 40)
-    tokens = tuple(range(1, lengths[-1] + 1))
+    tokens = token_range(lengths[-1])
     written = [0]
     for length, data in zip(lengths, SMOLLM.growing(tokens, lengths), strict=True):
         bench.save("thesis", tokens[:length], data=data)
         written.append(bench.inventory.usage().bytes_written)
     new = [(b - a) * SMOLLM.row_bytes for a, b in pairwise(lengths)]
     ratios = [(b - a) / rows for a, b, rows in zip(written[1:], written[2:], new, strict=False)]
-    usage = bench.inventory.usage()
     unique = lengths[-1] * SMOLLM.row_bytes
     on_disk = sum(path.stat().st_size for path in bench.folder.rglob("*") if path.is_file())
     print(f"written / new rows: {sum(ratios) / 40:.3f}, worst {max(ratios):.3f}; disk / unique {on_disk / unique:.3f}")
-    assert usage.unique_rows_bytes == unique
+    assert bench.inventory.usage().unique_rows_bytes == unique
     assert max(ratios) <= 1.5
     assert on_disk <= 1.05 * unique
 
 
-@pytest.mark.slow
-def test_what_is_measured_among_many_chats_is_found_there() -> None:
-    found = [name for name in measure(60) if name.startswith("find:") and "whole" in name]
-    assert len(found) == 14
-    for name in found:
-        assert name.endswith("nothing") == any(
-            words in name for words in ("another beginning", "new chat", "cut short")
-        )
+def test_the_measured_lookups_find_what_they_should() -> None:
+    lookups = [name for name in measure(60) if name.startswith("find:") and "whole" in name]
+    assert len(lookups) == 14
+    for name in lookups:
+        is_unknown = any(kind in name for kind in ("another beginning", "new chat", "cut short"))
+        assert name.endswith("nothing") == is_unknown
 
 
-@pytest.mark.slow
-def test_a_lookup_and_the_panel_are_quick_among_100_000_blocks(bench: Bench) -> None:
-    system = tuple(range(1, 1801))
+def test_lookups_and_the_storage_panel_are_quick_among_100_000_blocks(bench: Bench) -> None:
+    system = token_range(1800)
 
     def turn(number: int, place: int) -> Tokens:
         return system + tuple(range(10_000 + 300 * number, 10_198 + 300 * number + place))
@@ -68,39 +70,67 @@ def test_a_lookup_and_the_panel_are_quick_among_100_000_blocks(bench: Bench) -> 
     prompt = system + tuple(range(10_000 + 300 * 777, 10_200 + 300 * 777)) + (5,) * 100
     times: dict[str, float] = {}
 
-    def timed(name: str, do: Callable[[], T]) -> T:
+    def timed(name: str, function: Callable[[], T]) -> T:
         tries = []
-        for _ in range(5):  # the best of them, of the processor: this machine may be busy
+        for _ in range(5):  # the best processor time: this machine may be busy
             started = time.process_time()
-            answer = do()
+            result = function()
             tries.append(1000 * (time.process_time() - started))
         times[name] = min(tries)
-        return answer
+        return result
 
-    for name, asked, used in (("a known chat", prompt, 2000), ("a new chat", system + (5,) * 100, 1800)):
-        plan = timed(name, partial(bench.find, asked))
-        assert isinstance(plan, RestorePlan)
-        assert plan.tokens_used == used
+    for name, lookup, used in (("a known chat", prompt, 2000), ("a new chat", system + (5,) * 100, 1800)):
+        assert timed(name, partial(bench.plan, lookup)).tokens_used == used
     assert len(timed("usage", bench.inventory.usage).conversations) == CONVERSATIONS
-    assert (
-        len(timed("plan of a prune", lambda: bench.inventory.plan_prune(0)).conversations) == CONVERSATIONS * 49 // 50
-    )
+    plan = timed("plan of a prune", lambda: bench.inventory.plan_prune(0))
+    assert len(plan.conversations) == CONVERSATIONS * 49 // 50
     print({name: f"{ms:.1f} ms" for name, ms in times.items()})
-    # The figures to reach are 20 ms for a lookup and 200 ms for the panel; far beyond that is a scan gone wrong.
+    # The targets are 20 ms for a lookup and 200 ms for the panel; far more than that is an unintended scan.
     assert max(times["a known chat"], times["a new chat"]) < 100
     assert times["usage"] < 200
     assert times["plan of a prune"] < 1000
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from /proc")
-def test_a_file_of_1_gb_costs_at_most_64_mb_and_its_rebuild_is_timed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.kvstore.one_gigabyte", str(tmp_path)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, env=os.environ)
+def test_a_file_of_1_gb_takes_at_most_64_mb(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.kvstore.test_figures", str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     figures = json.loads(done.stdout)
     print(figures)
     assert figures["size_mb"] > 1000
-    assert figures["exact"]
-    assert figures["absorb_mb"] <= 64
-    assert figures["rebuild_mb"] <= 64
-    assert figures["compose_mb"] <= 64
+    assert figures["is_exact"]
+    assert max(figures["absorb_mb"], figures["rebuild_mb"], figures["compose_mb"]) <= 64
+
+
+def absorb_and_rebuild(folder: Path) -> dict[str, float]:
+    bench = Bench(folder / "store", LARGE, quota=10**11)
+    saved, original = bench.slots / "saved.slot", folder / "original.slot"
+    with saved.open("wb") as file:
+        empty = Model(layers=LARGE.layers, row_size=0).slot_file(LARGE_TOKENS)
+        file.write(empty[: -12 * 2 * LARGE.layers])
+        for region in range(2 * LARGE.layers):
+            file.write(struct.pack("<iQ", F16, LARGE.row_size))
+            for start in range(0, len(LARGE_TOKENS), 256):
+                file.write(struct.pack("<II", region, start) * (256 * LARGE.row_size // 8))
+    size = saved.stat().st_size
+    original.hardlink_to(saved)
+    before = peak_mb()
+    point = bench.saver.add(saved, "thesis", FINGERPRINT, LARGE_TOKENS, size)
+    assert not bench.store.absorb_pending().refused
+    absorbed = peak_mb()
+    staged = bench.stage_point(point)
+    rebuilt, is_exact = peak_mb(), filecmp.cmp(staged.path, original, shallow=False)
+    bench.restorer.unstage(staged)
+    cut = bench.stage(RestorePlan(point, len(LARGE_TOKENS) - 100, Tier.DISK, size))
+    assert cut.n_tokens == len(LARGE_TOKENS) - 100
+    figures = {"absorb_mb": absorbed - before, "rebuild_mb": rebuilt - before, "compose_mb": peak_mb() - before}
+    return figures | {"size_mb": size / 1e6, "is_exact": is_exact}
+
+
+def peak_mb() -> float:
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1000
+
+
+if __name__ == "__main__":
+    print(json.dumps(absorb_and_rebuild(Path(sys.argv[1]))))
