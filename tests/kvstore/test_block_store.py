@@ -61,16 +61,6 @@ def test_a_file_of_unknown_layout_is_restored(bench: Bench) -> None:
     assert bench.restore(token_range(120)) == data
 
 
-def test_a_file_is_warm_before_it_is_absorbed(bench: Bench) -> None:
-    point = bench.add("thesis", token_range(100))
-    plan = bench.plan(token_range(120))
-    assert (plan.save_point, plan.tokens_used, plan.tier) == (point, 100, Tier.WARM)
-    assert bench.restore(token_range(120)) == bench.model.slot_file(token_range(100))
-    bench.reopen()  # closing absorbs what waits
-    assert bench.plan(token_range(120)).save_point.id == point.id
-    assert bench.restore(token_range(120)) == bench.model.slot_file(token_range(100))
-
-
 def test_files_in_memory_stay_warm_within_the_budget(tmp_path: Path) -> None:
     size = len(FULL.slot_file(token_range(300)))
     bench = Bench(tmp_path / "store", memory=2 * size + size // 2)

@@ -13,12 +13,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvchat.kvstore import disk
-from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, Tier
-from tests.kvstore.store_bench import FULL, HYBRID, WINDOW, Bench, Model
+from kvchat.kvstore.savepoint import Miss, Tier
+from tests.kvstore.store_bench import FULL, HYBRID, WINDOW, Bench, Model, token_range
 
 pytestmark = pytest.mark.slow
 conversations = st.sampled_from(["thesis", "letter"])
 models = st.sampled_from([FULL, WINDOW, HYBRID])
+
+BLOCKS_OF_CONVERSATIONS = """
+    WITH RECURSIVE up (link, conversation) AS (
+        SELECT link_id, conversation_id FROM save_points
+        UNION SELECT parent_id, conversation FROM up JOIN links ON id = link
+    )
+    SELECT DISTINCT c.name, b.name FROM up JOIN links l ON l.id = link JOIN blocks b ON b.id = block_id
+    JOIN conversations c ON c.id = conversation
+"""
+UNABSORBED_BYTES = """
+    SELECT name, sum(file_size) FROM save_points s JOIN conversations c ON c.id = conversation_id
+    WHERE link_id IS NULL GROUP BY 1
+"""
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -40,7 +53,7 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def save(self, conversation: str, turn: int, cut: int, new: int, salt: int, absorb: bool) -> None:
         before = self.turns[turn % len(self.turns)]
-        tokens = (*before[: len(before) - cut % len(before)], *range(salt * 1000, salt * 1000 + new))
+        tokens = before[: len(before) - cut % len(before)] + token_range(new, salt * 1000)
         self.turns.append(tokens)
         self.bench.add(conversation, tokens)
         if absorb:
@@ -64,64 +77,48 @@ class StoreMachine(RuleBasedStateMachine):
     def crash(self) -> None:
         self.bench.inventory.index.close()
         self.bench.use(self.bench.open())
-        self.bench.slots = self.bench.store.staging.slot_folder()
 
     @rule()
     def verify(self) -> None:
         report = self.bench.inventory.verify()
-        assert report.is_clean
-        assert report.losses == ()
+        assert (report.is_clean, report.losses) == (True, ())
 
     @invariant()
-    def every_save_point_is_exact(self) -> None:
-        """Whatever is found for a turn holds that turn's rows, whole, cut and warm."""
-        model, store = self.bench.model, self.bench.store
+    def save_points_are_exact(self) -> None:
+        """Files found for a turn hold that turn's rows: whole, cut and warm."""
+        model = self.bench.model
         for tokens in self.turns[-6:]:
+            prompt = (*tokens, 4242)
             for can_cut in (False, True):
-                plan = self.bench.find((*tokens, 4242), can_cut=can_cut)
-                if isinstance(plan, Miss):
-                    continue
-                for tier in (plan.tier, Tier.DISK):
-                    again = RestorePlan(plan.save_point, plan.tokens_used, tier, plan.bytes)
-                    staged = store.restorer.stage(again, self.bench.slots)
-                    assert isinstance(staged, StagedFile), staged
+                plan = self.bench.find(prompt, can_cut=can_cut)
+                for tier in (plan.tier, Tier.DISK) if not isinstance(plan, Miss) else ():
+                    staged = self.bench.stage(plan, tier)
                     held = plan.save_point.tokens[: staged.n_tokens]
                     reordered = model is WINDOW and staged.n_tokens < plan.save_point.n_tokens  # no longer a ring
                     assert self.bench.read(staged) == model.slot_file(held) or reordered
-                    assert held[: plan.tokens_used] == (*tokens, 4242)[: plan.tokens_used]
+                    assert held[: plan.tokens_used] == prompt[: plan.tokens_used]
 
     @invariant()
-    def every_sum_is_what_its_parts_come_to(self) -> None:
-        """The sums kept by triggers, counted anew here; and what the store says it takes, as the disk says it."""
+    def sums_are_exact(self) -> None:
+        """The sums kept by triggers equal those counted here, and the store's size is that on disk."""
         usage = self.bench.inventory.usage()
         assert usage.physical_bytes == disk.tree_size(self.bench.folder)
         with self.bench.inventory.index.read() as db:
-            rows = db.execute(
-                "WITH RECURSIVE up (link, conversation) AS (SELECT link_id, conversation_id FROM save_points"
-                " UNION SELECT parent_id, conversation FROM up JOIN links ON id = link)"
-                " SELECT DISTINCT c.name, b.name FROM up JOIN links l ON l.id = link JOIN blocks b ON b.id = block_id"
-                " JOIN conversations c ON c.id = conversation"
-            ).fetchall()
-            staged = dict(
-                db.execute(
-                    "SELECT name, sum(file_size) FROM save_points s JOIN conversations c ON c.id = conversation_id"
-                    " WHERE link_id IS NULL GROUP BY 1"
-                ).fetchall()
-            )
+            rows = db.execute(BLOCKS_OF_CONVERSATIONS).fetchall()
+            unabsorbed = dict(db.execute(UNABSORBED_BYTES).fetchall())
             row_bytes = db.execute("SELECT coalesce(sum(size * NOT residue), 0) FROM blocks").fetchone()[0]
-        blocks = self.bench.inventory.blocks
         holders = Counter(block for _, block in rows)
-        for one in usage.conversations:
-            held = {block: blocks.find(block) for name, block in rows if name == one.conversation_id}
+        for chat in usage.conversations:
+            held = {b: self.bench.inventory.blocks.find(b) or 0 for name, b in rows if name == chat.conversation_id}
             own = sum(size for block, size in held.items() if holders[block] == 1)
-            waiting = staged.get(one.conversation_id, 0)
-            assert (one.bytes, one.exclusive_bytes) == (sum(held.values()) + waiting, own + waiting)
+            waiting = unabsorbed.get(chat.conversation_id, 0)
+            assert (chat.bytes, chat.exclusive_bytes) == (sum(held.values()) + waiting, own + waiting)
         assert usage.unique_rows_bytes == row_bytes
 
     def teardown(self) -> None:
         if hasattr(self, "bench"):
             self.bench.store.close()
-            shutil.rmtree(self.folder, ignore_errors=True)  # what is made ready in the background may still come
+            shutil.rmtree(self.folder, ignore_errors=True)  # the background thread may still create files
 
 
 TestStore = StoreMachine.TestCase

@@ -1,4 +1,4 @@
-"""A manifest says the same after a journey, and nothing that another program wrote into one is believed."""
+"""Manifests survive a round trip, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from kvchat.kvstore.exchange import BadMemory, Manifest, from_json, stored_manifest, to_json
-from tests.kvstore.store_bench import HYBRID, WINDOW, Bench, Model
+from tests.kvstore.store_bench import HYBRID, WINDOW, Bench, Model, token_range
 
 
 def manifest_of(folder: Path, model: Model) -> Manifest:
     bench = Bench(folder / "store", model)
     for length in (300, 700, 701):
-        bench.save("thesis", tuple(range(1, length + 1)))
+        bench.save("thesis", token_range(length))
     manifest = stored_manifest(bench.folder, "thesis")
     assert manifest is not None
     bench.store.close()
@@ -24,16 +24,16 @@ def manifest_of(folder: Path, model: Model) -> Manifest:
 
 
 @pytest.mark.parametrize("model", [WINDOW, HYBRID])
-def test_it_comes_back_from_json(tmp_path: Path, model: Model) -> None:
+def test_a_manifest_survives_a_round_trip(tmp_path: Path, model: Model) -> None:
     manifest = manifest_of(tmp_path, model)
-    told = json.loads(json.dumps(to_json(manifest)))
-    assert from_json(told) == manifest
-    assert sum(len(point["tokens"]) for point in told["points"]) == 701, "what turns share is told once"
+    data = json.loads(json.dumps(to_json(manifest)))
+    assert from_json(data) == manifest
+    assert sum(len(point["tokens"]) for point in data["points"]) == 701, "shared tokens are written once"
 
 
-Harm = Callable[[dict[str, Any]], object]
+Change = Callable[[dict[str, Any]], object]
 POINT: Callable[[dict[str, Any]], dict[str, Any]] = lambda d: d["points"][-1]  # noqa: E731
-HARMS: dict[str, Harm] = {
+CHANGES: dict[str, Change] = {
     "not a memory": lambda d: d.update(format="kvchat-conversations"),
     "a newer one": lambda d: d.update(version=2),
     "nothing in it": lambda d: d.update(points=[]),
@@ -62,19 +62,19 @@ HARMS: dict[str, Harm] = {
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return json.dumps(to_json(manifest_of(tmp_path_factory.mktemp("told"), WINDOW)))
+def valid(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return json.dumps(to_json(manifest_of(tmp_path_factory.mktemp("manifest"), WINDOW)))
 
 
-@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS.keys())
-def test_what_cannot_be_true_is_refused(told: str, harm: Harm) -> None:
-    data = json.loads(told)
-    harm(data)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_invalid_manifests_are_refused(valid: str, change: Change) -> None:
+    data = json.loads(valid)
+    change(data)
     with pytest.raises(BadMemory):
         from_json(data)
 
 
 @pytest.mark.parametrize("data", [None, [], 7, "x", {}, {"format": "kvchat-memory", "version": 1}])
-def test_what_is_something_else_is_refused(data: object) -> None:
+def test_other_json_is_refused(data: object) -> None:
     with pytest.raises(BadMemory):
         from_json(data)

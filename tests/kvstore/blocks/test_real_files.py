@@ -1,4 +1,4 @@
-"""What both real engines save, for every kind of model memory: byte for byte through the store, and mutated."""
+"""Slot files of both real engines for every kind of model memory: through the store, and mutated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from kvchat.kvstore.blocks.absorb import split_slot_file
 from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.layout import Layout, Span
 from kvchat.kvstore.blocks.rebuild import compose
-from kvchat.kvstore.savepoint import RestorePlan, StagedFile, Tier
 from tests.kvstore.blocks.test_layout import mutated, parse_watched
 from tests.kvstore.store_bench import Bench, parse_bytes
 from tests.models import bare_models
@@ -41,7 +40,7 @@ CASES += [("real_llama_server", name) for name in BY_LLAMA_SERVER]
 
 @pytest.fixture(scope="module")
 def models() -> Iterator[dict[str, Path]]:
-    """Tiny models, made to take longer conversations than the 256 tokens they say they were trained for."""
+    """Tiny models with a longer context than the 256 tokens they were trained for."""
     with tempfile.TemporaryDirectory() as folder:
         found = bare_models((*FULL, *WINDOWS, *HYBRID, *RECURRENT), Path(folder))
         for name, path in found.items():
@@ -59,7 +58,7 @@ async def supervisor() -> AsyncIterator[EngineSupervisor]:
 
 
 @pytest.mark.parametrize(("engine", "architecture"), CASES)
-async def test_every_turn_comes_back_byte_for_byte(
+async def test_every_turn_is_restored_byte_for_byte(
     engine: str,
     architecture: str,
     models: dict[str, Path],
@@ -81,14 +80,11 @@ async def test_every_turn_comes_back_byte_for_byte(
         points[length] = bench.save("thesis", TOKENS[:length], data=saved[length])
     layouts = {length: parse_bytes(data) for length, data in saved.items()}
     for length in TURNS:
-        plan = RestorePlan(points[length], length, Tier.DISK, points[length].size)
-        staged = bench.restorer.stage(plan, bench.slots)
-        assert isinstance(staged, StagedFile)
-        assert bench.read(staged) == saved[length]
+        assert bench.read(bench.stage_point(points[length])) == saved[length]
     if architecture in FULL:
         rows = sum(cache.row_bytes * cache.rows for cache in layouts[TURNS[-1]].attention)
-        assert bench.inventory.usage().unique_rows_bytes == rows, "every row is kept once"
-        assert bench.restore((*TOKENS[:300], 1, 1), can_cut=True) == saved[300], "and a part is what was saved there"
+        assert bench.inventory.usage().unique_rows_bytes == rows, "every row is stored once"
+        assert bench.restore((*TOKENS[:300], 1, 1), can_cut=True) == saved[300]
     elif engine == "embedded_engine":
         assert layouts[TURNS[-1]].checkpoints
     assert bool(layouts[TURNS[-1]].recurrent) == (architecture in (*HYBRID, *RECURRENT))
@@ -96,7 +92,7 @@ async def test_every_turn_comes_back_byte_for_byte(
 
 
 def mutate(data: bytes, layout: Layout, dice: random.Random, folder: Path) -> None:
-    """Change numbers, rows, states and checkpoints: the parser does no harm, and the store gives back what it got."""
+    """Change the file anywhere: the parser does no harm, and the store restores the changed bytes."""
     blocks = BlockFiles(folder / "blocks", sync=False)
     original, rebuilt = folder / "mutated", folder / "rebuilt"
     for _ in range(MUTATIONS):
