@@ -1,6 +1,6 @@
-"""The application as a screen reader sees it: find a widget by role and name, read it, type into it, press it.
+"""AT-SPI client over D-Bus: find a widget by role and name, read it, type into it, press it.
 
-Speaks AT-SPI over D-Bus (specification: at-spi2-core, xml/*.xml). Qt answers when QT_LINUX_ACCESSIBILITY_ALWAYS_ON=1.
+Specification: at-spi2-core, xml/*.xml. Qt answers if QT_LINUX_ACCESSIBILITY_ALWAYS_ON=1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ACTIVE, _FOCUSABLE, _FOCUSED, _SHOWING = 1, 11, 12, 25
 
 
 class Gone(LookupError):
-    """The widget or its application has gone away, or does not do what it was asked."""
+    """The widget or its application is gone, or does not support the call."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Node:
-    """One accessible widget. Its properties are asked for anew at each use."""
+    """An accessible widget. Its properties are queried at each use."""
 
     connection: DBusConnection
     address: DBusAddress
@@ -95,7 +95,7 @@ class Node:
         return Node(self.connection, DBusAddress(path, bus_name=name))
 
     def walk(self) -> Iterator[Node]:
-        """This widget and all below it. Whatever goes away meanwhile is left out."""
+        """Yield this widget and all below it, except those that disappear meanwhile."""
         yield self
         try:
             children = self.children()
@@ -105,7 +105,7 @@ class Node:
             yield from child.walk()
 
     def find_all(self, role: str | None = None, name: str | None = None) -> list[Node]:
-        """All widgets below with this role and this name, in the order of the tree. None matches everything."""
+        """Return all widgets with this role and name, in tree order. None matches everything."""
         return [node for node in self.walk() if node.matches(role, name)]
 
     def find(self, role: str | None = None, name: str | None = None) -> Node | None:
@@ -143,7 +143,7 @@ def open_accessibility_bus(session: DBusConnection) -> DBusConnection:
 
 class _Signals:
     def __init__(self, accessibility: DBusConnection, event: str, member: str) -> None:
-        """`accessibility`: a connection for this alone."""
+        """`accessibility`: a connection of its own."""
         self._connection = accessibility
         _ask(accessibility, new_method_call(_REGISTRY, "RegisterEvent", "s", (event,)))
         rule = MatchRule(type="signal", interface=f"{_ATSPI}Event.Object", member=member)
@@ -153,21 +153,21 @@ class _Signals:
     def close(self) -> None:
         self._connection.close()
 
-    def _next(self, latest: float) -> Message:
-        return self._connection.recv_until_filtered(self._queue, timeout=max(latest - time.monotonic(), 0.01))
+    def _next(self, deadline: float) -> Message:
+        return self._connection.recv_until_filtered(self._queue, timeout=max(deadline - time.monotonic(), 0.01))
 
 
 class Announcements(_Signals):
     def __init__(self, accessibility: DBusConnection) -> None:
         super().__init__(accessibility, "object:announcement", "Announcement")
-        self._heard: list[str] = []
+        self._received: list[str] = []
 
-    def wait_for(self, words: str, seconds: float) -> str:
-        """The first with these words, those before now included."""
-        latest = time.monotonic() + seconds
-        while not (found := [one for one in self._heard if words in one]):
-            self._heard.append(str(self._next(latest).body[3][1]))
-        return found[0]
+    def wait_for(self, text: str, seconds: float) -> str:
+        """Return the first announcement with this text, including earlier ones."""
+        deadline = time.monotonic() + seconds
+        while not (matches := [message for message in self._received if text in message]):
+            self._received.append(str(self._next(deadline).body[3][1]))
+        return matches[0]
 
 
 class Focus(_Signals):
@@ -175,10 +175,10 @@ class Focus(_Signals):
         super().__init__(accessibility, "object:state-changed:focused", "StateChanged")
 
     def wait_for(self, role: str, seconds: float, name: str | None = None) -> Node:
-        """The first widget whose role ends so, and of this name if one is given, of those not passed over yet."""
-        latest = time.monotonic() + seconds
+        """Return the next focused widget whose role ends with `role`, with this name if given."""
+        deadline = time.monotonic() + seconds
         while True:
-            message = self._next(latest)
+            message = self._next(deadline)
             fields = message.header.fields
             node = Node(self._connection, DBusAddress(fields[HeaderFields.path], fields[HeaderFields.sender]))
             if message.body[0] == "focused" and message.body[1]:

@@ -1,4 +1,4 @@
-"""A minimal Debian without Python or a compiler, as a folder of its own to install a package into and to run it in."""
+"""A minimal Debian without Python or a compiler, in a folder, to install and run a package in."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 _PACKAGES = Path(__file__).resolve().parents[2] / "packaging" / "debian-packages"
 _SUITE = "bookworm"
 _MIRROR = "http://deb.debian.org/debian"
-# What apt and dpkg keep about themselves, and what other packages make of what is installed.
+# Files of apt and dpkg themselves, and caches that other packages make of installed files.
 _BOOKKEEPING = ("var/lib/dpkg/", "var/lib/apt/", "var/cache/", "var/log/", "etc/ld.so.cache", "tmp/")
-# In a mount namespace of its own, so that nothing stays mounted: /tmp is the test's, where display, buses and home are.
+# In its own mount namespace, so that nothing stays mounted; /tmp is the test's, with display, buses and home.
 _ENTER = """
 set -e
 mount --bind /proc "$0/proc"; mount --rbind /dev "$0/dev"; mount --bind /tmp "$0/tmp"
@@ -27,20 +27,20 @@ def why_not() -> str | None:
     if shutil.which("mmdebstrap") is None:
         return "mmdebstrap is not installed"
     if os.geteuid() != 0:
-        return "a root file system is made by root"
+        return "making a root file system needs root"
     tried = subprocess.run(["unshare", "--mount", "mount", "--bind", "/proc", "/proc"], capture_output=True, text=True)
-    return None if tried.returncode == 0 else f"no mounts of one's own here: {tried.stderr.strip()}"
+    return None if tried.returncode == 0 else f"private mounts are not allowed: {tried.stderr.strip()}"
 
 
 def _dependencies() -> list[str]:
-    """The packages that ours depends on: they are fetched once, so that apt installs without a network."""
+    """Return the packages that kvchat's depends on; downloaded once, so that apt needs no network."""
     lines = _PACKAGES.read_text("utf-8").splitlines()
     found = [line.partition(": ")[2].split() for line in lines if line.startswith(("qt:", "engine:"))]
     return sorted(name for names in found for name in names)
 
 
 def _archive() -> Path:
-    """The system as a tar file, with apt's lists and the dependencies' packages in its cache; made once."""
+    """Return the system as a tar file, with apt's lists and the dependencies in its cache; made once."""
     recipe = " ".join([_SUITE, _MIRROR, *_dependencies()])
     folder = Path.home() / ".cache" / "kvchat-tests"
     archive = folder / f"bare-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.tar"
@@ -55,19 +55,19 @@ def _archive() -> Path:
 
 
 class BareSystem:
-    """The system, unpacked into a folder. Its /tmp is the machine's own."""
+    """The system, unpacked into a folder. Its /tmp is the machine's."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir()
         subprocess.run(["tar", "-xf", str(_archive()), "-C", str(root), "--exclude=./dev/*"], check=True)
-        (root / "etc/dpkg/dpkg.cfg.d/quick").write_text("force-unsafe-io\n")  # a disk that nobody will miss
+        (root / "etc/dpkg/dpkg.cfg.d/quick").write_text("force-unsafe-io\n")  # durability does not matter here
         self.root = root
 
     def command(self, *arguments: str | Path) -> list[str]:
         return ["unshare", "--mount", "sh", "-c", _ENTER, str(self.root), *map(str, arguments)]
 
     def run(self, *arguments: str | Path) -> str:
-        """Run this inside, with nothing but what is inside, and return what it printed."""
+        """Run a command inside and return its output."""
         environment = {"DEBIAN_FRONTEND": "noninteractive", "LANG": "C.UTF-8"}
         done = subprocess.run(
             self.command(*arguments),

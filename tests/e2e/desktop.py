@@ -1,11 +1,11 @@
-"""A whole desktop for one application: a display, a window manager, a private bus, a tray, hands and eyes.
+"""A desktop for one application: a display, a window manager, a private bus, a tray, keyboard and pointer.
 
-In tests it is a context manager. By hand, to look at the application:
+A context manager in tests. By hand:
 
-    python -m tests.e2e.desktop run -- bash         # a shell in which windows open on a display of their own
-    python -m tests.e2e.desktop shot screen.png     # and inside that shell: a picture of the screen
+    python -m tests.e2e.desktop run -- bash         # a shell whose windows open on a display of their own
+    python -m tests.e2e.desktop shot screen.png     # inside that shell: a screenshot
     python -m tests.e2e.desktop tree                # every widget, as a screen reader sees it
-    python -m tests.e2e.desktop menu [LABEL]        # the tray menu; with LABEL, fire that entry
+    python -m tests.e2e.desktop menu [LABEL]        # the tray menu; with LABEL, activate that entry
 
 Needs the Debian packages xvfb, openbox, xdotool, dbus-daemon and at-spi2-core.
 """
@@ -15,11 +15,14 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -29,7 +32,6 @@ from jeepney.io.blocking import DBusConnection, open_dbus_connection
 
 from tests.desktop_bus import display, session_bus
 from tests.e2e.accessible import Announcements, Focus, Gone, Node, applications, open_accessibility_bus
-from tests.e2e.picture import Picture, from_framebuffer
 from tests.e2e.tray import TrayItem, play_tray, tray_items
 from tests.e2e.waiting import wait_until
 
@@ -39,8 +41,43 @@ _LAUNCHER = Path("/usr/libexec/at-spi-bus-launcher")
 FRAMEBUFFER = "KVCHAT_TEST_FRAMEBUFFER"
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A picture without a picture library; `rgb` holds width × height × 3 bytes, row by row."""
+
+    width: int
+    height: int
+    rgb: bytes
+
+    def save(self, path: Path) -> None:
+        """Write it as PNG (8 bits, RGB, no filter; RFC 2083)."""
+        stride = self.width * 3
+        rows = b"".join(b"\0" + self.rgb[y * stride : (y + 1) * stride] for y in range(self.height))
+        header = struct.pack(">IIBBBBB", self.width, self.height, 8, 2, 0, 0, 0)
+        data = b"\x89PNG\r\n\x1a\n"
+        for kind, body in ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")):
+            data += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        path.write_bytes(data)
+
+
+def read_framebuffer(path: Path) -> Picture:
+    """Read what `Xvfb -fbdir` shows: an XWD file with 32 bits per pixel (X11/XWDFile.h, version 7)."""
+    data = path.read_bytes()
+    words = struct.unpack(">25I", data[:100])
+    header_size, _version, _format, _depth, width, height = words[:6]
+    bits_per_pixel, bytes_per_line, colours = words[11], words[12], words[19]
+    if bits_per_pixel != 32:
+        raise ValueError(f"{path}: {bits_per_pixel} bits per pixel")
+    start = header_size + colours * 12
+    rows = [data[start + y * bytes_per_line :][: width * 4] for y in range(height)]
+    pixels, rgb = b"".join(rows), bytearray(width * height * 3)
+    for channel, source in enumerate((2, 1, 0)):  # blue, green, red, unused
+        rgb[channel::3] = pixels[source::4]
+    return Picture(width, height, bytes(rgb))
+
+
 class View:
-    """Eyes and hands on a running desktop, given the environment in which its applications run."""
+    """Access to a running desktop, given the environment of its applications."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
@@ -54,7 +91,7 @@ class View:
         return open_accessibility_bus(self.bus)
 
     def screenshot(self) -> Picture:
-        return from_framebuffer(Path(self.environment[FRAMEBUFFER]))
+        return read_framebuffer(Path(self.environment[FRAMEBUFFER]))
 
     def tray(self, seconds: float = 120.0) -> TrayItem:
         return wait_until(lambda: tray_items(self.bus), seconds=seconds, what="an icon in the tray")[0]
@@ -71,21 +108,23 @@ class View:
         return applications(self.accessibility)
 
     def find(self, role: str | None = None, name: str | None = None, seconds: float = 120.0) -> Node:
-        """The first showing widget with this role and name in any application; waits for it."""
+        """Wait for the first visible widget with this role and name in any application."""
 
-        def look() -> Node | None:
+        def find_visible() -> Node | None:
             for application in self.applications():
-                for node in chain(application.children(), application.walk()):  # windows first: each look is a question
+                for node in chain(application.children(), application.walk()):  # windows first: each check is a call
                     if node.matches(role, name) and node.showing:
                         return node
             return None
 
-        return wait_until(lambda: _unless_gone(look), seconds=seconds, what=f"a showing {role or 'widget'} {name!r}")
+        return wait_until(
+            lambda: _unless_gone(find_visible), seconds=seconds, what=f"a showing {role or 'widget'} {name!r}"
+        )
 
     def windows(self) -> list[str]:
-        """The ids of the visible windows that have a title."""
-        listed = self.xdotool("search", "--onlyvisible", "--name", ".", check=False)
-        return [line for line in listed.split() if line.isdigit()]
+        """Return the ids of the visible windows with a title."""
+        found = self.xdotool("search", "--onlyvisible", "--name", ".", check=False)
+        return [line for line in found.split() if line.isdigit()]
 
     def click(self, node: Node) -> None:
         x, y = node.box.centre
@@ -100,20 +139,20 @@ class View:
         self.xdotool("key", *names)
 
     def close_window(self) -> None:
-        """Close the window that has the keyboard, as alt+F4 does; until it is gone."""
+        """Close the window that has the keyboard with alt+F4; wait until it is gone."""
         self._wait_for_keyboard()
         window = self.xdotool("getactivewindow").strip()
 
         def gone() -> bool:
             if window not in self.windows():
                 return True
-            self.xdotool("key", "alt+F4")  # again: a busy window manager may have dropped the first
+            self.xdotool("key", "alt+F4")  # repeated: a busy window manager may drop the first
             return False
 
         wait_until(gone, pause=1.0, what="the window's end")
 
     def _wait_for_keyboard(self) -> None:
-        """A window on its way to the screen has no keyboard yet: keys would go nowhere."""
+        """Wait for a window with the keyboard: one that is just opening would not get the keys."""
         wait_until(lambda: self.xdotool("getactivewindow", check=False).strip(), what="a window with the keyboard")
 
     def xdotool(self, *arguments: str, check: bool = True) -> str:
@@ -129,7 +168,7 @@ class View:
 
 
 class Desktop(View):
-    """A desktop of its own, from `with` to the end of the block. `tray=False` makes one without a tray."""
+    """A private desktop, with or without a tray."""
 
     def __init__(self, *, size: str = "1280x800", tray: bool = True) -> None:
         super().__init__({})
@@ -162,7 +201,7 @@ class Desktop(View):
     def application(
         self, *command: str, output: Path | None = None, **environment: str
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Run a program on this desktop, what it prints going to `output`; killed at the end if it still runs."""
+        """Run a program on this desktop, its output going to `output`; kill it at the end if it still runs."""
         with (
             output.open("ab") if output else nullcontext() as file,
             subprocess.Popen(
@@ -180,7 +219,7 @@ class Desktop(View):
 
 
 def _clean_environment(folder: Path) -> dict[str, str]:
-    """The caller's environment without its own desktop, so that nothing leaks in from there."""
+    """Return the caller's environment without its desktop."""
     foreign = ("DISPLAY", "WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS", "XAUTHORITY", "SESSION_MANAGER")
     inherited = {
         name: value
@@ -199,9 +238,9 @@ def _clean_environment(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def _running(command: Sequence[str], environment: dict[str, str]) -> Iterator[None]:
-    """A helper process in a session of its own; it and its children end with the block."""
-    nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    with subprocess.Popen(command, env=environment, start_new_session=True, **nowhere) as process:
+    """Run a helper process in its own session; it and its children end with the block."""
+    devnull = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    with subprocess.Popen(command, env=environment, start_new_session=True, **devnull) as process:
         try:
             yield
         finally:
@@ -214,10 +253,10 @@ def _running(command: Sequence[str], environment: dict[str, str]) -> Iterator[No
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _unless_gone(look: Callable[[], T]) -> T | None:
-    """What `look` finds; None when an application went away while it was read."""
+def _unless_gone(read: Callable[[], T]) -> T | None:
+    """Return what `read` returns; None if an application ended meanwhile."""
     try:
-        return look()
+        return read()
     except (Gone, KeyError):
         return None
 

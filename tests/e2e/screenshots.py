@@ -1,4 +1,4 @@
-"""The README's pictures, taken of the real application: python -m tests.e2e.screenshots FOLDER."""
+"""Take the README's screenshots of the real application: python -m tests.e2e.screenshots FOLDER."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUESTION = "Write a Python function that adds two numbers."
 
 
 def main(folder: Path) -> None:
-    """Three chats, a restart, and a reply to the longest: once in light, once in dark."""
+    """Make three chats; restart in the light and the dark theme and reply to the longest."""
     with tempfile.TemporaryDirectory(prefix="kvchat-pictures-") as scratch, Desktop(size=SIZE) as desktop:
         desktop.environment["QT_SCALE_FACTOR"] = SCALE
         home = Home(Path(scratch) / "home")
@@ -37,7 +37,7 @@ def main(folder: Path) -> None:
                 desktop.key("ctrl+n")
                 window.send(text)
                 window.replies(count)
-                window.saved(count)
+                window.wait_for_saves(count)
             window.quit()
         for theme in ("light", "dark"):
             again = home.copy(Path(scratch) / theme)
@@ -45,11 +45,11 @@ def main(folder: Path) -> None:
             with open_window(desktop, again) as window:
                 window.open_conversation("Here are my notes")
                 desktop.key("F11")
-                window.strip_says("loaded")
+                window.wait_for_strip("loaded")
                 window.send(QUESTION)
                 window.replies(4)
-                window.strip_says("saved")
-                desktop.xdotool("mousemove", "1640", "1139")  # out of sight, nearly
+                window.wait_for_strip("saved")
+                desktop.xdotool("mousemove", "1640", "1139")  # nearly outside the screen
                 desktop.screenshot().save(folder / f"screenshot-{theme}.png")
                 window.quit()
 

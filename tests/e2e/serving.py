@@ -1,4 +1,4 @@
-"""`kvchat serve` in a process of its own."""
+"""`kvchat serve` in its own process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.e2e.home import Home
 
 KVCHAT = (sys.executable, "-m", "kvchat")
 
-# In the manner of Qwen's, which many models that call tools have.
+# Like Qwen's, which many models with tool calls use.
 TEMPLATE = r"""
 {%- if tools %}
 {{- '<|im_start|>system\n' }}
@@ -60,20 +60,18 @@ class Serving:
     errors: Path
 
     def get(self, path: str) -> Any:
-        asked = urllib.request.Request(f"{self.url}{path}", headers=self._as_owner())
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        """Request a path with the owner's API key."""
+        owner = self.errors.parent / "data" / "owner.json"
+        key = json.loads(owner.read_text("utf-8"))["api_key"] if owner.exists() else ""
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        with urllib.request.urlopen(urllib.request.Request(f"{self.url}{path}", headers=headers), timeout=60) as answer:
             return json.load(answer)
 
-    def _as_owner(self) -> dict[str, str]:
-        told = self.errors.parent / "data" / "owner.json"
-        key = json.loads(told.read_text("utf-8"))["api_key"] if told.exists() else ""
-        return {"authorization": f"Bearer {key}"} if key else {}
-
     def requests(self) -> list[dict[str, Any]]:
-        """Those that are over, oldest first, once nothing is under way and what they left is saved."""
-        while (told := self.get("/kvchat/requests"))["under_way"] or any(one["busy"] for one in told["slots"]):
+        """Return the finished requests, oldest first, once nothing runs and everything is saved."""
+        while (status := self.get("/kvchat/requests"))["under_way"] or any(slot["busy"] for slot in status["slots"]):
             time.sleep(0.05)
-        return list(reversed(told["last"]))
+        return list(reversed(status["last"]))
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
@@ -82,16 +80,16 @@ class Serving:
 
 @contextlib.contextmanager
 def serving(home: Home, *arguments: str, port: int, program: Sequence[str | Path] = KVCHAT) -> Iterator[Serving]:
-    """Begun by what the systemd unit runs, and ended at the latest when the block ends, as systemd ends it."""
+    """Start the systemd unit's command; terminate it at the end of the block like systemd."""
     home.folder.mkdir(parents=True, exist_ok=True)
     errors = home.folder / "serve.errors"
     with (
-        errors.open("ab") as told,
+        errors.open("ab") as stderr,
         subprocess.Popen(
             [*home.prefix, *program, *_exec_start()[1:], "--port", str(port), *arguments],
             env=os.environ | {"KVCHAT_HOME": str(home.folder)},
             stdout=subprocess.PIPE,
-            stderr=told,
+            stderr=stderr,
             text=True,
         ) as process,
     ):

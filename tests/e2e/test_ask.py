@@ -1,4 +1,4 @@
-"""`kvchat ask` in processes of its own, on real engines and models of every memory kind."""
+"""`kvchat ask` in its own processes, with real engines and models of every memory kind."""
 
 from __future__ import annotations
 
@@ -25,11 +25,8 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("architecture", ["llama", "qwen35", "gemma3"])
-def test_a_second_process_goes_on_where_the_first_ended(home, tmp_path, architecture, engine):
-    """The hybrid restores only because the first process settled at the turn boundary before it saved.
-
-    The sliding-window model does on llama-server b11434 only because older rows are added to its file.
-    """
+def test_a_second_process_continues_where_the_first_ended(home, tmp_path, architecture, engine):
+    """The hybrid model needs a save at the turn boundary, the sliding window (llama-server b11434) added older rows."""
     common = ("--model", str(tiny_model(architecture)), *engine_arguments(engine))
     cold = home.ask("--new", *common, notes(250))
     assert cold["receipt"]["source"] == "cold"
@@ -47,15 +44,15 @@ def test_a_second_process_goes_on_where_the_first_ended(home, tmp_path, architec
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, str]:
+def saved_chat(tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, str]:
     home = Home(tmp_path_factory.mktemp("begun") / "home")
     return home, home.ask("--new", "--model", str(tiny_model("llama")), notes(60))["chat_id"]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "foreign", "missing"])
-def test_a_damaged_store_costs_a_prefill_and_nothing_else(begun, tmp_path, damage):
-    model, chat = ("--model", str(tiny_model("llama"))), begun[1]
-    home = begun[0].copy(tmp_path / "home")
+def test_a_damaged_store_costs_only_a_prefill(saved_chat, tmp_path, damage):
+    model, chat = ("--model", str(tiny_model("llama"))), saved_chat[1]
+    home = saved_chat[0].copy(tmp_path / "home")
     for file in home.kept.block_files():
         spoil(file, damage)
     receipt = home.ask("--chat", chat[:8], *model, QUESTION)["receipt"]
@@ -65,18 +62,18 @@ def test_a_damaged_store_costs_a_prefill_and_nothing_else(begun, tmp_path, damag
     assert again["source"] == "disk"
 
 
-def test_another_model_is_another_fingerprint(begun, tmp_path):
-    home, chat = begun[0].copy(tmp_path / "home"), begun[1]
+def test_another_model_has_another_fingerprint(saved_chat, tmp_path):
+    home, chat = saved_chat[0].copy(tmp_path / "home"), saved_chat[1]
     receipt = home.ask("--chat", chat, "--model", str(tiny_model("qwen35")), QUESTION)["receipt"]
     assert receipt["source"] == "cold"
     assert receipt["miss_code"] == "other-model"
 
 
-def test_what_is_missing_or_unreadable_is_said_in_words(home, tmp_path):
+def test_missing_or_unreadable_models_and_chats_are_reported(home, tmp_path):
     model, garbage, half = tiny_model("llama"), tmp_path / "garbage.gguf", tmp_path / "half.gguf"
     garbage.write_bytes(b"not a model" * 1000)
     half.write_bytes(model.read_bytes()[: model.stat().st_size // 2])
-    for arguments, words in (
+    for arguments, problem in (
         ((), "--starter"),
         (("--model", str(model), "--chat", "nobody"), "No chat has the id nobody"),
         *((("--model", str(path)), path.name) for path in (garbage, half, tmp_path / "absent.gguf")),
@@ -85,8 +82,8 @@ def test_what_is_missing_or_unreadable_is_said_in_words(home, tmp_path):
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.startswith("kvchat: ")
         assert "Traceback" not in done.stderr
-        assert words in done.stderr
-    assert [m["content"] for m in home.messages()] == ["Hello"] * 3, "the user's words are on disk all the same"
+        assert problem in done.stderr
+    assert [message["content"] for message in home.messages()] == ["Hello"] * 3, "the messages are stored all the same"
 
 
 def test_bench_measures_the_users_model(home):
@@ -96,7 +93,7 @@ def test_bench_measures_the_users_model(home):
     assert figures["outputs_agree"] is True
     assert figures["cached_tokens"] >= 0.95 * figures["prompt_tokens"] > 500
     assert 0 < figures["new_rows_bytes_last_reply"] < figures["disk_bytes"] / 4
-    assert figures["last_reply_bytes_written"] < figures["disk_bytes"] / 4, "the last reply alone, not the whole file"
+    assert figures["last_reply_bytes_written"] < figures["disk_bytes"] / 4, "only the last reply, not the whole file"
     assert figures["disk_ratio"] >= 1
     assert not home.messages(), "the user's own chats are not touched"
     assert not list((home.folder / "cache").glob("bench-*"))
@@ -112,12 +109,12 @@ def test_bench_shares_a_system_prompt(home):
     assert figures["cached_tokens"] >= 0.9 * figures["prompt_tokens"], "a new chat begins where the prompt ends"
 
 
-def test_bench_of_a_person_begins_chats_on_prepared_documents(home):
+def test_bench_of_a_person_starts_chats_on_prepared_documents(home):
     figures = home.bench("person", "--part", "documents", "--tokens", "600", "--model", str(tiny_model("llama")))
     assert (figures["switch"], figures["paste"], figures["busy_prediction_error"]) == (None, None, None)
     documents = figures["documents"]
     assert 500 < documents["tokens"] < 700
     assert documents["chats"] == 20
-    # Of so small a model what is written beside the rows counts; kept for each chat they would be four times as much.
+    # With so small a model the overhead counts; stored once per chat, the rows would be four times as large.
     assert documents["disk_bytes"] < 1.2 * documents["unique_rows_bytes"], "the documents' rows are kept once"
     assert figures["prediction_error"] is not None

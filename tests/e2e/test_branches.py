@@ -1,4 +1,4 @@
-"""Continue, regenerate, edit, branch and titles on real engines: warm, and what a cold engine says."""
+"""Continue, regenerate, edit, branch and titles on real engines: warm, with the replies of a cold engine."""
 
 from __future__ import annotations
 

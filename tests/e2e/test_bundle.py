@@ -1,4 +1,4 @@
-"""What is downloaded: built by its one command, it chats and quits with nothing else there; then on a bare system."""
+"""The downloadable bundle: built, it chats and quits without anything else; then on a bare system."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle, which takes as long to build as to try out."""
+    """Build the bundle."""
     dist = tmp_path_factory.mktemp("dist")
     build = [ROOT / "packaging" / "build-bundle", "--python", sys.executable, "--dist", dist]
     subprocess.run(build, check=True, timeout=400, stdin=subprocess.DEVNULL)
     return dist / "kvchat" / "kvchat"
 
 
-def test_the_bundle_is_a_whole_kvchat(program, tmp_path, smollm2):
-    knows_itself(program, with_starter(tmp_path / "one", smollm2))
-    remembers_without_a_window(program, with_starter(tmp_path / "two", smollm2))
-    serves_without_a_window(program, with_starter(tmp_path / "three", smollm2), smollm2)
-    chats_in_its_window_and_quits_cleanly(program, with_starter(tmp_path / "four", smollm2))
+def test_the_bundle_works_without_python(program, tmp_path, smollm2):
+    check_doctor(program, with_starter(tmp_path / "one", smollm2))
+    check_ask(program, with_starter(tmp_path / "two", smollm2))
+    check_serve(program, with_starter(tmp_path / "three", smollm2), smollm2)
+    check_window(program, with_starter(tmp_path / "four", smollm2))
 
 
 def with_starter(folder: Path, smollm2: Path) -> Home:
@@ -49,7 +49,7 @@ def with_starter(folder: Path, smollm2: Path) -> Home:
 
 
 def run_without_python(program: Path, *arguments: str, home: Home) -> str:
-    """Run the bundle with nothing in its environment that could lend it a Python."""
+    """Run the bundle without anything in its environment that could provide a Python."""
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(home.folder), "KVCHAT_HOME": str(home.folder)}
     done = subprocess.run(
         [program, *arguments], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
@@ -58,14 +58,14 @@ def run_without_python(program: Path, *arguments: str, home: Home) -> str:
     return done.stdout
 
 
-def knows_itself(program: Path, home: Home) -> None:
+def check_doctor(program: Path, home: Home) -> None:
     found = json.loads(run_without_python(program, "doctor", "--json", home=home))
     assert found["engine"]["found"] is True
     devices = run_without_python(program, "--embedded-engine", "--devices", home=home)
     assert [device["name"] for device in json.loads(devices)]
 
 
-def remembers_without_a_window(program: Path, home: Home) -> None:
+def check_ask(program: Path, home: Home) -> None:
     ask = ("ask", "--starter", "--json", "--max-tokens", "8", "--temperature", "0")
     first = json.loads(run_without_python(program, *ask, "--new", "Name a fruit.", home=home))
     second = json.loads(run_without_python(program, *ask, "And another one.", home=home))
@@ -75,7 +75,7 @@ def remembers_without_a_window(program: Path, home: Home) -> None:
     assert not left_behind(home)
 
 
-def serves_without_a_window(program: Path, home: Home, smollm2: Path) -> None:
+def check_serve(program: Path, home: Home, smollm2: Path) -> None:
     with serving(home, "--model", str(smollm2), port=free_port("127.0.0.1"), program=[program]) as at:
         asked = {"messages": [{"role": "user", "content": "Name a fruit."}], "max_tokens": 8}
         answer = httpx2.post(f"{at.url}/v1/chat/completions", json=asked, timeout=120)
@@ -84,14 +84,14 @@ def serves_without_a_window(program: Path, home: Home, smollm2: Path) -> None:
     assert not left_behind(home)
 
 
-def chats_in_its_window_and_quits_cleanly(program: Path, home: Home) -> None:
+def check_window(program: Path, home: Home) -> None:
     with Desktop() as desktop, open_window(desktop, home, program, "--starter") as window:
         assert window.exchange("Say hello in one short sentence.")
         desktop.screenshot().save(Path(os.environ.get("KVCHAT_TEST_PICTURES", home.folder)) / "bundle.png")
         window.quit()
 
 
-def test_it_goes_from_the_package_to_a_warm_chat_on_a_bare_system(program, tmp_path):
+def test_the_package_works_on_a_bare_system(program, tmp_path):
     if why_not := bare_system.why_not():
         pytest.skip(why_not)
     dist = program.parents[1]
@@ -107,16 +107,16 @@ def test_it_goes_from_the_package_to_a_warm_chat_on_a_bare_system(program, tmp_p
     assert system.run("kvchat", "--version").startswith("kvchat ")
     home = Home(tmp_path / "home")
     home.write_settings()
-    (system.root / "etc" / "resolv.conf").unlink(missing_ok=True)  # nothing is fetched from here on
-    window_of = system.command("kvchat", "--starter")
+    (system.root / "etc" / "resolv.conf").unlink(missing_ok=True)  # no network from here on
+    command = system.command("kvchat", "--starter")
     with Desktop() as desktop:
-        with open_window(desktop, home, *window_of) as window:
+        with open_window(desktop, home, *command) as window:
             assert window.exchange("Name three fruits, and say one sentence on each.")
-            window.saved(1)
+            window.wait_for_saves(1)
             window.quit()
-        with open_window(desktop, home, *window_of) as window:
+        with open_window(desktop, home, *command) as window:
             window.open_conversation("Name three fruits")
-            window.strip_says("loaded")
+            window.wait_for_strip("loaded")
             window.send("And three trees?")
             receipt = window.replies(2)[-1]["receipt"]
             assert (receipt["source"], receipt["cached_tokens"] > 0) == ("disk", True)

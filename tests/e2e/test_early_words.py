@@ -1,6 +1,4 @@
-"""What is written and sent while kvchat starts, in a process of its own that is killed at any moment: never lost, and
-never twice.
-"""
+"""Text typed and sent while kvchat starts is neither lost nor duplicated, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from tests.engine_fixtures import FakeEngine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(sys.platform == "win32", reason="kills as POSIX does")]
 
-# Types in the first picture, as soon as the chats are listed ("\n" is Enter), and dies at the moment that is named.
+# Types as soon as the first window lists the chats ("\n" is Enter), and kills itself at the given moment.
 _DRIVER = """
 import asyncio, os, signal, sys
 from PySide6.QtCore import Qt
@@ -104,7 +102,7 @@ def on_disk(home: Paths) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize(("words", "draft"), [("Ada", "Dear Ada"), ("Ada\n", "Dear Ada"), ("A\nB", "Dear A\n\nB")])
-def test_what_is_written_in_the_first_picture_is_on_disk(home, words, draft):
+def test_text_typed_during_startup_is_stored(home, words, draft):
     with started(home, words, "imports"):
         wait_until(lambda: on_disk(home)[0] == [draft], what="the draft")
     assert on_disk(home) == ([draft], [])
@@ -113,13 +111,13 @@ def test_what_is_written_in_the_first_picture_is_on_disk(home, words, draft):
 @pytest.mark.parametrize(
     "moment", ["before it is stored", "while it is stored", "before the commit", "after the commit"]
 )
-def test_killed_at_any_moment_it_is_a_draft_or_a_message(home, moment):
+def test_after_a_kill_the_text_is_a_draft_or_a_message(home, moment):
     with started(home, "Ada\n", moment) as process:
         assert process.wait(240) == -signal.SIGKILL
     assert on_disk(home) == (([], ["Dear Ada"]) if moment == "after the commit" else (["Dear Ada"], []))
 
 
-def test_two_messages_that_are_sent_while_kvchat_starts_are_both_answered(home, smollm2):
+def test_two_messages_sent_during_startup_are_answered(home, smollm2):
     def answered() -> list[str]:
         with closing(Database(home.database)) as database:
             query = "SELECT content FROM messages WHERE role = 'assistant' AND state = 'complete' ORDER BY rowid"
@@ -136,7 +134,7 @@ def test_two_messages_that_are_sent_while_kvchat_starts_are_both_answered(home, 
     assert on_disk(home) == ([], ["Dear Ada", "Boole"])
 
 
-def test_words_are_on_disk_and_one_line_is_said_when_the_display_goes(home, tmp_path):
+def test_the_draft_is_stored_and_one_line_printed_when_the_display_is_lost(home, tmp_path):
     said = tmp_path / "said.txt"
     with (
         Desktop(tray=False) as desktop,
@@ -150,6 +148,6 @@ def test_words_are_on_disk_and_one_line_is_said_when_the_display_goes(home, tmp_
         assert kvchat.wait(180) == 1
     lines = said.read_text("utf-8").splitlines()
     assert lines[-1] == "The connection to the display was lost; kvchat is saving your chats and quitting."
-    assert len(lines) == 2, "and what Qt says"
+    assert len(lines) == 2, "and one by Qt"
     with closing(Database(home.database)) as database:
         assert [row["text"] for row in database.rows("SELECT text FROM drafts")] == ["Dear Ada"]

@@ -1,4 +1,4 @@
-"""Faults on the real engine: each ends in a clear message, nothing said is lost, and the chat goes on."""
+"""Faults of the real engine: a clear message, no lost text, and the chat continues."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tests.models import tiny_model
 pytestmark = pytest.mark.e2e
 
 ENGINES = ("embedded", "llama-server")
-GREEDY = Sampling(max_tokens=200, temperature=0.0, seed=1, grammar="root ::= [a-z ]{500}")  # a long reply in any case
+GREEDY = Sampling(max_tokens=200, temperature=0.0, seed=1, grammar="root ::= [a-z ]{500}")  # always a long reply
 
 
 class Watched:
-    """A runtime with what it tells written down, and a hook that is called with each event."""
+    """A runtime, its events so far, and a hook called with each event."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.events: list[Event] = []
         self.hook: Callable[[Event], None] = lambda event: None
-        runtime.events.subscribe(self._hear)
+        runtime.events.subscribe(self._on_event)
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         self.events.append(event)
         self.hook(event)
 
@@ -54,7 +54,7 @@ class Watched:
 
         self.hook = kill
 
-    async def say(self, chat: str, text: str, sampling: Sampling = GREEDY) -> Message | None:
+    async def send(self, chat: str, text: str, sampling: Sampling = GREEDY) -> Message | None:
         reply = await self.runtime.chat.send(chat, text, sampling)
         await self.runtime.chat.idle()
         return reply
@@ -76,21 +76,21 @@ async def opened(home: Path, model: Path, engine: str, cache: Path | None = None
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-async def test_the_engine_is_killed_during_prefill_streaming_and_saving(tmp_path, smollm2, engine):
+async def test_a_killed_engine_during_prefill_streaming_or_saving(tmp_path, smollm2, engine):
     async with opened(tmp_path / "home", smollm2, engine) as app:
         chat = (await app.runtime.chat.new_conversation()).id
         short = Sampling(max_tokens=8, temperature=0.0)
 
         app.kill_engine_at(Prefilling, lambda event: isinstance(event, Prefilling) and event.done > 0)
-        begun_anew = await app.say(chat, notes(60), short)
-        assert begun_anew is not None, "nothing had been said yet: the next engine answers"
+        repeated = await app.send(chat, notes(60), short)
+        assert repeated is not None, "nothing was sent yet: the next engine answers"
         assert not app.of(TurnFailed)
-        assert begun_anew.receipt is not None
-        assert begun_anew.receipt.engine_wait_ms > 0
+        assert repeated.receipt is not None
+        assert repeated.receipt.engine_wait_ms > 0
 
-        said = len(app.of(ReplyDelta))
-        app.kill_engine_at(ReplyDelta, lambda event: len(app.of(ReplyDelta)) > said + 2)
-        assert await app.say(chat, "Count to a hundred in words.") is None
+        deltas = len(app.of(ReplyDelta))
+        app.kill_engine_at(ReplyDelta, lambda event: len(app.of(ReplyDelta)) > deltas + 2)
+        assert await app.send(chat, "Count to a hundred in words.") is None
         failure = app.of(TurnFailed)[0]
         assert isinstance(failure, TurnFailed)
         assert "killed" in str(failure.error).lower()
@@ -101,14 +101,14 @@ async def test_the_engine_is_killed_during_prefill_streaming_and_saving(tmp_path
         await app.runtime.chat.idle()
         assert again is not None
         assert again.receipt is not None
-        assert again.receipt.source is Source.WARM, "the turn before was saved, and is restored into the new engine"
+        assert again.receipt.source is Source.WARM, "the turn before was saved and is restored"
 
         app.kill_engine_at(Saving)
         saved_before = len(app.of(Saved))
-        assert await app.say(chat, "Thank you.", short) is not None
+        assert await app.send(chat, "Thank you.", short) is not None
         assert len(app.of(Saved)) == saved_before
         assert isinstance(app.of(SaveSkipped)[-1], SaveSkipped)
-        after = await app.say(chat, "Goodbye.", short)
+        after = await app.send(chat, "Goodbye.", short)
         assert after is not None
         assert after.receipt is not None
         assert after.receipt.source is Source.WARM
@@ -117,7 +117,7 @@ async def test_the_engine_is_killed_during_prefill_streaming_and_saving(tmp_path
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 3 MB."""
+    """Mount a file system of 3 MB."""
     folder = tmp_path / "small disk"
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], check=False)
@@ -128,30 +128,30 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-async def test_the_disk_fills_up_while_the_engine_saves(tmp_path, small_disk, engine):
+async def test_the_disk_is_full_while_the_engine_saves(tmp_path, small_disk, engine):
     """The tiny llama takes about 2 KB a token: 2,700 tokens do not fit 3 MB."""
     async with opened(tmp_path / "home", tiny_model("llama"), engine, cache=small_disk / "cache") as app:
         await app.runtime.apply_settings(replace(app.runtime.settings, quota_bytes=1_000_000_000))
         chat = (await app.runtime.chat.new_conversation()).id
         short = Sampling(max_tokens=4, temperature=0.0)
-        reply = await app.say(chat, notes(150), short)
-        assert reply is not None, "the reply is not held up by the disk"
+        reply = await app.send(chat, notes(150), short)
+        assert reply is not None, "the reply does not wait for the disk"
         assert isinstance(app.of(SaveSkipped)[0], SaveSkipped)
         assert not app.of(Saved)
         leftovers = [f for f in (small_disk / "cache").rglob("*") if f.is_file() and f.suffix in ("", ".slot")]
-        assert not leftovers, "what could not be saved does not go on filling the disk"
+        assert not leftovers, "a failed save does not keep filling the disk"
         other = (await app.runtime.chat.new_conversation()).id
-        assert await app.say(other, "Hello", short) is not None
-        assert app.of(Saved), "a small conversation still fits"
+        assert await app.send(other, "Hello", short) is not None
+        assert app.of(Saved), "a small chat still fits"
 
 
-async def test_below_the_floor_nothing_is_saved_and_the_user_is_told(tmp_path):
+async def test_below_the_disk_floor_nothing_is_saved(tmp_path):
     async with opened(tmp_path / "home", tiny_model("llama"), "embedded") as app:
         await app.runtime.apply_settings(replace(app.runtime.settings, free_floor_bytes=10**18))
         chat = (await app.runtime.chat.new_conversation()).id
-        assert await app.say(chat, "Hello", Sampling(max_tokens=4)) is not None
+        assert await app.send(chat, "Hello", Sampling(max_tokens=4)) is not None
         skipped = app.of(SaveSkipped)[0]
         assert isinstance(skipped, SaveSkipped)
         assert skipped.reason.code is ReasonCode.DISK_NEARLY_FULL
         assert not app.of(Saved)
-    assert len(asyncio.all_tasks()) == 1, "nothing runs on after the close"
+    assert len(asyncio.all_tasks()) == 1, "nothing runs after the close"

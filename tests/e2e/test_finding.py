@@ -1,4 +1,4 @@
-"""The real window by keys alone, and desktop manners: another start tells the window what it is for."""
+"""The real window with the keyboard only; a second start passes its request to the window."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 ZOO = document_from_text("zoo.txt", "The gate is open.\n" * 200 + "A platypus sleeps here.\n")
 
 
-def furnish(home: Home) -> None:
+def add_chats(home: Home) -> None:
     with closing(Database(home.folder / "data" / "conversations.db")) as database:
         for title, question in (
             ("Zoo", "What sleeps?"),
@@ -35,15 +35,17 @@ def furnish(home: Home) -> None:
             database.append(chat.id, leaf.leaf_id, Role.ASSISTANT, f"About {title}.", MessageState.COMPLETE)
 
 
-def asked(window: Window, keys: str, field: str, words: str) -> None:
+def type_into(window: Window, keys: str, field: str, text: str) -> None:
     window.desktop.key(keys)
     node = window.desktop.find("text", field)
     wait_until(lambda: node.focused, what=f"the focus in {field!r}")
-    window.desktop.type(words)
+    window.desktop.type(text)
 
 
-def shows(window: Window, name: str) -> None:
-    wait_until(lambda: any(one.startswith(name) for one in window.names()), pause=0.3, what=f"{name!r} on show")
+def wait_for(window: Window, name: str) -> None:
+    wait_until(
+        lambda: any(visible.startswith(name) for visible in window.names()), pause=0.3, what=f"{name!r} on screen"
+    )
 
 
 def choose_a_context_size(window: Window) -> None:
@@ -53,7 +55,7 @@ def choose_a_context_size(window: Window) -> None:
         return desktop.xdotool("getactivewindow", "getwindowname", check=False).strip()
 
     window.exchange("Hello there.")
-    window.saved(1)
+    window.wait_for_saves(1)
     desktop.key("ctrl+comma")
     wait_until(lambda: in_front() == "Settings", what="the settings in front")
     desktop.key("Down")
@@ -67,52 +69,52 @@ def choose_a_context_size(window: Window) -> None:
     desktop.type("2K")
     desktop.key("Return")
     desktop.find("push button", "Restart engine now").press()
-    window.strip_says("context 2K")
+    window.wait_for_strip("context 2K")
     desktop.key("Escape")
     wait_until(lambda: len(desktop.windows()) == 1, what="the settings' closing")
 
 
-def test_everything_is_found_by_keys_and_a_context_size_chosen(tmp_path, smollm2):
+def test_everything_is_reachable_by_keys_and_the_context_length_can_be_changed(tmp_path, smollm2):
     home = Home(tmp_path / "home")
     home.write_settings(model_path=str(smollm2), max_tokens=8, **GREEDY)
-    furnish(home)
+    add_chats(home)
     with Desktop() as desktop, open_window(desktop, home) as window:
         choose_a_context_size(window)
         assert json.loads((home.folder / "config" / "settings.json").read_text())["context_size"] == 2048
-        assert "remembered" in window.exchange("And again?"), "what was saved is still good"
+        assert "remembered" in window.exchange("And again?"), "the save points are still valid"
 
-        asked(window, "ctrl+shift+f", "Search all chats", "heron")
-        shows(window, "Birds: Where does the heron")
+        type_into(window, "ctrl+shift+f", "Search all chats", "heron")
+        wait_for(window, "Birds: Where does the heron")
         desktop.key("Return")
-        shows(window, "You: Where does the heron stand?")
-        shows(window, "1 of 1")
+        wait_for(window, "You: Where does the heron stand?")
+        wait_for(window, "1 of 1")
 
-        asked(window, "ctrl+shift+f", "Search all chats", "platypus")
-        shows(window, "Zoo: zoo.txt: ")
+        type_into(window, "ctrl+shift+f", "Search all chats", "platypus")
+        wait_for(window, "Zoo: zoo.txt: ")
         desktop.key("Return")
         assert "platypus" in desktop.find("text", "Text of zoo.txt").text
         desktop.key("Escape")
-        shows(window, "You: What sleeps?")
+        wait_for(window, "You: What sleeps?")
 
-        asked(window, "ctrl+k", "Go to a chat or run a command", "Birds")
+        type_into(window, "ctrl+k", "Go to a chat or run a command", "Birds")
         desktop.key("Return")
-        shows(window, "You: Where does the heron stand?")
+        wait_for(window, "You: Where does the heron stand?")
 
-        asked(window, "ctrl+k", "Go to a chat or run a command", "Delete this chat")
+        type_into(window, "ctrl+k", "Go to a chat or run a command", "Delete this chat")
         desktop.key("Return")
         undo = desktop.find("push button", "Undo")
         wait_until(lambda: not any(name.startswith("You: Where does") for name in window.names()), what="another chat")
         undo.press()
-        asked(window, "ctrl+k", "Go to a chat or run a command", "Birds")
+        type_into(window, "ctrl+k", "Go to a chat or run a command", "Birds")
         desktop.key("Return")
-        shows(window, "You: Where does the heron stand?")
+        wait_for(window, "You: Where does the heron stand?")
         window.quit()
     found = home.run("search", "heron")
     assert found.returncode == 0, found
     assert "Where does the heron stand?" in found.stdout
 
 
-def test_a_quick_question_by_tray_and_command_and_what_is_opened_with_kvchat(tmp_path, smollm2):
+def test_quick_questions_files_and_links(tmp_path, smollm2):
     home, notes = Home(tmp_path / "home"), tmp_path / "notes.txt"
     notes.write_text("The heron stands in the reeds.")
     home.write_settings(model_path=str(smollm2), max_tokens=12, **GREEDY)

@@ -1,4 +1,4 @@
-"""A model fetched from a stand-in Hugging Face, with a kill on the way, and then talked to."""
+"""A model download from a fake Hugging Face, killed halfway, continued, and used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILE = "SmolLM2-135M-Instruct-Q4_1.gguf"
 
 
 @pytest.fixture
-def served(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+def hub(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     with fake_hub.serving() as hub:
         hub.repositories[REPOSITORY] = {FILE: smollm2.read_bytes()}
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
@@ -30,27 +30,27 @@ def served(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         yield hub
 
 
-def test_fetched_through_a_kill_found_and_talked_to(served, tmp_path, smollm2):
+def test_a_killed_download_is_continued_and_the_model_used(hub, tmp_path, smollm2):
     home = Home(tmp_path / "home")
     whole = smollm2.stat().st_size
     path = home.folder / "data" / "models" / REPOSITORY / FILE
     partial = path.with_name(FILE + ".part")
-    served.hold_at = whole // 2
+    hub.hold_at = whole // 2
     get = ("models", "get", f"{REPOSITORY}:Q4_1", "--use")
     first = subprocess.Popen([sys.executable, "-m", "kvchat", *get], env=os.environ | {"KVCHAT_HOME": str(home.folder)})
     try:
-        assert served.held.wait(240)
+        assert hub.held.wait(240)
         wait_until(lambda: partial.exists() and partial.stat().st_size > whole // 3, what="a third of the file")
     finally:
         first.kill()
         first.wait()
     arrived = partial.stat().st_size
     assert whole // 3 < arrived < whole
-    served.hold_at = None
-    served.go_on.set()
+    hub.hold_at = None
+    hub.go_on.set()
     again = home.run(*get)
     assert again.returncode == 0, again.stderr
     assert again.stdout == f"{path}\n"
-    assert served.downloads[-1].headers["range"] == f"bytes={arrived}-"
+    assert hub.downloads[-1].headers["range"] == f"bytes={arrived}-"
     assert "SmolLM2-135M-Instruct" in home.run("models").stdout
     assert home.ask("--new", "Name a fruit.")["reply"]

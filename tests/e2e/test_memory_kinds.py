@@ -55,9 +55,9 @@ def test_whatever_comes_next_is_warm_after_a_restart(tmp_path, architecture, eng
 async def test_equal_replies_say_something(tmp_path, architecture):
     """The reply of such a model depends on what it read long before: equal ones after a restore are no accident."""
     app = App(tmp_path / "home", tiny_model(architecture, WINDOWS.get(architecture), heeds=True), "embedded")
-    chats = [await app.new(SYSTEM), await app.new("Answer from these notes alone.\n" + notes(60, start=500))]
+    chats = [await app.new_chat(SYSTEM), await app.new_chat("Answer from these notes alone.\n" + notes(60, start=500))]
     replies = [
-        await app.once(lambda runtime, c=chat: runtime.chat.send(c, "Which is the longest?", FEW_WORDS, save=False))
+        await app.run_turn(lambda runtime, c=chat: runtime.chat.send(c, "Which is the longest?", FEW_WORDS, save=False))
         for chat in chats
     ]
     assert replies[0].content != replies[1].content
@@ -74,7 +74,7 @@ def test_a_chat_longer_than_a_long_window_comes_back_from_an_older_engine(tmp_pa
 async def test_of_a_chat_that_the_engine_cannot_restore_nothing_is_saved(tmp_path):
     """llama-server b11434 restores no chat shorter than the model's sliding window."""
     app = App(tmp_path / "home", tiny_model("gemma3", 1024), "llama-server")
-    chat = await app.new("Answer from these notes alone.\n" + notes(8))
+    chat = await app.new_chat("Answer from these notes alone.\n" + notes(8))
     notices: list[str] = []
     save_points: list[int] = []
 
@@ -85,7 +85,7 @@ async def test_of_a_chat_that_the_engine_cannot_restore_nothing_is_saved(tmp_pat
         save_points.append((await runtime.save_points.usage()).save_points)
         return reply
 
-    replies = [receipt(await app.once(ask)) for _ in range(2)]
+    replies = [receipt(await app.run_turn(ask)) for _ in range(2)]
     assert [reply.source for reply in replies] == [Source.COLD, Source.COLD]
     assert replies[1].miss_reason == Reason(ReasonCode.TOO_SHORT)
     assert save_points == [0, 0]
@@ -105,7 +105,7 @@ async def test_a_sliding_window_is_restored_from_memory_when_the_engine_was_rest
     if not MEMORY_FOLDER.is_dir():
         pytest.skip("no file system in memory here")
     app = App(tmp_path / "home", tiny_model("gemma3"), "embedded")
-    chat = await app.new(SYSTEM)
+    chat = await app.new_chat(SYSTEM)
 
     async def twice(runtime: Runtime) -> Message:
         await runtime.chat.send(chat, "Which is the longest bridge?", GREEDY)
@@ -113,7 +113,7 @@ async def test_a_sliding_window_is_restored_from_memory_when_the_engine_was_rest
         await runtime.restart_engine()
         return await runtime.chat.send(chat, "And the shortest?", GREEDY)
 
-    second = receipt(await app.once(twice))
+    second = receipt(await app.run_turn(twice))
     assert second.source is Source.WARM
     assert second.cached_tokens >= 0.98 * second.prompt_tokens, second
 
@@ -140,8 +140,8 @@ async def test_the_third_chat_with_a_system_prompt_starts_warm(tmp_path, archite
     app = App(tmp_path / "home", tiny_model(architecture), engine)
     replies = []
     for question in ("Which is the longest bridge?", "And the shortest?", "How many notes are there?"):
-        chat = await app.new(SYSTEM)
-        replies.append(await app.once(lambda runtime, c=chat, q=question: runtime.chat.send(c, q, GREEDY)))
+        chat = await app.new_chat(SYSTEM)
+        replies.append(await app.run_turn(lambda runtime, c=chat, q=question: runtime.chat.send(c, q, GREEDY)))
     first, second, third = (receipt(reply) for reply in replies)
     assert (first.source, second.source, third.source) == (Source.COLD, Source.COLD, Source.DISK)
 
@@ -155,8 +155,10 @@ async def test_the_third_chat_with_a_system_prompt_starts_warm(tmp_path, archite
     assert second.prefill_ms <= second.ttft_ms
 
     cold = App(tmp_path / "cold", tiny_model(architecture), engine)
-    chat = await cold.new(SYSTEM)
-    assert (await cold.once(lambda runtime: runtime.chat.send(chat, question, GREEDY))).content == replies[2].content
+    chat = await cold.new_chat(SYSTEM)
+    assert (await cold.run_turn(lambda runtime: runtime.chat.send(chat, question, GREEDY))).content == replies[
+        2
+    ].content
 
 
 async def test_the_same_document_in_another_chat_is_warm(tmp_path, smollm2):
@@ -168,9 +170,9 @@ async def test_the_same_document_in_another_chat_is_warm(tmp_path, smollm2):
         (app, "Which stone is first?"),
         (cold, "Which stone is first?"),
     ):
-        chat = await app_used.new()
+        chat = await app_used.new_chat()
         replies.append(
-            await app_used.once(
+            await app_used.run_turn(
                 lambda runtime, c=chat, q=question: runtime.chat.send(c, q, GREEDY, attachments=(DOCUMENT,))
             )
         )
@@ -184,11 +186,13 @@ async def test_the_same_document_in_another_chat_is_warm(tmp_path, smollm2):
 async def test_plain_attention_moves_between_builds(tmp_path, architecture):
     model = tiny_model(architecture)
     old, new = App(tmp_path / "home", model, OLD), App(tmp_path / "home", model, NEW)
-    chat = await old.new(SYSTEM)
-    await old.once(lambda runtime: runtime.chat.send(chat, "Which is the longest bridge?", GREEDY))
-    second = await new.once(lambda runtime: runtime.chat.send(chat, "And the shortest?", GREEDY))
-    third = await old.once(lambda runtime: runtime.chat.send(chat, "Thank you.", GREEDY))  # from what the new one saved
-    again = await new.once(lambda runtime: runtime.chat.retry(chat, GREEDY))
+    chat = await old.new_chat(SYSTEM)
+    await old.run_turn(lambda runtime: runtime.chat.send(chat, "Which is the longest bridge?", GREEDY))
+    second = await new.run_turn(lambda runtime: runtime.chat.send(chat, "And the shortest?", GREEDY))
+    third = await old.run_turn(
+        lambda runtime: runtime.chat.send(chat, "Thank you.", GREEDY)
+    )  # from what the new one saved
+    again = await new.run_turn(lambda runtime: runtime.chat.retry(chat, GREEDY))
     for reply in (second, third, again):
         assert receipt(reply).source is Source.DISK, receipt(reply)
         assert receipt(reply).cached_tokens >= 0.98 * receipt(reply).prompt_tokens, receipt(reply)
@@ -198,12 +202,12 @@ async def test_plain_attention_moves_between_builds(tmp_path, architecture):
 async def test_recurrent_state_stays_with_its_build(tmp_path):
     model = tiny_model("qwen35")
     old, new = App(tmp_path / "home", model, OLD), App(tmp_path / "home", model, NEW)
-    chat = await old.new(SYSTEM)
-    await old.once(lambda runtime: runtime.chat.send(chat, "Which is the longest bridge?", GREEDY))
-    second = receipt(await new.once(lambda runtime: runtime.chat.send(chat, "And the shortest?", GREEDY)))
+    chat = await old.new_chat(SYSTEM)
+    await old.run_turn(lambda runtime: runtime.chat.send(chat, "Which is the longest bridge?", GREEDY))
+    second = receipt(await new.run_turn(lambda runtime: runtime.chat.send(chat, "And the shortest?", GREEDY)))
     assert (second.source, second.cached_tokens) == (Source.COLD, 0)
     assert second.miss_reason == Reason(ReasonCode.OTHER_SETTINGS, {"settings": (Reason(ReasonCode.BUILD),)})
-    back = receipt(await old.once(lambda runtime: runtime.chat.retry(chat, GREEDY)))
+    back = receipt(await old.run_turn(lambda runtime: runtime.chat.retry(chat, GREEDY)))
     assert back.source is Source.DISK
 
 
@@ -220,7 +224,7 @@ async def asked(app: App, one: PreparedSet) -> tuple[str, int, int, Source]:
         chat = await runtime.chat.create(await runtime.chat.library.new_chat(one))
         return await runtime.chat.send(chat.id, QUESTION, GREEDY)
 
-    reply = await app.once(ask)
+    reply = await app.run_turn(ask)
     told = receipt(reply)
     return reply.content, told.cached_tokens, told.prompt_tokens, told.source
 

@@ -1,4 +1,4 @@
-"""kvchat needs no network but the loopback, and opens nothing else."""
+"""kvchat needs and uses only the loopback network."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tests.models import tiny_model
 pytestmark = pytest.mark.e2e
 
 ENGINES = ("embedded", "llama-server")
-# The namespace begins with a loopback that is down.
+# The loopback is down in a new namespace.
 LOOPBACK_ALONE = ("unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 
 
 def namespaces_allowed() -> bool:
-    """Whether this system lets us make a network namespace; containers and hardened systems may not."""
+    """Return True if network namespaces are allowed; not in containers and hardened systems."""
     if not (shutil.which("unshare") and shutil.which("ip")):
         return False
     return subprocess.run([*LOOPBACK_ALONE, "true"], capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_everything_works_where_there_is_no_network(tmp_path, engine):
+def test_everything_works_without_a_network(tmp_path, engine):
     if not namespaces_allowed():
         pytest.skip("network namespaces are not allowed here")
     home = Home(tmp_path / "home", prefix=LOOPBACK_ALONE)
@@ -43,12 +43,12 @@ def test_everything_works_where_there_is_no_network(tmp_path, engine):
     assert home.run("doctor").returncode == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not show another process's sockets unasked")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows another process's sockets")
 @pytest.mark.parametrize("engine", ENGINES)
-def test_no_socket_but_on_the_loopback_is_opened(tmp_path, engine):
+def test_only_loopback_sockets_are_opened(tmp_path, engine):
     home = Home(tmp_path / "home")
     question = ("ask", "--new", "--max-tokens", "120", "--model", str(tiny_model("llama")), *engine_arguments(engine))
-    asking = subprocess.Popen(
+    ask_process = subprocess.Popen(
         [sys.executable, "-m", "kvchat", *question, notes(100)],
         env=os.environ | {"KVCHAT_HOME": str(home.folder)},
         stdout=subprocess.DEVNULL,
@@ -58,21 +58,21 @@ def test_no_socket_but_on_the_loopback_is_opened(tmp_path, engine):
     seen: set[str] = set()
 
     def over() -> bool:
-        for connection in sockets_of(asking.pid):
+        for connection in sockets_of(ask_process.pid):
             addresses = [address.ip for address in (connection.laddr, connection.raddr) if address]
             seen.update(addresses)
             if connection.status == psutil.CONN_LISTEN:
                 listening.update(addresses)
-        return asking.poll() is not None
+        return ask_process.poll() is not None
 
     wait_until(over, seconds=240, what="the end of the reply")
-    assert asking.returncode == 0
+    assert ask_process.returncode == 0
     assert listening == {"127.0.0.1"}  # the engine was seen
     assert [address for address in seen if not ip_address(address).is_loopback] == []
 
 
 def sockets_of(pid: int) -> list[Any]:
-    """All internet sockets of a process and those it started, at this moment."""
+    """Return all internet sockets of a process and its children now."""
     found: list[Any] = []
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)

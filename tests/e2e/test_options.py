@@ -1,7 +1,4 @@
-"""Options and limits with the real engine: replies that follow a schema, no loops, a model's chat warm, a full context.
-
-What does not fit the context is refused in words, then dropped or summarised, never cut silently.
-"""
+"""Options and limits with the real engine: output formats, models per chat, and a full context."""
 
 from __future__ import annotations
 
@@ -35,16 +32,16 @@ WORDS = "The river runs past the old garden wall and the heron stands there all 
 
 
 def repeated(text: str, length: int = 6) -> float:
-    """The share of word runs of that length that were said before."""
+    """Return the share of word sequences of this length that occur before."""
     words = text.split()
     runs = [tuple(words[i : i + length]) for i in range(len(words) - length + 1)]
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
-async def test_the_starter_does_not_loop_formats_are_followed_and_a_chat_comes_back_warm(tmp_path, smollm2):
+async def test_replies_do_not_loop_formats_are_followed_and_models_switch(tmp_path, smollm2):
     async with opened(tmp_path, settings(smollm2, "llama-server", context_size=2048)) as runtime:
-        chat, told = runtime.chat, list[Event]()
-        runtime.events.subscribe(told.append)
+        chat, events = runtime.chat, list[Event]()
+        runtime.events.subscribe(events.append)
         for question in QUESTIONS:
             conversation = (await chat.new_conversation()).id
             reply = await chat.send(conversation, question, Sampling(max_tokens=200, seed=1), save=False)
@@ -64,7 +61,7 @@ async def test_the_starter_does_not_loop_formats_are_followed_and_a_chat_comes_b
         assert reply.content in ("heron", "crane")
         await chat.options.change(conversation, ChatOptions(Sampling(grammar="root ::= (")))
         assert await chat.send(conversation, "Which bird?") is None
-        (failed,) = [event for event in told if isinstance(event, TurnFailed)]
+        (failed,) = [event for event in events if isinstance(event, TurnFailed)]
         assert isinstance(failed.error, OutputFormatRejected)
         assert "failed to parse grammar" in failed.error.detail
         assert (await chat.messages(conversation))[-1].content == "Which bird?", "kept"
@@ -89,8 +86,8 @@ async def test_the_starter_does_not_loop_formats_are_followed_and_a_chat_comes_b
 
 async def test_a_full_context_is_refused_then_dropped_or_summarised(tmp_path, smollm2):
     async with opened(tmp_path, settings(smollm2, "llama-server", context_size=1024)) as runtime:
-        chat, told = runtime.chat, list[Event]()
-        runtime.events.subscribe(told.append)
+        chat, events = runtime.chat, list[Event]()
+        runtime.events.subscribe(events.append)
         conversation = (await chat.new_conversation("You are terse.")).id
         for number in range(4):
             assert await chat.send(conversation, f"{number}. {WORDS}", SHORT)
@@ -100,7 +97,7 @@ async def test_a_full_context_is_refused_then_dropped_or_summarised(tmp_path, sm
         assert use is not None
         assert use.is_tight
         assert await chat.send(conversation, WORDS * 2, SHORT) is None
-        assert isinstance([e for e in told if isinstance(e, TurnFailed)][-1].error, PromptTooLong)
+        assert isinstance([e for e in events if isinstance(e, TurnFailed)][-1].error, PromptTooLong)
 
         before = await chat.messages(conversation)
         left_out = await chat.context.drop_middle(conversation)
@@ -129,4 +126,4 @@ async def test_a_full_context_is_refused_then_dropped_or_summarised(tmp_path, sm
         assert shorter.used < whole.used
         filler = " river" * (shorter.limit - shorter.used - 60)
         assert await chat.send(conversation, f"Tell me a long story.{filler}", Sampling(grammar="root ::= [a-z ]{900}"))
-        assert any("cut off" in e.title and e.conversation_id == conversation for e in told if isinstance(e, Notice))
+        assert any("cut off" in e.title and e.conversation_id == conversation for e in events if isinstance(e, Notice))

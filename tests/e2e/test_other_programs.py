@@ -69,7 +69,7 @@ def test_the_packages_of_openai_and_anthropic(tmp_path):
     with serving_any_model(home, model) as server:
         chats = {"openai": _openai(server), "responses": _responses(server), "anthropic": _anthropic(server)}
         assert {one["program"] for one in server.requests()} == {"openai-python", "anthropic-python"}
-    home.as_if_read_slowly()
+    home.make_prefill_expensive()
     with serving_any_model(home, model) as server:
         for name, goes_on in chats.items():
             for sources, turn in zip((KEPT, ("hot",)), goes_on(server), strict=True):
@@ -234,7 +234,7 @@ def test_agents_of_every_shape_go_on_after_a_restart(tmp_path, architecture):
     home, model = Home(tmp_path / "home"), tiny(architecture, heeds=True)
     with serving_any_model(home, model) as server:
         turns = {name: _turns(server, name) for name in AGENTS}
-    home.as_if_read_slowly()
+    home.make_prefill_expensive()
     with serving_any_model(home, model) as server:
         for name, said in turns.items():
             _asked(server, name, *said)

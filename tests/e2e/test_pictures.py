@@ -1,4 +1,4 @@
-"""Pictures in a conversation, with both real engines: shown, kept, and warm after a restart like any text."""
+"""Images in a chat with both real engines: warm after a restart like text."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ RED, GREEN = picture_attachment("red.png", png(255, 0, 0)), picture_attachment("
 @pytest.mark.parametrize(
     ("kind", "engine"), [("smollm2", "llama-server"), ("gemma3", "embedded"), ("qwen35", "embedded")]
 )
-async def test_a_chat_with_pictures_is_warm_after_a_restart(tmp_path, smollm2, kind, engine):
+async def test_a_chat_with_images_is_warm_after_a_restart(tmp_path, smollm2, kind, engine):
     model = smollm2 if kind == "smollm2" else tiny_model(kind, {"gemma3": 1024}.get(kind), heeds=True)
     app = App(tmp_path / "home", seeing(model), engine)
-    chat = await app.new(SYSTEM)
-    await app.once(lambda runtime: runtime.chat.send(chat, "What is this?", GREEDY, attachments=(RED, GREEN)))
-    told_cold = ""
+    chat = await app.new_chat(SYSTEM)
+    await app.run_turn(lambda runtime: runtime.chat.send(chat, "What is this?", GREEDY, attachments=(RED, GREEN)))
+    cold_reply = ""
 
     async def ask_warm_and_cold(runtime: Runtime) -> Message | None:
-        nonlocal told_cold
+        nonlocal cold_reply
         reply = await runtime.chat.send(chat, "And the other one?", GREEDY)
         await runtime.chat.idle()
         engine = (await runtime.engine.ready()).engine
         await engine.erase_slot()
         asked = prompt_messages((await runtime.chat.messages(chat))[:-1])
-        told_cold = "".join([chunk.text async for chunk in engine.chat(asked, GREEDY)])
+        cold_reply = "".join([chunk.text async for chunk in engine.chat(asked, GREEDY)])
         return reply
 
-    reply = await app.once(ask_warm_and_cold)
+    reply = await app.run_turn(ask_warm_and_cold)
     assert receipt(reply).source is Source.DISK, receipt(reply)
     assert receipt(reply).cached_tokens >= 0.95 * receipt(reply).prompt_tokens, receipt(reply)
-    assert reply.content == told_cold
+    assert reply.content == cold_reply
 
 
-async def test_a_text_chat_stays_warm_whether_a_projector_is_loaded_or_not(tmp_path, smollm2):
+async def test_a_text_chat_stays_warm_with_or_without_a_projector(tmp_path, smollm2):
     app = App(tmp_path / "home", seeing(smollm2), "embedded")
-    text, shown = await app.new(SYSTEM), await app.new()
-    await app.once(lambda runtime: runtime.chat.send(text, "Which is the longest bridge?", GREEDY))
+    text, shown = await app.new_chat(SYSTEM), await app.new_chat()
+    await app.run_turn(lambda runtime: runtime.chat.send(text, "Which is the longest bridge?", GREEDY))
 
     async def look_then_read(runtime: Runtime) -> Message | None:
         await runtime.chat.send(shown, "What is this?", GREEDY, attachments=(RED,))
@@ -56,13 +56,13 @@ async def test_a_text_chat_stays_warm_whether_a_projector_is_loaded_or_not(tmp_p
         assert (await runtime.engine.ready()).vision
         return await runtime.chat.send(text, "And the shortest?", GREEDY)
 
-    reply = await app.once(look_then_read)
+    reply = await app.run_turn(look_then_read)
     assert receipt(reply).cached_tokens >= 0.95 * receipt(reply).prompt_tokens, receipt(reply)
-    reply = await app.once(lambda runtime: runtime.chat.send(text, "And the oldest?", GREEDY))
+    reply = await app.run_turn(lambda runtime: runtime.chat.send(text, "And the oldest?", GREEDY))
     assert receipt(reply).source is Source.DISK, receipt(reply)
 
 
-def test_ask_shows_a_picture_and_says_what_a_model_without_sight_lacks(tmp_path, smollm2):
+def test_ask_sends_an_image_and_refuses_it_for_a_text_model(tmp_path, smollm2):
     (tmp_path / "red.png").write_bytes(RED.data)
     home = Home(tmp_path)
     asked = ("What is this?", "--attach", str(tmp_path / "red.png"), "--max-tokens", "4", "--model")
@@ -75,13 +75,13 @@ def test_ask_shows_a_picture_and_says_what_a_model_without_sight_lacks(tmp_path,
     assert len(home.messages()) == 2
 
 
-async def test_a_text_chat_that_begins_alike_takes_no_save_point_from_a_chat_with_pictures(tmp_path, smollm2):
-    """Without a projector the engine refuses a state with pictures: that is no fault of the state."""
+async def test_a_text_chat_uses_no_save_point_of_a_chat_with_images(tmp_path, smollm2):
+    """Without a projector the engine refuses a state with images, which is no fault of the state."""
     app = App(tmp_path / "home", seeing(smollm2), "embedded")
     system = "You keep a long list of careful rules, and tell nobody. " * 60
-    shown, text = await app.new(system), await app.new(system)
-    await app.once(lambda runtime: runtime.chat.send(shown, "What is this?", GREEDY, attachments=(RED,)))
-    assert await app.once(lambda runtime: runtime.chat.send(text, "Which is the longest bridge?", GREEDY))
-    reply = await app.once(lambda runtime: runtime.chat.send(shown, "And else?", GREEDY))
+    shown, text = await app.new_chat(system), await app.new_chat(system)
+    await app.run_turn(lambda runtime: runtime.chat.send(shown, "What is this?", GREEDY, attachments=(RED,)))
+    assert await app.run_turn(lambda runtime: runtime.chat.send(text, "Which is the longest bridge?", GREEDY))
+    reply = await app.run_turn(lambda runtime: runtime.chat.send(shown, "And else?", GREEDY))
     assert receipt(reply).source is Source.DISK, receipt(reply)
     assert receipt(reply).cached_tokens >= 0.96 * receipt(reply).prompt_tokens, receipt(reply)

@@ -1,4 +1,4 @@
-"""The restart that finishes a restore: the real application in a process of its own, which begins anew in its place."""
+"""Restarts of the real application: to finish a restore, and while it quits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvchat.transfer.backup import make_backup
 
 pytestmark = pytest.mark.e2e
 
-# Says at each start which process it is and how many chats there are; the first start asks for a second one.
+# Prints at each start its process and the number of chats; the first start requests a restart.
 _TWICE = """
 import os, sys
 from pathlib import Path
@@ -81,7 +81,7 @@ sys.exit(app.run(starter=False, hidden=False))
 """
 
 
-def test_a_start_while_kvchat_quits_opens_a_window_when_it_has_ended(tmp_path):
+def test_a_start_while_kvchat_quits_opens_a_window_afterwards(tmp_path):
     (tmp_path / "held.py").write_text(_HELD, "utf-8")
     go = tmp_path / "go"
     environment = os.environ | {"KVCHAT_HOME": str(tmp_path / "home"), "GO": str(go), "QT_QPA_PLATFORM": "offscreen"}
@@ -91,7 +91,7 @@ def test_a_start_while_kvchat_quits_opens_a_window_when_it_has_ended(tmp_path):
         assert [first.stdout.readline() for _ in range(2)] == ["start\n", "quitting\n"]
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as second:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                second.wait(5.0)  # one that took the first for alive would have ended
+                second.wait(5.0)  # it would end if it took the first for running
             go.touch()
-            told, _ = second.communicate(timeout=240)
-    assert told.splitlines() == ["start", "quitting"]
+            output, _ = second.communicate(timeout=240)
+    assert output.splitlines() == ["start", "quitting"]

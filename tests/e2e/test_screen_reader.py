@@ -48,7 +48,7 @@ def test_every_window_says_what_its_controls_do_and_what_happens_is_said(tmp_pat
             starter_button = desktop.find("push button", starter, seconds=LONG)
             reader.look("the first start")
             starter_button.press()
-            window.strip_says("ready")
+            window.wait_for_strip("ready")
             for count, words in enumerate(("Hello", "Goodbye"), start=1):
                 reader.do("New chat")
                 window.send(words)
@@ -70,7 +70,7 @@ def test_every_window_says_what_its_controls_do_and_what_happens_is_said(tmp_pat
             with reader.reading("Quick question"):
                 pass
             reader.question()
-            assert reader.unclear == {}
+            assert reader.unlabelled == {}
             window.quit()
 
 
@@ -79,11 +79,11 @@ class _Reader:
 
     def __init__(self, desktop: Desktop, window: Window) -> None:
         self.desktop, self.window = desktop, window
-        self.unclear: dict[str, list[tuple[str, str]]] = {}
+        self.unlabelled: dict[str, list[tuple[str, str]]] = {}
 
     def look(self, place: str, among: Iterable[Node] = ()) -> None:
-        if unclear := self.window.unclear(among):
-            self.unclear[place] = unclear
+        if unclear := self.window.unlabelled(among):
+            self.unlabelled[place] = unclear
 
     @contextmanager
     def reading(self, title: str) -> Iterator[Node]:

@@ -1,4 +1,4 @@
-"""A chat goes on elsewhere where it was left, without being read again: real engines, two homes."""
+"""A chat exported with its memory continues in another home without reprocessing."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def test_a_chat_with_its_memory_is_warm_in_another_home(tmp_path, architecture, 
     refused = there.run("import", str(file))
     assert refused.returncode == 1
     assert "requires a passphrase" in refused.stderr
-    taken = there.run("import", "--passphrase-file", str(secret), str(file))
-    assert (taken.returncode, taken.stderr) == (0, "")
-    assert f"created with {model.name}. kvchat cannot tell if it is genuine" in taken.stdout
-    assert "A test on this computer succeeded" in taken.stdout
+    imported = there.run("import", "--passphrase-file", str(secret), str(file))
+    assert (imported.returncode, imported.stderr) == (0, "")
+    assert f"created with {model.name}. kvchat cannot tell if it is genuine" in imported.stdout
+    assert "A test on this computer succeeded" in imported.stdout
     first, second = (home.ask("--chat", chat, "And the shortest?") for home in (here, there))
     assert second["receipt"]["source"] == "disk"
     assert second["receipt"]["cached_tokens"] >= 0.98 * second["receipt"]["prompt_tokens"]

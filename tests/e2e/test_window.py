@@ -1,4 +1,4 @@
-"""The main job, through the real window with the real engines: chat, quit, come back, go on at once."""
+"""The main use, in the real window with real engines: chat, quit, return, continue at once."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ def desktop() -> Iterator[Desktop]:
 
 
 @pytest.mark.parametrize("engine", ["embedded", "llama-server"])
-def test_chat_quit_come_back_go_on_at_once(desktop, tmp_path, smollm2, engine):
+def test_a_chat_continues_at_once_after_a_restart(desktop, tmp_path, smollm2, engine):
     home = Home(tmp_path / "home")
     home.write_settings(model_path=str(smollm2), engine_path=engine_path(engine), max_tokens=24, **GREEDY)
     with open_window(desktop, home) as first:
         first.send(f"Controllers\n{notes(215)}")
         cold = first.replies(1)[0]["receipt"]
         assert 2500 < cold["prompt_tokens"] < 4000
-        first.saved(1)
+        first.wait_for_saves(1)
         desktop.key("ctrl+n")
         first.send("Something else entirely, about a violin and a lamp.")
         first.replies(2)
-        first.saved(2)
+        first.wait_for_saves(2)
         later = home.copy(tmp_path / "later")
         first.open_conversation("Controllers")
-        first.strip_says("loaded")
+        first.wait_for_strip("loaded")
         first.send(QUESTION)
         hot = first.replies(3)[-1]
         first.quit()
 
     shares = []
-    for attempt in range(3):  # other processes on the machine can spoil one measurement, not the capability
+    for attempt in range(3):  # other processes can disturb a measurement
         again = later.copy(tmp_path / f"later {attempt}")
         with open_window(desktop, again) as second:
             second.open_conversation("Controllers")
-            second.strip_says("loaded")
+            second.wait_for_strip("loaded")
             second.send(QUESTION)
             restored = second.replies(3)[-1]
             second.quit()
@@ -67,18 +67,18 @@ def test_chat_quit_come_back_go_on_at_once(desktop, tmp_path, smollm2, engine):
     assert min(shares) < 0.05, shares
 
 
-def test_the_same_reply_hot_in_the_slot_it_was_made_in(desktop, tmp_path, smollm2):
-    """Hot in the strict sense: the slot never held anything else. Restored in another process: the same words."""
+def test_a_restored_chat_gets_the_same_reply_as_a_hot_one(desktop, tmp_path, smollm2):
+    """Hot in the strict sense: the slot never held anything else."""
     home = Home(tmp_path / "home")
     home.write_settings(model_path=str(smollm2), max_tokens=24, **GREEDY)
-    said = desktop.announcements
+    announcements = desktop.announcements
     with open_window(desktop, home) as first:
         first.send(notes(60))
         begins = first.replies(1)[0]["content"].split()[0]
-        assert begins in said.wait_for("Reply: ", LONG)
-        assert len([name for name in first.names() if name.startswith("Reply: ")]) == 1  # one thing
-        assert first.unclear() == []
-        first.saved(1)
+        assert begins in announcements.wait_for("Reply: ", LONG)
+        assert len([name for name in first.names() if name.startswith("Reply: ")]) == 1  # a single widget
+        assert first.unlabelled() == []
+        first.wait_for_saves(1)
         later = home.copy(tmp_path / "later")
         first.send(QUESTION)
         hot = first.replies(2)[-1]
@@ -89,7 +89,7 @@ def test_the_same_reply_hot_in_the_slot_it_was_made_in(desktop, tmp_path, smollm
     assert restored["reply"] == hot["content"]
 
 
-def test_killed_while_streaming_it_loses_a_second_and_leaves_no_engine(desktop, tmp_path, smollm2):
+def test_a_kill_while_streaming_loses_a_second_and_leaves_no_engine(desktop, tmp_path, smollm2):
     home = Home(tmp_path / "home")
     endless = {"engine_path": engine_path("llama-server"), "engine_arguments": "--ignore-eos"}
     home.write_settings(model_path=str(smollm2), **endless, **GREEDY)
@@ -106,7 +106,7 @@ def test_killed_while_streaming_it_loses_a_second_and_leaves_no_engine(desktop, 
         interrupted = wait_until(lambda: home.replies("interrupted"), what="the interrupted reply")
         assert interrupted[0]["content"] == partial
         desktop.find("push button", "Try this reply again")
-        second.strip_says("ready")
+        second.wait_for_strip("ready")
         desktop.key("ctrl+n")
         second.send("Count from one to five hundred, in words, one number per line.")
         wait_until(lambda: [m for m in home.replies("streaming") if m["content"]], seconds=LONG, what="a new reply")
@@ -115,24 +115,24 @@ def test_killed_while_streaming_it_loses_a_second_and_leaves_no_engine(desktop, 
         second.quit()
 
 
-def test_an_unreadable_model_is_said_on_screen_and_another_can_be_chosen(desktop, tmp_path):
+def test_an_unreadable_model_is_reported_and_another_can_be_chosen(desktop, tmp_path):
     home = Home(tmp_path / "home")
     garbage = tmp_path / "garbage.gguf"
     garbage.write_bytes(b"no model at all" * 100)
     home.write_settings(model_path=str(garbage))
-    said = desktop.announcements
+    announcements = desktop.announcements
     with open_window(desktop, home) as only:
         desktop.find("push button", "Choose another model", seconds=LONG)
-        said.wait_for("This is not a GGUF model", LONG)
-        only.strip_says("failed")
+        announcements.wait_for("This is not a GGUF model", LONG)
+        only.wait_for_strip("failed")
         only.send("Are you there?")
         wait_until(home.messages, what="the message on disk")
         assert home.messages()[0]["content"] == "Are you there?"
         places = []
-        for _ in range(3):  # a window opens where it stood
+        for _ in range(3):  # a window reopens at its place
             desktop.key("ctrl+comma")
             desktop.find("list", "Pages", seconds=LONG)
-            assert only.unclear() == []
+            assert only.unlabelled() == []
             places.append(wait_until(lambda: desktop.find("list", "Pages").box, what="the settings"))
             desktop.close_window()
         assert len(set(places)) == 1
@@ -144,13 +144,13 @@ def test_without_a_tray_closing_the_window_quits(tmp_path, smollm2):
     home = Home(tmp_path / "home")
     home.write_settings(model_path=str(smollm2))
     with Desktop(tray=False) as bare, open_window(bare, home) as only:
-        only.strip_says("ready")
+        only.wait_for_strip("ready")
 
         def quitting() -> bool:
-            """Again after a while: a busy window manager drops the keys, or closes the question with those it kept."""
+            """Retry: a busy window manager may drop keys, or close the question with delayed ones."""
             with contextlib.suppress(TimeoutError):
                 bare.key("alt+F4")
-                bare.click(bare.find("push button", "Quit", seconds=20))  # that closing ends it is said the first time
+                bare.click(bare.find("push button", "Quit", seconds=20))  # the first close asks
             with contextlib.suppress(subprocess.TimeoutExpired):
                 only.process.wait(20)
             return only.process.poll() is not None
@@ -160,12 +160,12 @@ def test_without_a_tray_closing_the_window_quits(tmp_path, smollm2):
         assert not left_behind(home)
 
 
-def test_the_first_start_fetches_the_starter_model_and_chats_and_a_second_raises_its_window(desktop, tmp_path):
+def test_the_first_start_downloads_the_starter_and_a_second_raises_the_window(desktop, tmp_path):
     home = Home(tmp_path / "home")
     home.write_settings(max_tokens=12, **GREEDY)
     with open_window(desktop, home) as first:
         desktop.click(desktop.find("push button", starter_words(here=installed_starter() is not None), seconds=LONG))
-        first.strip_says("ready")
+        first.wait_for_strip("ready")
         first.send("Hello")
         first.replies(1)
         desktop.close_window()

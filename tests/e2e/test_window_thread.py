@@ -1,4 +1,4 @@
-"""The window's thread opens, reads and looks at no file while the window is there, so no disk can hold it up."""
+"""The window's thread accesses no file while the window is open, so no disk can block it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.models import tiny_model
 pytestmark = pytest.mark.e2e
 
 
-def test_no_disk_holds_up_the_window(tmp_path):
+def test_no_disk_blocks_the_window(tmp_path):
     home = Home(tmp_path / "home")
     api_settings = {"api_server": True, "api_port": free_port("127.0.0.1")}
     home.write_settings(
@@ -34,10 +34,10 @@ def test_no_disk_holds_up_the_window(tmp_path):
         check=False,
     )
     assert out.exists(), done.stderr
-    seen = json.loads(out.read_text("utf-8"))
-    assert not seen["fault"]
-    asked = [f"{what} by {where}" for where, what in seen["found"].items()]
-    assert not asked, "\n".join(asked)
-    assert seen["held"], "no thread met the hanging disk"
-    assert seen["rounds"] == ROUNDS
+    report = json.loads(out.read_text("utf-8"))
+    assert not report["fault"]
+    accesses = [f"{access} by {place}" for place, access in report["found"].items()]
+    assert not accesses, "\n".join(accesses)
+    assert report["held"], "no thread used the hanging disk"
+    assert report["rounds"] == ROUNDS
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Other computers that share the work (`--rpc`): real workers, killed as well. Needs a build that has them.
+"""Real RPC workers (`--rpc`), also killed.
 
 KVCHAT_TEST_RPC_BUILD names a folder with `llama-server` and `ggml-rpc-server` (llama.cpp built with GGML_RPC=ON).
 """
@@ -33,7 +33,7 @@ pytestmark = [
 
 
 class Worker:
-    """One rpc-server, on the same port every time that it is started."""
+    """An rpc-server, on the same port at every start."""
 
     def __init__(self, program: Path) -> None:
         self._command = [str(program), "-H", HOST, "-p", str(free_port(HOST)), "-t", "1"]
@@ -67,7 +67,7 @@ def workers(build: Path) -> Iterator[tuple[Worker, Worker]]:
 
 
 async def test_two_workers_share_a_model_and_its_save_points(tmp_path, fake_engine, smollm2, build, workers):
-    """Saved and restored through both; one that is gone is named, and when it is back the message is answered."""
+    """A lost worker is named; when it is back, the message is answered."""
     runner = {
         "model_path": str(smollm2),
         "engine_path": str(build / "llama-server"),

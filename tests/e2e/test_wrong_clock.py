@@ -1,4 +1,4 @@
-"""`kvchat ask` in processes whose clock is years off: what was deleted stays, and the last chat is the last one."""
+"""`kvchat ask` with a clock that is years off: deleted chats stay restorable, and the newest chat stays the newest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.models import tiny_model
 pytestmark = pytest.mark.e2e
 
 YEAR_S = 365 * 86_400
-# Python imports it at its start: that process's clock is off by so many seconds.
+# Python imports it at startup: the process's clock is off by SHIFTED_S seconds.
 SITE = """
 import datetime
 import os
@@ -39,7 +39,7 @@ datetime.datetime = Shifted
 
 @pytest.fixture
 def shift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Have the clock of processes that are started from now on be so many years off."""
+    """Shift the clock of processes started from now on by some years."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(SITE)
@@ -52,7 +52,7 @@ def shift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], 
     return by
 
 
-def test_a_wrong_date_ends_no_deleted_chat_and_asks_in_no_other_one(
+def test_a_wrong_date_purges_no_deleted_chat_and_selects_no_other_chat(
     tmp_path: Path, shift: Callable[[float], None]
 ) -> None:
     home, model = Home(tmp_path / "home"), ("--model", str(tiny_model("llama")))

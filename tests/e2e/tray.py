@@ -1,7 +1,7 @@
-"""A system tray on a private bus, and a reader of what an application put there.
+"""A system tray on a private bus, and a client for its icons.
 
-`play_tray` plays the part of a desktop: with it, Qt's QSystemTrayIcon is available under a bare Xvfb. `TrayItem` reads
-an icon's texts, pixmap and menu, and fires menu entries (org.kde.StatusNotifierItem and com.canonical.dbusmenu).
+With `play_tray`, Qt's QSystemTrayIcon is available under a bare Xvfb. `TrayItem` reads an icon's properties and menu,
+and activates menu entries (org.kde.StatusNotifierItem and com.canonical.dbusmenu).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ANSWER_SECONDS = 60.0
 
 
 def play_tray(bus: Bus) -> None:
-    """Play the desktop's half of the tray: take registrations, and say that a host is there."""
+    """Act as the desktop's part of the tray: accept registrations and report a host."""
     items: list[str] = []
 
     def answer(member: str, body: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]] | None:
@@ -51,7 +51,7 @@ def play_tray(bus: Bus) -> None:
 
 @dataclass(frozen=True)
 class MenuEntry:
-    """One line of a tray menu. `label` is without the mnemonic's underscore; empty for a separator."""
+    """An entry of a tray menu. `label` is without the mnemonic's underscore; empty for a separator."""
 
     id: int
     label: str
@@ -81,7 +81,7 @@ class TrayItem:
         return _entry_lock(root).children
 
     def click(self, label: str) -> None:
-        """Fire the entry with this label. Raises LookupError, with the menu, when there is none or it is disabled."""
+        """Activate the entry with this label. Raises LookupError if there is none or it is disabled."""
         entries = self.menu()
         for entry in _flat(entries):
             if entry.label == label and entry.enabled:
@@ -92,11 +92,11 @@ class TrayItem:
 
 
 def tray_items(connection: DBusConnection) -> list[TrayItem]:
-    """The icons in the tray whose applications are still there, oldest first."""
+    """Return the tray icons of running applications, oldest first."""
     watcher = DBusAddress(WATCHER_PATH, bus_name=WATCHER_NAME, interface=WATCHER_NAME)
     names: list[str] = _call(connection, Properties(watcher).get("RegisteredStatusNotifierItems"))[0][1]
-    there = [name for name in names if _call(connection, message_bus.NameHasOwner(name.partition("/")[0]))[0]]
-    return [TrayItem(connection, name) for name in there]
+    running = [name for name in names if _call(connection, message_bus.NameHasOwner(name.partition("/")[0]))[0]]
+    return [TrayItem(connection, name) for name in running]
 
 
 def _call(connection: DBusConnection, message: Message) -> Any:

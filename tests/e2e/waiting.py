@@ -1,4 +1,4 @@
-"""Tests wait for conditions, never for time."""
+"""Waiting for conditions."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-_PAUSE = 0.05  # seconds between two looks
+_PAUSE = 0.05  # seconds between two checks
 
 
 def wait_until(
     condition: Callable[[], T | None], *, seconds: float = 120.0, pause: float = _PAUSE, what: str = "a condition"
 ) -> T:
-    """The first true value of `condition`. Raises TimeoutError, naming `what`, when there is none in time."""
-    end = time.monotonic() + seconds
+    """Return the first true value of `condition`. Raises TimeoutError, naming `what`."""
+    deadline = time.monotonic() + seconds
     while True:
         value = condition()
         if value:
             return value
-        if time.monotonic() > end:
-            raise TimeoutError(f"{what} did not come about in {seconds:g} s (last: {value!r})")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not happen within {seconds:g} s (last: {value!r})")
         time.sleep(pause)

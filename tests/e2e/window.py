@@ -1,4 +1,4 @@
-"""The real application, driven from outside: what a user can see and do, by accessible names alone."""
+"""The real application, driven from outside by accessible names."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ KVCHAT = (sys.executable, "-m", "kvchat")
 
 _RECEIPT = "Receipt: "
 _BUG_MARKS = ("Traceback", "Error calling Python", "QObject:", "QPaint", "QBackingStore", "never awaited")
-_MEANINGLESS = ("filler", "unknown", "invalid")
+_MEANINGLESS_ROLES = ("filler", "unknown", "invalid")
 _CONTROLS = ("push button", "toggle button", "button menu", "check box", "radio button", "slider", "spin button")
 _CONTROLS += ("text", "entry", "link", "menu item", "check menu item", "page tab", "list item", "table cell", "dialog")
-_GLANCE = 0.3  # seconds between two looks while the application works: reading the tree costs it time
+_PAUSE_S = 0.3  # between two checks: reading the tree costs the application time
 LONG = 180.0  # seconds a busy machine may take for a prefill of 3,000 tokens
 
 
@@ -53,11 +53,11 @@ class Window:
         before = len(self.receipts())
         self.send(text)
 
-        def look() -> str | None:  # one look at the tree: it is made anew now and then, and may be empty in between
+        def new_receipt() -> str | None:  # read the tree once: it is rebuilt now and then, and may be empty in between
             now = self.receipts()
             return now[-1] if len(now) > before else None
 
-        return wait_until(look, seconds=seconds, pause=_GLANCE, what="a receipt")
+        return wait_until(new_receipt, seconds=seconds, pause=_PAUSE_S, what="a receipt")
 
     def names(self) -> list[str]:
         return [name for node in self.nodes() if (name := _name(node))]
@@ -65,36 +65,36 @@ class Window:
     def nodes(self) -> list[Node]:
         return [node for application in self.desktop.applications() for node in application.walk()]
 
-    def unclear(self, among: Iterable[Node] = ()) -> list[tuple[str, str]]:
-        """Role and name of whatever on the screen, or `among` these, can be used and does not say what it does."""
-        found = []
-        for node in among or self.nodes():
+    def unlabelled(self, nodes: Iterable[Node] = ()) -> list[tuple[str, str]]:
+        """Return role and name of the visible controls, or those among `nodes`, without a meaningful name."""
+        unlabelled = []
+        for node in nodes or self.nodes():
             with suppress(Gone):
-                if node.showing and not _says_what_it_does(node):
-                    found.append((node.role, node.name))
-        return found
+                if node.showing and not _is_labelled(node):
+                    unlabelled.append((node.role, node.name))
+        return unlabelled
 
-    def complaints(self) -> list[str]:
-        """The lines it has printed that tell of a bug: Python's tracebacks, Qt's warnings."""
+    def printed_errors(self) -> list[str]:
+        """Return the printed lines that show a bug: Python's tracebacks, Qt's warnings."""
         lines = self._output.read_text("utf-8", "replace").splitlines()
         return [line for line in lines if any(mark in line for mark in _BUG_MARKS)]
 
     def replies(self, count: int) -> list[dict[str, Any]]:
-        """Wait until so many replies are whole on disk, and return them, oldest first."""
+        """Wait until this many replies are complete on disk, and return them, oldest first."""
 
-        def look() -> list[dict[str, Any]] | None:
+        def enough_replies() -> list[dict[str, Any]] | None:
             replies = self.home.replies()
             return replies if len(replies) >= count else None
 
-        return wait_until(look, seconds=LONG, what=f"reply number {count}")
+        return wait_until(enough_replies, seconds=LONG, what=f"reply number {count}")
 
-    def saved(self, count: int) -> None:
-        """Wait until so many save points are kept in blocks, and the strip has said so."""
+    def wait_for_saves(self, count: int) -> None:
+        """Wait until this many save points are stored in blocks, and the status strip shows it."""
         wait_until(lambda: self.home.kept.absorbed() >= count, seconds=LONG, what="the save point")
-        self.strip_says("saved")
+        self.wait_for_strip("saved")
 
-    def strip_says(self, words: str) -> None:
-        wait_until(lambda: words in self.strip(), seconds=LONG, pause=_GLANCE, what=f"{words!r} in the strip")
+    def wait_for_strip(self, text: str) -> None:
+        wait_until(lambda: text in self.strip(), seconds=LONG, pause=_PAUSE_S, what=f"{text!r} in the status strip")
 
     def strip(self) -> str:
         try:
@@ -108,16 +108,16 @@ class Window:
         self.desktop.click(next(row for row in rows if row.name.startswith(title)))
 
     def quit(self, seconds: float = LONG) -> None:
-        """Quit from the tray's menu. Nothing may stay, and nothing may have been complained of."""
+        """Quit from the tray's menu; no process and no printed error may remain."""
         self.desktop.tray().click("Quit")
         assert self.process.wait(seconds) == 0
         assert not left_behind(self.home)
-        assert not self.complaints()
+        assert not self.printed_errors()
 
 
 @contextmanager
 def open_window(desktop: Desktop, home: Home, *command: str | Path) -> Iterator[Window]:
-    """Start kvchat (by `command`, if given) with its state under `home`; killed at the end if it still runs."""
+    """Start kvchat, or `command`, with its state under `home`; kill it at the end if it still runs."""
     output = home.folder.with_suffix(".output")
     with desktop.application(*map(str, command or KVCHAT), output=output, KVCHAT_HOME=str(home.folder)) as process:
         yield Window(desktop, process, home, output)
@@ -136,12 +136,12 @@ def _home_of(process: psutil.Process) -> str | None:
         return None
 
 
-def _says_what_it_does(node: Node) -> bool:
+def _is_labelled(node: Node) -> bool:
     role = node.role
-    if role == "combo box":  # on Linux Qt calls it by its value; what it is for, its label says
+    if role == "combo box":  # on Linux its name in Qt is its value; the label names its purpose
         return any(label.name.strip() for label in node.labels)
     if role in _CONTROLS or node.focusable:
-        return bool(node.name.strip()) and role not in _MEANINGLESS
+        return bool(node.name.strip()) and role not in _MEANINGLESS_ROLES
     return True
 
 
