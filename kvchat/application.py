@@ -53,7 +53,7 @@ async def open_or_repair(paths: Paths, settings: Settings, release: Callable[[],
         repaired = await asyncio.to_thread(repair, paths)
         if repaired is None:
             raise
-        await ask_in_box(repaired.title, repaired.words, "", "")
+        await ask_in_box(repaired.title, repaired.text, "", "")
         return await open_runtime(paths, settings)
 
 

@@ -107,7 +107,7 @@ class Runtime:
             worker=worker,
             events=self.events,
             store=store,
-            try_out=self.chat.memory_verifier.test,
+            test_memory=self.chat.memory_verifier.test,
         )
         self.api_server = ApiService(
             paths=paths,

@@ -21,7 +21,7 @@ from kvchat.system.paths import resolve_paths
 from kvchat.text.formatting import format_size, format_timestamp, one_line
 from kvchat.text.language import N_, _, format_number, plural, punctuation
 from kvchat.text.safe_text import safe_prose
-from kvchat.transfer.backup import finish_restore, lay_ready, make_backup, repair, write_backup
+from kvchat.transfer.backup import finish_restore, make_backup, repair, stage_restore, write_backup
 from kvchat.transfer.exporting import ExportForm, export_file, write_export
 from kvchat.transfer.memory_file import export_with_memory
 
@@ -151,12 +151,12 @@ def _export_with_memory(options: arguments.ExportOptions) -> int:
 
 async def import_chats(options: arguments.ImportOptions, commands: Commands) -> int:
     transfer = (await commands.runtime()).transfer
-    report = await transfer.take_in(options.files, lambda done, total: None, options.passphrase, start=True)
+    report = await transfer.import_files(options.files, lambda done, total: None, options.passphrase, start=True)
     for problem in report.problems:
         print_err(str(problem))
     count = plural(len(report.imported), "{count} chat", "{count} chats")
-    print_out(_("imported {count}; {known} already existed", count=count, known=format_number(report.known)))
-    for sentence in report.told:
+    print_out(_("imported {count}; {known} already existed", count=count, known=format_number(len(report.existing))))
+    for sentence in report.notes:
         print_out(sentence)
     return 1 if report.problems else 0
 
@@ -176,7 +176,7 @@ def backup(options: arguments.BackupOptions) -> int:
 
 async def restore(options: arguments.RestoreOptions, commands: Commands) -> int:
     async with commands.exclusive():
-        facts = await asyncio.to_thread(lay_ready, commands.paths, options.source, with_engine=options.with_engine)
+        facts = await asyncio.to_thread(stage_restore, commands.paths, options.source, with_engine=options.with_engine)
         replaced: Path | None = await asyncio.to_thread(finish_restore, commands.paths)
     count = plural(facts.conversations, "{count} chat", "{count} chats")
     sentence = N_("restored {conversations}; the replaced files are in {replaced}")
@@ -187,5 +187,5 @@ async def restore(options: arguments.RestoreOptions, commands: Commands) -> int:
 async def repair_chats(options: Options, commands: Commands) -> int:
     async with commands.exclusive():
         repaired = await asyncio.to_thread(repair, commands.paths)
-    print_out(repaired.words if repaired else _("The chat database is intact; nothing was changed."))
+    print_out(repaired.text if repaired else _("The chat database is intact; nothing was changed."))
     return 0

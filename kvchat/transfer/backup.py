@@ -13,8 +13,8 @@ import shutil
 import sqlite3
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,16 +36,16 @@ from kvchat.text.language import _, format_number, join_list, join_sentences, pl
 from kvchat.transfer.untrusted_files import ZIP_FAULTS, open_zip
 
 _READY = "ready"  # written last: marks the folder complete
-_MOST_MANIFEST = 16_000_000  # bytes
+_MAX_MANIFEST = 16_000_000  # bytes
 _API_SETTINGS = ("api_server", "api_host", "api_port", "api_origins")  # API access
 FORMAT = "kvchat-backup"
 VERSION = 1
 MANIFEST = "manifest.json"
 # Everything a backup contains and a restore takes, by name in the zip.
 DATABASE, SETTINGS = "data/conversations.db", "config/settings.json"
-PIECE = 1024 * 1024  # bytes
+CHUNK = 1024 * 1024  # bytes
 # The settings that choose what answers: the program to run, and the servers chats go to.
-WHAT_ANSWERS = ("engine_path", "engine_arguments", "engine_url", "rpc_workers")
+ENGINE_SETTINGS = ("engine_path", "engine_arguments", "engine_url", "rpc_workers")
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class BackupFacts:
     conversations: int
     size: int  # file size in bytes
     unpacked: int = 0  # bytes
-    engine: tuple[str, ...] = ()  # engine in its settings, from `engine_of`
+    engine: tuple[str, ...] = ()  # engine in its settings, from `engine_settings_of`
 
 
-def engine_of(settings: Settings) -> tuple[str, ...]:
-    return tuple(getattr(settings, name) or "" for name in WHAT_ANSWERS)
+def engine_settings_of(settings: Settings) -> tuple[str, ...]:
+    return tuple(getattr(settings, name) or "" for name in ENGINE_SETTINGS)
 
 
 def make_backup(paths: Paths, target: Path, progress: Progress = lambda done, total: None) -> BackupFacts:
@@ -91,14 +91,13 @@ def write_backup(paths: Paths, out: IO[bytes], progress: Progress = lambda done,
         entries: dict[str, Any] = {}
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, file in files.items():
-                digest, begun = blake3(), done
+                digest, start = blake3(), done
                 with open_regular_file(file) as source, archive.open(name, "w", force_zip64=True) as packed:
-                    while piece := source.read(PIECE):
-                        digest.update(piece)
-                        packed.write(piece)
-                        done += len(piece)
+                    while chunk := source.read(CHUNK):
+                        digest.update(chunk)
+                        done += packed.write(chunk)
                         progress(done, unpacked)
-                entries[name] = {"size": done - begun, "blake3": digest.hexdigest()}
+                entries[name] = {"size": done - start, "blake3": digest.hexdigest()}
             manifest = {"format": FORMAT, "version": VERSION, "made_at": made_at.isoformat(), "conversations": chats}
             archive.writestr(MANIFEST, json.dumps(manifest | {"files": entries}, indent=1))
             return BackupFacts(made_at, chats, sum(member.compress_size for member in archive.infolist()), unpacked)
@@ -106,76 +105,72 @@ def write_backup(paths: Paths, out: IO[bytes], progress: Progress = lambda done,
 
 def check_backup(source: Path) -> BackupFacts:
     """Return what a backup holds. Raises KvchatError if it is none, or a damaged one."""
-    try:
-        with open_zip(source) as archive:
-            return _manifest(source, archive)[1]
-    except ZIP_FAULTS as error:
-        raise _bad(source, error) from error
+    with _unusable_if_damaged(source), open_zip(source) as archive:
+        return _read_manifest(source, archive)[1]
 
 
-def lay_ready(
+def stage_restore(
     paths: Paths, source: Path, progress: Progress = lambda done, total: None, *, with_engine: bool = False
 ) -> BackupFacts:
-    """Unpack a backup, verify each byte and the database in it, and prepare it for the next start.
+    """Unpack a backup, verify each byte and the database in it, and stage it for the next start.
 
-    Only chats and settings are taken. A backup may come from anyone, so this computer keeps its own settings for
+    Only chats and settings are restored. A backup may come from anyone, so this computer keeps its own settings for
     remote access and, unless `with_engine`, for the engine. Present data stays unchanged. `progress` gets bytes.
-    Raises KvchatError and what `progress` raises; then nothing is prepared.
+    Raises KvchatError and what `progress` raises; then nothing is staged.
     """
-    waiting = paths.data / RESTORING
-    forget_waiting(paths)
+    staged = paths.data / RESTORING
+    discard_staged(paths)
     try:
-        with open_zip(source) as archive:
-            (files, facts), done, free = _manifest(source, archive), 0, shutil.disk_usage(paths.data).free
-            if facts.unpacked > free:
-                sizes = {"unpacked": format_size(facts.unpacked), "free": format_size(free)}
-                raise OSError(errno.ENOSPC, _("it needs {unpacked} of disk space, but only {free} is free", **sizes))
-            for name, entry in files.items():
-                done = _unpack(archive, name, entry, waiting, done, lambda so_far: progress(so_far, facts.unpacked))
-        with closing(sqlite3.connect(waiting / DATABASE)) as db:
-            if db.execute("PRAGMA integrity_check").fetchone()[0] != "ok":
-                raise zipfile.BadZipFile(_("its chat database is damaged"))
-            if migrations.schema_version(db) > len(MIGRATIONS):
-                raise zipfile.BadZipFile(_("it was created by a newer version of kvchat"))
-        if SETTINGS in files:
-            own, restored = load_settings(paths.settings_file), load_settings(waiting / SETTINGS)
-            kept = {
-                name: getattr(own, name) for name in (_API_SETTINGS if with_engine else (*_API_SETTINGS, *WHAT_ANSWERS))
-            }
-            save_settings(waiting / SETTINGS, replace(restored, **kept))
-        progress(facts.unpacked, facts.unpacked)
-        say_ready(paths, datetime.now(UTC))
-        return facts
-    except (*ZIP_FAULTS, sqlite3.Error) as error:
-        raise _bad(source, error) from error
+        with _unusable_if_damaged(source):
+            with open_zip(source) as archive:
+                (files, facts), done, free = _read_manifest(source, archive), 0, shutil.disk_usage(paths.data).free
+                if facts.unpacked > free:
+                    sizes = {"unpacked": format_size(facts.unpacked), "free": format_size(free)}
+                    raise OSError(
+                        errno.ENOSPC, _("it needs {unpacked} of disk space, but only {free} is free", **sizes)
+                    )
+                for name, entry in files.items():
+                    done = _unpack(archive, name, entry, staged, done, lambda size: progress(size, facts.unpacked))
+            with closing(sqlite3.connect(staged / DATABASE)) as db:
+                if db.execute("PRAGMA integrity_check").fetchone()[0] != "ok":
+                    raise zipfile.BadZipFile(_("its chat database is damaged"))
+                if migrations.schema_version(db) > len(MIGRATIONS):
+                    raise zipfile.BadZipFile(_("it was created by a newer version of kvchat"))
+            if SETTINGS in files:
+                own, restored = load_settings(paths.settings_file), load_settings(staged / SETTINGS)
+                names = _API_SETTINGS if with_engine else (*_API_SETTINGS, *ENGINE_SETTINGS)
+                save_settings(staged / SETTINGS, replace(restored, **{name: getattr(own, name) for name in names}))
+            progress(facts.unpacked, facts.unpacked)
+            _mark_ready(paths)
+            return facts
     finally:
-        if not (waiting / _READY).exists():
-            forget_waiting(paths)
+        if not (staged / _READY).exists():
+            discard_staged(paths)
 
 
-def say_ready(paths: Paths, now: datetime) -> None:
+def _mark_ready(paths: Paths) -> None:
     with atomic_write(paths.data / RESTORING / _READY) as ready:
-        ready.write_text(f"{now:%Y-%m-%dT%H-%M-%S}", "utf-8")
+        ready.write_text(f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}", "utf-8")
 
 
-def forget_waiting(paths: Paths) -> None:
-    waiting = paths.data / RESTORING
+def discard_staged(paths: Paths) -> None:
+    staged = paths.data / RESTORING
     with suppress(OSError):
-        (waiting / _READY).unlink()
-    shutil.rmtree(waiting, ignore_errors=True)
+        (staged / _READY).unlink()
+    shutil.rmtree(staged, ignore_errors=True)
 
 
 def finish_restore(paths: Paths) -> Path | None:
-    """Replace the data with a prepared backup, if any; return the folder with the old. Resumable."""
-    waiting = paths.data / RESTORING
-    if not (waiting / _READY).exists():
+    """Replace the data with a staged backup, if any; return the folder with the old. Resumable."""
+    staged = paths.data / RESTORING
+    if not (staged / _READY).exists():
         return None
-    replaced = paths.data / f"replaced-{(waiting / _READY).read_text('utf-8')}"
+    replaced = paths.data / f"replaced-{(staged / _READY).read_text('utf-8')}"
     try:
         for name, place in ((SETTINGS, paths.settings_file), (DATABASE, paths.database)):
-            if (waiting / name).is_file():
-                _swap(waiting / name, place, replaced / name)
-        forget_waiting(paths)
+            if (staged / name).is_file():
+                _swap(staged / name, place, replaced / name)
+        discard_staged(paths)
         return replaced
     except OSError as error:
         raise KvchatError(
@@ -211,11 +206,11 @@ def _move(source: Path, target: Path) -> None:
         source.unlink()
 
 
-def _manifest(source: Path, archive: zipfile.ZipFile) -> tuple[dict[str, dict[str, Any]], BackupFacts]:
-    """Check the manifest; return its entries for the files that restores take. Raises zipfile.BadZipFile."""
+def _read_manifest(source: Path, archive: zipfile.ZipFile) -> tuple[dict[str, dict[str, Any]], BackupFacts]:
+    """Check the manifest; return its entries for the files that are restored. Raises zipfile.BadZipFile."""
     try:
         with archive.open(MANIFEST) as packed:
-            manifest = json.loads(packed.read(_MOST_MANIFEST))
+            manifest = json.loads(packed.read(_MAX_MANIFEST))
         if manifest["format"] != FORMAT:
             raise ValueError
         if manifest["version"] != VERSION:
@@ -233,24 +228,29 @@ def _manifest(source: Path, archive: zipfile.ZipFile) -> tuple[dict[str, dict[st
     with suppress(KeyError, ValueError, RecursionError):
         if SETTINGS in files:
             with archive.open(SETTINGS) as packed:
-                engine = engine_of(parse_settings(json.loads(packed.read(_MOST_MANIFEST))))
+                engine = engine_settings_of(parse_settings(json.loads(packed.read(_MAX_MANIFEST))))
     unpacked = sum(entry["size"] for entry in files.values())
     return files, BackupFacts(made_at, conversations, source.stat().st_size, unpacked, engine)
 
 
 def _unpack(
-    archive: zipfile.ZipFile, name: str, entry: Mapping[str, Any], into: Path, before: int, tell: Callable[[int], None]
+    archive: zipfile.ZipFile,
+    name: str,
+    entry: Mapping[str, Any],
+    folder: Path,
+    done: int,
+    report: Callable[[int], None],
 ) -> int:
-    """Unpack and verify one file; report and return `before` plus its bytes. Raises zipfile.BadZipFile."""
-    target = into / name
+    """Unpack and verify one file; report and return `done` plus its bytes. Raises zipfile.BadZipFile."""
+    target = folder / name
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     digest, size = blake3(), 0
     try:
         with archive.open(name) as packed, target.open("xb") as out:
-            while (piece := packed.read(PIECE)) and size <= entry["size"]:
-                digest.update(piece)
-                size += out.write(piece)
-                tell(before + size)
+            while (chunk := packed.read(CHUNK)) and size <= entry["size"]:
+                digest.update(chunk)
+                size += out.write(chunk)
+                report(done + size)
             out.flush()
             os.fsync(out.fileno())
     except KeyError as error:
@@ -258,81 +258,84 @@ def _unpack(
     target.chmod(0o600)
     if size != entry["size"] or digest.hexdigest() != entry["blake3"]:
         raise zipfile.BadZipFile(_("{name} is damaged", name=name))
-    return before + size
+    return done + size
 
 
-def _bad(source: Path, error: Exception) -> KvchatError:
-    reason = getattr(error, "strerror", None) or error
-    return KvchatError(
-        _("This backup cannot be used"),
-        f"{source.name}: {reason}.",
-        _("Choose another backup. Nothing has been changed."),
-    )
+@contextmanager
+def _unusable_if_damaged(source: Path) -> Iterator[None]:
+    try:
+        yield
+    except (*ZIP_FAULTS, sqlite3.Error) as error:
+        raise KvchatError(
+            _("This backup cannot be used"),
+            f"{source.name}: {getattr(error, 'strerror', None) or error}.",
+            _("Choose another backup. Nothing has been changed."),
+        ) from error
 
 
-_MOST_NAMED = 8  # damaged chats
+_MAX_NAMED = 8  # damaged chats
 
 
 @dataclass(frozen=True)
-class Repaired:
-    found: SalvageReport
+class RepairReport:
+    salvaged: SalvageReport
     aside: Path  # folder with the previous data
 
     @property
     def title(self) -> str:
-        return _("Your chats were repaired") if self.found.chats else _("No chats could be recovered")
+        return _("Your chats were repaired") if self.salvaged.chats else _("No chats could be recovered")
 
     @property
-    def words(self) -> str:
-        found = self.found
-        chats = plural(found.chats, "{count} chat", "{count} chats")
-        messages = plural(found.messages, "{count} message", "{count} messages")
+    def text(self) -> str:
+        salvaged = self.salvaged
+        chats = plural(salvaged.chats, "{count} chat", "{count} chats")
+        messages = plural(salvaged.messages, "{count} message", "{count} messages")
         lines = [_("Recovered: {chats} with {messages}.", chats=chats, messages=messages)]
-        if found.from_backup:
+        if salvaged.from_backup:
             lines.append(
                 plural(
-                    found.from_backup,
+                    salvaged.from_backup,
                     "{count} message was recovered from the automatic backup.",
                     "{count} messages were recovered from the automatic backup.",
                 )
             )
-        if found.lost:
+        if salvaged.lost:
             named = [
-                _("“{name}”", name=title) + f" ({format_number(count)})" for title, count in found.lost[:_MOST_NAMED]
+                _("“{name}”", name=title) + f" ({format_number(count)})" for title, count in salvaged.lost[:_MAX_NAMED]
             ]
-            more = len(found.lost) - len(named)
-            named += [plural(more, "{count} more chat", "{count} more chats")] if more > 0 else []
+            if (more := len(salvaged.lost) - len(named)) > 0:
+                named.append(plural(more, "{count} more chat", "{count} more chats"))
             lines.append(_("Some messages could not be recovered in {named}.", named=join_list(named)))
-        elif found.unreadable:
+        elif salvaged.unreadable:
             lines.append(_("Nothing could be recovered from the damaged file."))
         return join_sentences(*lines, _("The damaged file is now in {aside}.", aside=self.aside))
 
 
-def repair(paths: Paths) -> Repaired | None:
+def repair(paths: Paths) -> RepairReport | None:
     """Replace a damaged chats file with what can be recovered; None if undamaged. Raises KvchatError."""
-    waiting, file = paths.data / RESTORING, paths.database
-    forget_waiting(paths)
+    staged, file = paths.data / RESTORING, paths.database
+    discard_staged(paths)
     try:
         if is_intact(file):
             damage_marker(file).unlink(missing_ok=True)
             return None
-        new = waiting / DATABASE
-        copy = waiting / "damaged" / file.name
+        new = staged / DATABASE
+        copy = staged / "damaged" / file.name
         for folder in (new.parent, copy.parent):
             folder.mkdir(parents=True, mode=0o700)
         for suffix in ("", "-wal"):
             with suppress(FileNotFoundError):
                 shutil.copyfile(file.with_name(file.name + suffix), copy.with_name(copy.name + suffix))
-        found = salvage(copy, next(iter(list_backups(file)), None), new)
+        salvaged = salvage(copy, next(iter(list_backups(file)), None), new)
         shutil.rmtree(copy.parent)
-        say_ready(paths, datetime.now(UTC))
+        _mark_ready(paths)
         aside = finish_restore(paths)
         assert aside is not None  # staged just above
         damage_marker(file).unlink(missing_ok=True)
-        return Repaired(found, aside)
+        return RepairReport(salvaged, aside)
     except (OSError, *DAMAGE_ERRORS) as error:
         raise KvchatError(
             _("The chats could not be repaired"), f"{file}: {error}.", _("Free up disk space, then try again.")
         ) from error
     finally:
-        forget_waiting(paths)
+        discard_staged(paths)

@@ -52,10 +52,8 @@ class ExportForm(Enum):
 
     @staticmethod
     def of(target: Path) -> ExportForm:
-        suffix = target.suffix.lower()
-        return {".md": ExportForm.MARKDOWN, ".zip": ExportForm.MARKDOWN, ".html": ExportForm.HTML}.get(
-            suffix, ExportForm.JSON
-        )
+        forms = {".md": ExportForm.MARKDOWN, ".zip": ExportForm.MARKDOWN, ".html": ExportForm.HTML}
+        return forms.get(target.suffix.lower(), ExportForm.JSON)
 
 
 def export_file(
@@ -66,13 +64,13 @@ def export_file(
     progress: Progress = lambda done, total: None,
 ) -> int:
     """Write these conversations and return how many. Raises KvchatError and what `progress` raises."""
-    with whole_export(target) as new, new.open("wb") as out:
+    with export_target(target) as new, new.open("wb") as out:
         zipped = len(conversation_ids) != 1 or target.suffix.lower() == ".zip"
         return write_export(database, conversation_ids, form, out, progress, zipped=zipped)
 
 
 @contextlib.contextmanager
-def whole_export(target: Path, *, private: bool = False) -> Iterator[Path]:
+def export_target(target: Path, *, private: bool = False) -> Iterator[Path]:
     try:
         with atomic_write(target, private=private) as new:
             yield new
@@ -97,14 +95,14 @@ def write_export(
     total = len(conversation_ids)
     if form is ExportForm.MARKDOWN and zipped:
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-            for conversation, branch in _counted(_branches(database, conversation_ids), total, progress):
+            for conversation, branch in _with_progress(_branches(database, conversation_ids), total, progress):
                 archive.writestr(file_name(conversation, ".md"), as_markdown(conversation, branch))
         return total
     text = io.TextIOWrapper(out, "utf-8", newline="\n")
     try:
         if form is ExportForm.JSON:
-            return write_json(_counted(conversation_rows(database, conversation_ids), total, progress), text)
-        chats = _counted(_branches(database, conversation_ids), total, progress)
+            return write_json(_with_progress(conversation_rows(database, conversation_ids), total, progress), text)
+        chats = _with_progress(_branches(database, conversation_ids), total, progress)
         text.writelines(as_html(chats) if form is ExportForm.HTML else (as_markdown(*chat) for chat in chats))
         return total
     finally:
@@ -119,7 +117,7 @@ def _branches(database: Database, conversation_ids: Sequence[str]) -> Iterator[t
             yield conversation, branch
 
 
-def _counted(items: Iterator[T], total: int, progress: Progress) -> Iterator[T]:
+def _with_progress(items: Iterator[T], total: int, progress: Progress) -> Iterator[T]:
     for done, item in enumerate(items, 1):
         yield item
         progress(done, total)
@@ -154,17 +152,15 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
         for message in branch:
             parts = [f'<h2 class="speaker">{_(SPEAKERS[message.role])}</h2>']
             if message.thinking.strip():
-                parts.append(_folded(_("Thinking"), safe_prose(message.thinking)))
+                parts.append(_collapsible(_("Thinking"), safe_prose(message.thinking)))
             for attachment in message.attachments:
                 name = html.escape(safe_prose(attachment.name))
                 if attachment.data:  # embedded: the page is self-contained
-                    kind, data = (
-                        (image_format(attachment.data) or "png").lower(),
-                        base64.b64encode(attachment.data).decode(),
-                    )
+                    kind = (image_format(attachment.data) or "png").lower()
+                    data = base64.b64encode(attachment.data).decode()
                     parts.append(f'<p><img src="data:image/{kind};base64,{data}" alt="{name}"></p>')
                 else:
-                    parts.append(_folded(name, safe_document(attachment.name, attachment.text)))
+                    parts.append(_collapsible(name, safe_document(attachment.name, attachment.text)))
             env: dict[str, Any] = {}
             tokens = reader.parse(message.content, env) if message.role is Role.ASSISTANT else None
             if tokens is None or is_too_deep(tokens):
@@ -177,12 +173,11 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
 
 def file_name(conversation: Conversation, suffix: str) -> str:
     """Return a file name valid on any system: the title and part of the id."""
-    words = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*\s]+', " ", safe_prose(conversation.title)).strip(" .")[:60].rstrip(" .")
-    words = words or _("Chat")
-    return f"{words} {conversation.id[:6]}{suffix}"
+    title = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*\s]+', " ", safe_prose(conversation.title)).strip(" .")[:60].rstrip(" .")
+    return f"{title or _('Chat')} {conversation.id[:6]}{suffix}"
 
 
-def _folded(title: str, text: str) -> str:
+def _collapsible(title: str, text: str) -> str:
     return f"<details><summary>{title}</summary>{_plain(text)}</details>"
 
 
@@ -196,9 +191,9 @@ def _safe_markdown(text: str) -> str:
     lines = []
     for line in text.splitlines():
         lines.append(safe_code(line) if fence or "`" in line or line.startswith(("    ", "\t")) else safe_prose(line))
-        found = re.match(r" {0,3}(`{3,}|~{3,})", line)
-        if found and not fence:
-            fence = found[1]
+        opening = re.match(r" {0,3}(`{3,}|~{3,})", line)
+        if opening and not fence:
+            fence = opening[1]
         elif fence and re.fullmatch(rf" {{0,3}}{re.escape(fence[0])}{{{len(fence)},}}\s*", line):
             fence = ""
     return "\n".join([*lines, fence] if fence else lines)

@@ -24,7 +24,7 @@ _REASONING_END = re.compile(r"</details>\s*")
 
 
 @dataclass(frozen=True)
-class _Said:
+class _Message:
     key: str
     parent: str | None
     role: Role | None
@@ -51,28 +51,28 @@ def foreign_parser(entry: Any) -> Callable[[Any, str], Row] | None:
 
 def parse_chatgpt(entry: Mapping[str, Any], name: str) -> Row:
     """Parse one ChatGPT conversation: `mapping` is the tree, `current_node` its leaf."""
-    said = []
+    messages = []
     for key, node in entry["mapping"].items():
         message = _dict(_dict(node).get("message"))
         role = _ROLES.get(_text(_dict(message.get("author")).get("role")))
         hidden = _dict(message.get("metadata")).get("is_visually_hidden_from_conversation") is True
         text, thinking = _chatgpt_text(_dict(message.get("content")))
         at = _seconds(message.get("create_time"))
-        said.append(_Said(key, _key(_dict(node).get("parent")), None if hidden else role, text, thinking, at))
+        messages.append(_Message(key, _key(_dict(node).get("parent")), None if hidden else role, text, thinking, at))
     source_id = _text(entry.get("conversation_id")) or _text(entry.get("id")) or name
     times = (_seconds(entry.get("create_time")), _seconds(entry.get("update_time")))
-    return _rows("chatgpt", source_id, _text(entry.get("title")), times, said, _key(entry.get("current_node")))
+    return _rows("chatgpt", source_id, _text(entry.get("title")), times, messages, _key(entry.get("current_node")))
 
 
 def parse_claude(entry: Mapping[str, Any], name: str) -> Row:
     """Parse an entry of Claude's conversations.json: ordered `chat_messages`, newer ones with parent."""
-    said: list[_Said] = []
+    messages: list[_Message] = []
     known: set[str] = set()
     for number, message in enumerate(map(_dict, entry["chat_messages"])):
         key = _key(message.get("uuid")) or str(number)
         parent = _key(message.get("parent_message_uuid"))
         if parent not in known:
-            parent = said[-1].key if said and "parent_message_uuid" not in message else None
+            parent = messages[-1].key if messages and "parent_message_uuid" not in message else None
         blocks = [_dict(block) for block in _list(message.get("content"))]
         text = _blocks(blocks, "text") or _text(message.get("text"))
         files = [
@@ -82,11 +82,11 @@ def parse_claude(entry: Mapping[str, Any], name: str) -> Row:
         ]
         role, at = _ROLES.get(_text(message.get("sender"))), _seconds(message.get("created_at"))
         whole = "\n\n".join(filter(None, (*files, text)))
-        said.append(_Said(key, parent, role, whole, _blocks(blocks, "thinking"), at))
+        messages.append(_Message(key, parent, role, whole, _blocks(blocks, "thinking"), at))
         known.add(key)
     times = (_seconds(entry.get("created_at")), _seconds(entry.get("updated_at")))
-    leaf = said[-1].key if said else None
-    return _rows("claude", _text(entry.get("uuid")) or name, _text(entry.get("name")), times, said, leaf)
+    leaf = messages[-1].key if messages else None
+    return _rows("claude", _text(entry.get("uuid")) or name, _text(entry.get("name")), times, messages, leaf)
 
 
 def parse_open_webui(entry: Mapping[str, Any], name: str) -> Row:
@@ -94,7 +94,7 @@ def parse_open_webui(entry: Mapping[str, Any], name: str) -> Row:
     chat = entry["chat"]
     history = _dict(chat.get("history"))
     tree = _dict(history.get("messages"))
-    said = []
+    messages = []
     before = None
     for number, (key, found) in enumerate(tree.items() or ((None, m) for m in _list(chat.get("messages")))):
         message = _dict(found)
@@ -102,31 +102,31 @@ def parse_open_webui(entry: Mapping[str, Any], name: str) -> Row:
         parent = _key(message.get("parentId")) if tree else before
         role = _ROLES.get(_text(message.get("role")))
         before = key or str(number)
-        said.append(_Said(before, parent, role, text, thinking, _seconds(message.get("timestamp"))))
-    leaf = _key(history.get("currentId")) if tree else (said[-1].key if said else None)
+        messages.append(_Message(before, parent, role, text, thinking, _seconds(message.get("timestamp"))))
+    leaf = _key(history.get("currentId")) if tree else (messages[-1].key if messages else None)
     times = (_seconds(entry.get("created_at")), _seconds(entry.get("updated_at")))
     title = _text(entry.get("title")) or _text(chat.get("title"))
-    return _rows("open-webui", _text(entry.get("id")) or name, title, times, said, leaf)
+    return _rows("open-webui", _text(entry.get("id")) or name, title, times, messages, leaf)
 
 
 def parse_lm_studio(entry: Mapping[str, Any], name: str) -> Row:
     """Parse LM Studio's *.conversation.json: a message answers the selected version before it."""
-    said: list[_Said] = []
+    messages: list[_Message] = []
     parent: str | None = None
     system = _text(entry.get("systemPrompt"))
     if system.strip():
-        said.append(_Said("system", None, Role.SYSTEM, system))
+        messages.append(_Message("system", None, Role.SYSTEM, system))
         parent = "system"
     for number, message in enumerate(map(_dict, entry["messages"])):
         versions = [_dict(version) for version in _list(message.get("versions"))]
         chosen = message.get("currentlySelected", 0)
         for i, version in enumerate(versions):
             text, thinking = _lm_studio_text(version)
-            said.append(_Said(f"{number}.{i}", parent, _ROLES.get(_text(version.get("role"))), text, thinking))
+            messages.append(_Message(f"{number}.{i}", parent, _ROLES.get(_text(version.get("role"))), text, thinking))
         if versions:
             parent = f"{number}.{chosen if isinstance(chosen, int) and 0 <= chosen < len(versions) else 0}"
-    begun = _seconds(entry.get("createdAt"))
-    return _rows("lm-studio", name, _text(entry.get("name")), (begun, begun), said, parent)
+    started_at = _seconds(entry.get("createdAt"))
+    return _rows("lm-studio", name, _text(entry.get("name")), (started_at, started_at), messages, parent)
 
 
 def _rows(
@@ -134,30 +134,29 @@ def _rows(
     source_id: str,
     title: str,
     times: tuple[float | None, float | None],
-    said: Iterable[_Said],
+    messages: Iterable[_Message],
     leaf: str | None,
 ) -> Row:
-    by_key = {message.key: message for message in said}
-    kept = {key: (m, m.role) for key, m in by_key.items() if m.role and (m.text.strip() or m.thinking.strip())}
-    if not kept:
+    by_key = {message.key: message for message in messages}
+    shown = {key: (m, m.role) for key, m in by_key.items() if m.role and (m.text.strip() or m.thinking.strip())}
+    if not shown:
         raise BadConversation(_("it has no messages"))
     conversation_id = uuid.uuid5(_NAMESPACE, f"{application}:{source_id}").hex
-
-    nearest: dict[str, str | None] = {key: key for key in kept}
+    nearest: dict[str, str | None] = {key: key for key in shown}
 
     def message_id(key: str | None) -> str | None:
-        """Return the id of the nearest kept message at or above `key`."""
+        """Return the id of the nearest shown message at or above `key`."""
         passed = []
         while key is not None and key not in nearest:
             nearest[key] = None  # placeholder: stops at cycles
             passed.append(key)
             key = by_key[key].parent if key in by_key else None
-        found = None if key is None else nearest[key]
-        nearest.update(dict.fromkeys(passed, found))
-        return None if found is None else uuid.uuid5(_NAMESPACE, f"{conversation_id}:{found}").hex
+        ancestor = None if key is None else nearest[key]
+        nearest.update(dict.fromkeys(passed, ancestor))
+        return None if ancestor is None else uuid.uuid5(_NAMESPACE, f"{conversation_id}:{ancestor}").hex
 
-    begun = times[0] or min((m.at for m in by_key.values() if m.at), default=datetime.now(UTC).timestamp())
-    messages = [
+    started_at = times[0] or min((m.at for m in by_key.values() if m.at), default=datetime.now(UTC).timestamp())
+    rows = [
         {
             "id": message_id(key),
             "parent_id": message_id(message.parent),
@@ -165,19 +164,19 @@ def _rows(
             "content": message.text,
             "thinking": message.thinking,
             "state": MessageState.COMPLETE.value,
-            "created_at": message.at or begun,
+            "created_at": message.at or started_at,
         }
-        for key, (message, role) in kept.items()
+        for key, (message, role) in shown.items()
     ]
     question = next((m.text for m in by_key.values() if m.role is Role.USER and m.text.strip()), "")
     return {
         "id": conversation_id,
         "title": title.strip() or title_from(question),
         "title_by_user": int(bool(title.strip())),
-        "created_at": begun,
-        "updated_at": times[1] or max((m.at for m in by_key.values() if m.at), default=begun),
-        "leaf_id": message_id(leaf) or messages[-1]["id"],
-        "messages": messages,
+        "created_at": started_at,
+        "updated_at": times[1] or max((m.at for m in by_key.values() if m.at), default=started_at),
+        "leaf_id": message_id(leaf) or rows[-1]["id"],
+        "messages": rows,
     }
 
 
@@ -214,18 +213,19 @@ def _blocks(blocks: Iterable[Mapping[str, Any]], kind: str) -> str:
 
 
 def _without_reasoning(text: str) -> tuple[str, str]:
-    said: list[str] = []
+    """Split a reply into its text and its reasoning."""
+    texts: list[str] = []
     thoughts: list[str] = []
     at = 0
     while begin := _REASONING.search(text, at):
         end = _REASONING_END.search(text, begin.end())
         if end is None:
             break
-        found = html.unescape(text[begin.end() : end.start()].strip())
-        thoughts.append("\n".join(line.removeprefix("> ").removeprefix(">") for line in found.splitlines()))
-        said.append(text[at : begin.start()])
+        quoted = html.unescape(text[begin.end() : end.start()].strip())
+        thoughts.append("\n".join(line.removeprefix("> ").removeprefix(">") for line in quoted.splitlines()))
+        texts.append(text[at : begin.start()])
         at = end.end()
-    return "".join((*said, text[at:])), "\n\n".join(thoughts)
+    return "".join((*texts, text[at:])), "\n\n".join(thoughts)
 
 
 def _seconds(value: Any) -> float | None:

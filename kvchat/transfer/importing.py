@@ -24,11 +24,11 @@ from kvchat.text.formatting import format_size, one_line
 from kvchat.text.language import N_, _, format_number, join_list
 from kvchat.text.safe_text import safe_prose
 from kvchat.transfer.foreign import foreign_parser
-from kvchat.transfer.memory_file import Brought, MemoryFile, is_memory_file, open_memory_file
-from kvchat.transfer.rows import BadConversation, Row, store_rows, take_back, with_own_ids
-from kvchat.transfer.untrusted_files import LARGEST_FILE, ZIP_FAULTS, is_zip, json_pieces, open_zip
+from kvchat.transfer.memory_file import ImportedMemory, MemoryFile, is_memory_file, open_memory_file
+from kvchat.transfer.rows import BadConversation, Row, replace_foreign_ids, store_rows, undo_import
+from kvchat.transfer.untrusted_files import MAX_FILE, ZIP_FAULTS, is_zip, open_zip, read_conversations
 
-MOST_CHATS = 100_000  # examined per import, including non-chats
+MAX_CHATS = 100_000  # examined per import, including non-chats
 TITLE_WIDTH = 60  # characters of a title in a problem line
 
 
@@ -37,18 +37,17 @@ class ImportReport:
     """Result of an import. Each conversation is imported whole or not at all."""
 
     imported: tuple[str, ...] = ()  # ids of new conversations
-    known: int = 0  # already present, left unchanged
+    existing: tuple[str, ...] = ()  # ids already present, left unchanged, including recently deleted ones
     problems: tuple[str, ...] = ()  # one line each: file, conversation, reason
-    memories: tuple[Brought, ...] = ()  # imported with conversations
-    here: tuple[str, ...] = ()  # ids already present, including recently deleted ones
-    told: tuple[str, ...] = ()  # memory notes, one sentence each: what was skipped, what verification found
+    memories: tuple[ImportedMemory, ...] = ()  # imported with conversations
+    notes: tuple[str, ...] = ()  # one sentence each: memory that was skipped, results of its test
 
 
 def import_paths(
     database: Database,
     paths: Iterable[Path],
     progress: Progress = lambda done, total: None,
-    call: Callable[..., Any] = lambda work, *given: work(*given),
+    call: Callable[..., Any] = lambda function, *args: function(*args),
     *,
     store: BlockStore | None = None,
     passphrase: str = "",
@@ -62,32 +61,26 @@ def import_paths(
     Raises StorageFailed, PassphraseNeeded and what `progress` raises, after undoing the import.
     """
     imported: list[str] = []
+    existing: list[str] = []
     problems: list[str] = []
-    memories: list[Brought] = []
-    here: list[str] = []
-    told: list[str] = []
+    memories: list[ImportedMemory] = []
+    notes: list[str] = []
     try:
         for done, entry in enumerate(entry for path in paths for entry in _entries(path, passphrase)):
             progress(done, 0)
-            if done == MOST_CHATS:
+            if done == MAX_CHATS:
                 too_many = N_("{where}: kvchat imported only {most_chats} chats, the maximum for one import")
-                problems.append(_(too_many, where=entry.where, most_chats=format_number(MOST_CHATS)))
+                problems.append(_(too_many, where=entry.where, most_chats=format_number(MAX_CHATS)))
                 break
             try:
                 row = entry.row()
-                if call(store_rows, database, row):
-                    imported.append(row["id"])
-                else:
-                    here.append(row["id"])
-                if entry.memory and row["id"] in here:
-                    told.append(
-                        _(
-                            "The chat memory in {file} was not imported because the chat already exists.",
-                            file=entry.where,
-                        )
-                    )
+                is_new = call(store_rows, database, row)
+                (imported if is_new else existing).append(row["id"])
+                if entry.memory and row["id"] in existing:
+                    skipped = N_("The chat memory in {file} was not imported because the chat already exists.")
+                    notes.append(_(skipped, file=entry.where))
                 elif entry.memory and store is not None:
-                    memories.append(entry.memory.bring(store, row["id"], progress))
+                    memories.append(entry.memory.import_into(store, row["id"], progress))
             except (BadConversation, RecursionError) as problem:
                 problems.append(f"{entry.where}: {_reason(problem)}")
             except (BadMemory, StoreRefused) as problem:
@@ -96,20 +89,20 @@ def import_paths(
             progress(done + 1, 0)
     except BaseException:
         with suppress(StorageFailed, StoreRefused):
-            for brought in memories:
-                if store is not None and brought.conversation_id in imported:
-                    store.inventory.delete_conversation(brought.conversation_id)
+            for memory in memories:
+                if store is not None and memory.conversation_id in imported:
+                    store.inventory.delete_conversation(memory.conversation_id)
             for conversation_id in imported:
-                call(take_back, database, conversation_id)
+                call(undo_import, database, conversation_id)
         raise
-    return ImportReport(tuple(imported), len(here), tuple(problems), tuple(memories), tuple(here), tuple(told))
+    return ImportReport(tuple(imported), tuple(existing), tuple(problems), tuple(memories), tuple(notes))
 
 
 @dataclass(frozen=True)
 class _Entry:
     where: str
     value: Any = None
-    own: bool = False  # in kvchat's format
+    is_own: bool = False  # in kvchat's format
     name: str = ""  # replaces a missing id
     fault: str = ""
     memory: MemoryFile | None = None  # attached memory
@@ -117,10 +110,10 @@ class _Entry:
     def row(self) -> Row:
         if self.fault:
             raise BadConversation(self.fault)
-        if self.own:
+        if self.is_own:
             if not isinstance(self.value, dict):
                 raise BadConversation(_("it is not a chat"))
-            return with_own_ids(self.value)
+            return replace_foreign_ids(self.value)
         parser = foreign_parser(self.value)
         if parser is None:
             raise BadConversation(_("it is not a chat in a supported format"))
@@ -130,48 +123,48 @@ class _Entry:
 def _entries(path: Path, passphrase: str) -> Iterator[_Entry]:
     try:
         if run_with_timeout(path.is_dir):
-            files = sorted(itertools.islice(path.rglob("*.json"), MOST_CHATS + 1))
+            files = sorted(itertools.islice(path.rglob("*.json"), MAX_CHATS + 1))
             if not files:
                 raise ValueError(_("it contains no chats"))
             for file in files:
                 yield from _entries(file, passphrase)
         elif is_memory_file(path):
             with open_memory_file(path, passphrase) as memory:
-                for entry in _in_file(path.name, memory.chats):
+                for entry in _file_entries(path.name, memory.chats):
                     yield replace(entry, memory=memory)
         elif is_zip(path) or path.suffix.lower() == ".zip":
             with open_zip(path) as archive:
-                for member in _members(archive):
+                for member in _json_members(archive):
                     name = join_list((path.name, one_line(safe_prose(member.filename))))
-                    yield from _in_file(name, partial(archive.open, member))
+                    yield from _file_entries(name, partial(archive.open, member))
         else:
-            yield from _in_file(path.name, partial(open_regular_file, path))
+            yield from _file_entries(path.name, partial(open_regular_file, path))
     except ZIP_FAULTS as error:
         yield _Entry(path.name, fault=_reason(error))
 
 
-def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+def _json_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     members = [member for member in archive.infolist() if member.filename.endswith(".json")]
     conversations = [member for member in members if Path(member.filename).name == "conversations.json"]
-    found = conversations or members  # exports also hold other JSON: users, feedback, projects
-    if not found:
+    chosen = conversations or members  # exports also hold other JSON: users, feedback, projects
+    if not chosen:
         raise ValueError(_("the zip file contains no JSON"))
-    if sum(member.file_size for member in found) > LARGEST_FILE:
-        raise ValueError(_("it is larger than {largest_file} when unpacked", largest_file=format_size(LARGEST_FILE)))
-    return found
+    if sum(member.file_size for member in chosen) > MAX_FILE:
+        raise ValueError(_("it is larger than {largest_file} when unpacked", largest_file=format_size(MAX_FILE)))
+    return chosen
 
 
-def _in_file(name: str, opened: Callable[[], IO[bytes]]) -> Iterator[_Entry]:
+def _file_entries(name: str, open_file: Callable[[], IO[bytes]]) -> Iterator[_Entry]:
     count = 0
     try:
-        with opened() as file:
-            for count, piece in enumerate(json_pieces(file), 1):
-                where = name if piece.alone else _("{name}, chat {count}", name=name, count=count)
-                given = piece.value if isinstance(piece.value, dict) else {}
-                title = given.get("title") or given.get("name")
+        with open_file() as file:
+            for count, parsed in enumerate(read_conversations(file), 1):
+                where = name if parsed.is_only else _("{name}, chat {count}", name=name, count=count)
+                values = parsed.value if isinstance(parsed.value, dict) else {}
+                title = values.get("title") or values.get("name")
                 if isinstance(title, str):
                     where += " " + _("“{name}”", name=one_line(safe_prose(title[:TITLE_WIDTH])))
-                yield _Entry(where, piece.value, piece.own, name if piece.alone else f"{name}:{count}")
+                yield _Entry(where, parsed.value, parsed.is_own, name if parsed.is_only else f"{name}:{count}")
             if not count:
                 raise ValueError(_("it contains no chats"))
     except (*ZIP_FAULTS, MemoryError) as error:

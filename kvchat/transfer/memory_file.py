@@ -39,17 +39,17 @@ from kvchat.system.files import open_regular_file
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _, format_number, join_sentences, plural
 from kvchat.text.safe_text import safe_prose
-from kvchat.transfer.exporting import ExportForm, whole_export, write_export
-from kvchat.transfer.untrusted_files import LARGEST_PIECE, json_pieces
+from kvchat.transfer.exporting import ExportForm, export_target, write_export
+from kvchat.transfer.untrusted_files import MAX_PIECE, read_conversations
 
 _CHATS, _MEMORY, _BLOCKS = "chats.json", "memory.json", "blocks/"
-_PIECE = 1 << 20  # bytes
+CHUNK = 1 << 20  # bytes
 NOT_VERIFIED = N_("kvchat cannot tell whether it is genuine, so only this chat uses it.")
 _CUT_OFF = N_("it is incomplete or damaged")
 MAGIC = b"kvchat sealed "
 _VERSION = b"1\n"
 _COST, _BLOCK = 1 << 18, 8  # for scrypt, as in age
-_SALT, _NONCE, _SEALED_KEY = 16, bytes(12), 90  # bytes; each salt's key seals only one message
+_SALT, _NONCE, _ENCRYPTED_KEY = 16, bytes(12), 90  # bytes; each salt's key seals only one message
 
 
 class PassphraseNeeded(KvchatError):
@@ -61,28 +61,27 @@ class PassphraseNeeded(KvchatError):
         )
 
 
-def seal(pieces: Iterable[bytes], out: IO[bytes], passphrase: str) -> None:
+def encrypt(pieces: Iterable[bytes], out: IO[bytes], passphrase: str) -> None:
     key = pyrage.x25519.Identity.generate()
     salt = secrets.token_bytes(_SALT)
-    out.write(MAGIC + _VERSION + salt + _lock(passphrase, salt).encrypt(_NONCE, str(key).encode(), None))
-    joined = _Joined(iter(pieces))
+    out.write(MAGIC + _VERSION + salt + _cipher(passphrase, salt).encrypt(_NONCE, str(key).encode(), None))
+    source = _PieceReader(pieces)
     try:
-        with io.BufferedReader(joined, 1 << 20) as source:  # type: ignore[type-var]
-            pyrage.encrypt_io(source, out, [key.to_public()])
+        pyrage.encrypt_io(source, out, [key.to_public()])
     except (pyrage.EncryptError, OSError) as error:
-        if joined.fault is not None:  # pyrage wraps this error
-            raise joined.fault from None
+        if source.error is not None:  # pyrage wraps this error
+            raise source.error from None
         raise error if isinstance(error, OSError) else OSError(str(error)) from error
 
 
 @contextmanager
-def opened(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
+def decrypted(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
     """Decrypt a file after MAGIC. A truncated or damaged one ends early: readers must detect the end."""
-    version, salt, sealed = file.read(len(_VERSION)), file.read(_SALT), file.read(_SEALED_KEY)
+    version, salt, encrypted = file.read(len(_VERSION)), file.read(_SALT), file.read(_ENCRYPTED_KEY)
     try:
         if version != _VERSION:
             raise ValueError
-        key = pyrage.x25519.Identity.from_str(_lock(passphrase, salt).decrypt(_NONCE, sealed, None).decode())
+        key = pyrage.x25519.Identity.from_str(_cipher(passphrase, salt).decrypt(_NONCE, encrypted, None).decode())
     except (InvalidTag, pyrage.IdentityError, ValueError) as error:
         raise PassphraseNeeded(_("Wrong passphrase")) from error  # or its first bytes are damaged
     reading, writing = os.pipe()
@@ -100,38 +99,32 @@ def opened(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
         thread.join()  # stops at a closed pipe
 
 
-def _lock(passphrase: str, salt: bytes) -> ChaCha20Poly1305:
+def _cipher(passphrase: str, salt: bytes) -> ChaCha20Poly1305:
     return ChaCha20Poly1305(
         hashlib.scrypt(passphrase.encode(), salt=salt, n=_COST, r=_BLOCK, p=1, maxmem=1 << 30, dklen=32)
     )
 
 
-class _Joined(io.RawIOBase):
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces, self._left = pieces, memoryview(b"")
-        self.fault: Exception | None = None  # error from the source
+class _PieceReader:
+    """A readable file for pyrage, made of pieces."""
 
-    def readable(self) -> bool:
-        return True
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces, self._rest = iter(pieces), memoryview(b"")
+        self.error: Exception | None = None  # from the source
 
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # any writable buffer
-        while not self._left:
-            try:
-                piece = next(self._pieces, None)
-            except Exception as error:
-                self.fault = error
-                raise
-            if piece is None:
-                return 0
-            self._left = memoryview(piece)
-        taken = min(len(buffer), len(self._left))
-        buffer[:taken] = self._left[:taken]
-        self._left = self._left[taken:]
-        return taken
+    def read(self, size: int = CHUNK) -> bytes:
+        try:
+            while not self._rest and (piece := next(self._pieces, None)) is not None:
+                self._rest = memoryview(piece)
+        except Exception as error:
+            self.error = error
+            raise
+        taken, self._rest = self._rest[:size], self._rest[size:]
+        return bytes(taken)
 
 
 @dataclass(frozen=True)
-class Brought:
+class ImportedMemory:
     conversation_id: str
     fingerprint: Fingerprint
     model: str  # name of its file where saved; empty if unknown
@@ -139,24 +132,25 @@ class Brought:
     bytes: int
 
 
-def told_of(brought: Brought, tried: MemoryTest) -> str:
-    tokens, bytes_ = plural(brought.n_tokens, "{count} token", "{count} tokens"), format_size(brought.bytes)
-    came = _("Its memory was imported: {tokens}, {size}.", tokens=tokens, size=bytes_)
-    if model := safe_prose(brought.model):
-        came = _(
-            "Its memory was imported: {tokens}, {size}, created with {model}.", tokens=tokens, size=bytes_, model=model
-        )
-    came = join_sentences(came, _(NOT_VERIFIED))
-    if tried.is_pending:
-        why = _("It could not be tested yet: {reason}.", reason=tried.reason.text) if tried.reason else ""
-        return join_sentences(came, why or _("kvchat tests it with the next message in this chat."))
-    if tried.reason:
-        return _("{came} This computer must reprocess the chat: {reason}.", came=came, reason=tried.reason.text)
+def describe_import(memory: ImportedMemory, test: MemoryTest) -> str:
+    sizes = {
+        "tokens": plural(memory.n_tokens, "{count} token", "{count} tokens"),
+        "size": format_size(memory.bytes),
+    }
+    imported = _("Its memory was imported: {tokens}, {size}.", **sizes)
+    if model := safe_prose(memory.model):
+        imported = _("Its memory was imported: {tokens}, {size}, created with {model}.", **sizes, model=model)
+    imported = join_sentences(imported, _(NOT_VERIFIED))
+    if test.is_pending:
+        reason = _("It could not be tested yet: {reason}.", reason=test.reason.text) if test.reason else ""
+        return join_sentences(imported, reason or _("kvchat tests it with the next message in this chat."))
+    if test.reason:
+        return _("{came} This computer must reprocess the chat: {reason}.", came=imported, reason=test.reason.text)
     works = N_("{came} A test on this computer succeeded: {tokens} of {of} tokens need no reprocessing.")
-    return _(works, came=came, tokens=format_number(tried.tokens), of=format_number(tried.total))
+    return _(works, came=imported, tokens=format_number(test.tokens), of=format_number(test.total))
 
 
-class NothingKept(KvchatError):
+class NoSavedMemory(KvchatError):
     def __init__(self) -> None:
         advice = _("Export the chat without its memory, or get a new reply and try again.")
         super().__init__(_("This chat has no saved memory to export"), "", advice)
@@ -166,7 +160,7 @@ def memory_to_export(store: Path, conversation_id: str) -> Manifest:
     """Return what the store in this folder keeps of a chat. Raises NothingKept and StoreRefused."""
     manifest = exchange.stored_manifest(store, conversation_id)
     if manifest is None:
-        raise NothingKept
+        raise NoSavedMemory
     return manifest
 
 
@@ -191,9 +185,9 @@ def export_with_memory(
             done += len(piece)
             progress(min(done, manifest.bytes), manifest.bytes)
 
-    with whole_export(target, private=True) as new, new.open("wb") as out:
+    with export_target(target, private=True) as new, new.open("wb") as out:
         if passphrase:
-            seal(pieces(), out, passphrase)
+            encrypt(pieces(), out, passphrase)
         else:
             out.writelines(pieces())
         return out.tell()
@@ -205,8 +199,8 @@ def _pieces(database: Database, store: Path, conversation_id: str, manifest: Man
     yield from _member(_CHATS, len(chats.getvalue()), [chats.getvalue()])
     conversation = database.conversation(conversation_id)
     model = PurePath(conversation.model).name if conversation and conversation.model else ""
-    described = json.dumps(to_json(manifest) | {"model": model}, separators=(",", ":")).encode()
-    yield from _member(_MEMORY, len(described), [described])
+    description = json.dumps(to_json(manifest) | {"model": model}, separators=(",", ":")).encode()
+    yield from _member(_MEMORY, len(description), [description])
     for name, content in exchange.read_blocks(store, manifest):
         yield from _member(_BLOCKS + name.hex(), manifest.blocks[name], content)
     yield bytes(2 * tarfile.BLOCKSIZE)
@@ -227,7 +221,7 @@ def is_memory_file(path: Path) -> bool:
     return begin.startswith(MAGIC) or (begin.startswith(_CHATS.encode() + b"\0") and begin[257:262] == b"ustar")
 
 
-def holds_memory(path: Path) -> bool:
+def has_memory(path: Path) -> bool:
     with suppress(OSError):
         return is_memory_file(path)
     return False
@@ -236,15 +230,15 @@ def holds_memory(path: Path) -> bool:
 @contextmanager
 def open_memory_file(path: Path, passphrase: str = "") -> Iterator[MemoryFile]:
     """Open it. Raises PassphraseNeeded and OSError."""
-    with io.BufferedReader(open_regular_file(path), _PIECE) as file:  # type: ignore[type-var]
+    with io.BufferedReader(open_regular_file(path), CHUNK) as file:  # type: ignore[type-var]
         if not file.peek(len(MAGIC)).startswith(MAGIC):
             yield MemoryFile(file)
             return
         if not passphrase:
             raise PassphraseNeeded
         file.read(len(MAGIC))
-        with opened(file, passphrase) as unsealed:
-            yield MemoryFile(unsealed)
+        with decrypted(file, passphrase) as plain:
+            yield MemoryFile(plain)
 
 
 class MemoryFile:
@@ -252,25 +246,27 @@ class MemoryFile:
         self._members = _members(stream)
 
     def chats(self) -> IO[bytes]:
-        return io.BytesIO(self._whole(_CHATS))
+        return io.BytesIO(self._read_member(_CHATS))
 
-    def bring(self, store: BlockStore, conversation_id: str, progress: Progress = lambda done, total: None) -> Brought:
+    def import_into(
+        self, store: BlockStore, conversation_id: str, progress: Progress = lambda done, total: None
+    ) -> ImportedMemory:
         """Store the memory, all or nothing. Raises BadMemory, StoreRefused and what `progress` raises."""
         try:
-            described = next(json_pieces(io.BytesIO(self._whole(_MEMORY)))).value
-            manifest = from_json(described)
+            description = next(read_conversations(io.BytesIO(self._read_member(_MEMORY)))).value
+            manifest = from_json(description)
         except BadMemory:
             raise
         except (ValueError, RecursionError, StopIteration) as error:
             raise BadMemory(_("its manifest is invalid")) from error
         exchange.import_memory(store.inventory, conversation_id, manifest, self._blocks(manifest, progress))
-        model = described.get("model")
+        model = description.get("model")
         name = model if isinstance(model, str) else ""
-        return Brought(conversation_id, manifest.fingerprint, name, manifest.n_tokens, manifest.bytes)
+        return ImportedMemory(conversation_id, manifest.fingerprint, name, manifest.n_tokens, manifest.bytes)
 
-    def _whole(self, wanted: str) -> bytes:
+    def _read_member(self, expected: str) -> bytes:
         name, size, content = next(self._members, ("", 0, iter(())))
-        if name != wanted or size > LARGEST_PIECE:
+        if name != expected or size > MAX_PIECE:
             raise BadMemory(_(_CUT_OFF))
         return b"".join(content)
 
@@ -290,7 +286,7 @@ class MemoryFile:
 
 def _members(stream: IO[bytes]) -> Iterator[tuple[str, int, Iterator[bytes]]]:
     """Yield each member's name, size and content. Raises BadMemory if cut off."""
-    while (head := _exactly(stream, tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
+    while (head := _read_exactly(stream, tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
         try:
             member = tarfile.TarInfo.frombuf(head, "ascii", "strict")
         except (tarfile.HeaderError, ValueError) as error:
@@ -299,20 +295,20 @@ def _members(stream: IO[bytes]) -> Iterator[tuple[str, int, Iterator[bytes]]]:
             raise BadMemory(_(_CUT_OFF))
         content = _content(stream, member.size)
         yield member.name, member.size, content
-        for _rest in content:
+        for _unread in content:
             pass
 
 
 def _content(stream: IO[bytes], size: int) -> Iterator[bytes]:
     left = size
     while left:
-        piece = _exactly(stream, min(left, _PIECE))
+        piece = _read_exactly(stream, min(left, CHUNK))
         left -= len(piece)
         yield piece
-    _exactly(stream, -size % tarfile.BLOCKSIZE)
+    _read_exactly(stream, -size % tarfile.BLOCKSIZE)
 
 
-def _exactly(stream: IO[bytes], count: int) -> bytes:
+def _read_exactly(stream: IO[bytes], count: int) -> bytes:
     piece = stream.read(count)
     if len(piece) < count:
         raise BadMemory(_(_CUT_OFF))

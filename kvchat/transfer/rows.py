@@ -19,20 +19,20 @@ from kvchat.session.proof import Source
 from kvchat.text.language import N_, _, format_number
 
 Row = dict[str, Any]
-Needs = Mapping[str, type | tuple[type, ...]]  # types of required values
+RequiredTypes = Mapping[str, type | tuple[type, ...]]  # types of required values
 
 # Specific to one machine and time: meaningless in a file.
-_LEFT_OUT = {"writer", "conversation_id", "model", "deleted_at", "deleted_s", "deleted_seen", "title_due", "used"}
-_LEFT_OUT |= {"written", "place"}
+_LOCAL_COLUMNS = {"writer", "conversation_id", "model", "deleted_at", "deleted_s", "deleted_seen", "title_due", "used"}
+_LOCAL_COLUMNS |= {"written", "place"}
 # An imported chat is sorted by its time: used as recently as the last local chat that is not newer.
 _USED = "SELECT used FROM conversations WHERE updated_at <= ? ORDER BY used DESC LIMIT 1"
 _NUMBER = (int, float)
-_CONVERSATION_NEEDS: Needs = {"id": str, "title": str, "created_at": _NUMBER, "updated_at": _NUMBER}
-_MESSAGE_NEEDS: Needs = {"id": str, "role": str, "content": str, "state": str, "created_at": _NUMBER}
-_ATTACHMENT_NEEDS: Needs = {"name": str, "size": int, "hash": str, "text": str}
-MOST_MESSAGES = 100_000  # per conversation
-LONGEST_TEXT = 64_000_000  # characters of a message or attachment: no attached file has more
-LONGEST_TITLE = 1000  # characters; longer titles are cut
+_CONVERSATION_TYPES: RequiredTypes = {"id": str, "title": str, "created_at": _NUMBER, "updated_at": _NUMBER}
+_MESSAGE_TYPES: RequiredTypes = {"id": str, "role": str, "content": str, "state": str, "created_at": _NUMBER}
+_ATTACHMENT_TYPES: RequiredTypes = {"name": str, "size": int, "hash": str, "text": str}
+MAX_MESSAGES = 100_000  # per conversation
+MAX_TEXT = 64_000_000  # characters of a message or attachment: no attached file has more
+MAX_TITLE = 1000  # characters; longer titles are cut
 _LATEST = 253402300799.0  # seconds since 1970: the end of the year 9999, the maximum of datetime
 _LARGEST = 2**63 - 1  # SQLite's limit
 _OWN_ID = re.compile("[0-9a-f]{32}")
@@ -52,14 +52,13 @@ def conversation_rows(database: Database, conversation_ids: Sequence[str] | None
         conversation_ids = [conversation.id for conversation in database.conversations()]
     for conversation_id in conversation_ids:
         with database.snapshot() as db:
-            found = db.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
+            row = db.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
             query = "SELECT * FROM messages WHERE conversation_id = ? ORDER BY place"
             messages = db.execute(query, (conversation_id,)).fetchall()
-            attached = _attached(db, conversation_id)
-        if found is not None:
-            yield _kept(found) | {
-                "messages": [_message_row(message) | attached.get(message["id"], {}) for message in messages]
-            }
+            attached = _attachments_by_message(db, conversation_id)
+        if row is not None:
+            exported = [_message_row(message) | attached.get(message["id"], {}) for message in messages]
+            yield _exported(row) | {"messages": exported}
 
 
 def store_rows(database: Database, conversation: Row) -> bool:
@@ -67,12 +66,10 @@ def store_rows(database: Database, conversation: Row) -> bool:
     messages = conversation.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise BadConversation(_("it has no list of messages"))
-    if len(messages) > MOST_MESSAGES:
-        raise BadConversation(
-            _("it has more than {most_messages} messages", most_messages=format_number(MOST_MESSAGES))
-        )
-    checked = _clean({k: v for k, v in conversation.items() if k != "messages"}, _CONVERSATION_NEEDS, "it")
-    checked["title"] = checked["title"][:LONGEST_TITLE]
+    if len(messages) > MAX_MESSAGES:
+        raise BadConversation(_("it has more than {most_messages} messages", most_messages=format_number(MAX_MESSAGES)))
+    checked = _clean({k: v for k, v in conversation.items() if k != "messages"}, _CONVERSATION_TYPES, "it")
+    checked["title"] = checked["title"][:MAX_TITLE]
     messages = [_checked_message(message, place) for place, message in enumerate(messages, 1)]
     _check_tree(checked.get("leaf_id"), messages)
     try:
@@ -94,66 +91,68 @@ def store_rows(database: Database, conversation: Row) -> bool:
     return True
 
 
-def with_own_ids(conversation: Row) -> Row:
+def replace_foreign_ids(conversation: Row) -> Row:
     """Replace foreign ids: terminals display them, and `program/…` would name other memory."""
 
-    def own(id: Any) -> Any:
+    def own_id(id: Any) -> Any:
         if not isinstance(id, str) or _OWN_ID.fullmatch(id):
             return id  # `store_rows` rejects ids that are not text
-        return uuid.uuid5(_NAMESPACE, _whole_text(f"{conversation.get('id')}:{id}")).hex
+        return uuid.uuid5(_NAMESPACE, _without_surrogates(f"{conversation.get('id')}:{id}")).hex
 
-    def renamed(row: Row) -> Row:
-        return row | {name: own(row[name]) for name in ("id", "parent_id", "leaf_id") if name in row}
+    def with_own_ids(row: Row) -> Row:
+        return row | {name: own_id(row[name]) for name in ("id", "parent_id", "leaf_id") if name in row}
 
-    row, messages = renamed(conversation), conversation.get("messages")
+    row, messages = with_own_ids(conversation), conversation.get("messages")
     if isinstance(messages, list):
-        row["messages"] = [renamed(message) if isinstance(message, dict) else message for message in messages]
+        row["messages"] = [with_own_ids(message) if isinstance(message, dict) else message for message in messages]
     return row
 
 
-def take_back(database: Database, conversation_id: str) -> None:
-    said_here = "SELECT 1 FROM messages WHERE conversation_id = ? AND writer IS NOT NULL LIMIT 1"
-    if not database.rows(said_here, (conversation_id,)):
+def undo_import(database: Database, conversation_id: str) -> None:
+    answered_here = "SELECT 1 FROM messages WHERE conversation_id = ? AND writer IS NOT NULL LIMIT 1"
+    if not database.rows(answered_here, (conversation_id,)):
         database.delete(conversation_id)
 
 
-def _attached(db: sqlite3.Connection, conversation_id: str) -> dict[str, Row]:
+def _attachments_by_message(db: sqlite3.Connection, conversation_id: str) -> dict[str, Row]:
     query = (
         "SELECT attachments.* FROM attachments JOIN messages ON messages.id = message_id"
         " WHERE conversation_id = ? ORDER BY position"
     )
-    found: dict[str, Row] = {}
+    attachments: dict[str, Row] = {}
     for row in db.execute(query, (conversation_id,)):
-        entry = {name: value for name, value in _kept(row).items() if name not in ("message_id", "position", "data")}
+        entry = {
+            name: value for name, value in _exported(row).items() if name not in ("message_id", "position", "data")
+        }
         if attachment_from_row(row).data:
             entry["data"] = base64.b64encode(row["data"]).decode()
-        found.setdefault(row["message_id"], {"attachments": []})["attachments"].append(entry)
-    return found
+        attachments.setdefault(row["message_id"], {"attachments": []})["attachments"].append(entry)
+    return attachments
 
 
-def _kept(row: sqlite3.Row) -> Row:
-    values = {name: row[name] for name in row.keys() if name not in _LEFT_OUT}  # noqa: SIM118 - a Row is no mapping
+def _exported(row: sqlite3.Row) -> Row:
+    values = {name: row[name] for name in row.keys() if name not in _LOCAL_COLUMNS}  # noqa: SIM118 - a Row is no mapping
     return {
         name: as_text(value) if isinstance(value, bytes) and name != "data" else value for name, value in values.items()
     }
 
 
 def _message_row(row: sqlite3.Row) -> Row:
-    kept = _kept(row)
-    kept |= {name: as_text(kept[name]) for name in ("id", "content", "thinking")}
-    kept |= {"role": role_from_row(row).value, "state": parse_state(row["state"]).value}
-    if kept["receipt"]:  # drop a damaged receipt
-        kept["receipt"] = json.loads(kept["receipt"]) if parse_receipt(kept["receipt"]) else None
-    if kept["state"] == MessageState.STREAMING.value:  # it cannot finish in an exported file
-        kept["state"] = MessageState.INTERRUPTED.value
-    return kept
+    message = _exported(row)
+    message |= {name: as_text(message[name]) for name in ("id", "content", "thinking")}
+    message |= {"role": role_from_row(row).value, "state": parse_state(row["state"]).value}
+    if message["receipt"]:  # drop a damaged receipt
+        message["receipt"] = json.loads(message["receipt"]) if parse_receipt(message["receipt"]) else None
+    if message["state"] == MessageState.STREAMING.value:  # it cannot finish in an exported file
+        message["state"] = MessageState.INTERRUPTED.value
+    return message
 
 
 def _checked_message(message: Row, number: int) -> Row:
     receipt, attachments = message.get("receipt"), message.get("attachments", [])
     what = _("message {number}", number=number)
     plain = {k: v for k, v in message.items() if k not in ("receipt", "attachments")}
-    clean = _clean(plain, _MESSAGE_NEEDS, what)
+    clean = _clean(plain, _MESSAGE_TYPES, what)
     if not isinstance(attachments, list) or not all(isinstance(attachment, dict) for attachment in attachments):
         raise BadConversation(_("the attachments of {what} are not a list", what=what))
     attached = _("an attachment of {what}", what=what)
@@ -175,7 +174,7 @@ def _checked_message(message: Row, number: int) -> Row:
 
 def _checked_attachment(attachment: Row, what: str) -> Row:
     """Check a row; an image must be one that could be attached by hand."""
-    clean = _clean(attachment, _ATTACHMENT_NEEDS, what)
+    clean = _clean(attachment, _ATTACHMENT_TYPES, what)
     if "data" in clean:
         try:
             picture = picture_attachment(clean["name"], base64.b64decode(clean["data"], validate=True))
@@ -185,26 +184,26 @@ def _checked_attachment(attachment: Row, what: str) -> Row:
     return clean
 
 
-def _clean(values: Row, needs: Needs, what: str) -> Row:
-    for name, wanted in needs.items():
-        if not isinstance(values.get(name), wanted) or isinstance(values[name], bool):
+def _clean(values: Row, required: RequiredTypes, what: str) -> Row:
+    for name, types in required.items():
+        if not isinstance(values.get(name), types) or isinstance(values[name], bool):
             raise BadConversation(_("{what} has no valid “{name}”", what=what, name=name))
         if name.endswith("_at") and not 0 <= values[name] <= _LATEST:
             raise BadConversation(_("{what} has an out-of-range time in “{name}”", what=what, name=name))
     clean = {}
     for name, value in values.items():
-        if name in _LEFT_OUT:
+        if name in _LOCAL_COLUMNS:
             continue
         if not isinstance(value, str | int | float | None) or (isinstance(value, int) and abs(value) > _LARGEST):
             raise BadConversation(_("{what} has an unexpected value in “{name}”", what=what, name=name))
-        if isinstance(value, str) and len(value) > LONGEST_TEXT and name != "data":
+        if isinstance(value, str) and len(value) > MAX_TEXT and name != "data":
             too_long = N_("{what} has more than {longest_text} characters in “{name}”")
-            raise BadConversation(_(too_long, what=what, longest_text=format_number(LONGEST_TEXT), name=name))
-        clean[name] = _whole_text(value) if isinstance(value, str) else value
+            raise BadConversation(_(too_long, what=what, longest_text=format_number(MAX_TEXT), name=name))
+        clean[name] = _without_surrogates(value) if isinstance(value, str) else value
     return clean
 
 
-def _whole_text(text: str) -> str:
+def _without_surrogates(text: str) -> str:
     """Replace lone surrogates, which JSON can hold but no file can."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

@@ -17,12 +17,13 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import BlockStore
 from kvchat.system.concurrency import Progress, Worker, in_thread_with_progress
 from kvchat.system.paths import Paths
-from kvchat.transfer.backup import BackupFacts, check_backup, lay_ready, make_backup
+from kvchat.transfer.backup import BackupFacts, check_backup, make_backup, stage_restore
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.importing import ImportReport, import_paths
-from kvchat.transfer.memory_file import NothingKept, export_with_memory, memory_to_export, told_of
+from kvchat.transfer.memory_file import NoSavedMemory, describe_import, export_with_memory, memory_to_export
 
-TryOut = Callable[[str, Fingerprint, bool], Awaitable[MemoryTest]]  # conversation id; fingerprint; may start an engine
+# Arguments: conversation id; fingerprint; True if an engine may be started.
+TestMemory = Callable[[str, Fingerprint, bool], Awaitable[MemoryTest]]
 
 
 class TransferService:
@@ -35,19 +36,19 @@ class TransferService:
         worker: Worker,
         events: EventBus,
         store: BlockStore | None = None,
-        try_out: TryOut | None = None,
+        test_memory: TestMemory | None = None,
     ) -> None:
         self._paths, self._database, self._worker, self._events = paths, database, worker, events
-        self._store, self._try_out = store, try_out
+        self._store, self._test_memory = store, test_memory
 
     async def export(self, ids: Sequence[str], target: Path, progress: Progress) -> int:
-        def work(tell: Progress) -> int:
-            with closing(Database(self._paths.database)) as beside:  # separate connection: blocks nobody
-                return export_file(beside, ids, ExportForm.of(target), target, tell)
+        def export(report: Progress) -> int:
+            with closing(Database(self._paths.database)) as database:  # separate connection: blocks nobody
+                return export_file(database, ids, ExportForm.of(target), target, report)
 
-        return await in_thread_with_progress(work, progress)
+        return await in_thread_with_progress(export, progress)
 
-    async def memory_of(self, conversation_id: str) -> Manifest:
+    async def exportable_memory(self, conversation_id: str) -> Manifest:
         return await asyncio.to_thread(lambda: memory_to_export(self._absorbed(), conversation_id))
 
     async def export_with_memory(
@@ -55,46 +56,43 @@ class TransferService:
     ) -> int:
         """Write a conversation with its memory; return the bytes. Raises KvchatError."""
 
-        def work(tell: Progress) -> int:
-            with closing(Database(self._paths.database)) as beside:
-                return export_with_memory(beside, self._absorbed(), conversation_id, target, passphrase, tell)
+        def export(report: Progress) -> int:
+            with closing(Database(self._paths.database)) as database:
+                return export_with_memory(database, self._absorbed(), conversation_id, target, passphrase, report)
 
-        return await in_thread_with_progress(work, progress)
+        return await in_thread_with_progress(export, progress)
 
-    async def take_in(
+    async def import_files(
         self, paths: Sequence[Path], progress: Progress, passphrase: str = "", *, start: bool = False
     ) -> ImportReport:
         """Import files and folders; `start`: an engine may be started to test their memory."""
-
-        def work(tell: Progress) -> ImportReport:
-            return import_paths(
-                self._database, paths, tell, self._worker.call, store=self._store, passphrase=passphrase
-            )
-
+        run = partial(
+            import_paths, self._database, paths, call=self._worker.call, store=self._store, passphrase=passphrase
+        )
         try:
-            report = await in_thread_with_progress(work, progress)
+            report = await in_thread_with_progress(run, progress)
         finally:
             self._events.publish(ConversationsChanged())
-        told = list(report.told)
-        for brought in report.memories if self._try_out else ():
-            assert self._try_out is not None
-            tried = await self._try_out(brought.conversation_id, brought.fingerprint, start)
-            told.append(told_of(brought, tried))
-        return replace(report, told=tuple(told))
+        notes = list(report.notes)
+        if self._test_memory is not None:
+            for memory in report.memories:
+                test = await self._test_memory(memory.conversation_id, memory.fingerprint, start)
+                notes.append(describe_import(memory, test))
+        return replace(report, notes=tuple(notes))
 
     def _absorbed(self) -> Path:
         """Absorb what waits in the store; return its folder."""
         if self._store is None:
-            raise NothingKept
+            raise NoSavedMemory
         self._store.absorb_pending()
         return self._store.inventory.folder
 
     async def back_up(self, target: Path, progress: Progress) -> BackupFacts:
-        return await in_thread_with_progress(lambda tell: make_backup(self._paths, target, tell), progress)
+        return await in_thread_with_progress(partial(make_backup, self._paths, target), progress)
 
     async def check(self, source: Path) -> BackupFacts:
         return await asyncio.to_thread(check_backup, source)
 
-    async def lay_ready(self, source: Path, progress: Progress, *, with_engine: bool = False) -> BackupFacts:
-        work = partial(lay_ready, self._paths, source, with_engine=with_engine)
-        return await in_thread_with_progress(work, progress)
+    async def stage_restore(self, source: Path, progress: Progress, *, with_engine: bool = False) -> BackupFacts:
+        run = partial(stage_restore, self._paths, source, with_engine=with_engine)
+        return await in_thread_with_progress(run, progress)

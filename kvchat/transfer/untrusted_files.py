@@ -21,15 +21,15 @@ from kvchat.text.formatting import format_size
 from kvchat.text.language import _, format_number
 from kvchat.transfer.rows import FORMAT, VERSION
 
-MOST_LISTED = 16_000_000  # bytes of a zip's directory: some 150,000 files, each taking 1 KB once read
+MAX_DIRECTORY = 16_000_000  # bytes of a zip's directory: some 150,000 files, each taking 1 KB once read
 # Errors a damaged or malicious zip can raise.
 ZIP_FAULTS = (OSError, ValueError, RuntimeError, EOFError, struct.error, zlib.error, zipfile.BadZipFile)
 _PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _END, _END_64 = b"PK\5\6", b"PK\6\6"
 _END_SIZE, _END_64_SIZE, _LOCATOR_SIZE, _LONGEST_COMMENT = 22, 56, 20, 65_535
-LARGEST_FILE = 2_000_000_000  # characters; ChatGPT exports of many years have 500 MB
-LARGEST_PIECE = 128_000_000  # characters of one chat with its pictures
-MOST_PARTS = 6_000_000  # lists, objects, names and texts in one chat; each takes up to 100 bytes in memory
+MAX_FILE = 2_000_000_000  # characters; ChatGPT exports of many years have 500 MB
+MAX_PIECE = 128_000_000  # characters of one chat with its pictures
+MAX_PARTS = 6_000_000  # lists, objects, names and texts in one chat; each takes up to 100 bytes in memory
 _STEP = 1_000_000  # characters
 _NEAR_THE_END = 16  # characters: a token cut here may be complete after the next read
 _OWN = re.compile(rf'\s*{{\s*"format":\s*"{FORMAT}",\s*"version":\s*{VERSION},\s*"conversations":\s*\[')
@@ -40,13 +40,12 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a zip within limits. Raises OSError and zipfile.BadZipFile."""
     with open_regular_file(path) as file:
-        if _directory_size(file) > MOST_LISTED:
+        if _directory_size(file) > MAX_DIRECTORY:
             raise zipfile.BadZipFile(_("it contains too many files"))
         with zipfile.ZipFile(file) as archive:
             if any(member.compress_type not in _PACKED for member in archive.infolist()):
-                raise zipfile.BadZipFile(
-                    _("it uses an unsupported compression method")
-                )  # it could use unlimited memory
+                # Others could use unlimited memory.
+                raise zipfile.BadZipFile(_("it uses an unsupported compression method"))
             yield archive
 
 
@@ -72,38 +71,39 @@ def _directory_size(file: BinaryIO) -> int:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParsedConversation:
     value: Any
-    own: bool  # in kvchat's format
-    alone: bool  # only piece in its file
+    is_own: bool  # in kvchat's format
+    is_only: bool  # the only one in its file
 
 
-def json_pieces(file: IO[bytes]) -> Iterator[Piece]:
-    text = _Text(io.TextIOWrapper(file, "utf-8-sig", newline=""))
-    if own := text.skip(_OWN):
-        yield from _listed(text, own=own)
+def read_conversations(file: IO[bytes]) -> Iterator[ParsedConversation]:
+    """Parse a conversation, or a list of them one by one. Raises ValueError and RecursionError."""
+    text = _JsonText(io.TextIOWrapper(file, "utf-8-sig", newline=""))
+    if is_own := text.skip(_OWN):
+        yield from _read_list(text, is_own=is_own)
     elif text.next() == "[":
         text.at += 1
-        yield from _listed(text, own=False)
+        yield from _read_list(text, is_own=False)
     else:
         value = text.value()
-        is_ours = isinstance(value, dict) and value.get("format") == FORMAT
-        if is_ours and value.get("version") != VERSION:
+        is_export = isinstance(value, dict) and value.get("format") == FORMAT
+        if is_export and value.get("version") != VERSION:
             raise ValueError(_("it was created by a newer version of kvchat"))
-        found = value.get("conversations") if is_ours else [value]
-        for entry in found if isinstance(found, list) else ():
-            yield Piece(entry, is_ours, alone=len(found) == 1)
-    if not own and text.next():
+        entries = value.get("conversations") if is_export else [value]
+        for entry in entries if isinstance(entries, list) else ():
+            yield ParsedConversation(entry, is_export, is_only=len(entries) == 1)
+    if not is_own and text.next():
         raise text.fault("Extra data", text.at)
 
 
-def _listed(text: _Text, *, own: bool) -> Iterator[Piece]:
-    first = True
-    while text.next() != "]" or not first:
+def _read_list(text: _JsonText, *, is_own: bool) -> Iterator[ParsedConversation]:
+    is_first = True
+    while text.next() != "]" or not is_first:
         value = text.value()
         after = text.next()
-        yield Piece(value, own, first and after == "]")
-        first = False
+        yield ParsedConversation(value, is_own, is_first and after == "]")
+        is_first = False
         if after == "]":
             break
         if after != ",":
@@ -112,7 +112,9 @@ def _listed(text: _Text, *, own: bool) -> Iterator[Piece]:
     text.at += 1
 
 
-class _Text:
+class _JsonText:
+    """A JSON text read in steps, with the line and column of errors."""
+
     def __init__(self, file: io.TextIOWrapper) -> None:
         self._file = file
         self._buffer = ""
@@ -153,21 +155,21 @@ class _Text:
                 whole = error.pos < len(self._buffer) - _NEAR_THE_END and not error.msg.startswith("Unterminated")
                 if whole or self._ended:
                     raise self.fault(error.msg, error.pos) from None
-            if len(self._buffer) - self.at > LARGEST_PIECE:
+            if len(self._buffer) - self.at > MAX_PIECE:
                 raise ValueError(
-                    _("one chat in it is larger than {largest_piece}", largest_piece=format_size(LARGEST_PIECE))
+                    _("one chat in it is larger than {largest_piece}", largest_piece=format_size(MAX_PIECE))
                 )
-            if sum(self._buffer.count(sign, self.at) for sign in '{["') > MOST_PARTS:
+            if sum(self._buffer.count(sign, self.at) for sign in '{["') > MAX_PARTS:
                 raise ValueError(
-                    _("one chat in it has more than {most_parts} parts", most_parts=format_number(MOST_PARTS))
+                    _("one chat in it has more than {most_parts} parts", most_parts=format_number(MAX_PARTS))
                 )
             self._fill(max(_STEP, len(self._buffer) - self.at))
 
-    def fault(self, words: str, at: int) -> json.JSONDecodeError:
+    def fault(self, message: str, at: int) -> json.JSONDecodeError:
         before = self._buffer[:at]
         lines = before.count("\n")
         column = at - before.rfind("\n") if lines else self._column + at + 1
-        error = json.JSONDecodeError(words, "", 0)
+        error = json.JSONDecodeError(message, "", 0)
         error.lineno, error.colno = self._line + lines + 1, column
         return error
 
@@ -177,14 +179,14 @@ class _Text:
         self._column = self.at - passed.rfind("\n") - 1 if "\n" in passed else self._column + self.at
         more = self._file.read(count)
         self._read += len(more)
-        if self._read > LARGEST_FILE:
-            raise ValueError(_("it is larger than {largest_file}", largest_file=format_size(LARGEST_FILE)))
+        if self._read > MAX_FILE:
+            raise ValueError(_("it is larger than {largest_file}", largest_file=format_size(MAX_FILE)))
         self._buffer, self.at, self._ended = self._buffer[self.at :] + more, 0, not more
 
     def _counted(self, parse: type[int] | type[float], digits: str) -> float:
         self._numbers += 1
-        if self._numbers > MOST_PARTS:
+        if self._numbers > MAX_PARTS:
             raise ValueError(
-                _("one chat in it has more than {most_parts} numbers", most_parts=format_number(MOST_PARTS))
+                _("one chat in it has more than {most_parts} numbers", most_parts=format_number(MAX_PARTS))
             )
         return parse(digits)

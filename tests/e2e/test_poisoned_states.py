@@ -230,7 +230,7 @@ async def test_a_flipped_byte_of_a_block_reaches_no_engine(tmp_path, monkeypatch
             await at.runtime.transfer.export_with_memory(chat, file, lambda done, total: None)
             await chats.recently_deleted.purge_chat(chat)
             await chats.idle()
-            [chat] = (await at.runtime.transfer.take_in([file], lambda done, total: None)).imported
+            [chat] = (await at.runtime.transfer.import_files([file], lambda done, total: None)).imported
     kept = StoreContents(home)
     assert kept.block_files()
     for block in kept.block_files():

@@ -164,9 +164,9 @@ async def test_a_forged_chat_serves_nobody_else_and_is_replaced_when_it_is_verif
     chosen = settings(tiny_model("llama"), "llama-server")
     async with running_gateway(tmp_path / "home", chosen) as at:
         ours = at.runtime
-        report = await ours.transfer.take_in([forged], lambda done, total: None, start=True)
-        assert "A test on this computer succeeded" in report.told[0]
-        assert "only this chat uses it" in report.told[0]
+        report = await ours.transfer.import_files([forged], lambda done, total: None, start=True)
+        assert "A test on this computer succeeded" in report.notes[0]
+        assert "only this chat uses it" in report.notes[0]
         [imported] = report.imported
         prompt = f"<|im_start|>system\n{TRUE}<|im_end|>\n<|im_start|>user\nWho are you?"
         assert await asked(at, "agent", "raw", prompt) < FEW
@@ -193,7 +193,7 @@ async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_f
     monkeypatch.setattr(StepPacer, "tokens", lambda self, left: min(16, left))
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead="always", slots=1)
     async with opened(tmp_path / "home", chosen) as ours:
-        [imported] = (await ours.transfer.take_in([forged], lambda done, total: None, start=True)).imported
+        [imported] = (await ours.transfer.import_files([forged], lambda done, total: None, start=True)).imported
         other = await ours.chat.new_conversation("")
         await said(ours, other.id, "Is there time?")
         answers: list[asyncio.Future[Any]] = []
@@ -223,7 +223,7 @@ async def test_not_every_chat_is_verified_in_spare_time(tmp_path, forged, monkey
     read_ahead = "never" if why == "switched off" else "always"
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead=read_ahead)
     async with opened(tmp_path / "home", chosen) as ours:
-        [imported] = (await ours.transfer.take_in([forged], lambda done, total: None, start=True)).imported
+        [imported] = (await ours.transfer.import_files([forged], lambda done, total: None, start=True)).imported
         ours.chat.slots.restore_cost.speed.samples.extend(AS_LARGE)
         for _ in range(2):
             await ours.chat.memory_verifier.verify_when_idle()
@@ -237,7 +237,7 @@ async def test_a_chat_deleted_while_it_is_verified_ends_that_without_an_error(tm
     monkeypatch.setattr(StepPacer, "tokens", lambda self, left: min(64, left))
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead="never", slots=1)
     async with opened(tmp_path / "home", chosen) as ours:
-        [imported] = (await ours.transfer.take_in([forged], lambda done, total: None, start=True)).imported
+        [imported] = (await ours.transfer.import_files([forged], lambda done, total: None, start=True)).imported
         ours.chat.slots.restore_cost.speed.samples.extend(AS_LARGE)
         deletions: list[asyncio.Future[None]] = []
         steps: list[int] = []

@@ -33,7 +33,7 @@ from tests.store_contents import StoreContents
 
 GREEDY = Sampling(max_tokens=24, temperature=0.0, seed=1)
 LONG = Sampling(max_tokens=200, temperature=0.0, seed=1)
-MOST_CHATS = 8
+MAX_CHATS = 8
 MOST_ACTS = 30  # by then every moment should have come
 SAID_EVERY_S = 0.1  # of a reply that is streaming
 
@@ -159,7 +159,7 @@ class Life:
             await self._runtime.chat.idle()
 
     async def _new(self) -> None:
-        if len(await self._runtime.chat.conversations()) < MOST_CHATS:
+        if len(await self._runtime.chat.conversations()) < MAX_CHATS:
             await self._ask((await self._make_chat()).id)
 
     async def _change(self) -> None:
@@ -210,8 +210,8 @@ class Life:
         file = self._runtime.paths.state.parent / "export.json"
         some = self._dice.sample(chats, self._dice.randrange(1, len(chats) + 1))
         await self._runtime.transfer.export([chat.id for chat in some], file, lambda done, total: None)
-        if len(chats) < MOST_CHATS:
-            await self._runtime.transfer.take_in([file], lambda done, total: None)
+        if len(chats) < MAX_CHATS:
+            await self._runtime.transfer.import_files([file], lambda done, total: None)
 
     async def _quit(self) -> None:
         if self._dice.random() < 0.5 and (chat := await self._some_chat()):

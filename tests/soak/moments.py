@@ -33,7 +33,7 @@ MOMENTS: dict[str, tuple[type, Callable[..., Any]]] = {  # the methods themselve
     "deleting": (RecentlyDeleted, RecentlyDeleted.purge_chat),
     "forgetting": (Inventory, Inventory.delete_conversation),
     "exporting": (TransferService, TransferService.export),
-    "importing": (TransferService, TransferService.take_in),
+    "importing": (TransferService, TransferService.import_files),
     "quitting": (Runtime, Runtime.close),
 }
 _STEPS = ("open", "os.", "shutil.", "sqlite3.", "socket.")  # what Python says of itself as it does them

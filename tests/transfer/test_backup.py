@@ -17,7 +17,7 @@ from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system import migrations
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer import backup
-from kvchat.transfer.backup import check_backup, engine_of, finish_restore, lay_ready, make_backup
+from kvchat.transfer.backup import check_backup, engine_settings_of, finish_restore, make_backup, stage_restore
 from tests.transfer.library import everything, made_conversation, open_library
 
 
@@ -88,7 +88,7 @@ def test_it_is_of_one_moment_whatever_is_said_while_it_is_copied(paths, tmp_path
 def test_what_was_there_comes_back_and_what_it_replaced_is_kept(kept, paths):
     source, before = kept
     later = contents(paths.data)
-    lay_ready(paths, source)
+    stage_restore(paths, source)
     assert contents(paths.data) == later  # nothing has changed yet
     replaced = finish_restore(paths)
     assert replaced is not None
@@ -103,7 +103,7 @@ def test_what_was_there_comes_back_and_what_it_replaced_is_kept(kept, paths):
 def test_interrupted_it_goes_on_at_the_next_start(kept, paths, monkeypatch, swaps):
     source, before = kept
     later = contents(paths.data)
-    lay_ready(paths, source)
+    stage_restore(paths, source)
     swap, done = backup._swap, []
 
     def until_killed(*places: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_damaged_backup_changes_nothing(kept, paths, tmp_path, change):
     bad = tmp_path / "bad.zip"
     rewritten(kept[0], bad, change)
     with pytest.raises(KvchatError):
-        lay_ready(paths, bad)
+        stage_restore(paths, bad)
     assert finish_restore(paths) is None
     assert contents(paths.data) == later
 
@@ -170,7 +170,7 @@ def test_nothing_but_chats_and_settings_is_taken_from_a_backup(kept, paths, tmp_
     with_files(kept[0], hostile, dict.fromkeys(extra, b"theirs"))
     (paths.data / "app.lock").write_text("ours", "utf-8")
     assert check_backup(hostile).unpacked == check_backup(kept[0]).unpacked
-    lay_ready(paths, hostile)
+    stage_restore(paths, hostile)
     assert finish_restore(paths) is not None
     home = paths.data.parent
     assert (home / engine).read_bytes() == b"ELF"
@@ -190,13 +190,13 @@ def test_a_backup_does_not_decide_what_answers_nor_who_is_let_in(paths, tmp_path
     make_backup(paths, tmp_path / "b.zip")
     own = Settings(engine_path="/opt/own", engine_arguments="-fa on", theme="dark")
     save_settings(paths.settings_file, own)
-    facts = lay_ready(paths, tmp_path / "b.zip", with_engine=confirmed)
+    facts = stage_restore(paths, tmp_path / "b.zip", with_engine=confirmed)
     assert facts.engine == tuple(answers.values())
     finish_restore(paths)
     after = load_settings(paths.settings_file)
     assert after.theme == "light"
     wanted = theirs if confirmed else own
-    assert engine_of(after) == engine_of(wanted)
+    assert engine_settings_of(after) == engine_settings_of(wanted)
     assert (after.api_server, after.api_port, after.api_origins) == (own.api_server, own.api_port, own.api_origins)
 
 
@@ -207,7 +207,7 @@ def test_one_that_would_fill_the_disk_is_refused_before_it_does(kept, paths, tmp
         manifest["files"]["data/conversations.db"]["size"] = 10**15
         new.writestr("manifest.json", json.dumps(manifest))
     with pytest.raises(KvchatError) as told:
-        lay_ready(paths, hostile)
+        stage_restore(paths, hostile)
     assert "it needs 1000000 GB of disk space" in told.value.detail
 
 
@@ -240,7 +240,7 @@ def test_settings_on_another_file_system_come_back_too(kept, paths, monkeypatch)
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(self))
         return real(self, target)
 
-    lay_ready(paths, kept[0])
+    stage_restore(paths, kept[0])
     monkeypatch.setattr(Path, "replace", replace)
     monkeypatch.setattr(Path, "rename", replace)
     replaced = finish_restore(paths)

@@ -122,7 +122,7 @@ def test_exports_of_other_applications(tmp_path, entry, title, branch, messages)
     assert said(database, conversation) == branch
     assert len(everything(database)[1]) == messages
     again = import_paths(database, [file])
-    assert (again.imported, again.known) == ((), 1)
+    assert (again.imported, len(again.existing)) == ((), 1)
 
 
 def test_what_is_bad_is_named_and_the_rest_is_taken(tmp_path):
@@ -191,7 +191,7 @@ def test_a_list_is_read_piece_by_piece_wherever_the_pieces_end(tmp_path, monkeyp
     report = import_paths(database, [tmp_path / "x.json"])
     assert len(report.imported) == 3
     assert [problem.split(":")[0] for problem in report.problems] == ["x.json, chat 4", "x.json, chat 5"]
-    monkeypatch.setattr(importing, "MOST_CHATS", 3)
+    monkeypatch.setattr(importing, "MAX_CHATS", 3)
     assert (
         import_paths(database, [tmp_path / "x.json"])
         .problems[0]
@@ -223,13 +223,13 @@ def test_what_stands_before_the_damage_is_taken_in(tmp_path, monkeypatch, step, 
 @pytest.mark.parametrize(
     ("bound", "least", "content", "words"),
     [
-        ("LARGEST_PIECE", 10_000, b'[{"title": "' + b"x" * 30_000 + b'"}]', "one chat in it is larger than 10 KB"),
-        ("LARGEST_PIECE", 10_000, b'{"title": "' + b"x" * 30_000 + b'"}', "one chat in it is larger than 10 KB"),
-        ("LARGEST_FILE", 10_000, b"[" + b" " * 30_000 + b"]", "it is larger than 10 KB"),
-        ("MOST_PARTS", 1000, b"[[" + b"{}," * 3000 + b"{}]]", "one chat in it has more than 1,000 parts"),
-        ("MOST_PARTS", 1000, b"[[" + b"1," * 3000 + b"1]]", "one chat in it has more than 1,000 numbers"),
-        ("MOST_PARTS", 1000, b"[[" + b"1.5," * 3000 + b"1]]", "one chat in it has more than 1,000 numbers"),
-        ("MOST_PARTS", 1000, b"[" + b"9" * 9000 + b"]", "Exceeds the limit"),
+        ("MAX_PIECE", 10_000, b'[{"title": "' + b"x" * 30_000 + b'"}]', "one chat in it is larger than 10 KB"),
+        ("MAX_PIECE", 10_000, b'{"title": "' + b"x" * 30_000 + b'"}', "one chat in it is larger than 10 KB"),
+        ("MAX_FILE", 10_000, b"[" + b" " * 30_000 + b"]", "it is larger than 10 KB"),
+        ("MAX_PARTS", 1000, b"[[" + b"{}," * 3000 + b"{}]]", "one chat in it has more than 1,000 parts"),
+        ("MAX_PARTS", 1000, b"[[" + b"1," * 3000 + b"1]]", "one chat in it has more than 1,000 numbers"),
+        ("MAX_PARTS", 1000, b"[[" + b"1.5," * 3000 + b"1]]", "one chat in it has more than 1,000 numbers"),
+        ("MAX_PARTS", 1000, b"[" + b"9" * 9000 + b"]", "Exceeds the limit"),
     ],
 )
 @pytest.mark.parametrize("zipped", [False, True])
@@ -249,8 +249,8 @@ def test_what_would_take_too_much_is_refused(tmp_path, monkeypatch, bound, least
 
 
 def test_hostile_zips_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(importing, "LARGEST_FILE", 1_000_000)
-    monkeypatch.setattr(untrusted_files, "MOST_LISTED", 10_000)
+    monkeypatch.setattr(importing, "MAX_FILE", 1_000_000)
+    monkeypatch.setattr(untrusted_files, "MAX_DIRECTORY", 10_000)
     with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(3):
             archive.writestr(f"{number}.json", b" " * 400_000)
@@ -308,5 +308,5 @@ def test_ids_that_kvchat_did_not_make_are_replaced(tmp_path, id):
     assert [re.fullmatch("[0-9a-f]{32}", imported) is not None for imported in report.imported] == [True]
     assert [message.content for message in here.branch(report.imported[0])] == before
     assert all(re.fullmatch("[0-9a-f]{32}", row["id"]) for row in here.rows("SELECT id FROM messages"))
-    assert import_paths(here, [file]).here == report.imported
+    assert import_paths(here, [file]).existing == report.imported
     here.close()

@@ -21,12 +21,12 @@ from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.transfer.importing import ImportReport, import_paths
 from kvchat.transfer.memory_file import (
     MAGIC,
-    NothingKept,
+    NoSavedMemory,
     PassphraseNeeded,
+    describe_import,
+    encrypt,
     export_with_memory,
     is_memory_file,
-    seal,
-    told_of,
 )
 from tests.kvstore.store_bench import HYBRID, WINDOW, Bench, Model
 from tests.transfer.library import everything, made_conversation, open_library, quick_keys
@@ -41,7 +41,7 @@ class Home:
     database: Database
     bench: Bench
 
-    def take_in(self, file: Path, passphrase: str = "") -> ImportReport:
+    def import_file(self, file: Path, passphrase: str = "") -> ImportReport:
         return import_paths(self.database, [file], store=self.bench.store, passphrase=passphrase)
 
     def blocks(self) -> list[str]:
@@ -96,7 +96,7 @@ def test_it_comes_back_byte_for_byte(make: Made, tmp_path: Path, model: Model, p
     file = exported(here, chat, tmp_path / "chat.kvchat", passphrase)
     assert file.stat().st_mode & 0o077 == 0, "it is the text"
     assert (is_memory_file(file), file.read_bytes().startswith(MAGIC)) == (True, bool(passphrase))
-    report = there.take_in(file, passphrase)
+    report = there.import_file(file, passphrase)
     assert (report.imported, report.problems) == ((chat.id,), ())
     assert everything(there.database) == everything(here.database)
     assert there.blocks() == here.blocks()
@@ -108,9 +108,9 @@ def test_it_comes_back_byte_for_byte(make: Made, tmp_path: Path, model: Model, p
     assert there.bench.inventory.verify().is_clean
     [brought] = report.memories
     assert (brought.n_tokens, brought.conversation_id) == (700, chat.id)
-    refused = there.take_in(file, passphrase)
-    assert (refused.imported, refused.known, refused.memories) == ((), 1, ())
-    assert "was not imported because the chat already exists" in refused.told[0]
+    refused = there.import_file(file, passphrase)
+    assert (refused.imported, len(refused.existing), refused.memories) == ((), 1, ())
+    assert "was not imported because the chat already exists" in refused.notes[0]
     assert there.bench.inventory.usage().save_points == 2
     freed = there.bench.inventory.delete_imported(chat.id)
     assert (freed > 0, there.bench.inventory.usage().save_points) == (True, 0)
@@ -121,7 +121,7 @@ def test_it_is_an_ordinary_archive(here: tuple[Home, Conversation], tmp_path: Pa
         names = archive.getnames()
     assert names[:2] == ["chats.json", "memory.json"]
     assert sorted(name.removeprefix("blocks/") for name in names[2:]) == here[0].blocks()
-    with pytest.raises(NothingKept):
+    with pytest.raises(NoSavedMemory):
         exported(here[0], made_conversation(here[0].database), tmp_path / "another.kvchat")
 
 
@@ -134,7 +134,7 @@ def test_a_sealed_file_says_nothing_without_its_passphrase(
         assert part not in file.read_bytes()
     for passphrase, fault in (("", "requires a passphrase"), ("wrong", "Wrong passphrase")):
         with pytest.raises(PassphraseNeeded, match=fault):
-            there.take_in(file, passphrase)
+            there.import_file(file, passphrase)
     assert (there.database.conversations(), there.blocks()) == ([], [])
 
 
@@ -156,7 +156,7 @@ def test_what_is_damaged_is_left_out_and_the_chat_taken_in(
         "its end cut off": content[:-1500],
     }
     file.write_bytes(harmed[harm])
-    report = there.take_in(file, passphrase)
+    report = there.import_file(file, passphrase)
     assert report.imported == (here[1].id,)
     assert report.memories == ()
     assert "the chat was imported without its memory" in report.problems[0]
@@ -195,7 +195,7 @@ def test_what_is_made_to_do_harm_does_none(
     file, there = exported(*here, tmp_path / "chat.kvchat"), make("there")
     repacked(file, change)
     before = sorted(tmp_path.rglob("*.*"))
-    report = there.take_in(file)
+    report = there.import_file(file)
     assert (report.imported, report.memories, len(report.problems)) == ((here[1].id,), (), 1)
     assert there.blocks() == []
     assert sorted(path for path in tmp_path.rglob("*.*") if "there" not in path.parts) == [
@@ -215,13 +215,13 @@ def test_no_room_or_an_end_half_way_or_a_header_that_claims_gigabytes_leaves_not
     with pytest.raises(Stopped):
         import_paths(there.database, [file], stop, store=there.bench.store)
     full.bench.inventory.set_bounds(Bounds(quota=100_000, free_floor=0))
-    report = full.take_in(file)
+    report = full.import_file(file)
     assert report.imported == (here[1].id,)
     assert "but the storage limit is" in report.problems[0]
     head = tarfile.TarInfo("chats.json")
     head.size = 7 << 30
     file.write_bytes(head.tobuf(tarfile.USTAR_FORMAT) + bytes(1000))
-    report = there.take_in(file)
+    report = there.import_file(file)
     assert (report.imported, len(report.problems)) == ((), 1)
     assert (there.database.conversations(), there.blocks(), full.blocks()) == ([], [], [])
 
@@ -237,7 +237,7 @@ def test_an_export_that_fails_leaves_nothing(here: tuple[Home, Conversation], tm
         export_with_memory(home.database, home.bench.folder, chat.id, target, passphrase, stop)
     if Path("/dev/full").exists():
         with pytest.raises(OSError, match="space"), open("/dev/full", "wb") as full:  # noqa: PTH123
-            seal([bytes(3_000_000)], full, SECRET) if passphrase else full.write(bytes(3_000_000))
+            encrypt([bytes(3_000_000)], full, SECRET) if passphrase else full.write(bytes(3_000_000))
     block = next(path for path in (home.bench.folder / "blocks").rglob("*") if path.is_file())
     block.chmod(0o600)
     block.write_bytes(flipped(block.read_bytes(), 0))
@@ -259,7 +259,7 @@ def test_other_threads_go_on_while_a_passphrase_is_worked_on(tmp_path: Path) -> 
     thread.start()
     before = came
     with (tmp_path / "sealed").open("wb") as out:
-        seal([b"words"], out, SECRET)
+        encrypt([b"words"], out, SECRET)
     after = came
     over.set()
     thread.join()
@@ -277,7 +277,7 @@ def test_it_takes_little_memory(make: Made, tmp_path: Path, passphrase: str) -> 
     tracemalloc.start()
     try:
         file = exported(here, chat, tmp_path / "chat.kvchat", passphrase)
-        assert there.take_in(file, passphrase).memories
+        assert there.import_file(file, passphrase).memories
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -287,10 +287,12 @@ def test_it_takes_little_memory(make: Made, tmp_path: Path, passphrase: str) -> 
 
 def test_the_words(here: tuple[Home, Conversation], make: Made, tmp_path: Path) -> None:
     there = make("there")
-    [brought] = there.take_in(exported(*here, tmp_path / "chat.kvchat")).memories
-    assert "A test on this computer succeeded: 698 of 700 tokens" in told_of(brought, MemoryTest(698, 700))
-    assert told_of(brought, MemoryTest(is_pending=True)).endswith("kvchat tests it with the next message in this chat.")
-    said = told_of(
+    [brought] = there.import_file(exported(*here, tmp_path / "chat.kvchat")).memories
+    assert "A test on this computer succeeded: 698 of 700 tokens" in describe_import(brought, MemoryTest(698, 700))
+    assert describe_import(brought, MemoryTest(is_pending=True)).endswith(
+        "kvchat tests it with the next message in this chat."
+    )
+    said = describe_import(
         brought, MemoryTest(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": (Reason(ReasonCode.MODEL),)}))
     )
     assert said.endswith("This computer must reprocess the chat: it was saved with a different model.")

@@ -28,7 +28,7 @@ def test_an_export_comes_back_equal(tmp_path):
     made_conversation(here)
     made_conversation(here, "Another", by_user=False)
     report = import_paths(there, [exported(here, tmp_path)])
-    assert (len(report.imported), report.known, report.problems) == (2, 0, ())
+    assert (len(report.imported), len(report.existing), report.problems) == (2, 0, ())
     assert everything(there) == everything(here)
 
 

@@ -40,9 +40,9 @@ class Bench:
         ids = [conversation.id for conversation in self.database.conversations()]
         return {
             "export": lambda: self.service.export(ids, self.folder / "out" / "chats.json", progress),
-            "import": lambda: self.service.take_in([self.folder / "theirs.json"], progress),
+            "import": lambda: self.service.import_files([self.folder / "theirs.json"], progress),
             "back up": lambda: self.service.back_up(self.folder / "out" / "backup.zip", progress),
-            "lay ready": lambda: self.service.lay_ready(self.folder / "theirs.zip", progress),
+            "lay ready": lambda: self.service.stage_restore(self.folder / "theirs.zip", progress),
         }[which]()
 
     def all_there_is(self) -> list[object]:

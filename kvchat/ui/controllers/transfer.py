@@ -16,8 +16,8 @@ from kvchat.runtime import Runtime
 from kvchat.system.concurrency import Progress
 from kvchat.text.formatting import format_datetime, format_size
 from kvchat.text.language import N_, _, format_number, join_list, join_sentences, plural
-from kvchat.transfer.backup import BackupFacts, engine_of
-from kvchat.transfer.memory_file import PassphraseNeeded, holds_memory
+from kvchat.transfer.backup import BackupFacts, engine_settings_of
+from kvchat.transfer.memory_file import PassphraseNeeded, has_memory
 from kvchat.ui.base.building import progress_bar
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.views import Controller, Views
@@ -97,7 +97,7 @@ class TransferController(Controller):
         self._views.notices.notify_file_saved(plural(count, "Exported {count} chat", "Exported {count} chats"), target)
 
     async def _export_with_memory(self, id: str) -> None:
-        memory = await self._runtime.transfer.memory_of(id)
+        memory = await self._runtime.transfer.exportable_memory(id)
 
         def choose_file(passphrase: str) -> None:
             async def export(target: Path) -> None:
@@ -115,7 +115,7 @@ class TransferController(Controller):
 
     async def _ask_to_import(self, paths: list[Path]) -> None:
         """Import the files; ask first if they hold memory, which anybody may have made."""
-        if not any(await asyncio.to_thread(lambda: [holds_memory(path) for path in paths])):
+        if not any(await asyncio.to_thread(lambda: [has_memory(path) for path in paths])):
             await self._import(paths)
             return
         confirm(
@@ -128,7 +128,7 @@ class TransferController(Controller):
         )
 
     async def _import(self, paths: list[Path], passphrase: str = "") -> None:
-        work = partial(self._runtime.transfer.take_in, paths, passphrase=passphrase)
+        work = partial(self._runtime.transfer.import_files, paths, passphrase=passphrase)
         canceled = _("Import canceled"), _("Nothing was imported.")
         try:
             report = await self.with_progress(_("Importing…"), work, *canceled)
@@ -139,20 +139,20 @@ class TransferController(Controller):
 
             ask_passphrase(self._window, needed.title, needed.explanation, _("Import"), retry)
             return
-        restored = [id for id in report.here if id not in self._conversations.titles]
+        restored = [id for id in report.existing if id not in self._conversations.titles]
         if restored:
             await self._runtime.chat.recently_deleted.restore_chats(restored)
         if report.imported or restored:
             self.imported.emit([*report.imported, *restored])
         title = plural(len(report.imported), "Imported {count} chat", "Imported {count} chats")
         known = ""
-        if report.known:
-            known = plural(report.known, "{count} chat already exists.", "{count} chats already exist.")
+        if count := len(report.existing):
+            known = plural(count, "{count} chat already exists.", "{count} chats already exist.")
         if restored:
             each = _("Restored from Recently deleted: {count}.", count=format_number(len(restored)))
             only = _("It was restored from Recently deleted.")
-            known = join_sentences(known, only if report.known == 1 else each)
-        known = join_sentences(known, *report.told)
+            known = join_sentences(known, only if count == 1 else each)
+        known = join_sentences(known, *report.notes)
         if report.problems:
             ImportReportDialog(self._views.look, title, known, report.problems, self._window).open()
         else:
@@ -181,7 +181,7 @@ class TransferController(Controller):
             self._runner.start(self._restore(source, with_engine=with_engine))
 
         program = " ".join(filter(None, facts.engine))
-        if not program or facts.engine == engine_of(self._runtime.settings):
+        if not program or facts.engine == engine_settings_of(self._runtime.settings):
             restore()
             return
         confirm(
@@ -197,7 +197,7 @@ class TransferController(Controller):
         ).rejected.connect(restore)
 
     async def _restore(self, source: Path, *, with_engine: bool) -> None:
-        work = partial(self._runtime.transfer.lay_ready, source, with_engine=with_engine)
+        work = partial(self._runtime.transfer.stage_restore, source, with_engine=with_engine)
         canceled = _("Restore canceled"), _("Nothing was changed.")
         await self.with_progress(_("Checking the backup…"), work, *canceled)
         confirm(

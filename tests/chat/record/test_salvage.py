@@ -73,9 +73,9 @@ def test_rows_on_both_sides_of_a_damaged_page_are_found_and_what_is_lost_is_said
     left = written(paths)
     assert 20 < left["Rivers"] < whole["Rivers"], "one page of messages is lost, not all that came after it"
     assert left | {"Rivers": whole["Rivers"]} == whole
-    ((title, lost),) = repaired.found.lost
+    ((title, lost),) = repaired.salvaged.lost
     assert (title, left["Rivers"]) == ("Rivers", 40 - lost)
-    assert "“Rivers” (" in repaired.words
+    assert "“Rivers” (" in repaired.text
 
 
 @pytest.mark.parametrize("damage", ["emptied", "gone"])
@@ -84,7 +84,7 @@ def test_an_empty_file_is_not_taken_for_a_new_one(paths: Paths, damage: str) -> 
     with pytest.raises(ChatsDamaged):
         Database(paths.database)
     repaired = repair(paths)
-    assert "Nothing could be recovered from the damaged file." in repaired.words
+    assert "Nothing could be recovered from the damaged file." in repaired.text
     assert written(paths) == {"Mountains": 41, "Lakes": 40}  # as of the backup
 
 

@@ -193,7 +193,7 @@ async def test_a_double_click_imports_no_memory_unasked(
         taken.extend(paths)
         return ImportReport()
 
-    monkeypatch.setattr(kept.transfer, "take_in", take_in)
+    monkeypatch.setattr(kept.transfer, "import_files", take_in)
     file = tmp_path / "chat.kvchat"
     file.write_bytes(MAGIC + bytes(600))
     window.transfer.import_files([file])
@@ -214,7 +214,7 @@ async def test_a_chat_that_was_deleted_is_back_where_it_is_imported_again(
     (tmp_path / "theirs.json").write_text(
         json.dumps([{"uuid": "1", "name": "One", "chat_messages": [CLAUDE]}]), "utf-8"
     )
-    [id] = (await kept.transfer.take_in([tmp_path / "theirs.json"], lambda done, total: None)).imported
+    [id] = (await kept.transfer.import_files([tmp_path / "theirs.json"], lambda done, total: None)).imported
     await kept.chat.recently_deleted.delete([id])
     await until(lambda: id not in window.chat.conversations.titles)
     choose(window, "Import chats…")
@@ -302,8 +302,8 @@ async def test_cancel_ends_an_import_and_leaves_nothing_of_it(
         held.set()
         assert go.wait(240)
 
-    take_in = kept.transfer.take_in
-    monkeypatch.setattr(kept.transfer, "take_in", lambda paths, _report, **more: take_in(paths, hold, **more))
+    take_in = kept.transfer.import_files
+    monkeypatch.setattr(kept.transfer, "import_files", lambda paths, _report, **more: take_in(paths, hold, **more))
     choose(window, "Import chats…")
     pick(window, tmp_path / "theirs.json")
     await until(lambda: held.is_set() and dialogs(window), "the progress")
