@@ -64,7 +64,6 @@ class EngineLifecycle:
         self.current: ManagedEngine | ExternalEngine = self.external if settings().engine_url else self.managed
         self._started_with: Settings | None = None  # settings at its start
         self._started_with_vision = False  # it was started for pictures
-        self._override: EngineStatus | None = None  # replaces the connection's status until there is one
         self._ready: ReadyEngine | None = None
         self._subject: Subject | None = None  # of the restore findings
         self._inspection: asyncio.Task[None] | None = None  # of a newly started engine
@@ -81,7 +80,7 @@ class EngineLifecycle:
     @property
     def status(self) -> EngineStatus:
         """The engine's status, preparation included. It is loading until it is known."""
-        status = self._override or self.current.connection.status
+        status = self.current.connection.status
         if status.state is EngineState.READY and self.known is None:
             return replace(status, state=EngineState.LOADING, checking=self._is_testing)
         return status
@@ -122,7 +121,6 @@ class EngineLifecycle:
 
     async def stop(self) -> None:
         async with self._lock:
-            self._override = None
             await self.current.connection.stop()
         if self.is_external:
             await self._end_inspection()
@@ -132,13 +130,11 @@ class EngineLifecycle:
         await self._switch_connection()
         if not self.is_external:
             async with self._lock:
-                self._set_override(EngineStatus(EngineState.UNLOADED))
-                await self.current.connection.stop()
+                await self.managed.connection.stop(EngineState.UNLOADED)
 
     async def close(self) -> None:
         self._is_closed = True
         async with self._lock:
-            self._override = None
             await self.external.connection.stop()
             await self.managed.close()
         await self._end_inspection()
@@ -154,10 +150,8 @@ class EngineLifecycle:
         if vision and not self.is_ready(vision=True):
             await self.check_vision()
         while True:
-            if self._override or self.status.state in (EngineState.STOPPED, EngineState.STOPPING, EngineState.FAILED):
+            if self.status.state in (*DOWN_STATES, EngineState.STOPPING):
                 await self._start(vision=vision, tokens=tokens)
-            if self._override and self._override.failure:
-                raise EngineFailed(self._override.failure)
             await self.current.connection.ready()
             if not (known := self.known):
                 # Cancelling one caller must not end the inspection for others.
@@ -217,14 +211,15 @@ class EngineLifecycle:
         async with self._lock:
             if self._is_closed or self.status.state not in DOWN_STATES:
                 return
-            self._set_override(EngineStatus(EngineState.STARTING))
+            connection = self.current.connection
+            connection.publish(EngineStatus(EngineState.STARTING))
             self._started_with = settings = self._settings()
             self._started_with_vision = vision
             try:
                 start = await self.current.prepare(settings, vision=vision, tokens=tokens)
             except KvchatError as error:
                 state = EngineState.STOPPED if isinstance(error, NoModel) else EngineState.FAILED
-                self._set_override(EngineStatus(state, start_failure(error)))
+                connection.publish(EngineStatus(state, start_failure(error)))
                 return
             except BaseException:
                 failure = EngineFailure(
@@ -233,10 +228,9 @@ class EngineLifecycle:
                     _("An unexpected error occurred while kvchat prepared to start it."),
                     _("See the report for details. Try again, or choose another model or engine."),
                 )
-                self._set_override(EngineStatus(EngineState.FAILED, failure))
+                connection.publish(EngineStatus(EngineState.FAILED, failure))
                 raise
             if not self._is_closed:  # meanwhile
-                self._override = None
                 await start()
 
     async def _restart(self, *, vision: bool, tokens: int) -> None:
@@ -298,10 +292,6 @@ class EngineLifecycle:
                     self.managed.loaded()
                 self._start_inspection()
             self._publish(self.status)
-
-    def _set_override(self, status: EngineStatus) -> None:
-        self._override = status
-        self._publish(self.status)
 
 
 def start_failure(error: KvchatError) -> EngineFailure:

@@ -70,23 +70,23 @@ class EngineConnection:
             state = self._status.state
             if state is EngineState.READY and self._client is not None:
                 return self._client
-            if state is EngineState.FAILED and self._status.failure is not None:
+            if state in (EngineState.FAILED, EngineState.STOPPED) and self._status.failure is not None:
                 raise EngineFailed(self._status.failure)
-            if state in (EngineState.STOPPED, EngineState.STOPPING):
+            if state in (EngineState.STOPPED, EngineState.STOPPING, EngineState.UNLOADED):
                 raise EngineError(_("The engine is stopped"), "", _("Start the engine, then try again."))
             await self._changed.wait()
 
     def _set_ready(self, client: LlamaServerClient, status: EngineStatus) -> None:
         self._client, self._lifetime = client, client.lifetime
-        self._publish(status)
+        self.publish(status)
 
-    def _publish(self, status: EngineStatus) -> None:
+    def publish(self, status: EngineStatus) -> None:
         if status == self._status:
             return
         self._status = status
         if self._lifetime is not None and status.state is not EngineState.READY:
-            on_purpose = status.state in (EngineState.STOPPING, EngineState.STOPPED)
-            self._lifetime.end(None if on_purpose else status.failure)
+            is_requested = status.state in (EngineState.STOPPING, EngineState.STOPPED, EngineState.UNLOADED)
+            self._lifetime.end(None if is_requested else status.failure)
             self._lifetime = None
         self._changed.set()
         self._changed = asyncio.Event()

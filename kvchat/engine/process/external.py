@@ -84,17 +84,20 @@ class ExternalServer(EngineConnection):
 
     async def connect(self, address: ServerAddress) -> None:
         """Start looking for the server. Returns at once: `ready` and listeners get the result."""
-        await self.stop()
-        self._publish(EngineStatus(EngineState.STARTING))
+        await self._end_monitor()
+        self.publish(EngineStatus(EngineState.STARTING))
         self._task = asyncio.create_task(self._monitor(address), name="external engine")
 
     async def stop(self) -> None:
         """Disconnect. The server keeps running."""
+        await self._end_monitor()
+        self.publish(EngineStatus(EngineState.STOPPED))
+
+    async def _end_monitor(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
             self._task = None
-        self._publish(EngineStatus(EngineState.STOPPED))
 
     async def _monitor(self, address: ServerAddress) -> None:
         check = self._check_now.set
@@ -106,7 +109,7 @@ class ExternalServer(EngineConnection):
             while True:
                 refusal = await self._wait_until_ready(client, lost)
                 if refusal is not None:
-                    self._publish(EngineStatus(EngineState.FAILED, refusal))
+                    self.publish(EngineStatus(EngineState.FAILED, refusal))
                     return
                 self.generation = next(self._generations)
                 client.begin_lifetime()
@@ -118,14 +121,14 @@ class ExternalServer(EngineConnection):
             await client.aclose()
 
     async def _wait_until_ready(self, client: LlamaServerClient, lost: EngineFailure | None) -> EngineFailure | None:
-        self._publish(EngineStatus(EngineState.STARTING, lost))
+        self.publish(EngineStatus(EngineState.STARTING, lost))
         policy, now = self._policy, time.monotonic
         deadline = now() + (policy.return_timeout_s if lost else policy.unreachable_after_s)
         while True:
             try:
                 if await client.is_loaded(min(policy.response_timeout_s, max(policy.poll_s, deadline - now()))):
                     return await _find_incompatibility(client)
-                self._publish(EngineStatus(EngineState.LOADING, lost))
+                self.publish(EngineStatus(EngineState.LOADING, lost))
                 deadline = now() + policy.return_timeout_s
             except ForeignServer:
                 return _not_llama_server(client.base_url)
@@ -133,7 +136,7 @@ class ExternalServer(EngineConnection):
                 unreachable = _unreachable(client.base_url)
                 if now() >= deadline:
                     return unreachable
-                self._publish(EngineStatus(EngineState.STARTING, unreachable))  # report before retrying
+                self.publish(EngineStatus(EngineState.STARTING, unreachable))  # report before retrying
             await asyncio.sleep(min(policy.poll_s, max(0.0, deadline - now())))
 
     async def _wait_until_lost(self, client: LlamaServerClient) -> None:

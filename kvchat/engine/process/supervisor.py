@@ -195,30 +195,30 @@ class EngineSupervisor(EngineConnection):
         `step_down` returns a smaller plan each time loading ran out of memory, None when there is none.
         """
         async with self._serial:
-            await self._end()
+            await self._end(EngineState.STOPPING)
             self.plan, self._step_down = plan, step_down
-            self._publish(EngineStatus(EngineState.STARTING))
+            self.publish(EngineStatus(EngineState.STARTING))
             self._task = asyncio.create_task(self._run(location, plan), name="engine supervisor")
             self._task.add_done_callback(self._run_ended)
 
-    async def stop(self) -> None:
+    async def stop(self, final: EngineState = EngineState.STOPPED) -> None:
+        """Stop the engine. `final`: the state without one, STOPPED or UNLOADED."""
         async with self._serial:
-            await self._end()
+            await self._end(final if final is EngineState.UNLOADED else EngineState.STOPPING)
+            self.publish(EngineStatus(final))
 
     async def close(self) -> None:
         await self.stop()
         self.log.close()
 
-    async def _end(self) -> None:
-        """End the running task. If cancelled, the task still finishes by itself."""
-        if self._task is None:
-            return
-        if self._status.state is not EngineState.STOPPING:  # a second cancel would end the ladder early
-            self._publish(EngineStatus(EngineState.STOPPING))
-            self._task.cancel()
-        await asyncio.wait({self._task})
-        self._task = None
-        self._publish(EngineStatus(EngineState.STOPPED))
+    async def _end(self, state: EngineState) -> None:
+        """End the running task, publishing `state`. If cancelled, the task still finishes by itself."""
+        if self._task is not None:
+            if not self._task.cancelling():  # a second cancel would kill the process at once
+                self.publish(EngineStatus(state))
+                self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None
 
     def _run_ended(self, task: asyncio.Task[None]) -> None:
         """Publish an internal error as a failure: nobody must wait for an engine that never comes."""
@@ -231,7 +231,7 @@ class EngineSupervisor(EngineConnection):
                 _("This is a bug in kvchat: {error}", error=repr(error)),
                 _("Start the engine again, and please report this bug."),
             )
-            self._publish(EngineStatus(EngineState.FAILED, reason))
+            self.publish(EngineStatus(EngineState.FAILED, reason))
 
     async def _run(self, location: EngineLocation, plan: LaunchPlan) -> None:
         deaths: deque[float] = deque()
@@ -256,7 +256,7 @@ class EngineSupervisor(EngineConnection):
                         layers=0,
                     )
                 status = EngineStatus(EngineState.STARTING, dataclasses.replace(death.failure, advice=advice))
-                self._publish(status)
+                self.publish(status)
                 continue
             now = self._clock()
             deaths.append(now)
@@ -269,10 +269,10 @@ class EngineSupervisor(EngineConnection):
                 if count > 1:
                     given_up = _("It stopped {deaths} times, so kvchat does not restart it again.", deaths=count)
                     reason = dataclasses.replace(reason, detail=join_sentences(reason.detail, given_up))
-                self._publish(EngineStatus(EngineState.FAILED, reason, count - 1))
+                self.publish(EngineStatus(EngineState.FAILED, reason, count - 1))
                 return
             status = EngineStatus(EngineState.STARTING, death.failure, restart_attempt=count)
-            self._publish(status)
+            self.publish(status)
             await self._sleep(self._policy.delay_s(count))
 
     async def _run_process(self, invocation: Invocation, status: EngineStatus) -> _Death:
@@ -320,7 +320,7 @@ class EngineSupervisor(EngineConnection):
             if ending.done():
                 return ending.result().explain(was_ready=True)
             self._client = None
-            self._publish(EngineStatus(EngineState.STARTING, failing.result()))  # before stopping it, which may be slow
+            self.publish(EngineStatus(EngineState.STARTING, failing.result()))  # before stopping it, which may be slow
             return failing.result()
         finally:
             for task in (ending, failing):
@@ -336,7 +336,7 @@ class EngineSupervisor(EngineConnection):
                 if await client.is_loaded():
                     await client.verify()
                     return None
-                self._publish(dataclasses.replace(status, state=EngineState.LOADING))
+                self.publish(dataclasses.replace(status, state=EngineState.LOADING))
             except ForeignServer:
                 return PORT_TAKEN.failure(_("Another program is using port {port}.", port=port))
             except EngineGone:
