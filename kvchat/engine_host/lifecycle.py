@@ -28,9 +28,6 @@ from kvchat.system.paths import Paths
 from kvchat.text.language import _
 from kvchat.text.reasons import Reason, ReasonCode
 
-# An engine lost in these states hung or was stopped on purpose, which is no result of its self-test.
-_INCONCLUSIVE_STATES = (EngineState.READY, EngineState.STOPPING, EngineState.STOPPED)
-
 
 class EngineLifecycle:
     """The sessions' `EngineHost`: kvchat's own engine or the user's server, switched only while none runs.
@@ -274,7 +271,8 @@ class EngineLifecycle:
                     await self._findings.learn(subject, finding)
                 except EngineGone as loss:
                     reason = await loss.explain()
-                    if engine is self.external or engine.connection.status.state in _INCONCLUSIVE_STATES:
+                    hung_or_stopped = loss.lifetime is None or loss.lifetime.failure is None
+                    if engine is self.external or hung_or_stopped:  # no result of its self-test
                         raise reason from loss
                     died = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
                     await self._findings.learn(subject, died)
