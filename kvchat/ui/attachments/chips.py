@@ -27,12 +27,12 @@ from kvchat.ui.widgets.text_search import cursors_at, mark
 if TYPE_CHECKING:
     from kvchat.chat.record.messages import Attachment
 
-HEIGHT, WIDEST, NARROWEST = 72, 144, 40  # pixels of a tile
+_HEIGHT, _MAX_WIDTH, _MIN_WIDTH = 72, 144, 40  # pixels of a tile
 _GAP = 4  # pixels
-_LOOK_MS = 15
-_NAME_LETTERS = 34
+_POLL_MS = 15
+_MAX_NAME = 34  # characters shown
 _MAX_MARKS = 1000
-_AROUND, _SMALLEST, _LARGE = QSize(32, 32), QSize(320, 240), QSize(960, 680)
+_MARGIN, _MIN_VIEW, _MAX_VIEW = QSize(32, 32), QSize(320, 240), QSize(960, 680)
 _thread = ThreadPoolExecutor(1, thread_name_prefix="thumbnails")
 
 
@@ -49,15 +49,15 @@ class AttachmentCard(QFrame):
         self.name = button("", self.opened, name=f"{what} {attachment.name}", tip=tip)
         self.count = label(format_size(attachment.size), "small")
 
-    def cross(self) -> QToolButton:
+    def remove_button(self) -> QToolButton:
         name, picture = _("Remove {name}", name=self.attachment.name), icon("close", self._look.theme.muted)
-        cross = tool_button(name, self.removed, tip=_("Remove"), icon=picture)
-        cross.setIconSize(QSize(1, 1) * self._look.px(12))
-        return cross
+        made = tool_button(name, self.removed, tip=_("Remove"), icon=picture)
+        made.setIconSize(QSize(1, 1) * self._look.px(12))
+        return made
 
-    def show_found(self, found: bool) -> None:
-        restyle(self, "found", "true" if found else "false")
-        self.name.setAccessibleDescription(_("Contains the search text") if found else "")
+    def show_match(self, matches: bool) -> None:
+        restyle(self, "found", "true" if matches else "false")
+        self.name.setAccessibleDescription(_("Contains the search text") if matches else "")
 
     def show_tokens(self, tokens: int, *, counted: bool) -> None:
         """Show the token count; an estimate is marked and never replaces a count."""
@@ -72,8 +72,8 @@ class AttachmentChip(AttachmentCard):
         super().__init__(look, attachment, _("Attachment"), _("Show the text that the model gets"))
         styled(self.name, "chip").setText(short_name(attachment.name))
         self.name.setIcon(icon("document", look.theme.muted))
-        cross = [self.cross()] if removable else []
-        row(self.name, self.count, *cross, on=self, spacing=6, margins=(8, 2, 3 if removable else 8, 2))
+        remove = [self.remove_button()] if removable else []
+        row(self.name, self.count, *remove, on=self, spacing=6, margins=(8, 2, 3 if removable else 8, 2))
 
 
 class PictureTile(AttachmentCard):
@@ -81,25 +81,24 @@ class PictureTile(AttachmentCard):
 
     def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
         super().__init__(look, attachment, _("Image"), _("Show full size"))
-        from kvchat.ui.attachments.pictures import decoded, shape
+        from kvchat.ui.attachments.pictures import decode, upright_size
 
-        shown = shape(attachment.data)
-        size = QSize(NARROWEST, HEIGHT)
-        if shown is not None:  # full height unless too wide, and never a sliver
-            size = shown.scaled(WIDEST, HEIGHT, Qt.AspectRatioMode.KeepAspectRatio).expandedTo(QSize(4, 4))
+        size = QSize(_MIN_WIDTH, _HEIGHT)
+        if (full := upright_size(attachment.data)) is not None:  # full height unless too wide, and never a sliver
+            size = full.scaled(_MAX_WIDTH, _HEIGHT, Qt.AspectRatioMode.KeepAspectRatio).expandedTo(QSize(4, 4))
         styled(self.name, "picture").setIconSize(size)
         self.name.setFixedSize(size)
-        below = [row((self.count, 1), self.cross(), spacing=2)] if removable else []
+        below = [row((self.count, 1), self.remove_button(), spacing=2)] if removable else []
         column((self.name, 0, Qt.AlignmentFlag.AlignCenter), *below, on=self, spacing=2, margins=6)
         self._ratio = self.devicePixelRatioF()
         pixels, smooth = size * self._ratio, Qt.TransformationMode.SmoothTransformation
 
         def thumbnail() -> QImage | None:
-            image = decoded(attachment.data, pixels * 2)
+            image = decode(attachment.data, pixels * 2)
             return image.scaled(pixels, Qt.AspectRatioMode.IgnoreAspectRatio, smooth) if image is not None else None
 
         self._decoding = _thread.submit(thumbnail)
-        self._timer = QTimer(self, interval=_LOOK_MS)
+        self._timer = QTimer(self, interval=_POLL_MS)
         self._timer.timeout.connect(self._show_when_ready)
         self._timer.start()
 
@@ -144,7 +143,7 @@ class ChipRows(QWidget):
             (self._pictures if chip.attachment.data else self._documents).addWidget(chip)
             chip.show()
             chip.opened.connect(lambda a=chip.attachment: self._open(a))
-            chip.removed.connect(lambda a=chip.attachment: self._remove(a, removable=removable))
+            chip.removed.connect(lambda a=chip.attachment: self._remove(a))
         self.setVisible(bool(self.chips))
         self.changed.emit()
 
@@ -152,14 +151,14 @@ class ChipRows(QWidget):
         """Mark attachments with these terms; they open at the first."""
         self._terms = terms
         for chip in self.chips:
-            chip.show_found(self._has_terms(chip.attachment))
+            chip.show_match(self._matches(chip.attachment))
 
     def open_first_match(self) -> None:
-        found = next((chip.attachment for chip in self.chips if self._has_terms(chip.attachment)), None)
-        if found is not None:
-            self._open(found)
+        first = next((chip.attachment for chip in self.chips if self._matches(chip.attachment)), None)
+        if first is not None:
+            self._open(first)
 
-    def _has_terms(self, attachment: Attachment) -> bool:
+    def _matches(self, attachment: Attachment) -> bool:
         return any(find_first_match(text, self._terms) for text in (attachment.name, attachment.text))
 
     def _open(self, attachment: Attachment) -> None:
@@ -168,14 +167,14 @@ class ChipRows(QWidget):
         else:
             AttachmentView(self._look, attachment, self._terms, self.window()).open()
 
-    def _remove(self, attachment: Attachment, *, removable: bool) -> None:
-        self.show_attachments([a for a in self.attachments if a is not attachment], removable=removable)
+    def _remove(self, attachment: Attachment) -> None:
+        self.show_attachments([other for other in self.attachments if other is not attachment], removable=True)
 
 
 def short_name(name: str) -> str:
     name = one_line(name)
-    half = (_NAME_LETTERS - 1) // 2
-    return name if len(name) <= _NAME_LETTERS else f"{name[:half]}…{name[-half:]}"
+    half = (_MAX_NAME - 1) // 2
+    return name if len(name) <= _MAX_NAME else f"{name[:half]}…{name[-half:]}"
 
 
 class AttachmentView(QDialog):
@@ -184,23 +183,21 @@ class AttachmentView(QDialog):
     def __init__(self, look: Look, attachment: Attachment, terms: Sequence[Term], parent: QWidget) -> None:
         super().__init__(parent)
         self.setWindowTitle(safe_prose(attachment.name))
-        words = safe_document(attachment.name, attachment.text)
+        text = safe_document(attachment.name, attachment.text)
         font = code_font(look.fonts.mono, look.fonts.small)
-        self.text = plain_text(_("Text of {name}", name=safe_prose(attachment.name)), font, words)
+        self.text = plain_text(_("Text of {name}", name=safe_prose(attachment.name)), font, text)
         self.place = label(kind="small")
-        self._hits = cursors_at(self.text, words, find_matches(words, terms)[:_MAX_MARKS])
-        self._at = 0
-        steps: list[QWidget] = []
-        for name, keys, picture, by in (
-            (_("Previous match"), "Shift+F3", "chevron-up", -1),
-            (_("Next match"), "F3", "chevron-down", 1),
-        ):
-            step, drawn = partial(self.step, by), icon(picture, look.theme.muted)
-            steps.append(tool_button(name, step, tip=f"{name} ({keys})", icon=drawn))
-            steps[-1].setEnabled(len(self._hits) > 1)
+        self._hits = cursors_at(self.text, text, find_matches(text, terms)[:_MAX_MARKS])
+        self._hit = 0  # index of the current one
+        buttons: list[QWidget] = []
+        previous = _("Previous match"), "Shift+F3", "chevron-up", -1
+        for name, keys, glyph, by in (previous, (_("Next match"), "F3", "chevron-down", 1)):
+            step, picture = partial(self.step, by), icon(glyph, look.theme.muted)
+            buttons.append(tool_button(name, step, tip=f"{name} ({keys})", icon=picture))
+            buttons[-1].setEnabled(len(self._hits) > 1)
             QShortcut(QKeySequence(keys), self, step)
         below = QWidget()
-        row(STRETCH, self.place, *steps, on=below, margins=0)
+        row(STRETCH, self.place, *buttons, on=below, margins=0)
         below.setVisible(bool(self._hits))
         column(self.text, below, on=self)
         if self._hits:
@@ -210,17 +207,17 @@ class AttachmentView(QDialog):
         self.finished.connect(self.deleteLater)
 
     def step(self, by: int) -> None:
-        self._at = (self._at + by) % max(len(self._hits), 1)
-        self.place.setText(_("{at} of {count}", at=self._at + 1, count=len(self._hits)))
-        at = QTextCursor(self._hits[self._at])
-        at.setPosition(at.selectionStart())  # no selection: it would hide the mark's colour
-        self.text.setTextCursor(at)
+        self._hit = (self._hit + by) % max(len(self._hits), 1)
+        self.place.setText(_("{at} of {count}", at=self._hit + 1, count=len(self._hits)))
+        cursor = QTextCursor(self._hits[self._hit])
+        cursor.setPosition(cursor.selectionStart())  # no selection: it would hide the mark's colour
+        self.text.setTextCursor(cursor)
         self.text.centerCursor()
 
 
 class PictureView(QDialog):
     def __init__(self, attachment: Attachment, parent: QWidget) -> None:
-        from kvchat.ui.attachments.pictures import decoded
+        from kvchat.ui.attachments.pictures import decode
 
         super().__init__(parent)
         self.setWindowTitle(attachment.name)
@@ -228,7 +225,7 @@ class PictureView(QDialog):
         self.picture.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.picture.setAccessibleName(_("Image {name}", name=attachment.name))
         ratio = self.devicePixelRatioF()
-        image = decoded(attachment.data, _LARGE * ratio)
+        image = decode(attachment.data, _MAX_VIEW * ratio)
         if image is not None:
             image.setDevicePixelRatio(ratio)
             self.picture.setPixmap(QPixmap.fromImage(image))
@@ -236,5 +233,5 @@ class PictureView(QDialog):
         area.setWidget(self.picture)
         area.setFrameShape(QFrame.Shape.NoFrame)
         column(area, on=self)
-        self.resize((self.picture.sizeHint() + _AROUND).expandedTo(_SMALLEST))
+        self.resize((self.picture.sizeHint() + _MARGIN).expandedTo(_MIN_VIEW))
         self.finished.connect(self.deleteLater)

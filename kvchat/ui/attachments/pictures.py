@@ -1,6 +1,6 @@
 """Pictures for the model and the page, including screenshots: decoded only here, and within limits.
 
-Pictures are re-encoded from what Qt has read: no untrusted file reaches the engine's own decoder.
+They are encoded again after decoding: no untrusted file reaches the engine's own decoder.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ QLoggingCategory.setFilterRules("qt.gui.imageio*=false")
 FORMATS = frozenset((b"png", b"jpeg", b"webp", b"gif", b"bmp"))
 LONGEST_SIDE = 1536  # pixels; models use about this much at most
 MAX_MIB = 256  # memory limit for decoding one picture
-_PNG_MOST = 1_000_000  # bytes; above this, sent as JPEG
+_MAX_PNG = 1_000_000  # bytes; above this, sent as JPEG
 _JPEG_QUALITY = 90
-_KEEPS_SHAPE, _SMOOTH = Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation
+_KEEP_RATIO, _SMOOTH = Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation
 
 _REDRAW_S = 0.3  # until the desktop has redrawn behind the window
-_PATIENCE_S = 120.0  # wait for the desktop's dialog; then show the window again
-_LEAST = 4  # pixels; a shorter drag is a click
+_DIALOG_S = 120.0  # time limit for the desktop's dialog; then the window is shown again
+_MIN_DRAG = 4  # pixels; a shorter drag is a click
 _STEP = 10  # pixels by which an arrow key moves or resizes the region
 _SHADE = QColor(0, 0, 0, 110)
 _ARROWS = {
@@ -60,24 +60,24 @@ _ARROWS = {
 }
 
 
-def prepared(name: str, data: bytes) -> Attachment:
+def prepare_picture(name: str, data: bytes) -> Attachment:
     """Prepare an image file for sending: first frame, upright, no larger than useful.
 
     Thread-safe. Raises AttachmentError.
     """
-    image = decoded(data, QSize(LONGEST_SIDE, LONGEST_SIDE))
+    image = decode(data, QSize(LONGEST_SIDE, LONGEST_SIDE))
     if image is None:
         reason = _("The image is damaged, too large or in an unsupported format.")
         raise AttachmentError(name, reason, _("Save it as a PNG file first."))
-    return of_image(name, image)
+    return prepare_image(name, image)
 
 
-def of_image(name: str, image: QImage) -> Attachment:
+def prepare_image(name: str, image: QImage) -> Attachment:
     """Prepare an image without a file, such as one from the clipboard. Raises AttachmentError."""
     if max(image.width(), image.height()) > LONGEST_SIDE:
-        image = image.scaled(LONGEST_SIDE, LONGEST_SIDE, _KEEPS_SHAPE, _SMOOTH)
+        image = image.scaled(LONGEST_SIDE, LONGEST_SIDE, _KEEP_RATIO, _SMOOTH)
     data = _encoded(image, "PNG", -1)
-    if len(data) > _PNG_MOST:
+    if len(data) > _MAX_PNG:
         opaque = QImage(image.size(), QImage.Format.Format_RGB32)
         opaque.fill(Qt.GlobalColor.white)  # JPEG would turn transparency black
         with QPainter(opaque) as painter:
@@ -86,25 +86,22 @@ def of_image(name: str, image: QImage) -> Attachment:
     return picture_attachment(name, data)
 
 
-def decoded(data: bytes, most: QSize) -> QImage | None:
-    """Decode the first frame, upright, scaled down to `most`; None if it is not an image or too large.
-
-    Thread-safe.
-    """
+def decode(data: bytes, limit: QSize) -> QImage | None:
+    """Decode the first frame, upright, scaled down to `limit`; None if not an image or too large. Thread-safe."""
     with _reader(data) as reader:
         if reader is None:
             return None
         size = reader.size()
-        if size.isValid() and max(size.width(), size.height()) > max(most.width(), most.height()):
-            reader.setScaledSize(size.scaled(_as_it_lies(reader, most), _KEEPS_SHAPE))
+        if size.isValid() and max(size.width(), size.height()) > max(limit.width(), limit.height()):
+            reader.setScaledSize(size.scaled(_rotated(reader, limit), _KEEP_RATIO))
         image = reader.read()
         return None if image.isNull() else image
 
 
-def shape(data: bytes) -> QSize | None:
-    """Size of the upright image, from its header; None if it is not an image."""
+def upright_size(data: bytes) -> QSize | None:
+    """Return the upright image's size from its header; None if it is not an image."""
     with _reader(data) as reader:
-        return None if reader is None or reader.size().isEmpty() else _as_it_lies(reader, reader.size())
+        return None if reader is None or reader.size().isEmpty() else _rotated(reader, reader.size())
 
 
 @contextlib.contextmanager
@@ -118,10 +115,10 @@ def _reader(data: bytes) -> Iterator[QImageReader | None]:
     yield reader if bytes(reader.format().data()) in FORMATS else None
 
 
-def _as_it_lies(reader: QImageReader, size: QSize) -> QSize:
-    """Swap width and height if the image is rotated by 90°."""
-    turned = reader.transformation() & QImageIOHandler.Transformation.TransformationRotate90
-    return size.transposed() if turned else size
+def _rotated(reader: QImageReader, size: QSize) -> QSize:
+    """Swap width and height if the image is stored rotated by 90°."""
+    is_rotated = reader.transformation() & QImageIOHandler.Transformation.TransformationRotate90
+    return size.transposed() if is_rotated else size
 
 
 def _encoded(image: QImage, kind: str, quality: int) -> bytes:
@@ -147,20 +144,20 @@ async def take_screenshot(window: QWidget) -> QImage | None:
     try:
         await asyncio.sleep(_REDRAW_S)
         if on_wayland() or os.environ.get("XDG_SESSION_TYPE") == "wayland":
-            return await _by_desktop()
-        return await _by_picker(screen)
+            return await _take_by_desktop()
+        return await _take_by_picker(screen)
     finally:
         window.show()
         window.raise_()
         window.activateWindow()
 
 
-async def _by_desktop() -> QImage | None:
+async def _take_by_desktop() -> QImage | None:
     """https://flatpak.github.io/xdg-desktop-portal/docs/doc-org.freedesktop.portal.Screenshot.html"""
     bus = SessionBus()
     options = {"interactive": ("b", True)}
     try:
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_DIALOG_S):
             results = await request(bus, "Screenshot", "Screenshot", "sa{sv}", ("",), options)
     except (Declined, TimeoutError):
         return None
@@ -175,15 +172,15 @@ async def _by_desktop() -> QImage | None:
     return image
 
 
-async def _by_picker(screen: QScreen) -> QImage | None:
+async def _take_by_picker(screen: QScreen) -> QImage | None:
     whole = screen.grabWindow(0)
     if whole.isNull():
         raise NoScreenshot
-    picker, over = RegionPicker(whole), asyncio.Event()
-    picker.chosen.connect(over.set)
+    picker, finished = RegionPicker(whole), asyncio.Event()
+    picker.finished.connect(finished.set)
     try:
         picker.show_on(screen)
-        await over.wait()
+        await finished.wait()
         region = picker.region
     finally:
         picker.close()
@@ -195,14 +192,14 @@ async def _by_picker(screen: QScreen) -> QImage | None:
 
 
 class RegionPicker(QWidget):
-    chosen = Signal()  # the `region`; empty if cancelled
+    finished = Signal()  # `region` is chosen, or empty if canceled
 
     def __init__(self, picture: QPixmap) -> None:
         super().__init__(None, Qt.WindowType.FramelessWindowHint | Qt.WindowType.WindowStaysOnTopHint)
         self.setAccessibleName(_("Choose a region for the screenshot"))
         self.setCursor(Qt.CursorShape.CrossCursor)
         self._picture = picture
-        self._begun: QPoint | None = None  # mouse press position
+        self._pressed_at: QPoint | None = None  # by the mouse
         self.region = QRect()  # in screen coordinates
         keys = _("Press Enter to capture the region, or the whole screen if you chose none. Press Esc to cancel.")
         self._hint = label(_("Drag to choose a region, or use the arrow keys (with Shift to resize).") + "\n" + keys)
@@ -224,45 +221,44 @@ class RegionPicker(QWidget):
             painter.fillRect(self.rect(), _SHADE)
             if not self.region.isEmpty():
                 ratio = self._picture.devicePixelRatio()
-                there = QRect(self.region.topLeft() * ratio, self.region.size() * ratio)
-                painter.drawPixmap(self.region, self._picture, there)
+                source = QRect(self.region.topLeft() * ratio, self.region.size() * ratio)
+                painter.drawPixmap(self.region, self._picture, source)
                 painter.setPen(QPen(Qt.GlobalColor.white, 2))
                 painter.drawRect(self.region)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
-        self._begun = event.position().toPoint()
+        self._pressed_at = event.position().toPoint()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
-        if self._begun is not None:
-            drawn = QRect(self._begun, QSize(*(event.position().toPoint() - self._begun).toTuple()))
-            self._set(drawn.normalized())
+        if (start := self._pressed_at) is not None:
+            self._set(QRect(start, QSize(*(event.position().toPoint() - start).toTuple())).normalized())
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
-        self._begun = None
-        if min(self.region.width(), self.region.height()) >= _LEAST:
-            self.chosen.emit()
+        self._pressed_at = None
+        if min(self.region.width(), self.region.height()) >= _MIN_DRAG:
+            self.finished.emit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        by = _ARROWS.get(Qt.Key(event.key()))
+        step = _ARROWS.get(Qt.Key(event.key()))
         if event.key() == Qt.Key.Key_Escape:
             self.close()
         elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
             self.region = self.rect() if self.region.isEmpty() else self.region
-            self.chosen.emit()
-        elif by is None:
+            self.finished.emit()
+        elif step is None:
             super().keyPressEvent(event)
         elif self.region.isEmpty():
             self._set(QRect(self.rect().center() - QPoint(*(self.size() / 4).toTuple()), self.size() / 2))
         elif event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
-            size = self.region.size() + QSize(by.x(), by.y())
+            size = self.region.size() + QSize(step.x(), step.y())
             self._set(QRect(self.region.topLeft(), size.expandedTo(QSize(_STEP, _STEP))))
         else:
-            self._set(self.region.translated(by))
+            self._set(self.region.translated(step))
 
     def closeEvent(self, event: QCloseEvent) -> None:
         super().closeEvent(event)
-        self.region = QRect()  # cancelled
-        self.chosen.emit()
+        self.region = QRect()  # canceled
+        self.finished.emit()
 
     def _set(self, region: QRect) -> None:
         self.region = region.intersected(self.rect())

@@ -21,7 +21,7 @@ from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.text.language import N_, _
-from kvchat.ui.attachments.pictures import of_image, prepared, take_screenshot
+from kvchat.ui.attachments.pictures import prepare_image, prepare_picture, take_screenshot
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.chat.composer import Composer, local_files
 from kvchat.ui.controllers.sending import PASTED
@@ -59,7 +59,7 @@ class AttachmentLoader(QObject):
         composer.screenshot.clicked.connect(self.take_screenshot)
         composer.editor.files_given.connect(self.load_files)
         composer.editor.picture_given.connect(
-            lambda image: self._load(name := _(PASTED_PICTURE), asyncio.to_thread(of_image, name, image))
+            lambda image: self._load(name := _(PASTED_PICTURE), asyncio.to_thread(prepare_image, name, image))
         )
         composer.text_given.connect(
             lambda text: self._load(name := _(PASTED), asyncio.to_thread(document_from_text, name, text))
@@ -91,7 +91,7 @@ class AttachmentLoader(QObject):
         async def take() -> None:
             await self._runtime.chat.context.check_vision(conversation_id)
             if (image := await take_screenshot(self._composer.window())) is not None:
-                self._load(name := _(SCREENSHOT), asyncio.to_thread(of_image, name, image))
+                self._load(name := _(SCREENSHOT), asyncio.to_thread(prepare_image, name, image))
             self._composer.focus()
 
         conversation_id = self._drafts.current()
@@ -175,4 +175,4 @@ def _chosen_files(shown: Path, names: Sequence[str], paths: list[Path]) -> list[
 def _read(path: Path) -> Attachment:
     """Return a document's text, or a picture as it is sent. Raises AttachmentError."""
     data = read_bytes(path)
-    return prepared(path.name, data) if is_picture(data) else document_from_bytes(path.name, data)
+    return prepare_picture(path.name, data) if is_picture(data) else document_from_bytes(path.name, data)

@@ -22,7 +22,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
-from kvchat.ui.storage.usage_summary import expiry_in_words, plan_in_words
+from kvchat.ui.storage.usage_summary import describe_expiry, describe_plan
 from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.layouts import breakable
 
@@ -109,7 +109,7 @@ class StoragePage(SettingsPage):
             plan = await self.runtime.save_points.plan_prune(quota)
             if plan.save_point_ids:
                 title = _("Lower the limit to {limit}?", limit=format_size(quota))
-                words = join_sentences(plan_in_words(plan, quota), _("Messages are not deleted."))
+                words = join_sentences(describe_plan(plan, quota), _("Messages are not deleted."))
                 self._ask("quota_bytes", title, words, _("Lower the limit"), chosen)
                 return
         super().change("quota_bytes", chosen)
@@ -122,7 +122,7 @@ class StoragePage(SettingsPage):
         title = plural(
             days, "Delete chat memory not used for {count} day?", "Delete chat memory not used for {count} days?"
         )
-        words = expiry_in_words(await self.runtime.save_points.usage(), days, datetime.now(UTC))
+        words = describe_expiry(await self.runtime.save_points.usage(), days, datetime.now(UTC))
         self._ask("max_age_days", title, words, _("Delete"), days)
 
     def _ask(self, name: str, title: str, words: str, action: str, value: int | None) -> None:

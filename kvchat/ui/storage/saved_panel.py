@@ -16,7 +16,6 @@ from PySide6.QtGui import (
     QMouseEvent,
     QPainter,
     QPaintEvent,
-    QShowEvent,
 )
 from PySide6.QtWidgets import QGridLayout, QSizePolicy, QWidget
 
@@ -38,7 +37,7 @@ from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.layouts import ScrollPage
 
-_HEIGHT, _WIDEST = 116, 26  # pixels at 100 % text: of the plot, of a bar
+_HEIGHT, _MAX_BAR = 116, 26  # pixels at 100 % text: the plot's height, a bar's width
 _STEPS = (2, 4, 6, 8, 10)  # times a power of ten: scale maximums with a round midpoint
 
 
@@ -48,9 +47,9 @@ class DayBars(QWidget):
     accessible_role = QAccessible.Role.Chart
     pointed = Signal(int)  # day index; -1: none
 
-    def __init__(self, look: Look, name: str, in_words: Callable[[float], str]) -> None:
+    def __init__(self, look: Look, name: str, format_value: Callable[[float], str]) -> None:
         super().__init__()
-        self._look, self._in_words = look, in_words
+        self._look, self._format_value = look, format_value
         self._days: Sequence[date] = ()
         self._values: Sequence[float] = ()
         self._top, self.day = 2.0, -1
@@ -63,9 +62,9 @@ class DayBars(QWidget):
 
     def show_days(self, days: Sequence[date], values: Sequence[float], unit: float = 1) -> None:
         self._days, self._values = days, values
-        most = max(values) / unit
-        power = 10 ** max(0, math.ceil(math.log10(max(most, 1))) - 1)
-        self._top = next(step * power for step in _STEPS if most <= step * power) * unit
+        largest = max(values) / unit
+        power = 10 ** max(0, math.ceil(math.log10(max(largest, 1))) - 1)
+        self._top = next(step * power for step in _STEPS if largest <= step * power) * unit
         self.update()
 
     def sizeHint(self) -> QSize:
@@ -74,7 +73,7 @@ class DayBars(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setFont(page_font(self._look.fonts.family, self._look.fonts.small))
-        box, theme = self._plot(), self._look.theme
+        box, theme, metrics = self._plot(), self._look.theme, self._metrics()
         if self.hasFocus():
             painter.setPen(QColor(theme.accent))
             painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 5, 5)
@@ -86,22 +85,22 @@ class DayBars(QWidget):
             painter.setPen(QColor(theme.muted))
             beside = QRectF(0, y - 20, box.left() - 8, 40)
             right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-            painter.drawText(beside, right, self._in_words(share * self._top))
+            painter.drawText(beside, right, self._format_value(share * self._top))
         for day, value in enumerate(self._values):
             slot = self._slot(box, day)
-            wide = min(max(slot.width() * 0.78, slot.width() - 6, 1.0), self._look.px(_WIDEST))
-            high = box.height() * value / self._top
-            bar = QRectF(slot.center().x() - wide / 2, box.bottom() - high, wide, high)
+            width = min(max(slot.width() * 0.78, slot.width() - 6, 1.0), self._look.px(_MAX_BAR))
+            height = box.height() * value / self._top
+            bar = QRectF(slot.center().x() - width / 2, box.bottom() - height, width, height)
             painter.fillRect(bar, QColor(theme.accent))
-        metrics, last = self._metrics(), len(self._days) - 1
-        wide = metrics.horizontalAdvance(format_short_day(date(2000, 11, 30)))
-        step = max(1, math.ceil(2.2 * wide / box.width() * len(self._days)))
+        last, label_width = len(self._days) - 1, metrics.horizontalAdvance(format_short_day(date(2000, 11, 30)))
+        step = max(1, math.ceil(2.2 * label_width / box.width() * len(self._days)))
         for day in range(last, -1, -step):
-            words = _("today") if day == last else format_short_day(self._days[day])
-            wide = metrics.horizontalAdvance(words) + 2
-            left = min(max(self._slot(box, day).center().x() - wide / 2, box.left()), box.right() - wide)
-            place = QRectF(left, box.bottom() + 4, wide, metrics.height())
-            painter.drawText(place, Qt.AlignmentFlag.AlignCenter, words)
+            text = _("today") if day == last else format_short_day(self._days[day])
+            width = metrics.horizontalAdvance(text) + 2
+            left = min(max(self._slot(box, day).center().x() - width / 2, box.left()), box.right() - width)
+            painter.drawText(
+                QRectF(left, box.bottom() + 4, width, metrics.height()), Qt.AlignmentFlag.AlignCenter, text
+            )
         painter.end()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
@@ -118,12 +117,12 @@ class DayBars(QWidget):
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         last = len(self._days) - 1
-        before = self.day if self.day >= 0 else last + 1
-        to = {Qt.Key.Key_Left: before - 1, Qt.Key.Key_Right: before + 1, Qt.Key.Key_Home: 0, Qt.Key.Key_End: last}
-        if event.key() not in to or last < 0:
+        day = self.day if self.day >= 0 else last + 1
+        days = {Qt.Key.Key_Left: day - 1, Qt.Key.Key_Right: day + 1, Qt.Key.Key_Home: 0, Qt.Key.Key_End: last}
+        if event.key() not in days or last < 0:
             super().keyPressEvent(event)
             return
-        self.pointed.emit(min(max(to[Qt.Key(event.key())], 0), last))
+        self.pointed.emit(min(max(days[Qt.Key(event.key())], 0), last))
 
     def _metrics(self) -> QFontMetricsF:
         return QFontMetricsF(page_font(self._look.fonts.family, self._look.fonts.small))
@@ -134,8 +133,8 @@ class DayBars(QWidget):
         return QRectF(left, above, self.width() - left - 8, self.height() - 2.4 * metrics.height())
 
     def _slot(self, box: QRectF, day: int) -> QRectF:
-        wide = box.width() / max(len(self._days), 1)
-        return QRectF(box.left() + day * wide, box.top(), wide, box.height())
+        width = box.width() / max(len(self._days), 1)
+        return QRectF(box.left() + day * width, box.top(), width, box.height())
 
 
 EMPTY = N_("No replies yet. This page will show how much reprocessing time your chats have saved.")
@@ -146,9 +145,11 @@ class SavedPanel(Panel):
         super().__init__(runtime, look, runner, _(TIME_SAVED), parent, size=(620, 620), least=(420, 380))
         self.shown: ReplyStatistics | None = None
         self.total, self.estimate = label(kind="title", wraps=True), label(kind="muted", wraps=True)
-        self.saved = DayBars(
-            look, _("Time saved per day"), lambda seconds: format_rough_duration(seconds) if seconds else "0"
-        )
+
+        def axis_label(seconds: float) -> str:
+            return format_rough_duration(seconds) if seconds else "0"
+
+        self.saved = DayBars(look, _("Time saved per day"), axis_label)
         self.day = label(kind="small", wraps=True)
         self.day.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.day.setMinimumHeight(2 * self.day.fontMetrics().lineSpacing())
@@ -163,8 +164,8 @@ class SavedPanel(Panel):
         sums = self.total, self.estimate, 10, label(_("Replies by source"), "strong"), self.kinds
         days = 10, label(_("Time saved per day"), "strong"), self.saved, self.day, STRETCH
         column(*sums, *days, on=self._page.content, spacing=8, margins=(22, 18, 22, 18))
-        self._leave = button(_("Close"), self.close, "primary", name=_("Close time saved"))
-        buttons = row(STRETCH, self._leave, margins=(22, 0, 22, 0))
+        self.close_button = button(_("Close"), self.close, "primary", name=_("Close time saved"))
+        buttons = row(STRETCH, self.close_button, margins=(22, 0, 22, 0))
         column(self.notices, (self._page, 1), (self.empty, 1), buttons, on=self, spacing=12, margins=(0, 12, 0, 16))
         self.saved.pointed.connect(self._point)
 
@@ -173,11 +174,6 @@ class SavedPanel(Panel):
             self.show_statistics(await self._runtime.statistics())
 
         self.run(load())
-
-    def showEvent(self, event: QShowEvent) -> None:
-        """Focus a harmless button; else the first plot would open with a focus ring."""
-        super().showEvent(event)
-        self._leave.setFocus()
 
     def show_statistics(self, statistics: ReplyStatistics) -> None:
         self.shown = statistics

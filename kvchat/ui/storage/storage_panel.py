@@ -7,7 +7,6 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from PySide6.QtCore import QSignalBlocker, Qt, QTimer, Signal
-from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QFrame, QLabel, QSlider, QWidget
 
 from kvchat.chat.service import ChatService
@@ -21,7 +20,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.storage.usage_list import BUTTON, UsageList, UsageRow, shared_colour
-from kvchat.ui.storage.usage_summary import UsageSummary, limits_in_words, plan_in_words
+from kvchat.ui.storage.usage_summary import UsageSummary, describe_limits, describe_plan
 from kvchat.ui.widgets.layouts import ScrollPage
 
 _STEPS = 1000
@@ -44,7 +43,7 @@ class PruneCard(QFrame):
         self._total = 0
         self.slider = QSlider(Qt.Orientation.Horizontal)
         self.slider.setMaximum(_STEPS)
-        self.to_rest()
+        self.reset()
         self.slider.setPageStep(_STEPS // 20)
         self.slider.setSingleStep(_STEPS // 100)
         self.slider.setAccessibleName(_("Shrink to"))
@@ -55,14 +54,14 @@ class PruneCard(QFrame):
         self.preview.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
         self.button = button(_("Shrink"), lambda: self.prune_wanted.emit(self.plan))
         self.button.setEnabled(False)
-        self._rest = QTimer(self, singleShot=True, interval=_DEBOUNCE_MS)
-        self._rest.timeout.connect(self.plan_wanted)
-        self.slider.valueChanged.connect(self._moved)
-        words = label(_("Shrink to"), "strong")
-        words.setBuddy(self.slider)
+        self._debounce = QTimer(self, singleShot=True, interval=_DEBOUNCE_MS)
+        self._debounce.timeout.connect(self.plan_wanted)
+        self.slider.valueChanged.connect(self._slider_moved)
+        title = label(_("Shrink to"), "strong")
+        title.setBuddy(self.slider)
         # Always room for three lines: the list below must not jump while the slider moves.
         self.preview.setMinimumHeight(3 * self.preview.fontMetrics().lineSpacing())
-        above = row(words, (self.slider, 1), self.amount, spacing=12)
+        above = row(title, (self.slider, 1), self.amount, spacing=12)
         below = row((self.preview, 1), (self.button, 0, Qt.AlignmentFlag.AlignBottom), spacing=16)
         column(above, below, on=self, spacing=8, margins=(12, 10, 12, 12))
 
@@ -71,26 +70,26 @@ class PruneCard(QFrame):
         return self._total * self.slider.value() // _STEPS
 
     @property
-    def moved(self) -> bool:
+    def is_moved(self) -> bool:
         return self.slider.value() < _STEPS
 
     def set_total(self, total: int) -> None:
         """Set the slider's maximum in bytes and recompute a visible plan."""
-        target, was_moved = self.target, self.moved
+        target, was_moved = self.target, self.is_moved
         self._total = total
         with QSignalBlocker(self.slider):
             step = target * _STEPS // total if was_moved and total else _STEPS
             self.slider.setValue(min(step, _STEPS))
-        self._moved()
+        self._slider_moved()
 
-    def to_rest(self) -> None:
+    def reset(self) -> None:
         self.slider.setValue(_STEPS)
 
     def show_plan(self, plan: PrunePlan, version: int) -> None:
         if version != self.version:
             return
         self.plan = plan
-        self.preview.setText(plan_in_words(plan, self.target))
+        self.preview.setText(describe_plan(plan, self.target))
         self.button.setEnabled(bool(plan.save_point_ids))
         frees = _("Free {bytes_freed}", bytes_freed=format_size(plan.bytes_freed))
         self.button.setText(frees if plan.save_point_ids else _("Shrink"))
@@ -103,19 +102,19 @@ class PruneCard(QFrame):
         self.button.setEnabled(False)
         self.plan_dropped.emit()
 
-    def _moved(self) -> None:
+    def _slider_moved(self) -> None:
         self.drop_plan()
         self.amount.setText(format_size(self.target))
         self.slider.setAccessibleDescription(format_size(self.target))
-        if self.moved:
-            self._rest.start()
+        if self.is_moved:
+            self._debounce.start()
         else:
-            self._rest.stop()
+            self._debounce.stop()
             self.preview.setText(_(_INVITATION))
             self.button.setText(_("Shrink"))
 
 
-_LEAST_LIST = 120  # pixels at 100 % text
+_MIN_LIST = 120  # pixels at 100 % text
 EMPTY = N_("No chat memory yet. kvchat saves it after each reply.")
 
 
@@ -147,7 +146,7 @@ class StoragePanel(Panel):
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.empty.setMargin(24)
         self.empty.hide()
-        self.list.setMinimumHeight(look.px(_LEAST_LIST))
+        self.list.setMinimumHeight(look.px(_MIN_LIST))
         self.limits = label(kind="small", wraps=True)
         self._change = button(_("Change limits…"), self.close, "link", name=_("Change the limits"))
         self._change.clicked.connect(self.limits_requested)
@@ -155,10 +154,10 @@ class StoragePanel(Panel):
         limits = row((self.limits, 1), (self._change, 0, top), spacing=10, margins=(8, 0, 8, 0))
         page = ScrollPage("page")  # too tall for small screens
         self._legend = styled(QLabel(), "small")
-        words = _("Show affected chats only")
-        self.only_losses = button(words, None, "link", name=_("Show only chats that would lose memory"))
+        text = _("Show affected chats only")
+        self.only_losses = button(text, None, "link", name=_("Show only chats that would lose memory"))
         self.only_losses.setCheckable(True)
-        self.only_losses.toggled.connect(lambda on: self.only_losses.setText(_("Show all") if on else words))
+        self.only_losses.toggled.connect(lambda on: self.only_losses.setText(_("Show all") if on else text))
         self.only_losses.hide()
         self._heading = QWidget()
         row(label(_("Chats"), "strong"), STRETCH, self._legend, self.only_losses, on=self._heading)
@@ -166,9 +165,9 @@ class StoragePanel(Panel):
         column(*shown, on=page.content, spacing=12, margins=0)
         name = _("Delete all chat memory")
         self.delete_all = button(_("Delete all…"), self._ask_delete_all, "danger", name=name)
-        self._leave = button(_("Close"), self.close, "primary", name=_("Close storage"))
+        self.close_button = button(_("Close"), self.close, "primary", name=_("Close storage"))
         saved = button(_("Time saved…"), self.saved_requested, tip=_("Time saved by chat memory, day by day"))
-        buttons = row(self.delete_all, STRETCH, saved, self._leave, margins=(8, 0, 8, 0))
+        buttons = row(self.delete_all, STRETCH, saved, self.close_button, margins=(8, 0, 8, 0))
         column(self.notices, (page, 1), buttons, on=self, spacing=12, margins=(16, 20, 16, 18))
         self.list.delete_wanted.connect(self._delete)
         self.list.pin_wanted.connect(lambda id, on: self._do(self._runtime.save_points.pin(id, on)))
@@ -182,30 +181,25 @@ class StoragePanel(Panel):
 
     def refresh(self) -> None:
         if not self.isVisible():
-            self.prune.to_rest()
+            self.prune.reset()
         self.run(self._load())
-
-    def showEvent(self, event: QShowEvent) -> None:
-        """Focus a harmless button; else the list would open with a focus ring."""
-        super().showEvent(event)
-        self._leave.setFocus()
 
     def show_usage(self, usage: StoreUsage, titles: Mapping[str, str]) -> None:
         before, self._usage, self._titles = self._usage, usage, titles
         self.summary.show_usage(usage, self._runtime.break_even)
-        self.limits.setText(limits_in_words(usage, self._runtime.settings.max_age_days))
-        some = bool(usage.conversations)
+        self.limits.setText(describe_limits(usage, self._runtime.settings.max_age_days))
+        has_memory = bool(usage.conversations)
         for widget in (self.list, self._heading, self.prune):
-            widget.setVisible(some)
+            widget.setVisible(has_memory)
         self.empty.setText(usage.problem or _(EMPTY))
-        self.empty.setVisible(not some)
+        self.empty.setVisible(not has_memory)
         for widget in (self.limits, self._change):
             widget.setVisible(not usage.problem)
         if self.prune.plan is None or before is None or before.conversations != usage.conversations:
             self.prune.set_total(usage.physical_bytes)  # drops the plan, which fills the list
         else:
             self._fill()
-        self.delete_all.setEnabled(some)
+        self.delete_all.setEnabled(has_memory)
 
     def _fill(self) -> None:
         if self._usage is None:
@@ -228,19 +222,19 @@ class StoragePanel(Panel):
         self.list.usage.set_rows(rows)
 
     def _restyle(self) -> None:
-        inside = self._heading.layout()
-        assert inside is not None
+        layout = self._heading.layout()
+        assert layout is not None
         begin, end = 8, self._look.px(BUTTON) + 12
-        inside.setContentsMargins(*((end, 4, begin, 0) if self.isRightToLeft() else (begin, 4, end, 0)))
-        self._heading.setFixedHeight(max(inside.sizeHint().height(), self.only_losses.sizeHint().height() + 4))
+        layout.setContentsMargins(*((end, 4, begin, 0) if self.isRightToLeft() else (begin, 4, end, 0)))
+        self._heading.setFixedHeight(max(layout.sizeHint().height(), self.only_losses.sizeHint().height() + 4))
         own, shared = self._look.theme.accent, shared_colour(self._look).name()
         parts = ((own, _("own")), (shared, _("shared with others")))
         square = '<span style="color:{}">■</span>&nbsp;{}'
-        self._legend.setText(" &nbsp; ".join(square.format(colour, html.escape(words)) for colour, words in parts))
+        self._legend.setText(" &nbsp; ".join(square.format(colour, html.escape(text)) for colour, text in parts))
 
     def _ask_delete_all(self) -> None:
-        words = _("Messages are not deleted. Each chat must be reprocessed once before it replies quickly again.")
-        confirm(self, _("Delete all chat memory?"), words, _("Delete all"), lambda: self._delete(None))
+        text = _("Messages are not deleted. Each chat must be reprocessed once before it replies quickly again.")
+        confirm(self, _("Delete all chat memory?"), text, _("Delete all"), lambda: self._delete(None))
 
     def _do(self, run: Coroutine[Any, Any, object]) -> None:
         self.prune.drop_plan()
@@ -267,7 +261,7 @@ class StoragePanel(Panel):
             return
         self._planning = True
         try:
-            while self.prune.moved and self.prune.plan is None and not self._changing:
+            while self.prune.is_moved and self.prune.plan is None and not self._changing:
                 version = self.prune.version
                 self.prune.show_plan(await self._runtime.save_points.plan_prune(self.prune.target), version)
         finally:
@@ -275,7 +269,7 @@ class StoragePanel(Panel):
         self._fill()
 
     def _prune(self, plan: PrunePlan) -> None:
-        self.prune.to_rest()
+        self.prune.reset()
         self.run(self._then_load(self._runtime.save_points.prune(plan)))
 
     def _delete(self, conversation_id: str | None) -> None:

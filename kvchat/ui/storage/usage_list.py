@@ -17,7 +17,7 @@ from kvchat.ui.base.building import tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.commands import add_keep_actions
-from kvchat.ui.storage.usage_summary import loss_of, split_of, use_of
+from kvchat.ui.storage.usage_summary import describe_loss, describe_split, describe_use
 from kvchat.ui.widgets.controls import mix
 from kvchat.ui.widgets.lists import ROW, Index, ItemDelegate, ItemList, ItemModel, draw_text, mirrored_box
 
@@ -35,19 +35,20 @@ class UsageRow:
 
     @property
     def details(self) -> str:
-        return loss_of(self.loss) if self.loss else use_of(self.usage, datetime.now(UTC), self.seconds_saved)
+        if self.loss:
+            return describe_loss(self.loss)
+        return describe_use(self.usage, datetime.now(UTC), self.seconds_saved)
 
     @property
-    def spoken(self) -> str:
+    def accessible_text(self) -> str:
         pinned = [_("always kept")] if self.usage.pinned else []
-        return join_list(
-            [self.title, format_size(self.usage.bytes), split_of(self.usage), *pinned, *self.chips, self.details]
-        )
+        amount, split = format_size(self.usage.bytes), describe_split(self.usage)
+        return join_list([self.title, amount, split, *pinned, *self.chips, self.details])
 
     @property
     def chips(self) -> list[str]:
         chips = (self.usage.never_save, _("never kept")), (self.usage.imported, _("imported, not verified"))
-        return [words for on, words in chips if on]
+        return [text for applies, text in chips if applies]
 
 
 def shared_colour(look: Look) -> QColor:
@@ -72,7 +73,7 @@ class UsageDelegate(ItemDelegate):
         self._paint_bar(painter, option, QRectF(box.left(), box.top() + height + _GAP, box.width(), _BAR), row)
         box.setTop(box.top() + height + 2 * _GAP + _BAR)
         painter.setFont(self.small(option.font))
-        split = split_of(row.usage)
+        split = describe_split(row.usage)
         room = box.width() - painter.fontMetrics().horizontalAdvance(split) - 16
         if room > 80:
             painter.setPen(QColor(self.look.theme.muted))
@@ -88,9 +89,9 @@ class UsageDelegate(ItemDelegate):
         painter.setPen(QColor(theme.text if row.usage.bytes else theme.muted))
         draw_text(painter, option, box, amount, at_end=True)
         right = box.right() - metrics.horizontalAdvance(amount) - 12
-        for words in row.chips:
+        for text in row.chips:
             room = QRect(box.left(), box.top(), right - box.left(), box.height())
-            right = self.paint_chip(painter, option, room, words, theme.bubble, theme.muted) - 8
+            right = self.paint_chip(painter, option, room, text, theme.bubble, theme.muted) - 8
         if row.usage.pinned:
             side = metrics.height() - 1
             right -= side
@@ -119,12 +120,12 @@ class UsageDelegate(ItemDelegate):
         painter.fillRect(QRectF(bar.left(), bar.top(), own, bar.height()), QColor(theme.accent))
         if row.loss:
             lost = width * min(row.loss.bytes_freed / usage.bytes, 1.0) if row.loss.save_points_left else width
-            gone = QRectF(bar.right() - lost, bar.top(), lost, bar.height())
-            painter.fillRect(gone, mix(theme.warn, theme.page, 0.3))
+            deleted = QRectF(bar.right() - lost, bar.top(), lost, bar.height())
+            painter.fillRect(deleted, mix(theme.warn, theme.page, 0.3))
             painter.setPen(QColor(theme.warn))
-            for x in range(int(gone.left()) - _BAR, int(gone.right()) + 1, 5):
-                painter.setClipRect(gone, Qt.ClipOperation.IntersectClip)
-                painter.drawLine(x, int(gone.bottom()), x + _BAR, int(gone.top()))
+            painter.setClipRect(deleted, Qt.ClipOperation.IntersectClip)
+            for x in range(int(deleted.left()) - _BAR, int(deleted.right()) + 1, 5):
+                painter.drawLine(x, int(deleted.bottom()), x + _BAR, int(deleted.top()))
         painter.restore()
 
 
@@ -133,10 +134,10 @@ class UsageModel(ItemModel[UsageRow]):
         super().__init__(key=lambda row: row.usage.conversation_id)
 
     def accessible_text(self, row: UsageRow) -> str:
-        return row.spoken
+        return row.accessible_text
 
     def tip(self, row: UsageRow) -> str:
-        return "\n".join((row.title, f"{format_size(row.usage.bytes)}: {split_of(row.usage)}", row.details))
+        return "\n".join((row.title, f"{format_size(row.usage.bytes)}: {describe_split(row.usage)}", row.details))
 
 
 class UsageList(ItemList):
@@ -148,21 +149,20 @@ class UsageList(ItemList):
         self.usage = UsageModel()
         self.buttons: dict[int, QToolButton] = {}  # by row, visible only; set first: Qt lays out in __init__
         super().__init__(look, _("Chat memory by chat"))
-        self._look = look
         self.setItemDelegate(UsageDelegate(look, self))
         self.setModel(self.usage)
         self.setUniformItemSizes(True)
-        self.verticalScrollBar().valueChanged.connect(lambda: self._furnish())
+        self.verticalScrollBar().valueChanged.connect(self._place_buttons)
         for changed in (self.usage.dataChanged, look.changed):
-            changed.connect(self._furnish_anew)
+            changed.connect(self._renew_buttons)
 
     def doItemsLayout(self) -> None:
         super().doItemsLayout()
-        self._furnish()
+        self._place_buttons()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._furnish()
+        self._place_buttons()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in _MENU_KEYS and self.currentIndex().isValid():
@@ -172,11 +172,11 @@ class UsageList(ItemList):
         super().keyPressEvent(event)
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
-        by_key = event.reason() is QContextMenuEvent.Reason.Keyboard
-        index = self.currentIndex() if by_key else self.indexAt(self.viewport().mapFromGlobal(event.globalPos()))
+        by_key, at = event.reason() is QContextMenuEvent.Reason.Keyboard, event.globalPos()
+        index = self.currentIndex() if by_key else self.indexAt(self.viewport().mapFromGlobal(at))
         if index.isValid():
-            at = self.viewport().mapToGlobal(self.visualRect(index).center()) if by_key else event.globalPos()
-            self.open_menu(index.row(), at)
+            center = self.viewport().mapToGlobal(self.visualRect(index).center())
+            self.open_menu(index.row(), center if by_key else at)
 
     def open_menu(self, number: int, at: QPoint) -> QMenu:
         """at: a point on the screen"""
@@ -198,29 +198,33 @@ class UsageList(ItemList):
         button = self.buttons[number]
         self.open_menu(number, button.mapToGlobal(button.rect().bottomLeft()))
 
-    def _furnish(self, *, anew: bool = False) -> None:
+    def _place_buttons(self) -> None:
+        """Give each visible row a button, and delete the others."""
         view = self.viewport().rect()
         first = self.indexAt(QPoint(view.center().x(), 0)).row()
         last = self.indexAt(QPoint(view.center().x(), view.bottom())).row()
-        wanted = range(first, (last if last >= 0 else self.usage.rowCount() - 1) + 1) if first >= 0 else range(0)
-        for number in [number for number in self.buttons if anew or number not in wanted]:
-            gone = self.buttons.pop(number)
-            gone.hide()
-            gone.deleteLater()
-        for number in wanted:
+        visible = range(first, (last if last >= 0 else self.usage.rowCount() - 1) + 1) if first >= 0 else range(0)
+        self._delete_buttons([number for number in self.buttons if number not in visible])
+        for number in visible:
             button = self.buttons.get(number)
             if button is None:
                 title, tip = self.usage.rows[number].title, _("Always keep, never keep, delete")
-                drawn = icon("dots", self._look.theme.muted)
-                button = tool_button(_("Actions for {title}", title=title), tip=tip, icon=drawn)
+                picture = icon("dots", self.look.theme.muted)
+                button = tool_button(_("Actions for {title}", title=title), tip=tip, icon=picture)
                 button.setParent(self.viewport())
                 button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the list keeps focus: Space opens this menu
                 button.clicked.connect(partial(self._open_below, number))
                 self.buttons[number] = button
-            row, side = self.visualRect(self.usage.index(number)), self._look.px(BUTTON)
-            place = QRect(row.right() - side - 4, row.center().y() - side // 2, side, side)
-            button.setGeometry(QStyle.visualRect(self.layoutDirection(), row, place))
+            row, side = self.visualRect(self.usage.index(number)), self.look.px(BUTTON)
+            box = QRect(row.right() - side - 4, row.center().y() - side // 2, side, side)
+            button.setGeometry(QStyle.visualRect(self.layoutDirection(), row, box))
             button.show()
 
-    def _furnish_anew(self) -> None:
-        self._furnish(anew=True)
+    def _delete_buttons(self, numbers: list[int]) -> None:
+        for button in map(self.buttons.pop, numbers):
+            button.hide()
+            button.deleteLater()
+
+    def _renew_buttons(self) -> None:
+        self._delete_buttons(list(self.buttons))
+        self._place_buttons()

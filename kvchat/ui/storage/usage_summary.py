@@ -28,36 +28,36 @@ from kvchat.ui.widgets.controls import RoundBar, mix
 _NEAR = 0.9  # of the requested size; plans below this say so
 
 
-def spared_bytes(usage: StoreUsage) -> int:
+def bytes_saved(usage: StoreUsage) -> int:
     """Return the bytes saved compared with whole slot files; never below 0."""
     return max(0, usage.logical_bytes - usage.physical_bytes)
 
 
-def sharing(usage: StoreUsage) -> str:
+def describe_sharing(usage: StoreUsage) -> str:
     if not usage.save_points:
         return ""
-    spared = spared_bytes(usage)
-    if not spared and any(entry.shared_bytes for entry in usage.conversations):
+    saved = bytes_saved(usage)
+    if not saved and any(entry.shared_bytes for entry in usage.conversations):
         return _("Chats share some chat memory, but too little to save space yet.")
-    if not spared:
+    if not saved:
         return _("Nothing is shared yet. Turns and chats with the same beginning are saved only once.")
-    share = spared / usage.logical_bytes
+    share, total = saved / usage.logical_bytes, format_size(usage.logical_bytes)
     return _(
         "{spared} saved by sharing ({percent}). Without sharing: {logical_bytes}.",
-        spared=format_size(spared),
+        spared=format_size(saved),
         percent=format_percent(share) if share < 0.995 else _("more than 99 %"),
-        logical_bytes=format_size(usage.logical_bytes),
+        logical_bytes=total,
     )
 
 
-def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
-    limit = format_size(usage.quota_bytes)
-    words = _(
+def describe_limits(usage: StoreUsage, max_age_days: int | None) -> str:
+    limit, programs, unused = format_size(usage.quota_bytes), "", ""
+    rule = _(
         "When the limit of {limit} is reached, kvchat deletes the chat memory that saves the least time per GB.",
         limit=limit,
     )
     if holds := describe_capacity(usage.quota_bytes, usage.chat_bytes):
-        words = _(
+        rule = _(
             "The limit of {limit} {holds}. When it is reached, kvchat deletes the chat memory that "
             "saves the least time per GB.",
             limit=limit,
@@ -68,19 +68,17 @@ def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
             "The memory of apps is deleted before the memory of chats and limited to {programs_quota_bytes}.",
             programs_quota_bytes=format_size(usage.programs_quota_bytes),
         )
-        words = join_sentences(words, programs)
     if max_age_days is not None:
         unused = plural(
             max_age_days,
             "Chat memory not used for {count} day is also deleted.",
             "Chat memory not used for {count} days is also deleted.",
         )
-        words = join_sentences(words, unused)
-    return words
+    return join_sentences(rule, programs, unused)
 
 
-def break_even_in_words(pays: BreakEven | None) -> str:
-    """Return from which length on restoring beats reading, and why; "" if not measured yet."""
+def describe_break_even(pays: BreakEven | None) -> str:
+    """Return the length from which restoring is faster than processing, and why; "" if not measured yet."""
     if pays is None:
         return ""
     reading, loading = format_rate(1000 / pays.prefill_ms_per_token), format_size(1000 / pays.restore_ms_per_byte)
@@ -94,19 +92,18 @@ def break_even_in_words(pays: BreakEven | None) -> str:
     )
 
 
-def use_of(usage: ConversationUsage, now: datetime, seconds_saved: float = 0.0) -> str:
-    words = _("used {when}", when=format_age(usage.last_used_at, now.astimezone(usage.last_used_at.tzinfo)))
+def describe_use(usage: ConversationUsage, now: datetime, seconds_saved: float = 0.0) -> str:
+    text = _("used {when}", when=format_age(usage.last_used_at, now.astimezone(usage.last_used_at.tzinfo)))
     if program_of(usage.conversation_id):
-        prompts = plural(usage.save_points, "{count} prompt saved", "{count} prompts saved")
-        words = join_parts((prompts, words))
+        text = join_parts((plural(usage.save_points, "{count} prompt saved", "{count} prompts saved"), text))
     if seconds_saved >= 1:
-        return _("{words} · {time} saved", words=words, time=format_estimate(seconds_saved))
+        return _("{words} · {time} saved", words=text, time=format_estimate(seconds_saved))
     if usage.reprocessing:
-        return _("{words} · reprocessing: {time}", words=words, time=format_estimate(usage.reprocessing))
-    return words
+        return _("{words} · reprocessing: {time}", words=text, time=format_estimate(usage.reprocessing))
+    return text
 
 
-def split_of(usage: ConversationUsage) -> str:
+def describe_split(usage: ConversationUsage) -> str:
     if not usage.bytes:
         return _("nothing saved")
     if not usage.shared_bytes:
@@ -115,7 +112,7 @@ def split_of(usage: ConversationUsage) -> str:
     return _("{exclusive_bytes} own, {shared_bytes} shared", exclusive_bytes=own, shared_bytes=shared)
 
 
-def loss_of(loss: PrunedConversation) -> str:
+def describe_loss(loss: PrunedConversation) -> str:
     if loss.save_points_left:
         what = plural(loss.save_points, "{count} old turn", "{count} old turns")
         if program_of(loss.conversation_id):
@@ -126,48 +123,52 @@ def loss_of(loss: PrunedConversation) -> str:
     return _("would have to be reprocessed: {time}", time=format_estimate(loss.reprocessing))
 
 
-def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
-    pinned = _(
-        "At least {bytes_left} must remain: chat memory that is always kept, and the chat memory index.",
-        bytes_left=format_size(plan.bytes_left),
-    )
-    missed = pinned if plan.bytes_left > max(target_bytes, 0) else ""
+def describe_plan(plan: PrunePlan, target_bytes: int) -> str:
+    left, pinned, why = format_size(plan.bytes_left), "", ""
+    if plan.bytes_left > max(target_bytes, 0):
+        pinned = _(
+            "At least {bytes_left} must remain: chat memory that is always kept, and the chat memory index.",
+            bytes_left=left,
+        )
     if not plan.save_point_ids:
-        return join_sentences(_("Nothing would be deleted."), missed)
+        return join_sentences(_("Nothing would be deleted."), pinned)
+    if plan.bytes_left < _NEAR * target_bytes:
+        why = _(
+            "This leaves {bytes_left}, because the memory of a reply can only be deleted as a whole.", bytes_left=left
+        )
     chats = [entry for entry in plan.conversations if not program_of(entry.conversation_id)]
     thinned = [entry for entry in chats if entry.save_points_left]
-    cold, parts = len(plan.cold), list[str]()
-    if prompts := sum(entry.save_points for entry in plan.conversations) - sum(entry.save_points for entry in chats):
+    prompts = sum(entry.save_points for entry in plan.conversations) - sum(entry.save_points for entry in chats)
+    parts = list[str]()
+    if prompts:
         parts.append(_("{prompts} of apps", prompts=plural(prompts, "{count} prompt", "{count} prompts")))
     if thinned:
         turns = plural(sum(entry.save_points for entry in thinned), "{count} old turn", "{count} old turns")
         parts.append(_("{turns} of {count}", turns=turns, count=plural(len(thinned), "{count} chat", "{count} chats")))
-    if cold:
-        parts.append(plural(cold, "{count} chat must be reprocessed", "{count} chats must be reprocessed"))
+    if plan.cold:
+        parts.append(_must_be_reprocessed(len(plan.cold)))
     if plan.reprocessing:
         parts.append(_("reprocessing everything would take {time}", time=format_estimate(plan.reprocessing)))
-    more = plan.bytes_left < _NEAR * target_bytes
-    whole = _(
-        "This leaves {bytes_left}, because the memory of a reply can only be deleted as a whole.",
-        bytes_left=format_size(plan.bytes_left),
-    )
     frees = _("Frees {size}: {what}.", size=format_size(plan.bytes_freed), what=punctuation("; ").join(parts))
-    return join_sentences(frees, missed, whole if more else "")
+    return join_sentences(frees, pinned, why)
 
 
-def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:
+def describe_expiry(usage: StoreUsage, days: int, now: datetime) -> str:
     """Return what is lost if save points unused for `days` days are deleted, as far as known."""
     limit = now - timedelta(days=days)
     chats = [entry for entry in usage.conversations if not program_of(entry.conversation_id)]
     cold = [entry for entry in chats if entry.save_points and not entry.pinned and entry.last_used_at < limit]
     if not cold:
         return _("No chat would have to be reprocessed now, but old turns may be deleted. Messages are not deleted.")
-    becomes = plural(len(cold), "{count} chat must be reprocessed", "{count} chats must be reprocessed")
-    if reading := sum_times(entry.reprocessing for entry in cold):
-        becomes = _(
-            "{becomes}; reprocessing everything would take {time}", becomes=becomes, time=format_estimate(reading)
-        )
-    return join_sentences(becomes, _("Old turns of other chats may also be deleted."), _("Messages are not deleted."))
+    text = _must_be_reprocessed(len(cold))
+    if duration := sum_times(entry.reprocessing for entry in cold):
+        time = format_estimate(duration)
+        text = _("{becomes}; reprocessing everything would take {time}", becomes=text, time=time)
+    return join_sentences(text, _("Old turns of other chats may also be deleted."), _("Messages are not deleted."))
+
+
+def _must_be_reprocessed(count: int) -> str:
+    return plural(count, "{count} chat must be reprocessed", "{count} chats must be reprocessed")
 
 
 class SavingsBar(RoundBar):
@@ -176,15 +177,10 @@ class SavingsBar(RoundBar):
     share = 1.0  # part of the bar on disk
 
     def show_usage(self, usage: StoreUsage) -> None:
-        whole = usage.physical_bytes + spared_bytes(usage)
-        self.share = usage.physical_bytes / whole if whole else 0.0
-        self.setAccessibleName(
-            _(
-                "{physical_bytes} on disk. {sharing}",
-                physical_bytes=format_size(usage.physical_bytes),
-                sharing=sharing(usage),
-            )
-        )
+        total = usage.physical_bytes + bytes_saved(usage)
+        self.share = usage.physical_bytes / total if total else 0.0
+        on_disk, sharing = format_size(usage.physical_bytes), describe_sharing(usage)
+        self.setAccessibleName(_("{physical_bytes} on disk. {sharing}", physical_bytes=on_disk, sharing=sharing))
         self.update()
 
     def paint_inside(self, painter: QPainter, box: QRectF) -> None:
@@ -202,17 +198,17 @@ class UsageSummary(QWidget):
         self.share = progress_bar(_("Share of the storage limit in use"))
         self.picture = SavingsBar(look)
         self.on_disk, self.spared = label(kind="strong"), label(kind="muted", wraps=True)
-        self.today, self.ever, self.warm, self.room = (label(kind="strong") for _ in range(4))
+        self.written_today, self.written, self.cached, self.free_space = (label(kind="strong") for _ in range(4))
         self.free, self.pays = label(kind="small", wraps=True), label(kind="small", wraps=True)
         self.pays.hide()
         self._figures, cells = QWidget(), []
-        for figure, words, tip in (
-            (self.today, _("written today"), _("Bytes written to the disk today (SSD wear)")),
-            (self.ever, _("written in total"), _("Bytes written to the disk in total (SSD wear)")),
-            (self.warm, _("cached in memory"), _("Chat memory that loads without reading the disk")),
-            (self.room, _("free on this disk"), ""),
+        for figure, text, tip in (
+            (self.written_today, _("written today"), _("Bytes written to the disk today (SSD wear)")),
+            (self.written, _("written in total"), _("Bytes written to the disk in total (SSD wear)")),
+            (self.cached, _("cached in memory"), _("Chat memory that loads without reading the disk")),
+            (self.free_space, _("free on this disk"), ""),
         ):
-            caption = label(words, "small", wraps=True)
+            caption = label(text, "small", wraps=True)
             caption.setBuddy(figure)
             for part in (figure, caption):
                 part.setToolTip(tip)
@@ -223,7 +219,7 @@ class UsageSummary(QWidget):
         column(*parts, on=self, spacing=8, margins=(8, 0, 8, 0))
 
     def show_usage(self, usage: StoreUsage, pays: BreakEven | None) -> None:
-        self.pays.setText(break_even_in_words(pays))
+        self.pays.setText(describe_break_even(pays))
         self.pays.setVisible(pays is not None)
         self.total.setText(_("{size} in use", size=format_size_of(usage.physical_bytes, usage.quota_bytes)))
         self.share.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
@@ -233,19 +229,17 @@ class UsageSummary(QWidget):
             widget.setVisible(not usage.problem)
         self.picture.show_usage(usage)
         self.on_disk.setText(_("{physical_bytes} on disk", physical_bytes=format_size(usage.physical_bytes)))
-        self.spared.setText(sharing(usage))
+        self.spared.setText(describe_sharing(usage))
         for widget in (self.picture, self.on_disk, self.spared):
             widget.setVisible(usage.physical_bytes > 0)
         counts = usage.bytes_written_today, usage.bytes_written, usage.warm_bytes, usage.free_bytes
-        for figure, count in zip((self.today, self.ever, self.warm, self.room), counts, strict=True):
+        for figure, count in zip((self.written_today, self.written, self.cached, self.free_space), counts, strict=True):
             figure.setText(format_size(count) if count else _("nothing"))
-        words = _(
-            "When less than {free_floor_bytes} is free on the disk, nothing more is saved.",
-            free_floor_bytes=format_size(usage.free_floor_bytes),
+        floor, others = format_size(usage.free_floor_bytes), ""
+        rule = _(
+            "When less than {free_floor_bytes} is free on the disk, nothing more is saved.", free_floor_bytes=floor
         )
         if usage.other_bytes:
-            others = format_size(usage.other_bytes)
-            words = join_sentences(
-                words, _("{size} of the space in use is the index and temporary files.", size=others)
-            )
-        self.free.setText("" if usage.problem else words)
+            size = format_size(usage.other_bytes)
+            others = _("{size} of the space in use is the index and temporary files.", size=size)
+        self.free.setText("" if usage.problem else join_sentences(rule, others))

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QApplication
 from kvchat.chat.attachments import AttachmentError, picture_attachment
 from kvchat.engine.api.pictures import image_format, image_size
 from kvchat.ui.attachments.chips import PictureTile
-from kvchat.ui.attachments.pictures import LONGEST_SIDE, decoded, of_image, prepared, shape
+from kvchat.ui.attachments.pictures import LONGEST_SIDE, decode, prepare_image, prepare_picture, upright_size
 from kvchat.ui.base.theme import Look
 from tests.pictures import png
 from tests.ui.waiting import until
@@ -34,24 +34,24 @@ def encoded(image: QImage, kind: str) -> bytes:
 def test_every_kind_becomes_what_engines_read(qapp: QApplication, kind: str) -> None:
     image = QImage(50, 40, QImage.Format.Format_RGB32)
     image.fill(QColor("teal"))
-    made = prepared("picture", encoded(image, kind))
+    made = prepare_picture("picture", encoded(image, kind))
     assert (image_format(made.data), image_size(made.data)) == ("PNG", (50, 40))
-    assert made.data == prepared("b", encoded(image, kind) + b"and whatever somebody has appended").data
+    assert made.data == prepare_picture("b", encoded(image, kind) + b"and whatever somebody has appended").data
 
 
 def test_a_large_picture_is_made_smaller_and_a_noisy_one_a_jpeg(qapp: QApplication) -> None:
     large = QImage(4000, 1000, QImage.Format.Format_ARGB32)
     large.fill(Qt.GlobalColor.transparent)
-    assert image_size(prepared("wide.png", encoded(large, "PNG")).data) == (LONGEST_SIDE, 384)
+    assert image_size(prepare_picture("wide.png", encoded(large, "PNG")).data) == (LONGEST_SIDE, 384)
     noise = QImage(Random(0).randbytes(2_400_000), 1000, 800, 3000, QImage.Format.Format_RGB888)
-    assert image_format(of_image("noise", noise).data) == "JPEG"
+    assert image_format(prepare_image("noise", noise).data) == "JPEG"
 
 
 @pytest.mark.parametrize("data", [SVG, BOMB, png()[:60], b"", b"GIF89a"])
 def test_what_is_no_picture_is_refused(qapp: QApplication, data: bytes) -> None:
-    assert decoded(data, QSize(10, 10)) is None
+    assert decode(data, QSize(10, 10)) is None
     with pytest.raises(AttachmentError):
-        prepared("x", data)
+        prepare_picture("x", data)
 
 
 async def test_a_tile_shows_the_picture_when_it_is_decoded(look: Look) -> None:
@@ -67,8 +67,8 @@ def test_a_turned_photo_is_upright(qapp: QApplication) -> None:
     turned = encoded(QImage(40, 20, QImage.Format.Format_RGB32), "JPEG")
     exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"  # orientation 6: by a quarter
     photo = turned[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + turned[2:]
-    assert shape(photo) == QSize(20, 40)
-    assert image_size(prepared("photo.jpg", photo).data) == (20, 40)
-    small = decoded(photo, QSize(10, 10))
+    assert upright_size(photo) == QSize(20, 40)
+    assert image_size(prepare_picture("photo.jpg", photo).data) == (20, 40)
+    small = decode(photo, QSize(10, 10))
     assert small is not None
     assert small.size() == QSize(5, 10)

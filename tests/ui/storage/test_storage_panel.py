@@ -91,7 +91,7 @@ async def test_shows_what_is_kept_largest_first(furnished: FakeRuntime, window: 
     assert rows_of(panel)["gone"].usage.bytes == 1_000_000, "what was known is shown while a large store counts"
     await until(lambda: rows_of(panel)["gone"].usage.bytes == 5_000_000)
     assert "about 78 s saved" in rows_of(panel)["b"].details
-    assert "imported, not verified" in rows_of(panel)["b"].spoken
+    assert "imported, not verified" in rows_of(panel)["b"].accessible_text
     set_language("ja")
     spoken = panel.list.usage.data(panel.list.usage.index(0), Qt.ItemDataRole.AccessibleTextRole)
     assert spoken.startswith("Jeju、900 MB、")
@@ -125,7 +125,7 @@ async def test_shows_the_sums_and_draws_what_is_on_disk_and_whose_it_is(
     assert summary.on_disk.text() == "1 GB on disk"
     assert summary.spared.text() == "7.6 GB saved by sharing (88 %). Without sharing: 8.6 GB."
     assert summary.picture.share == pytest.approx(1.037 / 8.645, abs=1e-3)
-    figures = (summary.today, summary.ever, summary.warm, summary.room)
+    figures = (summary.written_today, summary.written, summary.cached, summary.free_space)
     assert [label.text() for label in figures] == ["52 MB", "3.1 GB", "130 MB", "212 GB"]
     picture = summary.picture
     image = picture.grab().toImage()
@@ -142,11 +142,11 @@ async def test_pin_and_unpin_never_save_and_delete_one(
         await chosen(panel, qtbot, "b", ALWAYS_KEEP)
         await until(lambda pinned=pinned: rows_of(panel)["b"].usage.pinned is pinned)
         assert furnished.calls[-1] == ("pin", "b", pinned)
-        assert ("always kept" in rows_of(panel)["b"].spoken) is pinned
+        assert ("always kept" in rows_of(panel)["b"].accessible_text) is pinned
     await chosen(panel, qtbot, "a", NEVER_KEEP)
     await until(lambda: rows_of(panel)["a"].usage.never_save)
     assert ("never_save", "a", True) in furnished.calls
-    assert "never kept" in rows_of(panel)["a"].spoken
+    assert "never kept" in rows_of(panel)["a"].accessible_text
     await chosen(panel, qtbot, "b", "Delete chat memory")
     await until(lambda: set(rows_of(panel)) == {"a", "gone"})
     assert ("delete_save_points", "b") in furnished.calls
@@ -182,7 +182,7 @@ async def test_the_slider_shows_what_would_go_and_removes_nothing(
     assert furnished.kept == before
     qtbot.mouseClick(panel.only_losses, LEFT)
     assert set(rows_of(panel)) == {"a", "b"}
-    panel.prune.to_rest()
+    panel.prune.reset()
     assert set(rows_of(panel)) == {"a", "b", "gone"}
     assert not panel.only_losses.isVisible()
 
@@ -197,7 +197,7 @@ async def test_a_prune_that_fails_is_told_and_else_does_exactly_the_plan_in_view
     await until(lambda: panel.notices.on_show)
     assert not window.notices.on_show
     assert panel.notices.on_show[0].texts[0] == "Chat memory could not be read or written."
-    assert not panel.prune.moved
+    assert not panel.prune.is_moved
     assert set(rows_of(panel)) == {"a", "b", "gone"}
     furnished.refuse = None
     furnished.calls.clear()
@@ -210,7 +210,7 @@ async def test_a_prune_that_fails_is_told_and_else_does_exactly_the_plan_in_view
     assert [call[1] for call in furnished.calls if call[0] == "prune"] == [plan]
     await until(lambda: set(rows_of(panel)) == {"b", "gone"})
     assert sum(row.usage.bytes for row in rows_of(panel).values()) == left
-    assert not panel.prune.moved
+    assert not panel.prune.is_moved
     assert not panel.prune.button.isEnabled()
 
 

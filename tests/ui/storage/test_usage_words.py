@@ -12,14 +12,14 @@ from kvchat.session.restore_cost import BreakEven
 from kvchat.text.formatting import TimeRange
 from kvchat.text.language import set_language
 from kvchat.ui.storage.usage_summary import (
-    break_even_in_words,
-    expiry_in_words,
-    limits_in_words,
-    loss_of,
-    plan_in_words,
-    sharing,
-    split_of,
-    use_of,
+    describe_break_even,
+    describe_expiry,
+    describe_limits,
+    describe_loss,
+    describe_plan,
+    describe_sharing,
+    describe_split,
+    describe_use,
 )
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -30,24 +30,24 @@ STORE = StoreUsage((USAGE,), 10**9, 10**9, 10**9, 3, 40_000_000, 10_000_000)
 
 
 def test_use() -> None:
-    assert use_of(USAGE, NOW) == "used 5 min ago · reprocessing: about 34 s"
-    assert use_of(USAGE, NOW, 130) == "used 5 min ago · about 2 min saved"
-    assert use_of(replace(USAGE, reprocessing=None), NOW) == "used 5 min ago"
+    assert describe_use(USAGE, NOW) == "used 5 min ago · reprocessing: about 34 s"
+    assert describe_use(USAGE, NOW, 130) == "used 5 min ago · about 2 min saved"
+    assert describe_use(replace(USAGE, reprocessing=None), NOW) == "used 5 min ago"
 
 
 def test_other_programs_are_told_in_words_of_their_own() -> None:
     program = replace(USAGE, conversation_id="program/zed")
-    assert use_of(program, NOW) == "3 prompts saved · used 5 min ago · reprocessing: about 34 s"
+    assert describe_use(program, NOW) == "3 prompts saved · used 5 min ago · reprocessing: about 34 s"
     store = replace(STORE, conversations=(program,), programs_quota_bytes=5 * 10**8)
-    assert "The memory of apps is deleted before the memory of chats and limited to 500 MB." in limits_in_words(
+    assert "The memory of apps is deleted before the memory of chats and limited to 500 MB." in describe_limits(
         store, None
     )
-    assert "apps" not in limits_in_words(STORE, None)
-    assert expiry_in_words(store, 1, NOW + timedelta(days=9)).startswith("No chat would have to be reprocessed")
+    assert "apps" not in describe_limits(STORE, None)
+    assert describe_expiry(store, 1, NOW + timedelta(days=9)).startswith("No chat would have to be reprocessed")
     lost = PrunedConversation("program/zed", 2, 5_000_000, 1)
-    assert loss_of(lost) == "would delete 2 prompts (5 MB)"
+    assert describe_loss(lost) == "would delete 2 prompts (5 MB)"
     plan = PrunePlan(("1", "2"), 5_000_000, (lost,), 10)
-    assert plan_in_words(plan, 10) == "Frees 5 MB: 2 prompts of apps."
+    assert describe_plan(plan, 10) == "Frees 5 MB: 2 prompts of apps."
 
 
 @pytest.mark.usefixtures("catalogues")
@@ -55,8 +55,8 @@ def test_in_japanese_no_space_and_no_narrow_mark_stands_between_the_parts() -> N
     lost = PrunedConversation("a", 2, 5_000_000, 0)
     set_language("ja")
     try:
-        told = plan_in_words(PrunePlan(("1", "2"), 5_000_000, (lost, replace(lost, save_points_left=1)), 10), 100)
-        told += limits_in_words(replace(STORE, conversations=(USAGE,)), 30)
+        told = describe_plan(PrunePlan(("1", "2"), 5_000_000, (lost, replace(lost, save_points_left=1)), 10), 100)
+        told += describe_limits(replace(STORE, conversations=(USAGE,)), 30)
     finally:
         set_language("en")
     assert "；" in told
@@ -65,58 +65,62 @@ def test_in_japanese_no_space_and_no_narrow_mark_stands_between_the_parts() -> N
 
 
 def test_sharing() -> None:
-    assert split_of(USAGE) == "80 MB own, 20 MB shared"
-    assert split_of(replace(USAGE, shared_bytes=0)) == "nothing shared"
-    assert split_of(replace(USAGE, bytes=0)) == "nothing saved"
-    assert sharing(replace(STORE, logical_bytes=9_000_000)).startswith("Chats share some chat memory")
-    assert sharing(STORE) == "30 MB saved by sharing (75 %). Without sharing: 40 MB."
-    assert sharing(replace(STORE, logical_bytes=10**12)).startswith("1000 GB saved by sharing (more than 99 %)")
+    assert describe_split(USAGE) == "80 MB own, 20 MB shared"
+    assert describe_split(replace(USAGE, shared_bytes=0)) == "nothing shared"
+    assert describe_split(replace(USAGE, bytes=0)) == "nothing saved"
+    assert describe_sharing(replace(STORE, logical_bytes=9_000_000)).startswith("Chats share some chat memory")
+    assert describe_sharing(STORE) == "30 MB saved by sharing (75 %). Without sharing: 40 MB."
+    assert describe_sharing(replace(STORE, logical_bytes=10**12)).startswith(
+        "1000 GB saved by sharing (more than 99 %)"
+    )
     alone = replace(USAGE, exclusive_bytes=100_000_000, shared_bytes=0)
-    assert sharing(replace(STORE, conversations=(alone,), logical_bytes=9_000_000)).startswith("Nothing is shared yet")
-    assert sharing(replace(STORE, save_points=0)) == ""
+    assert describe_sharing(replace(STORE, conversations=(alone,), logical_bytes=9_000_000)).startswith(
+        "Nothing is shared yet"
+    )
+    assert describe_sharing(replace(STORE, save_points=0)) == ""
 
 
 def test_a_plan() -> None:
     thinned = PrunedConversation("a", 1, 5_000_000, 2)
     cold = PrunedConversation("b", 3, 7_000_000, 0, TimeRange(40, 90))
     plan = PrunePlan(("1", "2", "3", "4"), 12_000_000, (thinned, cold, replace(cold, conversation_id="c")), 9)
-    assert plan_in_words(plan, 10) == (
+    assert describe_plan(plan, 10) == (
         "Frees 12 MB: 1 old turn of 1 chat; 2 chats must be reprocessed; reprocessing everything would take 1 to 3 min."
     )
-    assert plan_in_words(replace(plan, bytes_left=19_000_000), 70_000_000).endswith(
+    assert describe_plan(replace(plan, bytes_left=19_000_000), 70_000_000).endswith(
         " This leaves 19 MB, because the memory of a reply can only be deleted as a whole."
     )
-    assert loss_of(thinned) == "would delete 1 old turn (5 MB)"
-    assert loss_of(cold) == "would have to be reprocessed: 1 to 2 min"
-    assert loss_of(replace(cold, reprocessing=None)) == "would have to be reprocessed"
+    assert describe_loss(thinned) == "would delete 1 old turn (5 MB)"
+    assert describe_loss(cold) == "would have to be reprocessed: 1 to 2 min"
+    assert describe_loss(replace(cold, reprocessing=None)) == "would have to be reprocessed"
     nothing = PrunePlan((), 0, (), 5_000_000)
-    assert plan_in_words(nothing, 5_000_000) == "Nothing would be deleted."
-    assert plan_in_words(nothing, 1).startswith("Nothing would be deleted. At least 5 MB must remain: chat memory")
+    assert describe_plan(nothing, 5_000_000) == "Nothing would be deleted."
+    assert describe_plan(nothing, 1).startswith("Nothing would be deleted. At least 5 MB must remain: chat memory")
 
 
 def test_the_break_even() -> None:
     pays = BreakEven(1032, prefill_ms_per_token=4.218, restore_ms_per_byte=1000 / 210e6)
     rates = "(processing 237 tokens/s, loading 210 MB/s)"
-    assert break_even_in_words(pays).endswith(f"faster than processing from about 1,032 tokens on {rates}.")
-    assert break_even_in_words(replace(pays, tokens=None)).endswith(f"never faster than processing {rates}.")
-    assert break_even_in_words(None) == ""
+    assert describe_break_even(pays).endswith(f"faster than processing from about 1,032 tokens on {rates}.")
+    assert describe_break_even(replace(pays, tokens=None)).endswith(f"never faster than processing {rates}.")
+    assert describe_break_even(None) == ""
 
 
 def test_the_limits() -> None:
     words = "When the limit of 1 GB is reached, kvchat deletes the chat memory that saves the least time per GB."
-    assert limits_in_words(STORE, None) == words
-    assert limits_in_words(STORE, 1) == f"{words} Chat memory not used for 1 day is also deleted."
-    holds = limits_in_words(replace(STORE, chat_bytes=300_000_000), None)
+    assert describe_limits(STORE, None) == words
+    assert describe_limits(STORE, 1) == f"{words} Chat memory not used for 1 day is also deleted."
+    holds = describe_limits(replace(STORE, chat_bytes=300_000_000), None)
     assert holds.startswith("The limit of 1 GB holds about 3 chats of 32K tokens with this model. When it is reached, ")
 
 
 def test_what_a_maximum_age_takes() -> None:
     old = replace(USAGE, conversation_id="b", last_used_at=NOW - timedelta(days=40))
     store = replace(STORE, conversations=(USAGE, old, replace(old, conversation_id="c", pinned=True)))
-    assert expiry_in_words(store, 30, NOW) == (
+    assert describe_expiry(store, 30, NOW) == (
         "1 chat must be reprocessed; reprocessing everything would take about 34 s. Old turns of "
         "other chats may also be deleted. Messages are not deleted."
     )
-    assert expiry_in_words(store, 50, NOW) == (
+    assert describe_expiry(store, 50, NOW) == (
         "No chat would have to be reprocessed now, but old turns may be deleted. Messages are not deleted."
     )
