@@ -130,28 +130,10 @@ class _Loop(qasync.QEventLoop):  # type: ignore[misc]  # it has no types
             if not self.display_gone:
                 self.display_gone = True
                 qInstallMessageHandler(lambda *_: None)  # Qt repeats it every round
-                sys.stderr.write(
-                    _("The connection to the display was lost; kvchat is saving your chats and quitting.") + "\n"
-                )
+                message = _("The connection to the display was lost; kvchat is saving your chats and quitting.")
+                print(message, file=sys.stderr)
                 for seconds in (0.0, _SAVE_TIMEOUT_S):  # the second signal skips saves and dialogs
                     self.call_later(seconds, signal.raise_signal, signal.SIGTERM)
-
-
-class _RequestQueue:
-    def __init__(self, first: StartRequest) -> None:
-        self._waiting = [first] if first.open or first.quick else []
-        self._handler: Callable[[StartRequest], None] | None = None
-
-    def submit(self, request: StartRequest) -> None:
-        if self._handler is None:
-            self._waiting.append(request)
-        else:
-            self._handler(request)
-
-    def begin(self, handle: Callable[[StartRequest], None]) -> None:
-        self._handler = handle
-        for request in self._waiting:
-            handle(request)
 
 
 async def _run(
@@ -166,9 +148,11 @@ async def _run(
 ) -> int:
     loop, quitting = asyncio.get_running_loop(), asyncio.Event()
     loop.set_default_executor(LoopThreads())
-    requests, commands = _RequestQueue(request), Commands(paths, _("the kvchat window"))
-    qt.open_requested.connect(requests.submit)
-    commands.show_window = requests.submit
+    waiting = [request] if request.open or request.quick else []
+    handle: Callable[[StartRequest], None] = waiting.append  # until the window is ready
+    commands = Commands(paths, _("the kvchat window"))
+    commands.show_window = lambda request: handle(request)
+    qt.open_requested.connect(lambda request: handle(request))
     ownership.listen(commands.serve_connection)
     if (paths.data / RESTORING).exists():
         from kvchat.transfer.backup import finish_restore
@@ -215,7 +199,9 @@ async def _run(
     try:
         await app.start(starter=starter, hidden=hidden)
         await drafts.close()
-        requests.begin(app.start_requests.handle)
+        handle = app.start_requests.handle
+        for request in waiting:
+            handle(request)
         await quitting.wait()
     finally:
         ownership.stop_listening()
@@ -225,10 +211,7 @@ async def _run(
 
 
 class _FirstDrafts:
-    """Chats and drafts shown before the runtime is open.
-
-    Errors in their file are reported when the runtime opens it.
-    """
+    """Chats and drafts shown before the runtime opens their file, which then reports its errors."""
 
     def __init__(self, paths: Paths) -> None:
         self._file, self._worker = paths.database, Worker("first-drafts")
@@ -240,10 +223,8 @@ class _FirstDrafts:
         run = self._worker.run
         with contextlib.suppress(KvchatError):
             self._database = database = await run(Database, self._file)
-            if window.sidebar.arrangement == Arrangement():
-                chats = await run(database.newest, _FIRST_CHATS)
-            else:  # the sidebar's own order decides
-                chats = await run(database.conversations)
+            newest_first = window.sidebar.arrangement == Arrangement()
+            chats = await (run(database.newest, _FIRST_CHATS) if newest_first else run(database.conversations))
             window.show_first(chats, await run(database.draft_texts), self)
 
     def keep(self, conversation_id: str, text: str) -> None:

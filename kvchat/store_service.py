@@ -33,13 +33,8 @@ def store_bounds(paths: Paths, settings: Settings, kept_bytes: int = 0) -> Bound
     """Return the save point limits; `kept_bytes`: their current size. Raises OSError."""
     quota = settings.quota_bytes
     if quota is None:
-        quota = default_quota(
-            shutil.disk_usage(
-                next(folder for folder in (paths.cache, *paths.cache.parents) if is_folder(folder))
-            ).total,
-            long_chat_bytes(settings),
-            kept_bytes,
-        )
+        existing = next(folder for folder in (paths.cache, *paths.cache.parents) if is_folder(folder))
+        quota = default_quota(shutil.disk_usage(existing).total, long_chat_bytes(settings), kept_bytes)
     return Bounds(quota, settings.free_floor_bytes, settings.max_age_days)
 
 
