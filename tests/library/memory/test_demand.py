@@ -1,25 +1,30 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import psutil
 import pytest
 
 from kvchat.library.memory.demand import (
+    DAY_S,
+    Circumstances,
     DeviceMemory,
+    LoadLimit,
+    LoadLimits,
     MemoryFacts,
     available_memory,
     cgroup_room,
     on_battery,
     staging_room,
 )
+from kvchat.settings import GB
 
 MIB = 1024 * 1024
-GB = 1_000_000_000
 V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/memory"
 
 
-def test_available_memory_without_limits_is_the_computers(tmp_path: Path) -> None:
+def test_available_memory_without_limits(tmp_path: Path) -> None:
     devices = [DeviceMemory("CUDA0", 8 * MIB), DeviceMemory("CUDA1", 4 * MIB)]
     memory = available_memory(devices, root=tmp_path)
     assert memory.available == pytest.approx(psutil.virtual_memory().available, rel=0.2)
@@ -35,7 +40,7 @@ def fake_group(root: Path, cgroup: str, folder: str, **files: str) -> None:
         (root / folder / name.replace("__", ".")).write_text(content)
 
 
-def test_cgroup_v2_limit_of_a_parent_counts_and_page_cache_does_not(tmp_path: Path) -> None:
+def test_cgroup_v2_counts_parents_but_not_page_cache(tmp_path: Path) -> None:
     group, stat = "0::/outer/inner\n", f"anon 5\ninactive_file {20 * MIB}\n"
     fake_group(tmp_path, group, f"{V2}/outer/inner", memory__max="max\n", memory__current="9\n")
     limits = {"memory__max": f"{100 * MIB}\n", "memory__current": f"{70 * MIB}\n", "memory__stat": stat}
@@ -62,7 +67,7 @@ def test_cgroup_limits(tmp_path: Path, cgroup: str, folder: str, files: tuple[st
     assert cgroup_room(tmp_path) == room
 
 
-def test_what_is_beside_the_computer_in_words() -> None:
+def test_names_of_devices() -> None:
     def beside(*names: str) -> str:
         return MemoryFacts(1, devices=tuple(DeviceMemory(name, 1) for name in names)).beside
 
@@ -85,22 +90,20 @@ def test_what_is_beside_the_computer_in_words() -> None:
         (60, 0, 0, 10, 0),  # no files can be made in memory
     ],
 )
-def test_chats_are_kept_ready_in_what_a_model_leaves(
-    free: int, staged: int, place: int, needed: int, left: int
-) -> None:
+def test_staging_beside_a_model(free: int, staged: int, place: int, needed: int, left: int) -> None:
     memory = MemoryFacts(free * GB, total=64 * GB).with_staging(staged * GB, place * GB)
     assert memory.available == (free + staged) * GB
     assert memory.staging_beside(needed * GB, 2 * GB) == left * GB
 
 
-def test_what_a_container_leaves_for_slot_files(tmp_path: Path) -> None:
+def test_staging_room_in_a_container(tmp_path: Path) -> None:
     limits = {"memory__max": f"{1024 * MIB}\n", "memory__current": f"{624 * MIB}\n"}
     fake_group(tmp_path, "0::/box\n", "sys/fs/cgroup/box", **limits)
     assert staging_room(0, tmp_path) == 100 * MIB, "a quarter of what may be used"
     assert staging_room(600 * MIB, tmp_path) == 250 * MIB, "what is staged already may be used for that"
 
 
-def test_where_there_is_no_sys_nobody_is_on_battery(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_battery_without_sys(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container or a chroot: psutil lists /sys/class/power_supply, whether it is there or not."""
 
     def missing() -> None:
@@ -108,3 +111,64 @@ def test_where_there_is_no_sys_nobody_is_on_battery(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(psutil, "sensors_battery", missing, raising=False)
     assert not on_battery()
+
+
+HERE = Circumstances("model", 5_000_000_000, "version: 1", "CUDA")
+
+
+class Clock:
+    now = 1_800_000_000.0
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def limits(tmp_path: Path, clock: Clock) -> LoadLimits:
+    return LoadLimits(tmp_path / "state" / "limits.json", lambda: clock.now)
+
+
+def test_limit_applies_to_the_same_circumstances(limits: LoadLimits, clock: Clock) -> None:
+    assert limits.find(HERE) is None
+    assert limits.learn(HERE, 8192, ran_out=True) == limits.find(HERE) == LoadLimit(8192, 1, clock.now)
+    for other in ({"model": "other"}, {"build": "version: 2"}, {"device": "CPU"}):
+        assert limits.find(dataclasses.replace(HERE, **other)) is None
+    assert limits.knows(HERE.size, HERE.build, HERE.device)
+    assert not limits.knows(HERE.size + 1, HERE.build, HERE.device)
+
+
+def test_retry_after_a_day_then_twice_as_long(limits: LoadLimits, clock: Clock) -> None:
+    waits = []
+    for _ in range(8):
+        limit = limits.learn(HERE, 8192, ran_out=True)
+        assert limit is not None
+        waits.append((limit.until - clock.now) / DAY_S)
+        assert limits.learn(HERE, 8192, ran_out=True) == limit, "within that time it counts once"
+        clock.now = limit.until - 1
+        assert limits.find(HERE) == limit
+        clock.now = limit.until
+        assert limits.find(HERE) is None
+    assert waits == [1, 2, 4, 8, 16, 32, 32, 32]
+
+
+def test_larger_load_removes_the_limit(limits: LoadLimits, clock: Clock) -> None:
+    limits.learn(HERE, 8192, ran_out=True)
+    assert limits.learn(HERE, 8192, ran_out=False) == limits.find(HERE) is not None
+    assert limits.learn(HERE, 8448, ran_out=False) is None
+    assert limits.find(HERE) is None
+    limits.learn(HERE, 8192, ran_out=True)
+    clock.now -= 60
+    assert limits.find(HERE) is None, "a date to come is not believed"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"a": 1}', '{"a": {"tokens": "x", "times": 1, "at": 1}}', '{"a": {"tokens": 1e999}}', "\0"]
+)
+def test_damaged_limit_file_is_ignored(limits: LoadLimits, tmp_path: Path, text: str) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "limits.json").write_text(text)
+    assert limits.find(HERE) is None
+    limits.learn(HERE, 8192, ran_out=True)
+    assert limits.find(HERE) is not None
