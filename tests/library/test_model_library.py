@@ -34,7 +34,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     return paths
 
 
-async def test_finds_and_judges(paths: Paths, tmp_path: Path) -> None:
+async def test_find_judges_models(paths: Paths, tmp_path: Path) -> None:
     write_gguf(paths.models / "a.gguf")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "b.gguf").write_bytes(b"GGUF")
@@ -46,7 +46,7 @@ async def test_finds_and_judges(paths: Paths, tmp_path: Path) -> None:
     assert found[1].judgement is None
 
 
-async def test_the_model_in_use_is_found_wherever_it_lies(paths: Paths, tmp_path: Path) -> None:
+async def test_model_in_use_is_found_anywhere(paths: Paths, tmp_path: Path) -> None:
     folder = tmp_path / "downloads"
     folder.mkdir()
     for name in ("in-use-00001-of-00002.gguf", "in-use-00002-of-00002.gguf", "another.gguf"):
@@ -62,23 +62,23 @@ async def test_the_model_in_use_is_found_wherever_it_lies(paths: Paths, tmp_path
         assert [judged.model.name for judged in found] == names
 
 
-async def test_a_look_can_be_cancelled(paths: Paths) -> None:
+async def test_find_can_be_cancelled(paths: Paths) -> None:
     for number in range(300):
         write_gguf(paths.models / f"{number}.gguf", weights=8)
     found: list[JudgedModel] = []
-    looking: asyncio.Task[object]
+    search: asyncio.Task[object]
 
-    def hear(judged: JudgedModel) -> None:
+    def on_found(judged: JudgedModel) -> None:
         found.append(judged)
-        looking.cancel()
+        search.cancel()
 
-    looking = asyncio.ensure_future(ModelLibrary(paths, tuple).find(fits, hear))
+    search = asyncio.ensure_future(ModelLibrary(paths, tuple).find(fits, on_found))
     with pytest.raises(asyncio.CancelledError):
-        await looking
+        await search
     assert len(found) < 300
 
 
-def test_what_is_here_already(paths: Paths) -> None:
+def test_is_downloaded_and_repository_of(paths: Paths) -> None:
     file = HubFile("x", "", (HubPart("x.gguf", 3, "0"),))
     repository = HubRepository("org/x-GGUF", "1", False, (file,))
     library = ModelLibrary(paths, tuple)
@@ -91,7 +91,7 @@ def test_what_is_here_already(paths: Paths) -> None:
     assert library.repository_of(Path("/elsewhere/x.gguf")) is None
 
 
-def test_the_running_model_gives_its_memory_back() -> None:
+def test_memory_freed_by_unloading() -> None:
     memory = MemoryFacts(10, devices=(DeviceMemory("CUDA0", 5), DeviceMemory("CUDA1", 6)))
     bars = (
         MemoryBar("CUDA0", free=20, margin=1, weights=8, kv=4, compute=2, other=1),

@@ -20,24 +20,19 @@ from tests.library.gguf_files import LLAMA, write_gguf
 
 def test_smollm2_facts(smollm2: Path) -> None:
     facts = read_facts(smollm2)
-    assert facts.architecture == "llama"
-    assert facts.name == "Smollm2 135M 8k Lc100K Mix1 Ep2"
-    assert facts.quantisation == "Q4_1"
-    assert facts.size == smollm2.stat().st_size
+    assert (facts.architecture, facts.name) == ("llama", "Smollm2 135M 8k Lc100K Mix1 Ep2")
+    assert (facts.quantisation, facts.size, len(facts.parts)) == ("Q4_1", smollm2.stat().st_size, 1)
     assert (facts.trained_context, facts.block_count, facts.embedding_length) == (8192, 30, 576)
-    assert facts.original_context == 0
-    assert (facts.heads, [layer.keys for layer in facts.kv.layers]) == (9, [3 * 64] * 30)
-    assert (facts.key_length, facts.value_length) == (64, 64)
-    assert len(facts.parts) == 1
-    assert not facts.kv.window
-    assert not facts.kv.is_recurrent
+    assert (facts.heads, facts.key_length, facts.value_length, facts.original_context) == (9, 64, 64, 0)
+    assert [layer.keys for layer in facts.kv.layers] == [3 * 64] * 30
+    assert (facts.kv.window, facts.kv.is_recurrent) == (0, False)
     started = time.process_time()
     read_header(smollm2)
-    assert time.process_time() - started < 0.3, "a real vocabulary is stepped over quickly"
+    assert time.process_time() - started < 0.3, "a real vocabulary is skipped quickly"
 
 
 @pytest.mark.slow
-def test_header_agrees_with_llama_cpps_own_reader(tiny_model: Callable[[str], Path]) -> None:
+def test_header_agrees_with_llama_cpp(tiny_model: Callable[[str], Path]) -> None:
     path = tiny_model("llama")
     header, reference = read_header(path), gguf.GGUFReader(path)
     assert header.data_offset == reference.data_offset
@@ -57,15 +52,13 @@ def test_tensor_types_agree_with_llama_cpp() -> None:
 
 
 def test_file_types_agree_with_llama_cpp(tmp_path: Path) -> None:
-    for kind in gguf.LlamaFileType:
-        if kind is not gguf.LlamaFileType.GUESSED:
-            path = write_gguf(tmp_path / "model.gguf", general={"general.file_type": kind.value})
-            assert read_facts(path).quantisation == kind.name.removeprefix("MOSTLY_").removeprefix("ALL_").replace(
-                "MXFP4_MOE", "MXFP4"
-            )
+    for kind in set(gguf.LlamaFileType) - {gguf.LlamaFileType.GUESSED}:
+        path = write_gguf(tmp_path / "model.gguf", general={"general.file_type": kind.value})
+        name = kind.name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        assert read_facts(path).quantisation == name.replace("MXFP4_MOE", "MXFP4")
 
 
-def test_what_is_told_where_fields_are_missing_and_per_layer_lists(tmp_path: Path) -> None:
+def test_missing_fields_and_per_layer_lists(tmp_path: Path) -> None:
     fields = {key: value for key, value in LLAMA.items() if key != "vocab_size"}
     path = write_gguf(tmp_path / "odd.gguf", fields | {"attention.head_count_kv": [2, 0, 1, 0]}, tokens=5000)
     facts = read_facts(path)
@@ -92,7 +85,7 @@ def refusal(path: Path) -> NotAModel:
     return caught.value
 
 
-def test_missing_folder_empty_and_foreign_files(tmp_path: Path) -> None:
+def test_files_that_are_not_gguf(tmp_path: Path) -> None:
     assert "missing" in refusal(tmp_path / "nothing.gguf").title
     assert "folder" in refusal(tmp_path).title
     (tmp_path / "empty.gguf").touch()
@@ -104,14 +97,14 @@ def test_missing_folder_empty_and_foreign_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0.02, 0.5, 0.999])
-def test_truncated_anywhere_is_half_downloaded(tmp_path: Path, kept: float) -> None:
+def test_truncated_file_is_an_incomplete_download(tmp_path: Path, kept: float) -> None:
     whole = write_gguf(tmp_path / "model.gguf", tokens=200).read_bytes()
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(whole[: int(len(whole) * kept)])
     assert "ends before the last weights" in refusal(cut).detail
 
 
-def test_versions_that_are_not_ours(tmp_path: Path) -> None:
+def test_unsupported_versions(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF" + struct.pack(">I", 3) + bytes(100))
     assert "big-endian" in refusal(path).title
@@ -119,7 +112,7 @@ def test_versions_that_are_not_ours(tmp_path: Path) -> None:
     assert "version" in refusal(path).title
 
 
-def test_files_that_are_no_chat_model(tmp_path: Path) -> None:
+def test_files_that_are_not_chat_models(tmp_path: Path) -> None:
     path = tmp_path / "file.gguf"
     for kind, words in (("mmproj", "image"), ("adapter", "LoRA"), ("imatrix", "importance")):
         assert words in refusal(write_gguf(path, general={"general.type": kind})).title
@@ -135,7 +128,7 @@ def split(folder: Path, count: int) -> list[Path]:
     ]
 
 
-def test_split_model_is_taken_by_its_first_part(tmp_path: Path) -> None:
+def test_split_model_is_read_by_its_first_part(tmp_path: Path) -> None:
     parts = split(tmp_path, 3)
     facts = read_facts(parts[0])
     assert facts.parts == tuple(parts)
@@ -149,9 +142,7 @@ def test_split_model_is_taken_by_its_first_part(tmp_path: Path) -> None:
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(position=st.integers(4, 1200), value=st.integers(0, 255))
-def test_any_damaged_byte_is_read_or_refused_in_words(
-    position: int, value: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_damaged_byte_is_read_or_refused(position: int, value: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.getbasetemp()
     path = folder / "damaged.gguf"
     damaged = bytearray(write_gguf(path, LLAMA | {"attention.head_count_kv": [2, 2, 2, 2]}, tokens=20).read_bytes())
@@ -161,7 +152,7 @@ def test_any_damaged_byte_is_read_or_refused_in_words(
         assert kv_bytes_per_token(read_facts(path).kv) >= 0
 
 
-def test_impossible_lengths_are_refused_without_reading_on(tmp_path: Path) -> None:
+def test_impossible_lengths_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 62) + bytes(64))
     with pytest.raises(NotAModel, match="impossibly long"):
@@ -174,8 +165,7 @@ BIG = 4_000_000  # weights: 16 MB, so that samples leave gaps
 @pytest.mark.parametrize(
     ("first", "step"), [(0, 1000), (0, None), (-1, None)], ids=["throughout", "first byte", "last byte"]
 )
-def test_other_weights_are_another_model(tmp_path: Path, first: int, step: int | None) -> None:
-    """A fine-tune changes far more than every 1000th byte; the ends are among the samples."""
+def test_identity_changes_with_weights(tmp_path: Path, first: int, step: int | None) -> None:
     path = write_gguf(tmp_path / "model.gguf", weights=BIG)
     before, start = model_identity(path), read_facts(path).header_size
     content = bytearray(path.read_bytes())
@@ -185,7 +175,7 @@ def test_other_weights_are_another_model(tmp_path: Path, first: int, step: int |
     assert model_identity(path) != before
 
 
-def test_facts_are_read_once_until_a_file_changes(tmp_path: Path) -> None:
+def test_facts_are_cached_until_a_file_changes(tmp_path: Path) -> None:
     first, second = split(tmp_path, 2)
     facts = read_facts(first)
     assert read_facts(first) is facts
@@ -195,14 +185,14 @@ def test_facts_are_read_once_until_a_file_changes(tmp_path: Path) -> None:
     assert "missing" in refusal(first).title
 
 
-def test_another_chat_template_or_length_is_another_model(tmp_path: Path) -> None:
+def test_identity_changes_with_template_and_length(tmp_path: Path) -> None:
     plain = model_identity(write_gguf(tmp_path / "a.gguf"))
     template = model_identity(write_gguf(tmp_path / "b.gguf", general={"tokenizer.chat_template": "{{ messages }}"}))
     longer = model_identity(write_gguf(tmp_path / "c.gguf", weights=1032))
     assert len({plain, template, longer}) == 3
 
 
-def test_every_part_counts_and_names_do_not(tmp_path: Path) -> None:
+def test_identity_covers_all_parts_but_not_names(tmp_path: Path) -> None:
     first, second = split(tmp_path, 2)
     before = model_identity(first)
     for part in (first, second):

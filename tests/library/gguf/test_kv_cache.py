@@ -1,4 +1,4 @@
-"""The KV estimates, by headers as files have them; and against what the real llama-server says it allocates."""
+"""KV cache sizes by header, and compared with the allocations of the real llama-server."""
 
 from __future__ import annotations
 
@@ -12,94 +12,73 @@ import pytest
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.log import Allocations, read_allocations
 from kvchat.engine.process.plan import LaunchPlan, prepare
-from kvchat.library.gguf.facts import GgufFacts, read_facts
+from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.kv_cache import KV_TYPES, kv_bytes, kv_bytes_per_token, kv_fixed_bytes
 from tests.library.gguf_files import LLAMA, write_gguf
 from tests.models import bare_models, tiny_model
 
+ROW = 2 * 2 * 16 * 2  # bytes per token and layer of LLAMA
 
-def test_smollm2_exactly(smollm2: Path) -> None:
+
+def test_smollm2(smollm2: Path) -> None:
     facts = read_facts(smollm2)
     assert kv_bytes_per_token(facts.kv) == 23_040
     assert kv_bytes(facts.kv, 8192) == 23_040 * 8192
     assert kv_bytes_per_token(facts.kv, "q8_0", "q8_0") == 23_040 / 2 * 34 / 32
     assert kv_bytes_per_token(facts.kv, "f32", "q4_0") == 30 * 3 * 64 * (4 + 18 / 32)
     assert not facts.kv.notes
+    with pytest.raises(ValueError, match="q3_5"):
+        kv_bytes_per_token(facts.kv, "q3_5")
 
 
-def test_kv_types_are_those_of_llama_cpp() -> None:
+def test_kv_types_agree_with_llama_cpp() -> None:
     for name, size in KV_TYPES.items():
         assert size == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]]
 
 
-def test_unknown_kv_type_is_refused(smollm2: Path) -> None:
-    with pytest.raises(ValueError, match="q3_5"):
-        kv_bytes_per_token(read_facts(smollm2).kv, "q3_5")
-
-
-def test_a_sliding_window_is_no_longer_than_the_context(tmp_path: Path) -> None:
+def test_sliding_window_is_no_longer_than_the_context(tmp_path: Path) -> None:
     fields = LLAMA | {"attention.sliding_window": 4096, "attention.sliding_window_pattern": 0}
     facts = read_facts(write_gguf(tmp_path / "m.gguf", fields))
-    row = 2 * 2 * 16 * 2
-    assert kv_bytes(facts.kv, 1000) == 4 * row * 1024
-    assert kv_bytes(facts.kv, 100_000) == 4 * row * (4096 + 512)
+    assert kv_bytes(facts.kv, 1000) == 4 * ROW * 1024
+    assert kv_bytes(facts.kv, 100_000) == 4 * ROW * (4096 + 512)
 
 
-def test_known_architectures_have_their_pattern_and_others_an_upper_bound(tmp_path: Path) -> None:
+def test_window_pattern_of_known_and_unknown_architectures(tmp_path: Path) -> None:
     fields = LLAMA | {"attention.sliding_window": 512, "block_count": 6}
     known = read_facts(write_gguf(tmp_path / "gemma.gguf", fields, architecture="gemma3"))
     unknown = read_facts(write_gguf(tmp_path / "new.gguf", fields, architecture="brandnew"))
-    row = 2 * 2 * 16 * 2
-    assert kv_bytes_per_token(known.kv) == row
-    assert kv_bytes_per_token(unknown.kv) == 6 * row
+    assert kv_bytes_per_token(known.kv) == ROW
+    assert kv_bytes_per_token(unknown.kv) == 6 * ROW
     assert "sliding window" in unknown.kv.notes[0]
 
 
-def test_hybrids_count_attention_in_attention_layers_alone(tmp_path: Path) -> None:
+def test_hybrids_count_attention_only_in_attention_layers(tmp_path: Path) -> None:
     state = {"ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 16, "ssm.group_count": 1}
-
-    def sizes(facts: GgufFacts) -> tuple[float, int]:
-        return kv_bytes_per_token(facts.kv), kv_fixed_bytes(facts.kv, 4096, "f16", "f16")
-
-    row, per_layer = 2 * 2 * 16 * 2, 4 * (3 * (128 + 2 * 16) + 16 * 128)
-    interval = write_gguf(tmp_path / "a.gguf", LLAMA | state | {"full_attention_interval": 2}, architecture="qwen3next")
-    listed = write_gguf(tmp_path / "b.gguf", LLAMA | state | {"attention.head_count_kv": [0, 2, 0, 2]})
-    for path in (interval, listed):
-        facts = read_facts(path)
-        assert sizes(facts) == (2 * row, 2 * per_layer)
-        assert not facts.kv.notes
-    silent = read_facts(write_gguf(tmp_path / "c.gguf", LLAMA | state))
-    assert sizes(silent) == (4 * row, 4 * per_layer)
-    assert silent.kv.notes
+    per_layer = 4 * (3 * (128 + 2 * 16) + 16 * 128)
+    for architecture, fields, layers in (
+        ("qwen3next", {"full_attention_interval": 2}, 2),
+        ("llama", {"attention.head_count_kv": [0, 2, 0, 2]}, 2),
+        ("llama", {}, 4),
+    ):
+        layout = read_facts(write_gguf(tmp_path / "m.gguf", LLAMA | state | fields, architecture=architecture)).kv
+        fixed = kv_fixed_bytes(layout, 4096, "f16", "f16")
+        assert (kv_bytes_per_token(layout), fixed) == (layers * ROW, layers * per_layer)
+        assert bool(layout.notes) == (not fields), "the last one is a guess"
 
 
 @pytest.mark.parametrize(
     ("field", "architecture", "layers"),
     [({"attention.shared_kv_layers": 3}, "llama", 1), ({"nextn_predict_layers": 1}, "glm4moe", 3)],
 )
-def test_layers_that_are_shared_or_only_predict_further_tokens_keep_no_rows(
+def test_shared_and_prediction_layers_keep_no_rows(
     tmp_path: Path, field: dict[str, int], architecture: str, layers: int
 ) -> None:
     facts = read_facts(write_gguf(tmp_path / "m.gguf", LLAMA | field, architecture=architecture))
-    assert kv_bytes_per_token(facts.kv) == layers * 2 * 2 * 16 * 2
-
-
-def test_latent_attention_keeps_one_compressed_row(tmp_path: Path) -> None:
-    # DeepSeek-V2-Lite: 27 layers of 512 + 64 values, as llama.cpp allocates them ("V: 0.00 MiB")
-    mla = {
-        "block_count": 27,
-        "attention.head_count_kv": 1,
-        "attention.key_length": 576,
-        "attention.value_length": 512,
-        "attention.key_length_mla": 192,
-        "attention.value_length_mla": 128,
-    }
-    facts = read_facts(write_gguf(tmp_path / "m.gguf", LLAMA | mla, architecture="deepseek2"))
-    assert kv_bytes_per_token(facts.kv) == 27 * 576 * 2
+    assert kv_bytes_per_token(facts.kv) == layers * ROW
 
 
 def test_windows_of_known_architectures(tmp_path: Path) -> None:
-    """What b11434 makes of headers as its own converter writes them: without a pattern, or without a window at all."""
+    """As b11434 reads headers of its own converter: without a pattern, or without a window at all."""
 
     def window(architecture: str, blocks: int, **fields: object) -> tuple[int, list[bool]]:
         shape = LLAMA | {"block_count": blocks} | {f"attention.{key}": value for key, value in fields.items()}
@@ -131,7 +110,7 @@ ARCHITECTURES = (
 
 
 @pytest.mark.engine
-def test_kv_sizes_are_the_engines(real_llama_server: EngineLocation, tmp_path: Path) -> None:
+def test_kv_sizes_agree_with_the_engine(real_llama_server: EngineLocation, tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=tmp_path) as folder:  # 300 MB, not to be kept with the last runs' folders
         for architecture, model in bare_models(ARCHITECTURES, Path(folder)).items():
             facts = read_facts(model)
@@ -144,7 +123,7 @@ def test_kv_sizes_are_the_engines(real_llama_server: EngineLocation, tmp_path: P
 
 
 def allocations(engine: EngineLocation, plan: LaunchPlan) -> Allocations:
-    """What the engine reports as it loads; it is ended as soon as it has told everything."""
+    """Return what the engine reports while it loads, then end it."""
     invocation = prepare(engine, plan)
     lines = []
     with subprocess.Popen(
@@ -163,7 +142,7 @@ def allocations(engine: EngineLocation, plan: LaunchPlan) -> Allocations:
 
 @pytest.mark.engine
 @pytest.mark.parametrize(("architecture", "window"), [("gemma3", 512), ("qwen35", None), ("llama", None)])
-def test_what_slots_beside_the_first_take_is_what_the_engine_allocates(
+def test_kv_sizes_of_several_slots_agree_with_the_engine(
     real_llama_server: EngineLocation, tmp_path: Path, architecture: str, window: int | None
 ) -> None:
     """Windows and recurrent state once more each; of full attention nothing."""

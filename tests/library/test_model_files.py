@@ -22,7 +22,7 @@ from kvchat.library.model_library import FoundModel, UnreadableFolder, find_mode
 from tests.library.gguf_files import write_gguf
 
 
-def look(*folders: ModelFolder | Path) -> list[FoundModel]:
+def find(*folders: ModelFolder | Path) -> list[FoundModel]:
     models, unreadable = search(*folders)
     assert not unreadable
     return models
@@ -54,33 +54,30 @@ def ollama_model(folder: Path, place: str, model: Path, projector: Path | None =
     """Put a model where Ollama would; returns its blob."""
     (folder / "blobs").mkdir(parents=True, exist_ok=True)
     layers = [{"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:00", "size": 1}]
+    blobs = []
     for kind, file in (("model", model), ("projector", projector)):
         if file is not None:
             digest = f"{abs(hash(str(file))):064x}"
-            file.rename(folder / "blobs" / f"sha256-{digest}")
-            layers.append(
-                {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{digest}", "size": 1}
-            )
+            blobs.append(file.rename(folder / "blobs" / f"sha256-{digest}"))
+            layer = {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{digest}", "size": 1}
+            layers.append(layer)
     manifest = folder / "manifests" / place
     manifest.parent.mkdir(parents=True, exist_ok=True)
     manifest.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
-    wanted = "application/vnd.ollama.image.model"
-    digest = next(str(layer["digest"]) for layer in layers if layer["mediaType"] == wanted)
-    return folder / "blobs" / digest.replace(":", "-")
+    return blobs[0]
 
 
-def test_a_plain_folder_at_any_depth(tmp_path: Path) -> None:
+def test_model_in_a_subfolder(tmp_path: Path) -> None:
     path = model_in(tmp_path / "publisher" / "Llama-3.2-3B-GGUF")
     (tmp_path / "notes.txt").write_text("not a model")
     model_in(tmp_path / ".hidden")
-    (found,) = look(tmp_path)
-    assert (found.path, found.name, found.source) == (path, "Llama-3.2-3B-Q4_K_M", Source.CHOSEN)
-    assert found.size == path.stat().st_size
-    assert found.facts == read_facts(path)
-    assert found.problem is None
+    (found,) = find(tmp_path)
+    facts = read_facts(path)
+    expected = FoundModel(path, "Llama-3.2-3B-Q4_K_M", Source.CHOSEN, path.stat().st_size, facts)
+    assert found == expected
 
 
-def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     locked, scandir = tmp_path / "locked", os.scandir
     locked.mkdir()
 
@@ -96,15 +93,15 @@ def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_split_model_is_one_and_shown_with_the_reason_where_it_lacks_a_part(tmp_path: Path, missing: int) -> None:
+def test_split_model_is_listed_once_even_without_a_part(tmp_path: Path, missing: int) -> None:
     parts = split_in(tmp_path, "Big-Q8_0", 3)
-    (found,) = look(tmp_path)
+    (found,) = find(tmp_path)
     assert (found.path, found.name) == (parts[0], "Big-Q8_0")
     assert found.size == sum(part.stat().st_size for part in parts)
     assert found.facts is not None
     assert found.facts.parts == tuple(parts)
     parts[missing].unlink()
-    (found,) = look(tmp_path)
+    (found,) = find(tmp_path)
     assert found.facts is None
     assert found.path == parts[0]
     assert found.problem is not None
@@ -112,12 +109,12 @@ def test_a_split_model_is_one_and_shown_with_the_reason_where_it_lacks_a_part(tm
     assert found.size == 2 * parts[2].stat().st_size
 
 
-def test_broken_files_are_shown_with_the_reason(tmp_path: Path) -> None:
+def test_broken_files_are_listed_with_the_reason(tmp_path: Path) -> None:
     whole = model_in(tmp_path, "cut.gguf")
     os.truncate(whole, whole.stat().st_size - 1000)
     (tmp_path / "page.gguf").write_text("<html>Not found</html>")
     (tmp_path / "dangling.gguf").symlink_to(tmp_path / "gone")
-    titles = {model.name: model.problem.title for model in look(tmp_path) if model.problem}
+    titles = {model.name: model.problem.title for model in find(tmp_path) if model.problem}
     assert titles == {
         "cut": "The model file is incomplete",
         "page": "This is not a GGUF model",
@@ -125,16 +122,16 @@ def test_broken_files_are_shown_with_the_reason(tmp_path: Path) -> None:
     }
 
 
-def test_links_lead_to_one_model(tmp_path: Path) -> None:
+def test_links_to_a_model_are_listed_once(tmp_path: Path) -> None:
     path = model_in(tmp_path / "a")
     os.link(path, tmp_path / "a" / "hard.gguf")
     (tmp_path / "a" / "soft.gguf").symlink_to(path)
     (tmp_path / "b").symlink_to(tmp_path / "a")
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
-    assert len(look(tmp_path, tmp_path / "a", tmp_path / "b")) == 1
+    assert len(find(tmp_path, tmp_path / "a", tmp_path / "b")) == 1
 
 
-def test_the_hugging_face_cache_shows_what_main_points_to_first(tmp_path: Path) -> None:
+def test_hugging_face_snapshot_of_main_comes_first(tmp_path: Path) -> None:
     repository = tmp_path / "models--org--Thing-GGUF"
     (repository / "blobs").mkdir(parents=True)
     for number, revision in enumerate(("aaaaaaa", "bbbbbbb", "ccccccc")):
@@ -145,23 +142,24 @@ def test_the_hugging_face_cache_shows_what_main_points_to_first(tmp_path: Path) 
         (folder / "model-Q4_0.gguf").symlink_to(f"../../blobs/{min(revision, 'bbbbbbb')}")
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("ccccccc")
-    found = look(ModelFolder(Source.HUGGING_FACE, tmp_path))
+    found = find(ModelFolder(Source.HUGGING_FACE, tmp_path))
     assert [model.path.parent.name for model in found] == ["ccccccc", "aaaaaaa"]
     assert {model.name for model in found} == {"org/Thing-GGUF"}
     assert all(model.facts for model in found)
 
 
-def test_ollamas_blobs_have_ollamas_names(tmp_path: Path) -> None:
+def test_ollama_blobs_have_ollama_names(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     blob = ollama_model(folder, "registry.ollama.ai/library/llama3.2/3b", model_in(tmp_path))
     ollama_model(folder, "registry.ollama.ai/me/tuned/latest", model_in(tmp_path, "b.gguf"))
     sight = projector_in(tmp_path, "p.gguf")
     ollama_model(folder, "hf.co/org/Eyes-GGUF/Q4_0", model_in(tmp_path, "c.gguf"), sight)
-    (folder / "manifests" / "registry.ollama.ai" / "library" / "broken").mkdir()
-    (folder / "manifests" / "registry.ollama.ai" / "library" / "broken" / "1b").write_text("{")
+    broken = folder / "manifests" / "registry.ollama.ai" / "library" / "broken"
+    broken.mkdir()
+    (broken / "1b").write_text("{")
     (folder / "manifests" / ".DS_Store").write_text("")
     before = sorted(folder.rglob("*"))
-    found = {model.name: model for model in look(ModelFolder(Source.OLLAMA, folder))}
+    found = {model.name: model for model in find(ModelFolder(Source.OLLAMA, folder))}
     assert set(found) == {"llama3.2:3b", "me/tuned:latest", "hf.co/org/Eyes-GGUF:Q4_0"}
     assert found["llama3.2:3b"].path == blob
     assert all(model.facts for model in found.values())
@@ -170,16 +168,15 @@ def test_ollamas_blobs_have_ollamas_names(tmp_path: Path) -> None:
     assert ollama_name(blob) == "llama3.2:3b"
     assert ollama_name(tmp_path / "b.gguf") is None
     blob.unlink()
-    (gone,) = [model for model in look(ModelFolder(Source.OLLAMA, folder)) if model.problem]
-    assert gone.name == "llama3.2:3b"
+    assert [m.name for m in find(ModelFolder(Source.OLLAMA, folder)) if m.problem] == ["llama3.2:3b"]
 
 
-def test_a_projector_belongs_to_its_model(tmp_path: Path) -> None:
+def test_projector_belongs_to_its_model(tmp_path: Path) -> None:
     for name in ("gemma-3-4b-it-Q4_K_M.gguf", "gemma-3-4b-it-Q8_0.gguf"):
         model_in(tmp_path / "gemma", name)
     both = [projector_in(tmp_path / "gemma", f"mmproj-{kind}.gguf") for kind in ("BF16", "F16")]
     alone = projector_in(tmp_path / "alone", "mmproj-model-f16.gguf")
-    found = look(tmp_path)
+    found = find(tmp_path)
     assert [model.projector for model in found if model.facts] == [both[1]] * 2
     (lonely,) = [model for model in found if model.facts is None]
     assert lonely.path == alone
@@ -202,20 +199,15 @@ def test_a_projector_belongs_to_its_model(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_projectors_by_name(model: str, others: list[str], projectors: list[str], expected: int | None) -> None:
+def test_projector_for(model: str, others: list[str], projectors: list[str], expected: int | None) -> None:
     assert projector_for(model, [model, *others], projectors) == (None if expected is None else projectors[expected])
 
 
-def test_names_for_the_screen() -> None:
+def test_name_from_path() -> None:
     assert name_from_path(Path("/m/Foo.Q4_1.gguf")) == "Foo.Q4_1"
     assert name_from_path(Path("/m/Foo-Q8_0-00001-of-00002.gguf")) == "Foo-Q8_0"
     assert name_from_path(Path("/Jan/models/janhq/Jan-v1-4B/model.gguf")) == "Jan-v1-4B"
     assert name_from_path(Path("/hub/models--a--b/snapshots/abcdef0/ggml-model-q4_0.gguf")) == "a/b"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
 
 
 def places(home: Path, source: Source, platform: str = "linux", **environment: str) -> list[str]:
@@ -225,7 +217,8 @@ def places(home: Path, source: Source, platform: str = "linux", **environment: s
     return [path.relative_to(home).as_posix() if path.is_relative_to(home) else path.as_posix() for path in paths]
 
 
-def test_where_the_programs_keep_their_models(home: Path) -> None:
+def test_model_folders_of_other_programs(tmp_path: Path) -> None:
+    home = tmp_path / "home"
     assert places(home, Source.HUGGING_FACE) == [".cache/huggingface/hub"]
     assert places(home, Source.HUGGING_FACE, HF_HOME="/big/hf")[0] == "/big/hf/hub"
     assert places(home, Source.HUGGING_FACE, HF_HUB_CACHE="~/hub", HF_HOME="/big/hf")[:2] == ["hub", "/big/hf/hub"]
@@ -241,7 +234,8 @@ def test_where_the_programs_keep_their_models(home: Path) -> None:
     assert places(home, Source.LM_STUDIO) == [".lmstudio/models", ".cache/lm-studio/models"]
 
 
-def test_lm_studios_own_word_for_its_folder_counts(home: Path) -> None:
+def test_lm_studio_settings_name_its_folder(tmp_path: Path) -> None:
+    home = tmp_path / "home"
     (home / ".lmstudio").mkdir(parents=True)
     (home / ".lmstudio" / "settings.json").write_text('{"downloadsFolder": "/big/models"}')
     assert places(home, Source.LM_STUDIO)[0] == "/big/models"
