@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.running import ask, running
 
 
-async def test_diagnostics_tell_the_engine_and_nothing_private(tmp_path, fake_engine):
+async def test_diagnostics_describe_the_engine_without_private_data(tmp_path, fake_engine):
     async with running(tmp_path, fake_engine, kv_type="q8_0") as runtime:
         assert await runtime.engine.vitals() is None
         await ask(runtime, (await runtime.chat.new_conversation()).id, "A question of mine")

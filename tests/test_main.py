@@ -40,7 +40,7 @@ def test_version_is_printed(capsys):
     assert capsys.readouterr().out == f"kvchat {kvchat.__version__}\n"
 
 
-def test_without_a_display_the_app_explains_itself_and_never_loads_qt(headless):
+def test_no_display_is_explained_without_loading_qt(headless):
     ended = run_kvchat(environment=headless | {"PYTHONVERBOSE": "1"})
     assert ended.returncode == 1
     assert "neither DISPLAY nor WAYLAND_DISPLAY is set" in ended.stderr
@@ -53,7 +53,7 @@ def test_without_a_display_the_app_explains_itself_and_never_loads_qt(headless):
 
 
 @pytest.mark.parametrize("command", [("ask", "--new"), ("bench",), ("ask", "--starter")])
-def test_a_home_that_cannot_be_made_ends_in_words(headless, tmp_path, command):
+def test_home_cannot_be_created(headless, tmp_path, command):
     (tmp_path / "file").write_text("in the way")
     arguments = [*command] if "--starter" in command else [*command, "--model", str(tmp_path / "any.gguf")]
     question = ["Hello"] if "ask" in command else []
@@ -78,7 +78,7 @@ sys.exit(app.run(starter=False, hidden=False))
 
 
 @pytest.mark.parametrize("home", ["in the way", "owned"])
-def test_the_window_says_so_in_a_box(tmp_path, home):
+def test_window_reports_startup_errors_in_a_dialog(tmp_path, home):
     folder = tmp_path / home
     environment = os.environ | {"KVCHAT_HOME": str(folder), "QT_QPA_PLATFORM": "offscreen"}
     if home == "owned":
@@ -96,7 +96,7 @@ def test_the_window_says_so_in_a_box(tmp_path, home):
     assert ended.stdout.rstrip().endswith("True")
 
 
-def test_the_engine_child_imports_nothing_of_the_app(headless):
+def test_engine_child_imports_no_app_code(headless):
     ended = run_kvchat("--embedded-engine", "not JSON", environment=headless | {"PYTHONVERBOSE": "1"})
     assert ended.returncode == 64
     assert "invalid argument" in ended.stderr
@@ -104,6 +104,6 @@ def test_the_engine_child_imports_nothing_of_the_app(headless):
     assert "import 'kvchat.errors'" not in ended.stderr
 
 
-def test_the_parent_guard_becomes_the_command(headless):
+def test_parent_guard_runs_the_command(headless):
     ended = run_kvchat("--parent-guard", "kernel", str(os.getpid()), "sh", "-c", "exit 7", environment=headless)
     assert ended.returncode == 7

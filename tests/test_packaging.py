@@ -28,7 +28,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PACKAGING))
 
 
-def test_the_version_is_the_same_everywhere():
+def test_version_is_the_same_everywhere():
     assert tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"] == __version__
     assert f'<release version="{__version__}"' in (PACKAGING / "kvchat.metainfo.xml").read_text("utf-8")
     manifest = yaml.safe_load((PACKAGING / "io.github.kvchat.kvchat.yml").read_text("utf-8"))
@@ -36,7 +36,7 @@ def test_the_version_is_the_same_everywhere():
 
 
 @pytest.mark.skipif(shutil.which("appstreamcli") is None, reason="appstreamcli is not installed")
-def test_software_centres_understand_the_description():
+def test_metainfo_is_valid():
     done = subprocess.run(
         ["appstreamcli", "validate", "--no-net", "--pedantic", PACKAGING / "kvchat.metainfo.xml"],
         capture_output=True,
@@ -46,14 +46,14 @@ def test_software_centres_understand_the_description():
 
 
 @pytest.mark.skipif(shutil.which("desktop-file-validate") is None, reason="desktop-file-validate is not installed")
-def test_menus_understand_the_desktop_file():
+def test_desktop_file_is_valid():
     done = subprocess.run(
         ["desktop-file-validate", "--warn-kde", PACKAGING / "kvchat.desktop"], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_menus_file_managers_and_software_centres_speak_every_language():
+def test_desktop_files_are_translated():
     """As the desktops call the languages, which know no scripts."""
     theirs = {"zh_Hans": "zh_CN", "zh_Hant": "zh_TW"}
     said = {
@@ -69,7 +69,7 @@ def test_menus_file_managers_and_software_centres_speak_every_language():
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_understands_the_unit(tmp_path):
+def test_systemd_unit_is_valid(tmp_path):
     """It looks for the program, too: another one stands for kvchat, which need not be installed."""
     unit = tmp_path / "kvchat.service"
     there = (PACKAGING / unit.name).read_text("utf-8").replace("ExecStart=kvchat ", f"ExecStart={sys.executable} ")
@@ -84,7 +84,7 @@ def test_systemd_understands_the_unit(tmp_path):
     assert sys.executable in there
 
 
-def test_the_workflow_runs_what_there_is():
+def test_workflow_runs_existing_scripts():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "packages.yml").read_text("utf-8"))
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
     named = {name for step in steps for name in re.findall(r"packaging/[\w.-]+", step.get("run", ""))}
@@ -102,7 +102,7 @@ export -f id sudo dpkg-query apt-get dpkg-deb
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_without_root_there_is_one_line_to_run_and_libraries_are_unpacked(tmp_path):
+def test_setup_without_root(tmp_path):
     (tmp_path / "packaging").mkdir()
     for name in ("setup.sh", "debian-packages"):
         shutil.copy(PACKAGING / name, tmp_path / "packaging")
@@ -133,17 +133,17 @@ def test_without_root_there_is_one_line_to_run_and_libraries_are_unpacked(tmp_pa
         ("kvchat.spec", ('"CFBundleURLSchemes": ["kvchat"]', 'memory", "kvchat"', 'model", "gguf"')),
     ],
 )
-def test_links_chats_and_models_open_with_kvchat_on_every_system(file, named):
+def test_file_associations(file, named):
     text = (PACKAGING / file).read_text("utf-8")
     assert [name for name in named if name not in text] == []
 
 
-def test_what_start_at_login_writes_goes_with_the_program_on_windows():
+def test_windows_uninstaller_removes_the_run_key():
     installer = (PACKAGING / "kvchat.iss").read_text("utf-8")
     assert f'Subkey: "{login._RUN_KEY}"; ValueName: "{login._NAME}"' in installer
 
 
-def test_icons_are_drawn_in_every_form(scripts, tmp_path, monkeypatch):
+def test_icons_in_every_format(scripts, tmp_path, monkeypatch):
     import icons  # type: ignore[import-not-found]
 
     assert icons.for_platform(tmp_path) is None
@@ -156,7 +156,7 @@ def test_icons_are_drawn_in_every_form(scripts, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_has_no_licence_is_named(scripts, tmp_path):
+def test_file_without_a_licence_is_reported(scripts, tmp_path):
     import bundled  # type: ignore[import-not-found]
     import markdown_it
 

@@ -42,7 +42,7 @@ async def kept(runtime: Runtime) -> set[str]:
     return {entry.conversation_id for entry in (await runtime.save_points.usage()).conversations}
 
 
-async def test_a_plan_removes_nothing_and_a_prune_does_the_plan(runtime):
+async def test_prune_executes_the_plan(runtime):
     with pytest.raises(EngineFailed, match="No model is chosen yet"):
         await runtime.engine.ready()
     assert runtime.engine.status.state is EngineState.STOPPED, "nothing has failed"
@@ -54,7 +54,7 @@ async def test_a_plan_removes_nothing_and_a_prune_does_the_plan(runtime):
     assert await kept(runtime) == set()
 
 
-async def test_settings_changed_at_once_are_stored_in_the_order_they_were_made(runtime):
+async def test_concurrent_settings_are_stored_in_order(runtime):
     told: list[object] = []
     runtime.events.subscribe(told.append)
     changes = [replace(runtime.settings, max_age_days=days) for days in range(1, 9)]
@@ -63,14 +63,14 @@ async def test_settings_changed_at_once_are_stored_in_the_order_they_were_made(r
     assert told == [SettingsChanged()] * 8
 
 
-async def test_settings_that_cannot_be_stored_hold_all_the_same(runtime):
+async def test_settings_apply_even_if_not_saved(runtime):
     runtime.paths.settings_file.mkdir()  # no file can take its place
     with pytest.raises(SettingsNotSaved):
         await runtime.apply_settings(replace(runtime.settings, quota_bytes=GB))
     assert (await runtime.save_points.usage()).quota_bytes == GB
 
 
-async def test_what_grew_too_old_since_the_last_run_goes_when_kvchat_starts(tmp_path):
+async def test_startup_deletes_expired_chat_memory(tmp_path):
     paths = resolve_paths({"KVCHAT_HOME": str(tmp_path)})
     paths.ensure()
     with closing(Database(paths.database)) as database:
@@ -86,7 +86,7 @@ async def test_what_grew_too_old_since_the_last_run_goes_when_kvchat_starts(tmp_
         await runtime.close()
 
 
-async def test_a_start_allows_what_is_kept_and_goes_through_no_chats(tmp_path, monkeypatch):
+async def test_startup_quota_covers_existing_memory(tmp_path, monkeypatch):
     paths = resolve_paths({"KVCHAT_HOME": str(tmp_path)})
     paths.ensure()
     with closing(Database(paths.database)) as database:
@@ -104,7 +104,7 @@ async def test_a_start_allows_what_is_kept_and_goes_through_no_chats(tmp_path, m
     await runtime.close()
 
 
-async def test_a_maximum_age_takes_what_is_older_and_a_theme_takes_nothing(runtime):
+async def test_maximum_age_deletes_older_memory(runtime):
     runtime._store.inventory.clock = lambda: datetime.now(UTC) + timedelta(days=3)
     await runtime.apply_settings(replace(runtime.settings, theme="dark"))
     assert await kept(runtime) == {"a", "b"}

@@ -19,7 +19,7 @@ from kvchat.settings import (
 from kvchat.system.paths import resolve_paths
 
 
-def test_settings_come_back_as_they_were(tmp_path):
+def test_settings_round_trip(tmp_path):
     file = tmp_path / "config" / "settings.json"
     paths = {"model_path": "/models/晚.gguf", "model_folders": ("/a", "/b")}
     edges = {"context_size": 256, "quota_bytes": 100_000_000, "max_age_days": 1, "max_tokens": 1, "seed": -1}
@@ -29,7 +29,7 @@ def test_settings_come_back_as_they_were(tmp_path):
     assert not list(file.parent.glob("*.new"))
 
 
-def test_what_is_missing_unknown_or_of_the_wrong_type_is_the_default(tmp_path):
+def test_missing_unknown_or_mistyped_settings_are_defaults(tmp_path):
     file = tmp_path / "settings.json"
     file.write_text(json.dumps({"theme": 3, "quota_bytes": True, "kv_type": "q8_0", "from_the_future": 1}))
     assert load_settings(file) == Settings(kv_type="q8_0")
@@ -69,13 +69,13 @@ def test_what_is_missing_unknown_or_of_the_wrong_type_is_the_default(tmp_path):
         ("seed", {"a": []}),
     ],
 )
-def test_a_value_that_makes_no_sense_is_the_default_and_the_others_stay(tmp_path, name, value):
+def test_invalid_value_is_replaced_by_the_default(tmp_path, name, value):
     file = tmp_path / "settings.json"
     file.write_text(json.dumps({"engine_path": "/bin/llama-server", name: value}))
     assert load_settings(file) == Settings(engine_path="/bin/llama-server")
 
 
-def test_the_kv_types_are_those_whose_size_is_known():
+def test_kv_types_have_known_sizes():
     assert set(KV_TYPES) == KV_TYPE_NAMES
 
 
@@ -90,18 +90,18 @@ def test_the_kv_types_are_those_whose_size_is_known():
         ("quota_bytes", 5 * GB, ""),
     ],
 )
-def test_a_refused_value_is_refused_with_a_reason(name, value, reason):
+def test_validation_error(name, value, reason):
     assert validation_error(name, value) == reason
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_in_words(tmp_path):
+def test_settings_not_saved(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(SettingsNotSaved) as refused:
         save_settings(tmp_path / "file" / "settings.json", Settings())
     assert "settings.json" in refused.value.detail
 
 
-def test_kvchat_home_moves_everything_and_says_where_it_cannot(tmp_path):
+def test_kvchat_home(tmp_path):
     paths = resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")})
     paths.ensure()
     for folder in (paths.config, paths.data, paths.cache, paths.state):
@@ -128,7 +128,7 @@ def test_kvchat_home_moves_everything_and_says_where_it_cannot(tmp_path):
     ],
     ids=["cut", "lists", "objects", "digits", "bytes", "large", "empty"],
 )
-def test_a_file_that_cannot_be_read_is_set_aside(tmp_path, content):
+def test_unreadable_settings_file_is_renamed(tmp_path, content):
     file = tmp_path / "settings.json"
     file.write_bytes(content)
     assert load_settings(file) == Settings()

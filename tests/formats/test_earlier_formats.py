@@ -36,7 +36,7 @@ def schema(path: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("number", range(1, len(CHATS) + 1))
-def test_chats_of_each_format_open_and_what_was_there_is_kept_beside(number: int, tmp_path: Path) -> None:
+def test_every_chat_format_is_migrated_with_a_copy(number: int, tmp_path: Path) -> None:
     path, new = earlier("chats", number, tmp_path / "chats.db"), tmp_path / "new.db"
     chats = open_chats(path)
     try:
@@ -58,7 +58,7 @@ def test_chats_of_each_format_open_and_what_was_there_is_kept_beside(number: int
 
 
 @pytest.mark.parametrize("number", range(1, len(INDEX) + 1))
-def test_an_index_of_each_format_is_counted_when_it_is_opened(number: int, tmp_path: Path) -> None:
+def test_every_index_format_is_migrated(number: int, tmp_path: Path) -> None:
     path, new = earlier("index", number, tmp_path / "index.db"), tmp_path / "new.db"
     index = open_index(path)
     with index.read() as db:
@@ -74,9 +74,7 @@ def test_an_index_of_each_format_is_counted_when_it_is_opened(number: int, tmp_p
 
 
 @pytest.mark.parametrize(("kind", "opens"), [("chats", open_chats), ("index", open_index)])
-def test_a_newer_one_is_refused_and_not_a_byte_is_changed(
-    kind: str, opens: Callable[[Path], object], tmp_path: Path
-) -> None:
+def test_newer_format_is_refused_unchanged(kind: str, opens: Callable[[Path], object], tmp_path: Path) -> None:
     path = earlier(kind, len(CHATS if kind == "chats" else INDEX), tmp_path / "made.db")
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA journal_mode = WAL")
@@ -89,7 +87,7 @@ def test_a_newer_one_is_refused_and_not_a_byte_is_changed(
     assert [file.name for file in tmp_path.iterdir()] == ["made.db"]
 
 
-def test_settings_of_each_version_are_read_whole() -> None:
+def test_settings_of_every_version_are_read() -> None:
     for file in sorted(FOLDER.glob("settings-*.json")):
         written = json.loads(file.read_text("utf-8"))
         read = load_settings(file)
@@ -99,7 +97,7 @@ def test_settings_of_each_version_are_read_whole() -> None:
         assert not untouched, "what is the default shows nothing"
 
 
-def test_what_a_newer_version_set_is_still_there_when_this_one_has_written(tmp_path: Path) -> None:
+def test_settings_of_a_newer_version_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     path.write_text('{"theme": "dark", "of_tomorrow": [1]}', "utf-8")
     save_settings(path, Settings(theme="light"))

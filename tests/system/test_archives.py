@@ -30,7 +30,7 @@ def unpacked(archive: Path, into: Path) -> list[str]:
     return sorted(path.relative_to(into).as_posix() for path in into.rglob("*"))
 
 
-def test_the_folder_around_all_goes_and_links_and_rights_stay(tmp_path: Path) -> None:
+def test_top_folder_is_removed_and_links_and_modes_stay(tmp_path: Path) -> None:
     files = {"llama-b1/llama-server": b"#!", "llama-b1/LICENSE": b"MIT", "llama-b1/rocblas/library/a.dat": b"x"}
     archive = put(tmp_path, "a.tar.gz", tarred(files, links={"llama-b1/libllama.so": "LICENSE"}))
     into = tmp_path / "into"
@@ -43,7 +43,7 @@ def test_the_folder_around_all_goes_and_links_and_rights_stay(tmp_path: Path) ->
     assert (into / "libllama.so").readlink() == Path("LICENSE")
 
 
-def test_a_second_archive_lands_beside_the_first_and_can_be_stopped(tmp_path: Path) -> None:
+def test_second_archive_and_stop(tmp_path: Path) -> None:
     into, stop = tmp_path / "into", threading.Event()
     unpacked(put(tmp_path, "a.zip", zipped({"llama-server.exe": b"1", "ggml-cuda.dll": b"2"})), into)
     second = put(tmp_path, "b.tar.gz", tarred({"cudart-llama-b1/libcudart.so.12": b"3", "cudart-llama-b1/x": b"4"}))
@@ -92,7 +92,7 @@ def linked(name: str, kind: bytes = tarfile.SYMTYPE) -> Callable[[tarfile.TarInf
     ],
     ids=lambda one: one if isinstance(one, str) else "archive",  # which says when it was made
 )
-def test_what_would_lead_outside_or_is_no_archive_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+def test_unsafe_or_damaged_archives_are_refused(tmp_path: Path, content: bytes, words: str) -> None:
     into = tmp_path / "in" / "into"
     into.mkdir(parents=True)
     with pytest.raises(UnsafeArchive, match=words):
@@ -101,14 +101,14 @@ def test_what_would_lead_outside_or_is_no_archive_is_refused(tmp_path: Path, con
     assert list(tmp_path.rglob("outside")) == []
 
 
-def test_nothing_is_written_behind_a_link(tmp_path: Path) -> None:
+def test_file_behind_a_link_is_refused(tmp_path: Path) -> None:
     """A link to a folder beside it, and then a file in that: it could be one that was there before."""
     content = tarred({"d/x": b"1", "l/y": b"2"}, links={"l": "d"}, links_first=True)
     with pytest.raises(UnsafeArchive, match="behind a link"):
         unpacked(put(tmp_path, "a.tar.gz", content), tmp_path / "into")
 
 
-def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 1000)
     for content in (tarred({"a": bytes(2000)}), zipped({"a": bytes(2000)})):
         with pytest.raises(UnsafeArchive, match="too large when unpacked"):
@@ -118,7 +118,7 @@ def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         unpacked(put(tmp_path, "a", tarred({str(n): b"" for n in range(3)})), tmp_path / "into")
 
 
-def test_a_zip_that_lies_about_sizes_or_has_a_link_is_refused(tmp_path: Path) -> None:
+def test_zip_with_wrong_size_or_link_is_refused(tmp_path: Path) -> None:
     """What is unpacked is never more than what was counted."""
     content = zipped({"a": bytes(5000)})
     lying = content.replace((5000).to_bytes(4, "little"), (10).to_bytes(4, "little"))

@@ -15,7 +15,7 @@ import pytest
 from kvchat.system.concurrency import InterruptibleTask, Progress, Stopped, Worker, in_thread, in_thread_with_progress
 
 
-async def test_it_is_asked_to_stop_and_waited_for_however_often_it_is_cancelled() -> None:
+async def test_in_thread_stops_and_waits_on_repeated_cancel() -> None:
     loop, begun, asked = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     may_end, done = threading.Event(), []
 
@@ -58,7 +58,7 @@ class Slow(ThreadPoolExecutor):
         return told
 
 
-async def test_who_hears_of_the_progress_ends_on_the_loops_thread() -> None:
+async def test_progress_listener_is_freed_on_the_loops_thread() -> None:
     """It may be a dialog: Qt's objects are no other thread's."""
 
     class Hears:
@@ -83,7 +83,7 @@ async def test_who_hears_of_the_progress_ends_on_the_loops_thread() -> None:
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-async def test_it_meets_the_wish_to_stop_where_it_tells_its_progress(goes_on: bool) -> None:
+async def test_cancel_takes_effect_at_the_next_progress_report(goes_on: bool) -> None:
     """Work that reports no more progress was cancelled too late: its result counts."""
     loop, begun, cancelled = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
     met: list[BaseException] = []
@@ -114,7 +114,7 @@ async def test_it_meets_the_wish_to_stop_where_it_tells_its_progress(goes_on: bo
     assert len(met) == goes_on
 
 
-async def test_what_fails_when_nobody_waits_for_it_any_more_is_no_bug() -> None:
+async def test_worker_error_after_cancel_is_ignored() -> None:
     worker, goes_on, bugs = Worker("alone"), threading.Event(), list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
 
@@ -136,7 +136,7 @@ async def test_what_fails_when_nobody_waits_for_it_any_more_is_no_bug() -> None:
     worker.close()
 
 
-async def test_work_that_is_interrupted_ends_well_although_its_caller_is_cancelled_as_well() -> None:
+async def test_interrupted_task_cleans_up_when_its_caller_is_cancelled() -> None:
     begun, may_end, ended = asyncio.Event(), asyncio.Event(), []
 
     async def work() -> None:

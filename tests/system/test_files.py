@@ -12,7 +12,7 @@ import pytest
 from kvchat.system.files import NotAFile, atomic_write
 
 
-def test_what_was_written_takes_the_old_ones_place_and_is_its_owners_alone(tmp_path: Path) -> None:
+def test_atomic_write_replaces_privately(tmp_path: Path) -> None:
     target = tmp_path / "晚.json"
     for words, private in (("old", False), ("new", True)):
         with atomic_write(target, private=private) as new:
@@ -25,7 +25,7 @@ def test_what_was_written_takes_the_old_ones_place_and_is_its_owners_alone(tmp_p
 
 
 @pytest.mark.parametrize("fault", [OSError, KeyboardInterrupt])
-def test_what_is_cut_off_leaves_the_old_one_alone(tmp_path: Path, fault: type[BaseException]) -> None:
+def test_interrupted_write_keeps_the_old_file(tmp_path: Path, fault: type[BaseException]) -> None:
     target = tmp_path / "a.json"
     target.write_text("old", "utf-8")
     with pytest.raises(fault), atomic_write(target) as new:
@@ -34,7 +34,7 @@ def test_what_is_cut_off_leaves_the_old_one_alone(tmp_path: Path, fault: type[Ba
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_what_a_killed_process_had_begun_goes_when_nobody_can_be_writing_it_any_more(tmp_path: Path) -> None:
+def test_old_leftovers_of_killed_processes_are_deleted(tmp_path: Path) -> None:
     begun, theirs = [tmp_path / name for name in (".0123456789ab.new", ".0123456789ab.new-wal")], tmp_path / ".mine.new"
     for path in (*begun, theirs):
         path.write_text("all the words", "utf-8")
@@ -52,7 +52,7 @@ def cut_off(new: Path, fault: type[BaseException]) -> None:
     raise fault
 
 
-def test_a_link_stays_one_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
+def test_atomic_write_follows_links(tmp_path: Path) -> None:
     behind, link = tmp_path / "there" / "a.json", tmp_path / "link.json"
     behind.parent.mkdir()
     behind.write_text("old", "utf-8")
@@ -73,7 +73,7 @@ def test_a_link_stays_one_and_what_it_leads_to_is_written(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a pipe", "a socket", "a device"])
-def test_what_is_no_file_is_left_alone(tmp_path: Path, kind: str) -> None:
+def test_atomic_write_refuses_non_files(tmp_path: Path, kind: str) -> None:
     place = tmp_path / "x"
     with socket.socket(socket.AF_UNIX) as listening:
         match kind:

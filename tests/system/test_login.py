@@ -32,7 +32,7 @@ def run_line(entry: Path) -> str:
     return next(line for line in entry.read_text().splitlines() if line.startswith("Exec="))
 
 
-def test_linux_writes_an_autostart_entry(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linux_autostart_entry(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     entry = home / "config/autostart/kvchat.desktop"
     assert not starts_at_login()
@@ -51,7 +51,7 @@ def test_linux_writes_an_autostart_entry(home: Path, monkeypatch: pytest.MonkeyP
     assert not entry.exists()
 
 
-def test_names_with_spaces_images_and_a_home_of_its_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linux_entry_with_appimage_and_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     assert can_start_at_login()
     monkeypatch.setenv("APPIMAGE", '/home/a b/100% "k$".AppImage')
@@ -63,7 +63,7 @@ def test_names_with_spaces_images_and_a_home_of_its_own(home: Path, monkeypatch:
     assert line == r'Exec=env KVCHAT_HOME=/srv/kv "/home/a b/100%% \\"k\\$\\".AppImage" --hidden'
 
 
-def test_where_it_cannot_be_written_it_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_cannot_be_written(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     (home / "config").write_text("not a folder")
     with pytest.raises(KvchatError) as raised:
@@ -72,7 +72,7 @@ def test_where_it_cannot_be_written_it_is_said(home: Path, monkeypatch: pytest.M
     assert not starts_at_login()
 
 
-def test_macos_has_an_agent(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_macos_launch_agent(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     monkeypatch.setattr(sys, "executable", "/Applications/kvchat.app/Contents/MacOS/kvchat")
@@ -114,7 +114,7 @@ class Registry(SimpleNamespace):
         del key[name]
 
 
-def test_windows_has_a_value_of_the_run_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_run_key(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry()
     monkeypatch.setitem(sys.modules, "winreg", registry)
     monkeypatch.setattr(sys, "platform", "win32")

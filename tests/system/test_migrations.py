@@ -11,7 +11,7 @@ import pytest
 from kvchat.system.migrations import migrate, schema_version
 
 
-def test_a_step_that_fails_tells_why_where_sqlite_has_undone_it_already(tmp_path: Path) -> None:
+def test_failed_step_is_reported_after_sqlites_own_rollback(tmp_path: Path) -> None:
     """As SQLite does on a full disk."""
     step = "ROLLBACK; SELECT nonsense FROM nowhere"
     with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as connection:

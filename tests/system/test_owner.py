@@ -51,7 +51,7 @@ def listening(folder: Path) -> Iterator[Ownership]:
     ownership.release()
 
 
-def test_another_process_is_told_who_owns_it_and_takes_over_when_that_is_killed(tmp_path: Path) -> None:
+def test_another_process_takes_over_from_a_killed_owner(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OWN, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"True\n"
@@ -70,7 +70,7 @@ def test_another_process_is_told_who_owns_it_and_takes_over_when_that_is_killed(
     ours.release()
 
 
-def test_who_does_not_have_the_key_is_not_heard(tmp_path: Path) -> None:
+def test_client_without_the_key_is_refused(tmp_path: Path) -> None:
     ownership, heard = Ownership(tmp_path, "x"), threading.Event()
     assert ownership.claim()
     ownership.listen(lambda connection: heard.set())
@@ -87,7 +87,7 @@ def test_who_does_not_have_the_key_is_not_heard(tmp_path: Path) -> None:
     ownership.release()
 
 
-def test_whoever_comes_while_the_owner_ends_finds_nobody_and_the_folder_is_free_afterwards(tmp_path: Path) -> None:
+def test_folder_is_free_after_the_owner_ends(tmp_path: Path) -> None:
     with listening(tmp_path) as ownership:
         with Client(owner_of(tmp_path).address):  # a silent stranger keeps nobody out
             assert answers(tmp_path)
@@ -104,7 +104,7 @@ def test_whoever_comes_while_the_owner_ends_finds_nobody_and_the_folder_is_free_
         assert answers(tmp_path)
 
 
-def test_a_folder_whose_path_is_too_long_for_a_socket_has_an_owner_too(tmp_path: Path) -> None:
+def test_owner_of_a_folder_with_a_long_path(tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 30)
     folder.mkdir()
     with listening(folder):
@@ -114,12 +114,12 @@ def test_a_folder_whose_path_is_too_long_for_a_socket_has_an_owner_too(tmp_path:
 
 
 @pytest.mark.parametrize("note", ["", "[]", '{"name": 1}', '{"name": "x", "pid": 1, "address": "/nowhere"}'])
-def test_a_note_that_is_no_note_leads_nowhere(tmp_path: Path, note: str) -> None:
+def test_invalid_owner_file(tmp_path: Path, note: str) -> None:
     (tmp_path / "owner.json").write_text(note, "utf-8")
     assert connect(tmp_path) is None
 
 
-def test_windows_is_told_to_let_the_other_one_to_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_lets_the_owner_raise_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
     let: list[int] = []
     windows = SimpleNamespace(user32=SimpleNamespace(AllowSetForegroundWindow=let.append))
     monkeypatch.setattr(ctypes, "windll", windows, raising=False)

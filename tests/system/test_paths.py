@@ -33,7 +33,7 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("homeless")
-def test_without_a_home_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_home_folder(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KvchatError, match="No home folder"):
         resolve_paths()
     assert main(["store"]) == 1
@@ -41,7 +41,7 @@ def test_without_a_home_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has its own list of users")
-def test_a_folder_for_kvchat_alone_will_do(tmp_path: Path) -> None:
+def test_kvchat_home_without_a_home_folder(tmp_path: Path) -> None:
     homeless = """
 import os, pwd
 from pathlib import Path
@@ -57,7 +57,7 @@ run_process(lambda: print(Path.home()) or 0)
     assert (ended.stdout, ended.stderr) == (f"{tmp_path}\n", "")
 
 
-def test_nobodys_home_is_taken_as_it_is_written() -> None:
+def test_expand_user_of_an_unknown_user() -> None:
     assert expand_user("~nobody-of-that-name/x") == Path("~nobody-of-that-name/x")
     assert expand_user("~/x") == Path.home() / "x"
 
@@ -75,7 +75,7 @@ def test_nobodys_home_is_taken_as_it_is_written() -> None:
     ],
     ids=lambda command: " ".join(command[:2]),
 )
-def test_an_impossible_name_ends_in_words(
+def test_impossible_path_is_an_error_message(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KVCHAT_HOME", str(tmp_path))
@@ -83,7 +83,7 @@ def test_an_impossible_name_ends_in_words(
     assert capsys.readouterr().err
 
 
-def test_the_doctor_speaks_of_a_home_that_cannot_be(
+def test_doctor_with_an_impossible_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / ("x" * 300)))
@@ -91,7 +91,7 @@ def test_the_doctor_speaks_of_a_home_that_cannot_be(
     assert "(not made yet)" in capsys.readouterr().out
 
 
-def test_other_systems_have_places_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the platform faked: nothing that may be thrown away holds what must be kept."""
     monkeypatch.delenv("KVCHAT_HOME", raising=False)
     monkeypatch.setenv("LOCALAPPDATA", "/Users/x/AppData/Local")

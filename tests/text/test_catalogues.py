@@ -69,7 +69,7 @@ def key(message: object) -> tuple[object, object]:
     return first, message.context  # type: ignore[attr-defined]
 
 
-def test_nothing_that_is_thrown_away_is_called_as_what_translates() -> None:
+def test_underscore_is_never_a_local_variable_that_is_called() -> None:
     """`_ = …` in a function makes every `_("…")` in it a call of that, which mypy lets pass."""
     hidden = []
     for path in ROOT.rglob("*.py"):
@@ -83,11 +83,11 @@ def test_nothing_that_is_thrown_away_is_called_as_what_translates() -> None:
     assert hidden == []
 
 
-def test_there_is_a_catalogue_for_each_language_and_no_other() -> None:
+def test_one_catalogue_per_language() -> None:
     assert set(THERE) == set(LANGUAGES) - {"en"}
 
 
-def test_a_catalogue_has_all_that_is_said_and_nothing_else() -> None:
+def test_catalogues_have_exactly_the_messages_in_the_source() -> None:
     """`make catalogues` gathers what is new; then somebody has to translate it."""
     wanted = {key(message) for message in template() if message.id}
     for language in THERE:  # in one test, for the source is gathered once in a process
@@ -96,7 +96,7 @@ def test_a_catalogue_has_all_that_is_said_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("language", THERE)
-def test_a_catalogue_translates_everything_with_the_same_places(language: str) -> None:
+def test_catalogue_is_complete_with_the_same_placeholders(language: str) -> None:
     bad = []
     for message in catalogue_of(language):
         strings = message.string if isinstance(message.string, tuple) else (message.string,)

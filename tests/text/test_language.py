@@ -46,7 +46,7 @@ def german(catalogues: None) -> None:
     assert set_language("de") == "de"
 
 
-def test_the_environment_says_which_and_without_it_the_desktop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_language_from_environment_or_desktop(monkeypatch: pytest.MonkeyPatch) -> None:
     meant = {
         "de_AT.UTF-8": "de",
         "zh_CN": "zh_Hans",
@@ -64,9 +64,7 @@ def test_the_environment_says_which_and_without_it_the_desktop(monkeypatch: pyte
     assert set_language("es", ["ja-JP"]) == "es"
 
 
-def test_a_language_without_a_catalogue_here_is_english_in_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_language_without_a_catalogue_falls_back_to_english(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(language, "CATALOGUES", tmp_path)
     set_language("de")
     assert language._("Quit") == "Quit"
@@ -81,7 +79,7 @@ def test_numbers_in_english() -> None:
         assert plural(count, "{count} chat was", "{count} chats were") == words
 
 
-def test_sentences_stand_beside_each_other_as_the_language_parts_them() -> None:
+def test_join_sentences() -> None:
     assert join_sentences("The disk is full", "", "Nothing was saved.", "Make room") == (
         "The disk is full. Nothing was saved. Make room"
     )
@@ -97,7 +95,7 @@ def test_sentences_stand_beside_each_other_as_the_language_parts_them() -> None:
 
 
 @pytest.mark.usefixtures("catalogues")
-def test_things_are_listed_and_parted_as_the_language_does() -> None:
+def test_join_list_and_punctuation() -> None:
     assert join_list(("a", "", "b", "c")) == "a, b, c"
     assert join_list(()) == ""
     assert punctuation("; ") == "; "
@@ -108,7 +106,7 @@ def test_things_are_listed_and_parted_as_the_language_does() -> None:
 
 
 @pytest.mark.usefixtures("german")
-def test_numbers_sizes_and_dates_in_german() -> None:
+def test_formats_in_german() -> None:
     assert format_number(1204.5, 1) == "1.204,5"
     assert formatting.format_size(3_136_000_000) == "3,1 GB"
     assert formatting.format_duration(310) == "0,31 s"
@@ -118,7 +116,7 @@ def test_numbers_sizes_and_dates_in_german() -> None:
     assert pgettext("between thousands", ",") == "."
 
 
-def test_parts_beside_each_other_keep_their_own_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_join_parts_keeps_directions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert join_parts(("Qwen3", "", "4.9 GB")) == "Qwen3 · 4.9 GB"
     monkeypatch.setattr(language._Spoken, "language", "he")
     assert join_parts(("Qwen3", "", "4.9 GB")) == "\u200f\u2068Qwen3\u2069 · \u20684.9 GB\u2069"
@@ -127,7 +125,7 @@ def test_parts_beside_each_other_keep_their_own_direction(monkeypatch: pytest.Mo
 NOON, NIGHT = datetime(2026, 11, 20, 12, 0), datetime(2026, 11, 20, 1, 0)
 
 
-def test_how_long_ago() -> None:
+def test_format_age() -> None:
     times = {timedelta(seconds=5): "just now", timedelta(minutes=5): "5 min ago", timedelta(hours=3): "3 h ago"}
     times |= {timedelta(days=1): "yesterday", timedelta(days=5): "5 days ago", timedelta(days=40): "11 Oct 2026"}
     assert {ago: format_age(NOON - ago, NOON) for ago in times} == times

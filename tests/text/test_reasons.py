@@ -22,7 +22,7 @@ def named_places(sentence: str) -> list[str]:
 
 
 @pytest.mark.parametrize("code", ReasonCode)
-def test_every_reason_is_stored_read_again_and_worded(code: ReasonCode) -> None:
+def test_every_reason_round_trips(code: ReasonCode) -> None:
     places = {name: (1_002, "a name", NESTED)[at % 3] for at, name in enumerate(named_places(code.sentence))}
     reason = Reason(code, places)
     assert reason_of(json.loads(json.dumps(asdict(reason)))) == reason
@@ -31,12 +31,12 @@ def test_every_reason_is_stored_read_again_and_worded(code: ReasonCode) -> None:
     assert not named_places(code.general), "it is worded without values"
 
 
-def test_reasons_within_a_reason_are_worded_too() -> None:
+def test_nested_reasons() -> None:
     assert NESTED.english == "its memory was set aside: saved with different engine settings (K cache type, top_p)"
     assert Reason(ReasonCode.DISK_FULL).as_sentence == "The disk is full."
 
 
-def test_a_reason_is_worded_in_the_language_in_force(catalogues: None) -> None:
+def test_reason_in_the_current_language(catalogues: None) -> None:
     set_language("de")
     reason = Reason(ReasonCode.ERROR, {"message": (Reason(ReasonCode.OTHER_MODEL), 5_000)})
     assert reason.text == "mit einem anderen Modell gesichert, 5.000"
@@ -52,5 +52,5 @@ def test_a_reason_is_worded_in_the_language_in_force(catalogues: None) -> None:
         {"code": "set-aside", "places": {"reason": None}},
     ],
 )
-def test_what_is_no_reason_of_this_version_is_none(stored: object) -> None:
+def test_invalid_stored_reason_is_none(stored: object) -> None:
     assert reason_of(stored) is None

@@ -17,21 +17,21 @@ HIDDEN |= {"\U000e0001": "U+E0001", "\U000e0041": "TAG A", "\U000e0fff": "U+E0FF
 HIDDEN |= {"\ufe0f": "VS16", "\ufe00": "VS1", "\U000e0100": "VS17", "\U000e01ef": "VS256"}
 
 
-def test_what_cannot_be_seen_is_left_out_of_prose_and_named_in_code() -> None:
+def test_hidden_characters_in_prose_and_code() -> None:
     for hidden, name in HIDDEN.items():
         assert safe_prose(f"a{hidden}b") == "ab"
         assert safe_code(f"a{hidden}b") == f"a⟦{name}⟧b"
         assert safe_prose(hidden) == ""
 
 
-def test_a_mark_of_other_scripts_is_named_among_plain_code() -> None:
+def test_stray_marks_in_code() -> None:
     marks = {"\u200c": "ZWNJ", "\u200d": "ZWJ", "\u200e": "LRM", "\u200f": "RLM", "\u061c": "ALM"}
     for mark, name in marks.items():
         assert safe_code(f"is_admin{mark} = 1") == f"is_admin⟦{name}⟧ = 1"
         assert safe_code(f"{mark}{mark}x") == f"⟦{name}⟧⟦{name}⟧x"
 
 
-def test_words_hidden_in_tags_or_selectors_are_seen() -> None:
+def test_text_hidden_in_tags_or_selectors() -> None:
     assert safe_prose(f"Hi{TAGS}!") == "Hi!"
     assert safe_code(f"Hi{TAGS[:2]}!") == "Hi⟦TAG i⟧⟦TAG g⟧!"
     smuggled = "😀" + "".join(chr(0xE0100 + code) for code in b"payload")
@@ -53,12 +53,12 @@ def test_words_hidden_in_tags_or_selectors_are_seen() -> None:
         "naïve e\u0301 क्\u200dष \n\tx",
     ],
 )
-def test_what_belongs_to_a_script_or_a_picture_stays(honest: str) -> None:
+def test_legitimate_marks_stay(honest: str) -> None:
     assert safe_prose(honest) == honest
     assert safe_code(honest) == honest
 
 
-def test_control_codes_get_their_pictures_and_a_document_is_shown_as_what_it_is() -> None:
+def test_control_pictures_and_documents() -> None:
     assert safe_prose("\x1b[31m\x7f\x9b") == safe_code("\x1b[31m\x7f\x9b") == "␛[31m␡\ufffd"
     assert safe_document("notes.TXT", "a\u00adb") == safe_document("README", "a\u00adb") == "ab"
     assert safe_document("main.py", "a\u00adb") == "a⟦SHY⟧b"
@@ -86,16 +86,16 @@ ANNA = Person("/home/anna", "anna", "annas-tower")
         ("EOS token = 2 '<|im_end|>', n_tokens = 90", "EOS token = 2 '<|im_end|>', n_tokens = 90"),
     ],
 )
-def test_what_goes_and_what_stays(text: str, clean: str) -> None:
+def test_redact(text: str, clean: str) -> None:
     assert redact(text, ANNA) == clean
 
 
-def test_known_secrets_go_and_short_names_stay() -> None:
+def test_redact_known_secrets_but_not_short_names() -> None:
     assert redact("xKEY-1y KEY", ANNA, ["KEY", "KEY-1", ""]) == "x‹removed›y ‹removed›"
     assert redact("me and the model", Person("/", "me", "")) == "me and the model"
     assert this_person().home
 
 
 @given(st.text(), st.text("abcdefghijklmnopqrstuvwxyz0123456789_-", min_size=12, max_size=40), st.text())
-def test_a_known_secret_never_gets_through(before: str, secret: str, after: str) -> None:
+def test_redact_always_removes_a_known_secret(before: str, secret: str, after: str) -> None:
     assert secret not in redact(before + secret + after, ANNA, [secret])

@@ -67,7 +67,7 @@ async def interrupted(hub: Hub, served: FakeHub, models: Path) -> None:
     served.go_on.set()
 
 
-async def test_the_bytes_arrive_with_progress_and_once(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+async def test_download_reports_progress_and_runs_once(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
     heard: list[int] = []
     path = await fetch_model(order(), tmp_path, hub, lambda done, checking: heard.append(done))
     assert path == tmp_path / "org" / "Thing-7B-GGUF" / FILE
@@ -81,7 +81,7 @@ async def test_the_bytes_arrive_with_progress_and_once(hub: Hub, served: FakeHub
     assert len(served.requests) == count
 
 
-async def test_a_split_model_comes_whole_or_not_at_all(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+async def test_split_model_is_complete_or_absent(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
     names = [f"Q8_0/Thing-Q8_0-{number:05}-of-00002.gguf" for number in (1, 2)]
     served.repositories[REPOSITORY] = dict.fromkeys(names, CONTENT)
     served.cut_after = [len(CONTENT), 100, 0, 0]
@@ -98,7 +98,7 @@ async def test_a_split_model_comes_whole_or_not_at_all(hub: Hub, served: FakeHub
 
 
 @pytest.mark.parametrize("ignores_ranges", [False, True])
-async def test_cancelled_and_taken_up_again(hub: Hub, served: FakeHub, tmp_path: Path, ignores_ranges: bool) -> None:
+async def test_cancelled_download_resumes(hub: Hub, served: FakeHub, tmp_path: Path, ignores_ranges: bool) -> None:
     served.ignores_ranges = ignores_ranges
     await interrupted(hub, served, tmp_path)
     (left,) = unfinished_orders(tmp_path)
@@ -124,7 +124,7 @@ asyncio.run(fetch_model(order(), Path(sys.argv[1]), Hub(lambda: None), lambda do
 
 
 @pytest.mark.slow
-def test_killed_and_taken_up_again(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+def test_killed_download_resumes(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
     served.hold_at = 2_000_000
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[3])
     try:
@@ -146,7 +146,7 @@ def test_killed_and_taken_up_again(hub: Hub, served: FakeHub, tmp_path: Path) ->
     assert [name for name in files_in(tmp_path) if ".gguf" in name] == [f"{REPOSITORY}/{FILE}"]
 
 
-async def test_cut_connections_are_mended_until_they_stay_cut(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+async def test_cut_connections_are_retried(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
     served.cut_after = [700_000, 0, 0]
     with pytest.raises(Unreachable):
         await fetched(hub, tmp_path)
@@ -161,7 +161,7 @@ async def test_cut_connections_are_mended_until_they_stay_cut(hub: Hub, served: 
     assert ranges == [None, *(f"bytes={start}-" for start in starts)]
 
 
-async def test_a_connection_that_stalls_is_given_up_and_made_anew(
+async def test_stalled_connection_is_replaced(
     hub: Hub, served: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub_module, "TIMEOUT_S", 0.5)
@@ -173,7 +173,7 @@ async def test_a_connection_that_stalls_is_given_up_and_made_anew(
     assert "range" in served.downloads[-1].headers
 
 
-async def test_bytes_damaged_on_disk_are_found_out(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+async def test_damage_on_disk_is_detected(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
     await interrupted(hub, served, tmp_path)
     partial = order().partial(tmp_path, order().file.parts[0])
     content = bytearray(partial.read_bytes())
@@ -187,14 +187,14 @@ async def test_bytes_damaged_on_disk_are_found_out(hub: Hub, served: FakeHub, tm
 
 
 @pytest.mark.parametrize("sent", [CONTENT[:-1] + b"!", CONTENT + b"more"])
-async def test_other_bytes_than_promised_are_refused(hub: Hub, served: FakeHub, tmp_path: Path, sent: bytes) -> None:
+async def test_wrong_hash_or_size_is_refused(hub: Hub, served: FakeHub, tmp_path: Path, sent: bytes) -> None:
     served.repositories[REPOSITORY][FILE] = sent
     with pytest.raises(DownloadFailed, match="is damaged"):
         await fetched(hub, tmp_path)
     assert not [name for name in files_in(tmp_path) if name.endswith((".gguf", ".part"))]
 
 
-async def test_a_gated_model_needs_a_token_and_the_terms(
+async def test_gated_model_needs_token_and_accepted_terms(
     hub: Hub, served: FakeHub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -213,7 +213,7 @@ async def test_a_gated_model_needs_a_token_and_the_terms(
     assert not any("authorization" in request.headers for request in served.downloads), "the CDN learns no token"
 
 
-async def test_little_disk_space_is_told_before_a_byte_is_fetched(
+async def test_disk_space_is_checked_before_the_download(
     hub: Hub, served: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
@@ -229,7 +229,7 @@ async def test_little_disk_space_is_told_before_a_byte_is_fetched(
     assert "resume the download" in error.advice
 
 
-async def test_a_file_too_large_for_plain_requests_is_told(hub: Hub, tmp_path: Path) -> None:
+async def test_too_large_file_is_refused(hub: Hub, tmp_path: Path) -> None:
     part = HubPart("huge.gguf", downloader.MAX_FILE_BYTES + 1, "0" * 64)
     huge = Order(REPOSITORY, REVISION, HubFile("huge", "", (part,)))
     with pytest.raises(DownloadFailed, match="too large") as caught:
@@ -238,13 +238,13 @@ async def test_a_file_too_large_for_plain_requests_is_told(hub: Hub, tmp_path: P
 
 
 @pytest.mark.parametrize("path", ["../../x.gguf", "/etc/x.gguf", "a/../../../x.gguf", "C:\\x.gguf", "a\0.gguf"])
-async def test_no_file_name_leads_out_of_the_folder(hub: Hub, tmp_path: Path, path: str) -> None:
+async def test_file_names_outside_the_folder_are_refused(hub: Hub, tmp_path: Path, path: str) -> None:
     with pytest.raises(HubError, match="invalid name"):
         await fetched(hub, tmp_path / "models", order(path))
     assert files_in(tmp_path) == []
 
 
-async def test_two_do_not_fetch_the_same_model(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+async def test_same_model_is_not_downloaded_twice_at_once(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
     served.hold_at = 100_000
     first = asyncio.create_task(fetched(hub, tmp_path))
     await asyncio.to_thread(served.held.wait, 240)
@@ -254,7 +254,7 @@ async def test_two_do_not_fetch_the_same_model(hub: Hub, served: FakeHub, tmp_pa
     assert (await first).read_bytes() == CONTENT
 
 
-async def test_killed_while_the_parts_were_put_in_place(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+async def test_kill_during_the_final_moves(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
     names = [f"Thing-Q8_0-{number:05}-of-00002.gguf" for number in (1, 2)]
     served.repositories[REPOSITORY] = dict.fromkeys(names, CONTENT)
     wanted = order(*names)
@@ -274,7 +274,7 @@ async def test_killed_while_the_parts_were_put_in_place(hub: Hub, served: FakeHu
     assert files_in(tmp_path) == [f"{REPOSITORY}/{name}" for name in names]
 
 
-async def test_another_version_of_the_file_is_begun_anew(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
+async def test_changed_file_starts_over(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
     await interrupted(hub, served, tmp_path)
     newer = CONTENT[::-1]
     served.repositories[REPOSITORY][FILE] = newer
@@ -282,7 +282,7 @@ async def test_another_version_of_the_file_is_begun_anew(hub: Hub, served: FakeH
     assert "range" not in served.downloads[-1].headers
 
 
-def test_orders_that_make_no_sense_are_passed_over(tmp_path: Path) -> None:
+def test_invalid_orders_are_skipped(tmp_path: Path) -> None:
     for name, text in (("a", ""), ("b", "{"), ("c", '{"repository": "x/y", "revision": "z", "file": {"parts": [1]}}')):
         (tmp_path / f"{name}.gguf.download").write_text(text)
     assert list(unfinished_orders(tmp_path)) == []

@@ -59,7 +59,7 @@ async def held(watched: Watched, served: FakeHub) -> Path:
     return path
 
 
-async def test_one_after_the_other_each_can_be_paused(watched: Watched, served: FakeHub) -> None:
+async def test_downloads_run_one_at_a_time_and_can_be_paused(watched: Watched, served: FakeHub) -> None:
     first = await held(watched, served)
     second = watched.downloads.begin(order("b.gguf"))
     assert watched.downloads.begin(order()) == first, "it runs already"
@@ -84,7 +84,7 @@ async def test_one_after_the_other_each_can_be_paused(watched: Watched, served: 
     await later.downloads.close()
 
 
-async def test_a_removed_download_leaves_nothing_unless_it_is_done(watched: Watched, served: FakeHub) -> None:
+async def test_remove_deletes_only_unfinished_downloads(watched: Watched, served: FakeHub) -> None:
     path = await held(watched, served)
     await watched.downloads.remove(path)
     assert watched.downloads.all() == ()
@@ -96,7 +96,7 @@ async def test_a_removed_download_leaves_nothing_unless_it_is_done(watched: Watc
     assert path.read_bytes() == CONTENT
 
 
-async def test_a_failure_is_told_in_words_and_can_be_tried_again(watched: Watched, served: FakeHub) -> None:
+async def test_failed_download_can_be_retried(watched: Watched, served: FakeHub) -> None:
     served.gated.add(REPOSITORY)
     path = watched.downloads.begin(order())
     failed = await watched.until_state(path, DownloadState.FAILED)

@@ -66,19 +66,19 @@ def files(
         ("linux", (GpuVendor.AMD,), "riscv64", []),
     ],
 )
-def test_what_suits_the_card_comes_first(
+def test_best_build_for_the_gpu_comes_first(
     system: str, vendors: tuple[GpuVendor, ...], machine: str, expected: list[str]
 ) -> None:
     assert files(system, *vendors, machine=machine) == expected
 
 
-def test_an_older_release_has_what_the_newest_lacks() -> None:
+def test_older_release_fills_gaps() -> None:
     newest = Release("b11457", tuple(file for file in NEWEST.files if "rocm" not in file.path))
     found = files("win32", GpuVendor.AMD, releases=(newest, OLD))
     assert found == ["win-vulkan-x64", "llama-b10240-bin-win-hip-radeon-x64"]
 
 
-def test_names_and_sizes() -> None:
+def test_build_names_and_sizes() -> None:
     builds = builds_for(Graphics("linux", (GpuVendor.NVIDIA,)), (NEWEST,), "x86_64")
     assert [(build.name, build.size) for build in builds] == [
         ("llama.cpp-b11457-cuda-12.8", 20),
@@ -92,7 +92,7 @@ def test_names_and_sizes() -> None:
     assert approximate_size(Backend.METAL, "linux") == ""
 
 
-async def test_github_is_asked_and_files_without_a_hash_are_none(github: FakeHub) -> None:
+async def test_releases_of_github(github: FakeHub) -> None:
     github.releases = {"b2": {"one.zip": b"1"}, "v1": {"two.zip": b"22"}}
     github.claims["one.zip"] = "f" * 64
     assert await GitHub().releases(REPOSITORY) == (
@@ -113,14 +113,14 @@ async def test_github_is_asked_and_files_without_a_hash_are_none(github: FakeHub
         (502, Unreachable, "502"),
     ],
 )
-async def test_refusals_in_words(github: FakeHub, status: int, kind: type[HubError], words: str) -> None:
+async def test_http_errors_of_github(github: FakeHub, status: int, kind: type[HubError], words: str) -> None:
     github.status = status
     with pytest.raises(kind) as caught:
         await GitHub().releases(REPOSITORY)
     assert words in str(caught.value)
 
 
-async def test_a_hotels_page_and_no_network(github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invalid_response_and_no_network(github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     github.makes_sense = False
     with pytest.raises(HubError, match="response is invalid"):
         await GitHub().releases(REPOSITORY)
@@ -145,15 +145,13 @@ def released(github: FakeHub, *tags: str) -> None:
         ((), ""),
     ],
 )
-async def test_the_newest_release_counts_if_it_is_newer(github: FakeHub, tags: tuple[str, ...], newest: str) -> None:
+async def test_newer_tag(github: FakeHub, tags: tuple[str, ...], newest: str) -> None:
     released(github, *tags)
     github.previews = r"v2\.0"
     assert await github_module.newer_tag() == newest
 
 
-async def test_it_is_told_where_it_is_and_nothing_is_asked_again_for_a_day(
-    github: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_updates_are_checked_once_a_day(github: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released(github, "v9.0.0")
     monkeypatch.setattr(github_module, "_CHECK_INTERVAL_S", 0.001)
     told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()

@@ -47,7 +47,7 @@ def hub(served: FakeHub) -> Hub:
     return Hub(lambda: None)
 
 
-async def test_a_search_finds_repositories(hub: Hub, served: FakeHub) -> None:
+async def test_search_finds_repositories(hub: Hub, served: FakeHub) -> None:
     (found,) = await hub.search("thing")
     assert (found.repository, found.downloads, found.likes, found.gated) == (REPOSITORY, 1234, 56, False)
     assert found.updated is not None
@@ -62,7 +62,7 @@ async def test_a_search_finds_repositories(hub: Hub, served: FakeHub) -> None:
     assert "agent/" not in agent
 
 
-async def test_a_repository_lists_models_not_files(hub: Hub) -> None:
+async def test_repository_lists_models(hub: Hub) -> None:
     repository = await hub.repository(REPOSITORY)
     assert (repository.repository, repository.revision) == (REPOSITORY, REVISION)
     assert [(file.name, file.quantisation, file.size) for file in repository.files] == [
@@ -78,7 +78,7 @@ async def test_a_repository_lists_models_not_files(hub: Hub) -> None:
     ]
 
 
-async def test_what_is_not_there_and_no_network_are_told(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_repository_and_no_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HubError, match="Model not found") as caught:
         await hub.repository("org/Nothing")
     assert "org/Nothing" in str(caught.value)
@@ -90,7 +90,7 @@ async def test_what_is_not_there_and_no_network_are_told(hub: Hub, monkeypatch: 
 
 
 @pytest.mark.parametrize(("status", "kind"), [(429, Unreachable), (503, Unreachable), (404, HubError), (418, HubError)])
-async def test_a_refusal_is_told_in_words(hub: Hub, served: FakeHub, status: int, kind: type[HubError]) -> None:
+async def test_http_errors_of_the_hub(hub: Hub, served: FakeHub, status: int, kind: type[HubError]) -> None:
     served.status = status
     with pytest.raises(kind) as caught:
         await hub.search("thing")
@@ -111,7 +111,7 @@ def listing(**lfs: object) -> bytes:
 @pytest.mark.parametrize(
     "answer", [None, b"[" * 100_000, b" " * (MAX_RESPONSE_BYTES + 1), b'{"id": 1, "siblings": 5}', b"[5]", b"null"]
 )
-async def test_a_hostile_answer_or_a_hotels_page_is_refused(hub: Hub, served: FakeHub, answer: bytes | None) -> None:
+async def test_invalid_or_hostile_response_is_refused(hub: Hub, served: FakeHub, answer: bytes | None) -> None:
     served.answer, served.makes_sense = answer, answer is not None
     with pytest.raises(HubError, match="response is invalid"):
         await hub.search("thing")
@@ -132,14 +132,14 @@ async def test_a_hostile_answer_or_a_hotels_page_is_refused(hub: Hub, served: Fa
         {"rfilename": "a/\0b-Q8_0.gguf"},
     ],
 )
-async def test_a_file_that_cannot_be_one_is_not_listed(hub: Hub, served: FakeHub, lfs: dict[str, object]) -> None:
+async def test_invalid_files_are_not_listed(hub: Hub, served: FakeHub, lfs: dict[str, object]) -> None:
     served.answer = listing()
     assert len((await hub.repository(REPOSITORY)).files) == 1
     served.answer = listing(**lfs)
     assert (await hub.repository(REPOSITORY)).files == ()
 
 
-async def test_the_token_is_sent_and_never_logged(served: FakeHub, hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+async def test_token_is_sent_and_never_logged(served: FakeHub, hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(AccessNeeded, match="rejected the access token") as caught:
         await Hub(lambda: "hf_withdrawn_0000").repository(REPOSITORY)
     assert "hf_withdrawn_0000" not in str(caught.value)
@@ -150,14 +150,14 @@ async def test_the_token_is_sent_and_never_logged(served: FakeHub, hub: Hub, cap
     assert TOKEN not in caplog.text
 
 
-def test_a_pasted_address_names_its_repository() -> None:
+def test_parse_repository() -> None:
     assert parse_repository("org/Thing-7B-GGUF") == REPOSITORY
     assert parse_repository(" https://huggingface.co/org/Thing-7B-GGUF/tree/main ") == REPOSITORY
     assert parse_repository("https://huggingface.co/org") is None
     assert parse_repository("thing 7b") is None
 
 
-def test_importing_the_module_imports_no_http(tmp_path: Path) -> None:
+def test_import_loads_no_http_library(tmp_path: Path) -> None:
     code = (
         "import sys, kvchat.library.remote.downloads, kvchat.library.remote.hub;"
         "sys.exit('huggingface_hub' in sys.modules or 'httpx2' in sys.modules)"
@@ -195,7 +195,7 @@ def no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_token")
-def test_a_keyring_is_preferred_once_there_is_one(tmp_path: Path) -> None:
+def test_keyring_is_preferred_to_a_file(tmp_path: Path) -> None:
     keyring.set_keyring(fail.Keyring())
     TokenStore(tmp_path).save("hf_in_a_file")
     backend = MemoryKeyring()
@@ -213,7 +213,7 @@ def test_a_keyring_is_preferred_once_there_is_one(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_token")
 @pytest.mark.parametrize("backend", [fail.Keyring, null.Keyring])
-def test_without_a_keyring_a_private_file_serves(
+def test_private_file_without_a_keyring(
     tmp_path: Path, backend: type[KeyringBackend], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -234,7 +234,7 @@ def test_without_a_keyring_a_private_file_serves(
 
 
 @pytest.mark.usefixtures("no_token")
-def test_the_token_of_hugging_faces_own_tools_serves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_of_hugging_face_tools_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keyring.set_keyring(fail.Keyring())
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     found = TokenStore(tmp_path).load()
@@ -244,6 +244,6 @@ def test_the_token_of_hugging_faces_own_tools_serves_too(tmp_path: Path, monkeyp
 
 @pytest.mark.usefixtures("no_token")
 @pytest.mark.parametrize("value", ["", "  ", "hf_", "two words here", "hf_ümlaut_abc", "hf_abc\ndef_ghi"])
-def test_what_cannot_be_a_token_is_refused(tmp_path: Path, value: str) -> None:
+def test_invalid_token_is_refused(tmp_path: Path, value: str) -> None:
     with pytest.raises(KvchatError, match="not an access token"):
         TokenStore(tmp_path).save(value)

