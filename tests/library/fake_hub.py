@@ -1,4 +1,4 @@
-"""A stand-in Hugging Face, GitHub and package index: API and redirects on one port, bytes on another, as with a CDN."""
+"""Fake Hugging Face, GitHub and package index: API and redirects on one port, bytes on another, as with a CDN."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ SLICE = 64 * 1024  # bytes sent at a time
 
 @dataclass(frozen=True)
 class Request:
-    """What a client has asked for."""
-
     method: str
     path: str
     headers: Mapping[str, str]
@@ -32,7 +30,7 @@ class Request:
 
 @dataclass
 class FakeHub:
-    """A running Hub. The switches may be changed at any time."""
+    """State of a running server; may be changed at any time."""
 
     url: str = ""
     cdn: str = ""
@@ -41,9 +39,9 @@ class FakeHub:
     previews: str = r"b\d+"  # tags of GitHub's releases that are previews: every build of llama.cpp is
     gated: set[str] = field(default_factory=set)
     accepted: bool = True  # whether TOKEN's account has accepted the terms
-    claims: dict[str, str] = field(default_factory=dict)  # SHA-256 told for a path instead of the true one
+    claims: dict[str, str] = field(default_factory=dict)  # false SHA-256 by path
     status: int = 0  # answered to everything, if set
-    makes_sense: bool = True  # otherwise it answers as the login page of a hotel's network does
+    makes_sense: bool = True  # else it answers with the login page of a hotel's network
     answer: bytes | None = None  # given to everything, as JSON
     ignores_ranges: bool = False
     cut_after: list[int] = field(default_factory=list)  # bytes after which the next downloads break off
@@ -54,13 +52,11 @@ class FakeHub:
 
     @property
     def downloads(self) -> list[Request]:
-        """Requests for bytes."""
         return [request for request in self.requests if request.on_cdn]
 
 
 @pytest.fixture
 def github(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A GitHub that kvchat is led to."""
     with serving() as hub:
         monkeypatch.setenv("GITHUB_API_URL", hub.url)
         monkeypatch.setenv("GITHUB_SERVER_URL", hub.url)
@@ -70,7 +66,6 @@ def github(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 @contextmanager
 def serving() -> Iterator[FakeHub]:
-    """A Hub with nothing in it."""
     hub = FakeHub()
     kinds = [type("Handler", (_Handler,), {"hub": hub, "on_cdn": on_cdn}) for on_cdn in (False, True)]
     with listening(kinds[0]) as hub.url, listening(kinds[1]) as hub.cdn:
@@ -82,7 +77,6 @@ def serving() -> Iterator[FakeHub]:
 
 @contextmanager
 def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The address of a server on a loopback port."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
@@ -104,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
             Request(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, self.on_cdn)
         )
         if hub.status:
-            self._say(hub.status)
+            self._respond(hub.status)
         elif hub.answer is not None:
             self._body("application/json", hub.answer)
         elif not hub.makes_sense:
@@ -127,18 +121,17 @@ class _Handler(BaseHTTPRequestHandler):
         elif (match := re.fullmatch(r"/[^/]+/[^/]+/releases/download/([^/]+)/([^/]+)", path.path)) and (
             match[2] in hub.releases.get(match[1], {})
         ):
-            self._say(302, {"Location": f"{hub.cdn}/{match[1]}//{match[2]}?sig=1"})
+            self._respond(302, {"Location": f"{hub.cdn}/{match[1]}//{match[2]}?sig=1"})
         else:
-            self._say(404)
+            self._respond(404)
 
     def do_HEAD(self) -> None:
-        self._say(200, length=len(self.hub.repositories["wheels"][self.path.rpartition("/")[2]]))
+        self._respond(200, length=len(self.hub.repositories["wheels"][self.path.rpartition("/")[2]]))
 
     def _digest(self, name: str, content: bytes) -> str:
         return self.hub.claims.get(name) or hashlib.sha256(content).hexdigest()
 
     def _release(self, tag: str) -> dict[str, Any]:
-        """As GitHub's API tells it, cut down to what somebody might read."""
         files = self.hub.releases[tag]
         return {
             "tag_name": tag,
@@ -165,9 +158,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _repository(self, name: str) -> None:
         if name not in self.hub.repositories:
-            self._say(401, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Invalid username or password."})
+            self._respond(401, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Invalid username or password."})
         elif not self._token_is_good():
-            self._say(401, {"X-Error-Message": "Invalid credentials in Authorization header"})
+            self._respond(401, {"X-Error-Message": "Invalid credentials in Authorization header"})
         else:
             files = self.hub.repositories[name]
             self._json(self._info(name) | {"siblings": [self._sibling(path, files[path]) for path in files]})
@@ -194,14 +187,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _resolve(self, name: str, path: str) -> None:
         hub = self.hub
         if name not in hub.repositories or path not in hub.repositories[name]:
-            self._say(404, {"X-Error-Code": "EntryNotFound"})
+            self._respond(404, {"X-Error-Code": "EntryNotFound"})
         elif not self._token_is_good():
-            self._say(401, {"X-Error-Message": "Invalid credentials in Authorization header"})
+            self._respond(401, {"X-Error-Message": "Invalid credentials in Authorization header"})
         elif name in hub.gated and not ("Authorization" in self.headers and hub.accepted):
             status = 403 if "Authorization" in self.headers else 401
-            self._say(status, {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to model is restricted."})
+            self._respond(status, {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to model is restricted."})
         else:
-            self._say(302, {"Location": f"{hub.cdn}/{name}//{quote(path)}?signature=1", "X-Repo-Commit": REVISION})
+            self._respond(302, {"Location": f"{hub.cdn}/{name}//{quote(path)}?signature=1", "X-Repo-Commit": REVISION})
 
     def _token_is_good(self) -> bool:
         return self.headers.get("Authorization", f"Bearer {TOKEN}") == f"Bearer {TOKEN}"
@@ -228,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
             pass  # the client has gone
         self.close_connection = True
 
-    def _say(self, status: int, headers: Mapping[str, str] | None = None, length: int = 0) -> None:
+    def _respond(self, status: int, headers: Mapping[str, str] | None = None, length: int = 0) -> None:
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
@@ -246,4 +239,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        pass

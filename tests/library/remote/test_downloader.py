@@ -1,4 +1,4 @@
-"""Fetching a model from a Hub that breaks off, lies, and asks for a token; being killed on the way."""
+"""Downloads from a server that cuts connections, sends wrong bytes or needs a token, and kills on the way."""
 
 from __future__ import annotations
 
@@ -41,25 +41,21 @@ def order(*paths: str, repository: str = REPOSITORY, content: bytes = CONTENT) -
     return Order(repository, REVISION, HubFile("Thing-7B-Q8_0", "Q8_0", parts))
 
 
-async def fetched(hub: Hub, models: Path, wanted: Order | None = None) -> Path:
-    return await fetch_model(wanted or order(), models, hub, lambda done, checking: None)
+async def fetch(hub: Hub, models: Path, which: Order | None = None) -> Path:
+    return await fetch_model(which or order(), models, hub, lambda done, checking: None)
 
 
 def files_in(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-async def interrupted(hub: Hub, served: FakeHub, models: Path) -> None:
+async def fetch_half(hub: Hub, served: FakeHub, models: Path) -> None:
     """Fetch and cancel half-way."""
     served.hold_at = 1_000_000
-    under_way = asyncio.Event()
-
-    def told(done: int, checking: bool) -> None:
-        if done > 500_000:
-            under_way.set()
-
-    task = asyncio.create_task(fetch_model(order(), models, hub, told))
-    await asyncio.wait_for(under_way.wait(), 240)
+    is_half = asyncio.Event()
+    progress = lambda done, checking: is_half.set() if done > 500_000 else None  # noqa: E731
+    task = asyncio.create_task(fetch_model(order(), models, hub, progress))
+    await asyncio.wait_for(is_half.wait(), 240)
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
@@ -68,16 +64,15 @@ async def interrupted(hub: Hub, served: FakeHub, models: Path) -> None:
 
 
 async def test_download_reports_progress_and_runs_once(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
-    heard: list[int] = []
-    path = await fetch_model(order(), tmp_path, hub, lambda done, checking: heard.append(done))
+    progress: list[int] = []
+    path = await fetch_model(order(), tmp_path, hub, lambda done, checking: progress.append(done))
     assert path == tmp_path / "org" / "Thing-7B-GGUF" / FILE
     assert path.read_bytes() == CONTENT
     assert files_in(tmp_path) == [f"{REPOSITORY}/{FILE}"]
-    assert heard == sorted(heard)
-    assert len(heard) > 10
-    assert heard[-1] == len(CONTENT)
+    assert progress == sorted(progress)
+    assert (len(progress) > 10, progress[-1]) == (True, len(CONTENT))
     count = len(served.requests)
-    assert await fetched(hub, tmp_path) == path
+    assert await fetch(hub, tmp_path) == path
     assert len(served.requests) == count
 
 
@@ -85,29 +80,29 @@ async def test_split_model_is_complete_or_absent(hub: Hub, served: FakeHub, tmp_
     names = [f"Q8_0/Thing-Q8_0-{number:05}-of-00002.gguf" for number in (1, 2)]
     served.repositories[REPOSITORY] = dict.fromkeys(names, CONTENT)
     served.cut_after = [len(CONTENT), 100, 0, 0]
-    heard: list[int] = []
-    wanted = order(*names)
+    progress: list[int] = []
+    split = order(*names)
     with pytest.raises(Unreachable):
-        await fetched(hub, tmp_path, wanted)
+        await fetch(hub, tmp_path, split)
     assert not [name for name in files_in(tmp_path) if name.endswith(".gguf")]
-    path = await fetch_model(wanted, tmp_path, hub, lambda done, checking: heard.append(done))
+    path = await fetch_model(split, tmp_path, hub, lambda done, checking: progress.append(done))
     assert path.name == "Thing-Q8_0-00001-of-00002.gguf"
     assert files_in(tmp_path) == [f"{REPOSITORY}/{name}" for name in names]
-    assert heard == sorted(heard)
-    assert heard[-1] == 2 * len(CONTENT)
+    assert progress == sorted(progress)
+    assert progress[-1] == 2 * len(CONTENT)
 
 
 @pytest.mark.parametrize("ignores_ranges", [False, True])
 async def test_cancelled_download_resumes(hub: Hub, served: FakeHub, tmp_path: Path, ignores_ranges: bool) -> None:
     served.ignores_ranges = ignores_ranges
-    await interrupted(hub, served, tmp_path)
+    await fetch_half(hub, served, tmp_path)
     (left,) = unfinished_orders(tmp_path)
     assert left == order()
     done = left.done(tmp_path)
     assert 0 < done < len(CONTENT)
-    heard: list[tuple[int, bool]] = []
-    path = await fetch_model(left, tmp_path, hub, lambda done, checking: heard.append((done, checking)))
-    assert heard[0] == (done, True), "what is there is checked"
+    progress: list[tuple[int, bool]] = []
+    path = await fetch_model(left, tmp_path, hub, lambda done, checking: progress.append((done, checking)))
+    assert progress[0] == (done, True), "existing bytes are verified"
     assert path.read_bytes() == CONTENT
     assert served.downloads[-1].headers["range"] == f"bytes={done}-"
     assert not list(unfinished_orders(tmp_path))
@@ -141,7 +136,7 @@ def test_killed_download_resumes(hub: Hub, served: FakeHub, tmp_path: Path) -> N
     served.go_on.set()
     done = left.done(tmp_path)
     assert 1_000_000 <= done < len(CONTENT)
-    assert asyncio.run(fetched(hub, tmp_path, left)).read_bytes() == CONTENT
+    assert asyncio.run(fetch(hub, tmp_path, left)).read_bytes() == CONTENT
     assert served.downloads[-1].headers["range"] == f"bytes={done}-"
     assert [name for name in files_in(tmp_path) if ".gguf" in name] == [f"{REPOSITORY}/{FILE}"]
 
@@ -149,13 +144,13 @@ def test_killed_download_resumes(hub: Hub, served: FakeHub, tmp_path: Path) -> N
 async def test_cut_connections_are_retried(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
     served.cut_after = [700_000, 0, 0]
     with pytest.raises(Unreachable):
-        await fetched(hub, tmp_path)
+        await fetch(hub, tmp_path)
     assert order().done(tmp_path) == 700_000
     discard(order(), tmp_path)
     assert not any(tmp_path.iterdir())  # noqa: ASYNC240
     served.requests.clear()
     served.cut_after = [700_000, 0, 900_000, 1]
-    assert (await fetched(hub, tmp_path)).read_bytes() == CONTENT
+    assert (await fetch(hub, tmp_path)).read_bytes() == CONTENT
     starts = (700_000, 700_000, 1_600_000, 1_600_001)
     ranges = [request.headers.get("range") for request in served.downloads]
     assert ranges == [None, *(f"bytes={start}-" for start in starts)]
@@ -166,7 +161,7 @@ async def test_stalled_connection_is_replaced(
 ) -> None:
     monkeypatch.setattr(hub_module, "TIMEOUT_S", 0.5)
     served.hold_at = 1_000_000
-    fetching = asyncio.create_task(fetched(hub, tmp_path))
+    fetching = asyncio.create_task(fetch(hub, tmp_path))
     await asyncio.to_thread(served.held.wait, 240)
     served.hold_at = None  # the next connection flows; this one hangs until the end
     assert (await fetching).read_bytes() == CONTENT
@@ -174,23 +169,23 @@ async def test_stalled_connection_is_replaced(
 
 
 async def test_damage_on_disk_is_detected(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
-    await interrupted(hub, served, tmp_path)
+    await fetch_half(hub, served, tmp_path)
     partial = order().partial(tmp_path, order().file.parts[0])
     content = bytearray(partial.read_bytes())
     content[1000] ^= 1
     partial.write_bytes(content)
     with pytest.raises(DownloadFailed, match="is damaged"):
-        await fetched(hub, tmp_path)
+        await fetch(hub, tmp_path)
     assert order().done(tmp_path) == 0
     partial.write_bytes(CONTENT + b"more")
-    assert (await fetched(hub, tmp_path)).read_bytes() == CONTENT, "one that is too long is begun anew"
+    assert (await fetch(hub, tmp_path)).read_bytes() == CONTENT, "a file that is too long starts over"
 
 
 @pytest.mark.parametrize("sent", [CONTENT[:-1] + b"!", CONTENT + b"more"])
 async def test_wrong_hash_or_size_is_refused(hub: Hub, served: FakeHub, tmp_path: Path, sent: bytes) -> None:
     served.repositories[REPOSITORY][FILE] = sent
     with pytest.raises(DownloadFailed, match="is damaged"):
-        await fetched(hub, tmp_path)
+        await fetch(hub, tmp_path)
     assert not [name for name in files_in(tmp_path) if name.endswith((".gguf", ".part"))]
 
 
@@ -200,17 +195,19 @@ async def test_gated_model_needs_token_and_accepted_terms(
     caplog.set_level(logging.DEBUG)
     served.gated.add(REPOSITORY)
     with pytest.raises(AccessNeeded, match="requires an access token") as caught:
-        await fetched(hub, tmp_path)
+        await fetch(hub, tmp_path)
     assert caught.value.page == f"{served.url}/{REPOSITORY}"
     with_token = Hub(lambda: TOKEN)
     served.accepted = False
     with pytest.raises(AccessNeeded, match="Your account has no access") as caught:
-        await fetched(with_token, tmp_path)
+        await fetch(with_token, tmp_path)
     assert TOKEN not in str(caught.value)
     served.accepted = True
-    assert (await fetched(with_token, tmp_path)).read_bytes() == CONTENT
+    assert (await fetch(with_token, tmp_path)).read_bytes() == CONTENT
     assert TOKEN not in caplog.text
-    assert not any("authorization" in request.headers for request in served.downloads), "the CDN learns no token"
+    assert not any("authorization" in request.headers for request in served.downloads), (
+        "the token is not sent to the CDN"
+    )
 
 
 async def test_disk_space_is_checked_before_the_download(
@@ -219,11 +216,11 @@ async def test_disk_space_is_checked_before_the_download(
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, downloader.RESERVED_DISK_BYTES + 2_000_000))
     with pytest.raises(DownloadFailed, match="Not enough disk space"):
-        await fetched(hub, tmp_path)
+        await fetch(hub, tmp_path)
     assert served.requests == []
     partial = order().partial(tmp_path, order().file.parts[0])
     partial.write_bytes(CONTENT[:1_500_000])
-    assert (await fetched(hub, tmp_path)).read_bytes() == CONTENT, "what is there already needs no room"
+    assert (await fetch(hub, tmp_path)).read_bytes() == CONTENT, "existing bytes need no space"
     error = downloader.disk_failure(tmp_path, OSError(errno.ENOSPC, "No space left on device"))
     assert error.title == "The disk is full"
     assert "resume the download" in error.advice
@@ -233,23 +230,23 @@ async def test_too_large_file_is_refused(hub: Hub, tmp_path: Path) -> None:
     part = HubPart("huge.gguf", downloader.MAX_FILE_BYTES + 1, "0" * 64)
     huge = Order(REPOSITORY, REVISION, HubFile("huge", "", (part,)))
     with pytest.raises(DownloadFailed, match="too large") as caught:
-        await fetched(hub, tmp_path, huge)
+        await fetch(hub, tmp_path, huge)
     assert f"hf download {REPOSITORY} huge.gguf" in caught.value.advice
 
 
 @pytest.mark.parametrize("path", ["../../x.gguf", "/etc/x.gguf", "a/../../../x.gguf", "C:\\x.gguf", "a\0.gguf"])
 async def test_file_names_outside_the_folder_are_refused(hub: Hub, tmp_path: Path, path: str) -> None:
     with pytest.raises(HubError, match="invalid name"):
-        await fetched(hub, tmp_path / "models", order(path))
+        await fetch(hub, tmp_path / "models", order(path))
     assert files_in(tmp_path) == []
 
 
 async def test_same_model_is_not_downloaded_twice_at_once(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
     served.hold_at = 100_000
-    first = asyncio.create_task(fetched(hub, tmp_path))
+    first = asyncio.create_task(fetch(hub, tmp_path))
     await asyncio.to_thread(served.held.wait, 240)
     with pytest.raises(DownloadFailed, match="already in progress"):
-        await fetched(hub, tmp_path)
+        await fetch(hub, tmp_path)
     served.go_on.set()
     assert (await first).read_bytes() == CONTENT
 
@@ -257,28 +254,28 @@ async def test_same_model_is_not_downloaded_twice_at_once(hub: Hub, served: Fake
 async def test_kill_during_the_final_moves(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
     names = [f"Thing-Q8_0-{number:05}-of-00002.gguf" for number in (1, 2)]
     served.repositories[REPOSITORY] = dict.fromkeys(names, CONTENT)
-    wanted = order(*names)
-    wanted.order_file(tmp_path).parent.mkdir(parents=True)
-    wanted.save(tmp_path)
-    first, second = wanted.file.parts
-    wanted.target(tmp_path, first).write_bytes(CONTENT)
-    wanted.partial(tmp_path, second).write_bytes(CONTENT)
+    split = order(*names)
+    split.order_file(tmp_path).parent.mkdir(parents=True)
+    split.save(tmp_path)
+    first, second = split.file.parts
+    split.target(tmp_path, first).write_bytes(CONTENT)
+    split.partial(tmp_path, second).write_bytes(CONTENT)
     (left,) = unfinished_orders(tmp_path)
     assert left.done(tmp_path) == left.file.size
-    await fetched(hub, tmp_path, left)
+    await fetch(hub, tmp_path, left)
     assert files_in(tmp_path) == [f"{REPOSITORY}/{name}" for name in names]
-    assert served.requests == [], "all of it was there"
-    wanted.save(tmp_path)  # and once more, right before the end
+    assert served.requests == [], "everything was there"
+    split.save(tmp_path)  # and once more, right before the end
     assert list(unfinished_orders(tmp_path)) == []
-    await fetched(hub, tmp_path, wanted)
+    await fetch(hub, tmp_path, split)
     assert files_in(tmp_path) == [f"{REPOSITORY}/{name}" for name in names]
 
 
 async def test_changed_file_starts_over(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
-    await interrupted(hub, served, tmp_path)
+    await fetch_half(hub, served, tmp_path)
     newer = CONTENT[::-1]
     served.repositories[REPOSITORY][FILE] = newer
-    assert (await fetched(hub, tmp_path, order(content=newer))).read_bytes() == newer
+    assert (await fetch(hub, tmp_path, order(content=newer))).read_bytes() == newer
     assert "range" not in served.downloads[-1].headers
 
 

@@ -1,4 +1,4 @@
-"""Several downloads, paused, resumed and removed."""
+"""A queue of downloads that are paused, resumed and removed."""
 
 from __future__ import annotations
 
@@ -15,27 +15,19 @@ from tests.library.remote.test_downloader import CONTENT, REPOSITORY, files_in, 
 
 
 class Watched:
-    """Downloads, and everything they have told."""
-
     def __init__(self, models: Path) -> None:
         self.models = models
-        self.heard: list[Download] = []
-        self._news = asyncio.Event()
-        self.downloads = Downloads(models, Hub(lambda: None), self._hear)
-
-    def _hear(self, download: Download) -> None:
-        self.heard.append(download)
-        self._news.set()
+        self._changed = asyncio.Event()
+        self.downloads = Downloads(models, Hub(lambda: None), lambda download: self._changed.set())
 
     def now(self, path: Path) -> Download:
         return next(download for download in self.downloads.all() if download.path == path)
 
     async def until(self, path: Path, holds: Callable[[Download], bool]) -> Download:
-        """Wait for a download to be in a state."""
         async with asyncio.timeout(30):
             while not holds(self.now(path)):
-                self._news.clear()
-                await self._news.wait()
+                self._changed.clear()
+                await self._changed.wait()
         return self.now(path)
 
     async def until_state(self, path: Path, state: DownloadState) -> Download:
@@ -51,8 +43,8 @@ async def watched(served: FakeHub, tmp_path: Path) -> AsyncIterator[Watched]:
     await watched.downloads.close()
 
 
-async def held(watched: Watched, served: FakeHub) -> Path:
-    """A download that runs and is held half-way."""
+async def begin_and_hold(watched: Watched, served: FakeHub) -> Path:
+    """Begin a download that stops half-way."""
     served.hold_at = 1_000_000
     path = watched.downloads.begin(order())
     await watched.until(path, lambda download: download.done > 0)
@@ -60,7 +52,7 @@ async def held(watched: Watched, served: FakeHub) -> Path:
 
 
 async def test_downloads_run_one_at_a_time_and_can_be_paused(watched: Watched, served: FakeHub) -> None:
-    first = await held(watched, served)
+    first = await begin_and_hold(watched, served)
     second = watched.downloads.begin(order("b.gguf"))
     assert watched.downloads.begin(order()) == first, "it runs already"
     assert watched.now(second).state is DownloadState.WAITING
@@ -85,7 +77,7 @@ async def test_downloads_run_one_at_a_time_and_can_be_paused(watched: Watched, s
 
 
 async def test_remove_deletes_only_unfinished_downloads(watched: Watched, served: FakeHub) -> None:
-    path = await held(watched, served)
+    path = await begin_and_hold(watched, served)
     await watched.downloads.remove(path)
     assert watched.downloads.all() == ()
     assert files_in(watched.models) == []

@@ -1,4 +1,4 @@
-"""GitHub: which build suits which card, by the names of llama.cpp's releases, and whether there is a newer kvchat."""
+"""GitHub: builds for a GPU, by the names of llama.cpp's releases, and newer kvchat versions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OLD = Release("b10240", (HubPart("llama-b10240-bin-win-hip-radeon-x64.zip", 10, 
 def files(
     system: str, *vendors: GpuVendor, machine: str = "x86_64", releases: tuple[Release, ...] = (NEWEST,)
 ) -> list[str]:
-    """The builds, by what differs in the names of their files."""
+    """Return the varying parts of the builds' file names."""
     builds = builds_for(Graphics(system, vendors), releases, machine)
     names = [" + ".join(part.path for part in build.order.file.parts) for build in builds]
     return [re.sub(r"llama-b11457-bin-|\.zip|\.tar\.gz", "", name) for name in names]
@@ -105,7 +105,7 @@ async def test_releases_of_github(github: FakeHub) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind", "words"),
+    ("status", "kind", "message"),
     [
         (404, HubError, "File not found"),
         (403, HubError, "rate limit"),
@@ -113,11 +113,11 @@ async def test_releases_of_github(github: FakeHub) -> None:
         (502, Unreachable, "502"),
     ],
 )
-async def test_http_errors_of_github(github: FakeHub, status: int, kind: type[HubError], words: str) -> None:
+async def test_http_errors_of_github(github: FakeHub, status: int, kind: type[HubError], message: str) -> None:
     github.status = status
     with pytest.raises(kind) as caught:
         await GitHub().releases(REPOSITORY)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 async def test_invalid_response_and_no_network(github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,33 +154,33 @@ async def test_newer_tag(github: FakeHub, tags: tuple[str, ...], newest: str) ->
 async def test_updates_are_checked_once_a_day(github: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released(github, "v9.0.0")
     monkeypatch.setattr(github_module, "_CHECK_INTERVAL_S", 0.001)
-    told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-    looks, wanted = asyncio.Semaphore(0), False
+    notices: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    checks, is_enabled = asyncio.Semaphore(0), False
 
-    def is_wanted() -> bool:
-        looks.release()
-        return wanted
+    def enabled() -> bool:
+        checks.release()
+        return is_enabled
 
-    async def looked(times: int) -> None:
-        for _ in range(times):
-            await looks.acquire()
+    async def wait_for_checks(count: int) -> None:
+        for _ in range(count):
+            await checks.acquire()
 
     watching = asyncio.create_task(
-        github_module.watch_updates(tmp_path, is_wanted, lambda *what: told.put_nowait(what))
+        github_module.watch_updates(tmp_path, enabled, lambda *notice: notices.put_nowait(notice))
     )
-    await looked(3)
-    assert not github.requests, "nobody wants to know"
-    wanted = True
-    assert await told.get() == ("9.0.0", f"{github.url}/kvchat/kvchat/releases/tag/v9.0.0")
-    await looked(5)
+    await wait_for_checks(3)
+    assert not github.requests, "it is not enabled"
+    is_enabled = True
+    assert await notices.get() == ("9.0.0", f"{github.url}/kvchat/kvchat/releases/tag/v9.0.0")
+    await wait_for_checks(5)
     assert [request.path.partition("?")[0] for request in github.requests] == ["/repos/kvchat/kvchat/releases"]
     assert "cookie" not in github.requests[0].headers
     yesterday = time.time() - github_module.UPDATE_INTERVAL_S
     os.utime(tmp_path / "asked-for-updates", (yesterday, yesterday))
     github.status = 503
     while len(github.requests) < 2:
-        await looked(1)
-    await looked(5)
-    assert told.empty(), "what cannot be asked is not told"
+        await wait_for_checks(1)
+    await wait_for_checks(5)
+    assert notices.empty(), "a failed check is silent"
     assert len(github.requests) == 2
     watching.cancel()

