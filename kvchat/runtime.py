@@ -78,7 +78,7 @@ class Runtime:
         )
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
 
-        self.models.subscribe(self._download_changed)
+        self.models.downloads.subscribe(self._download_changed)
         self.model = AnsweringModel(
             settings=lambda: self.settings, host=self.engine, library=self.models, engine_settings=self._engine_settings
         )
@@ -281,7 +281,7 @@ class Runtime:
         self._closed = True
         save_progress = self.chat.slots.save_progress
         self._idle_stop.end()
-        await asyncio.gather(self.models.close(), self.engines.close())
+        await asyncio.gather(self.models.downloads.close(), self.engines.close())
         self.chat.close()
         await save_progress.finish_or_cancel(self.api_server.close(), SAVE_TIMEOUT_S)
 

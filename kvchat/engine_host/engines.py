@@ -46,7 +46,7 @@ from kvchat.session.restore_support import Finding, Strategy, Subject
 from kvchat.settings import Settings
 from kvchat.system.paths import Paths
 from kvchat.system.secret_store import SecretStore
-from kvchat.text.formatting import format_day_of
+from kvchat.text.formatting import format_day
 from kvchat.text.language import _
 from kvchat.text.reasons import Reason, ReasonCode
 
@@ -147,7 +147,7 @@ class ManagedEngine:
             return
         again = ""
         if limit is not None and not ran_out.context.by_user:
-            again = " " + _("kvchat will try a larger context again on {until}.", until=format_day_of(limit.until))
+            again = " " + _("kvchat will try a larger context again on {until}.", until=format_day(limit.until))
         self._notify(
             _("The model ran out of memory while loading"),
             _("The model now uses less memory. {reason}{again}", reason=context.reason, again=again),

@@ -14,7 +14,7 @@ from kvchat.library.gguf.parser import NotAModel
 from kvchat.library.memory.verdict import Judgement
 from kvchat.library.model_files import ModelFolder, Source, inode_of, model_files, model_folders
 from kvchat.library.remote.downloader import Order
-from kvchat.library.remote.downloads import Download, Downloads
+from kvchat.library.remote.downloads import Downloads
 from kvchat.library.remote.hub import Hub, HubFile, HubRepository, TokenStore
 from kvchat.system.concurrency import in_thread
 from kvchat.system.files import file_size
@@ -65,15 +65,8 @@ class ModelLibrary:
     def __init__(self, paths: Paths, chosen: Callable[[], Sequence[str]]) -> None:
         self.token = TokenStore(paths.config)
         self.hub = Hub(self.token.value)
-        self.downloads = Downloads(paths.models, self.hub, self._tell)
-        self._paths = paths
-        self._chosen = chosen
-        self._listeners: list[Callable[[Download], None]] = []
-
-    def subscribe(self, listener: Callable[[Download], None]) -> Callable[[], None]:
-        """Call `listener` on the loop's thread for each download change; return the unsubscriber."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+        self.downloads = Downloads(paths.models, self.hub)
+        self._paths, self._chosen = paths, chosen
 
     async def find(
         self, judge: Callable[[GgufFacts], Judgement], found: Callable[[JudgedModel], None], in_use: str | None = None
@@ -118,13 +111,6 @@ class ModelLibrary:
         except ValueError:
             return None
         return f"{owner}/{name}"
-
-    def _tell(self, download: Download) -> None:
-        for listener in tuple(self._listeners):
-            listener(download)
-
-    async def close(self) -> None:
-        await self.downloads.close()
 
 
 def find_models(

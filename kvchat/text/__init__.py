@@ -1,1 +1,1 @@
-"""Text for users: sizes, times and wording, Markdown, misleading characters, redaction of secrets, search."""
+"""Text for users: translation, sizes and times, Markdown, misleading characters, redaction of secrets, search."""

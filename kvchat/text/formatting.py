@@ -1,7 +1,4 @@
-"""Wording: what kvchat is doing, in plain words, and sizes, times and counts. The one place for both.
-
-For the terms see ARCHITECTURE.md, Terms.
-"""
+"""Sizes, times and counts for people, and labels that several windows share."""
 
 from __future__ import annotations
 
@@ -90,8 +87,8 @@ def format_rough_duration(seconds: float) -> str:
     if seconds < 59.5:
         return _("{seconds} s", seconds=max(1, round(seconds)))
     hours, minutes = divmod(round(seconds / 60), 60)
-    told = N_("{hours} h {minutes} min") if hours and minutes else N_("{hours} h") if hours else N_("{minutes} min")
-    return _(told, hours=hours, minutes=minutes)
+    text = N_("{hours} h {minutes} min") if hours and minutes else N_("{hours} h") if hours else N_("{minutes} min")
+    return _(text, hours=hours, minutes=minutes)
 
 
 class TimeRange(NamedTuple):
@@ -103,9 +100,9 @@ class TimeRange(NamedTuple):
 
 def sum_times(times: Iterable[TimeRange | None]) -> TimeRange | None:
     """Return the sum of the times; None if any is unknown, or there are none."""
-    every = list(times)
-    known = [time for time in every if time]
-    return TimeRange(*map(sum, zip(*known, strict=True))) if known and len(known) == len(every) else None
+    ranges = list(times)
+    known = [time for time in ranges if time]
+    return TimeRange(*map(sum, zip(*known, strict=True))) if known and len(known) == len(ranges) else None
 
 
 def format_estimate(time: float | TimeRange) -> str:
@@ -116,10 +113,10 @@ def format_estimate(time: float | TimeRange) -> str:
     unit = 1 if most < 90 else 60 if most < 90 * 60 else 3600
     first, last = max(1, round(least / unit)), round(most / unit)
     if first >= last:
-        told = {1: N_("about {seconds} s"), 60: N_("about {minutes} min"), 3600: N_("about {hours} h")}[unit]
-        return _(told, seconds=format_number(last), minutes=format_number(last), hours=format_number(last))
-    told = {1: N_("{least} to {most} s"), 60: N_("{least} to {most} min"), 3600: N_("{least} to {most} h")}[unit]
-    return _(told, least=format_number(first), most=format_number(last))
+        text = {1: N_("about {seconds} s"), 60: N_("about {minutes} min"), 3600: N_("about {hours} h")}[unit]
+        return _(text, seconds=format_number(last), minutes=format_number(last), hours=format_number(last))
+    text = {1: N_("{least} to {most} s"), 60: N_("{least} to {most} min"), 3600: N_("{least} to {most} h")}[unit]
+    return _(text, least=format_number(first), most=format_number(last))
 
 
 def format_age(moment: datetime, now: datetime) -> str:
@@ -135,30 +132,27 @@ def format_age(moment: datetime, now: datetime) -> str:
     return plural(days, "{count} day ago", "{count} days ago") if days < 14 else format_date(moment)
 
 
-def format_day_of(when: float) -> str:
-    """Format the local day of seconds since 1970: "22 November"."""
-    return format_day(datetime.fromtimestamp(when))
-
-
-def format_day(when: date) -> str:
-    return _("{day} {month}", day=when.day, month=_(_MONTHS[when.month - 1]))
+def format_day(when: date | float) -> str:
+    """Format a local day, or that of seconds since 1970: "22 November"."""
+    day = when if isinstance(when, date) else datetime.fromtimestamp(when)
+    return _("{day} {month}", day=day.day, month=_(_MONTHS[day.month - 1]))
 
 
 def format_short_day(when: date) -> str:
     """Format a day in short: "22 Nov"."""
-    words = pgettext("month in few letters", "{day} {month}")
-    return words.format(day=when.day, month=_(_SHORT_MONTHS[when.month - 1]))
+    text = pgettext("month in few letters", "{day} {month}")
+    return text.format(day=when.day, month=_(_SHORT_MONTHS[when.month - 1]))
 
 
 def format_date(when: date) -> str:
-    words = pgettext("month in few letters", "{day} {month} {year}")
-    return words.format(day=f"{when.day:02}", month=_(_SHORT_MONTHS[when.month - 1]), year=when.year)
+    text = pgettext("month in few letters", "{day} {month} {year}")
+    return text.format(day=f"{when.day:02}", month=_(_SHORT_MONTHS[when.month - 1]), year=when.year)
 
 
 def format_datetime(at: datetime) -> str:
     local = at.astimezone()
-    words = _("{day} {month} {year}, {time}")
-    return words.format(day=local.day, month=_(_MONTHS[local.month - 1]), year=local.year, time=f"{local:%H:%M}")
+    text = _("{day} {month} {year}, {time}")
+    return text.format(day=local.day, month=_(_MONTHS[local.month - 1]), year=local.year, time=f"{local:%H:%M}")
 
 
 def format_percent(share: float) -> str:

@@ -36,7 +36,7 @@ _ENDS, _WIDE_ENDS = tuple(".!?:;…)"), tuple("。！？：；）」』")
 _TRADITIONAL = {"hant", "tw", "hk", "mo"}
 
 
-class _Spoken:
+class _Current:
     language = "en"
     catalogue = gettext.NullTranslations()
 
@@ -47,18 +47,18 @@ def set_language(chosen: str, system: Iterable[str] = ()) -> str:
     `system`: the desktop's choices, best first, if the environment sets none.
     """
     wanted = [chosen] if chosen in LANGUAGES else _from_environment() or list(system)
-    _Spoken.language = next(filter(None, map(_known, wanted)), "en")
-    _Spoken.catalogue = gettext.translation(_DOMAIN, CATALOGUES, [_Spoken.language], fallback=True)
-    return _Spoken.language
+    _Current.language = next(filter(None, map(_language_of, wanted)), "en")
+    _Current.catalogue = gettext.translation(_DOMAIN, CATALOGUES, [_Current.language], fallback=True)
+    return _Current.language
 
 
 def current_language() -> str:
-    return _Spoken.language
+    return _Current.language
 
 
 def _(message: str, /, **named: object) -> str:
-    words = _Spoken.catalogue.gettext(message) if message else ""
-    return words.format(**named) if named else words
+    text = _Current.catalogue.gettext(message) if message else ""
+    return text.format(**named) if named else text
 
 
 def N_(message: str) -> str:
@@ -68,24 +68,24 @@ def N_(message: str) -> str:
 
 def pgettext(context: str, message: str) -> str:
     """Translate a message that means something else elsewhere."""
-    return _Spoken.catalogue.pgettext(context, message)
+    return _Current.catalogue.pgettext(context, message)
 
 
 def plural(number_of: int, singular: str, plural: str, /, **named: object) -> str:
     """Translate text with a {count}: "1 chat", "1,204 chats". `named`: its other placeholders."""
-    return _Spoken.catalogue.ngettext(singular, plural, number_of).format(count=format_number(number_of), **named)
+    return _Current.catalogue.ngettext(singular, plural, number_of).format(count=format_number(number_of), **named)
 
 
 def join_sentences(*parts: str) -> str:
     """Join sentences with the language's spacing, adding missing full stops between them; skip empty ones."""
     *before, last = list(filter(None, parts)) or [""]
-    return "".join(words if words[-1] in _WIDE_ENDS else f"{words} " for words in map(end_sentence, before)) + last
+    return "".join(text if text[-1] in _WIDE_ENDS else f"{text} " for text in map(end_sentence, before)) + last
 
 
-def end_sentence(words: str) -> str:
-    if words.endswith(_ENDS + _WIDE_ENDS):
-        return words
-    return words + ("。" if _Spoken.language in _WITHOUT_SPACES else ".")
+def end_sentence(text: str) -> str:
+    if text.endswith(_ENDS + _WIDE_ENDS):
+        return text
+    return text + ("。" if _Current.language in _WITHOUT_SPACES else ".")
 
 
 def join_list(things: Iterable[str]) -> str:
@@ -96,14 +96,14 @@ def join_list(things: Iterable[str]) -> str:
 def join_parts(parts: Iterable[str]) -> str:
     """Join the parts of one line: "8B · 4.9 GB"; skip empty ones. Right-to-left text keeps their order."""
     shown = filter(None, parts)
-    if _Spoken.language in _FROM_THE_RIGHT:
+    if _Current.language in _FROM_THE_RIGHT:
         return "\u200f" + " · ".join(f"\u2068{part}\u2069" for part in shown)
     return " · ".join(shown)
 
 
 def punctuation(between: str) -> str:
     """Return the language's semicolon or colon with its space, or bracket, to go between two parts."""
-    return _WIDE.get(between, between) if _Spoken.language in _WITHOUT_SPACES else between
+    return _WIDE.get(between, between) if _Current.language in _WITHOUT_SPACES else between
 
 
 def format_number(value: float, decimals: int = 0, *, grouped: bool = True) -> str:
@@ -116,7 +116,7 @@ def localize_number(figure: str) -> str:
     return figure.translate(marks)
 
 
-def _known(tag: str) -> str:
+def _language_of(tag: str) -> str:
     """Return the one of LANGUAGES for a tag like "pt_BR.UTF-8", "zh-Hant-HK" or "C"; "" if none."""
     language, *more = tag.partition(".")[0].partition("@")[0].replace("-", "_").lower().split("_")
     if language == "zh":

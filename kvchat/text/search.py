@@ -15,7 +15,7 @@ from functools import cached_property
 
 _WORD = re.compile(r"[^\x00-\x2f\x3a-\x40\x5b-\x60\x7b-\x7f]+")  # splits like FTS5's tokenizer `ascii`
 _PIECE = re.compile(r'"([^"]*)"?|([^\s"]+)')
-_ALONE = (  # scripts without spaces between words, or with joined particles
+_WORD_RANGES = (  # scripts without spaces between words, or with joined particles
     (0x0E00, 0x109F),  # Thai, Lao, Tibetan, Myanmar
     (0x1780, 0x17FF),  # Khmer
     (0x3040, 0x31FF),  # kana, Bopomofo
@@ -33,7 +33,7 @@ class _Folded(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         plain = unicodedata.normalize("NFKD", chr(code)).casefold()
-        self[code] = unicodedata.normalize("NFC", "".join(filter(_counts, plain)))
+        self[code] = unicodedata.normalize("NFC", "".join(filter(_is_significant, plain)))
         return self[code]
 
 
@@ -44,7 +44,7 @@ class _Spread(dict[int, str]):
         self[code] = ""
         for char in chr(code).translate(_FOLDED):
             is_word = char.isascii() or unicodedata.category(char)[0] in "LNM"
-            self[code] += f" {char} " if _alone(char) else char if is_word else " "
+            self[code] += f" {char} " if _is_word(char) else char if is_word else " "
         return self[code]
 
 
@@ -64,8 +64,8 @@ class Term:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        before = "" if _alone(self.words[0][0]) else r"(?<![^\W_])"
-        after = "" if self.begins or _alone(self.words[-1][-1]) else r"(?![^\W_])"
+        before = "" if _is_word(self.words[0][0]) else r"(?<![^\W_])"
+        after = "" if self.begins or _is_word(self.words[-1][-1]) else r"(?![^\W_])"
         return re.compile(before + r"[\W_]*".join(map(re.escape, self.words)) + after)
 
 
@@ -84,7 +84,7 @@ def parse_query(query: str) -> tuple[Term, ...]:
     for quoted, plain in _PIECE.findall(query):
         words = tuple(word.lower() for word in _WORD.findall(split_words(quoted or plain)))
         if words:
-            begins = not quoted and len(words[-1]) > 1 and not _alone(words[-1][-1])
+            begins = not quoted and len(words[-1]) > 1 and not _is_word(words[-1][-1])
             terms.append(Term(words, begins))
     return tuple(terms)
 
@@ -92,17 +92,17 @@ def parse_query(query: str) -> tuple[Term, ...]:
 def find_matches(text: str, terms: Sequence[Term]) -> list[tuple[int, int]]:
     """Return non-overlapping matches of the terms, in order."""
     plain = fold(text)
-    there = [term for term in terms if term.words[0] in plain]  # much faster than the pattern
-    found = sorted(match.span() for term in there for match in term.pattern.finditer(plain))
+    candidates = [term for term in terms if term.words[0] in plain]  # much faster than the pattern
+    matches = sorted(match.span() for term in candidates for match in term.pattern.finditer(plain))
     if len(plain) != len(text):
         origin = [i for i, char in enumerate(text) for _ in char.translate(_FOLDED)]
         origin.append(len(text))
-        found = [(origin[start], origin[end]) for start, end in found]  # restores the folded marks
-    apart: list[tuple[int, int]] = []
-    for start, end in found:
-        if not apart or start >= apart[-1][1]:
-            apart.append((start, end))
-    return apart
+        matches = [(origin[start], origin[end]) for start, end in matches]  # restores the folded marks
+    separate: list[tuple[int, int]] = []
+    for start, end in matches:
+        if not separate or start >= separate[-1][1]:
+            separate.append((start, end))
+    return separate
 
 
 def find_first_match(text: str, terms: Sequence[Term]) -> tuple[int, int] | None:
@@ -113,10 +113,10 @@ def find_first_match(text: str, terms: Sequence[Term]) -> tuple[int, int] | None
     lower = text.lower()
     places = [lower.find(term.words[0]) for term in terms] if len(lower) == len(text) else []
     literally = max(min((place for place in places if place >= 0), default=0) - _OVERLAP, 0)
-    return _span_after(literally, text, terms, steps=1) or _span_after(0, text, terms)
+    return _match_after(literally, text, terms, steps=1) or _match_after(0, text, terms)
 
 
-def _span_after(first: int, text: str, terms: Sequence[Term], steps: int | None = None) -> tuple[int, int] | None:
+def _match_after(first: int, text: str, terms: Sequence[Term], steps: int | None = None) -> tuple[int, int] | None:
     for begin in range(first, max(len(text), 1), _STEP)[:steps]:
         piece = text[begin : begin + _STEP + _OVERLAP]
         for start, end in find_matches(piece, terms):
@@ -130,13 +130,13 @@ def matches_all(text: str, terms: Sequence[Term]) -> bool:
     return all(find_first_match(text, (term,)) for term in terms)
 
 
-def _alone(char: str) -> bool:
+def _is_word(char: str) -> bool:
     """Return True if a character is a word by itself: scripts without spaces, emoji, pictographs."""
     code = ord(char)
-    return any(first <= code <= last for first, last in _ALONE) or unicodedata.category(char) == "So"
+    return any(first <= code <= last for first, last in _WORD_RANGES) or unicodedata.category(char) == "So"
 
 
-def _counts(char: str) -> bool:
+def _is_significant(char: str) -> bool:
     category = unicodedata.category(char)
     if category == "Sk":  # a skin tone or a standalone accent
         return char.isascii()

@@ -118,7 +118,7 @@ def test_formats_in_german() -> None:
 
 def test_join_parts_keeps_directions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert join_parts(("Qwen3", "", "4.9 GB")) == "Qwen3 · 4.9 GB"
-    monkeypatch.setattr(language._Spoken, "language", "he")
+    monkeypatch.setattr(language._Current, "language", "he")
     assert join_parts(("Qwen3", "", "4.9 GB")) == "\u200f\u2068Qwen3\u2069 · \u20684.9 GB\u2069"
 
 

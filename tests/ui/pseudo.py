@@ -49,5 +49,5 @@ class Pseudo(gettext.NullTranslations):
 
 def speak_pseudo(app: QApplication) -> None:
     """Speak it from now on, in windows that are made from now on."""
-    language._Spoken.language, language._Spoken.catalogue = "he", Pseudo()
+    language._Current.language, language._Current.catalogue = "he", Pseudo()
     app.setLayoutDirection(Qt.LayoutDirection.RightToLeft)

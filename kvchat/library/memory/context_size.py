@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from kvchat.engine.process.log import Placement
 from kvchat.library.memory.demand import Demand, MemoryBar, MemoryFacts, margin, spendable
-from kvchat.text.formatting import format_day_of, format_size
+from kvchat.text.formatting import format_day, format_size
 from kvchat.text.language import N_, _, end_sentence, format_number, join_sentences
 
 STEP = 256  # tokens; llama.cpp rounds context sizes to it
@@ -126,7 +126,7 @@ class ContextChooser:
             if limit and tokens >= most:
                 ran_out = " " + _(
                     "A larger context ran out of memory; kvchat will try it again on {until}.",
-                    until=format_day_of(limit.until),
+                    until=format_day(limit.until),
                 )
             reason = _(
                 "{tokens} tokens: the most that fits in memory; the model supports {trained}.{ran_out}",

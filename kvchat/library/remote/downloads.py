@@ -47,26 +47,30 @@ class Download:
 
 
 class Downloads:
-    """Belongs to one event loop; `tell` is called on it."""
+    """Belongs to one event loop."""
 
-    def __init__(self, models: Path, hub: Origin, tell: Callable[[Download], None]) -> None:
-        self._models = models
-        self._hub = hub
-        self._tell = tell
+    def __init__(self, models: Path, hub: Origin) -> None:
+        self._models, self._hub = models, hub
+        self._listeners: list[Callable[[Download], object]] = []
         self._downloader = Downloader("downloads")
         self._turn = asyncio.Lock()  # one download at a time
         self._running: dict[Path, asyncio.Task[None]] = {}
         self._ending: dict[Path, asyncio.Task[None]] = {}  # stopping, perhaps with files still open
         self._known: dict[Path, Download] = {}
 
+    def subscribe(self, listener: Callable[[Download], object]) -> Callable[[], None]:
+        """Call `listener` on the loop's thread for each change; return a function that unsubscribes it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
     def all(self) -> tuple[Download, ...]:
         return tuple(self._known.values())
 
     async def find_unfinished(self) -> None:
-        def look() -> list[tuple[Order, int]]:
+        def read() -> list[tuple[Order, int]]:
             return [(order, order.done(self._models)) for order in unfinished_orders(self._models)]
 
-        for order, done in await asyncio.to_thread(look):
+        for order, done in await asyncio.to_thread(read):
             path = order.target(self._models)
             if path not in self._known:
                 self._set(Download(order, path, DownloadState.PAUSED, done))
@@ -131,14 +135,15 @@ class Downloads:
             if error is None:
                 self._set(dataclasses.replace(known, state=DownloadState.DONE, done=known.total))
                 return
-            words = error if isinstance(error, KvchatError) else KvchatError(_("An unexpected error occurred"))
-            self._set(dataclasses.replace(known, state=DownloadState.FAILED, error=words))
+            shown = error if isinstance(error, KvchatError) else KvchatError(_("An unexpected error occurred"))
+            self._set(dataclasses.replace(known, state=DownloadState.FAILED, error=shown))
         if error is not None and not isinstance(error, KvchatError):
             raise error
 
     def _set(self, download: Download) -> None:
         self._known[download.path] = download
-        self._tell(download)
+        for listener in tuple(self._listeners):
+            listener(download)
 
 
 def describe_outcome(download: Download) -> tuple[str, str] | None:

@@ -1,21 +1,15 @@
 """GitHub: the newest releases of a repository, llama.cpp's builds for a GPU, and kvchat updates.
 
-Nothing is requested unless a method is called; kvchat updates once a day at most, if enabled.
-
-The releases, their files' names, sizes and `digest`:
-https://docs.github.com/en/rest/releases/releases#list-releases; where a file lies:
-https://docs.github.com/en/repositories/releasing-projects-on-github/linking-to-releases
+Releases, their files' names, sizes and `digest`: https://docs.github.com/en/rest/releases/releases#list-releases
 
 The builds' names: https://github.com/ggml-org/llama.cpp/blob/master/.github/workflows/release.yml; as of b11457
 they are `llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz`, `…-ubuntu-vulkan-x64.tar.gz`, `…-win-cuda-12.4-x64.zip`,
 `…-win-rocm-10.0-x64.zip` (`…-win-hip-radeon-x64.zip` before), `…-win-sycl-x64.zip`, `…-macos-arm64.tar.gz`. CUDA's
 own libraries are in a separate file: `cudart-llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz`, on Windows without the
-build; for Linux since https://github.com/ggml-org/llama.cpp/pull/28186. Every build is a preview on GitHub; full
-releases such as v0.7.0 have no builds, only the name of one (https://github.com/ggml-org/llama.cpp/pull/27485).
+build. Every build is a preview on GitHub; full releases such as v0.7.0 have no builds.
 
-The wheels of xllamacpp's indexes (https://xorbitsai.github.io/xllamacpp/whl/cu128 and others) are no source: those
-for CUDA on Linux lack CUDA's libraries (https://github.com/xorbitsai/xllamacpp/blob/main/setup.py), while the
-builds here run with NVIDIA's driver alone; nor can they take the user's own arguments or share the work.
+xllamacpp's CUDA wheels (https://xorbitsai.github.io/xllamacpp/whl/cu128) are no source: on Linux they lack CUDA's
+libraries, while these builds run with NVIDIA's driver alone and take the user's own arguments.
 """
 
 from __future__ import annotations

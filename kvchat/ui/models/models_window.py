@@ -216,7 +216,7 @@ class ModelsWindow(Panel):
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Models"), parent, size=(760, 640), least=(480, 440))
-        self.follow(runtime.models.subscribe, self._download_changed)
+        self.follow(runtime.models.downloads.subscribe, self._download_changed)
         self._token = TokenDialog(runtime, look, runner, self)
         self.here, self.hub = ModelsHere(runtime, look, self), ModelsHub(runtime, look, self)
         self.downloads = DownloadsView(self, runtime)

@@ -18,7 +18,8 @@ class Watched:
     def __init__(self, models: Path) -> None:
         self.models = models
         self._changed = asyncio.Event()
-        self.downloads = Downloads(models, Hub(lambda: None), lambda download: self._changed.set())
+        self.downloads = Downloads(models, Hub(lambda: None))
+        self.downloads.subscribe(lambda download: self._changed.set())
 
     def now(self, path: Path) -> Download:
         return next(download for download in self.downloads.all() if download.path == path)

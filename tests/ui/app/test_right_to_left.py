@@ -78,7 +78,7 @@ async def test_what_kvchat_draws_itself_begins_at_the_right_too(
 
 
 def test_parts_of_a_line_stand_from_right_to_left(qapp: QApplication, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(language._Spoken, "language", "he")
+    monkeypatch.setattr(language._Current, "language", "he")
     words = join_parts(("Qwen3", "4.9 GB", "Q4_K_M"))
     laid_out = QTextLayout(words)
     option = QTextOption()

@@ -156,7 +156,7 @@ async def test_what_is_marked_is_shown_in_the_language_in_force(
 ) -> None:
     """What stands in a table goes through the catalogue when it is shown, not as it is."""
     marked = {str(one.id[0] if isinstance(one.id, tuple) else one.id) for one in template() if one.id}
-    monkeypatch.setattr(language._Spoken, "catalogue", Bracketed())
+    monkeypatch.setattr(language._Current, "catalogue", Bracketed())
     async with on_show(furnished, look) as window:
         window.chat.open("thesis")
         await until(lambda: window.findChildren(ReceiptView))

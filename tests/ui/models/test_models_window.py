@@ -198,7 +198,7 @@ async def test_searched_listed_downloaded_and_used(
     assert models.hub.heading.text() == "Results for “thing”"
     models.open_repository(REPOSITORY)
     await until(lambda: [row.chip for row in models.hub.list.rows] == ["on this computer", "fits"])
-    await runtime.models.close()
+    await runtime.models.downloads.close()
 
 
 async def test_a_gated_model_can_be_removed_or_asks_for_a_token_and_comes_with_it(
@@ -231,7 +231,7 @@ async def test_a_gated_model_can_be_removed_or_asks_for_a_token_and_comes_with_i
     dialog.close()
     qtbot.mouseClick(view.again, LEFT)
     await until(lambda: view.use.isVisible())
-    await runtime.models.close()
+    await runtime.models.downloads.close()
 
 
 async def test_a_missing_model_offers_choices(
