@@ -174,7 +174,8 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
 def file_name(conversation: Conversation, suffix: str) -> str:
     """Return a file name valid on any system: the title and part of the id."""
     title = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*\s]+', " ", safe_prose(conversation.title)).strip(" .")[:60].rstrip(" .")
-    return f"{title or _('Chat')} {conversation.id[:6]}{suffix}"
+    title = title or _("Chat")
+    return f"{title} {conversation.id[:6]}{suffix}"
 
 
 def _collapsible(title: str, text: str) -> str:
