@@ -38,7 +38,7 @@ CHOSEN = ChatOptions(
 )
 
 
-def test_options_come_back_from_their_json() -> None:
+def test_options_round_trip() -> None:
     assert options_from_json(options_to_json(CHOSEN)) == CHOSEN
     assert options_to_json(ChatOptions()) == ""
 
@@ -47,7 +47,7 @@ def test_options_come_back_from_their_json() -> None:
     "text",
     ["[]", "nonsense", '{"sampling": 3}', '{"sampling": {"temperature": 99}}', '{"sampling": {"top_k": "x"}}', "1" * 9],
 )
-def test_options_that_make_no_sense_are_none(text: str) -> None:
+def test_invalid_stored_options_are_ignored(text: str) -> None:
     assert options_from_json(text) == ChatOptions()
 
 
@@ -67,7 +67,7 @@ def test_options_that_make_no_sense_are_none(text: str) -> None:
         (Sampling(json_schema="{}", grammar='root ::= "a"'), "cannot be used together"),
     ],
 )
-def test_out_of_bounds_is_refused(sampling: Sampling, words: str) -> None:
+def test_invalid_options_are_refused(sampling: Sampling, words: str) -> None:
     with pytest.raises(InvalidOptions) as refused:
         validate_options(ChatOptions(sampling))
     assert words in str(refused.value)
@@ -90,13 +90,13 @@ def test_out_of_bounds_is_refused(sampling: Sampling, words: str) -> None:
         ("{{ 'you may be thinking of it' }}{% set thinking = false %}{{ no_thinking }}", {}),
     ],
 )
-def test_what_a_template_asks_for(template: str, found: dict[str, list[bool | str]]) -> None:
+def test_template_variables(template: str, found: dict[str, list[bool | str]]) -> None:
     options = known_options(template_variables(template))
     assert {option.name: [value for value, _ in option.choices] for option in options} == found
     assert all(words for option in options for _, words in option.choices)
 
 
-async def test_the_engine_gets_the_conversation_s_own_wishes(stage: Stage) -> None:
+async def test_engine_gets_the_chats_options(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.service.options.change(chat, CHOSEN)
     await stage.service.send(chat, QUESTION)
@@ -110,7 +110,7 @@ async def test_the_engine_gets_the_conversation_s_own_wishes(stage: Stage) -> No
     assert [body["chat_template_kwargs"] for body in bodies] == [kwargs] * len(bodies)
 
 
-async def test_template_options_are_fixed_once_a_chat_has_begun(stage: Stage) -> None:
+async def test_template_options_are_fixed_after_the_first_message(stage: Stage) -> None:
     chat, service = await stage.chat("Be brief."), stage.service.options
     await service.change(chat, CHOSEN)
     await stage.answered(chat)
@@ -123,7 +123,7 @@ async def test_template_options_are_fixed_once_a_chat_has_begun(stage: Stage) ->
     )
 
 
-async def test_another_system_prompt_is_a_branch_where_something_was_said(stage: Stage) -> None:
+async def test_changed_system_prompt_makes_a_branch(stage: Stage) -> None:
     chat, service = await stage.chat("Be brief."), stage.service.options
     assert not await service.change_system_prompt(chat, "Be long.")
     assert await service.system_prompt(chat) == "Be long."
@@ -142,7 +142,7 @@ async def test_another_system_prompt_is_a_branch_where_something_was_said(stage:
     assert await service.system_prompt(chat) == ""
 
 
-async def test_new_chats_begin_with_the_default_preset(stage: Stage) -> None:
+async def test_new_chats_use_the_default_preset(stage: Stage) -> None:
     service = stage.service.options
     poet = await service.store_preset(Preset("Poet", "Speak in rhymes.", "/m/poet.gguf", CHOSEN))
     assert await service.system_prompt(await stage.chat()) == ""
@@ -161,7 +161,7 @@ async def test_new_chats_begin_with_the_default_preset(stage: Stage) -> None:
     assert await service.default_preset() is None
 
 
-async def test_presets_are_renamed_and_duplicated(stage: Stage) -> None:
+async def test_presets_can_be_renamed_and_duplicated(stage: Stage) -> None:
     service = stage.service.options
     poet = await service.store_preset(Preset("Poet", "Speak in rhymes.", is_default=True))
     copies = [await service.duplicate_preset(poet), await service.duplicate_preset(poet)]
@@ -189,7 +189,7 @@ async def model_of(stage: Stage, chat: str) -> str | None:
     return conversation.model
 
 
-async def test_each_conversation_remembers_its_model_and_comes_back_to_it_warm(stage: Stage, other_model: Path) -> None:
+async def test_chat_remembers_its_model_and_is_restored_with_it(stage: Stage, other_model: Path) -> None:
     first, starter = await stage.chat(), str(stage.settings.model_path)
     assert await model_of(stage, first) is None
     await stage.answered(first)
@@ -208,7 +208,7 @@ async def test_each_conversation_remembers_its_model_and_comes_back_to_it_warm(s
     assert stored.model_path == str(other_model)
 
 
-async def test_choosing_a_model_for_new_chats_leaves_the_engine_its_own(stage: Stage, other_model: Path) -> None:
+async def test_model_for_new_chats_does_not_restart_the_engine(stage: Stage, other_model: Path) -> None:
     first, starter = await stage.chat(), str(stage.settings.model_path)
     await stage.answered(first)
     await stage.runtime.use_model(other_model)
@@ -221,7 +221,7 @@ async def test_choosing_a_model_for_new_chats_leaves_the_engine_its_own(stage: S
     assert known[0].model == model_identity(other_model), "the library stands as new chats would find it"
 
 
-async def test_looking_at_a_conversation_of_another_model_loads_nothing(stage: Stage, other_model: Path) -> None:
+async def test_selecting_a_chat_with_another_model_loads_nothing(stage: Stage, other_model: Path) -> None:
     first = await stage.answered_chat()
     second = await stage.chat()
     await stage.service.use_model(second, str(other_model))
@@ -233,7 +233,7 @@ async def test_looking_at_a_conversation_of_another_model_loads_nothing(stage: S
     assert stage.runtime.settings.model_path == str(stage.settings.model_path)
 
 
-async def test_a_missing_model_leaves_the_choice(stage: Stage, other_model: Path) -> None:
+async def test_missing_model_can_be_located(stage: Stage, other_model: Path) -> None:
     chat, gone = await stage.chat(), "/gone/Lost-7B.gguf"
     await stage.answered(await stage.chat())
     await stage.service.use_model(chat, gone)
@@ -247,7 +247,7 @@ async def test_a_missing_model_leaves_the_choice(stage: Stage, other_model: Path
     assert models_launched(stage)[-1] == str(other_model)
 
 
-async def test_the_app_starts_with_the_model_of_the_newest_conversation(stage: Stage, other_model: Path) -> None:
+async def test_app_starts_with_the_model_of_the_newest_chat(stage: Stage, other_model: Path) -> None:
     await stage.answered(await stage.chat())
     newest = await stage.chat()
     await stage.service.use_model(newest, str(other_model))
@@ -257,9 +257,7 @@ async def test_the_app_starts_with_the_model_of_the_newest_conversation(stage: S
     assert models_launched(stage)[-1] == str(other_model)
 
 
-async def test_a_conversations_model_does_not_become_the_users_by_another_change(
-    stage: Stage, other_model: Path
-) -> None:
+async def test_chats_model_does_not_change_the_setting(stage: Stage, other_model: Path) -> None:
     chosen = stage.runtime.settings.model_path
     newest = await stage.chat()
     await stage.service.use_model(newest, str(other_model))

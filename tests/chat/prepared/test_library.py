@@ -35,7 +35,7 @@ async def changed(stage: Stage) -> FileChanges:
     return one.changes
 
 
-async def test_a_chat_on_prepared_documents_is_warm_from_its_first_question(stage: Stage, folder: Path) -> None:
+async def test_chat_on_prepared_documents_starts_warm(stage: Stage, folder: Path) -> None:
     library = stage.service.library
     one = await library.read(await library.add([folder], "Manual"))
     await stage.idle()
@@ -55,7 +55,7 @@ async def test_a_chat_on_prepared_documents_is_warm_from_its_first_question(stag
 
 
 @pytest.mark.usefixtures("cannot_cut")
-async def test_where_states_cannot_be_cut_too_and_from_the_last_save_on(
+async def test_interrupted_reading_resumes_at_the_last_save_if_states_cannot_be_cut(
     stage: Stage, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefill, "DEFAULT_PART", 300)
@@ -78,7 +78,7 @@ async def test_where_states_cannot_be_cut_too_and_from_the_last_save_on(
     assert receipt.cached_tokens >= one.tokens - 1
 
 
-async def test_a_question_elsewhere_goes_first_and_the_reading_goes_on(stage: Stage, folder: Path) -> None:
+async def test_question_in_a_chat_goes_first(stage: Stage, folder: Path) -> None:
     library, chat = stage.service.library, await stage.chat()
     await stage.answered(chat)
     made, before = await library.add([folder], "Manual"), len(stage.requests("/completion"))
@@ -92,7 +92,7 @@ async def test_a_question_elsewhere_goes_first_and_the_reading_goes_on(stage: St
     assert (await task).is_read
 
 
-async def test_what_changed_is_said_and_read_again_from_there_on(stage: Stage, folder: Path) -> None:
+async def test_changed_files_are_listed_and_read_again(stage: Stage, folder: Path) -> None:
     library = stage.service.library
     one = await library.read(await library.add([folder], "Manual"))
     assert not await changed(stage)
@@ -116,7 +116,7 @@ async def test_what_changed_is_said_and_read_again_from_there_on(stage: Stage, f
     assert "The boat" in texts[1].attachments[1].text
 
 
-async def test_what_is_longer_than_the_context_is_refused_with_how_much_fits(stage: Stage, folder: Path) -> None:
+async def test_documents_longer_than_the_context_are_refused(stage: Stage, folder: Path) -> None:
     for number in range(8):
         (folder / f"c{number}.md").write_text(STORY)
     library = stage.service.library
@@ -131,7 +131,7 @@ async def test_what_is_longer_than_the_context_is_refused_with_how_much_fits(sta
     assert estimate.is_too_long
 
 
-async def test_what_is_removed_is_gone_and_its_chats_are_not(stage: Stage, folder: Path) -> None:
+async def test_removing_a_set_keeps_its_chats(stage: Stage, folder: Path) -> None:
     library = stage.service.library
     one = await library.read(await library.add([folder], "Manual"))
     with pytest.raises(PreparationError):
@@ -144,9 +144,7 @@ async def test_what_is_removed_is_gone_and_its_chats_are_not(stage: Stage, folde
     assert (await stage.answered(chat.id, "And then?")).cached_tokens > one.tokens
 
 
-async def test_what_a_chat_stands_on_is_known_also_when_that_is_read_again_or_removed(
-    stage: Stage, folder: Path
-) -> None:
+async def test_documents_of_a_chat_stay_known(stage: Stage, folder: Path) -> None:
     library = stage.service.library
     one = await library.read(await library.add([folder], "Manual"))
     chat, other = (await begin(stage, one)).id, await stage.chat("Be brief.")
@@ -166,7 +164,7 @@ async def test_what_a_chat_stands_on_is_known_also_when_that_is_read_again_or_re
     assert await library.chat_documents(chat) == ChatDocuments(names, again, is_current=True)
 
 
-async def test_a_set_that_is_cancelled_before_it_was_read_goes(stage: Stage, folder: Path) -> None:
+async def test_cancelled_set_is_removed(stage: Stage, folder: Path) -> None:
     library = stage.service.library
     made = await library.add([folder], "Manual")
     task = asyncio.ensure_future(library.read(made))
@@ -178,7 +176,7 @@ async def test_a_set_that_is_cancelled_before_it_was_read_goes(stage: Stage, fol
     assert not stage.save_points()
 
 
-async def test_a_restart_finds_it_and_why_it_would_not_be_ready_is_said(stage: Stage, folder: Path) -> None:
+async def test_prepared_set_survives_a_restart(stage: Stage, folder: Path) -> None:
     library = stage.service.library
     one = await library.read(await library.add([folder], "Manual"))
     await stage.restart()
@@ -199,7 +197,7 @@ async def test_a_restart_finds_it_and_why_it_would_not_be_ready_is_said(stage: S
 
 
 @pytest.mark.parametrize("ready", [True, False])
-async def test_many_small_files_are_estimated_with_what_parts_them(stage: Stage, tmp_path: Path, ready: bool) -> None:
+async def test_estimate_of_many_small_files_includes_separators(stage: Stage, tmp_path: Path, ready: bool) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
     for number in range(20):

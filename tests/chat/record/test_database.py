@@ -54,7 +54,7 @@ def said(database: Database, chat: str, parent: Message | None, role: Role, text
     return database.append(chat, parent.id if parent else None, role, text, MessageState.COMPLETE)
 
 
-def test_a_conversation_comes_back_as_it_was(database: Database) -> None:
+def test_conversation_round_trip(database: Database) -> None:
     chat = database.create_conversation("晚餐食譜 🍜", system="Be kind.")
     system = database.branch(chat.id)[0]
     question = said(database, chat.id, system, Role.USER, "ما هذا؟\n\x00 and a NUL")
@@ -81,7 +81,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> type[Clock]:
     return Clock
 
 
-def test_a_wrong_clock_changes_no_order(database: Database, clock: type[Clock]) -> None:
+def test_wrong_clock_keeps_the_order_of_chats(database: Database, clock: type[Clock]) -> None:
     """The chat used last is the one used last: by a count, whatever the clock said."""
     first, second, third = [database.create_conversation(title) for title in "abc"]
     for year, chat in ((2031, first), (2026, second), (2019, third)):
@@ -94,7 +94,7 @@ def test_a_wrong_clock_changes_no_order(database: Database, clock: type[Clock]) 
     assert [chat.id for chat in database.conversations()] == [made.id, third.id, second.id, first.id]
 
 
-def test_a_wrong_clock_changes_no_order_of_replies(database: Database, clock: type[Clock]) -> None:
+def test_wrong_clock_keeps_the_order_of_replies(database: Database, clock: type[Clock]) -> None:
     chat = database.create_conversation("a").id
     question = said(database, chat, None, Role.USER, "Where do herons sleep?")
     replies = []
@@ -117,7 +117,7 @@ def test_a_wrong_clock_changes_no_order_of_replies(database: Database, clock: ty
     assert tree.current_branch(database, chat)[-1].siblings == tuple(reply.id for reply in replies)
 
 
-def test_a_long_conversation_is_deleted(database: Database) -> None:
+def test_long_conversation_can_be_deleted(database: Database) -> None:
     """SQLite follows a cascade no more than 1,000 messages deep."""
     chat = database.create_conversation("x")
     fill_chat(database, chat.id, 1500)
@@ -125,7 +125,7 @@ def test_a_long_conversation_is_deleted(database: Database) -> None:
     assert database.conversations() == []
 
 
-def test_drafts_go_with_their_conversation(database: Database) -> None:
+def test_drafts_are_deleted_with_their_conversation(database: Database) -> None:
     one, other = database.create_conversation("x"), database.create_conversation("y")
     database.store_drafts({one.id: "Dear", other.id: "湖", "": "Not begun", "gone": "lost"}, {})
     note, picture = Attachment("湖.txt", 9, "h", "A lake."), Attachment("a.png", 3, "i", "", b"\x89PN")
@@ -138,7 +138,7 @@ def test_drafts_go_with_their_conversation(database: Database) -> None:
     assert database.draft_attachments() == {"": (note,)}
 
 
-def test_readings_come_from_the_newest_long_prefills(database: Database) -> None:
+def test_prefill_timings_come_from_long_prefills(database: Database) -> None:
     assert not database.prefill_timings("m")
     chat = database.create_conversation("New chat")
     for receipt in (RECEIPT, dataclasses.replace(RECEIPT, cached_tokens=990)):  # the second read only 10 tokens
@@ -162,7 +162,7 @@ time.sleep(60)
 """
 
 
-def test_a_killed_writers_reply_is_interrupted(database: Database) -> None:
+def test_reply_of_a_killed_process_is_interrupted(database: Database) -> None:
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(database.file)], stdout=subprocess.PIPE, text=True)
     try:
         chat = writer.stdout.readline().strip()
@@ -175,7 +175,7 @@ def test_a_killed_writers_reply_is_interrupted(database: Database) -> None:
     assert database.branch(chat)[1].state is MessageState.INTERRUPTED
 
 
-def test_a_system_prompt_is_shared_once_another_reply_came_first_after_it(database: Database) -> None:
+def test_system_prompt_is_shared_after_another_first_reply(database: Database) -> None:
     def reply(system: str, question: Message | None = None) -> Message:
         if question is None:
             chat = database.create_conversation("x", system)
@@ -193,12 +193,12 @@ def test_a_system_prompt_is_shared_once_another_reply_came_first_after_it(databa
     assert database.shares_system_prompt("Be kind.", again.id), "regenerated"
 
 
-def test_the_file_is_private(database: Database) -> None:
+def test_database_file_is_private(database: Database) -> None:
     assert database.file.stat().st_mode & 0o777 == 0o600
     assert database.file.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_migration_is_atomic_and_backed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migration_is_atomic_and_backed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "conversations.db"
     before = Database(path)
     chat = before.create_conversation("precious")
@@ -217,7 +217,7 @@ def test_a_migration_is_atomic_and_backed_up(tmp_path: Path, monkeypatch: pytest
     backup.close()
 
 
-def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+def test_invalid_database_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "conversations.db"
     path.write_bytes(b"this is not SQLite at all" * 50)
     with pytest.raises(StorageFailed, match="damaged"):
@@ -229,7 +229,7 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
         Database(path)
 
 
-def test_neither_a_start_nor_a_turn_goes_through_all_messages(tmp_path: Path) -> None:
+def test_queries_at_start_and_per_turn_use_indexes(tmp_path: Path) -> None:
     """What a start asks to forget strangers, and each turn for how fast the model reads."""
     database, store = Database(tmp_path / "chats.db"), Bench(tmp_path / "store")
     for number in range(3):
@@ -255,14 +255,14 @@ def test_neither_a_start_nor_a_turn_goes_through_all_messages(tmp_path: Path) ->
     assert "messages_streaming" in steps[-1]
 
 
-def test_the_first_of_a_list_are_those_on_top_then_the_newest(database: Database) -> None:
+def test_newest_lists_pinned_chats_first(database: Database) -> None:
     chats = [database.create_conversation(f"Chat {number}") for number in range(4)]
     database.write("UPDATE conversations SET on_top = 1 WHERE id = ?", (chats[0].id,))
     database.write("UPDATE conversations SET archived = 1 WHERE id = ?", (chats[3].id,))
     assert [chat.title for chat in database.newest(2)] == ["Chat 0", "Chat 2"]
 
 
-def test_titles_cannot_turn_the_text_beside_them_around(tmp_path: Path) -> None:
+def test_titles_cannot_reorder_surrounding_text(tmp_path: Path) -> None:
     with closing(Database(tmp_path / "chats.db")) as database:
         chat = database.create_conversation("invoice\u202egpj.exe").id
         assert [one.title for one in database.conversations()] == ["invoicegpj.exe"]
@@ -271,7 +271,7 @@ def test_titles_cannot_turn_the_text_beside_them_around(tmp_path: Path) -> None:
         assert raw[0]["title"] == "invoice\u202egpj.exe", "what is stored stays"
 
 
-def test_a_fork_has_what_was_said_so_far_and_is_answered_alike(database: Database) -> None:
+def test_fork_copies_messages_and_options(database: Database) -> None:
     options = ChatOptions(Sampling(temperature=0.25))
     chat = store_chat(database, NewChat("Lakes", "Be brief.", model="/models/a.gguf", options=options)).id
     file = Attachment("lakes.txt", 5, "h", "Jeju", b"\x89PNG")
@@ -301,7 +301,7 @@ def message(role: Role, content: str, thinking: str = "") -> Message:
     return Message("id", "chat", None, role, content, thinking, MessageState.COMPLETE, datetime.now(UTC))
 
 
-def test_roles_alternate_whatever_happened() -> None:
+def test_prompt_roles_alternate() -> None:
     branch = [
         message(Role.SYSTEM, "s"),
         message(Role.USER, "a"),

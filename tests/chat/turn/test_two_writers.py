@@ -64,7 +64,7 @@ def prompts(fake: FakeEngine) -> dict[str, list[str]]:
     return {messages[-1]["content"]: [message["content"] for message in messages] for messages in asked}
 
 
-def test_the_second_waits_says_so_and_is_asked_with_the_whole_history(home: Home, fake_engine: FakeEngine) -> None:
+def test_second_command_waits_and_gets_the_whole_history(home: Home, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_HOLD_DURING="stream")
     first = Asking(home, "--new", "One")
     wait_until(lambda: home.replies("streaming"), what="the first reply's beginning")
@@ -83,7 +83,7 @@ def test_the_second_waits_says_so_and_is_asked_with_the_whole_history(home: Home
     ]
 
 
-def test_a_command_takes_over_from_one_that_was_killed_and_finds_its_words(home: Home, fake_engine: FakeEngine) -> None:
+def test_command_takes_over_from_a_killed_one(home: Home, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_HOLD_DURING="stream")
     first = Asking(home, "--new", "One")
     wait_until(lambda: home.replies("streaming"), what="the first reply's beginning")
@@ -99,7 +99,7 @@ def test_a_command_takes_over_from_one_that_was_killed_and_finds_its_words(home:
     assert not home.replies("streaming")
 
 
-def test_ctrl_c_ends_a_guest_alone_and_the_owner_waits_for_its_guests(home: Home, fake_engine: FakeEngine) -> None:
+def test_ctrl_c_ends_only_its_own_command(home: Home, fake_engine: FakeEngine) -> None:
     Asking(home, "--new", "Zero").ends()
     fake_engine.set(FAKE_HOLD_DURING="stream")
     first = Asking(home, "One")
@@ -118,7 +118,7 @@ def test_ctrl_c_ends_a_guest_alone_and_the_owner_waits_for_its_guests(home: Home
     assert [words for role, words in said(home) if role == "user"][-1] == "Three"
 
 
-async def test_stop_ends_the_waiting_and_keeps_the_words(stage: Stage, fake_engine: FakeEngine) -> None:
+async def test_stop_ends_waiting_and_keeps_the_question(stage: Stage, fake_engine: FakeEngine) -> None:
     chat = await stage.answered_chat()
     fake_engine.set(FAKE_HOLD_DURING="stream")
     first = stage.service.send(chat, "One")
@@ -137,7 +137,7 @@ async def test_stop_ends_the_waiting_and_keeps_the_words(stage: Stage, fake_engi
         assert database.rows("SELECT 1 FROM messages WHERE content = 'Two'")
 
 
-def test_an_empty_reply_that_is_taken_back_takes_no_words_along(tmp_path: Path) -> None:
+def test_removing_an_empty_reply_keeps_messages_below(tmp_path: Path) -> None:
     with closing(Database(tmp_path / "chats.db")) as database:
         chat = database.create_conversation("x").id
         first = database.append_question(chat, "One")
@@ -148,7 +148,7 @@ def test_an_empty_reply_that_is_taken_back_takes_no_words_along(tmp_path: Path) 
         assert database.path(second.id)[0].id == first.id
 
 
-def test_a_question_that_waited_moves_behind_what_was_said_meanwhile(tmp_path: Path) -> None:
+def test_waiting_question_moves_to_the_end(tmp_path: Path) -> None:
     with closing(Database(tmp_path / "chats.db")) as database:
         chat = database.create_conversation("x").id
         first = database.append_question(chat, "One")
@@ -164,7 +164,7 @@ def test_a_question_that_waited_moves_behind_what_was_said_meanwhile(tmp_path: P
         assert [message.content for message in database.branch(chat)] == told
 
 
-def test_a_question_stays_on_its_branch_where_the_user_has_gone_to_another(tmp_path: Path) -> None:
+def test_question_stays_on_its_branch(tmp_path: Path) -> None:
     with closing(Database(tmp_path / "chats.db")) as database:
         chat = database.create_conversation("x").id
         first = database.append_question(chat, "One")
