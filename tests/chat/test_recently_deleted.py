@@ -184,12 +184,11 @@ async def test_damaged_entry_affects_only_itself(stage: Stage) -> None:
     assert len(await stage.messages(chat)) == 1
 
 
-def test_picture_is_restored_unchanged(tmp_path: Path) -> None:
-    with closing(Database(tmp_path / "chats.db")) as database:
-        chat = database.create_conversation("x")
-        question = database.append_question(chat.id, "", [Attachment("cat.png", 4, "h", "", b"\x89PN\0")])
-        tree.remove(database, question)
-        assert database.branch(chat.id) == []
-        assert [entry.text for entry in entries(database, 0)] == ["cat.png"]
-        tree.restore_messages(database, question.id)
-        assert database.branch(chat.id) == [question]
+def test_picture_is_restored_unchanged(database: Database) -> None:
+    chat = database.create_conversation("x")
+    question = database.append_question(chat.id, "", [Attachment("cat.png", 4, "h", "", b"\x89PN\0")])
+    tree.remove(database, question)
+    assert database.branch(chat.id) == []
+    assert [entry.text for entry in entries(database, 0)] == ["cat.png"]
+    tree.restore_messages(database, question.id)
+    assert database.branch(chat.id) == [question]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from kvchat.chat import search
@@ -13,13 +10,6 @@ from kvchat.chat.record.messages import Attachment, MessageState, Role
 from kvchat.chat.search import _HITS_QUERY, ChatHit, excerpt, find, index_batch
 from kvchat.text.safe_text import safe_prose
 from kvchat.text.search import find_first_match, find_matches, parse_query
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(tmp_path / "chats.db")
-    yield database
-    database.close()
 
 
 def chat(database: Database, *texts: str, title: str = "A chat") -> str:

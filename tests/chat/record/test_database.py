@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import closing
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
@@ -41,13 +39,6 @@ RECEIPT = Receipt(
     miss_reason=Reason(ReasonCode.NOTHING_SAVED),
     model="m",
 )
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(tmp_path / "data" / "conversations.db")
-    yield database
-    database.close()
 
 
 def said(database: Database, chat: str, parent: Message | None, role: Role, text: str) -> Message:
@@ -262,13 +253,12 @@ def test_newest_lists_pinned_chats_first(database: Database) -> None:
     assert [chat.title for chat in database.newest(2)] == ["Chat 0", "Chat 2"]
 
 
-def test_titles_cannot_reorder_surrounding_text(tmp_path: Path) -> None:
-    with closing(Database(tmp_path / "chats.db")) as database:
-        chat = database.create_conversation("invoice\u202egpj.exe").id
-        assert [one.title for one in database.conversations()] == ["invoicegpj.exe"]
-        assert [one.title for one in database.newest(5)] == ["invoicegpj.exe"]
-        raw = database.rows("SELECT title FROM conversations WHERE id = ?", (chat,))
-        assert raw[0]["title"] == "invoice\u202egpj.exe", "what is stored stays"
+def test_titles_cannot_reorder_surrounding_text(database: Database) -> None:
+    chat = database.create_conversation("invoice\u202egpj.exe").id
+    assert [one.title for one in database.conversations()] == ["invoicegpj.exe"]
+    assert [one.title for one in database.newest(5)] == ["invoicegpj.exe"]
+    raw = database.rows("SELECT title FROM conversations WHERE id = ?", (chat,))
+    assert raw[0]["title"] == "invoice\u202egpj.exe", "what is stored stays"
 
 
 def test_fork_copies_messages_and_options(database: Database) -> None:

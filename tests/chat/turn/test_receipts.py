@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -133,12 +130,6 @@ def test_timeline() -> None:
 
 TODAY = date(2026, 11, 20)
 A_RECEIPT = Receipt(300, 20, 70, 50, 6000, 5900, 400, 41.0, Source.HOT, saved_ms=30_000.0)
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    with closing(Database(tmp_path / "conversations.db")) as database:
-        yield database
 
 
 def written(database: Database, receipt: Receipt | str | None, days_ago: int = 0, at: time = time(12)) -> None:

@@ -137,39 +137,36 @@ async def test_stop_ends_waiting_and_keeps_the_question(stage: Stage, fake_engin
         assert database.rows("SELECT 1 FROM messages WHERE content = 'Two'")
 
 
-def test_removing_an_empty_reply_keeps_messages_below(tmp_path: Path) -> None:
-    with closing(Database(tmp_path / "chats.db")) as database:
-        chat = database.create_conversation("x").id
-        first = database.append_question(chat, "One")
-        reply = database.append(chat, first.id, Role.ASSISTANT, "", MessageState.STREAMING)
-        second = database.append_question(chat, "Two")
-        database.remove_leaf(reply)
-        assert [message.content for message in database.branch(chat)] == ["One", "Two"]
-        assert database.path(second.id)[0].id == first.id
+def test_removing_an_empty_reply_keeps_messages_below(database: Database) -> None:
+    chat = database.create_conversation("x").id
+    first = database.append_question(chat, "One")
+    reply = database.append(chat, first.id, Role.ASSISTANT, "", MessageState.STREAMING)
+    second = database.append_question(chat, "Two")
+    database.remove_leaf(reply)
+    assert [message.content for message in database.branch(chat)] == ["One", "Two"]
+    assert database.path(second.id)[0].id == first.id
 
 
-def test_waiting_question_moves_to_the_end(tmp_path: Path) -> None:
-    with closing(Database(tmp_path / "chats.db")) as database:
-        chat = database.create_conversation("x").id
-        first = database.append_question(chat, "One")
-        mine, later = database.append_question(chat, "Mine"), database.append_question(chat, "Later")
-        assert not database.move_to_end(mine.id, {later.id}), "nothing was said meanwhile"
-        database.append(chat, first.id, Role.ASSISTANT, "Reply", MessageState.COMPLETE)
-        assert database.move_to_end(mine.id, {later.id})
-        assert [message.content for message in database.branch(chat)] == ["One", "Reply", "Mine"]
-        assert not database.move_to_end(mine.id)
-        database.append(chat, mine.id, Role.ASSISTANT, "To mine", MessageState.COMPLETE)
-        assert database.move_to_end(later.id)
-        told = ["One", "Reply", "Mine", "To mine", "Later"]
-        assert [message.content for message in database.branch(chat)] == told
+def test_waiting_question_moves_to_the_end(database: Database) -> None:
+    chat = database.create_conversation("x").id
+    first = database.append_question(chat, "One")
+    mine, later = database.append_question(chat, "Mine"), database.append_question(chat, "Later")
+    assert not database.move_to_end(mine.id, {later.id}), "nothing was said meanwhile"
+    database.append(chat, first.id, Role.ASSISTANT, "Reply", MessageState.COMPLETE)
+    assert database.move_to_end(mine.id, {later.id})
+    assert [message.content for message in database.branch(chat)] == ["One", "Reply", "Mine"]
+    assert not database.move_to_end(mine.id)
+    database.append(chat, mine.id, Role.ASSISTANT, "To mine", MessageState.COMPLETE)
+    assert database.move_to_end(later.id)
+    told = ["One", "Reply", "Mine", "To mine", "Later"]
+    assert [message.content for message in database.branch(chat)] == told
 
 
-def test_question_stays_on_its_branch(tmp_path: Path) -> None:
-    with closing(Database(tmp_path / "chats.db")) as database:
-        chat = database.create_conversation("x").id
-        first = database.append_question(chat, "One")
-        left = database.append(chat, first.id, Role.ASSISTANT, "Left", MessageState.COMPLETE)
-        mine = database.append_question(chat, "Mine")
-        database.append(chat, first.id, Role.ASSISTANT, "Right", MessageState.COMPLETE)
-        assert not database.move_to_end(mine.id)
-        assert [message.id for message in database.path(mine.id)] == [first.id, left.id, mine.id]
+def test_question_stays_on_its_branch(database: Database) -> None:
+    chat = database.create_conversation("x").id
+    first = database.append_question(chat, "One")
+    left = database.append(chat, first.id, Role.ASSISTANT, "Left", MessageState.COMPLETE)
+    mine = database.append_question(chat, "Mine")
+    database.append(chat, first.id, Role.ASSISTANT, "Right", MessageState.COMPLETE)
+    assert not database.move_to_end(mine.id)
+    assert [message.id for message in database.path(mine.id)] == [first.id, left.id, mine.id]
