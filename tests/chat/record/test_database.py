@@ -1,4 +1,4 @@
-"""Conversations on disk: the tree, the migrations, and what happens when the file or the disk is bad."""
+"""Conversations on disk: the tree, migrations, and failures of the file or the disk."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ RECEIPT = Receipt(
 )
 
 
-def said(database: Database, chat: str, parent: Message | None, role: Role, text: str) -> Message:
+def append(database: Database, chat: str, parent: Message | None, role: Role, text: str) -> Message:
     return database.append(chat, parent.id if parent else None, role, text, MessageState.COMPLETE)
 
 
 def test_conversation_round_trip(database: Database) -> None:
     chat = database.create_conversation("晚餐食譜 🍜", system="Be kind.")
     system = database.branch(chat.id)[0]
-    question = said(database, chat.id, system, Role.USER, "ما هذا؟\n\x00 and a NUL")
-    reply = database.append(chat.id, question.id, Role.ASSISTANT, "", MessageState.STREAMING)
+    question = append(database, chat.id, system, Role.USER, "ما هذا؟\n\x00 and a NUL")
+    reply = append(database, chat.id, question, Role.ASSISTANT, "")
     whole = dataclasses.replace(reply, content="42", thinking="hm", state=MessageState.COMPLETE, receipt=RECEIPT)
     database.update_reply(whole)
     assert database.branch(chat.id) == [system, question, whole]
@@ -77,7 +77,7 @@ def test_wrong_clock_keeps_the_order_of_chats(database: Database, clock: type[Cl
     first, second, third = [database.create_conversation(title) for title in "abc"]
     for year, chat in ((2031, first), (2026, second), (2019, third)):
         clock.year_now = year
-        said(database, chat.id, None, Role.USER, "Hello")
+        append(database, chat.id, None, Role.USER, "Hello")
         assert database.conversations()[0].id == chat.id
         assert database.newest(1)[0].id == chat.id
     clock.year_now = 2018
@@ -87,15 +87,15 @@ def test_wrong_clock_keeps_the_order_of_chats(database: Database, clock: type[Cl
 
 def test_wrong_clock_keeps_the_order_of_replies(database: Database, clock: type[Clock]) -> None:
     chat = database.create_conversation("a").id
-    question = said(database, chat, None, Role.USER, "Where do herons sleep?")
+    question = append(database, chat, None, Role.USER, "Where do herons sleep?")
     replies = []
     for year in (2031, 2026, 2019):
         clock.year_now = year
-        replies.append(said(database, chat, question, Role.ASSISTANT, str(year)))
+        replies.append(append(database, chat, question, Role.ASSISTANT, str(year)))
     removed = tree.remove(database, replies[-1])
     assert database.branch(chat)[-1] == replies[1], "the one before it"
     clock.year_now = 2018
-    replies.append(said(database, chat, question, Role.ASSISTANT, "2018"))
+    replies.append(append(database, chat, question, Role.ASSISTANT, "2018"))
     tree.restore_messages(database, removed.id)
     assert tree.current_branch(database, chat)[-1].siblings == tuple(reply.id for reply in replies)
     tree.switch(database, chat, question.id)
@@ -135,7 +135,7 @@ def test_prefill_timings_come_from_long_prefills(database: Database) -> None:
     for receipt in (RECEIPT, dataclasses.replace(RECEIPT, cached_tokens=990)):  # the second read only 10 tokens
         reply = database.append(chat.id, None, Role.ASSISTANT, "", MessageState.STREAMING)
         database.update_reply(dataclasses.replace(reply, state=MessageState.COMPLETE, receipt=receipt))
-    assert [one.ms / one.tokens for one in database.prefill_timings("m")] == [2.0]
+    assert [sample.ms / sample.tokens for sample in database.prefill_timings("m")] == [2.0]
     assert not database.prefill_timings("another")
 
 
@@ -225,7 +225,7 @@ def test_queries_at_start_and_per_turn_use_indexes(tmp_path: Path) -> None:
     database, store = Database(tmp_path / "chats.db"), Bench(tmp_path / "store")
     for number in range(3):
         chat = database.create_conversation("A chat")
-        reply = said(database, chat.id, None, Role.ASSISTANT, "r")
+        reply = append(database, chat.id, None, Role.ASSISTANT, "r")
         store.save(chat.id, tuple(range(100 * number + 1, 100 * number + 99)), message=reply.id)
     store.save("a stranger", tuple(range(1, 50)), message="of nobody")
     asked: list[str] = []
@@ -255,8 +255,8 @@ def test_newest_lists_pinned_chats_first(database: Database) -> None:
 
 def test_titles_cannot_reorder_surrounding_text(database: Database) -> None:
     chat = database.create_conversation("invoice\u202egpj.exe").id
-    assert [one.title for one in database.conversations()] == ["invoicegpj.exe"]
-    assert [one.title for one in database.newest(5)] == ["invoicegpj.exe"]
+    for conversations in (database.conversations(), database.newest(5)):
+        assert [conversation.title for conversation in conversations] == ["invoicegpj.exe"]
     raw = database.rows("SELECT title FROM conversations WHERE id = ?", (chat,))
     assert raw[0]["title"] == "invoice\u202egpj.exe", "what is stored stays"
 
@@ -272,11 +272,12 @@ def test_fork_copies_messages_and_options(database: Database) -> None:
     before = database.branch(chat)
     made = tree.fork(database, reply)
     copies = database.branch(made)
-    assert [(one.role, one.content, one.state, one.attachments) for one in copies] == [
-        (one.role, one.content, one.state, one.attachments) for one in before[:3]
+    originals = [
+        dataclasses.replace(message, id=copy.id, conversation_id=made, parent_id=parent, created_at=copy.created_at)
+        for message, copy, parent in zip(before[:3], copies, [None, copies[0].id, copies[1].id], strict=True)
     ]
-    assert not {one.id for one in copies} & {one.id for one in before}
-    assert [one.parent_id for one in copies] == [None, copies[0].id, copies[1].id]
+    assert copies == originals
+    assert not {message.id for message in copies} & {message.id for message in before}
     forked = database.conversation(made)
     assert (forked.title, forked.model) == ("Lakes", "/models/a.gguf")
     assert answer_settings(database, made) == answer_settings(database, chat)
